@@ -55,7 +55,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """A JPEG as it lies in its file, and what of it the network is to see."""
+    """An encoded JPEG, and its crop."""
 
     data: bytes
     size: tuple[int, int]
@@ -70,14 +70,14 @@ class EncodedImage:
     """For one that the device's decoder refused: pixels of the network's size, decoded on the host
     from it or from the image that takes its place, and the label of the one that was used."""
     progressive: bool = False
-    """Whether it comes in several scans, which circuits for JPEG do not take."""
+    """Whether it is progressive (several scans), which hardware decoders do not support."""
 
 
 class EncodedBatch(Batch):
-    """A minibatch of images that are still to be decoded: (batch,) objects in `images`.
+    """A batch of images still to be decoded: (batch,) objects in `images`.
 
-    Each is an `EncodedImage`, or pixels of the network's size where the device's decoder cannot
-    take the file and the host has decoded it.
+    Each is an `EncodedImage`, or pixels of the network's size if the device's decoder does not
+    support the file and the host has decoded it.
     """
 
     @property

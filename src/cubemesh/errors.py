@@ -1,16 +1,15 @@
 """Errors that cubemesh raises on purpose, each with the exit code of the command.
 
     CubemeshError            1   something failed; the message says what and what to do
-    ├── UsageError           2   a name, value or combination that cannot be meant
-    ├── DataError            1   a file of samples or a machine, not what it claims to be
+    ├── UsageError           2   an invalid name, value or combination
+    ├── DataError            1   an invalid or damaged file of data or of a machine
     ├── StoreError           1   the store of results cannot be read or written
     └── BusyError           75   a device or store is taken; the same command may work later
 
-Two more exit codes are no error's: 99, a threshold of `--fail-below` is breached, and 130, the
-command was interrupted.
+Two more exit codes: 99, the threshold of `--fail-below` is breached; 130, interrupted.
 
-What happens *to a measurement* (out of memory, a crash, a time limit) is no error: it is an
-`Outcome`, kept in the record. An exception of any other class is a bug in cubemesh.
+What happens *to a measurement* (out of memory, a crash, a time limit) is not an error but an
+`Outcome`, stored in the record. An exception of any other class is a bug in cubemesh.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ class CubemeshError(Exception):
 
 
 class UsageError(CubemeshError):
-    """What was asked for cannot be meant: says what was given, what is allowed, what to do."""
+    """An invalid request; the message has the given value, the allowed ones and the remedy."""
 
     exit_code = 2
 
 
 class DataError(CubemeshError):
-    """A file of samples, a machine or a topology is missing, damaged or not what it says it is."""
+    """A file of samples, a machine or a topology is missing, damaged or invalid."""
 
 
 class StoreError(CubemeshError):
@@ -48,9 +47,9 @@ class BusyError(CubemeshError):
 def unknown_name(
     what: str, given: str, known: Iterable[str], hint: str = "", plural: str = ""
 ) -> UsageError:
-    """The error for a name that is not in a table: names the nearest, or lists the known ones.
+    """The error for a name that is not in a table, with the nearest or all known names.
 
-    `what` is the kind of thing ("network"), `hint` what to type to see them all.
+    `what` is the kind of name ("network"), `hint` the command that lists them.
     """
     names = sorted(set(known))
     near = difflib.get_close_matches(given.lower(), names, n=3, cutoff=0.6)

@@ -14,4 +14,4 @@ def test_a_file_that_cannot_be_kept_is_an_error_of_the_store(tmp_path):
         Store.open(str(tmp_path / "mine.sqlite")) as store,
         pytest.raises(StoreError),
     ):
-        store.keep("abc", file)
+        store.attach("abc", file)

@@ -1,8 +1,8 @@
 """Calibration: the factors that a forecast uses, each with its source.
 
-A `Calibration` is a value: factors, each measured, fitted or assumed, with its source, and sweeps
-of collectives that were measured. The default has assumed and fitted factors alone; what is
-measured replaces them one by one. NCCL's are the constants of its own tuning model for the Simple
+A `Calibration` has factors, each measured, fitted or assumed, with its source, and measured sweeps
+of collectives. The default has only assumed and fitted factors; measured ones replace them one by
+one. NCCL's are the constants of its own tuning model for the Simple
 protocol (`nccl_constants.json`); that model is off by 6 to 40 % against measurement.
 """
 
@@ -46,7 +46,7 @@ class Sweep:
     operation: Operation
     devices: int
     size_bytes: tuple[float, ...]
-    """As nccl-tests counts them: of the whole array, for all-gather of the gathered one."""
+    """Sizes as in nccl-tests: of the whole array; for all-gather of the gathered one."""
     seconds: tuple[float, ...]
     source: str
 
@@ -62,9 +62,9 @@ class Sweep:
             raise DataError(f"{where}: the sizes must rise, each given once.")
 
     def at(self, size_bytes: float) -> float:
-        """Seconds for this size: straight lines between logarithms. Below the smallest size its
-        time stands (latency), above the largest its bandwidth does. A time that fell as sizes rose
-        was noise: the longest of the smaller sizes stands."""
+        """Seconds for this size, by linear interpolation of logarithms. Below the smallest size
+        its time is used (latency), above the largest its bandwidth. A time that falls with
+        growing size is noise: the longest time of the smaller sizes is used."""
         sizes, times = self.size_bytes, _rising(self.seconds)
         if size_bytes <= sizes[0]:
             return times[0]
@@ -83,13 +83,13 @@ class Calibration:
     sweeps: tuple[Sweep, ...] = field(default=())
 
     def __getitem__(self, name: str) -> float:
-        """The value of a factor; UsageError for one that there is not."""
+        """The value of a factor; UsageError for an unknown one."""
         if name not in self.factors:
             raise unknown_name("factor of a calibration", name, self.factors, plural="factors")
         return self.factors[name].value
 
     def with_factor(self, name: str, value: float, origin: Origin, source: str) -> Calibration:
-        """The same with another value for a factor that there is."""
+        """The same with another value for a known factor."""
         _ = self[name]
         changed = replace(self.factors[name], value=value, origin=origin, source=source)
         return replace(self, factors={**self.factors, name: changed})
@@ -107,8 +107,7 @@ class Calibration:
 
 @cache
 def defaults() -> Calibration:
-    """What is taken where nothing was measured: every factor says whether it was fitted to
-    published rates or assumed, and whose it is."""
+    """The default factors, fitted to published rates or assumed, each with its source."""
     text = resources.files(__package__).joinpath("nccl_constants.json").read_text("utf-8")
     nccl = json.loads(text)
     found = {

@@ -41,7 +41,7 @@ class Collective:
 
     seconds: float
     latency_s: float
-    """The part that does not depend on the size; 0 where it was measured as a whole."""
+    """The part that does not depend on the size; 0 if measured as a whole."""
     algorithm: Algorithm
     limit: str
     """`latency`, or the link that is narrowest."""
@@ -100,7 +100,7 @@ def collective(
 
 
 def host_factor(on: Fabric) -> str:
-    """Which factor of a calibration says how fast NCCL goes through the memory of this host."""
+    """The factor of a calibration for NCCL's bandwidth through the memory of this host."""
     old = on.host_architecture == "Zen 2"
     return "host_exchange_zen2_bytes_per_s" if old else "host_exchange_bytes_per_s"
 

@@ -7,7 +7,7 @@ layer by layer and pass by pass: a piece of work takes at least the longer of
     bytes moved       / measured rate of a copy
 
 and a step takes at least the sum over its pieces, since each must end before the next begins. Both
-rates are measured on the device at hand, never taken from a data sheet. The bytes are those of
+rates are measured on the device, not taken from a datasheet. The bytes are those of
 `networks/cost.py`, every operand read once and every result written once: a program that fuses
 layers or keeps values in a cache can be faster than the memory side says, and one that uses a fast
 algorithm (Winograd, FFT) faster than the operations say. The update of the weights is left out.

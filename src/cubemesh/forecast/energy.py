@@ -5,8 +5,8 @@ A device draws its busy power while it computes and its idle power while it wait
     power = idle + (busy − idle) · share of the step in which it computes
     energy of a sample = devices · power · step / samples of a step
 
-Busy power is what was measured in a run, where there is one; else the limit of the datasheet, which
-bounds it. Idle power is a share of the limit (`idle_power_share`, assumed). Hosts, switches and
+Busy power is measured in a run if there is one; otherwise it is the datasheet's limit, an upper
+bound. Idle power is a fraction of the limit (`idle_power_share`, assumed). Hosts, switches and
 cooling are left out.
 """
 
@@ -23,7 +23,7 @@ COMPUTING = ("forward", "backward", "slowdown", "update", "sharing")
 
 @dataclass(frozen=True, kw_only=True)
 class BusyPower:
-    """What one device draws while it computes, and who says so."""
+    """Power of one device while it computes, and its source."""
 
     watts: float
     limit_watts: float
@@ -32,7 +32,7 @@ class BusyPower:
 
 
 def busy_power(device: str, measured_watts: float | None = None) -> BusyPower | None:
-    """Of a device of the catalogue; None where neither its datasheet nor a run tells."""
+    """For a device of the catalogue; None if neither its datasheet nor a run has it."""
     sheet = datasheets().get(device)
     limit = None if sheet is None else sheet.value("power_watts")
     if measured_watts:

@@ -1,9 +1,9 @@
 """Fabric: the links that collectives use between the devices of a system.
 
-Inside a system: the rings that are found through its devices, each at what its links sustain while
+Inside a system: the rings through its devices, each at the rate its links sustain while
 all hops of all rings use them (NCCL's figure of a link where it has one, else the specification).
-Between systems: all network ports of one together. Links are those of `machines/topology`. Where
-GPUs do not reach one another's memory (`NCCL_P2P_DISABLE=1`, GeForce, across sockets of Broadwell),
+Between systems: all network ports of one together. Links are those of `machines/topology`. Without
+GPU peer access (`NCCL_P2P_DISABLE=1`, GeForce, across sockets of Broadwell),
 a collective goes through the host's memory.
 """
 
@@ -42,7 +42,7 @@ class Fabric:
     through_host: bool = False
     """Whether the devices do not reach one another's memory."""
     host_architecture: str = ""
-    """Of the processors, as their datasheet says; empty where that is not known."""
+    """Of the CPUs, from their datasheet; empty if unknown."""
     local_over: Over = "nvlink"
     local_name: str = ""
     """The kind of link that is narrowest there."""

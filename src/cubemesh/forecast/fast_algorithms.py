@@ -1,7 +1,7 @@
 """Fast convolution: multiplications saved by Winograd and FFT algorithms.
 
-Costs count what the definition of a convolution asks for. Libraries have faster algorithms for
-kernels of 3 × 3 and more that move by one pixel:
+Costs count the operations of the definition of a convolution. Libraries have faster algorithms for
+kernels of 3 × 3 and more with stride 1:
 
     Winograd, F(4 × 4, 3 × 3)   4 times fewer       (A. Lavin, S. Gray, CVPR 2016)
     FFT over tiles of 32 × 32   a b (33 − a)(33 − b) / (4 · 32 · 17) times fewer for a kernel of
@@ -9,9 +9,9 @@ kernels of 3 × 3 and more that move by one pixel:
                                 product of 4 multiply-adds at each of 32 · 17 frequencies
                                 (N. Vasilache et al., ICLR 2015)
 
-Transforms are left out, so this is a bound: more than a device's peak is *explained* where the
-operations that the best of these leaves would fit under it, and by nothing known where not. The
-three passes of training are convolutions of the same kernel and save alike.
+Transforms are not counted, so this is a bound: a rate above a device's peak is *explained* if the
+operations of the best algorithm are below it, otherwise not. The three passes of training are
+convolutions of the same kernel with the same savings.
 """
 
 from __future__ import annotations

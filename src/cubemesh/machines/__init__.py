@@ -1,7 +1,7 @@
 """This machine: probe, advice, topology, and the catalogue of known devices and systems.
 
-`probe()` finds out what there is, `advice(machine)` says what about it may slow training down.
-Reading takes some milliseconds (some tens with NVIDIA GPUs) and imports no framework.
+`probe()` describes this machine, `advice(machine)` what about it may slow down training. The probe
+takes some milliseconds (some tens with NVIDIA GPUs) and imports no framework.
 """
 
 from cubemesh.machines.advice import advice

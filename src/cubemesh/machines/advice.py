@@ -16,9 +16,9 @@ ENOUGH = 2.0
 
 
 def advice(machine: Machine) -> tuple[Warning, ...]:
-    """What to know about the machine before reading its figures; empty where nothing is amiss.
+    """Advice about the machine; empty if there is none.
 
-    Where a figure that a rule needs is unknown there is no warning: `Machine.unknown` says so.
+    A rule that needs an unknown figure gives no warning; the figure is in `Machine.unknown`.
     """
     warning = _few_host_memory(machine)
     return () if warning is None else (warning,)

@@ -1,9 +1,9 @@
 """CPU probe: processors, cores, caches, NUMA nodes, and the cores this process may use.
 
 The usable cores are the physical cores that the affinity mask reaches (two hardware threads of one
-core share its arithmetic units, so they count once), cut down to the whole cores' worth of time
-that the control groups grant. 1.5 granted cores count as one: a second thread would be stopped in
-the middle of every scheduling period, and the steps it works on with it.
+core share its arithmetic units, so they count once), limited by the whole cores of CPU time that
+the control groups grant. 1.5 granted cores count as one: a second thread would be throttled in
+every scheduling period, and delay the steps.
 
 Sources: /proc/cpuinfo, /sys/devices/system/cpu (Documentation/admin-guide/cputopology.rst and
 ABI/testing/sysfs-devices-system-cpu of the Linux kernel), /sys/devices/system/node, cgroups.py.
@@ -27,7 +27,7 @@ NODES = "/sys/devices/system/node"
 
 
 def read_cpu(tree: Tree, info: Cpuinfo) -> Cpu:
-    """The processors as this process may use them; what is not found is noted in `tree`."""
+    """The CPU as this process may use it; unknown properties are noted in `tree`."""
     online = _online(tree, info)
     cores = _cores(tree, info, online)
     affinity = _affinity(tree, online)

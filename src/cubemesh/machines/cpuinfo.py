@@ -123,7 +123,7 @@ class Cpuinfo:
         return tuple(n for p in self.processors if (n := whole_number(p["processor"])) is not None)
 
     def places(self) -> dict[int, tuple[str, str]]:
-        """(socket, core) of each logical processor for which the file tells both."""
+        """(socket, core) of each logical processor, if the file has both."""
         return {
             number: (p["physical id"], p["core id"])
             for p in self.processors
@@ -164,7 +164,7 @@ def _hex(processor: dict[str, str], key: str) -> int:
 
 
 def _joined(names: Iterable[str | None]) -> str | None:
-    """The different names in their order, None where one of them is unknown or there is none."""
+    """The different names in order; None if one is unknown or there is none."""
     every = list(dict.fromkeys(names))
     known = [name for name in every if name is not None]
     return " + ".join(known) if known and len(known) == len(every) else None

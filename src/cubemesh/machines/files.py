@@ -34,7 +34,7 @@ def read_text(path: Path, max_bytes: int, what: str) -> str:
 
 @dataclass
 class Tree:
-    """The files under `root`, and what could not be found out from them so far."""
+    """The files under `root`, and what could not be determined from them."""
 
     root: Path = Path("/")
     unknown: list[Unknown] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Tree:
         return self.root == Path("/")
 
     def missing(self, what: str, why: str) -> None:
-        """Notes that `what` is unknown and `why`; the same note is kept once."""
+        """Notes that `what` is unknown and `why`; duplicates are dropped."""
         note = Unknown(what=what, why=why)
         if note not in self.unknown:
             self.unknown.append(note)
@@ -64,7 +64,7 @@ class Tree:
         return None if content is None else content.decode(errors="replace").strip("\0 \t\r\n")
 
     def number(self, path: str) -> int | None:
-        """The one whole number that `path` holds, or None."""
+        """The integer in `path`, or None."""
         return whole_number(self.text(path))
 
     def numbered(self, folder: str, prefix: str) -> list[int]:
@@ -77,12 +77,12 @@ class Tree:
         return sorted(int(r) for r in rests if r.isascii() and r.isdigit())
 
     def exists(self, path: str) -> bool:
-        """Whether there is anything at `path`."""
+        """Whether `path` exists."""
         return os.path.lexists(f"{self.root}/{path}")
 
 
 def whole_number(text: str | None) -> int | None:
-    """The whole number that `text` spells in ASCII digits, or None."""
+    """The integer in `text`, in ASCII digits, or None."""
     match = re.fullmatch(r"\s*(-?[0-9]{1,30})\s*", text or "")
     return int(match[1]) if match else None
 
@@ -115,7 +115,7 @@ def size_bytes(text: str | None) -> int | None:
 
 
 def meminfo_bytes(tree: Tree, name: str) -> int | None:
-    """The bytes of an entry of /proc/meminfo, None where there is no such entry."""
+    """An entry of /proc/meminfo in bytes, or None."""
     for line in (tree.text("/proc/meminfo") or "").splitlines():
         key, _, value = line.partition(":")
         if key == name:

@@ -1,10 +1,10 @@
 """Memory probe: memory of the machine, and how much this process may use.
 
 /proc/meminfo for what the kernel manages, the control groups for their limit. The total of a
-virtual machine need not stay as it is: some microVMs start with a part of their memory and take in
-more as it is used, and a balloon can hold memory back. The kernel knows of all of it from the
-start, as memory blocks (/sys/devices/system/memory, Documentation/admin-guide/mm/memory-hotplug.rst
-of the Linux kernel): where these hold well over the total, that is noted and kept.
+virtual machine may change: some microVMs start with a part of their memory and add more on use, and
+a balloon can hold memory back. The kernel knows the whole from the start, as memory blocks
+(/sys/devices/system/memory, Documentation/admin-guide/mm/memory-hotplug.rst of the Linux kernel):
+if these exceed the total clearly, that is recorded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ own, memory reserved at boot, and holes in the last block."""
 
 
 def read_memory(tree: Tree) -> Memory:
-    """The memory; what is not found is noted in `tree`."""
+    """The memory; unknown properties are noted in `tree`."""
     total = _noted(tree, "MemTotal", "total memory")
     present = _present_bytes(tree)
     if total and present and present > total * KERNELS_SHARE:
@@ -48,7 +48,7 @@ def _noted(tree: Tree, entry: str, what: str) -> int | None:
 
 
 def _present_bytes(tree: Tree) -> int | None:
-    """The bytes of all memory blocks; None where the kernel keeps no blocks.
+    """Total of all memory blocks in bytes; None if the kernel has no blocks.
 
     Not noted as unknown: the figure only says whether the total may still grow.
     """

@@ -2,10 +2,10 @@
 
 Every figure is one query to NVML, NVIDIA's management library (NVML API reference guide), through
 its Python binding pynvml. A query that a GPU, its driver or a virtual machine does not answer
-leaves None and a note; it never stops the others. Clocks, PCIe generation and width are the highest
-that GPU and slot can reach together, since an idle GPU slows them down; the power limit is the one
-enforced. NVML counts GPUs in PCI order and knows nothing of CUDA_VISIBLE_DEVICES: the UUID is what
-tells a GPU everywhere.
+leaves None and a note, and does not affect the others. Clocks, PCIe generation and width are the
+highest that GPU and slot support, since an idle GPU lowers them; the power limit is the enforced
+one. NVML counts GPUs in PCI order, regardless of CUDA_VISIBLE_DEVICES; the UUID identifies a GPU
+everywhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cubemesh.schema import Gpu, GpuLink
 
 @dataclass(frozen=True)
 class Nvidia:
-    """What NVML told: the GPUs in its order, their links, and the driver."""
+    """Result of the NVML queries: GPUs in NVML order, their links, and the driver."""
 
     gpus: tuple[Gpu, ...] = ()
     links: tuple[GpuLink, ...] = ()
@@ -136,7 +136,7 @@ class _Queries:
         return _Device(gpu=gpu, handle=handle, bus_id=bus_id, remotes=remotes or ())
 
     def remotes(self, index: int, handle: Any) -> tuple[str, ...] | None:
-        """What is at the other end of each active link; None where NVML does not tell."""
+        """The remote end of each active link; None if NVML does not report it."""
         nvml, found = self.nvml, []
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
             try:
@@ -161,7 +161,7 @@ class _Queries:
         return "" if pci is None else _text(pci.busId)
 
     def link(self, a: _Device, b: _Device) -> GpuLink | None:
-        """How two GPUs reach one another; None, and a note, where NVML does not tell."""
+        """The connection between two GPUs; None, and a note, if NVML does not report it."""
         nvml, pair = self.nvml, f"between GPU {a.gpu.index} and GPU {b.gpu.index}"
         ends = {"first": a.gpu.index, "second": b.gpu.index}
         direct = a.remotes.count(b.bus_id) if b.bus_id else 0
@@ -199,7 +199,7 @@ class _Queries:
         return GpuLink(**ends, kind=kinds[level])
 
     def note_partitions(self, index: int, handle: Any) -> None:
-        """A GPU cut into MIG instances is described whole; that this is not all is noted."""
+        """A GPU with MIG instances is described as a whole, with a note."""
         try:
             mode, _ = self.nvml.nvmlDeviceGetMigMode(handle)
         except self.nvml.NVMLError:  # a GPU that cannot be partitioned
@@ -210,5 +210,5 @@ class _Queries:
 
 
 def _text(value: str | bytes) -> str:
-    """Bindings differ in whether a C string comes as bytes."""
+    """Some bindings return C strings as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value

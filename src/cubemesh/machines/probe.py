@@ -2,7 +2,7 @@
 
 Processors, memory, virtual machine and container are read from the kernel's files, GPUs from NVML,
 the software stack from the installed distributions. Nothing here runs anything on a device,
-imports a framework, or guesses; what was looked for and not found stands in `Machine.unknown`.
+imports a framework, or guesses; what could not be determined is in `Machine.unknown`.
 """
 
 from __future__ import annotations

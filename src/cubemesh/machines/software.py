@@ -1,9 +1,9 @@
 """Software probe: versions of Python, the system, frameworks and NVIDIA libraries.
 
 Versions come from the metadata of the installed distributions, so no framework is imported. cuDNN
-and NCCL have distributions of their own where a framework was installed from wheels
-(`nvidia-cudnn-cu13`, …); elsewhere the library's file name tells (`libcudnn.so.9.1.0`), first
-beside the framework, then where Conda, NVIDIA's images and the system keep libraries.
+and NCCL have separate distributions if a framework was installed from wheels (`nvidia-cudnn-cu13`,
+…); otherwise the version is in the library's file name (`libcudnn.so.9.1.0`), searched next to the
+framework, then in the library folders of Conda, NVIDIA's images and the system.
 """
 
 from __future__ import annotations

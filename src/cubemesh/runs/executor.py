@@ -220,7 +220,7 @@ class Executor:
         """Move the files that a run has logged into the store; name → path."""
         named = {e["name"]: Path(e["file"]) for e in events if e["event"] == "artifact"}
         return {
-            name: self._store.keep(run_id, file) for name, file in named.items() if file.is_file()
+            name: self._store.attach(run_id, file) for name, file in named.items() if file.is_file()
         }
 
     def _not_installed(self, spec: RunSpec, key: RunKey) -> RunRecord:

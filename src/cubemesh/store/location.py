@@ -68,7 +68,7 @@ def files_folder(location: Location) -> Path:
     return path.with_name(f"{path.stem}-files")
 
 
-def move_beside(location: Location, run_id: str, file: Path) -> str:
+def move_to_files(location: Location, run_id: str, file: Path) -> str:
     """Move a file of a run into `files_folder`; where it then is. StoreError where that fails."""
     folder = files_folder(location) / run_id
     try:

@@ -40,7 +40,7 @@ from cubemesh.store.columns import (
 from cubemesh.store.db_errors import explained
 from cubemesh.store.engine import connect
 from cubemesh.store.json_text import from_text
-from cubemesh.store.location import Location, locate, make_folder, move_beside
+from cubemesh.store.location import Location, locate, make_folder, move_to_files
 from cubemesh.store.migrations import MIGRATIONS, Migration
 from cubemesh.store.series_chunks import Chunk, from_chunks, to_chunks
 from cubemesh.store.tables import experiment_runs, machines, records
@@ -118,10 +118,10 @@ class Store:
             if chunks:
                 connection.execute(insert(schema.series), chunks)
 
-    def keep(self, run_id: str, file: Path) -> str:
+    def attach(self, run_id: str, file: Path) -> str:
         """Move `file`, which belongs to a run, into the folder of files next to the store; its
         new path. StoreError if it cannot be written."""
-        return move_beside(self._location, run_id, file)
+        return move_to_files(self._location, run_id, file)
 
     def find(self, key: RunKey) -> RunRecord | None:
         """The newest stored record that can be reused for `key`: one with a result (ok, out of

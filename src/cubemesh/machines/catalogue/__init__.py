@@ -1,8 +1,8 @@
 """Catalogue of datasheets: a device's figures with their sources, found by its name.
 
-The datasheets are TOML files beside this one, a table a device. Whoever is not in them is unknown,
-and what a datasheet does not state is unknown too: it is measured, or said not to be known, never
-assumed. docs/machines.md tells how to add one.
+The datasheets are TOML files in this folder, one table per device. Devices and figures that are not
+in them are unknown: measured or reported as unknown, never assumed. docs/machines.md describes how
+to add one.
 """
 
 from cubemesh.machines.catalogue.datasheet import PRECISIONS, Datasheet, Peak, Sourced

@@ -19,7 +19,7 @@ of its kind together."""
 
 @dataclass(frozen=True, kw_only=True)
 class Sourced:
-    """A figure and where it stands."""
+    """A figure and its source."""
 
     value: float
     source: str
@@ -31,7 +31,7 @@ class Peak:
 
     flops_per_s: float
     computed_in: str
-    """The precision of the arithmetic: `fp32` where a device has no unit for the one asked for."""
+    """The precision of the arithmetic: `fp32` if the device has no unit for the requested one."""
     source: str
 
 

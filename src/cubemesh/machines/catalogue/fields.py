@@ -1,8 +1,8 @@
 """Field access in a TOML text, with the line number of each field for error messages.
 
-The standard library's reader gives values without their lines; they are found again by the table's
-heading and the key. What does not fit is a DataError that names file, line, field, the value that
-was given and what is allowed.
+The standard library's parser gives values without line numbers; they are found by the table's
+heading and the key. An invalid value is a DataError with file, line, field, the given value and the
+allowed ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEADING = re.compile(r"^\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$")
 
 
 def read_toml(text: str, file: str) -> Fields:
-    """A TOML text as its top table; DataError with the line where it is no TOML."""
+    """Parse a TOML text; DataError with the line if it is not TOML."""
     if len(text) > MOST_BYTES:
         raise DataError(f"{file}: {len(text):,} characters; a machine file has {MOST_BYTES:,}.")
     try:
@@ -51,8 +51,8 @@ class Fields:
         raise DataError(f"{self.file}, line {self._line(key)}, {field}: {why}")
 
     def _line(self, key: str) -> int:
-        """Where a key of this table stands, else the table's heading, else line 1. Of an array's
-        element (`pairs[3]`) it is the array's."""
+        """The line of a key of this table, else of the table's heading, else 1. For an array
+        element (`pairs[3]`) that of the array."""
         key = key.partition("[")[0]
         table, heading = "", 1
         assignment = re.compile(rf"""^\s*["']?{re.escape(key)}["']?\s*[=.]""")
@@ -85,7 +85,7 @@ class Fields:
         return Fields(value, self.file, self.lines, f"{self.path}.{key}" if self.path else key)
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A text that is not empty; `default` where the key is missing and there is one."""
+        """A non-empty string; `default` if the key is missing and there is one."""
         if key not in self.values and default is not None:
             return default
         value = self.values.get(key)
@@ -105,7 +105,7 @@ class Fields:
         return tuple(value)
 
     def whole(self, key: str, least: int, most: int = 1_000_000, default: int | None = None) -> int:
-        """A whole number within bounds."""
+        """An integer within bounds."""
         if key not in self.values and default is not None:
             return default
         value = self.values.get(key)
@@ -116,7 +116,7 @@ class Fields:
         return value
 
     def maybe_whole(self, key: str, least: int, most: int = 1_000_000) -> int | None:
-        """A whole number within bounds; None where the key is missing."""
+        """An integer within bounds; None if the key is missing."""
         return self.whole(key, least, most) if key in self.values else None
 
     def above_zero(self, key: str) -> float | None:

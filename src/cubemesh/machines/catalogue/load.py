@@ -37,7 +37,7 @@ _FIELDS = (*_WORDS, "named", "computes", "note", "figures")
 
 @cache
 def datasheets() -> Mapping[str, Datasheet]:
-    """Every datasheet cubemesh carries, by id, in the order of the files."""
+    """All datasheets of the catalogue, by id, in file order."""
     found: dict[str, Datasheet] = {}
     for file in FILES:
         text = resources.files(__package__).joinpath(file).read_text("utf-8")

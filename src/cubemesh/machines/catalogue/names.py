@@ -1,8 +1,8 @@
 """Datasheet lookup by a device's name; all words of the name must match.
 
-A name is taken apart into words. Makers, sizes of memory, watts and clocks say nothing of the model
-and may be missing from a datasheet's names; every other word must be there, on both sides: "GTX
-1080 Ti" is no "GTX 1080", and "H100" alone is neither of its two forms.
+A name is split into words. Vendors, memory sizes, watts and clocks do not identify the model and
+may be missing from a datasheet's names; all other words must match on both sides: "GTX 1080 Ti" is
+not "GTX 1080", and "H100" matches neither of its two variants.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _FORMS = frozenset({"sxm", "sxm2", "sxm4", "sxm5", "pcie", "hbm2", "hbm2e", "hbm
 
 
 def find(name: str) -> Datasheet | None:
-    """The datasheet of the very device that a driver, a kernel or a table calls `name`; None where
-    there is none, or where the name leaves open which form it is."""
+    """The datasheet of the device that a driver, a kernel or a table calls `name`; None if there
+    is none, or if the name fits several variants."""
     given = _words(name)
     matching = [
         sheet
@@ -33,8 +33,8 @@ def find(name: str) -> Datasheet | None:
 
 
 def forms(name: str) -> tuple[Datasheet, ...]:
-    """The datasheets that `name` may mean: the one of `find`, else every form of the model it
-    names; none where the model is unknown."""
+    """The datasheets that `name` may mean: the one of `find`, else every variant of the model;
+    none for an unknown model."""
     exact = find(name)
     if exact is not None:
         return (exact,)

@@ -35,7 +35,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A system by its makers' descriptions; sources stand beside what was read from them."""
+    """A system by its vendor's description, with sources."""
 
     name: str
     """`dgx1-v100`."""
@@ -52,7 +52,7 @@ class System:
     """Its network ports."""
     cluster: Cluster | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What else was said of it, in words."""
+    """Further notes."""
 
     @property
     def devices(self) -> int:

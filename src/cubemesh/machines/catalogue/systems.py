@@ -70,7 +70,7 @@ def load_system(name_or_file: str) -> System:
 
 
 def _single(named: str, folder: Path) -> System:
-    """The system that a cluster's file names: of the catalogue, or in a file beside its own."""
+    """The system named by a cluster file: of the catalogue, or a file in the same folder."""
     if not named.endswith(".toml"):
         return system(named)
     path = folder / named

@@ -1,8 +1,8 @@
 """Topology of a system: its links, and what they carry together.
 
-`graph.py` holds the nouns; `smi_matrix.py`, `nccl_xml.py` and `probed.py` read them from what
-machines tell of themselves, the catalogue from TOML; `routes.py`, `rings.py`, `trees.py` and
-`cuts.py` answer questions about them, `fat_tree.py` about clusters of systems.
+`graph.py` defines the graph; `smi_matrix.py`, `nccl_xml.py` and `probed.py` read it from machines,
+the catalogue from TOML; `routes.py`, `rings.py`, `trees.py` and `cuts.py` analyse it, `fat_tree.py`
+clusters of systems.
 """
 
 from cubemesh.machines.topology.cuts import Bisection, bisection

@@ -32,9 +32,9 @@ class Bisection:
 
 
 def bisection(topology: Topology, gpus: Sequence[int] | None = None) -> Bisection:
-    """The bisection bandwidth between these GPUs; of an odd number one half has one more.
+    """The bisection bandwidth between these GPUs; with an odd number one half has one more.
 
-    Where NVLink joins the GPUs, NVLink alone counts. UsageError for fewer than two GPUs.
+    If NVLink joins the GPUs, only NVLink counts. UsageError for fewer than two GPUs.
     """
     names = topology.named(gpus)
     if len(names) < 2:

@@ -110,7 +110,7 @@ class FatTree:
 
     @property
     def hops(self) -> int:
-        """Switches on the way between two systems that are farthest apart."""
+        """Switches between the two most distant systems."""
         return 2 * len(self.levels) - 1
 
     @property
@@ -132,9 +132,9 @@ class FatTree:
 
 
 def fat_tree(systems: int, design: Design) -> FatTree:
-    """Lay out a fat tree for so many systems, on as few levels as hold them.
+    """Lay out a fat tree for so many systems, on as few levels as possible.
 
-    UsageError for fewer than one system, or more than three levels hold.
+    UsageError for fewer than one system, or more than fit on three levels.
     """
     if systems < 1:
         raise UsageError(f"A cluster needs 1 system or more; {systems} were given.")

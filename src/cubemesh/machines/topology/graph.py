@@ -3,10 +3,9 @@
 Nodes are GPUs, processors, PCIe switches, host bridges, NVSwitches and network adapters; links have
 a bandwidth for one way (both ways may be used at once) and a latency. All NVSwitches of a system
 are one node, as in NCCL's own graph (NVIDIA/nccl, src/graph/topo.cc): every GPU has the same number
-of links to each of them, so that they never are the narrow place before a GPU's own links are.
+of links to each of them, so they are never the bottleneck before a GPU's own links.
 
-networkx is imported where it is used, here and beside: it takes a fifth of a second, which only
-questions about graphs need.
+networkx is imported lazily, because its import takes a fifth of a second.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ LinkKind = Literal["nvlink", "pcie", "smp"]
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One thing that links end at."""
+    """A device, switch or bridge."""
 
     name: str
     """`gpu0`, `cpu1`, `switch2`, `nic0`, `nvswitch`."""
@@ -35,9 +34,9 @@ class Node:
     device: str = ""
     """Its id in the catalogue; empty where that is not known."""
     label: str = ""
-    """What to write beside it, where its name does not say enough: `mlx5_0`."""
+    """A label in addition to the name: `mlx5_0`."""
     count: int = 1
-    """How many chips it stands for: six NVSwitches are one node."""
+    """Number of chips in this node: six NVSwitches are one node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +57,7 @@ class Link:
 
     @property
     def one_bytes_per_s(self) -> float:
-        """Bandwidth of one of the links that stand side by side."""
+        """Bandwidth of one of the parallel links."""
         return self.bandwidth_bytes_per_s / self.count
 
 
@@ -73,7 +72,7 @@ class Topology:
     nodes: tuple[Node, ...]
     links: tuple[Link, ...]
     notes: tuple[str, ...] = ()
-    """What was assumed where its source does not tell."""
+    """Assumptions made for what the source does not give."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -93,7 +92,7 @@ class Topology:
         return tuple(sorted((n for n in self.nodes if n.kind == kind), key=lambda n: n.index))
 
     def node(self, name: str) -> Node:
-        """The node called `name`; KeyError where there is none."""
+        """The node called `name`; KeyError if there is none."""
         found: Node = self.graph.nodes[name]["node"]
         return found
 
@@ -139,7 +138,7 @@ class Topology:
         return tuple(names[number] for number in sorted(wanted))
 
     def subset(self, gpus: Sequence[int]) -> Topology:
-        """The same system with these GPUs alone; UsageError as `named`."""
+        """The same system with only these GPUs; UsageError as in `named`."""
         kept = set(self.named(gpus))
         gone = {node.name for node in self.gpus} - kept
         return Topology(

@@ -21,7 +21,7 @@ def nvlink(first: str, second: str, count: int, generation: int, *, switched: bo
 
 
 def pcie(first: str, second: str, generation: int, width: int) -> Link:
-    """One PCIe link; DataError for a generation or width there is not."""
+    """One PCIe link; DataError for an unknown generation or width."""
     return Link(
         first=first,
         second=second,

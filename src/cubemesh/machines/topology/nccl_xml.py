@@ -3,11 +3,11 @@
 NCCL writes it where NCCL_TOPO_DUMP_FILE points (NVIDIA/nccl, src/graph/xml.cc): `system` holds
 `cpu`s, these `pci` devices in one another, bridges (class 0x06) and what hangs below them, `gpu`s
 with their `nvlink`s and `nic`s with their `net`s. An `nvlink` leads to the PCI address of another
-GPU, or to an NVSwitch (class 0x0680). A bridge with a single thing below it is no switch worth a
-node: its link is as narrow as the narrower of its two sides.
+GPU, or to an NVSwitch (class 0x0680). A bridge with a single child is not a node: its link has the
+lower bandwidth of its two sides.
 
-Such a file may come from a stranger: it is read by Python's expat with document types and entities
-refused, so that nothing outside it is ever looked at, and its size and depth are limited.
+Such a file is not trusted: it is read by Python's expat with document types and entities refused,
+and its size and depth are limited.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Element:
 
 
 def read_nccl_xml(text: str, file: str = "NCCL's topology") -> Topology:
-    """The graph that NCCL's XML tells of; DataError, with line and field, for what does not fit."""
+    """The graph in NCCL's XML; DataError, with line and field, for invalid content."""
     if len(text) > MOST_BYTES:
         raise DataError(f"{file}: {len(text):,} characters; {MOST_BYTES:,} are the most.")
     return _Builder(file, _parse(text, file)).build()
@@ -183,7 +183,7 @@ class _Builder:
             self.join(self.add(node, net), above, lanes)
 
     def lanes(self, element: _Element) -> tuple[float, int, int] | None:
-        """(bytes a second, generation, width) of a PCI link; None where it is not told."""
+        """(bytes per second, generation, width) of a PCI link; None if not given."""
         speed, width = (element.attributes.get(k, "") for k in ("link_speed", "link_width"))
         if not speed or speed.lower().startswith("unknown"):
             return None

@@ -1,7 +1,7 @@
 """Networks between systems: bandwidth and latency of each technology.
 
-Rates are one way, of one port. Where a network's makers state a latency from system to system and
-one of a switch, the two are kept apart; where they do not, the figure is NCCL's hardware latency of
+Rates are one way, of one port. If a vendor states a latency from system to system and one of a
+switch, they are separate; otherwise the figure is NCCL's hardware latency of
 a network hop (NVIDIA/nccl 2.30.7, src/graph/tuning.cc: ring, LL), and its note says so.
 """
 

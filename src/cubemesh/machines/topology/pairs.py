@@ -1,11 +1,11 @@
 """Topology from pairs of devices, each with the nearest common component.
 
-`nvidia-smi topo -m` and the probe know of every two GPUs (and network adapters) the nearest thing
-that they share: a PCIe switch, a host bridge, a NUMA node, or nothing but the link between sockets.
-Whatever shares a switch is put under one switch, then what shares a host bridge under one bridge,
-and so on up. Between GPUs with NVLink no nearness over PCIe is told: there the processor that each
-GPU says it is near decides. What is not told at all (a PCIe generation, say) is taken as the
-slowest that is usual, and a note of the topology says so.
+`nvidia-smi topo -m` and the probe report for every two GPUs (and network adapters) their nearest
+common component: a PCIe switch, a host bridge, a NUMA node, or only the link between sockets.
+Devices that share a switch are placed below one switch, then those that share a host bridge below
+one bridge, and so on. For GPUs with NVLink the PCIe path is not reported; the processor that each
+GPU is near decides. What is not reported at all (e.g. the PCIe generation) is assumed to be the
+slowest common one, with a note in the topology.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePairs:
-    """What is told about a system. Devices are counted through, GPUs first, then adapters."""
+    """A system as reported in pairs. Devices are numbered, GPUs first, then adapters."""
 
     name: str
     gpus: int
