@@ -62,7 +62,7 @@ class RunStore(Protocol):
     def save(self, record: RunRecord, series: Iterable[Series] = ()) -> None:
         """Store a record with its series, in one transaction."""
 
-    def keep(self, run_id: str, file: Path) -> str:
+    def attach(self, run_id: str, file: Path) -> str:
         """Move a file of a run into the store; its new path."""
 
     def save_machine(self, machine: Machine) -> None:
