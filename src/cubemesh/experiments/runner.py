@@ -13,7 +13,7 @@ from typing import Any
 
 from cubemesh.experiments.analysis.caveats import mark_simulated
 from cubemesh.experiments.analysis.comparison import with_comparisons
-from cubemesh.experiments.core.ab_overrides import alternating
+from cubemesh.experiments.core.ab_overrides import with_against
 from cubemesh.experiments.core.experiment import Context, Experiment
 from cubemesh.experiments.core.settings import TUNED, Request, apply
 from cubemesh.experiments.tune.apply import CHOSEN, Tunings
@@ -140,7 +140,7 @@ def _prepare(
     requested = [
         _with_overrides(spec, request.overrides, experiment.plans_devices, tuned) for spec in specs
     ]
-    prepared = [alternating(spec, request.against, environments) for spec in requested]
+    prepared = [with_against(spec, request.against, environments) for spec in requested]
     check_names([*prepared, *(other for spec in prepared if (other := spec.other) is not None)])
     return prepared
 

@@ -44,7 +44,12 @@ def test_what_was_left_out_is_said(record_of):
     record = record_of(RunSpec(work=work, budget=Budget(steps=10)))
     (warning,) = reductions([record], batch_per_device=64, steps=100, missing=["vgg16"])
     assert warning.code == "reduced"
-    for said in ("minibatch 8 for 64", "75 for 224", "10 runs for 100", "without vgg16", "eighth"):
+    for said in (
+        "8 instead of 64",
+        "75 instead of 224",
+        "10 steps instead of 100",
+        "without vgg16",
+    ):
         assert said in warning.cause
     whole = TrainSteps(network="alexnet", batch_per_device=64)
     full = record_of(RunSpec(work=whole, budget=Budget(steps=100)))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh.errors import UsageError
-from cubemesh.experiments.core.settings import apply, request, split, takes
+from cubemesh.experiments.core.settings import accepts, apply, request, split
 from cubemesh.experiments.registry import EXPERIMENTS, Context
 from cubemesh.schema import Ceiling, Collective, Forward, Placement, RunSpec, TrainSteps
 
@@ -51,7 +51,7 @@ def test_a_network_is_known_by_its_usual_spellings():
         ("batch_per_device=8", "Use --set batch_sizes="),
         ("batch_sizes=8,x", "valid integer"),
         ("precision=fp12", "fp32"),
-        ("loss_scale=big", "does not fit"),
+        ("loss_scale=big", "loss_scale=big"),
         ("seconds=soon", "soon"),
         ("memory_limit_bytes=lots", "lots"),
         ("epochs=3", "not a setting of minibatch"),
@@ -119,7 +119,7 @@ def test_training_on_several_devices_exchanges_gradients_unless_told_otherwise(
     assert changed.placement.devices == overrides["devices"]
 
 
-PLANNING = [e for e in EXPERIMENTS.values() if e.plans_devices and takes(e, "hosts")]
+PLANNING = [e for e in EXPERIMENTS.values() if e.plans_devices and accepts(e, "hosts")]
 
 
 @pytest.mark.parametrize("experiment", PLANNING, ids=lambda e: e.name)

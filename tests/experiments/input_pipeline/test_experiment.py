@@ -151,5 +151,5 @@ def test_failed_parts_have_a_reason(machine, play, record_of):
 
 
 def test_a_varied_field_cannot_be_set(machine):
-    with pytest.raises(UsageError, match="sets stage itself"):
+    with pytest.raises(UsageError, match="--set parts="):
         request(EXPERIMENT, split(["stage=read"]))

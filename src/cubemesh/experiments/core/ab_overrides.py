@@ -1,7 +1,7 @@
-"""`--against KEY=VALUE`: every run of an experiment alternates with a program that differs in that.
+"""A/B overrides: `--against KEY=VALUE` interleaves each run with a program that differs in it.
 
-What cannot differ between two programs of one process is refused before anything runs, with the
-way that compares it all the same.
+Settings that two programs of one process cannot differ in are refused before the first run, with
+the way to compare them.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from cubemesh.schema import Against, Budget, Environment, NetworkWork, RunSpec, 
 from cubemesh.schema.serialization import field_types
 
 SHARED: dict[str, str] = {
-    "device": "windows on two devices do not meet the same conditions by alternating",
+    "device": "interleaved windows on two devices do not have the same conditions",
     "devices": "both run on the same devices",
     "hosts": "both run on the same devices",
     "oversubscribe": "both run on the same devices",
-    "pinning": "both have the processors that their process is bound to",
-    "numa_node": "both have the processors that their process is bound to",
-    "link": "both have the links that their process chose",
-    "input_threads": "minibatches are made in the step where two programs alternate: threads would "
-    "work for one of them in the windows of the other",
-    "epochs": "training over epochs does not alternate",
-    "tuned": "both take over the same tuning, and differ in what is given here",
+    "pinning": "both use the CPUs that their process is pinned to",
+    "numa_node": "both use the CPUs that their process is pinned to",
+    "link": "both use the links that their process chose",
+    "input_threads": "interleaved programs load batches within the step: threads of one would run "
+    "in the windows of the other",
+    "epochs": "training over epochs cannot be interleaved",
+    "tuned": "both use the same tuning",
 }
 """Field → why it cannot differ."""
 
 
 def parse_against(experiment: Experiment, texts: Mapping[str, str]) -> dict[str, Any]:
-    """What `texts` (key → value as typed) change in the other program; UsageError for what cannot
-    differ in one process, or is no field."""
+    """The overrides of the other program from `texts` (key → value as typed); UsageError for
+    unknown fields, and those that cannot differ in one process."""
     fields, budget = spec_fields(experiment), field_types(Budget)
     if texts and not experiment.alternates:
         raise UsageError(
-            f"{experiment.name} compares programs by itself, and takes no --against. Leave it out."
+            f"{experiment.name} has its own comparison of programs: leave --against out."
         )
     changes = {}
     for key, text in texts.items():
         if key in budget and key in fields:
             raise UsageError(
-                f"--against {key}={text}: the effort is the same for both programs. Use --set."
+                f"--against {key}={text}: the budget is the same for both programs. Use --set."
             )
         if key in SHARED:
             raise UsageError(
@@ -60,22 +60,22 @@ def parse_against(experiment: Experiment, texts: Mapping[str, str]) -> dict[str,
     return changes
 
 
-def alternating(
+def with_against(
     spec: RunSpec, changes: Mapping[str, Any], environments: Mapping[str, Environment]
 ) -> RunSpec:
-    """`spec` with the same program, changed, against it; what has no steps stays as it is: a
-    ceiling. `environments` are the frameworks with a Python of their own. UsageError for two
-    programs that cannot share a process."""
+    """`spec` interleaved with its program after `changes`; specs without steps, such as ceilings,
+    are unchanged. `environments` are the frameworks with a separate Python. UsageError for programs
+    that cannot share a process."""
     work = spec.work
     if not changes or not isinstance(work, NetworkWork):
         return spec
     if isinstance(work, Train):
         raise UsageError(
-            "--against alternates windows of steps, and training over epochs is compared by its "
-            "end. Leave --against out here, or use minibatch, which measures steps."
+            "--against interleaves windows of steps, not training over epochs. Leave it out, or "
+            "use minibatch, which measures steps."
         )
     if changes.get("precision", "fp16") != "fp16":
-        changes = {"loss_scale": None, **changes}  # a scale is fp16's alone
+        changes = {"loss_scale": None, **changes}  # which only fp16 has
     other = apply(spec, changes)
     _check_frameworks(spec.program.framework, other.program.framework, environments)
     against = Against(work=other.work, placement=other.placement, program=other.program)
@@ -87,7 +87,7 @@ def _check_frameworks(first: str, second: str, environments: Mapping[str, Enviro
     if entry(first).requires == entry(second).requires and len(pythons) == 1:
         return
     raise UsageError(
-        f"{first} and {second} do not share a process: each would take the threads and the memory "
-        "of the other, or has a Python of its own. Measure both with --set repeats=3, and compare "
+        f"{first} and {second} cannot share a process: they would compete for threads and memory, "
+        "or have separate Pythons. Measure both with --set repeats=3, and compare "
         f"the runs: cubemesh compare framework={first} framework={second}."
     )

@@ -1,8 +1,8 @@
-"""What an experiment is: a question, the runs that settle it, and the answer read from records.
+"""Experiment: a question, the plan of runs that answer it, and the answer computed from records.
 
-`plan` is a generator: it yields lists of specs and is sent their records, so that it can look
-before it asks again. `answer` is a pure function of settings and records: it gives the same answer
-on any machine at any later time, without running anything.
+`plan` is a generator: it yields lists of specs and receives their records, so that later runs can
+depend on earlier ones. `answer` is a pure function of settings and records: it gives the same
+answer on any machine at any time, without running anything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Plan = Generator[Sequence[RunSpec], Sequence[RunRecord], None]
 
 
 class Scale(StrEnum):
-    """How thorough an experiment is: `--quick`, nothing, `--full`."""
+    """How thorough an experiment is: `--quick`, the default, `--full`."""
 
     QUICK = "quick"
     DEFAULT = "default"
@@ -37,55 +37,54 @@ BUDGETS: dict[Scale, Budget] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a plan may look at besides its settings."""
+    """Input of a plan besides its settings."""
 
     machine: Machine
     scale: Scale = Scale.DEFAULT
     clock: Callable[[], float] = time.monotonic
-    """Seconds, for a plan that has a budget of them."""
+    """Seconds, for a plan with a time budget."""
     hosts: int = 1
-    """How many hosts share the devices of a run that has as many."""
+    """Number of hosts that share the devices of a run."""
 
     @property
     def budget(self) -> Budget:
-        """How long each run is watched at this scale."""
+        """The budget of each run at this scale."""
         return BUDGETS[self.scale]
 
     @property
     def has_gpu(self) -> bool:
-        """Whether defaults for a GPU make sense here."""
+        """Whether the machine has a GPU."""
         return bool(self.machine.gpus)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A line of the table of experiments."""
+    """An experiment of the registry."""
 
     name: str
     question: str
     settings: type[Any]
     """A frozen dataclass; every field has a default and a docstring."""
     works: tuple[type[Any], ...]
-    """The kinds of work it asks for: their fields can be set too."""
+    """The kinds of work of its runs: their fields can be set too."""
     varies: dict[str, str]
-    """Spec fields the experiment sets itself → the setting to use instead."""
+    """Spec fields that the experiment sets → the setting to use instead."""
     plan: Callable[[Any, Context], Plan]
     answer: Callable[[Any, Sequence[RunRecord]], Answer]
     gather: Callable[[Any, Store], Sequence[RunRecord]] | None = None
-    """For a question about what is stored already: the records that answer it. They come behind
-    those of the plan."""
+    """Stored records that the answer uses, after those of the plan."""
     papers: str = ""
     """Where the papers (schema/published.py) have it, by their ids."""
     measures: bool = True
-    """Whether it looks at runs, new or stored; one that only computes has an answer without any."""
+    """Whether it uses runs, new or stored; otherwise it computes an answer without any."""
     alternates: bool = True
-    """Whether `--against` may alternate its programs with others."""
+    """Whether its programs can be interleaved with others (`--against`)."""
     tunes: bool = True
-    """Whether its runs may take settings over from a tuning."""
+    """Whether its runs can use a tuning (`tuned=true`)."""
 
     @property
     def plans_devices(self) -> bool:
-        """Whether its plan says of each run on how many devices it is, and how they exchange."""
+        """Whether its plan sets the number of devices and the strategy of each run."""
         return "devices" in self.varies or "devices" in field_types(self.settings)
 
 

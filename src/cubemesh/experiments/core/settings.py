@@ -1,9 +1,9 @@
-"""`--set key=value`: from text to an experiment's settings and to fields of its specs.
+"""Settings of a run: from the text of `--set key=value` to experiment settings and spec fields.
 
-A key is looked up in the experiment's own settings first, then among the fields of the works it
-asks for, of the placement, the program and the effort. pydantic checks the value against the
-field's type. A key that fits nothing is an error that names the nearest; so is a field the
-experiment varies itself.
+A key is looked up in the settings of the experiment, then in the fields of its works, and of the
+placement, the program and the budget. pydantic checks the value against the type of the field; a
+single value of a list field is a list of one. An unknown key is an error that names the nearest, a
+field that the experiment sets one that names the setting to use.
 """
 
 from __future__ import annotations
@@ -34,30 +34,29 @@ from cubemesh.schema.serialization import field_types
 from cubemesh.units import parse_duration, parse_size
 
 TUNED = "tuned"
-"""The key that takes settings over from a tuning (tuned.py); it is no field of a spec."""
+"""The key that applies a tuning (tune/apply.py); not a field of a spec."""
 _PARTS = {"placement": Placement, "program": ProgramSettings, "budget": Budget}
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """An experiment's settings, and what is to be changed in each spec it asks for."""
+    """The settings of an experiment, and the overrides of its specs."""
 
     settings: Any
     overrides: Mapping[str, Any]
     against: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What differs in the program that alternates with each; nothing is no such program."""
+    """The overrides of a second program, interleaved with each run; empty without one."""
 
 
 def split(pairs: Iterable[str], option: str = "--set") -> dict[str, str]:
-    """`["a=1", "b=x"]` as a dict; UsageError, naming the `option`, for text without an equals sign,
-    or a key twice."""
+    """`["a=1", "b=x"]` as a dict; UsageError for text without an equals sign, or a repeated key."""
     texts: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or not key:
             raise UsageError(
-                f"{option} {pair}: write it as key=value, as in {option} network=resnet-50."
+                f"{option} {pair}: write it as key=value, as in {option} batch_per_device=32."
             )
         if key in texts:
             raise UsageError(f"{option} {key} is given twice: '{texts[key]}' and '{value}'.")
@@ -76,7 +75,8 @@ def spec_fields(experiment: Experiment) -> dict[str, Any]:
 
 
 def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
-    """What `texts` (key → value as typed) ask of an experiment; UsageError for what it lacks."""
+    """The request of `texts` (key → value as typed); UsageError for an unknown key or a wrong
+    value."""
     own, fields = field_types(experiment.settings), spec_fields(experiment)
     given, overrides = {}, {}
     for key, text in texts.items():
@@ -85,8 +85,7 @@ def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
             given[key] = canonical(key, value)
         elif key in experiment.varies:
             raise UsageError(
-                f"{experiment.name} sets {key} itself. Use --set {experiment.varies[key]}=…, "
-                "which decides it."
+                f"{key} is set by {experiment.name}. Use --set {experiment.varies[key]}=… instead."
             )
         elif key in fields:
             overrides[key] = parse_value(key, text, fields[key])
@@ -98,13 +97,13 @@ def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
 
 
 def canonical(key: str, value: Any) -> Any:
-    """Names of networks as their table spells them."""
+    """`value` with canonical names of networks."""
     if key == "networks":
         return tuple(map(canonical_name, value))
     return canonical_name(value) if key == "network" else value
 
 
-def takes(experiment: Experiment, key: str) -> bool:
+def accepts(experiment: Experiment, key: str) -> bool:
     """Whether `key` can be set in this experiment."""
     return key in settable(experiment)
 
@@ -133,12 +132,12 @@ def parse_value(key: str, text: str, kind: Any) -> Any:
         value = TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         why = error.errors()[0]["msg"].replace("Input should be", "it must be")
-        raise UsageError(f"{key}={text} does not fit: {why}.") from None
+        raise UsageError(f"{key}={text} is not valid: {why}.") from None
     except UsageError as error:
         raise UsageError(f"{key}={text}: {error}") from None
     values = value if isinstance(value, tuple) else (value,)
     if any(isinstance(v, float) and not math.isfinite(v) for v in values):
-        raise UsageError(f"{key}={text} does not fit: a finite number is needed.")
+        raise UsageError(f"{key}={text} is not valid: it must be finite.")
     return value
 
 
@@ -152,40 +151,42 @@ def _takes_list(kind: Any) -> bool:
 
 
 def _words(kind: Any) -> tuple[Any, ...]:
-    """The words a field may hold in place of another value, as `auto`."""
+    """The words that are values of a field, such as `auto`."""
     literals = (m for m in _members(kind) if typing.get_origin(m) is typing.Literal)
     return tuple(word for literal in literals for word in typing.get_args(literal))
 
 
 def apply(spec: RunSpec, overrides: Mapping[str, Any], *, plans_devices: bool = False) -> RunSpec:
-    """`spec` with the overridden fields replaced in whichever part has them. Several devices that
-    are asked for here train with `sync=all-reduce`, unless another is; of several hosts each
-    has one device at least. Where the experiment `plans_devices` itself, its numbers of devices
-    and its exchanges stay, and what has fewer devices than there are hosts stays on this one. A
-    program that the plan lets alternate with it is changed alike."""
+    """`spec` with `overrides` in the parts that have the fields.
+
+    Training on several devices uses `sync=all-reduce` unless another is set; each of several hosts
+    has at least one device. If the experiment `plans_devices`, its devices and strategies are
+    unchanged, and runs with fewer devices than hosts stay on this host. A program to interleave
+    with gets the same overrides.
+    """
     if (other := spec.other) is not None:
         other = apply(other, overrides, plans_devices=plans_devices)
         against = Against(work=other.work, placement=other.placement, program=other.program)
-        alone = dataclasses.replace(spec, against=None)
-        alone = apply(alone, overrides, plans_devices=plans_devices)
-        return dataclasses.replace(alone, against=against)
+        single = dataclasses.replace(spec, against=None)
+        single = apply(single, overrides, plans_devices=plans_devices)
+        return dataclasses.replace(single, against=against)
     changed: dict[str, Any] = {}
-    together = isinstance(spec.work, Collective)  # which one device alone does not do
+    collective = isinstance(spec.work, Collective)  # which needs several devices
     for part in ("work", *_PARTS):
         before = getattr(spec, part)
         names = {f.name for f in dataclasses.fields(before)}
         own = {k: v for k, v in overrides.items() if k in names}
         if own.get("hosts") and "devices" not in own:
-            if before.devices < len(own["hosts"]) and plans_devices and not together:
+            if before.devices < len(own["hosts"]) and plans_devices and not collective:
                 del own["hosts"]
             else:
                 own["devices"] = max(before.devices, len(own["hosts"]))
         if own:
             changed[part] = dataclasses.replace(before, **own)
     spec = dataclasses.replace(spec, **changed) if changed else spec
-    asked = not {"devices", "hosts"}.isdisjoint(overrides) and "sync" not in overrides
+    requested = not {"devices", "hosts"}.isdisjoint(overrides) and "sync" not in overrides
     several = spec.placement.devices > 1 and isinstance(spec.work, Training)
-    if asked and several and not plans_devices:
+    if requested and several and not plans_devices:
         program = dataclasses.replace(spec.program, sync="all-reduce")
         spec = dataclasses.replace(spec, program=program)
     return spec
