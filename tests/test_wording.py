@@ -27,7 +27,7 @@ PAGES = [
 
 AVOID = {
     r"told|tells? (itself|apart)": "reported, logged; distinguishes",
-    r"nobody|whoever|whatever": "name the person or thing, or drop it",
+    r"nobody|whoever": "name the person or thing, or drop it",
     r"(take|takes|taken|took|taking)( \w+){0,4} apart": "profiled, attributed, broken down",
     r"(hold|holds|held|holding)( \w+){0,5} against": "compared with",
     r"each for itself|for itself": "no synchronisation, single device",
@@ -89,6 +89,8 @@ AVOID_SHOWN = {
 
 ALLOWED = {
     "change of slope",
+    "lie on one side",
+    "lies on one side",
     "there is none",
     "there was none",
     "there are none",
@@ -103,6 +105,10 @@ def compiled(shown: bool) -> list[tuple[re.Pattern[str], str]]:
         (re.compile(rf"\b(?:{p.replace(' ', chr(92) + 's+')})\b", re.I), instead)
         for p, instead in words.items()
     ]
+
+
+OLD_NAMES = {"src/cubemesh/store/migrations.py"}
+"""Files that list names of earlier versions."""
 
 
 def wrong_words(text: str, shown: bool = True) -> Iterator[tuple[int, str, str]]:
@@ -156,6 +162,8 @@ def offenders(path: Path) -> list[str]:
     """`file:line: words → what to write instead` for each avoided pattern in a file."""
     texts = strings(path) if path.suffix == ".py" else [(1, prose(path), True)]
     name = str(path.relative_to(ROOT))
+    if name in OLD_NAMES:
+        return []
     return [
         f"{name}:{line + text.count(chr(10), 0, offset)}: “{words}” → {instead}"
         for line, text, shown in texts

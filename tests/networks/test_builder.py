@@ -87,7 +87,7 @@ def test_a_segment_in_pieces_is_refused():
         with net.segment(segment):
             x = net.linear(x, 8)
     net.classify(x)
-    with pytest.raises(UsageError, match="segment 'a' goes on after another"):
+    with pytest.raises(UsageError, match="segment 'a' continues after another"):
         net.build()
 
 

@@ -46,7 +46,7 @@ CUDA_MAJORS = (11, 12, 13, 14)
 
 
 def read_software(tree: Tree, *, driver: str | None, cuda: str | None) -> Software:
-    """The stack of the running Python; `driver` and `cuda` as NVML told them, None if it did not.
+    """The stack of the running Python; `driver` and `cuda` as NVML reports them, None if it does not.
 
     Only the operating system is read from `tree`.
     """
@@ -101,7 +101,7 @@ def _library(tree: Tree, what: str, distribution: str, file: str) -> str | None:
         return next(iter(versions.values()))
     found = library_version(_library_folders(), file)
     if found is None:
-        why = f"no distribution {distribution}-cu* and no file {file}.* where libraries are kept"
+        why = f"no distribution {distribution}-cu* and no file {file}.* in the library folders"
         tree.missing(f"{what} version", why)
     return found
 

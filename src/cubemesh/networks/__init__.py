@@ -84,7 +84,7 @@ NETWORKS: dict[str, NetworkEntry] = {
         smallest_image_size=10,
         classes=10,
         source=_DOCUMENT_001,
-        differs="the padding is not stated there; here every second convolution has none",
+        differs="the padding is not stated there; here every second convolution is unpadded",
     ),
     "cifarnet": NetworkEntry(
         make=cifarnet,

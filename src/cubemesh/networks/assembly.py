@@ -140,7 +140,7 @@ class Assembly:
         for name, nodes in groupby(self._nodes.values(), key=lambda node: node.segment):
             if name in done:
                 raise UsageError(
-                    f"{self.name}: segment '{name}' goes on after another one began. Give the "
+                    f"{self.name}: segment '{name}' continues after another one began. Give the "
                     "later part a name of its own."
                 )
             done.add(name)

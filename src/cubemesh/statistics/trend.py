@@ -33,7 +33,7 @@ def drift(values: Values, threshold: float = 0.02, significance: float = 0.05) -
     1975, chapter 4). The size is the Theil-Sen slope, the median over all pairs of rise per step
     (Sen, JASA 63, 1968), times n - 1, over the median. `significant` needs p < `significance` and
     a change of more than `threshold` in size: with many windows the smallest trend is unlikely to
-    be chance, and matters to nobody.
+    be chance, and does not matter.
 
     More than 512 values are first joined into medians of neighbours, since pairs grow with n².
     """

@@ -61,7 +61,7 @@ def _server(location: Location) -> Engine:
 
 
 def _immutable(path: Path) -> dict[str, str]:
-    """In a read-only folder SQLite can read a WAL database only if told that no process writes
+    """In a read-only folder SQLite can read a WAL database only with a flag that no process writes
     it; that is true if there is no log file."""
     log = path.with_name(path.name + "-wal")
     fixed = not os.access(path.parent, os.W_OK) and not log.exists()

@@ -63,7 +63,7 @@ def open_parallel_text(path: Path, split: Split, network: Network) -> Sequences:
     size = network.inputs[0].classes or 0
     if size <= len(SPECIAL):
         raise UsageError(
-            f"vocabulary={size} has no room for a word: {len(SPECIAL)} tokens stand for "
+            f"vocabulary={size} has no room for a word: {len(SPECIAL)} tokens are "
             f"{', '.join(SPECIAL)}. Set it to {len(SPECIAL) + 1} or more."
         )
     vocabulary = build_vocabulary(path, size)
@@ -77,7 +77,7 @@ def open_parallel_text(path: Path, split: Split, network: Network) -> Sequences:
             targets.append([vocabulary.get(word, UNKNOWN) for word in target])
     if not sources:
         raise DataError(
-            f"None of the {format_count(seen)} pairs in {path} to {_PURPOSE[split]} on has 1 to "
+            f"No pair of {format_count(seen)} in {path} to {_PURPOSE[split]} on has 1 to "
             f"{length - 1} words on both sides. {_REMEDY[split]}"
         )
     return _padded(sources, targets, length, size)
