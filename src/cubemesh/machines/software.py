@@ -46,7 +46,7 @@ CUDA_MAJORS = (11, 12, 13, 14)
 
 
 def read_software(tree: Tree, *, driver: str | None, cuda: str | None) -> Software:
-    """The stack of the running Python; `driver` and `cuda` as NVML reports them, None if it does not.
+    """The software of the running Python; `driver` and `cuda` as NVML reports them, or None.
 
     Only the operating system is read from `tree`.
     """

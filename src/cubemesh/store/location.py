@@ -111,7 +111,7 @@ def _home(path: Path) -> Path:
         return path.expanduser()
     except RuntimeError:
         raise UsageError(
-            f"'{path}' starts in a home folder, and the user has no home folder. Name a store with --store."
+            f"'{path}' starts in a home folder that does not exist. Name a store with --store."
         ) from None
 
 

@@ -74,7 +74,7 @@ def test_long_and_empty_sentences_are_left_out(tmp_path):
     path = folder_of(tmp_path, [*PAIRS, ("a b c d e f", "a"), ("a", "b c d e f g"), ("a", " ")])
     assert opened(path).samples == 3
     assert opened(path, length=7).samples == 5
-    with pytest.raises(DataError, match=r"None of the 6 pairs .* 1 to 1 words on both sides"):
+    with pytest.raises(DataError, match=r"No pair of 6 .* 1 to 1 words on both sides"):
         opened(path, length=2)
 
 
@@ -121,7 +121,7 @@ def test_unequal_and_empty_files(tmp_path):
     (tmp_path / "target.txt").write_text("")
     with pytest.raises(DataError, match=r"target\.txt is empty"):
         data.check("parallel-text", str(tmp_path))
-    with pytest.raises(DataError, match="None of the 2 pairs"):
+    with pytest.raises(DataError, match="No pair of 2"):
         opened(folder_of(tmp_path, [("", ""), (" ", " ")]))
 
 
