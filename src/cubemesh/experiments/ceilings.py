@@ -1,8 +1,8 @@
 """Ceilings of a device: fastest matrix product, memory copy, host-device copies and disk read.
 
 Training speed is compared with these. Each operation is searched for its fastest size and shape
-(worker/ceilings) and then timed twice: the fastest few milliseconds, before a power limit or heat
-slows the device, and the sustained rate over seconds. If the catalogue has a datasheet of the
+(worker/run/ceilings.py) and then timed twice: the fastest few milliseconds, before a power limit or
+heat slows the device, and the sustained rate over seconds. If the catalogue has a datasheet of the
 device, the percentage of its dense peak is shown.
 
 The *ridge* is the rate of the product over the rate of the copy (S. Williams et al., Roofline, CACM

@@ -238,24 +238,24 @@ def _growth(name: str, done: list[Done]) -> Finding:
     """The knee of throughput: the first batch size within 3 % of the highest."""
     top = max(figure.value for _, figure in done)
     (first, slow), (last, _) = done[0], done[-1]
-    level, figure = next(pair for pair in done if pair[1].value >= KNEE_FRACTION * top)
+    knee, figure = next(pair for pair in done if pair[1].value >= KNEE_FRACTION * top)
     code, remedy = "throughput-knee", ""
-    if level is first:
+    if knee is first:
         code = "flat-throughput"
         text = f"{name}: throughput does not grow with the batch size above {first.key.batch}."
     else:
         gain = f"{format_ratio(ratio(figure, slow))} that at {first.key.batch}"
-        if level is last:
+        if knee is last:
             code = "growing-throughput"
-            text = f"{name}: throughput still grows at batch size {level.key.batch}, {gain}."
-            larger = 2 * level.key.batch, 4 * level.key.batch
+            text = f"{name}: throughput still grows at batch size {knee.key.batch}, {gain}."
+            larger = 2 * knee.key.batch, 4 * knee.key.batch
             remedy = f"Try larger batch sizes: --set batch_sizes={larger[0]},{larger[1]}"
         else:
-            text = f"{name}: throughput knee at batch size {level.key.batch}, {gain}."
+            text = f"{name}: throughput knee at batch size {knee.key.batch}, {gain}."
     return Finding(
         code=code,
         text=text,
-        value=level.key.batch,
+        value=knee.key.batch,
         remedy=remedy,
         caveats=caveats(*(g for g, _ in done)),
     )
