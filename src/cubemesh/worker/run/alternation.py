@@ -1,11 +1,10 @@
-"""Two programs in one worker, window by window: what `run … --against` asks for.
+"""Alternation of two programs in one worker, window by window: `cubemesh run … --against`.
 
-    data ─ build (instances of A and of B, by turns) ─ warm-up ─ measure        (interleaved_ab.py)
+    data ─ build (instances of A and B, alternating) ─ warm-up ─ measure        (interleaved_ab.py)
 
-Minibatches are made in the step, for both alike: threads that made them ahead would work for one
-program in the windows of the other. Windows of A are of phase `measure` and B's of phase `against`,
-so every figure of the record is A's, but for those whose name begins with `against_` and for the
-ratio.
+Batches are prepared in the step on both sides: threads that prepare them ahead would work for one
+program in the windows of the other. Windows of A have phase `measure` and those of B `against`, so
+every figure of the record is A's, except those prefixed `against_` and the ratio.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from cubemesh.worker.validation import check_supported
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """What every instance of one side is built from."""
+    """Components of the instances of one side."""
 
     spec: RunSpec
     framework: Framework
@@ -64,7 +63,7 @@ class _Plan:
 
 
 def alternate_programs(task: Task) -> None:
-    """Measure a spec against its other program; both must run on the same device."""
+    """Compare a spec with its other program on the same device."""
     log, other = task.log, task.spec.other
     assert other is not None
     framework = entry(other.program.framework).load()
@@ -78,7 +77,7 @@ def alternate_programs(task: Task) -> None:
     instances: list[tuple[Side, Side]] = []
     programs: list[Program] = []
     for number in range(task.spec.budget.instances):
-        turn = (0, 1) if number % 2 == 0 else (1, 0)  # who is built first has the better places
+        turn = (0, 1) if number % 2 == 0 else (1, 0)  # the first built has better memory addresses
         made = {side: _program(plans[side], task) for side in turn}
         programs += made.values()
         instances.append((_side(made[0], plans[0]), _side(made[1], plans[1])))
@@ -87,7 +86,7 @@ def alternate_programs(task: Task) -> None:
         found = alternate(instances, budget=task.spec.budget, log=log)
     log_machine_warnings(telemetry, task, found.started, found.ended)
     telemetry.log_utilisation(found.started, found.ended)
-    _tell(found, log)
+    _log_comparison(found, log)
     for program in programs:
         check_loss(program)
         program.close()
@@ -145,7 +144,7 @@ def _side(program: Program, plan: _Plan) -> Side:
 
 
 def _nothing() -> None:
-    """Nothing is kept for the whole process."""
+    """The framework has no process-wide settings."""
 
 
 def _check_threads(plans: tuple[_Plan, _Plan], programs: list[Program]) -> None:
@@ -155,14 +154,14 @@ def _check_threads(plans: tuple[_Plan, _Plan], programs: list[Program]) -> None:
         return
     name = plans[0].spec.program.framework
     raise Unsupported(
-        f"{name} takes its number of threads once for the whole process, so {plans[0].threads} and "
+        f"{name} sets its number of threads once per process, so {plans[0].threads} and "
         f"{plans[1].threads} threads cannot alternate. Measure both, and compare the runs: "
         "cubemesh compare A B."
     )
 
 
-def _tell(found: InterleavedResult, log: EventLog) -> None:
-    """The figures of B, the ratio, and what makes the windows of either doubtful."""
+def _log_comparison(found: InterleavedResult, log: EventLog) -> None:
+    """Log the figures of B, the ratio, and the warnings about the windows of both."""
     ratio = found.ratio
     log.figure(
         RATIO,
@@ -182,4 +181,4 @@ def _tell(found: InterleavedResult, log: EventLog) -> None:
     for warning in window_warnings([w for w in found.windows if w.phase != AGAINST]):
         log.warning(warning)
     for warning in window_warnings(second):
-        log.warning(dataclasses.replace(warning, cause=f"The program against it: {warning.cause}"))
+        log.warning(dataclasses.replace(warning, cause=f"Second program: {warning.cause}"))

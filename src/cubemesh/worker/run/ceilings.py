@@ -1,7 +1,7 @@
-"""Which program does a ceiling's operation, and what is said of it?
+"""Ceilings in a worker: the program of a ceiling's operation, and its figures.
 
-A framework multiplies and copies. Reading a disk takes no framework, so the worker does it whatever
-the framework is; a scripted program alone plays that too.
+A framework multiplies and copies. Reading a disk needs no framework, so the worker does it for
+every framework, except a simulated one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from cubemesh.schema.work import Ceiling
 from cubemesh.worker.report.events import EventLog
 
 RATES = {"FLOP/s": ("flops_per_s", "FLOP/s"), "byte/s": ("bytes_per_s", "B/s")}
-"""Unit of a ceiling → how the names of its figures end, and the figures' unit."""
+"""Unit of a ceiling → suffix of its figures' names, and their unit."""
 
 Build = Callable[[Ceiling, ProgramSettings, str, int], CeilingProgram]
 
 
 def build(spec: RunSpec, by_framework: Build, device: str, threads: int) -> CeilingProgram:
-    """The program of `spec`, a ceiling."""
+    """The program of a ceiling."""
     work = cast(Ceiling, spec.work)
     if work.operation == "disk_read" and spec.program.script is None:
         return disk.build(work)
@@ -35,8 +35,8 @@ def build(spec: RunSpec, by_framework: Build, device: str, threads: int) -> Ceil
 def log_rates(
     log: EventLog, program: CeilingProgram, trial: Trial, windows: Sequence[Window]
 ) -> None:
-    """The rate that went on over `windows`, and the fastest seen in them and in the trial before;
-    why either is not the disk's, where a disk was read."""
+    """Log the sustained rate over `windows` and the fastest of them and of the trial before; for a
+    disk, a warning where the page cache affected them."""
     calls = figures(windows, wall_s=0.0)["throughput_per_s"]
     name, unit = RATES[program.unit]
     work = program.work_per_call
@@ -54,6 +54,6 @@ def log_rates(
     log.figure(f"rate_{name}", rate)
     log.figure(f"fastest_{name}", fastest)
     if isinstance(program, disk.DiskRead):
-        if (doubt := program.doubt()) is not None:
-            log.warning(doubt)
+        if (warning := program.doubt()) is not None:
+            log.warning(warning)
         program.close()

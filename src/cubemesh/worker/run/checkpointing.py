@@ -1,7 +1,7 @@
-"""Where does a training begin, and what is kept of it? Its checkpoints, found and made.
+"""Checkpointing in a worker: where a training resumes, and what it saves.
 
-A training that goes on from a checkpoint must be the same training: the same network, data, order
-of samples, devices and arithmetic. How long it lasts and how its learning rate goes may be another.
+A resumed training must be the same: network, data, order of samples, devices and arithmetic. Its
+length and its learning-rate schedule may differ.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ _OF_PROGRAM = (
 
 @dataclass
 class Beginning:
-    """Where a training begins."""
+    """Start of a training."""
 
     history: History = field(default_factory=History)
     checkpoint: Checkpoint | None = None
-    """What it goes on from; None where it begins anew."""
+    """Checkpoint to resume from; None to start anew."""
 
     def restore(self, program: Program, log: Log) -> None:
-        """Put the program where the checkpoint has it."""
+        """Restore the program from the checkpoint, if any."""
         if self.checkpoint is None:
             return
         if not isinstance(program, SupportsSnapshots):
-            raise Unsupported("this framework's programs cannot go on from a checkpoint.")
+            raise Unsupported("this framework cannot resume from a checkpoint.")
         with log.phase("resume"):
             program.restore(self.checkpoint.snapshot)
-        self.checkpoint = None  # its arrays are memory
+        self.checkpoint = None  # frees its arrays
         log.figure("resumed_at_step", Figure(value=self.history.done, unit=""))
 
 
 def beginning(spec: RunSpec, group: Group, log: Log) -> Beginning:
-    """The newest whole checkpoint, the same for all ranks, or the very beginning.
+    """The newest complete checkpoint, the same for all ranks, or a new start.
 
-    UsageError where it is another training's, or the folder cannot be written to, or is not the
-    same for all ranks; DataError where there are checkpoints and none is whole.
+    UsageError where it is another training's, or the folder cannot be written to or is not shared
+    by all ranks; DataError where there are checkpoints and all are damaged.
     """
     checkpointing = spec.checkpointing
     if checkpointing.checkpoints is None:
@@ -82,8 +82,8 @@ def beginning(spec: RunSpec, group: Group, log: Log) -> Beginning:
 
 
 def _check_shared(folder: Path, group: Group) -> None:
-    """UsageError where the ranks do not all see the same folder: a checkpoint counts when it has
-    the files of all of them."""
+    """UsageError where the ranks do not share the folder: a complete checkpoint has the files of
+    all."""
     if group.size == 1:
         return
     mark = folder / f".seen-{group.broadcast_object(uuid.uuid4().hex)}"
@@ -96,7 +96,7 @@ def _check_shared(folder: Path, group: Group) -> None:
     blind = sorted({host for host, there in sees if not there})
     if blind:
         raise UsageError(
-            f"checkpoints={folder}: what rank 0 wrote there on {sees[0][0]} is not there on "
+            f"checkpoints={folder}: a file of rank 0 on {sees[0][0]} is missing on "
             f"{', '.join(blind)}. Name a folder that all hosts share."
         )
 
@@ -129,7 +129,7 @@ def training_writer(spec: RunSpec, group: Group) -> TrainingWriter:
 
 
 def trained(spec: RunSpec) -> dict[str, Any]:
-    """What must be the same where a training goes on, as plain data."""
+    """What must be the same in a resumed training, as plain data."""
     work, program = to_plain(spec.work), to_plain(spec.program)
     return {
         **{name: work[name] for name in _OF_WORK},
@@ -139,19 +139,19 @@ def trained(spec: RunSpec) -> dict[str, Any]:
 
 
 def _newest(folder: Path, group: Group, log: Log) -> Checkpoint | None:
-    """This rank's part of what to go on from. What is newer and damaged is told and removed, by
-    rank 0."""
+    """This rank's part of the checkpoint to resume from. Rank 0 reports and removes newer, damaged
+    checkpoints."""
     found, damaged = checkpoints.newest_whole(folder, group)
     if damaged:
         if found is None:
             raise DataError(
-                f"None of the {len(damaged)} checkpoints in '{folder}' is whole: {damaged[0]} "
-                "Leave resume out and name another folder to begin anew."
+                f"All {len(damaged)} checkpoints in '{folder}' are damaged: {damaged[0]} "
+                "Leave resume out and set another folder to start anew."
             )
         cause = (
-            f"{' '.join(damaged)} The training went on from the one before, of step {found.step}."
+            f"{' '.join(damaged)} The training resumed from the previous one, at step {found.step}."
         )
-        remedy = "Look for the disk's own errors (`dmesg`); the steps between were made again."
+        remedy = "Check the disk for errors (`dmesg`); the steps since then are repeated."
         if group.rank == 0:
             log.warning(warn("checkpoint-damaged", cause, remedy))
     if found is not None and group.rank == 0:
@@ -161,9 +161,9 @@ def _newest(folder: Path, group: Group, log: Log) -> Checkpoint | None:
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
     for name, value in now.items():
-        # What an older version of cubemesh did not write down cannot be held against it.
+        # Older versions of cubemesh did not record every setting.
         if before.get(name, value) != value:
             raise UsageError(
-                f"The checkpoints in '{folder}' are of {name}={before[name]}, and this "
-                f"training has {name}={value}. Set it as it was, or name another folder."
+                f"The checkpoints in '{folder}' have {name}={before[name]}, and this training has "
+                f"{name}={value}. Set it as before, or set another folder."
             )

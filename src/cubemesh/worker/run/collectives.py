@@ -1,12 +1,11 @@
-"""How long does a collective take at each size, and is its result right?
+"""Collective sweep: the time of a collective at each size, with a check of its result.
 
-At each size, in each way the framework offers (out of place, in place):
+At each size, in each placement that the framework offers (out of place, in place):
 
-    lay out ─ warm-up calls ─ wait │ group: meet ─ call · call · … · call ─ wait │ group … │ check
+    allocate ─ warm-up calls ─ wait │ group: barrier ─ call · … · call ─ wait │ group … │ check
 
-A group is timed on every rank from when all have met until its own calls are done; the mean over
-ranks is what nccl-tests reports (its `-a 1`). Rank 0 decides after each group, for all, whether
-another follows.
+A group is timed on every rank from the barrier until its own calls are done; the mean over ranks is
+what nccl-tests reports (its `-a 1`). Rank 0 decides after each group whether another follows.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ def build(
     threads: int,
     limit_bytes: int | None,
 ) -> CollectiveProgram:
-    """The program of `spec`, a collective. OutOfMemory where its arrays cannot fit into
-    `limit_bytes`, before anything is allocated."""
+    """The program of a collective. OutOfMemory where its arrays cannot fit into `limit_bytes`,
+    before anything is allocated."""
     work = cast(Collective, spec.work)
     if not isinstance(framework, SupportsCollectives):
         raise Unsupported(f"{spec.program.framework} has no collectives to measure.")
@@ -54,8 +53,7 @@ def build(
 
 
 def sweep(spec: RunSpec, program: CollectiveProgram, group: Group, log: Log) -> tuple[float, float]:
-    """Measure every size and tell it to `log`; readings of `time.perf_counter()` at begin and
-    end."""
+    """Measure and log every size; readings of `time.perf_counter()` at begin and end."""
     work = cast(Collective, spec.work)
     steps = list(_steps(work, program.places, group.size))
     started = time.perf_counter()
@@ -82,7 +80,7 @@ def sweep(spec: RunSpec, program: CollectiveProgram, group: Group, log: Log) -> 
 
 
 def _steps(work: Collective, places: tuple[bool, ...], ranks: int) -> Iterator[Step]:
-    """Every size in every way; of send-receive then every pair, at the largest."""
+    """Every size in every placement; for send-receive also every pair, at the largest size."""
     sizes = dict.fromkeys(extent(work, size, ranks) for size in sorted(work.sizes_bytes))
     for of in sizes:
         for in_place in places:
@@ -111,7 +109,7 @@ def _groups(program: CollectiveProgram, budget: Budget, agree: Callable[[Any], A
 
 
 def _wrong(program: CollectiveProgram, work: Collective) -> int | None:
-    """Elements of this rank that were not what they must be, over all checks."""
+    """Wrong elements of this rank, over all checks."""
     if not work.checks:
         return None
     found = 0

@@ -1,6 +1,7 @@
-"""What a run is fed as its spec asks, and what it has to say of that.
+"""Inputs of a run: the data source and feed that its spec asks for, and figures about them.
 
-How long the step waited for its minibatches; of images, how many were set aside and converted.
+Figures: the time that a step waited for its batches; for images, how many were skipped and
+converted.
 """
 
 from __future__ import annotations
@@ -40,8 +41,7 @@ STILL_THERE = 0.25
 
 
 def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
-    """The samples of `split` that the spec's work names, in the form `network` takes. Unsupported
-    where a script is to play on images that take real time to decode."""
+    """The samples of `split` for the spec's work, in the form `network` takes."""
     work = spec.work
     assert isinstance(work, NetworkWork), "only networks are fed"
     program, usual = spec.program, ImageOptions()
@@ -67,9 +67,10 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
 
 
 def open_stage(spec: RunSpec, network: Network) -> Source:
-    """What a stage of the input is measured on; Unsupported where the data have no such stage."""
+    """The source on which a stage of the input pipeline is measured; Unsupported where the data
+    have no such stage."""
     work = spec.work
-    assert isinstance(work, Input), "asked of an input's stage alone"
+    assert isinstance(work, Input), "only for a stage of the input"
     source = open_split(spec, network, "train")
     if work.stage == "copy":
         return source
@@ -82,11 +83,11 @@ def open_stage(spec: RunSpec, network: Network) -> Source:
 
 
 @dataclass(frozen=True)
-class Host:
-    """Where a stage runs: on the host's own clock, whatever a scripted program's says."""
+class HostClock:
+    """Clock and synchronisation of a stage on the host, also for a simulated program."""
 
     synchronize: Callable[[], None] = lambda: None
-    """A minibatch that was taken is there; one that was copied must be waited for."""
+    """Waits for a copy to the device; nothing to wait for otherwise."""
 
     def clock(self) -> float:
         """The process's monotonic clock."""
@@ -94,12 +95,12 @@ class Host:
 
 
 def discard(made: object) -> None:
-    """What a stage makes is wanted by nobody."""
+    """Drop the result of a stage."""
 
 
 def log_files(log: Log, source: Source, threads: int) -> None:
-    """The threads that make minibatches; of images read from files, the mean size of one, and how
-    much of them is in memory before anything is timed."""
+    """Log the threads that prepare batches; for image files, their mean size and the fraction of
+    them in the page cache before anything is timed."""
     if threads:
         log.figure("input_threads", Figure(value=threads, unit=""))
     if isinstance(source, ImageSource | ReadOnly):
@@ -108,20 +109,22 @@ def log_files(log: Log, source: Source, threads: int) -> None:
         if (warning := page_cache(share)) is not None:
             log.warning(warning)
         if share is not None:
-            method = "middle pages looked for in the page cache before the first step"
+            method = (
+                "whether the middle page of each file is in the page cache before the first step"
+            )
             log.figure("page_cache_share", Figure(value=share, unit="", method=method))
 
 
 def warn_if_still_cached(spec: RunSpec, log: Log, source: Source) -> None:
-    """A warning where files that were to be dropped from memory are there all the same."""
+    """Log a warning where files are still in the page cache in spite of drop_page_cache=true."""
     if not spec.program.drop_page_cache or not isinstance(source, ImageSource | ReadOnly):
         return
     share = source.in_page_cache()
     if share is not None and share <= STILL_THERE:
         return
-    how_many = "nobody can tell whether they went" if share is None else f"{share:.0%} are there"
-    cause = f"Image files were dropped from memory after each reading, and {how_many}."
-    remedy = "Keep them on a local disk, where no other process reads them at the same time."
+    how_many = "how many remain is unknown" if share is None else f"{share:.0%} remain"
+    cause = f"Image files were dropped from the page cache after each read; {how_many}."
+    remedy = "Store them on a local disk, where no other process reads them meanwhile."
     log.warning(warn("page-cache", cause, remedy))
 
 
@@ -133,9 +136,9 @@ def feed(
     group: Group | None = None,
     start: int = 0,
 ) -> Feed:
-    """Minibatches of `source` for this rank of `group`, after the first `start`, or global ones
-    where all ranks work on the same samples; where one is to lie on the device for good, made
-    without threads."""
+    """Feed of batches of `source` for this rank of `group`, after the first `start`; of global
+    batches where all ranks work on the same samples. Without threads where one batch is resident on
+    the device."""
     work, program = spec.work, spec.program
     assert isinstance(work, NetworkWork), "only networks are fed"
     threads = input_threads(work.data, program.input_threads, usable_cores, program.decode_location)
@@ -146,7 +149,7 @@ def feed(
     devices = 1 if isinstance(work, Input) else spec.placement.devices
     return Feed(
         source,
-        # what this process's devices take: one of them, or all where one process drives them all
+        # for this process's devices: one of them, or all where one process drives them all
         work.batch_per_device * (devices if whole else devices // group.size),
         work.seed,
         threads=threads,
@@ -160,8 +163,8 @@ def feed(
 
 @contextmanager
 def decoded(spec: RunSpec, feed: Feed, program: Program) -> Iterator[None]:
-    """Within it `program` decodes what the feed makes, where the spec says so. The feed is closed
-    at the end, before the program is."""
+    """Have `program` decode the feed's batches, where the spec says so. The feed is closed at the
+    end, before the program."""
     if spec.program.decode_location == "device":
         assert isinstance(program, SupportsDecoding), "check_supported has seen to it"
         feed.decode_by(program)
@@ -172,17 +175,17 @@ def decoded(spec: RunSpec, feed: Feed, program: Program) -> Iterator[None]:
 
 
 def wait(measured: Measured, fed: Feed) -> Figure:
-    """What a step waited for its minibatch, in the mean; without threads, what making it took."""
+    """Mean wait of a step for its batch; without threads, the time to prepare it."""
     steps = sum(w.steps for w in measured.windows)
     waited_s = fed.waited_s(measured.started, measured.ended)
-    method = f"by {fed.threads} threads ahead of the step" if fed.threads else "made in the step"
+    method = f"prepared by {fed.threads} threads" if fed.threads else "prepared in the step"
     return Figure(value=waited_s / steps, unit="s", n=steps, method=method)
 
 
 def log_images(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None:
-    """The figures `images_set_aside` and `images_converted` over all that was read, pairs of a
-    source and the samples that were tried (None: all); `images_decoded_by_host` where that was the
-    device's part; and a warning where any was set aside. Nothing for data that are not decoded."""
+    """Log `images_set_aside` (skipped) and `images_converted` over all reads, pairs of a source and
+    the samples that were tried (None: all); `images_decoded_by_host` where the device decodes; and
+    a warning where any was skipped. Nothing for data that are not decoded."""
     tallies = [
         source.tally(np.ones(source.samples, np.bool_) if tried is None else tried)
         for source, tried in read
@@ -190,7 +193,7 @@ def log_images(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None
     ]
     if not tallies:
         return
-    _say_staged(log, [s for s, _ in read if isinstance(s, ImageSource)])
+    _log_local_cache(log, [s for s, _ in read if isinstance(s, ImageSource)])
     tally = sum(tallies, ImageCounts(tried=0))
     log.figure(
         "images_set_aside",
@@ -206,12 +209,12 @@ def log_images(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None
             "images_decoded_by_host",
             Figure(value=by_host, unit="", n=tally.tried, method=by_kind(tally.by_host)),
         )
-    if warning := set_aside(tally):
+    if warning := skipped_warning(tally):
         log.warning(warning)
 
 
-def _say_staged(log: Log, read: Sequence[ImageSource]) -> None:
-    """How much lies in the packs on the local disk, which are ended here."""
+def _log_local_cache(log: Log, read: Sequence[ImageSource]) -> None:
+    """Close the packs of the local cache and log their bytes."""
     packs = [s.encoded for s in read if isinstance(s.encoded, LocalCache)]
     for pack in packs:
         pack.close()
@@ -227,35 +230,35 @@ def _say_staged(log: Log, read: Sequence[ImageSource]) -> None:
         )
 
 
-def set_aside(tally: ImageCounts) -> Warning | None:
+def skipped_warning(tally: ImageCounts) -> Warning | None:
     """The warning `images-skipped`, with each reason, its count and some names; None where every
-    image could be used and nothing else lay among them."""
+    file is a usable image."""
     if not tally.aside and not tally.ignored:
         return None
-    told = [
+    reasons = [
         f"{format_count(count)} {reason} ({', '.join(tally.examples[reason])}"
         f"{', …' if count > len(tally.examples[reason]) else ''})"
         for reason, count in _most_first(tally.set_aside)
     ]
     cause = (
         f"{format_count(tally.aside)} of {format_count(tally.tried)} images tried could not be "
-        f"used: {'; '.join(told)}."
-        if told
+        f"used: {'; '.join(reasons)}."
+        if reasons
         else f"All {format_count(tally.tried)} images tried could be used."
     )
     if tally.ignored:
-        cause += f" Left alone: {by_kind(tally.ignored)}."
+        cause += f" Ignored files: {by_kind(tally.ignored)}."
     remedy = (
-        "Others took their places. Replace or delete these files; `max_image_pixels` admits larger "
-        "images."
-        if told
-        else "Nothing, where this was meant; docs/data.md says what is taken for an image."
+        "Other images replaced them. Replace or delete these files; `max_image_pixels` admits "
+        "larger images."
+        if reasons
+        else "Nothing, if that is intended; docs/data.md lists which files are images."
     )
     return warn("images-skipped", cause, remedy)
 
 
 def by_kind(counts: Mapping[str, int]) -> str:
-    """`12 truncated, 3 empty file`: the most frequent first."""
+    """`12 truncated, 3 empty file`, most frequent first."""
     return ", ".join(f"{format_count(n)} {kind}" for kind, n in _most_first(counts))
 
 

@@ -1,8 +1,9 @@
-"""What a worker is told: one job, written by the runner as `job.json` into the run's own folder.
+"""Job of a worker: one spec for one rank, written by the runner as `job.json` into the run's
+folder.
 
-Everything the worker writes goes into that folder too: `events-<rank>.jsonl` (events.py),
-`output-<rank>.txt` (whatever the framework prints, and the stacks at a crash) and
-`stacks-<rank>.txt` (where each thread stood when the runner asked).
+Everything the worker writes is in that folder too: `events-<rank>.jsonl` (events.py),
+`output-<rank>.txt` (the framework's output, and the stacks of a crash) and `stacks-<rank>.txt`
+(the stacks that the runner requested).
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from cubemesh.schema.spec import RunSpec
 JOB_FILE = "job.json"
 
 RUNS_FOLDER_VARIABLE = "CUBEMESH_RUNS_FOLDER"
-"""Environment variable that every server and worker carries, so that one can tell whose they are:
-the folder of the runner that started them."""
+"""Environment variable of every server and worker that identifies their runner: its folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,31 +31,31 @@ class Job:
     """The run's folder; it exists."""
     rank: int = 0
     origin: float | None = None
-    """Reading of `time.perf_counter()` when the run began, on this host; None is when the worker
+    """Begin of the run, a reading of `time.perf_counter()` on this host; None is when the worker
     reads the job."""
     usable_cores: int | None = None
-    """Cores the process may really use, as the runner's probe found them; None is what the
-    scheduler allows."""
+    """Cores that the process may use, from the runner's probe; None is what the scheduler
+    allows."""
     gpu_memory_bytes: int | None = None
-    """Memory of the GPU the run is placed on, as the runner's probe found it."""
+    """Memory of the run's GPU, from the runner's probe."""
     gpu_uuid: str | None = None
     """That GPU; None for a run on the CPU."""
     gpu_uuids: tuple[str, ...] = ()
-    """Those of all ranks, in their order, where the run has several devices."""
+    """GPUs of all ranks, in order, on several devices."""
 
     @property
     def output_path(self) -> Path:
-        """Where stdout and stderr of the worker go."""
+        """Stdout and stderr of the worker."""
         return Path(self.folder, f"output-{self.rank}.txt")
 
     @property
     def agent_output_path(self) -> Path:
-        """Where stdout and stderr of the process that starts the ranks go."""
+        """Stdout and stderr of the process that starts the ranks."""
         return Path(self.folder, "output-agent.txt")
 
     @property
     def stacks_path(self) -> Path:
-        """Where SIGUSR1 makes the worker write the stack of every thread."""
+        """Stacks of every thread, written on SIGUSR1."""
         return Path(self.folder, f"stacks-{self.rank}.txt")
 
     @property
@@ -71,8 +71,8 @@ class Job:
 
 
 def read_job(path: Path) -> Job:
-    """The job in a file; DataError when there is none or it does not describe one."""
+    """Read a job; DataError for a missing or invalid file."""
     try:
         return from_plain(Job, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        raise DataError(f"'{path}' is not a job a runner wrote: {error}") from error
+        raise DataError(f"'{path}' is not a valid job file: {error}") from error

@@ -1,10 +1,9 @@
-"""A program made ready to run: built, compiled where it compiles, and holding its first weights.
+"""Lifecycle of a program: build, compile, load weights, run, report its peak memory, close.
 
-What it needed is said when it is done with. Peak memory is the program's own count where its device
-keeps one. On the CPU it is the most that the process held from the loading of the weights on, less
-what it held, data and all, before the program was built, and less what compiling it has left in the
-process; the kernel counts it (memory.py), so nothing is slowed down. What was freed until
-then goes back to the kernel first: the step would take it again, and it would seem to need nothing.
+Peak memory is the framework's own count where the device has one. On the CPU it is the peak of the
+process from the loading of the weights on, less what the process held before the program was built
+and what compiling has left; the kernel counts it (memory.py), so nothing is slowed down. Freed
+memory is returned to the kernel before: otherwise the step would reuse it and seem to need none.
 """
 
 from __future__ import annotations
@@ -48,9 +47,8 @@ def ready_program(
     log: EventLog,
     group: Group,
 ) -> Iterator[Program]:
-    """A program of `network` that holds its initial weights; one that compiles is compiled for
-    `sample()`. The most memory it held until the end is said there. An error leaves it as it is,
-    because the process ends with it."""
+    """A program of `network` with its initial weights, compiled for `sample()` if it compiles. Logs
+    its peak memory at the end. After an error it is not closed: the process ends."""
     work = cast(NetworkWork, spec.work)
     before_bytes = _held_bytes(framework)
     sync = strategies.make(spec.program.sync, group, spec.program.bucket_bytes)
@@ -68,7 +66,7 @@ def ready_program(
         program = framework.build(request)
     if isinstance(framework, ReportsPrecision) and (other := framework.other_precision(request)):
         remedy = (
-            "Say so where the figure is quoted, or set precision=fp16 and loss_scale=1024, which "
+            "State it where the figure is quoted, or set precision=fp16 and loss_scale=1024, which "
             "scales the loss."
         )
         log.warning(warn("precision-mismatch", other, remedy))
@@ -79,11 +77,13 @@ def ready_program(
         program.load(network.draw(work.seed))
     since = "the weights were loaded" if memory.reset_peak() else "the process began"
     yield program
-    _say_loss_scale(program, log)
+    _log_loss_scale(program, log)
     if isinstance(program, SupportsCapture) and program.not_captured:
-        remedy = "Set framework=pytorch, or change what stands in the way."
+        remedy = "Set framework=pytorch, or change what prevents the capture."
         if device == "cpu":
-            remedy = "Let it stand for the fusions of a CPU's step, or set framework=pytorch."
+            remedy = (
+                "Ignore it to use the fused operations of a CPU's step, or set framework=pytorch."
+            )
         log.warning(
             warn("not-captured", f"The step is not captured: {program.not_captured}.", remedy)
         )
@@ -95,24 +95,26 @@ def ready_program(
     staleness.log_staleness(sync, log)
 
 
-def _say_loss_scale(program: Program, log: EventLog) -> None:
-    """What the loss was multiplied by in the end, for a program that does so."""
+def _log_loss_scale(program: Program, log: EventLog) -> None:
+    """Log the final loss scale, for a program that scales the loss."""
     if isinstance(program, SupportsLossScaling) and (scaled := program.loss_scale()) is not None:
         value, method = scaled
         log.figure("loss_scale", Figure(value=value, unit="", method=method))
 
 
 def _check_limit(peak: Figure, limit_bytes: int | None) -> None:
-    """What the kernel refuses counts whole mappings, with room for stacks; a limit that was asked
-    for holds to the byte."""
+    """The kernel's limit counts whole mappings, with room for stacks; a requested limit is
+    exact."""
     if limit_bytes is not None and peak.value > limit_bytes:
-        raise OutOfMemory(f"it held {format_bytes(peak.value)}, past {format_bytes(limit_bytes)}")
+        raise OutOfMemory(
+            f"peak memory {format_bytes(peak.value)} exceeds {format_bytes(limit_bytes)}"
+        )
 
 
 def _compile(
     framework: Framework, program: Program, sample: Callable[[], Batch], log: EventLog
 ) -> int:
-    """Compile a program that offers it; how many bytes more the process holds after it."""
+    """Compile a program; the growth of the process's memory in bytes."""
     assert isinstance(program, SupportsCompilation)
     with log.phase("compile") as phase:
         placed = program.place(sample())
@@ -125,7 +127,7 @@ def _compile(
 
 
 def _held_bytes(framework: Framework) -> int | None:
-    """What the process holds now, and still uses."""
+    """Bytes that the process holds and uses."""
     if isinstance(framework, SupportsMemoryRelease):
         framework.release_freed_memory()
     memory.release_freed_memory()
@@ -139,7 +141,7 @@ def _peak_memory(program: Program, before_bytes: int | None, since: str) -> Figu
     held_bytes = memory.peak_held_bytes()
     if held_bytes is None or before_bytes is None:
         return None
-    method = f"most that the process held since {since}, less what it held before building"
+    method = f"peak of the process since {since}, less what it held before building"
     if isinstance(program, SupportsCompilation):
-        method += " and what compiling has left"
+        method += " and what compiling left"
     return Figure(value=max(0, held_bytes - before_bytes), unit="B", method=method)

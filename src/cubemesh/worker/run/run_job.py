@@ -1,7 +1,7 @@
-"""One job in one process: whatever happens to it becomes an outcome, the last event it writes.
+"""Run of one job in one process; any error becomes an outcome, the last event.
 
-The phases in the order of the record: `import` the framework (milliseconds where the server has
-done it), then those of the work (tasks.py), under the memory limit from the first array on.
+The phases in order: `import` the framework (milliseconds if the server has done it), then those of
+the work (tasks.py), under the memory limit from the first array on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cubemesh.worker.validation import check_supported
 
 
 def run_job(job: Job) -> Outcome:
-    """Run `job` and write its events; returns the outcome, which is the last of them."""
+    """Run `job` and write its events, the outcome last; returns the outcome."""
     origin = time.perf_counter() if job.origin is None else job.origin
     log = EventLog(events_path(Path(job.folder), job.rank), job.rank, origin)
     known = _Known()
@@ -62,14 +62,14 @@ def run_job(job: Job) -> Outcome:
 
 
 def _is_watched(spec: RunSpec) -> bool:
-    """Whether the runner listens for signs of life: where ranks wait for one another, and where no
-    time limit will end what hangs."""
+    """Whether the runner checks heartbeats: where ranks wait for one another, and where no time
+    limit ends a hang."""
     return spec.placement.devices > 1 or isinstance(spec.work, Train)
 
 
 @dataclass
 class _Known:
-    """What has been found out so far that an explanation of a failure needs."""
+    """State that the outcome of an error needs."""
 
     limit_bytes: int | None = None
     is_out_of_memory: Callable[[BaseException], bool] = lambda error: False
@@ -78,11 +78,11 @@ class _Known:
 
 def _run(job: Job, log: EventLog, known: _Known) -> None:
     spec = job.spec
-    gpu_processes = GpuProcessWatch(job.gpu_uuid)  # before the framework wakes the GPU
+    gpu_processes = GpuProcessWatch(job.gpu_uuid)  # before the framework uses the GPU
     with log.phase("import"):
         framework = entry(spec.program.framework).load()
         known.is_out_of_memory = framework.is_out_of_memory
-        _make_ready(spec)
+        _set_up_process(spec)
         able = framework.capabilities()
     check_supported(spec, able)
     own = ranks.rank_from_env()
@@ -132,8 +132,8 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
         group.close()
 
 
-def _make_ready(spec: RunSpec) -> None:
-    """Make the process ready for each program that it will run, before any looks for a device."""
+def _set_up_process(spec: RunSpec) -> None:
+    """Set the process up for each of its programs, before any queries devices."""
     programs = [spec.program]
     if spec.against is not None:
         programs.append(spec.against.program)
@@ -144,7 +144,7 @@ def _make_ready(spec: RunSpec) -> None:
 
 
 def _input_threads(spec: RunSpec, usable_cores: float) -> int:
-    """The most there may be: training starts them once more to evaluate, and one may decode."""
+    """Maximum number of input threads: evaluation starts them again, and one may decode."""
     if not isinstance(spec.work, NetworkWork):
         return 0
     program = spec.program
@@ -163,7 +163,7 @@ def _own_device(spec: RunSpec, able: Capabilities, own: ranks.RankInfo) -> str:
 
 
 def _driven(spec: RunSpec, able: Capabilities, own: ranks.RankInfo) -> tuple[str, ...]:
-    """The devices of this process, where it drives several: its framework starts no ranks."""
+    """Devices of a process that drives several, because its framework starts no ranks."""
     devices = spec.placement.devices
     if own.ranks > 1 or devices == 1:
         return ()
@@ -174,7 +174,7 @@ def _driven(spec: RunSpec, able: Capabilities, own: ranks.RankInfo) -> tuple[str
 def _cores(
     spec: RunSpec, own: ranks.RankInfo, driven: int, cores: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Which of the `cores` are this process's: of its rank, or of all the devices it drives."""
+    """The `cores` of this process: of its rank, or of all devices it drives."""
     if not driven:
         return ranks.own_cores(spec, own, cores)
     each = (
@@ -185,7 +185,7 @@ def _cores(
 
 
 def choose_device(spec: RunSpec, able: Capabilities) -> str:
-    """The device a supported spec runs on: the best the framework has, of the kind asked for."""
+    """Device of a supported spec: the framework's best of the requested kind."""
     wanted = spec.placement.device
     return next(d for d in able.devices if wanted in ("auto", d.split(":")[0]))
 
@@ -193,10 +193,10 @@ def choose_device(spec: RunSpec, able: Capabilities) -> str:
 def _memory_limit(
     job: Job, device: str, stacks: int
 ) -> tuple[int | None, AbstractContextManager[None]]:
-    """The memory the run may take, where known, and what enforces it.
+    """Memory limit of the run, where known, and its enforcement.
 
-    A GPU refuses by itself what it has not got; on the CPU the kernel would rather kill. `stacks`
-    are the threads there may be, whose stacks are allowed on top.
+    A GPU refuses allocations by itself; on the CPU the kernel would kill the process. The stacks of
+    `stacks` threads are allowed in addition.
     """
     asked = job.spec.budget.memory_limit_bytes
     if device.split(":")[0] != "cpu":
@@ -204,11 +204,11 @@ def _memory_limit(
     if private_writable_bytes() is None:
         if asked is not None:
             raise Unsupported(
-                f"memory_limit_bytes={asked}: this kernel does not tell a process what it holds "
-                "(VmData in /proc/self/status), so memory cannot be limited here. Leave it out."
+                f"memory_limit_bytes={asked}: this kernel does not report VmData in "
+                "/proc/self/status, so memory cannot be limited. Leave it out."
             )
         return None, nullcontext()
-    # More than there is would end with a kill, not with a refusal.
+    # A limit above the free memory would end with a kill, not with an error.
     free_bytes = available_bytes() // ranks.rank_from_env().local_ranks
     limit_bytes = free_bytes if asked is None else min(asked, free_bytes)
     return limit_bytes, MemoryLimit(limit_bytes, stacks)

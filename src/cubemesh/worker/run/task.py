@@ -1,4 +1,4 @@
-"""What a worker's tasks have in common: what they are given, their network, program and timing."""
+"""Task: a supported spec with its framework, device and log, and the parts that all tasks share."""
 
 from __future__ import annotations
 
@@ -34,30 +34,29 @@ from cubemesh.worker.run.program_lifecycle import ready_program
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A supported spec, and with what it is to be done."""
+    """A supported spec and everything needed to run it."""
 
     spec: RunSpec
     framework: Framework
     device: str
     threads: int
     usable_cores: float
-    """Cores' worth of time this process is granted."""
+    """CPU time that this process is granted, in cores."""
     gpu_uuid: str | None = None
-    """The GPU whose utilisation is sampled; None for none."""
+    """The GPU to sample; None on the CPU."""
     gpu_processes: GpuProcessWatch
-    """Who else is on that GPU."""
+    """Other processes on that GPU."""
     log: EventLog
     group: Group = field(default_factory=SingleProcessGroup)
     """The ranks of this run."""
     folder: str = ""
-    """Where files to keep beside the record are written."""
+    """Folder for files that are stored with the record."""
     limit_bytes: int | None = None
-    """Memory there is for the run, where that is known."""
+    """Memory limit of the run, where known."""
 
 
 def start_meters(task: Task) -> tuple[Meter, ...]:
-    """What is read beside the run. A GPU's power is read here already, before the run touches it:
-    where it has no work, that is its idle power."""
+    """The meters of the run. Logs the GPU's idle power, read before the run uses it."""
     meters = open_meters(task.gpu_uuid)
     idle = idle_power(meters)
     if idle is not None:
@@ -68,12 +67,12 @@ def start_meters(task: Task) -> tuple[Meter, ...]:
 def time_steps(
     task: Task,
     meters: Sequence[Meter],
-    program: Program | CeilingProgram | inputs.Host,
+    program: Program | CeilingProgram | inputs.HostClock,
     step: Callable[[], None],
     samples_per_step: int,
     attributed: StepProfiler | None = None,
 ) -> tuple[Measured, Telemetry]:
-    """Time `step`, with the machine watched beside it."""
+    """Time `step`, with telemetry."""
     with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
         measured = measure(
             step,
@@ -109,28 +108,28 @@ def log_machine_warnings(telemetry: Telemetry, task: Task, started: float, ended
 
 
 def _pace(task: Task) -> Pace:
-    """How the ranks of the run keep time."""
+    """Pace of the ranks: lockstep or free-running."""
     if strategy(task.spec.program.sync).free_running:
         return FreeRunning(task.group.rank, task.group.poll_flag)
     return Lockstep(task.group.broadcast_object)
 
 
 def network_of(work: NetworkWork) -> Network:
-    """The network of a work; Unsupported where its batch is too small for it."""
+    """The network of a work; Unsupported where its batch is too small."""
     network = networks.build_for(work)
     if work.batch_per_device < network.smallest_batch:
         raise Unsupported(
             f"batch_per_device={work.batch_per_device} is too small for {network.name} on images "
-            f"of {network.inputs[0].shape[-1]} pixels: a batch normalisation there sees a single "
-            f"position of each sample. Set batch_per_device={network.smallest_batch} or more."
+            f"of {network.inputs[0].shape[-1]} pixels, where batch normalisation has one position "
+            f"per sample. Set batch_per_device={network.smallest_batch} or more."
         )
     return network
 
 
 @contextmanager
 def program_for(task: Task, network: Network, feed: Feed) -> Iterator[Program]:
-    """A program of `network`, for what `feed` makes: it decodes that where the spec says so. The
-    feed is closed at the end."""
+    """A program of `network` for the batches of `feed`, which it decodes where the spec says so.
+    The feed is closed at the end."""
     with (
         closing(feed),
         ready_program(
@@ -149,10 +148,10 @@ def program_for(task: Task, network: Network, feed: Feed) -> Iterator[Program]:
 
 
 def check_loss(program: Program) -> None:
-    """Diverged where the loss is no finite number any more."""
+    """Diverged where the loss is not finite."""
     loss = program.loss()
     if not math.isfinite(loss):
         raise Diverged(
-            f"the loss became {loss}: the steps are still timed, but they train nothing. Lower "
+            f"the loss became {loss}: the steps were timed, but the training diverged. Lower "
             "learning_rate."
         )

@@ -25,7 +25,7 @@ from cubemesh.measure.telemetry.telemetry import Telemetry
 from cubemesh.measure.validity import window_warnings
 from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.work import FirstSteps, Input, Stage, Train
-from cubemesh.training.first_steps import first_steps as look_at_first_steps
+from cubemesh.training.first_steps import first_steps as record_first_steps
 from cubemesh.training.loop import train as train_epochs
 from cubemesh.worker.run import ceilings, checkpointing, collectives, inputs
 from cubemesh.worker.run.steps import measure_steps
@@ -87,7 +87,7 @@ def train(task: Task) -> None:
             )
             ended = time.perf_counter()
         log_machine_warnings(telemetry, task, started, ended)
-        if windows:  # none where it went on from its very end
+        if windows:  # none where it resumed at its end
             telemetry.log_energy(windows, sum(w.samples for w in windows))
         inputs.log_images(log, (source, feed.tried), (validation, None))
         for warning in window_warnings(windows) if windows else ():
@@ -95,7 +95,7 @@ def train(task: Task) -> None:
 
 
 def first_steps(task: Task) -> None:
-    """Look at the first steps of a training."""
+    """Record the first steps of a training."""
     work, log = cast(FirstSteps, task.spec.work), task.log
     network = network_of(work)
     with log.phase("data"):
@@ -103,11 +103,11 @@ def first_steps(task: Task) -> None:
         validation = inputs.open_split(task.spec, network, "validation")
         feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
     with program_for(task, network, feed) as program:
-        look_at_first_steps(program, feed, validation, work, log, task.group)
+        record_first_steps(program, feed, validation, work, log, task.group)
 
 
 def input_stage(task: Task) -> None:
-    """Measure one stage of what feeds a network: a step is a minibatch going through it."""
+    """Measure one stage of the input pipeline; a step is a batch passing through it."""
     work, log = cast(Input, task.spec.work), task.log
     meters = start_meters(task)
     network = network_of(work)
@@ -118,18 +118,20 @@ def input_stage(task: Task) -> None:
     samples = work.batch_per_device
     if work.stage == "copy" or task.spec.program.decode_location == "device":
         with program_for(task, network, feed) as program:
-            host, step = inputs.Host(program.synchronize), _placing(program, feed, work.stage)
+            host, step = inputs.HostClock(program.synchronize), _placing(program, feed, work.stage)
             time_steps(task, meters, host, step, samples)
     else:
         with closing(feed):
-            time_steps(task, meters, inputs.Host(), lambda: inputs.discard(next(feed)), samples)
+            time_steps(
+                task, meters, inputs.HostClock(), lambda: inputs.discard(next(feed)), samples
+            )
     if work.stage != "copy":
         inputs.log_images(log, (source, feed.tried))
         inputs.warn_if_still_cached(task.spec, log, source)
 
 
 def _placing(program: Program, feed: Feed, stage: Stage) -> Callable[[], None]:
-    """A step that places the same minibatch again, or of decoding the next one."""
+    """A step that places the same batch again, or the next one for decoding."""
     if stage == "copy":
         batch = next(feed)
         return lambda: inputs.discard(program.place(batch))
@@ -137,8 +139,7 @@ def _placing(program: Program, feed: Feed, stage: Stage) -> Callable[[], None]:
 
 
 def ceiling(task: Task) -> None:
-    """Measure the rate of one elementary operation: at its fastest, in the first moments, and as
-    it goes on."""
+    """Measure the fastest and the sustained rate of one elementary operation."""
     meters = start_meters(task)
     with task.log.phase("build"):
         program = ceilings.build(task.spec, task.framework.build_ceiling, task.device, task.threads)
