@@ -132,7 +132,7 @@ def test_training_and_decoding_alone_say_what_was_left_to_the_host(tmp_path, pho
         ended, figures = found[name]
         assert ended.ok, ended
         assert figures["images_decoded_by_host"].n >= 6
-    assert figures["input_wait_s"].method == "by 2 threads ahead of the step"
+    assert figures["input_wait_s"].method == "prepared by 2 threads"
     ended, _ = found["copy"]
     assert ended.status is Status.UNSUPPORTED
     assert "stage=copy" in ended.message

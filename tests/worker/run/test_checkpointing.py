@@ -108,4 +108,4 @@ def test_each_rank_reads_its_own_file_however_long_another_takes(tmp_path, monke
     assert checkpoints.steps_in(tmp_path, 1) == [10]
     checkpoints.path_of(tmp_path, 10, 0).write_bytes(b"")
     told = begin(tmp_path, tmp_path, resume=True)
-    assert all(text.startswith("None of the 1 checkpoints in") for text in told), told
+    assert all(str(tmp_path) in text for text in told), told

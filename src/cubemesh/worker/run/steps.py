@@ -3,7 +3,7 @@
     data ─ build ─ weights ─ (losses) ─ warm-up ─ measure ─ (profile)
 
 The first losses come from repeated steps on one batch from the initial weights: if the arithmetic
-is right they fall within a few steps whatever the data, and two programs agree on them closely.
+is right they fall within a few steps for any data, and two programs agree on them closely.
 """
 
 from __future__ import annotations
