@@ -1,7 +1,7 @@
 """Evaluation: accuracy and loss on samples that were not trained on.
 
-Top-1 accuracy is the share of samples whose own class has the highest score, top-5 the share whose
-class is among the five highest; the loss is the mean softmax cross-entropy. A sample whose class
+Top-1 accuracy is the fraction of samples whose class has the highest score, top-5 that whose class
+is among the five highest; the loss is the mean softmax cross-entropy. A sample whose class
 ties with others counts as if the others came first, so a network that scores all classes alike gets
 nothing for it. The 95 % interval of an accuracy is Wilson's score interval, which stays within 0
 and 1 and holds for small counts (E. B. Wilson, Journal of the American Statistical Association 22,
@@ -77,8 +77,8 @@ def score(scores: NDArray[Any], labels: NDArray[np.int64]) -> EvaluationResult:
 
 
 def score_all(program: Program, batches: Iterable[Batch], log: Log, mark: str) -> EvaluationResult:
-    """Score every sample of `batches`. Scores come to the host, so each batch is a step that waits,
-    and all together are one window of phase `evaluate`, marked `mark`."""
+    """Score every sample of `batches`. Scores are copied to the host, so each batch is a
+    synchronous step, and all together are one window of phase `evaluate`, marked `mark`."""
     start = program.clock()
     total, steps, samples = EvaluationResult(), 0, 0
     for batch in batches:

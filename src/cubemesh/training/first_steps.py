@@ -33,7 +33,7 @@ from cubemesh.schema.work import FirstSteps
 from cubemesh.training.evaluation import EvaluationResult, accuracy_figure, score
 
 FED_KEPT = 16
-"""First steps of which the numbers of the samples are kept."""
+"""Number of first steps whose sample indices are stored."""
 EVALUATED = 64
 """Samples that are evaluated at a time; how many changes no score."""
 _SIGNS_SEED = 20021
@@ -45,9 +45,9 @@ _SIGNS = 1.0 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis
 def first_steps(
     program: Program, feed: Feed, validation: Source, work: FirstSteps, log: Log, group: Group
 ) -> None:
-    """Make `work.iterations` steps and tell the log what this rank saw, the curve of its losses,
-    and on rank 0 the accuracy that came of them. Unsupported for a program that cannot be looked
-    into; Diverged for a loss that is no number."""
+    """Make `work.iterations` steps and log the trace of this rank, the curve of its losses, and
+    on rank 0 the accuracy afterwards. Unsupported for a program without step inspection;
+    Diverged for a loss that is not finite."""
     if not isinstance(program, SupportsStepInspection):
         raise Unsupported("This framework does not support step inspection. Set framework=pytorch.")
     with log.phase("steps"):
@@ -120,9 +120,9 @@ def _sketches(arrays: dict[str, Array]) -> tuple[Sketch, ...]:
 
 
 def sketch(name: str, array: Array, part: int = 0) -> Sketch:
-    """The sketch of `array`, or of a larger array that has it as its part number `part`, the parts
-    being alike in size, and zeros elsewhere. Element i of the whole, in the order of C, is added
-    with its sign to counter i modulo `COUNTERS`."""
+    """The sketch of `array`, or of a larger array with `array` as part number `part` of equal
+    parts, and zeros elsewhere. Element i of the whole, in C order, is added with its sign to
+    counter i modulo `COUNTERS`."""
     own: NDArray[np.float64] = np.ascontiguousarray(array, dtype=np.float64).ravel()
     first = part * own.size
     row, column = divmod(first, COUNTERS)

@@ -2,12 +2,12 @@
 
     epoch 1                                    epoch 2
     W W W W … (phase measure) │ evaluate       W W W W … │ evaluate       …
-    ▲ the first step, a window of its own in phase warm-up
+    ▲ the first step, a separate window in phase warm-up
 
-An epoch's steps are cut into a few windows; each ends with a wait, and only then, outside the
-window, is the loss of its last step read. So the training loss is sampled, not averaged: a point a
-window. After each epoch every validation sample is scored (`evaluation.py`). Checkpoints are taken
-between windows, which end there for them.
+An epoch's steps are divided into a few windows; each ends with a synchronisation, after which,
+outside the window, the loss of its last step is read. So the training loss is sampled, one point
+per window, not averaged. After each epoch every validation sample is scored (`evaluation.py`).
+Checkpoints are taken between windows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from cubemesh.training.schedule import Schedule
 
 WINDOWS_PER_EPOCH = 4
 WINDOWS = 12
-"""Windows of the whole training at least, where it has as many steps."""
+"""Minimum number of windows of the whole training, if it has as many steps."""
 
 
 def train(
@@ -121,7 +121,7 @@ class _Training:
     _batch: Batch | None = None
     _begun: bool = False
     _same_at: int = 0
-    """The step after which the ranks' weights were last found the same."""
+    """The last step after which the ranks' weights were equal."""
 
     @property
     def total_steps(self) -> int:
@@ -307,10 +307,10 @@ class _Training:
 
 
 def window_sizes(steps: int, epochs: int, *, first: bool = False) -> list[int]:
-    """Steps of each window of an epoch of `steps` steps: as even as can be, longer ones first.
+    """Steps of each window of an epoch of `steps` steps, as equal as possible, longer ones first.
 
-    Four windows, or more where all epochs together would have fewer than twelve. In the first
-    epoch the first step stands alone and the rest is shared out.
+    Four windows, or more if all epochs together would have fewer than twelve. In the first epoch
+    the first step is a window, and the others divide the rest.
     """
     if first:
         return [1, *(window_sizes(steps - 1, epochs) if steps > 1 else [])]

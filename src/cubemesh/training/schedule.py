@@ -7,8 +7,8 @@
          └─┴────┴───────────────────────▶ steps
            warm-up
 
-The full rate is `learning_rate`, times the number of devices where it is scaled: a minibatch k
-times as large takes a step k times as long (Goyal et al. 2017, "Accurate, Large Minibatch SGD",
+The full rate is `learning_rate`, times the number of devices if it is scaled: a batch k times as
+large takes a step k times as long (Goyal et al. 2017, "Accurate, Large Minibatch SGD",
 arXiv:1706.02677, section 2.1). The warm-up rises evenly, step by step, to it: from the rate of one
 device where the rate is scaled (the paper's section 2.2), else from 0. The paper's drops come after
 epochs 30, 60 and 80 of 90, to a tenth each; the cosine is Loshchilov and Hutter's (ICLR 2017),
