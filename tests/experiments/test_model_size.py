@@ -27,7 +27,7 @@ def test_a_cpu_runs_less_with_a_warning(machine, play, record_of):
     assert {(s.work.image_size, s.batch_per_device) for s in asked} == {(80, 4)}
     (warning,) = EXPERIMENT.answer(Settings(), sent).warnings
     assert "4 instead of 32" in warning.cause
-    assert "80 for 224" in warning.cause
+    assert "80 instead of 224" in warning.cause
 
 
 def trained(record_of, network, percent, step_s=0.1, on="host"):
