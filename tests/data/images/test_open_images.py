@@ -194,7 +194,7 @@ def test_nothing_that_can_be_used(tmp_path: Path, split: data.source.Split) -> N
     for path in root.rglob("*.jpg"):
         path.write_bytes(b"no image")
     source = open_images(root, split, SHAPE, 3)
-    with pytest.raises(DataError, match="None of the 6 images tried can be used: 6 not an image"):
+    with pytest.raises(DataError, match="All 6 images tried are unusable: 6 not an image"):
         list(in_order(source, 4, threads=2))
 
 

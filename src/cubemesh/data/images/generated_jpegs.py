@@ -59,7 +59,7 @@ def folder() -> Path:
             shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
         raise DataError(
-            f"The images that data={NAME} stands for cannot be made in {place.parent}: "
+            f"The images of data={NAME} cannot be made in {place.parent}: "
             f"{error.strerror}. Make room there (113 MB), or set XDG_CACHE_HOME to another folder."
         ) from error
     return place

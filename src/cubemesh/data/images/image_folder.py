@@ -127,7 +127,7 @@ def check_folder(root: Path) -> None:
         raise DataError(f"{folder} has no folders of images. {LAYOUT}")
     if train is not None and split_folder(root, "validation") is None:
         raise DataError(
-            f"{root} has train and neither val nor validation beside it. Name the folder above "
+            f"{root} has train and neither val nor validation. Name the folder above "
             "both, or one that holds the classes themselves."
         )
     with os.scandir(folder / classes[0]) as entries:

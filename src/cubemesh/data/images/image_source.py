@@ -118,7 +118,7 @@ class ImageSource:
         """The error of a data set in which nothing can be used."""
         reasons = ", ".join(f"{n} {reason}" for reason, n in self.ledger.reasons().items())
         return DataError(
-            f"None of the {format_count(self.ledger.aside)} images tried can be used: {reasons}."
+            f"All {format_count(self.ledger.aside)} images tried are unusable: {reasons}."
         )
 
     def decoded(self, number: int, draw: Augmentation | None = None) -> Pixels | None:

@@ -2,7 +2,7 @@
 
 Bilinear interpolation with half-pixel centres: output pixel i lies over input position
 (i + ½)·n_in/n_out - ½, positions beyond the first and last centre take the edge's value, and the
-value there lies on the straight line between the two nearest pixels, along one axis, then the
+value there is interpolated between the two nearest pixels, along one axis, then the
 other. This is what `align_corners=False` means in PyTorch and `antialias=False` in TensorFlow. No
 averaging when an image shrinks.
 """

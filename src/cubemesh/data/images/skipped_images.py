@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 EXAMPLES = 3
-"""Names told for each reason."""
+"""Names reported for each reason."""
 
 
 @dataclass(frozen=True, kw_only=True)

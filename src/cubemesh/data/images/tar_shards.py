@@ -133,7 +133,7 @@ class TarShards:
             yield number
 
     def _ask_for(self, shard: int, offset: int, size: int) -> None:
-        """Nothing depends on it: a shard that cannot be opened is told of when it is read."""
+        """Nothing depends on it: a shard that cannot be opened is reported when it is read."""
         try:
             file = self._open.get(self._files[shard])
             os.posix_fadvise(file.descriptor, offset, size, os.POSIX_FADV_WILLNEED)
@@ -271,7 +271,7 @@ def _labelled(train: _Scanned, own: _Scanned) -> tuple[tuple[str, ...], NDArray[
     names = sorted({folder(m.name) for m in train.images})
     if not names or "" in names:
         raise DataError(
-            "Images in tar files need their class: KEY.cls or KEY.json beside KEY.jpg, or a folder "
+            "Images in tar files need their class: KEY.cls or KEY.json next to KEY.jpg, or a folder "
             "of the class's name in the member's name (docs/data.md)."
         )
     number = {name: label for label, name in enumerate(names)}

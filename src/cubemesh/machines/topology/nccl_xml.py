@@ -60,7 +60,7 @@ def _parse(text: str, file: str) -> _Element:
     def refuse(*_: object) -> NoReturn:
         raise DataError(
             f"{file}, line {parser.CurrentLineNumber}: it declares a document type or entities; "
-            "a topology of NCCL has none, and they are not read."
+            "they are not part of an NCCL topology and are not read."
         )
 
     def start(name: str, attributes: dict[str, str]) -> None:

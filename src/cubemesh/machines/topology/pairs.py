@@ -42,7 +42,7 @@ class DevicePairs:
     name: str
     gpus: int
     pairs: Mapping[tuple[int, int], Pair]
-    """By (smaller, larger) number; a pair that is missing is not told."""
+    """By (smaller, larger) number; a missing pair is unknown."""
     numbers: Sequence[int] = ()
     """The number of each GPU; 0, 1, 2… where empty."""
     devices: Sequence[str] = ()
@@ -50,7 +50,7 @@ class DevicePairs:
     nics: Sequence[str] = ()
     """What the adapters are called."""
     near: Sequence[str] = ()
-    """Of each GPU something that is the same for those near the same processor; "" is not told."""
+    """Of each GPU something that is the same for those near the same processor; "" is unknown."""
     lanes: Sequence[tuple[int, int] | None] = ()
     """PCIe generation and width of each GPU."""
     nvlink_generation: int | None = None
@@ -58,7 +58,7 @@ class DevicePairs:
 
 
 def from_pairs(seen: DevicePairs) -> Topology:
-    """The graph; DataError where what is told contradicts itself."""
+    """The graph; DataError where the pairs contradict one another."""
     return _Builder(seen).build()
 
 
@@ -231,7 +231,7 @@ class _Builder:
 
 
 def _assumed(link: Link) -> Link:
-    """A link whose kind is not told; its name says so wherever it is shown."""
+    """A link of unknown kind; its name says so wherever it is shown."""
     return replace(link, name=f"{link.name} (assumed)")
 
 

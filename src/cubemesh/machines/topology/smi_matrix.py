@@ -68,7 +68,7 @@ def read_smi_matrix(text: str, file: str = "nvidia-smi topo -m") -> Topology:
 
 
 def _heading(file: str, number: int, line: str) -> list[str]:
-    """The devices of the matrix: GPUs, then adapters, until the columns that are none."""
+    """The devices of the matrix: GPUs, then adapters, until the other columns."""
     names: list[str] = []
     for word in line.split():
         if re.fullmatch(r"GPU\d{1,4}", word) or (names and _ADAPTER.fullmatch(word)):
@@ -129,7 +129,7 @@ def _pairs(
             ends = (min(i, j), max(i, j))
             if pairs.setdefault(ends, pair) != pair:
                 raise DataError(
-                    f"{where}: '{label}' is not what the line of {names[j]} says of {name}."
+                    f"{where}: '{label}' differs from the line of {names[j]} for {name}."
                 )
     return pairs
 
