@@ -181,7 +181,6 @@ def files_of(room: str) -> list[Path]:
     return [p for p in sorted(SOURCE.rglob("*.py")) if str(p.relative_to(SOURCE)).startswith(room)]
 
 
-@pytest.mark.xfail(strict=False, reason="being rewritten")
 @pytest.mark.parametrize("room", ROOMS)
 def test_strings_use_the_words_of_the_field(room: str) -> None:
     assert [found for path in files_of(room) for found in offenders(path)] == []

@@ -90,7 +90,7 @@ def test_two_gpus_without_anything_else():
     ("old", "new", "message"),
     [
         ("GPU0\t X \tNV1", "GPU0\t X \tNVX", "line 2, field GPU1: 'NVX' is not"),
-        ("GPU0\t X \tNV1", "GPU0\t X \tNV2", "line 3, field GPU0: 'NV1' is not what the line"),
+        ("GPU0\t X \tNV1", "GPU0\t X \tNV2", "line 3, field GPU0: 'NV1' differs from the line"),
         ("GPU1\tNV1\t X \t", "GPU1\tNV1\tPIX\t", "line 3, field GPU1: 'PIX'; X"),
         ("GPU3\tNV2", "GPU2\tNV2", "line 5: GPU2 has a line already"),
         ("GPU7\tSYS", "GPUX\tSYS", "GPU7 is in the heading and has no line"),

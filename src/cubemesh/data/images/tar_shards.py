@@ -271,7 +271,7 @@ def _labelled(train: _Scanned, own: _Scanned) -> tuple[tuple[str, ...], NDArray[
     names = sorted({folder(m.name) for m in train.images})
     if not names or "" in names:
         raise DataError(
-            "Images in tar files need their class: KEY.cls or KEY.json next to KEY.jpg, or a folder "
+            "Images in tar files need their class: KEY.cls or KEY.json for KEY.jpg, or a folder "
             "of the class's name in the member's name (docs/data.md)."
         )
     number = {name: label for label, name in enumerate(names)}
