@@ -193,26 +193,26 @@ class TorchRules(keras.optimizers.Optimizer):  # type: ignore[misc]
         if self.built:
             return
         super().build(variables)
-        kept = {"sgd": ["velocity"], "rmsprop": ["square"], "adam": ["mean", "square"]}[self.rule]
-        self.kept = [self.add_optimizer_variables(variables, [name])[0] for name in kept]
+        slots = {"sgd": ["velocity"], "rmsprop": ["square"], "adam": ["mean", "square"]}[self.rule]
+        self.slots = [self.add_optimizer_variables(variables, [name])[0] for name in slots]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update one weight."""
-        kept = [arrays[self._get_variable_index(variable)] for arrays in self.kept]
+        slots = [arrays[self._get_variable_index(variable)] for arrays in self.slots]
         rate = ops.cast(learning_rate, variable.dtype)
         gradient = ops.cast(gradient, variable.dtype)
         if self.decay:
             gradient = gradient + self.decay * variable
         if self.rule == "sgd":
-            (velocity,) = kept
+            (velocity,) = slots
             self.assign(velocity, self.momentum * velocity + gradient)
             self.assign_sub(variable, rate * velocity)
         elif self.rule == "rmsprop":
-            (square,) = kept
+            (square,) = slots
             self.assign(square, 0.99 * square + 0.01 * ops.square(gradient))
             self.assign_sub(variable, rate * gradient / (ops.sqrt(square) + 1e-8))
         else:
-            mean, square = kept
+            mean, square = slots
             t = ops.cast(self.iterations + 1, "float64")
             c1, c2 = (ops.cast(-ops.expm1(t * np.log(b)), variable.dtype) for b in (0.9, 0.999))
             self.assign(mean, 0.9 * mean + 0.1 * gradient)

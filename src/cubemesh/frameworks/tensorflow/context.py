@@ -69,7 +69,7 @@ class TensorFlowContext:
         """`x`, cast to the type of statistics."""
         return tf.cast(x, self.numerics.arrays)
 
-    def alike(self, x: Any, y: Any) -> tuple[Any, Any]:
+    def same_type(self, x: Any, y: Any) -> tuple[Any, Any]:
         """Both in one type, as TensorFlow needs for a sum: that of statistics where they differ."""
         return (x, y) if x.dtype == y.dtype else (self.to_array_type(x), self.to_array_type(y))
 

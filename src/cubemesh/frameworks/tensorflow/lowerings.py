@@ -232,7 +232,7 @@ LOWERINGS: dict[type[Layer], Lowering] = {
     BatchNorm: _batch_norm,
     LocalResponseNorm: _response_norm,
     ReLU: lambda layer, context, x: tf.nn.relu(x),
-    Add: lambda layer, context, x, y: tf.add(*context.alike(x, y)),
+    Add: lambda layer, context, x, y: tf.add(*context.same_type(x, y)),
     Concat: lambda layer, context, *values: tf.concat(values, context.channels(values[0])),
     Dropout: _dropout,
     Flatten: _flatten,

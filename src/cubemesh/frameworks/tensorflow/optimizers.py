@@ -30,8 +30,8 @@ class TensorFlowOptimizer:
         self._weights = weights
         self._rate, self._momentum = work.learning_rate, work.momentum
         self._decay = work.weight_decay
-        kept, self._update = self._rule(work.optimizer)
-        self._kept = [[tf.Variable(tf.zeros_like(w)) for w in weights] for _ in range(kept)]
+        count, self._update = self._rule(work.optimizer)
+        self._slots = [[tf.Variable(tf.zeros_like(w)) for w in weights] for _ in range(count)]
         self._steps = tf.Variable(0, dtype=tf.int64)
 
     def _rule(self, name: str) -> tuple[int, Callable[..., None]]:
@@ -45,7 +45,7 @@ class TensorFlowOptimizer:
     def start(self) -> None:
         """Reset the state."""
         self._steps.assign(0)
-        for array in (a for arrays in self._kept for a in arrays):
+        for array in (a for arrays in self._slots for a in arrays):
             array.assign(tf.zeros_like(array))
 
     def apply(self, gradients: Sequence[Any]) -> None:
@@ -54,7 +54,7 @@ class TensorFlowOptimizer:
         for i, (weight, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
             if self._decay:
                 gradient = gradient + self._decay * weight
-            self._update(weight, gradient, steps, *(arrays[i] for arrays in self._kept))
+            self._update(weight, gradient, steps, *(arrays[i] for arrays in self._slots))
 
     def _descent(self, weight: Any, gradient: Any, steps: Any) -> None:
         weight.assign_sub(self._rate * gradient)

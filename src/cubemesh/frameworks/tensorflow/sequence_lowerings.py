@@ -110,7 +110,7 @@ def _pair_product(layer: PairProduct, context: TensorFlowContext, queries: Any, 
 
 
 def _pair_sum(layer: PairSum, context: TensorFlowContext, queries: Any, keys: Any) -> Any:
-    return tf.add(*context.alike(queries[:, :, None], keys[:, None]))
+    return tf.add(*context.same_type(queries[:, :, None], keys[:, None]))
 
 
 def _mix(layer: Mix, context: TensorFlowContext, scores: Any, values: Any) -> Any:
