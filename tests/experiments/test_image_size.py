@@ -29,8 +29,8 @@ def test_a_cpu_runs_smaller_images_until_runs_get_long(machine, play, record_of)
     assert asked_for(asked)[:5] == [(32, b, "host") for b in (16, 32, 64, 128, 256)]
     assert asked_for(asked)[5:] == [(80, 16, "host"), (80, 32, "host"), (80, 64, "host")]
     (warning,) = EXPERIMENT.answer(Settings(), sent).warnings
-    assert "80 pixels for 224" in warning.cause
-    assert "up to 64 for 256 at 80 pixels" in warning.cause
+    assert "80 pixels instead of 224" in warning.cause
+    assert "up to 64 instead of 256 at 80 pixels" in warning.cause
 
 
 def test_both_data_locations(machine, play, record_of):

@@ -274,11 +274,11 @@ def _reduced(settings: Settings, groups: list[Group[Key]]) -> Iterator[Warning]:
     less = []
     sizes = {g.key[0] for g in groups}
     if groups and not settings.image_sizes and LARGE not in sizes:
-        less.append(f"images of {max(sizes)} pixels for {LARGE}")
+        less.append(f"images of {max(sizes)} pixels instead of {LARGE}")
     for size in sorted(sizes):
         last = max(g.key[1] for g in groups if g.key[0] == size)
         if not settings.batch_sizes and last < BATCHES[-1]:
-            less.append(f"batch sizes up to {last} for {BATCHES[-1]} at {size} pixels")
+            less.append(f"batch sizes up to {last} instead of {BATCHES[-1]} at {size} pixels")
     if less:
         cause = f"Less than in the paper: {'; '.join(less)}."
         yield warn("reduced", cause, "Use --full, or set them.")

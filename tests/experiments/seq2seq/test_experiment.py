@@ -47,8 +47,8 @@ def test_a_cpu_runs_less_with_a_warning(machine, play, record_of):
     assert {s.batch_per_device for s in asked} == {4, 8, 16, 32}
     (warning,) = EXPERIMENT.answer(Settings(), sent).warnings
     assert warning.code == "reduced"
-    assert "up to 512 for 2048" in warning.cause
-    assert "up to 32 for 256" in warning.cause
+    assert "up to 512 instead of 2048" in warning.cause
+    assert "up to 32 instead of 256" in warning.cause
     quick = Context(machine=machine, scale=Scale.QUICK)
     asked, _ = play(EXPERIMENT.plan(Settings(), quick), record_of)
     assert {s.work.hidden for s in asked} == {128, 256}

@@ -57,7 +57,7 @@ def test_a_cpu_runs_less_with_a_warning(machine, play, record_of):
     )
     assert ("alexnet", 32) in [(s.work.network, s.batch_per_device) for s in asked]
     (reduced,) = [w for w in EXPERIMENT.answer(Settings(), sent).warnings if w.code == "reduced"]
-    assert "resnet-50 at batch size 8 for 64" in reduced.cause
+    assert "resnet-50 at batch size 8 instead of 64" in reduced.cause
 
 
 def test_quick_runs_one_small_network_and_settings_override(machine, play, record_of):

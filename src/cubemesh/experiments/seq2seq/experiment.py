@@ -265,11 +265,11 @@ def _reduced(settings: Settings, groups: Groups) -> Iterator[Warning]:
     less = []
     most = groups[-1].key.hidden if groups else HIDDEN_SIZES[-1]
     if not settings.hidden_sizes and most < HIDDEN_SIZES[-1]:
-        less.append(f"hidden sizes up to {most} for {HIDDEN_SIZES[-1]}")
+        less.append(f"hidden sizes up to {most} instead of {HIDDEN_SIZES[-1]}")
     if not settings.batch_sizes:
         ends = {c[-1].key.batch for c in curves(groups).values() if c[-1].throughput is not None}
         if ends and min(ends) < BATCHES[-1]:
-            less.append(f"batch sizes up to {min(ends)} for {BATCHES[-1]}")
+            less.append(f"batch sizes up to {min(ends)} instead of {BATCHES[-1]}")
     if less:
         cause = (
             f"Less than in the paper: {'; '.join(less)}. On a CPU hidden sizes are a quarter and "

@@ -128,7 +128,7 @@ def _reductions(records: Sequence[RunRecord]) -> tuple[Warning, ...]:
         documented = [batch for network, batch in PAPER_POINTS if network == group.key]
         largest = max(_key(r)[1] for r in group.records)
         if documented and largest < max(documented):
-            less.append(f"{group.key} at batch size {largest} for {max(documented)}")
+            less.append(f"{group.key} at batch size {largest} instead of {max(documented)}")
     if not less:
         return ()
     cause = f"Less than in the paper: {', '.join(less)}. {reduction.RULE}"
