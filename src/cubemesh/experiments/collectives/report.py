@@ -205,18 +205,18 @@ _NONE = Cell(text="–")
 
 def charts(groups: Groups) -> Iterator[Chart]:
     """Bus bandwidth and time by size, with logarithmic axes; pairs of devices as a heat map."""
-    shown = [g for g in groups if g.ok]
-    if shown:
+    measured = [g for g in groups if g.ok]
+    if measured:
         yield _by_size(
-            shown,
+            measured,
             "bus-bandwidth",
             "Bus bandwidth by size",
             Axis(name="bus bandwidth", unit="GB/s", scale="log10"),
         )
         yield _by_size(
-            shown, "collective-time", "Time by size", Axis(name="time", unit="µs", scale="log10")
+            measured, "collective-time", "Time by size", Axis(name="time", unit="µs", scale="log10")
         )
-    for group in shown:
+    for group in measured:
         yield from _heat(group)
 
 

@@ -92,7 +92,7 @@ def import_records(store: Store, locations: Sequence[str]) -> list[RunRecord]:
     """Copy machines and records that `store` lacks from the stores at `locations` (paths or URLs);
     return all records of those stores. Raises DataError if there is no store."""
     known = {r.run_id for r in store.records()}
-    held = []
+    found = []
     for location in locations:
         with Store.open(location, must_exist=True, read_only=True) as other:
             machines = {m.machine_id for m in store.machines()}
@@ -100,8 +100,8 @@ def import_records(store: Store, locations: Sequence[str]) -> list[RunRecord]:
                 if machine.machine_id not in machines:
                     store.save_machine(machine)
             for record in other.records():
-                held.append(record)
+                found.append(record)
                 if record.run_id not in known:
                     known.add(record.run_id)
                     store.save(record, other.series(record.run_id))
-    return held
+    return found

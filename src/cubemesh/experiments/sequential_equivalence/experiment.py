@@ -163,8 +163,8 @@ def _own_and_others(
         if key in own or record.key.machine_id != records[0].key.machine_id:
             break
         own[key] = record
-    asked = {task(r) for r in own.values()}
-    others = [r for r in records[len(own) :] if task(r) in asked]
+    tasks = {task(r) for r in own.values()}
+    others = [r for r in records[len(own) :] if task(r) in tasks]
     return list(own.values()), others
 
 
@@ -179,15 +179,15 @@ def task(record: RunRecord) -> tuple[FirstSteps, ProgramSettings]:
 def comparisons(records: Sequence[RunRecord]) -> Iterator[EquivalenceCheck]:
     """Every training compared with the same task on one device."""
     good = comparable(records)
-    alone = {
+    single = {
         task(r): r for r in good if r.spec.placement.devices == 1 and r.spec.program.sync == "none"
     }
     for record in good:
-        reference = alone.get(task(record))
+        reference = single.get(task(record))
         if reference is not None and reference is not record:
             finer = [
                 r
-                for r in alone.values()
+                for r in single.values()
                 if is_finer(r, record) and _differs_by_precision(r, record)
             ]
             yield compare(record, reference, finer)
