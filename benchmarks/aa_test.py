@@ -39,7 +39,7 @@ from ab_comparison import random_batch
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.program import BuildRequest
+from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.machines import probe
 from cubemesh.measure.timing.interleaved_ab import Side, alternate, ratio_of
 from cubemesh.parallel import strategies

@@ -13,7 +13,7 @@ import numpy as np
 
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
+from cubemesh.frameworks.contract.program import BuildRequest, SupportsCompilation
 from cubemesh.measure.timing.interleaved_ab import Side, alternate
 from cubemesh.networks.graph import Network
 from cubemesh.schema import Budget

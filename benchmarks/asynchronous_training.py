@@ -30,7 +30,7 @@ from typing import Any
 from cubemesh import networks
 from cubemesh.data import open_for
 from cubemesh.data.feed import Feed
-from cubemesh.frameworks.api.program import BuildRequest
+from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.machines import probe
 from cubemesh.measure.timing.timer import FreeRunning, Lockstep, measure

@@ -35,7 +35,7 @@ from cubemesh.batches import Batch
 from cubemesh.data import Source, open_for
 from cubemesh.data.feed import Feed
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
+from cubemesh.frameworks.contract.program import BuildRequest, SupportsCompilation
 from cubemesh.measure.attribution.profile_windows import StepProfiler
 from cubemesh.measure.timing.step_timestamps import StampedSteps
 from cubemesh.measure.timing.timer import measure

@@ -20,8 +20,8 @@ from typing import NoReturn
 
 import numpy as np
 
-from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.frameworks.api.program import Snapshot
+from cubemesh.frameworks.contract.group import SingleProcessGroup
+from cubemesh.frameworks.contract.program import Snapshot
 from cubemesh.training.checkpoint import Checkpoint, newest_whole
 from cubemesh.training.checkpoint_writer import CheckpointWriter
 

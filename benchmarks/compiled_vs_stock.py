@@ -2,7 +2,7 @@
 
 cubemesh's program and torchvision's ResNet-50 under `torch.compile`, as one writes that by hand:
 channels_last, autocast to bf16, SGD with momentum, fused. Both train with resident data, A/B
-interleaved in one process (ab_comparison.py) with windows of several steps and one synchronisation
+interleaved in one process (ab_comparison.py) with windows of several steps and one synchronization
 each. The ratio is cubemesh's throughput over stock's; the goal is that its 95 % interval includes
 or exceeds 1.
 
@@ -27,7 +27,7 @@ from ab_comparison import Side, compare, random_batch
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.program import BuildRequest
+from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps

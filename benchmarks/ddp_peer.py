@@ -3,12 +3,12 @@ r"""Throughput of cubemesh's all-reduce and of stock DistributedDataParallel, by
 Both train the same network on 1, 2, 4 … devices with the same batch size per device and resident
 data. They are interleaved in the same processes, in windows of some steps:
 
-    free          one synchronisation at the end of a window, as in training
-    synchronised  the host waits for the device after every step, as in many benchmarks
+    free          one synchronization at the end of a window, as in training
+    synchronized  the host waits for the device after every step, as in many benchmarks
 
 The second prevents the host from queueing ahead, so a step that is bound by launching, or by ranks
 that wait for one another, looks slower than it trains. All devices are also measured at once
-without synchronisation: efficiency is relative to the slowest of them too. On one device stock is
+without synchronization: efficiency is relative to the slowest of them too. On one device stock is
 the bare module.
 
     python benchmarks/ddp_peer.py --device cuda --network resnet-50 --batch 256 --precision bf16 \
@@ -47,7 +47,7 @@ from ddp_programs import NARROW, our_step, stock_step
 from handwritten import NETWORKS
 
 STOCK, OURS, ALONE = "stock DDP", "all-reduce", "each alone"
-MODES = ("free", "synchronised")
+MODES = ("free", "synchronized")
 JOIN_S = 300.0
 
 
@@ -113,7 +113,7 @@ def timed(
         start = time.perf_counter()
         for _ in range(steps):
             step()
-            if mode == "synchronised":
+            if mode == "synchronized":
                 wait()
         wait()
         return start, time.perf_counter() - start

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
+from cubemesh.frameworks.contract.program import BuildRequest, SupportsCompilation
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps

@@ -1,7 +1,7 @@
 """Agreement of a GPU's energy counter and its integrated power, by length of the window.
 
 Trains a network without a pause and takes windows of several lengths, each ended by a
-synchronisation. For each it prints the joules by the counter, the joules by integration of the
+synchronization. For each it prints the joules by the counter, the joules by integration of the
 power readings, their difference, or that the window is not measurable and why, as a record would.
 The goal: 5 % over windows of 5 s and more, and no figure below the sensor's minimum.
 

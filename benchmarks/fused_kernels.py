@@ -1,4 +1,4 @@
-"""Time of fused batch normalisation against its lower bound by memory bandwidth.
+"""Time of fused batch normalization against its lower bound by memory bandwidth.
 
 Every fusion of a network, one of each shape, in each launch that fits on the GPU, with PyTorch's
 own operations in eager mode and the lower bound: each array read or written once, at the rate of a

@@ -40,7 +40,7 @@ def little_cnn(image_size: int = 32, classes: int = 10) -> nn.Module:
 
 
 class WithinChannelNorm(nn.Module):
-    """Caffe's WITHIN_CHANNEL response normalisation over 3×3 patches."""
+    """Caffe's WITHIN_CHANNEL response normalization over 3×3 patches."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Unchanged in shape."""

@@ -28,7 +28,7 @@ from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS, entry
-from cubemesh.frameworks.api.program import BuildRequest
+from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings

@@ -3,7 +3,7 @@
 They share no code with cubemesh. Parameters and running statistics are lists in the graph's order,
 taken one by one as the network is traced; images are (batch, channels, height, width), and (batch,
 height, width, channels) in the computation, as usual in JAX. In bfloat16 everything between the
-images and the scores is in low precision except a normalisation's arithmetic and statistics;
+images and the scores is in low precision except a normalization's arithmetic and statistics;
 weights, loss and update stay in float32.
 """
 
@@ -51,7 +51,7 @@ def flat(x: jax.Array) -> jax.Array:
 
 
 def batch_norm(x: jax.Array, p: Arrays, s: Arrays, after: list[jax.Array]) -> jax.Array:
-    """Normalise by the batch's statistics, and put the running ones into `after`."""
+    """Normalize by the batch's statistics, and put the running ones into `after`."""
     n = x.size // x.shape[3]
     narrow, x = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32))
     mean = x.mean((0, 1, 2))

@@ -39,7 +39,7 @@ def max_pool(x: tf.Tensor, size: int, stride: int) -> tf.Tensor:
 
 
 def batch_norm(x: tf.Tensor, p: Variables, s: Variables) -> tf.Tensor:
-    """Normalise by the batch's statistics, and move the running ones towards them."""
+    """Normalize by the batch's statistics, and move the running ones towards them."""
     y, mean, variance = tf.compat.v1.nn.fused_batch_norm(x, next(p), next(p), epsilon=1e-5)
     for running, new in ((next(s), mean), (next(s), variance)):
         running.assign(KEEP * running + (1 - KEEP) * new)

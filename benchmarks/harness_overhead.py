@@ -17,7 +17,7 @@ import torch
 from ab_comparison import Side, compare, cubemesh_side, random_batch
 from cubemesh import networks
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.program import BuildRequest
+from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps

@@ -240,13 +240,13 @@ def main() -> int:
             (record,) = executor.run([spec])
     print(f"outcome: {record.outcome.status.value} {record.outcome.message}")
     lines = {
-        "images_set_aside": expected["aside"],
+        "images_skipped": expected["aside"],
         "images_converted": expected["converted"],
     }
     exact = record.ok
     for name, counts in lines.items():
         figure = record.figures.get(name)
-        wanted = expected["any"]["aside" if name == "images_set_aside" else "converted"]
+        wanted = expected["any"]["aside" if name == "images_skipped" else "converted"]
         found = figure is not None and (figure.value, figure.method) == (wanted, by_kind(counts))
         exact = exact and found
         print(

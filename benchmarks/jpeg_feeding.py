@@ -30,7 +30,7 @@ from cubemesh.data.feed import Feed
 from cubemesh.data.images import generated_jpegs as made_images
 from cubemesh.data.images.open_images import ImageOptions, open_images
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.program import (
+from cubemesh.frameworks.contract.program import (
     BuildRequest,
     SupportsCompilation,
     SupportsDecoding,

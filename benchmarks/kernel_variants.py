@@ -1,9 +1,9 @@
-"""Speedup of one-launch batch normalisation and of 1×1 convolutions that compute its statistics.
+"""Speedup of one-launch batch normalization and of 1×1 convolutions that compute its statistics.
 
 Interleaved A/B in one process on one GPU: each variant against the same program without it.
 
-    one-launch    batch normalisation in one launch where that is faster, against two launches only
-    conv-stats    1×1 convolutions that compute the sums of the batch normalisation after them
+    one-launch    batch normalization in one launch where that is faster, against two launches only
+    conv-stats    1×1 convolutions that compute the sums of the batch normalization after them
                   where that is faster, against convolutions that do not
 
 Per step: `pytorch-captured` trains the network with and without the variant (ab_comparison.py,
@@ -39,7 +39,7 @@ from ab_comparison import Side, compare, random_batch
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.program import BuildRequest
+from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.kernels.triton import conv1x1_bn_stats
 from cubemesh.kernels.triton.batch_norm import autotune
 from cubemesh.kernels.triton.batch_norm.autotune import Timing
@@ -116,8 +116,8 @@ def no_layer(conv: nn.Module) -> bool:
 
 
 def convs(network: str, batch: int) -> list[tuple[tuple[int, ...], Case]]:
-    """(input shape, case of the batch normalisation) of each distinct 1×1 convolution of stride 1
-    whose only reader is a batch normalisation."""
+    """(input shape, case of the batch normalization) of each distinct 1×1 convolution of stride 1
+    whose only reader is a batch normalization."""
     graph = networks.build(network)
     steps = fused_steps(graph)
     read = reads(graph, steps)
@@ -215,7 +215,7 @@ def ratio_of(without_ms: Sequence[float], with_ms: Sequence[float]) -> dict[str,
 
 
 def one_launch_shapes(args: argparse.Namespace, batch: int, tuner: Tuner) -> list[dict[str, Any]]:
-    """A row for each pass of each batch normalisation in which one launch fits."""
+    """A row for each pass of each batch normalization in which one launch fits."""
     rows = []
     for case, count in cases(args.network, batch).items():
         op, x = prepared(case, DTYPES[args.precision])

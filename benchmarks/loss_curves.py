@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
+from cubemesh.frameworks.contract.program import BuildRequest, SupportsCompilation
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings

@@ -26,7 +26,7 @@ import torch
 from ab_comparison import random_batch
 from cubemesh import networks
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.program import BuildRequest
+from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.networks.memory import forecast
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings

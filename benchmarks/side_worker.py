@@ -22,7 +22,7 @@ from ab_comparison import Side, cubemesh_side, random_batch
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
+from cubemesh.frameworks.contract.program import BuildRequest, SupportsCompilation
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings

@@ -1,14 +1,14 @@
-r"""Throughput with each gradient synchronisation strategy relative to none.
+r"""Throughput with each gradient synchronization strategy relative to none.
 
-One program for each strategy, and one without synchronisation, interleaved in the same processes:
+One program for each strategy, and one without synchronization, interleaved in the same processes:
 one process per device, another program first in each round, resident data. A turn has as many steps
-as the program without synchronisation makes in `--seconds`. Printed for each strategy: samples/s of
-the slowest device, and their ratio to those of the slowest device without synchronisation in the
+as the program without synchronization makes in `--seconds`. Printed for each strategy: samples/s of
+the slowest device, and their ratio to those of the slowest device without synchronization in the
 same round; the mean over the rounds, with the lowest and the highest. Then whether all ranks have
 the same weights, to the bit.
 
 Two more measure parts of a strategy: `gathered` copies gradients into buckets and sends nothing,
-and `barrier` also synchronises the ranks at the end of each backward pass, so that every step takes
+and `barrier` also synchronizes the ranks at the end of each backward pass, so that every step takes
 as long as the slowest device's does.
 
     python benchmarks/sync_strategies.py --device cuda --framework pytorch-captured \
@@ -39,9 +39,9 @@ import torch.distributed as dist
 from ab_comparison import random_batch
 from cubemesh import networks
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.gradient_sync import Bucket, GradientSync
-from cubemesh.frameworks.api.group import Group, SingleProcessGroup
-from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
+from cubemesh.frameworks.contract.gradient_sync import Bucket, GradientSync
+from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
+from cubemesh.frameworks.contract.program import BuildRequest, SupportsCompilation
 from cubemesh.frameworks.pytorch import join, launch
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
@@ -178,7 +178,7 @@ def built(
 
 
 def made(name: str, among: Group) -> GradientSync:
-    """A gradient synchronisation strategy, or a part of one."""
+    """A gradient synchronization strategy, or a part of one."""
     return PARTS[name](among) if name in PARTS else strategies.make(name, among)
 
 

@@ -27,7 +27,7 @@ import torch
 
 from ab_comparison import Side, cubemesh_side, random_batch
 from cubemesh import networks
-from cubemesh.frameworks.api.program import BuildRequest
+from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.measure.telemetry.gpu import GpuReader
 from cubemesh.measure.telemetry.host import HostReader
 from cubemesh.measure.telemetry.telemetry import EVERY_S, Meter, Telemetry, open_meters

@@ -2,7 +2,7 @@
 
 Weights are drawn, copied into torchvision's module and into the program's, and both get the same
 random images: in evaluation, and in training mode without dropout (every head, and batch
-normalisation over the minibatch). Arrays are matched by name where both have it, else by their
+normalization over the minibatch). Arrays are matched by name where both have it, else by their
 order, which is the order of use; shapes must agree in either case.
 
     python benchmarks/torchvision_outputs.py --device cuda:0 --precision fp64

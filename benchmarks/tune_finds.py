@@ -2,7 +2,7 @@
 
     1. tune      the network, within its minutes                       (as a user runs it)
     2. screen    every setting of the grid once, in a fresh process    (those that ran, and that
-                 learn as stock does, by the rule of experiments/tune/admission.py, remain)
+                 learn as stock does, by the rule of experiments/tune/convergence_check.py, remain)
     3. confirm   the tuned setting and those within 20 % of the fastest, `--rounds` times
 
 The grid's best is the fastest by the screening and the confirming runs together, so it is biased
@@ -29,7 +29,7 @@ from typing import Any
 
 from cubemesh.experiments.session import run_names
 from cubemesh.experiments.tune import experiment as tune
-from cubemesh.experiments.tune.admission import Means, admission, means_of
+from cubemesh.experiments.tune.convergence_check import Means, admission, means_of
 from cubemesh.experiments.tune.search import SEEDS, Search
 from cubemesh.experiments.tune.search_space import Configuration, usual_precisions, usual_threads
 from cubemesh.frameworks import FRAMEWORKS, entry

@@ -72,11 +72,11 @@ def record_of(
             "peak_memory_bytes": Figure(value=float(samples << 20), unit="byte"),
         }
         if gpu_percent is not None:
-            figures["gpu_utilisation_percent"] = Figure(value=gpu_percent, unit="%")
+            figures["gpu_utilization_percent"] = Figure(value=gpu_percent, unit="%")
             seconds = (0.5, 1.0, 1.5)
             curves = (
                 Curve(
-                    name="gpu_utilisation_percent",
+                    name="gpu_utilization_percent",
                     x_name="seconds",
                     x=seconds,
                     y=(gpu_percent,) * len(seconds),

@@ -147,7 +147,7 @@ assert train(framework="toy-framework").figures["step_s"].value > 0
 )
 
 STRATEGY = Addition(
-    kind="gradient synchronisation strategy",
+    kind="gradient synchronization strategy",
     names=("toy-strategy",),
     files={
         "parallel/toy.py": '''

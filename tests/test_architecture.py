@@ -17,7 +17,7 @@ RUNGS = [
     ("networks",),
     ("machines",),
     ("batches",),
-    ("frameworks.api",),
+    ("frameworks.contract",),
     ("kernels",),
     ("data", "frameworks", "measure"),
     ("parallel",),
@@ -55,7 +55,7 @@ WORKER_ROOMS = {
         "data",
         "kernels",
     ),
-    *("frameworks", "frameworks.api", "measure", "parallel", "training", "worker"),
+    *("frameworks", "frameworks.contract", "measure", "parallel", "training", "worker"),
 }
 """What a worker process imports: the standard library, numpy, psutil and its own framework."""
 OWN_LIBRARIES = {
@@ -215,7 +215,7 @@ def test_the_rung_test_sees_a_wrong_import(module: str, source: str) -> None:
 
 
 def test_the_rung_test_accepts_the_contract_of_frameworks() -> None:
-    assert not wrong_way("data.feed", "from cubemesh.frameworks.api.program import Program")
+    assert not wrong_way("data.feed", "from cubemesh.frameworks.contract.program import Program")
 
 
 def test_the_library_test_sees_a_heavy_import() -> None:

@@ -10,7 +10,7 @@ from trace_replay import ReplayedMeter, load, record
 
 
 def test_what_was_recorded_is_played(tmp_path: Path) -> None:
-    said = [{"gpu_power_watts": 100.0 + n, "gpu_utilisation_percent": 90.0} for n in range(4)]
+    said = [{"gpu_power_watts": 100.0 + n, "gpu_utilization_percent": 90.0} for n in range(4)]
     gpu = ReplayedMeter(said, device="gpu", name="A", generation="hopper", power="instant")
     file = tmp_path / "run.jsonl"
     record(file, [gpu, *open_meters(None)], readings=4, every_s=0.01)

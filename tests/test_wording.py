@@ -30,7 +30,7 @@ AVOID = {
     r"nobody|whoever": "name the person or thing, or drop it",
     r"(take|takes|taken|took|taking)( \w+){0,4} apart": "profiled, attributed, broken down",
     r"(hold|holds|held|holding)( \w+){0,5} against": "compared with",
-    r"each for itself|for itself": "no synchronisation, single device",
+    r"each for itself|for itself": "no synchronization, single device",
     r"by turns|take turns": "interleaved",
     r"lies? on|lying on|lies there": "is on, is resident on",
     r"that (is|are|was|were) (?-i:none)": "is not a ...",
@@ -56,7 +56,7 @@ AVOID_SHOWN = {
     r"apart(?! from)": "separately",
     r"(says?|said) (so|of|nothing|itself)": "shows, reports",
     r"an exchange|the exchange|exchanges|exchange of gradients|gradient exchange": (
-        "gradient synchronisation (strategy), sync"
+        "gradient synchronization (strategy), sync"
     ),
     r"(hand|hands|handed|handing) (over|on)": "communicated, passed",
     r"goes on|go on|went on": "continues, resumes",
@@ -72,7 +72,7 @@ AVOID_SHOWN = {
     # the worst of the list that this test began with
     r"who is charged": "Slurm account",
     r"the minibatch stands": "batch size is per device, or global",
-    r"come to the same weights": "gradient synchronisation strategy",
+    r"come to the same weights": "gradient synchronization strategy",
     r"how it begins|beginning of its id": "run id or unique prefix",
     r"ended so": "filter by outcome",
     r"how often more": "ratio between successive message sizes",

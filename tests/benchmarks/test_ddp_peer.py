@@ -20,7 +20,7 @@ def test_both_run_on_two_ranks_and_each_alone_and_are_timed_in_both_ways(ran):
     points = kept["points"]
     names = ["all-reduce", "stock DDP", "each alone"]
     assert [(p["program"], p["mode"]) for p in points] == [
-        (name, mode) for mode in ("free", "synchronised") for name in names
+        (name, mode) for mode in ("free", "synchronized") for name in names
     ]
     for point in points:
         assert [len(spans) for spans in point["rank_windows"]] == [2, 2]

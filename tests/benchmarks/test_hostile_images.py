@@ -14,7 +14,7 @@ from cubemesh.data.feed import Feed
 from cubemesh.data.images.image_source import ImageSource
 from cubemesh.data.images.open_images import ImageOptions, open_images
 from cubemesh.schema import ProgramSettings, RunSpec, Train
-from cubemesh.worker.run.job import Job
+from cubemesh.worker.run.job_file import Job
 from cubemesh.worker.run.run_job import run_job
 
 pytest.importorskip("PIL.Image")
@@ -98,8 +98,8 @@ def test_the_record_tells_reasons_and_names(hostile, tmp_path: Path) -> None:
     assert outcome.ok, outcome.message
     events = [json.loads(line) for line in (folder / "events-0.jsonl").read_text().splitlines()]
     figures = {e["name"]: e["figure"] for e in events if e["event"] == "figure"}
-    assert figures["images_set_aside"]["value"] == expected["any"]["aside"]
-    assert figures["images_set_aside"]["n"] == 60 + 20
+    assert figures["images_skipped"]["value"] == expected["any"]["aside"]
+    assert figures["images_skipped"]["n"] == 60 + 20
     assert figures["images_converted"]["value"] == expected["any"]["converted"]
     (warning,) = (
         e["warning"]

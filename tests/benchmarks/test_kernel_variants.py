@@ -57,7 +57,7 @@ def test_convolutions_with_statistics_are_left_out(variants):
     assert conv1x1_bn_stats.supports is supports
 
 
-def test_convolutions_of_resnet_50_feed_one_batch_normalisation_each(variants):
+def test_convolutions_of_resnet_50_feed_one_batch_normalization_each(variants):
     found = variants.convs("resnet-50", 32)
     assert ((32, 64, 56, 56), ((32, 256, 56, 56), True, True, 2)) in found
     assert all(shape[2:] == case[0][2:] for shape, case in found)

@@ -12,8 +12,8 @@ import pytest
 from cubemesh.errors import UsageError
 from cubemesh.experiments.registry import entry
 from cubemesh.experiments.session import run_names
-from cubemesh.experiments.tune.admission import NOISY
 from cubemesh.experiments.tune.apply import Tunings
+from cubemesh.experiments.tune.convergence_check import NOISY
 from cubemesh.runs import Silent
 from cubemesh.schema import Ceiling, RunKey, RunSpec, TrainSteps
 from cubemesh.store import Store

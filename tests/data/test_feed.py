@@ -11,7 +11,7 @@ from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed, in_order, placed_batches
 from cubemesh.data.images.arrays import FloatImages
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.program import Program
+from cubemesh.frameworks.contract.program import Program
 
 SAMPLES = st.integers(1, 60)
 

@@ -57,11 +57,11 @@ STEPS = {(32, 16): 0.016, (32, 64): 0.064 / 2.8, (224, 16): 0.16, (224, 64): 0.6
 PERCENT = {(32, 16): 20.0, (32, 64): 45.0, (224, 16): 72.0, (224, 64): 96.0}
 
 
-def test_larger_images_gain_less_from_batch_size_with_higher_utilisation(record_of):
+def test_larger_images_gain_less_from_batch_size_with_higher_utilization(record_of):
     answer = EXPERIMENT.answer(Settings(), records(record_of, STEPS, PERCENT))
     growth = [f.value for f in answer.findings if f.code == "throughput-growth"]
     assert growth == [pytest.approx(2.8), pytest.approx(1.3)]
-    busy = [f for f in answer.findings if f.code == "device-utilisation"]
+    busy = [f for f in answer.findings if f.code == "device-utilization"]
     assert [f.value for f in busy] == [45, 96]
     assert "72 % at batch size 16" in busy[1].text
     speed, busy = answer.charts
@@ -74,7 +74,7 @@ def test_input_bound_sizes_and_batch_sizes_are_named(record_of):
     device = records(record_of, {k: t / 2 for k, t in STEPS.items()}, PERCENT, on="device")
     answer = EXPERIMENT.answer(Settings(data_location="both"), [*host, *device])
     found = next(f.text for f in answer.findings if f.code == "input-bound")
-    assert "2.00× as fast at 32 pixels, batch size 16 (20 % utilisation)" in found
+    assert "2.00× as fast at 32 pixels, batch size 16 (20 % utilization)" in found
     assert "224 pixels, batch size 64" not in found
     assert answer.charts[0].lines[0].name == "32 × 32, data on the host"
 

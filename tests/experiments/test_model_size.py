@@ -36,7 +36,7 @@ def trained(record_of, network, percent, step_s=0.1, on="host"):
     return record_of(spec, step_s=step_s, gpu_percent=percent)
 
 
-def test_utilisation_and_its_curve_over_time(record_of):
+def test_utilization_and_its_curve_over_time(record_of):
     records = [
         trained(record_of, "little-cnn", 62.0),
         trained(record_of, "resnet-50", 88.0),
@@ -44,7 +44,7 @@ def test_utilisation_and_its_curve_over_time(record_of):
     ]
     answer = EXPERIMENT.answer(Settings(), records)
     first = answer.findings[0]
-    assert (first.code, first.value) == ("device-utilisation", 62)
+    assert (first.code, first.value) == ("device-utilization", 62)
     assert "resnet-50 (88 %) and vgg16 (92 %)" in first.text
     bars, over_time = answer.charts
     assert [p.x for p in bars.lines[0].points] == ["little-cnn", "resnet-50", "vgg16"]
@@ -65,7 +65,7 @@ def test_host_compared_with_device(record_of):
     ]
 
 
-def test_a_run_for_real_samples_utilisation_over_time(tmp_path):
+def test_a_run_for_real_samples_utilization_over_time(tmp_path):
     """The scripted framework on the real clock: the sampler, the record and the chart are real."""
     texts = {
         "networks": "little-cnn",
@@ -83,13 +83,13 @@ def test_a_run_for_real_samples_utilisation_over_time(tmp_path):
         context = Context(machine=machine, scale=Scale.QUICK)
         answered = run_experiment(EXPERIMENT, request(EXPERIMENT, texts), context, executor, store)
     (record,) = answered.records
-    assert 0 <= record.figures["cpu_utilisation_percent"].value < 100
+    assert 0 <= record.figures["cpu_utilization_percent"].value < 100
     (line,) = answered.answer.charts[1].lines
     assert len(line.points) >= 1
     assert all(0 < p.x <= 2 for p in line.points)
 
 
-def test_ceilings_run_first_and_utilisation_is_in_the_table(machine, play, record_of):
+def test_ceilings_run_first_and_utilization_is_in_the_table(machine, play, record_of):
     context = Context(machine=machine)
     asked, sent = play(EXPERIMENT.plan(Settings(networks=("resnet-50",)), context), record_of)
     assert [getattr(s.work, "operation", "") for s in asked] == ["matrix_product", "copy", ""]
@@ -108,6 +108,6 @@ def test_power_of_a_gpu_over_time(record_of):
     power = Curve(name="gpu_power_watts", x_name="seconds", x=(0.5, 1.0), y=(610.0, 640.0))
     record = dataclasses.replace(record, curves=(*record.curves, power))
     charts = EXPERIMENT.answer(Settings(), [record]).charts
-    assert [c.title for c in charts[1:]] == ["Utilisation over time", "Power over time"]
+    assert [c.title for c in charts[1:]] == ["Utilization over time", "Power over time"]
     assert [p.y for p in charts[2].lines[0].points] == [610.0, 640.0]
     assert charts[2].y.unit == "W"

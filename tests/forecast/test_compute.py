@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh import networks
-from cubemesh.forecast.compute import floor_s, utilisation
+from cubemesh.forecast.compute import floor_s, utilization
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.cost import costs, totals
 from cubemesh.networks.graph import Network
@@ -63,8 +63,8 @@ def test_half_the_bytes_a_value_is_never_slower(little: Network) -> None:
 
 def test_a_step_at_its_floor_uses_the_ceiling_fully(little: Network) -> None:
     floor = floor_s(little, 64, 3e11)
-    assert utilisation(little, 64, floor, 3e11) == pytest.approx(1)
-    assert utilisation(little, 64, 4 * floor, 3e11) == pytest.approx(0.25)
+    assert utilization(little, 64, floor, 3e11) == pytest.approx(1)
+    assert utilization(little, 64, 4 * floor, 3e11) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("wrong", [0, -1.0, float("nan")])
@@ -74,4 +74,4 @@ def test_rates_must_be_above_zero(little: Network, wrong: float) -> None:
     with pytest.raises(ValueError, match="copy_bytes_per_s"):
         floor_s(little, 8, 1e9, wrong)
     with pytest.raises(ValueError, match="step_s"):
-        utilisation(little, 8, wrong, 1e9)
+        utilization(little, 8, wrong, 1e9)

@@ -9,7 +9,7 @@ import pytest
 
 from cubemesh import networks
 from cubemesh.batches import PADDING, Batch
-from cubemesh.frameworks.api.program import BuildRequest
+from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Dropout

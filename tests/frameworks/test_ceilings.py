@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from cubemesh.frameworks.api.program import OutOfMemory, Unsupported
 from cubemesh.frameworks.ceilings import check_operation, fastest, fastest_product, try_out
+from cubemesh.frameworks.contract.program import OutOfMemory, Unsupported
 from cubemesh.schema.work import Ceiling
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.frameworks.api.program import OutOfMemory, Unsupported
+from cubemesh.frameworks.contract.program import OutOfMemory, Unsupported
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import LAYERS, LocalResponseNorm
 from cubemesh.networks.sequence_builder import SequenceBuilder
@@ -261,7 +261,7 @@ import os, sys
 import numpy as np
 from cubemesh.frameworks import entry
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.program import BuildRequest
+from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from cubemesh.networks.builder import NetworkBuilder

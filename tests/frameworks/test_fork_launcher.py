@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cubemesh.frameworks.api.rendezvous import KVStore, connect_store
+from cubemesh.frameworks.contract.rendezvous import KVStore, connect_store
 from cubemesh.frameworks.fork_launcher import launch
 
 RANKS = 3

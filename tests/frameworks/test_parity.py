@@ -3,7 +3,7 @@ computes.
 
 The measure is the largest difference in an array by the reference's largest value there; of several
 arrays the worst counts. In fp64 it is at most 1e-9 for the loss, the gradients and the statistics
-of normalisations of a first step, and for weights and evaluation scores after five, each from
+of normalizations of a first step, and for weights and evaluation scores after five, each from
 PyTorch's weights (differences in the last digit grow from step to step). In fp32 a framework may be
 four times as far from fp64 as PyTorch's fp32 is, in outputs, statistics and gradients each (a
 gradient is the change of a weight, so fp32 says little of one far smaller than its weight). PyTorch
@@ -23,7 +23,7 @@ pytest.importorskip("torch")
 
 from cubemesh import networks
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import BatchNorm, Convolution, LocalResponseNorm
 from cubemesh.networks.sequence_builder import SequenceBuilder
@@ -43,7 +43,7 @@ SWEEP = (pytest.mark.sweep, pytest.mark.timeout(1200))
 
 def mixed():
     """What the zoo leaves out: hanging and padded windows, groups, two heads, both response
-    normalisations of odd and even size, batch normalisation without an image."""
+    normalizations of odd and even size, batch normalization without an image."""
     net = NetworkBuilder("mixed")
     x = net.relu(net.conv(net.input("image", (3, 17, 14)), 8, kernel=(3, 2), stride=2, padding=1))
     x = net.lrn(x, LocalResponseNorm(size=4, alpha=0.5))
@@ -61,7 +61,7 @@ def mixed():
 
 TOKENS = {"sequence_length": 7, "vocabulary": 20, "hidden": 12}
 IMAGE_SIZES = {name: 64 for name in networks.NETWORKS if name.startswith(("resnet", "inception"))}
-"""Where the smallest image would leave normalisations next to nothing to average."""
+"""Where the smallest image would leave normalizations next to nothing to average."""
 SMALLER = {
     "gpt2": lambda: gpt("gpt2", 12, 20, width=24, depth=2, heads=3),
     "vit-b16": lambda: vit("vit-b16", 32, CLASSES, width=24, depth=2, heads=3),
@@ -247,7 +247,7 @@ def test_three_steps_with_each_optimizer(framework, name, optimizer, program, ma
 
 
 def small_cnn():
-    """A convolution whose padding does not change its result's size, and a normalisation."""
+    """A convolution whose padding does not change its result's size, and a normalization."""
     net = NetworkBuilder("small-cnn")
     x = net.conv(net.input("image", (3, 8, 8)), 4, kernel=3, stride=4, padding=1, bias=False)
     net.classify(net.linear(net.flatten(net.relu(net.batch_norm(x))), CLASSES))

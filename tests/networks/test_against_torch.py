@@ -214,14 +214,14 @@ class Alive(TorchDispatchMode):
 @pytest.mark.parametrize("batch", [1, 16])
 def test_peak_agrees_with_the_arrays_alive_in_a_step(name, batch):
     network = build(name)
-    if name == "inception-v3":  # its auxiliary head normalises a single position
+    if name == "inception-v3":  # its auxiliary head normalizes a single position
         batch = max(batch, 2)
     model = Interpreted(network)
     with Alive(model.arrays.values()) as alive:
         model.loss(batch).backward()
     expected = forecast(network, batch)
     standing = expected.weight_bytes + expected.optimizer_bytes
-    # Response normalisation is many operations, with temporaries that are not forecast.
+    # Response normalization is many operations, with temporaries that are not forecast.
     tolerance = 0.1 if name == "cifarnet" else 0.001
     assert expected.total_bytes - standing == pytest.approx(alive.peak, rel=tolerance)
 

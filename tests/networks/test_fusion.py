@@ -17,7 +17,7 @@ from cubemesh.networks.sequence_builder import SequenceBuilder
 
 @st.composite
 def graphs(draw):
-    """Convolutions, normalisations, sums, poolings and ReLUs, each of whatever came before."""
+    """Convolutions, normalizations, sums, poolings and ReLUs, each of whatever came before."""
     net = NetworkBuilder("drawn")
     values = [net.conv(net.input("image", (3, 4, 4)), 4, kernel=1)]
     for _ in range(draw(st.integers(1, 14))):
@@ -109,7 +109,7 @@ def test_a_residual_block_is_two_fusions_and_the_later_norm_takes_the_sum():
 
 
 @pytest.mark.parametrize("twice", [True, False])
-def test_a_normalised_value_with_two_readers_is_kept(twice):
+def test_a_normalized_value_with_two_readers_is_kept(twice):
     net = NetworkBuilder("kept")
     norm = net.batch_norm(net.input("image", (3, 4, 4)))
     other = norm if twice else net.conv(norm, 3, kernel=1)

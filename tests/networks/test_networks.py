@@ -127,12 +127,12 @@ def test_the_smallest_image_is_the_smallest_that_works(name):
     ("name", "from_size"),
     [("resnet-18", 33), ("googlenet", 47), ("inception-bn", 39), ("inception-v3", 347)],
 )
-def test_one_sample_is_enough_once_every_normalisation_sees_several_positions(name, from_size):
+def test_one_sample_is_enough_once_every_normalization_sees_several_positions(name, from_size):
     assert build(name, image_size=from_size).smallest_batch == 1
     assert build(name, image_size=from_size - 1).smallest_batch == 2
 
 
-def test_where_nothing_is_normalised_one_sample_is_enough():
+def test_where_nothing_is_normalized_one_sample_is_enough():
     assert build("googlenet-paper", image_size=47).smallest_batch == 1
 
 
@@ -191,9 +191,9 @@ def test_the_document_derives_inception_bn_block_by_block():
         (line,) = re.findall(rf"^\| {block} \| {before:,} → {after:,} \|.*$", text, re.MULTILINE)
         assert line.endswith(f" | {sum(r.parameters for r in own):,} |")
         weights = [r.parameters for r in own if r.layer == "convolution"]
-        *cells, normalisation = re.findall(r"[\d,]+", line.split("→")[1])[1:-1]
+        *cells, normalization = re.findall(r"[\d,]+", line.split("→")[1])[1:-1]
         assert cells == [f"{w:,}" for w in weights]
-        assert normalisation == f"{sum(r.parameters for r in own) - sum(weights):,}"
+        assert normalization == f"{sum(r.parameters for r in own) - sum(weights):,}"
         before = after
 
 

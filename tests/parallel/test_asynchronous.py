@@ -14,9 +14,9 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from cubemesh.frameworks.api.gradient_sync import Bucket
-from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.frameworks.api.rendezvous import wait_and_check
+from cubemesh.frameworks.contract.gradient_sync import Bucket
+from cubemesh.frameworks.contract.group import SingleProcessGroup
+from cubemesh.frameworks.contract.rendezvous import wait_and_check
 from cubemesh.parallel import staleness
 from cubemesh.parallel.asynchronous import SERVER, Asynchronous, StalenessAware, rate_factor
 from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
@@ -175,7 +175,7 @@ def test_the_learning_rate_is_divided_by_the_staleness():
     assert [rate_factor(n) for n in range(4)] == [1, 1, 1 / 2, 1 / 3]
 
 
-def test_after_synchronisation_all_have_the_latest_weights():
+def test_after_synchronization_all_have_the_latest_weights():
     first, second = workers()
     first.push(1)
     second.push(2)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh import networks
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.cost import costs
 from cubemesh.parallel.model_parallel import cut_where_possible, parts

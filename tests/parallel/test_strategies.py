@@ -11,13 +11,13 @@ from cubemesh.forecast.fabric import fabric
 from cubemesh.forecast.gradient_sync import COSTS, sync_time
 from cubemesh.forecast.passes import Gradient, Passes
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.gradient_sync import (
+from cubemesh.frameworks.contract.gradient_sync import (
     BUCKET_BYTES,
     AllocatesBuckets,
     Bucket,
     FinishesInOrder,
 )
-from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.frameworks.contract.group import SingleProcessGroup
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.parallel import strategies
 from cubemesh.parallel.all_reduce import AllReduce

@@ -17,7 +17,7 @@ from cubemesh.schema import (
     Software,
     TrainSteps,
 )
-from cubemesh.worker.run.job import RUNS_FOLDER_VARIABLE
+from cubemesh.worker.run.job_file import RUNS_FOLDER_VARIABLE
 
 MACHINE = Machine(
     hostname="small",

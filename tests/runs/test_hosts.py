@@ -17,7 +17,7 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.frameworks.api.rendezvous import SupportsDistributed
+from cubemesh.frameworks.contract.rendezvous import SupportsDistributed
 from cubemesh.runs import Executor
 from cubemesh.schema import Budget, Collective, Gpu, Placement, RunSpec, Status
 from cubemesh.store import Store
@@ -269,6 +269,6 @@ def test_a_training_on_two_hosts_goes_on_after_a_rank_fell_silent(between, tmp_p
     assert {n: a.tobytes() for n, a in one.items()} == {n: a.tobytes() for n, a in other.items()}
     with Store.open(str(store)) as opened:
         series = opened.series(second.run_id)
-    sampled = {s.rank for s in series if s.name == "cpu_utilisation_percent"}
+    sampled = {s.rank for s in series if s.name == "cpu_utilization_percent"}
     assert sampled == {0, 1}, "each host watches its own processors"
     assert not any(rank_on(name) for name in between.hosts.names), "nobody is left"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cubemesh.frameworks.api.program import Snapshot
+from cubemesh.frameworks.contract.program import Snapshot
 from cubemesh.runs.reuse import is_reusable
 from cubemesh.schema import (
     CheckpointSettings,

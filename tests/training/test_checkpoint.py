@@ -13,8 +13,8 @@ import pytest
 
 import in_memory_log
 from cubemesh.errors import DataError
-from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.frameworks.api.program import Snapshot
+from cubemesh.frameworks.contract.group import SingleProcessGroup
+from cubemesh.frameworks.contract.program import Snapshot
 from cubemesh.training import checkpoint as checkpoints
 from cubemesh.training import checkpoint_writer as saving
 from cubemesh.training.checkpoint import Checkpoint, load, newest_whole, path_of, save, steps_in

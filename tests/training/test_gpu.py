@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.data.images.arrays import FloatImages
-from cubemesh.frameworks.api.program import BuildRequest
+from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.frameworks.pytorch import build, captured
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies

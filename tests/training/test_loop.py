@@ -13,7 +13,7 @@ from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed
 from cubemesh.data.images.arrays import FloatImages
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.program import Diverged, Unsupported
+from cubemesh.frameworks.contract.program import Diverged, Unsupported
 from cubemesh.schema.work import Train
 from cubemesh.training.loop import train, window_sizes
 from in_memory_log import InMemoryLog

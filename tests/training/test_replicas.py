@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch")
 
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.images.arrays import FloatImages
-from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.frameworks.api.program import BuildRequest, ReplicasDiffer
+from cubemesh.frameworks.contract.group import SingleProcessGroup
+from cubemesh.frameworks.contract.program import BuildRequest, ReplicasDiffer
 from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies
@@ -179,7 +179,7 @@ def test_five_steps_and_five_equal_ten(folder, sync, rank):
 
 
 def held(folder, sync, step, rank):
-    """The weights that a rank has kept, without its statistics of batch normalisation."""
+    """The weights that a rank has kept, without its statistics of batch normalization."""
     found = load(Path(folder, sync), step, rank).snapshot.weights
     return {name: found[name] for name in network().parameters}
 

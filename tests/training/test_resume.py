@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 from cubemesh.data.feed import Feed
 from cubemesh.data.images.arrays import FloatImages
 from cubemesh.errors import DataError, UsageError
-from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.frameworks.api.program import BuildRequest, Diverged
+from cubemesh.frameworks.contract.group import SingleProcessGroup
+from cubemesh.frameworks.contract.program import BuildRequest, Diverged
 from cubemesh.frameworks.pytorch import build
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies
@@ -185,9 +185,9 @@ def test_another_training_is_not_gone_on_from(tmp_path):
     run(spec(tmp_path, every=5))
     with pytest.raises(UsageError, match="are of seed=0, and this training has seed=1"):
         run(spec(tmp_path, every=5, resume=True, seed=1))
-    normalised = spec(tmp_path, every=5, resume=True, program={"batch_norm": "global"})
+    normalized = spec(tmp_path, every=5, resume=True, program={"batch_norm": "global"})
     with pytest.raises(UsageError, match="are of batch_norm=device, and this training has"):
-        run(normalised)
+        run(normalized)
     longer = run(spec(tmp_path, every=5, resume=True, epochs=3, learning_rate=0.001))
     assert longer.figures["epochs_trained"].value == 3
     assert steps_in(tmp_path, 1)[-1] == 15

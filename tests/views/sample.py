@@ -182,7 +182,7 @@ def record(
         windows=tuple(windows),
         phases=phases if outcome.ok else phases[:2],
         figures=figures,
-        series=("cpu_utilisation_percent", "resident_bytes"),
+        series=("cpu_utilization_percent", "resident_bytes"),
         warnings=warnings,
     )
 
@@ -193,7 +193,7 @@ def series(batch: int) -> tuple[Series, ...]:
     busy = tuple(min(100.0, 40 + 58 * (1 - math.exp(-t)) + draw.gauss(0, 2)) for t in times)
     resident = tuple(2.1e8 + 1.1e8 * (1 - math.exp(-2 * t)) + 1e6 * batch for t in times)
     return (
-        Series(name="cpu_utilisation_percent", times_s=times, values=busy),
+        Series(name="cpu_utilization_percent", times_s=times, values=busy),
         Series(name="resident_bytes", times_s=times, values=resident),
     )
 

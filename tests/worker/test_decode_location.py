@@ -23,13 +23,13 @@ from cubemesh.schema import (
 from cubemesh.schema.serialization import from_plain
 from cubemesh.schema.spec import Against
 from cubemesh.worker.report.events import events_path, read_events
-from cubemesh.worker.run.job import Job
+from cubemesh.worker.run.job_file import Job
 
 EFFORT = Budget(steps=4, seconds=0.0, windows=2, warmup_seconds=0.0)
 BOTH = """
 import sys
 from pathlib import Path
-from cubemesh.worker.run.job import read_job
+from cubemesh.worker.run.job_file import read_job
 from cubemesh.worker.run.run_job import run_job
 
 for path in sys.argv[1:]:
@@ -57,7 +57,7 @@ WATCHED = """
 import os, sys
 from pathlib import Path
 from cubemesh.frameworks import pytorch
-from cubemesh.worker.run.job import read_job
+from cubemesh.worker.run.job_file import read_job
 from cubemesh.worker.run.run_job import run_job
 
 NAME = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -126,7 +126,7 @@ def test_training_and_decoding_alone_say_what_was_left_to_the_host(tmp_path, pho
     assert ended.ok, ended
     by_host = figures["images_decoded_by_host"]
     assert (by_host.value, by_host.n, by_host.method) == (2, 40, "2 no plain JPEG")
-    assert figures["images_set_aside"].value == 1
+    assert figures["images_skipped"].value == 1
     assert figures["images_converted"].method == "2 PNG named as JPEG"
     for name in ("decode", "steps"):
         ended, figures = found[name]

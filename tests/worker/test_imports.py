@@ -11,7 +11,7 @@ import cubemesh
 from cubemesh.schema import Budget, Outcome, ProgramSettings, RunSpec, TrainSteps, Window
 from cubemesh.schema.serialization import from_plain
 from cubemesh.worker.report.events import events_path, read_events
-from cubemesh.worker.run.job import Job
+from cubemesh.worker.run.job_file import Job
 
 BLOCKED = (
     *("pydantic", "sqlalchemy", "rich", "typer", "altair", "jinja2", "scipy", "sklearn"),

@@ -14,7 +14,7 @@ from cubemesh.errors import DataError
 from cubemesh.schema import Budget, ProgramSettings, RunSpec, TrainSteps
 from cubemesh.worker.__main__ import main
 from cubemesh.worker.report.events import events_path, read_events
-from cubemesh.worker.run.job import Job, read_job
+from cubemesh.worker.run.job_file import Job, read_job
 
 
 def spec(script=""):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.program import Capabilities, Unsupported
+from cubemesh.frameworks.contract.program import Capabilities, Unsupported
 from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.schema.collective import Collective
 from cubemesh.schema.spec import (

@@ -50,7 +50,7 @@ def predict(
     sync: Annotated[
         str,
         typer.Option(
-            help="Gradient synchronisation strategy, as in train; also parameter-server-cpu and "
+            help="Gradient synchronization strategy, as in train; also parameter-server-cpu and "
             "parameter-server-spread."
         ),
     ] = "all-reduce",

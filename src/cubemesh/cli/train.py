@@ -39,7 +39,7 @@ def train(
     precision: Annotated[
         str | None, typer.Option(help="fp32 (default), tf32, bf16, fp16 or fp64.")
     ] = None,
-    sync: Annotated[str | None, typer.Option(help="Gradient synchronisation strategy.")] = None,
+    sync: Annotated[str | None, typer.Option(help="Gradient synchronization strategy.")] = None,
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of weights, sample order and dropout.")
     ] = 0,

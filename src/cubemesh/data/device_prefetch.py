@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from cubemesh.batches import Batch, EncodedBatch
 from cubemesh.data.pipeline import Batches, PlannedBatch
-from cubemesh.frameworks.api.program import SupportsDecoding
+from cubemesh.frameworks.contract.program import SupportsDecoding
 
 AHEAD = 2
 """Decoded batches waiting for the step: the next one, and one as a reserve."""

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.program import monotonic_s
+from cubemesh.frameworks.contract.program import monotonic_s
 from cubemesh.schema.warning import Warning, warn
 from cubemesh.schema.work import Ceiling
 from cubemesh.units import format_bytes

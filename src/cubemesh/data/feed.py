@@ -23,7 +23,7 @@ from cubemesh.data.device_prefetch import DevicePrefetcher
 from cubemesh.data.pipeline import Batches, PlannedBatch, batches
 from cubemesh.data.source import Epoch, HasEpochs, Source
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.program import Program, SupportsDecoding
+from cubemesh.frameworks.contract.program import Program, SupportsDecoding
 from cubemesh.schema.spec import DataLocation
 from cubemesh.units import format_count
 

@@ -298,5 +298,5 @@ EXPERIMENT = Experiment(
     },
     plan=plan,
     answer=answer,
-    papers="[001] (utilisation), [002], section 2.1",
+    papers="[001] (utilization), [002], section 2.1",
 )

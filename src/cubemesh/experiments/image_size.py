@@ -1,4 +1,4 @@
-"""Image size: its effect on throughput by batch size, and on device utilisation.
+"""Image size: its effect on throughput by batch size, and on device utilization.
 
 DGX-1 best practices [001], figure 2: LittleCNN on synthetic images of 224 × 224 at batch size 16 to
 256, compared with the 32 × 32 of CIFAR-10: at 224, batch size 64 is only 1.3 times as fast as 16
@@ -19,14 +19,14 @@ from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.minibatch.input_bound import (
     SPEED_COLUMNS,
-    UTILISATION_NOTE,
+    UTILIZATION_NOTE,
     DataLocations,
     data_location,
-    device_utilisation,
+    device_utilization,
     input_bound_findings,
     programs_by_location,
     speed_cells,
-    utilisation_cell,
+    utilization_cell,
 )
 from cubemesh.experiments.minibatch.max_batch import may_double
 from cubemesh.networks import entry
@@ -122,10 +122,10 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         ),
         run_ids=tuple(r.run_id for r in records),
         notes=(
-            UTILISATION_NOTE,
+            UTILIZATION_NOTE,
             "DGX-1 best practices [001], figure 2: batch size 64 has 1.3 times the throughput of "
             "16 "
-            "at 224 pixels (2.8 times at CIFAR-10's 32), with over 70 % GPU utilisation.",
+            "at 224 pixels (2.8 times at CIFAR-10's 32), with over 70 % GPU utilization.",
         ),
     )
 
@@ -158,14 +158,14 @@ def _findings(network: str, groups: list[Group[Key]]) -> Iterator[Finding]:
         where = f"{size} pixels" + (", data on the device" if fed == "device" else "")
         if len(done) > 1:
             yield from _growth(where, done)
-        busy = [(g.key[1], *found) for g, _ in done if (found := device_utilisation(g)) is not None]
+        busy = [(g.key[1], *found) for g, _ in done if (found := device_utilization(g)) is not None]
         if busy:
             low, high = min(busy, key=lambda b: b[2]), max(busy, key=lambda b: b[2])
             yield Finding(
-                code="device-utilisation",
+                code="device-utilization",
                 value=high[2],
                 unit="%",
-                text=f"{where}: {low[1]} utilisation is {low[2]:.0f} % at batch size {low[0]}"
+                text=f"{where}: {low[1]} utilization is {low[2]:.0f} % at batch size {low[0]}"
                 + (f" and {high[2]:.0f} % at {high[0]}." if high[0] != low[0] else "."),
                 caveats=caveats(*(g for g, _ in done)),
             )
@@ -245,13 +245,13 @@ def _charts(network: str, groups: list[Group[Key]]) -> Iterator[Chart]:
             for key, curve in curves.items()
         ),
     )
-    if any(device_utilisation(g) for g in groups):
+    if any(device_utilization(g) for g in groups):
         yield Chart(
-            name=f"image-size-{network}-utilisation",
-            title=f"{network}: utilisation by image size and batch size",
+            name=f"image-size-{network}-utilization",
+            title=f"{network}: utilization by image size and batch size",
             kind="line",
             x=x,
-            y=Axis(name="utilisation", unit="%", from_zero=True),
+            y=Axis(name="utilization", unit="%", from_zero=True),
             lines=tuple(
                 Line(name=_line_name(key, curves), points=tuple(map(_busy_point, curve)))
                 for key, curve in curves.items()
@@ -266,7 +266,7 @@ def _line_name(key: tuple[int, str], curves: dict[tuple[int, str], list[Group[Ke
 
 
 def _busy_point(group: Group[Key]) -> Point:
-    cell = utilisation_cell(group)
+    cell = utilization_cell(group)
     return Point(x=group.key[1], y=cell.value, reason=cell.reason, run_id=group.run_id)
 
 
@@ -286,7 +286,7 @@ def _reduced(settings: Settings, groups: list[Group[Key]]) -> Iterator[Warning]:
 
 EXPERIMENT = Experiment(
     name="image-size",
-    question="How do throughput and utilisation depend on the image size?",
+    question="How do throughput and utilization depend on the image size?",
     settings=Settings,
     works=(TrainSteps,),
     varies={

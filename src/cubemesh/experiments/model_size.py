@@ -1,9 +1,9 @@
-"""Model size: throughput and device utilisation of small and deep networks.
+"""Model size: throughput and device utilization of small and deep networks.
 
 DGX-1 best practices [001], figure 3: LittleCNN, ResNet-50 and VGG-16 on images of 224 × 224, batch
 size 32, 30 epochs of 1,024 synthetic images generated on the host and copied every step: 442, 192
-and 156 images/s at a GPU utilisation of 82, 88 and 92 %. At least 80 % counts as full. Training
-steps are timed on such images, with --full as many as in the paper's 30 epochs, and utilisation is
+and 156 images/s at a GPU utilization of 82, 88 and 92 %. At least 80 % counts as full. Training
+steps are timed on such images, with --full as many as in the paper's 30 epochs, and utilization is
 sampled twice per second.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.analysis.ratios import plus_minus
-from cubemesh.experiments.analysis.utilization import (
+from cubemesh.experiments.analysis.utilization_columns import (
     NOTE,
     ceiling_specs,
     known_figures,
@@ -27,10 +27,10 @@ from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scal
 from cubemesh.experiments.minibatch.input_bound import (
     BUSY_PERCENT,
     SPEED_COLUMNS,
-    UTILISATION_NOTE,
+    UTILIZATION_NOTE,
     DataLocations,
     data_location,
-    device_utilisation,
+    device_utilization,
     input_bound_findings,
     programs_by_location,
     speed_cells,
@@ -60,7 +60,7 @@ BATCH = 32
 STEPS = 30 * 1024 // BATCH
 """30 epochs of 1,024 images."""
 SECONDS = {Scale.QUICK: 3.0, Scale.DEFAULT: 10.0, Scale.FULL: 10.0}
-"""Measuring time; utilisation is sampled twice per second."""
+"""Measuring time; utilization is sampled twice per second."""
 
 Key = tuple[str, str]
 """(network, host or device)."""
@@ -141,7 +141,7 @@ def _answer(settings: Settings, steps: Sequence[RunRecord], records: Sequence[Ru
         run_ids=tuple(r.run_id for r in records),
         notes=(
             *([NOTE] if known_figures(groups) else []),
-            UTILISATION_NOTE,
+            UTILIZATION_NOTE,
             "DGX-1 best practices [001], figure 3 (one V100, Keras, images of 224 pixels copied "
             "every step): 442, 192 and 156 images/s at 82, 88 and 92 % for LittleCNN, ResNet-50 "
             "and "
@@ -158,7 +158,7 @@ def _key(record: RunRecord) -> Key:
 def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
     done = [(g, f) for g in groups if (f := g.throughput) is not None]
     fed = "host" if any(g.key[1] == "host" for g, _ in done) else "device"
-    busy = [(g, u) for g, _ in done if g.key[1] == fed and (u := device_utilisation(g)) is not None]
+    busy = [(g, u) for g, _ in done if g.key[1] == fed and (u := device_utilization(g)) is not None]
     if busy:
         kind = busy[0][1][0]
         full = [f"{g.key[0]} ({u:.0f} %)" for g, (_, u) in busy if u >= BUSY_PERCENT]
@@ -168,9 +168,9 @@ def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
             parts.append(f"not reached by {format_list(less)}")
         lowest = min(u for _, (_, u) in busy)
         yield Finding(
-            code="device-utilisation",
-            question=f"How high is {kind} utilisation?",
-            text=f"{kind} utilisation of {BUSY_PERCENT:.0f} % or more (full): {'; '.join(parts)}.",
+            code="device-utilization",
+            question=f"How high is {kind} utilization?",
+            text=f"{kind} utilization of {BUSY_PERCENT:.0f} % or more (full): {'; '.join(parts)}.",
             value=lowest,
             unit="% lowest",
             caveats=caveats(*(g for g, _ in busy)),
@@ -245,7 +245,7 @@ def _charts(groups: list[Group[Key]]) -> Iterator[Chart]:
         ),
     )
     for quantity, ending, unit in (
-        ("utilisation", "_utilisation_percent", "%"),
+        ("utilization", "_utilization_percent", "%"),
         ("power", "_power_watts", "W"),
     ):
         lines = tuple(line for g in groups if (line := _over_time(g, ending)) is not None)
@@ -274,7 +274,7 @@ def _over_time(group: Group[Key], ending: str) -> Line | None:
 
 EXPERIMENT = Experiment(
     name="model-size",
-    question="What device utilisation do small and deep networks reach?",
+    question="What device utilization do small and deep networks reach?",
     settings=Settings,
     works=(TrainSteps,),
     varies={"network": "networks", "batch_per_device": "batch_sizes"},

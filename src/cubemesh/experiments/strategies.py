@@ -1,4 +1,4 @@
-"""Gradient synchronisation strategies compared on the same devices: throughput and costs.
+"""Gradient synchronization strategies compared on the same devices: throughput and costs.
 
 From the papers 001 (towers with the weights on the CPU, synchronous; asynchronous as in
 TensorFlow's figures) and 002 (model-parallel). Each strategy of docs/devices.md trains on the same
@@ -60,7 +60,7 @@ class Settings(ScalingSettings):
     """Settings of `strategies` besides the fields of its specs."""
 
     strategies: tuple[str, ...] = STRATEGIES
-    """Gradient synchronisation strategies to compare; `model-parallel` trains networks that are a
+    """Gradient synchronization strategies to compare; `model-parallel` trains networks that are a
     chain of segments."""
     devices: tuple[int, ...] = ()
     """Numbers of devices; one is always included. Default: all of the machine, at most 8."""
@@ -69,7 +69,7 @@ class Settings(ScalingSettings):
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """One device, then each strategy on all devices, then these without synchronisation."""
+    """One device, then each strategy on all devices, then these without synchronization."""
     counts = device_counts(settings, context)
     if not settings.devices:
         counts = sorted({1, counts[-1]})
@@ -83,7 +83,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=titled("Gradient synchronisation strategies", records),
+        title=titled("Gradient synchronization strategies", records),
         findings=tuple(_findings(data)),
         tables=(*([_table(data)] if data.curves else []), *parts_table(data)),
         charts=tuple(charts(data, name="strategies")),
@@ -253,7 +253,7 @@ def _row(data: ScalingData, curve: ScalingCurve, group: ScalingGroup) -> tuple[C
 
 EXPERIMENT = Experiment(
     name="strategies",
-    question="Which gradient synchronisation strategy is fastest, and what does each cost?",
+    question="Which gradient synchronization strategy is fastest, and what does each cost?",
     settings=Settings,
     works=(TrainSteps,),
     varies=VARIES | {"batch_per_device": "batch_sizes"},

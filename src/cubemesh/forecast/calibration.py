@@ -225,7 +225,7 @@ _FITTED = (
         "overlap_slowdown",
         0.4,
         "",
-        "slow-down of the backward pass by overlapped synchronisation, over its time",
+        "slow-down of the backward pass by overlapped synchronization, over its time",
     ),
     ("copy_slowdown", 0.1, "", "the same of copies to and from a parameter server"),
     ("pcie_share", 1.0, "", "what NCCL attains over PCIe of what it expects of the links"),

@@ -73,7 +73,7 @@ def collective(
             algorithm="none",
             limit="",
             origin="assumed",
-            source="one device does not synchronise",
+            source="one device does not synchronize",
         )
     sweep = calibration.sweep(operation, on.devices)
     if sweep is not None:

@@ -52,7 +52,7 @@ def layer_floor_s(
     return sum(_piece_s(piece, rate_flops_per_s, copy_bytes_per_s) for piece in passes)
 
 
-def utilisation(network: Network, batch: int, step_s: float, rate_flops_per_s: float) -> float:
+def utilization(network: Network, batch: int, step_s: float, rate_flops_per_s: float) -> float:
     """Share of a measured ceiling that a training step of `step_s` seconds reaches: its matrix
     FLOP/s over `rate_flops_per_s`. Above 1 only where a fast algorithm ran, or a ceiling was
     measured wrongly. ValueError for a rate or time that is not above 0."""

@@ -1,4 +1,4 @@
-"""Time that a gradient synchronisation strategy adds to a step, and the part that overlaps with the
+"""Time that a gradient synchronization strategy adds to a step, and the part that overlaps with the
 backward pass.
 
 S bytes of gradients are sent in buckets as the backward pass completes them, one after the other.

@@ -8,7 +8,7 @@ device starts a layer when the previous one is done and the host has launched it
 
 A step of large layers hides the launches, one with a small batch size waits for nearly all of them.
 A layer is launched once forward, about twice backward and once in the update (`SHARES`); host and
-device synchronise at the end of a step. Captured steps, or those compiled into one launch, have no
+device synchronize at the end of a step. Captured steps, or those compiled into one launch, have no
 launch overhead.
 """
 

@@ -54,7 +54,7 @@ class Gradient:
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """One device's step without synchronisation."""
+    """One device's step without synchronization."""
 
     forward: tuple[float, ...]
     """Seconds of each layer, in the order in which they run."""

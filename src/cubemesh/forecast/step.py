@@ -4,7 +4,7 @@ A step on n devices takes
 
     forward + backward + launch + slowdown + exposed + update + sharing + waiting
 
-`launch` is the time a device waits for its host (`launch_overhead.py`). Gradients are synchronised
+`launch` is the time a device waits for its host (`launch_overhead.py`). Gradients are synchronized
 in buckets as the backward pass completes them (`gradient_sync.py`, `communication.py`): what has
 not finished with the backward pass is exposed; what overlaps slows it (`overlap_slowdown`). Two
 GPUs of a K80 share their board and its power (`sharing`). All devices wait for the slowest of n:
@@ -202,7 +202,7 @@ class _Model:
     def parts(
         self, devices: int, own: Passes | None = None, found: SyncTime | None = None
     ) -> dict[str, float]:
-        """The parts of a step, in seconds; of these passes and this synchronisation where they
+        """The parts of a step, in seconds; of these passes and this synchronization where they
         are given."""
         known = self.known
         own = own or self.passes(devices)
@@ -222,7 +222,7 @@ class _Model:
         }
 
     def sync(self, devices: int, own: Passes | None = None) -> SyncTime:
-        """The time of gradient synchronisation on so many devices."""
+        """The time of gradient synchronization on so many devices."""
         return sync_time(
             self.asked.sync,
             self.fabric(devices),

@@ -251,7 +251,7 @@ KEYS: dict[str, ChangeKey] = {
     ),
     "ports": ChangeKey(means="network ports of a system", values="a number: 8", request=_ports),
     "sync": ChangeKey(
-        means="gradient synchronisation strategy",
+        means="gradient synchronization strategy",
         values=f"one of {', '.join(COSTS)}",
         request=_sync,
     ),

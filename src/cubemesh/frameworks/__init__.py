@@ -1,6 +1,6 @@
 """The table of frameworks, each a module that is loaded only when a run needs it.
 
-A framework's module offers the functions of `Framework` (frameworks/api/program.py).
+A framework's module offers the functions of `Framework` (frameworks/contract/program.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from cubemesh.errors import unknown_name
-from cubemesh.frameworks.api.program import Framework
+from cubemesh.frameworks.contract.program import Framework
 from cubemesh.frameworks.null.script import read_script
 from cubemesh.schema.spec import Layout
 

@@ -6,7 +6,7 @@ tiles, and is fully used only when the tiles fill its processors a whole number 
 are those found fastest on known devices (stas00/ml-engineering, maximum achievable matmul FLOPS)
 and some that fill 132 and 108 processors with tiles of 128 × 256.
 
-Calls are timed in groups of some milliseconds, so that synchronisation is negligible, for a tenth
+Calls are timed in groups of some milliseconds, so that synchronization is negligible, for a tenth
 of a second. The fastest group counts, the one that other processes slowed least. A GPU then runs a
 few more groups of the result, each after a rest: at its power limit it slows down within some
 hundredths of a second (an H200 from 806 to 720 TFLOP/s in bf16), and recovers within a quarter of a
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cubemesh.frameworks.api.program import CeilingProgram, Unsupported
+from cubemesh.frameworks.contract.program import CeilingProgram, Unsupported
 from cubemesh.schema.work import Ceiling
 
 Shape = tuple[int, int, int]

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from cubemesh.frameworks.api.rendezvous import KEY_VARIABLE, serve_store
+from cubemesh.frameworks.contract.rendezvous import KEY_VARIABLE, serve_store
 
 HOST = "127.0.0.1"
 

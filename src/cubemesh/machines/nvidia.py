@@ -54,7 +54,7 @@ def probe_nvidia(tree: Tree) -> Nvidia:
 
 
 def read_nvidia(tree: Tree, nvml: Any) -> Nvidia:
-    """The GPUs that `nvml` shows: the module pynvml, initialised, or what answers as it does."""
+    """The GPUs that `nvml` shows: the module pynvml, initialized, or what answers as it does."""
     return _Queries(tree, nvml).all()
 
 

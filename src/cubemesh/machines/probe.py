@@ -17,7 +17,7 @@ from cubemesh.machines.files import Tree
 from cubemesh.machines.memory import read_memory
 from cubemesh.machines.nvidia import probe_nvidia
 from cubemesh.machines.software import read_software
-from cubemesh.machines.virtual import container, virtualization
+from cubemesh.machines.virtualization import container, virtualization
 from cubemesh.schema import Machine
 
 

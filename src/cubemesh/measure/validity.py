@@ -20,7 +20,7 @@ OUTLIER_SHARE = 0.05
 """Outliers within this fraction of the median are ignored: they stand out only because the spread
 is small."""
 SHORT_WINDOW_S = 0.001
-"""Below this, synchronising and reading the clock are not negligible."""
+"""Below this, synchronizing and reading the clock are not negligible."""
 BUSY_SHARE = 0.05
 """Fraction of the processors that other programs may use without a warning."""
 
@@ -215,7 +215,7 @@ def _short(windows: Sequence[Window]) -> Warning | None:
     return warn(
         "short-window",
         f"The median window is {format_seconds(length)}; below {format_seconds(SHORT_WINDOW_S)} "
-        "the synchronisation at its end is not negligible.",
+        "the synchronization at its end is not negligible.",
         "Set seconds to 0.1 or more, so that each window has more steps.",
     )
 

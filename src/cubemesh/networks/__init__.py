@@ -100,7 +100,7 @@ NETWORKS: dict[str, NetworkEntry] = {
         smallest_image_size=63,
         classes=1000,
         source=_ALEXNET,
-        differs="no response normalisation; weights start as He et al. draw them",
+        differs="no response normalization; weights start as He et al. draw them",
     ),
     "overfeat": NetworkEntry(
         make=overfeat,
@@ -131,7 +131,7 @@ NETWORKS: dict[str, NetworkEntry] = {
         smallest_image_size=31,
         classes=1000,
         source=_GOOGLENET,
-        differs="torchvision's form: batch normalisation, no auxiliary classifiers, 3×3 for 5×5",
+        differs="torchvision's form: batch normalization, no auxiliary classifiers, 3×3 for 5×5",
     ),
     "googlenet-paper": NetworkEntry(
         make=googlenet_paper,

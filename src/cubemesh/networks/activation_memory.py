@@ -1,7 +1,7 @@
 """Activation memory: the tensors that the forward pass saves for the backward pass, each once.
 
 The table `SAVED_TENSOR_RULES` says for each layer type what an eager framework saves (PyTorch's
-autograd; its derivatives.yaml): a convolution its input, a ReLU its output, batch normalisation its
+autograd; its derivatives.yaml): a convolution its input, a ReLU its output, batch normalization its
 input and the batch's statistics. The output of a ReLU is mostly the input of the next convolution:
 two nodes save it, memory holds it once. `GradientFlow` knows which values share memory and which
 need a gradient; `saved_tensors` assigns every array to the first node that saves it, so that the

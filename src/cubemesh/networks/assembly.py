@@ -68,7 +68,7 @@ class Assembly:
 
     @contextmanager
     def segment(self, name: str) -> Iterator[None]:
-        """Nodes added inside belong to one segment: the unit of compilation and synchronisation."""
+        """Nodes added inside belong to one segment: the unit of compilation and synchronization."""
         before, self._segment = self._segment, name
         try:
             yield

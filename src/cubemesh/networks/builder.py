@@ -86,12 +86,12 @@ class NetworkBuilder(Assembly):
         scale_initializer: Initializer = ONES,
         name: str | None = None,
     ) -> str:
-        """Batch normalisation with a learned scale and shift."""
+        """Batch normalization with a learned scale and shift."""
         layer = BatchNorm(epsilon=epsilon, momentum=momentum, scale_initializer=scale_initializer)
         return self.add_layer(layer, x, name=name)
 
     def lrn(self, x: str, layer: LocalResponseNorm, *, name: str | None = None) -> str:
-        """Local response normalisation."""
+        """Local response normalization."""
         return self.add_layer(layer, x, name=name)
 
     def relu(self, x: str, *, name: str | None = None) -> str:

@@ -1,7 +1,7 @@
 """Layer fusion: neighbouring layers that can be computed as one, found in the graph.
 
     batch norm                        without another layer
-    batch norm ─ ReLU                 if only the ReLU reads the normalised value
+    batch norm ─ ReLU                 if only the ReLU reads the normalized value
     batch norm ─ add ─ (ReLU)         if only the sum reads it, and only the ReLU the sum
     ReLU ─ max pooling                in either order, because the maximum of rectified values is
     max pooling ─ ReLU                the rectified maximum
@@ -11,7 +11,7 @@
 
 Intermediate values are never stored, so no other node and no head may read them. A fusion runs in
 place of its last layer, when all its inputs have been computed. If both terms of a sum are batch
-normalisations, the later one is fused with the sum.
+normalizations, the later one is fused with the sum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cubemesh.networks.recurrent_layers import PairSum, Tanh
 
 @dataclass(frozen=True, kw_only=True)
 class NormFusion:
-    """A batch normalisation of images, and what follows it."""
+    """A batch normalization of images, and what follows it."""
 
     norm: Node
     last: Node
@@ -39,7 +39,7 @@ class NormFusion:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Its inputs: the value to normalise, then what is added."""
+        """Its inputs: the value to normalize, then what is added."""
         return (self.norm.inputs[0], *([self.residual] if self.residual is not None else []))
 
 
@@ -90,7 +90,7 @@ Step = Node | Fusion
 
 
 def norm_fusions(network: Network) -> tuple[NormFusion, ...]:
-    """All that training can use, in the order their normalisations run; no layer is in two."""
+    """All that training can use, in the order their normalizations run; no layer is in two."""
     nodes = network.needed(*(head.value for head in network.heads))
     readers = _readers(network, nodes)
     taken: set[str] = set()

@@ -65,7 +65,7 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Neighbouring nodes that are compiled, synchronised and timed as one."""
+    """Neighbouring nodes that are compiled, synchronized and timed as one."""
 
     name: str
     nodes: tuple[str, ...]
@@ -117,7 +117,7 @@ class Network:
 
     @property
     def smallest_batch(self) -> int:
-        """Minimum samples of a training step: two if batch normalisation has a single position
+        """Minimum samples of a training step: two if batch normalization has a single position
         per sample, because one value has no variance."""
         single = any(
             isinstance(node.layer, BatchNorm) and math.prod(node.shape[1:]) == 1

@@ -153,13 +153,13 @@ class Linear(Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchNorm(Layer):
-    """Normalisation over batch and image positions, per channel (Ioffe and Szegedy 2015).
+    """Normalization over batch and image positions, per channel (Ioffe and Szegedy 2015).
 
     `momentum` is the weight of the new batch in the running statistics; the running variance takes
-    the unbiased batch variance, the normalisation the biased one.
+    the unbiased batch variance, the normalization the biased one.
     """
 
-    category: ClassVar[str] = "normalisation"
+    category: ClassVar[str] = "normalization"
     epsilon: float = 1e-5
     momentum: float = 0.1
     scale_initializer: Initializer = ONES
@@ -189,7 +189,7 @@ class LocalResponseNorm(Layer):
     `size` × `size` patch, zero-padded, as Caffe's WITHIN_CHANNEL.
     """
 
-    category: ClassVar[str] = "normalisation"
+    category: ClassVar[str] = "normalization"
     size: int = 5
     alpha: float = 1e-4
     beta: float = 0.75

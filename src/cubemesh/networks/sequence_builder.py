@@ -34,7 +34,7 @@ class SequenceBuilder(NetworkBuilder):
         return self.add_layer(Embedding(vocabulary=vocabulary, features=features), x, name=name)
 
     def layer_norm(self, x: str, *, epsilon: float = 1e-5, name: str | None = None) -> str:
-        """Normalisation of each position."""
+        """Normalization of each position."""
         return self.add_layer(LayerNorm(epsilon=epsilon), x, name=name)
 
     def gelu(self, x: str, form: Literal["erf", "tanh"] = "erf", *, name: str | None = None) -> str:

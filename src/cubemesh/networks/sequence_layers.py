@@ -36,10 +36,10 @@ def _sequence(layer: Layer, shape: Shape) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm(Layer):
-    """Normalisation over the last axis of each position (Ba, Kiros and Hinton 2016), by the biased
+    """Normalization over the last axis of each position (Ba, Kiros and Hinton 2016), by the biased
     variance, then a learned scale and shift."""
 
-    category: ClassVar[str] = "normalisation"
+    category: ClassVar[str] = "normalization"
     epsilon: float = 1e-5
 
     def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:

@@ -1,4 +1,4 @@
-"""Weight initialisation, drawn by NumPy and so the same in every framework.
+"""Weight initialization, drawn by NumPy and so the same in every framework.
 
 One generator, PCG64 of the seed, runs through the network's parameters in the graph's order; zeros
 and ones take nothing from it. Values are drawn in float64 and rounded to float32 once: the rounding

@@ -1,2 +1,2 @@
-"""Gradient synchronisation strategies: how the devices that train one network come to the same
+"""Gradient synchronization strategies: how the devices that train one network come to the same
 weights. The table is parallel/strategies.py."""

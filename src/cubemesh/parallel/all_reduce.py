@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, cast
 
-from cubemesh.frameworks.api.gradient_sync import BUCKET_BYTES, Bucket, SyncFeature
-from cubemesh.frameworks.api.group import Group, PeerMemory, PeerMemoryGroup, TransferHandle
+from cubemesh.frameworks.contract.gradient_sync import BUCKET_BYTES, Bucket, SyncFeature
+from cubemesh.frameworks.contract.group import Group, PeerMemory, PeerMemoryGroup, TransferHandle
 from cubemesh.parallel.strategy import Strategy, SyncCost, wait_all
 
 

@@ -23,8 +23,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cubemesh.frameworks.api.gradient_sync import BUCKET_BYTES, Bucket, Replica, ServerWeights
-from cubemesh.frameworks.api.group import Group, PointToPoint
+from cubemesh.frameworks.contract.gradient_sync import BUCKET_BYTES, Bucket, Replica, ServerWeights
+from cubemesh.frameworks.contract.group import Group, PointToPoint
 from cubemesh.parallel.strategy import SERVER, Strategy, SyncCost
 
 _PUSH, _PULL, _LEAVE = range(3)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cubemesh.frameworks.api.group import Group
+from cubemesh.frameworks.contract.group import Group
 from cubemesh.parallel.strategy import Strategy, SyncCost, wait_all
 
 AVERAGE_EVERY = 8

@@ -5,7 +5,7 @@
 
 NVIDIA's DGX-1 with Tesla V100 white paper, section 3.2, describes it besides data parallelism. A
 network can be cut between two segments where a single activation crosses and no weights are shared;
-the cuts minimise the operations (forward and backward, as counted by networks/cost.py) of the
+the cuts minimize the operations (forward and backward, as counted by networks/cost.py) of the
 largest part. The global batch goes through whole, so a step equals that of one device, and one
 device computes at a time: the gain is memory.
 """
@@ -16,8 +16,8 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from cubemesh.frameworks.api.group import Group
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.group import Group
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.cost import costs
 from cubemesh.networks.graph import Head, Input, Network, Segment
 from cubemesh.parallel.strategy import Strategy

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cubemesh.frameworks.api.gradient_sync import BUCKET_BYTES, Bucket
-from cubemesh.frameworks.api.group import Group, TransferHandle
+from cubemesh.frameworks.contract.gradient_sync import BUCKET_BYTES, Bucket
+from cubemesh.frameworks.contract.group import Group, TransferHandle
 from cubemesh.parallel.strategy import SERVER, Strategy, SyncCost, wait_all
 
 

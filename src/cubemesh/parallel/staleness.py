@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from statistics import fmean
 
-from cubemesh.frameworks.api.gradient_sync import GradientSync
+from cubemesh.frameworks.contract.gradient_sync import GradientSync
 from cubemesh.measure.log import Log
 from cubemesh.parallel.asynchronous import Asynchronous, Updates
 from cubemesh.schema.record import Curve, Figure

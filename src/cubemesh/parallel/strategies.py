@@ -1,11 +1,11 @@
-"""The table of gradient synchronisation strategies. A new one is a class, with its traits and its
+"""The table of gradient synchronization strategies. A new one is a class, with its traits and its
 cost (parallel/strategy.py), and a line here.
 """
 
 from __future__ import annotations
 
 from cubemesh.errors import unknown_name
-from cubemesh.frameworks.api.group import Group, SingleProcessGroup
+from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.parallel.all_reduce import AllReduce, AllReduce16, PeerAllReduce, PeerAllReduce16
 from cubemesh.parallel.asynchronous import Asynchronous, StalenessAware
 from cubemesh.parallel.local_sgd import LocalSgd

@@ -1,4 +1,4 @@
-"""A gradient synchronisation strategy: its traits, its cost and its defaults, on one base class.
+"""A gradient synchronization strategy: its traits, its cost and its defaults, on one base class.
 
 The table of all strategies is `STRATEGIES` in parallel/strategies.py. Everything that depends on a
 strategy reads a trait of its class, never its name: which frameworks support it, how ranks are
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from cubemesh.frameworks.api.gradient_sync import Bucket, SyncFeature
-from cubemesh.frameworks.api.group import Group, SingleProcessGroup, TransferHandle
+from cubemesh.frameworks.contract.gradient_sync import Bucket, SyncFeature
+from cubemesh.frameworks.contract.group import Group, SingleProcessGroup, TransferHandle
 
 SERVER = 0
 """The rank that is the parameter server."""
@@ -37,8 +37,8 @@ class SyncCost:
 
 
 class Strategy:
-    """The base of all strategies, a `GradientSync` (frameworks/api) in which no data are sent and
-    each rank updates its own weights."""
+    """The base of all strategies: a `GradientSync` (frameworks/contract) that sends no data; each
+    rank updates its own weights."""
 
     name: str
     summary: ClassVar[str]
@@ -85,7 +85,7 @@ class Strategy:
 
 
 class NoSync(Strategy):
-    """No synchronisation: a single device, or several that train separately."""
+    """No synchronization: a single device, or several that train separately."""
 
     name = "none"
     summary = "nothing: one device, or several that train separately"

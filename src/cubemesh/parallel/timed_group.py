@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cubemesh.frameworks.api.group import Group, TransferHandle
+from cubemesh.frameworks.contract.group import Group, TransferHandle
 from cubemesh.measure.attribution.transfers import Transfer, Transfers
 
 LOW_PRECISION_BYTES = 2

@@ -26,7 +26,7 @@ from cubemesh.runs.code_version import code_version
 from cubemesh.runs.devices import gpus_of, lock_names, visible_gpus
 from cubemesh.runs.enrich import Host, enrich
 from cubemesh.runs.exit_status import WorkerExit
-from cubemesh.runs.forkserver import Forkserver, ServerDied
+from cubemesh.runs.forkserver_client import Forkserver, ServerDied
 from cubemesh.runs.locks import DeviceLocks
 from cubemesh.runs.progress import Observer, Silent
 from cubemesh.runs.reuse import is_reusable
@@ -38,7 +38,7 @@ from cubemesh.schema.serialization import digest
 from cubemesh.schema.series import Series
 from cubemesh.schema.spec import RunSpec
 from cubemesh.worker.report.outcomes import not_installed
-from cubemesh.worker.run.job import Job
+from cubemesh.worker.run.job_file import Job
 
 START_S = 300.0
 """Shortest time allowed for importing a framework, which takes minutes from a cold network file

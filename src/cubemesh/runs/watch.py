@@ -17,11 +17,11 @@ from typing import Any
 
 from cubemesh.cgroups import oom_kills
 from cubemesh.runs.exit_status import WorkerExit
-from cubemesh.runs.forkserver import Forkserver, ServerDied
+from cubemesh.runs.forkserver_client import Forkserver, ServerDied
 from cubemesh.runs.progress import Observer, Progress
 from cubemesh.worker.launch.ranks import EXITS_FILE
 from cubemesh.worker.report.events import EventReader, events_path
-from cubemesh.worker.run.job import Job
+from cubemesh.worker.run.job_file import Job
 
 POLL_S = 0.1
 """Interval of reading events; the end of a worker is noticed at once."""

@@ -16,7 +16,7 @@ class Cost:
     matrix_flops: int = 0
     """Operations of convolutions and matrix products, which matrix units can run."""
     other_flops: int = 0
-    """Operations of everything else: activations, normalisation, pooling, loss."""
+    """Operations of everything else: activations, normalization, pooling, loss."""
     read_bytes: int = 0
     written_bytes: int = 0
     saved_bytes: int = 0

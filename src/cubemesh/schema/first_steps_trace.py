@@ -47,8 +47,8 @@ class RankTrace:
     """Every layer's output in the first step, in execution order: of the global batch, with
     zeros for the samples of other ranks."""
     own_gradients: tuple[Sketch, ...] = ()
-    """Every parameter's gradient in the first step, before synchronisation."""
+    """Every parameter's gradient in the first step, before synchronization."""
     gradients: tuple[Sketch, ...] = ()
-    """Every parameter's gradient in the first step, after synchronisation."""
+    """Every parameter's gradient in the first step, after synchronization."""
     final_weights: tuple[Sketch, ...] = ()
     """Every parameter after the last step."""

@@ -53,8 +53,8 @@ class Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """A group of steps between two synchronisations. Within it the host may run ahead of the
-    device, as it does in training: synchronising every step would measure something else."""
+    """A group of steps between two synchronizations. Within it the host may run ahead of the
+    device, as it does in training: synchronizing every step would measure something else."""
 
     rank: int = 0
     phase: str = "measure"

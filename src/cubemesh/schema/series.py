@@ -1,4 +1,4 @@
-"""Time series sampled during a run: utilisation, memory, power."""
+"""Time series sampled during a run: utilization, memory, power."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Series:
     """
 
     name: str
-    """With its unit: `cpu_utilisation_percent`, `resident_bytes`."""
+    """With its unit: `cpu_utilization_percent`, `resident_bytes`."""
     rank: int = 0
     device: str = "host"
     times_s: tuple[float, ...] = ()

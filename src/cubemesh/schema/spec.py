@@ -88,11 +88,11 @@ class ProgramSettings:
     layout: Layout = "nchw"
     """Memory layout of images."""
     sync: str = "none"
-    """Gradient synchronisation strategy."""
+    """Gradient synchronization strategy."""
     bucket_bytes: int | None = None
     """Approximate bucket size of a strategy that sends gradients in buckets; None: 25 MiB."""
     batch_norm: BatchNormOver = "device"
-    """Samples that batch normalisation takes its statistics from on several devices: those of each
+    """Samples that batch normalization takes its statistics from on several devices: those of each
     `device`, or the `global` batch, as one device would."""
     deterministic: bool = False
     """Whether the same steps give the same values every time. Dropout is then drawn for the global

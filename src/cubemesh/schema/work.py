@@ -67,11 +67,11 @@ class TrainSteps(NetworkWork):
 
     kind: Literal["train_steps"] = "train_steps"
     optimizer: Optimizer = "sgd"
-    """Optimiser."""
+    """Optimizer."""
     learning_rate: float = 0.01
     """Learning rate, for one device."""
     momentum: float = 0.9
-    """Momentum of SGD and LARS; the other optimisers ignore it."""
+    """Momentum of SGD and LARS; the other optimizers ignore it."""
     weight_decay: float = 0.0
     """Weight decay (L2 penalty)."""
     losses: int = 0
@@ -91,11 +91,11 @@ class Train(NetworkWork):
     epochs: int = 1
     """Maximum number of epochs."""
     optimizer: Optimizer = "sgd"
-    """Optimiser."""
+    """Optimizer."""
     learning_rate: float = 0.01
     """Learning rate, for one device."""
     momentum: float = 0.9
-    """Momentum of SGD and LARS; the other optimisers ignore it."""
+    """Momentum of SGD and LARS; the other optimizers ignore it."""
     weight_decay: float = 0.0
     """Weight decay (L2 penalty)."""
     rate_scaling: RateScaling = "none"
@@ -128,11 +128,11 @@ class FirstSteps(NetworkWork):
     iterations: int = 10
     """Number of steps."""
     optimizer: Optimizer = "sgd"
-    """Optimiser."""
+    """Optimizer."""
     learning_rate: float = 0.01
     """Learning rate, for one device."""
     momentum: float = 0.9
-    """Momentum of SGD and LARS; the other optimisers ignore it."""
+    """Momentum of SGD and LARS; the other optimizers ignore it."""
     weight_decay: float = 0.0
     """Weight decay (L2 penalty)."""
 

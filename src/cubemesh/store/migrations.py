@@ -43,6 +43,14 @@ WARNINGS = {
     "shared-cores": "oversubscribed",
     "idle-link": "faster-link-unused",
 }
+NAMES = {
+    "cpu_utilisation_percent": "cpu_utilization_percent",
+    "gpu_utilisation_percent": "gpu_utilization_percent",
+    "images_set_aside": "images_skipped",
+    "normalisation and elementwise": "normalization and elementwise",
+    "synchronise": "synchronize",
+}
+"""Names of figures, series and categories, wherever they are in a record."""
 EXPERIMENT_RUN = {
     "question_id": "experiment_run_id",
     "asked_utc": "started_utc",
@@ -133,6 +141,10 @@ def rename_fields(connection: Connection) -> None:
         "CREATE INDEX ix_experiment_runs_started_utc ON experiment_runs (started_utc)",
     ):
         connection.execute(text(statement))
+    for old, new in NAMES.items():
+        connection.execute(
+            text("UPDATE series SET name = :new WHERE name = :old"), {"old": old, "new": new}
+        )
     _rewrite(connection, "records", "run_id", "record", _record)
     _rewrite(connection, "experiment_runs", "experiment_run_id", "experiment_run", _experiment_run)
 
@@ -163,7 +175,17 @@ def _renamed(table: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
     return {names.get(key, key): value for key, value in table.items()}
 
 
+def _named(value: Any) -> Any:
+    """`value` with every key and string of `NAMES` replaced."""
+    if isinstance(value, dict):
+        return {NAMES.get(key, key): _named(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_named(inner) for inner in value]
+    return NAMES.get(value, value) if isinstance(value, str) else value
+
+
 def _record(record: dict[str, Any]) -> dict[str, Any]:
+    record = _named(record)
     for warning in record["warnings"]:
         warning["code"] = WARNINGS.get(warning["code"], warning["code"])
     return record | {"spec": _spec(record["spec"]), "schema": 2}

@@ -5,7 +5,7 @@
                       rank-1.safetensors      the training's progress as JSON in the metadata
         step-00000240/…
 
-Every rank writes its own file, because ranks differ in random generators, in batch normalisation
+Every rank writes its own file, because ranks differ in random generators, in batch normalization
 statistics and under some strategies in weights. A file is written under a temporary name, synced to
 the disk (fsync), then renamed. A checkpoint is complete when it has the files of all ranks; no rank
 waits for another. A rank that fails to write its file leaves an empty `.failed` file instead.
@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.errors import DataError
-from cubemesh.frameworks.api.group import Group
-from cubemesh.frameworks.api.program import Snapshot, Unsupported
+from cubemesh.frameworks.contract.group import Group
+from cubemesh.frameworks.contract.program import Snapshot, Unsupported
 
 Array = NDArray[Any]
 _STEP = re.compile(r"step-(\d{8,})")

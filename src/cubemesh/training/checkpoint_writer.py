@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from cubemesh.frameworks.api.group import Group
-from cubemesh.frameworks.api.program import Program, SupportsSnapshots
+from cubemesh.frameworks.contract.group import Group
+from cubemesh.frameworks.contract.program import Program, SupportsSnapshots
 from cubemesh.measure.log import Log
 from cubemesh.schema.record import Figure
 from cubemesh.schema.warning import warn

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.batches import PADDING, Batch
-from cubemesh.frameworks.api.program import Program
+from cubemesh.frameworks.contract.program import Program
 from cubemesh.measure.log import Log
 from cubemesh.schema.record import Figure
 from cubemesh.statistics import Interval

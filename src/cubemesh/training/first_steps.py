@@ -1,8 +1,8 @@
 """First steps of a training, traced and not timed.
 
     step 1: batch ─ forward ─ backward ─ sync ─ update   every layer's result, every gradient
-    step 2 …: batch ─ step ─ loss                        before and after synchronisation
-    last:     error rate on held-out samples, of the synchronised weights
+    step 2 …: batch ─ step ─ loss                        before and after synchronization
+    last:     error rate on held-out samples, of the synchronized weights
 
 Each rank records itself (`RankTrace`); replicas and runs are compared afterwards.
 """
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from cubemesh.batches import Array
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.source import Source
-from cubemesh.frameworks.api.group import Group
-from cubemesh.frameworks.api.program import (
+from cubemesh.frameworks.contract.group import Group
+from cubemesh.frameworks.contract.program import (
     Diverged,
     Program,
     SupportsStepInspection,

@@ -4,7 +4,7 @@
     W W W W … (phase measure) │ evaluate       W W W W … │ evaluate       …
     ▲ the first step, a separate window in phase warm-up
 
-An epoch's steps are divided into a few windows; each ends with a synchronisation, after which,
+An epoch's steps are divided into a few windows; each ends with a synchronization, after which,
 outside the window, the loss of its last step is read. So the training loss is sampled, one point
 per window, not averaged. After each epoch every validation sample is scored (`evaluation.py`).
 Checkpoints are taken between windows.
@@ -23,8 +23,8 @@ from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.pipeline import Batches
 from cubemesh.data.source import Source
-from cubemesh.frameworks.api.group import Group, SingleProcessGroup
-from cubemesh.frameworks.api.program import (
+from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
+from cubemesh.frameworks.contract.program import (
     Diverged,
     Program,
     SupportsLearningRate,
@@ -171,7 +171,7 @@ class _Training:
 
     def _is_done(self) -> bool:
         """Whether all epochs are done or the target is reached; rank 0 decides, because evaluations
-        of ranks may differ by batch normalisation."""
+        of ranks may differ by batch normalization."""
         scored = self.history.validation
         if len(scored) >= self.work.epochs:
             return True

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from cubemesh.frameworks.api.group import Group
-from cubemesh.frameworks.api.program import ReplicasDiffer, SupportsWeightInspection
+from cubemesh.frameworks.contract.group import Group
+from cubemesh.frameworks.contract.program import ReplicasDiffer, SupportsWeightInspection
 
 
 def check_weights(program: object, group: Group, step: int, agreed_at: int) -> None:

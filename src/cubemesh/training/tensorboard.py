@@ -1,6 +1,6 @@
 """TensorBoard event files: the scalar curves of a training, written as they grow.
 
-An event file is a sequence of records (TFRecord), each a serialised `Event` protocol buffer:
+An event file is a sequence of records (TFRecord), each a serialized `Event` protocol buffer:
 
     8 bytes   length, little-endian        Event: wall_time = 1 (double), step = 2 (int64),
     4 bytes   masked CRC-32C of it                file_version = 3 (string), summary = 5

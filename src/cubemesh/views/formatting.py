@@ -176,7 +176,7 @@ def run_name(spec: RunSpec) -> str:
 
 
 def _together(spec: RunSpec) -> list[str]:
-    """Number of devices, gradient synchronisation and global batch size of a run."""
+    """Number of devices, gradient synchronization and global batch size of a run."""
     parts = [f"{spec.placement.devices} devices"]
     if isinstance(spec.work, Training):
         parts.append("no sync" if spec.program.sync == "none" else spec.program.sync)

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from cubemesh.experiments.analysis.roofline import roofline_table
+from cubemesh.experiments.analysis.roofline_chart import roofline_table
 from cubemesh.experiments.collectives.report import sweep_tables
 from cubemesh.schema import Answer, Finding, Machine, RunRecord, Series, Status, Table, Warning
 from cubemesh.units import format_seconds

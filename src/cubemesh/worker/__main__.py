@@ -2,7 +2,7 @@
 
     run JOB.json                         run one job in this process
     host                                 run this host's ranks of a job that comes on stdin
-    serve --framework NAME --parent PID  fork a worker for each job requested on stdin (server.py)
+    serve --framework NAME --parent PID  fork a worker for each job on stdin (forkserver.py)
 
 Users and launchers (torchrun, mpirun, srun) call `run`; the runner uses `serve`.
 """
@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cubemesh.errors import CubemeshError
+from cubemesh.worker.forkserver import serve, work
 from cubemesh.worker.launch.host_agent import HostAgent
 from cubemesh.worker.launch.launcher_env import export_torch_env
-from cubemesh.worker.server import serve, work
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

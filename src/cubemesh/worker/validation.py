@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from cubemesh import data, frameworks, networks
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.program import Capabilities, Unsupported
+from cubemesh.frameworks.contract.program import Capabilities, Unsupported
 from cubemesh.networks.precision import layer_precisions
 from cubemesh.parallel.strategies import STRATEGIES, strategy
 from cubemesh.schema.collective import Collective
@@ -145,7 +145,7 @@ def _check_devices(spec: RunSpec, able: Capabilities, kind: str) -> None:
     if place.devices > 1 and not able.sync_features:
         raise Unsupported(
             f"{program.framework} trains on one device; devices={place.devices} needs a framework "
-            "that synchronises gradients. Set devices=1."
+            "that synchronizes gradients. Set devices=1."
         )
     if sync.needs is not None and sync.needs not in able.sync_features:
         _refuse("sync", program.sync, supported_strategies(able), program.framework)

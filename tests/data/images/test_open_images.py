@@ -25,7 +25,7 @@ from cubemesh.data.images.open_images import CachedImages, ImageOptions, open_im
 from cubemesh.data.images.tar_shards import TarShards, find_shards, shuffled
 from cubemesh.data.source import HasEpochs
 from cubemesh.errors import DataError, UsageError
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.program import Unsupported
 
 Image = pytest.importorskip("PIL.Image")
 SHAPE = (3, 32, 32)

@@ -192,8 +192,8 @@ def test_full_measures_the_forward_pass_too(machine, play, record_of):
     assert len(answer.charts[0].lines) == 2
 
 
-def fed(record_of, on, step_s, utilisation):
-    """Records of a network fed from the host or the device, with the GPU's utilisation."""
+def fed(record_of, on, step_s, utilization):
+    """Records of a network fed from the host or the device, with the GPU's utilization."""
     return [
         record_of(
             RunSpec(
@@ -201,7 +201,7 @@ def fed(record_of, on, step_s, utilisation):
                 program=ProgramSettings(data_location=on),
             ),
             step_s=t,
-            gpu_percent=utilisation[b],
+            gpu_percent=utilization[b],
         )
         for b, t in step_s.items()
     ]
@@ -215,11 +215,11 @@ def test_a_waiting_gpu_is_input_bound(record_of):
     ]
     answer = EXPERIMENT.answer(settings, records)
     found = finding(answer, "input-bound")
-    assert "2.00× as fast at batch size 16 (35 % utilisation)" in found.text
+    assert "2.00× as fast at batch size 16 (35 % utilization)" in found.text
     assert "256" not in found.text
-    assert values(answer.tables[0], "utilisation") == [35.0, 97.0]
+    assert values(answer.tables[0], "utilization") == [35.0, 97.0]
     assert values(answer.tables[0], "data on device")[0] == 1600
-    assert [chart.y.name for chart in answer.charts] == ["throughput", "utilisation"]
+    assert [chart.y.name for chart in answer.charts] == ["throughput", "utilization"]
 
 
 @pytest.mark.parametrize(("host_s", "expected"), [(0.06, "copy-cost"), (0.05, "no-input-cost")])

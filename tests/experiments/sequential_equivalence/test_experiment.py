@@ -26,7 +26,7 @@ from cubemesh.experiments.sequential_equivalence.experiment import (
     _own_and_others,
 )
 from cubemesh.frameworks import pytorch
-from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.frameworks.contract.group import SingleProcessGroup
 from cubemesh.measure.telemetry.gpu_processes import GpuProcessWatch
 from cubemesh.networks.graph import Network
 from cubemesh.papers.claims.evidence import Evidence
@@ -47,7 +47,7 @@ from cubemesh.schema import (
 )
 from cubemesh.worker.report.events import EventLog, events_path, read_events
 from cubemesh.worker.run.task import Task
-from cubemesh.worker.run.tasks import TASKS
+from cubemesh.worker.run.work_kinds import TASKS
 
 # The ranks of all cases run before the first test, under a limit of their own; those that wait for
 # one another take long where others have the processors.
@@ -134,7 +134,7 @@ PASSING = {
 QUICK = {
     *("little-cnn fp64 2 all-reduce", "little-cnn fp32 4 parameter-server"),
     *("resnet-18 fp64 2 all-reduce", "sum, not mean", "a skipped batch", "different seeds"),
-    *("per-device batch normalisation", "dropout"),
+    *("per-device batch normalization", "dropout"),
 }
 """What always runs; the others are a `sweep`."""
 SUM = spec_of(LITTLE, 2, "all-reduce")
@@ -143,7 +143,7 @@ BY_SERVER = {
     "sum, not mean": (SERVED, plant_sum),
     "a skipped batch": (SERVED, plant_skipped_batch),
     "different seeds": (SERVED, plant_other_seeds),
-    "per-device batch normalisation": (
+    "per-device batch normalization": (
         spec_of(RESNET, 4, "parameter-server", batch_norm="device"),
         None,
     ),
@@ -154,14 +154,14 @@ FAULTS = {
     "different seeds": (SUM, plant_other_seeds),
     "data order": (SUM, plant_other_order),
     "different initial weights": (SUM, plant_other_weights),
-    "per-device batch normalisation": (spec_of(RESNET, 2, "all-reduce", batch_norm="device"), None),
+    "per-device batch normalization": (spec_of(RESNET, 2, "all-reduce", batch_norm="device"), None),
     "dropout": (spec_of(LITTLE, 2, "all-reduce", deterministic=False), None),
     "a missing rank": (spec_of(LITTLE, 2, "none"), None),
     "rounding": (spec_of(LITTLE, 2, "all-reduce-16", precision="fp32"), None),
     **{f"{name}; four ranks by a server": case for name, case in BY_SERVER.items()},
 }
 CASES = {name: (spec, None) for name, spec in PASSING.items()} | FAULTS
-GOOD, BAD = "little-cnn fp64 2 all-reduce", "per-device batch normalisation"
+GOOD, BAD = "little-cnn fp64 2 all-reduce", "per-device batch normalization"
 
 
 def chosen(names):
@@ -266,7 +266,7 @@ def test_several_ranks_compute_what_one_does(folder, alone, name, record_propert
     for step in comparison.chain:
         record_property(step.name, f"{step.distance:.2g}")
     assert comparison.passes, (comparison.cause, comparison.chain)
-    gradient = next(x for x in comparison.chain if x.name == "synchronised gradient")
+    gradient = next(x for x in comparison.chain if x.name == "synchronized gradient")
     assert gradient.distance <= TOLERANCES[spec.program.precision]
     if spec.placement.devices > 1:  # ranks sum in another order, so it is never the very same
         assert gradient.distance > 0
@@ -294,7 +294,7 @@ def test_the_answer_has_the_passes_and_the_causes_of_divergence(folder, alone):
     answer = EXPERIMENT.answer(Settings(), records)
     text = finding(answer, "divergence").text
     assert "resnet-18, 16, fp64, 2 devices, all-reduce" in text
-    assert "per-device batch normalisation: bn1" in text
+    assert "per-device batch normalization: bn1" in text
     assert "8 samples" in text
 
 

@@ -96,7 +96,7 @@ def test_each_point_has_a_row_and_its_largest_overhead(record_of):
 
 
 def test_work_by_category_layer_and_runtime_call(record_of):
-    calls = (("synchronise", 0.009), ("launch", 0.001))
+    calls = (("synchronize", 0.009), ("launch", 0.001))
     answer = EXPERIMENT.answer(Settings(), [profiled(record_of, compute=100, calls=calls)])
     assert [row[0].text for row in table(answer, "category").rows] == ["convolution", "unnamed"]
     layers = table(answer, "longest layers, 10 of 12")

@@ -9,7 +9,7 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.train.experiment import EXPERIMENT, Settings, answer, plan
-from cubemesh.frameworks.api.program import Snapshot
+from cubemesh.frameworks.contract.program import Snapshot
 from cubemesh.schema import Budget, Curve, Figure, Outcome, RunKey, RunRecord, Status, Window
 from cubemesh.training.checkpoint import Checkpoint, save
 

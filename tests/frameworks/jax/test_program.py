@@ -11,7 +11,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.jax import build, is_out_of_memory
 from cubemesh.frameworks.jax.program import make_step
 from cubemesh.networks.builder import NetworkBuilder
@@ -20,7 +20,7 @@ from cubemesh.schema.work import Forward
 
 @pytest.fixture
 def tiny():
-    """Convolution, batch normalisation and dropout at the size of a thumbnail."""
+    """Convolution, batch normalization and dropout at the size of a thumbnail."""
     net = NetworkBuilder("tiny")
     x = net.relu(net.batch_norm(net.conv(net.input("image", (3, 6, 5)), 4, kernel=3)))
     net.classify(net.linear(net.dropout(net.flatten(x), 0.5), 3))
@@ -110,7 +110,7 @@ def test_the_forward_pass_keeps_weights_and_moves_the_statistics(tiny, make_requ
         program.train_step(placed)
 
 
-def test_one_value_a_channel_cannot_be_normalised(make_request, make_batch):
+def test_one_value_a_channel_cannot_be_normalized(make_request, make_batch):
     net = NetworkBuilder("flat")
     x = net.batch_norm(net.linear(net.flatten(net.input("image", (1, 2, 2))), 3))
     net.classify(x)

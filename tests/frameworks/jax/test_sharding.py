@@ -1,6 +1,6 @@
 """Several devices of one process against one: the same global minibatch, the same training.
 
-The network has batch normalisation. Where its statistics are those of the global minibatch, devices
+The network has batch normalization. Where its statistics are those of the global minibatch, devices
 make the steps of one; where they are each device's own, the step is the mean of the steps that each
 would make alone with its part."""
 
@@ -12,7 +12,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.jax import build, capabilities
 from cubemesh.frameworks.jax.runtime import DEVICES_OPTION
 from cubemesh.networks.builder import NetworkBuilder
@@ -81,7 +81,7 @@ def test_several_devices_make_the_steps_of_one(fields, tolerance, make, make_bat
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_a_batch_normalisation_over_each_devices_own_samples(layout, make, make_batch, normed):
+def test_a_batch_normalization_over_each_devices_own_samples(layout, make, make_batch, normed):
     fields = {"precision": "fp64", "layout": layout, "momentum": 0.0}
     whole = make_batch(normed, SAMPLES)
     each = SAMPLES // DEVICES
@@ -103,7 +103,7 @@ def test_a_batch_normalisation_over_each_devices_own_samples(layout, make, make_
     over_all = after_a_step(make(DEVICES, batch_norm="global", **fields))
     assert max(np.abs(found[name] - over_all[name]).max() for name in normed.parameters) > 1e-6
     text = program._step.lower(program._carry, *program.place(whole)).compile().as_text()
-    assert "all-gather" not in text, "every device normalises what lies on it"
+    assert "all-gather" not in text, "every device normalizes what lies on it"
 
 
 def test_every_device_has_the_weights_and_a_part_of_the_batch(make, make_batch, normed):

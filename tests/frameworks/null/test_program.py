@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.program import OutOfMemory
+from cubemesh.frameworks.contract.program import OutOfMemory
 from cubemesh.frameworks.null import program as null
 from cubemesh.schema.spec import ProgramSettings
 from cubemesh.schema.work import Ceiling

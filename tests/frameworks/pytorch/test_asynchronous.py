@@ -18,8 +18,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.frameworks.api.program import BuildRequest, Unsupported
+from cubemesh.frameworks.contract.group import SingleProcessGroup
+from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
 from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.measure.timing.timer import FreeRunning, Lockstep, measure
 from cubemesh.networks.builder import NetworkBuilder

@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh import networks
-from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.frameworks.api.program import SupportsCapture, Unsupported
+from cubemesh.frameworks.contract.group import SingleProcessGroup
+from cubemesh.frameworks.contract.program import SupportsCapture, Unsupported
 from cubemesh.frameworks.pytorch import build, captured, compiled
 from cubemesh.frameworks.pytorch.program import PyTorchProgram
 from cubemesh.kernels.triton import conv1x1_bn_stats

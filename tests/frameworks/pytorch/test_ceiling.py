@@ -2,8 +2,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.api.program import Unsupported, monotonic_s
 from cubemesh.frameworks.ceilings import REST_S, try_out
+from cubemesh.frameworks.contract.program import Unsupported, monotonic_s
 from cubemesh.frameworks.pytorch import build_ceiling
 from cubemesh.frameworks.pytorch.ceiling import TorchCopy, TorchMatrixProduct
 from cubemesh.schema.spec import ProgramSettings

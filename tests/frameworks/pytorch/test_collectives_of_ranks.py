@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.api.collectives import extent
+from cubemesh.frameworks.contract.collectives import extent
 from cubemesh.frameworks.pytorch import build_collective, join, launch
 from cubemesh.schema import Collective
 from cubemesh.schema.collective import COLLECTIVES, REDUCING

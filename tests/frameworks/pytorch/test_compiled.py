@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.frameworks import pytorch as programs
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.pytorch import compiled
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.schema.spec import Placement, ProgramSettings, RunSpec
@@ -31,10 +31,10 @@ compiles = pytest.mark.skipif(
 
 
 def small():
-    """Two segments, with a batch normalisation and a sum."""
+    """Two segments, with a batch normalization and a sum."""
     net = NetworkBuilder("small")
     x = net.input("image", (3, 6, 6))
-    with net.segment("features"):  # no bias: before a batch normalisation its gradient is nothing
+    with net.segment("features"):  # no bias: before a batch normalization its gradient is nothing
         x = net.relu(net.batch_norm(net.conv(x, 4, kernel=3, padding=1, bias=False)))
     with net.segment("classifier"):
         x = net.flatten(net.max_pool(net.add(net.conv(x, 4, kernel=1), x), 2))
@@ -152,7 +152,7 @@ def test_what_is_compiled_is_kept_in_the_cache_folder(tmp_path):
 COMPILING = """
 import numpy as np
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.program import BuildRequest
+from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.frameworks.pytorch import compiled
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps

@@ -86,7 +86,7 @@ def test_a_weight_that_several_layers_share_is_not_narrowed():
     assert len(cast) == 48, "four products of each of twelve blocks"
 
 
-def test_a_layer_makes_a_normalisation_s_input_for_it_alone():
+def test_a_layer_makes_a_normalization_s_input_for_it_alone():
     network = residual()
     fused = FusedNetwork(build_modules(network, overwrite=False))
     makers = fused.producers()

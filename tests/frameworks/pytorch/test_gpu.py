@@ -164,7 +164,7 @@ def test_placing_and_stepping_do_not_wait_for_the_gpu(resnet, make_request, make
     assert queued_s < 0.5 * (program.clock() - start)
 
 
-def test_a_batch_too_large_is_refused_and_recognised(resnet, make_request):
+def test_a_batch_too_large_is_refused_and_recognized(resnet, make_request):
     torch.cuda.set_per_process_memory_fraction(0.02)
     try:
         program = build(make_request(resnet, device=GPU))

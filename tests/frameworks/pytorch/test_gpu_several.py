@@ -13,8 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.frameworks.api.program import BuildRequest
+from cubemesh.frameworks.contract.group import SingleProcessGroup
+from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.frameworks.pytorch import build, captured, join, launch
 from cubemesh.frameworks.pytorch.distributed.p2p_all_reduce import average_into
 from cubemesh.networks.builder import NetworkBuilder

@@ -33,7 +33,7 @@ def within(x, layer):
     return x / (layer.bias + layer.alpha * sums / layer.size**2) ** layer.beta
 
 
-def normalised(x, p, layer):
+def normalized(x, p, layer):
     mean = x.mean((0, 2, 3), keepdim=True)
     variance = ((x - mean) ** 2).mean((0, 2, 3), keepdim=True)
     weight, bias = (p[r][:, None, None] for r in ("weight", "bias"))
@@ -56,7 +56,7 @@ CASES = {
         lambda x, p: torch.einsum("bchw,oc->bohw", x, p["weight"][:, :, 0, 0]),
     ),
     "linear": (L.Linear(features=5), lambda x, p: x @ p["weight"].T + p["bias"]),
-    "batch-norm": (NORM, lambda x, p: normalised(x, p, NORM)),
+    "batch-norm": (NORM, lambda x, p: normalized(x, p, NORM)),
     "across": (ACROSS, lambda x, p: across(x, ACROSS)),
     "across-even": (ACROSS_EVEN, lambda x, p: across(x, ACROSS_EVEN)),
     "within": (WITHIN, lambda x, p: within(x, WITHIN)),
@@ -123,7 +123,7 @@ def test_running_statistics_are_the_new_batch_s_share():
     torch.testing.assert_close(y, expected)
 
 
-def test_features_are_normalised_too():
+def test_features_are_normalized_too():
     net = NetworkBuilder("norm")
     net.classify(net.batch_norm(net.linear(net.input("image", (6,)), 5)))
     network = net.build()

@@ -90,7 +90,7 @@ def test_the_forward_pass_keeps_no_more_than_handwritten_code(pair):
         return sum(size for _, size in kept.values())
 
     own, theirs = saved_bytes(built.training), saved_bytes(by_hand)
-    if built.network.name == "cifarnet":  # its normalisation is written differently by hand
+    if built.network.name == "cifarnet":  # its normalization is written differently by hand
         assert own < 1.1 * theirs
     else:
         assert own == theirs

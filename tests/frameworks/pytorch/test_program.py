@@ -8,7 +8,7 @@ F = torch.nn.functional
 
 from cubemesh import networks
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.program import SupportsProcessSettings
+from cubemesh.frameworks.contract.program import SupportsProcessSettings
 from cubemesh.frameworks.pytorch import build
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.schema.work import Forward

@@ -1,7 +1,7 @@
 """Two real processes, joined by gloo, against one: the same global minibatch, the same training.
 
 The dropout of little-cnn is set to 0, for every rank draws its own (that it does has a test of its
-own); it has no batch normalisation, whose statistics are each device's own. The ranks run this very
+own); it has no batch normalization, whose statistics are each device's own. The ranks run this very
 file as a script: what they do and what one process does are the same function.
 """
 
@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch")
 
 from cubemesh import networks
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.frameworks.api.program import BuildRequest, SupportsCompilation
+from cubemesh.frameworks.contract.group import SingleProcessGroup
+from cubemesh.frameworks.contract.program import BuildRequest, SupportsCompilation
 from cubemesh.frameworks.pytorch import build, captured, compiled, join, launch
 from cubemesh.kernels.cpu import cpu_kernels as host_kernels
 from cubemesh.networks.builder import NetworkBuilder

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.program import ReportsPrecision
+from cubemesh.frameworks.contract.program import ReportsPrecision
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.networks.zoo.translator import translator
 from cubemesh.schema.spec import ProgramSettings
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from cubemesh import networks
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.program import BuildRequest
+from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.frameworks.pytorch import build, is_out_of_memory, preload
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
@@ -60,7 +60,7 @@ else:
     ("batch", "room", "precision"),
     [(4096, 40 << 20, "fp32"), (2048, 200 << 20, "bf16")],
 )
-def test_memory_refused_for_real_is_recognised(batch, room, precision):
+def test_memory_refused_for_real_is_recognized(batch, room, precision):
     command = [sys.executable, "-c", REFUSED, str(batch), str(room), precision]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -80,7 +80,7 @@ def test_memory_refused_for_real_is_recognised(batch, room, precision):
         "could not create a primitive",
     ],
 )
-def test_known_refusals_are_recognised(words):
+def test_known_refusals_are_recognized(words):
     assert runtime.is_out_of_memory(RuntimeError(words))
 
 
@@ -93,7 +93,7 @@ def test_other_errors_are_not():
     assert not runtime.is_out_of_memory(RuntimeError(unsupported))
 
 
-def test_an_impossible_array_is_refused_and_recognised():
+def test_an_impossible_array_is_refused_and_recognized():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 50, dtype=torch.uint8)
     assert runtime.is_out_of_memory(caught.value)

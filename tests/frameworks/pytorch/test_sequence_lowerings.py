@@ -12,7 +12,7 @@ from cubemesh.networks import sequence_layers as S  # noqa: N812
 from cubemesh.networks.sequence_builder import SequenceBuilder
 
 
-def normalised(x, p):
+def normalized(x, p):
     mean = x.mean(-1, keepdim=True)
     variance = ((x - mean) ** 2).mean(-1, keepdim=True)
     return (x - mean) / torch.sqrt(variance + 1e-3) * p["weight"] + p["bias"]
@@ -40,7 +40,7 @@ def attended(x, heads, causal):
 
 IMAGE, SEQUENCE = (6, 3, 4), (5, 12)
 CASES = {
-    "layer-norm": (S.LayerNorm(epsilon=1e-3), SEQUENCE, normalised),
+    "layer-norm": (S.LayerNorm(epsilon=1e-3), SEQUENCE, normalized),
     "gelu": (S.GELU(), SEQUENCE, lambda x, p: x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))),
     "gelu-tanh": (S.GELU(form="tanh"), SEQUENCE, lambda x, p: tanh_gelu(x)),
     "attention": (S.Attention(heads=2), SEQUENCE, lambda x, p: attended(x, 2, False)),

@@ -1,5 +1,5 @@
 """TensorFlow's and Keras's networks as the benchmarks have them by hand: the programs must compute
-the same. In fp32, for neither Keras's model nor the fused batch normalisation is of float64 there.
+the same. In fp32, for neither Keras's model nor the fused batch normalization is of float64 there.
 """
 
 import importlib
@@ -61,7 +61,7 @@ def test_losses_of_three_steps_equal_those_of_handwritten_code(
     for _ in range(3):
         program.train_step(program.place(batch))
         losses.append((program.loss(), float(step())))
-    # After a step, fp32 leaves a network that normalises few values little in common with itself.
+    # After a step, fp32 leaves a network that normalizes few values little in common with itself.
     for ours, theirs in losses[:1] if network.state else losses:
         assert theirs == pytest.approx(ours, rel=1e-4)
     assert len({ours for ours, _ in losses}) == 3

@@ -12,8 +12,8 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.frameworks.api.program import BuildRequest
+from cubemesh.frameworks.contract.group import SingleProcessGroup
+from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.frameworks.tensorflow import build, join, launch
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies

@@ -112,7 +112,7 @@ def test_sizes_that_come_and_go_do_not_add_up():
 def test_what_no_array_uses_goes_back_to_the_kernel_when_it_is_asked_for():
     told = told_by("""
         from cubemesh.frameworks import entry
-        from cubemesh.frameworks.api.program import SupportsMemoryRelease
+        from cubemesh.frameworks.contract.program import SupportsMemoryRelease
         kept, freed = made(30, 5.0), made(50)
         del freed
         before = held()

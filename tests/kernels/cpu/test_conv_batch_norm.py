@@ -1,4 +1,4 @@
-"""A convolution and its normalisation as one operation, against PyTorch's own two in fp64."""
+"""A convolution and its normalization as one operation, against PyTorch's own two in fp64."""
 
 import pytest
 

@@ -41,7 +41,7 @@ def in_fp64(*arrays):
     ("add", "relu", "readers"),
     [(0, 0, 1), (0, 1, 1), (0, 1, 2), (1, 1, 1), (1, 1, 2), (1, 0, 3), (0, 0, 2)],
 )
-def test_normalisation(add, relu, readers):
+def test_normalization(add, relu, readers):
     draw = random.Random(add + 2 * relu + 4 * readers)
     for channels in (16, 80):
         shape = (draw.randint(1, 5), channels, draw.randint(3, 20), draw.randint(1, 20))

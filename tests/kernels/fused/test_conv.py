@@ -95,7 +95,7 @@ def test_without_a_compiler_it_is_pytorchs_own(monkeypatch):
 
 
 def residual():
-    """Twelve convolutions in blocks with shortcuts, normalised."""
+    """Twelve convolutions in blocks with shortcuts, normalized."""
     net = NetworkBuilder("residual")
     x = net.relu(net.conv(net.input("image", (3, 16, 16)), 32, kernel=3, padding=1))
     for _ in range(4):

@@ -43,7 +43,7 @@ def image(shape, dtype, mean=0.0):
     ("add", "relu", "readers"),
     [(0, 0, 1), (0, 1, 1), (0, 1, 2), (1, 1, 1), (1, 1, 2), (1, 0, 3)],
 )
-def test_normalisation_in_launches_that_fit(dtype, add, relu, readers):
+def test_normalization_in_launches_that_fit(dtype, add, relu, readers):
     from cubemesh.kernels.triton.batch_norm import autotune
 
     draw = random.Random(add + 2 * relu + 4 * readers)

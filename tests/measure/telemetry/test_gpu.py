@@ -42,7 +42,7 @@ def test_everything_that_a_current_gpu_says() -> None:
     assert gpu.read() == {
         "gpu_power_watts": 612.5,
         "gpu_energy_joules": 123_456_789.012,
-        "gpu_utilisation_percent": 93.0,
+        "gpu_utilization_percent": 93.0,
         "gpu_memory_bytes": float(17 << 30),
         "gpu_clock_sm_mhz": 1980.0,
         "gpu_clock_memory_mhz": 3201.0,
@@ -81,7 +81,7 @@ def test_what_was_refused_is_said_and_not_asked_again() -> None:
     library = ScriptedNvml({USED: SimpleNamespace(gpu=5)})
     gpu = GpuReader("GPU-1", library)
     library.asked.clear()
-    assert gpu.read() == {"gpu_utilisation_percent": 5.0}
+    assert gpu.read() == {"gpu_utilization_percent": 5.0}
     assert library.asked == [USED]
     assert "gpu_power_watts" in gpu.missing
     assert gpu.power == ""
@@ -172,5 +172,5 @@ def test_a_real_gpu_tells_power_and_energy() -> None:
     second = gpu.read()
     assert second["gpu_energy_joules"] >= first["gpu_energy_joules"]
     assert second["gpu_memory_bytes"] >= 4096 * 4096 * 4
-    assert 0 <= second["gpu_utilisation_percent"] <= 100
+    assert 0 <= second["gpu_utilization_percent"] <= 100
     assert 100 < second["gpu_clock_sm_mhz"] < 5000

@@ -42,7 +42,7 @@ def test_series_of_a_recorded_host() -> None:
     ) as telemetry:
         while len(telemetry.readings) < 4:
             time.sleep(0.001)
-    own, host = log.joined("cpu_utilisation_percent"), log.joined("host_cpu_percent")
+    own, host = log.joined("cpu_utilization_percent"), log.joined("host_cpu_percent")
     assert own.times_s == (1.0, 2.0, 3.0)
     assert own.values == (50.0, 50.0, 50.0)
     assert host.values == (25.0, 25.0, 75.0)
@@ -57,8 +57,8 @@ def test_chunks_join_without_a_gap() -> None:
         while len(telemetry.readings) < 37:
             time.sleep(0.001)
     assert len([c for c in log.chunks if c.name == "resident_bytes"]) >= 3
-    assert log.joined("cpu_utilisation_percent").times_s == tuple(map(float, range(1, 37)))
-    assert set(log.joined("cpu_utilisation_percent").values) == {50.0}
+    assert log.joined("cpu_utilization_percent").times_s == tuple(map(float, range(1, 37)))
+    assert set(log.joined("cpu_utilization_percent").values) == {50.0}
 
 
 def test_what_others_used() -> None:
@@ -92,7 +92,7 @@ def test_a_short_run_has_a_reading_at_either_end() -> None:
     with Telemetry(log, 1, every_s=60):
         _work(0.05)
     assert len(log.joined("resident_bytes").values) == 2
-    assert len(log.joined("cpu_utilisation_percent").values) == 1
+    assert len(log.joined("cpu_utilization_percent").values) == 1
     assert log.joined("resident_bytes").values[0] > 1_000_000
 
 
@@ -190,21 +190,21 @@ def _work(seconds: float) -> float:
     return used
 
 
-def test_utilisation_of_the_measured_part_alone() -> None:
+def test_utilization_of_the_measured_part_alone() -> None:
     log = InMemoryLog()
     with Telemetry(log, 2, every_s=0.001, reader=Replay(RECORDED, 2, 4)) as telemetry:
         while len(telemetry.readings) < 4:
             time.sleep(0.001)
-    telemetry.log_utilisation(0.5, 2.5)
-    assert log.figures["cpu_utilisation_percent"].value == pytest.approx(50.0)
-    curve = log.curves["cpu_utilisation_percent"]
+    telemetry.log_utilization(0.5, 2.5)
+    assert log.figures["cpu_utilization_percent"].value == pytest.approx(50.0)
+    curve = log.curves["cpu_utilization_percent"]
     assert (curve.x, curve.y) == ((0.5, 1.5), (50.0, 50.0))
-    telemetry.log_utilisation(9.0, 10.0)  # nothing was read then: nothing is said
-    assert "gpu_utilisation_percent" not in log.figures
+    telemetry.log_utilization(9.0, 10.0)  # nothing was read then: nothing is said
+    assert "gpu_utilization_percent" not in log.figures
 
 
-def test_utilisation_of_a_gpu_is_the_mean_of_its_readings() -> None:
-    said = [{"gpu_utilisation_percent": p, "gpu_power_watts": 4 * p} for p in (0.0, 80.0, 90.0)]
+def test_utilization_of_a_gpu_is_the_mean_of_its_readings() -> None:
+    said = [{"gpu_utilization_percent": p, "gpu_power_watts": 4 * p} for p in (0.0, 80.0, 90.0)]
     meter = ReplayedMeter([*said, {}], device="gpu")
     log = InMemoryLog()
     with Telemetry(
@@ -216,16 +216,16 @@ def test_utilisation_of_a_gpu_is_the_mean_of_its_readings() -> None:
     ) as telemetry:
         while len(telemetry.readings) < 4:
             time.sleep(0.001)
-    assert log.joined("gpu_utilisation_percent").values == (0.0, 80.0, 90.0)
-    first = telemetry.sampled["gpu_utilisation_percent"][0][0]
+    assert log.joined("gpu_utilization_percent").values == (0.0, 80.0, 90.0)
+    first = telemetry.sampled["gpu_utilization_percent"][0][0]
     start, end = first - 3.0, first + 3.0
     telemetry.readings[0] = reading(start, 5.0, 20.0, 50.0)
     telemetry.readings[-1] = reading(end, 8.0, 24.0, 55.0)
-    telemetry.log_utilisation(start, end)
-    figure = log.figures["gpu_utilisation_percent"]
+    telemetry.log_utilization(start, end)
+    figure = log.figures["gpu_utilization_percent"]
     assert (figure.value, figure.n) == (pytest.approx(170 / 3), 3)
-    assert log.curves["gpu_utilisation_percent"].y == (0.0, 80.0, 90.0)
-    assert "cpu_utilisation_percent" not in log.curves
+    assert log.curves["gpu_utilization_percent"].y == (0.0, 80.0, 90.0)
+    assert "cpu_utilization_percent" not in log.curves
     assert log.curves["gpu_power_watts"].y == (0.0, 320.0, 360.0)
 
 
@@ -291,7 +291,7 @@ def test_energy_of_the_windows_from_played_readings() -> None:
 
 def test_idle_power_is_that_of_a_gpu_without_work() -> None:
     def gpu(percent: float) -> ReplayedMeter:
-        said = {"gpu_utilisation_percent": percent, "gpu_power_watts": 71.0}
+        said = {"gpu_utilization_percent": percent, "gpu_power_watts": 71.0}
         return ReplayedMeter([said], device="gpu")
 
     idle = idle_power([gpu(0.0)])

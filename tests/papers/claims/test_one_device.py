@@ -171,7 +171,7 @@ def test_steps_with_data_on_the_host_are_used_if_both_were_measured(verdict, rec
 
 
 @pytest.mark.parametrize(("percent", "state"), [(75.0, HOLDS), (60.0, FAILS)])
-def test_a_utilisation_bound_at_every_batch_size(verdict, record_of, percent, state):
+def test_a_utilization_bound_at_every_batch_size(verdict, record_of, percent, state):
     batches = dict.fromkeys((16, 32, 64, 128, 256), 0.01)
     busy = at_224(record_of, "little-cnn", batches, gpu_percent=90.0)
     lowest = at_224(record_of, "little-cnn", {16: 0.01}, gpu_percent=percent)
@@ -182,7 +182,7 @@ def test_a_utilisation_bound_at_every_batch_size(verdict, record_of, percent, st
     assert verdict("001-7", at_224(record_of, "little-cnn", batches)).state is UNTESTED
 
 
-def test_utilisation_figures_belong_to_their_device(verdict, record_of, machine):
+def test_utilization_figures_belong_to_their_device(verdict, record_of, machine):
     records = at_224(record_of, "vgg16", {32: 0.2}, gpu_percent=95.0)
     elsewhere = verdict("001-13", records, machine)
     assert elsewhere.state is UNTESTED
@@ -196,7 +196,7 @@ def test_time_breakdown_claims_of_gawande_et_al(verdict, record_of, machine):
     def profiled(network, batch, busy):
         spec = RunSpec(work=TrainSteps(network=network, batch_per_device=batch))
         rows = (
-            TimeRow(name="synchronise", seconds=0.094, calls=1),
+            TimeRow(name="synchronize", seconds=0.094, calls=1),
             TimeRow(name="launch", seconds=0.006, calls=9),
         )
         record = record_of(spec)

@@ -28,13 +28,13 @@ def test_series_of_one_kind_share_a_panel(run) -> None:
         run,
         [
             one("gpu_power_watts", 100, 200, 300, 300, 300),
-            one("gpu_utilisation_percent", 0, 50, 99, 98, 97),
-            one("cpu_utilisation_percent", 10, 20, 30, 30, 30, device="host"),
+            one("gpu_utilization_percent", 0, 50, 99, 98, 97),
+            one("cpu_utilization_percent", 10, 20, 30, 30, 30, device="host"),
             one("queue_depth", 1, 2, 3, 4, 5),
         ],
     )
     assert shown is not None
-    assert [p.title for p in shown.panels] == ["utilisation", "power", "queue depth"]
+    assert [p.title for p in shown.panels] == ["utilization", "power", "queue depth"]
     assert [k.name for k in shown.panels[0].keys] == ["GPU", "CPU, this run"]
     assert shown.panels[1].keys[0].note == "mean 300 W, 100 W to 300 W"
     assert (shown.panels[0].top, shown.panels[1].top) == ("100 %", "300 W")

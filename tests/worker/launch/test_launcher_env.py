@@ -15,7 +15,7 @@ from cubemesh.training.checkpoint import steps_in
 from cubemesh.worker.launch.launcher_env import export_torch_env, first_node
 from cubemesh.worker.launch.ranks import RankInfo, rank_from_env
 from cubemesh.worker.report.events import events_path, read_events
-from cubemesh.worker.run.job import Job
+from cubemesh.worker.run.job_file import Job
 
 SLURM = {
     "SLURM_JOB_ID": "77",

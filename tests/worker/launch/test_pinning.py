@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.schema import Placement
 from cubemesh.worker.launch.pinning import Processor, choose, pin, read_processors, whole_cores
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.schema import FirstSteps, Placement, RunSpec, TrainSteps
 from cubemesh.worker.launch.pinning import whole_cores
 from cubemesh.worker.launch.ranks import (
@@ -21,7 +21,7 @@ from cubemesh.worker.launch.ranks import (
     processors_of,
     shared_cores,
 )
-from cubemesh.worker.run.job import Job
+from cubemesh.worker.run.job_file import Job
 
 
 def spec(**placement):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cubemesh.frameworks.api.group import Link
+from cubemesh.frameworks.contract.group import Link
 from cubemesh.worker.report.links import idle_interface, infiniband
 
 GLOO = Link(transport="gloo TCP", interface="eth0")

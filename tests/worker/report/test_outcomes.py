@@ -1,7 +1,7 @@
 import pytest
 
 from cubemesh.errors import DataError, UsageError
-from cubemesh.frameworks.api.program import Diverged, OutOfMemory, ReplicasDiffer, Unsupported
+from cubemesh.frameworks.contract.program import Diverged, OutOfMemory, ReplicasDiffer, Unsupported
 from cubemesh.networks import build
 from cubemesh.networks.memory import forecast
 from cubemesh.schema import Ceiling, Forward, ProgramSettings, RunSpec, Status, TrainSteps

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from cubemesh.errors import DataError, UsageError
-from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.frameworks.api.program import Snapshot
+from cubemesh.frameworks.contract.group import SingleProcessGroup
+from cubemesh.frameworks.contract.program import Snapshot
 from cubemesh.schema import CheckpointSettings, Placement, RunSpec, Train
 from cubemesh.training import checkpoint as checkpoints
 from cubemesh.training.checkpoint import Checkpoint

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.frameworks.api.program import OutOfMemory
+from cubemesh.frameworks.contract.group import SingleProcessGroup
+from cubemesh.frameworks.contract.program import OutOfMemory
 from cubemesh.schema import Budget, Collective, Placement, RunSpec
 from cubemesh.worker.report.outcomes import outcome_from_error
 from cubemesh.worker.run.collectives import build, sweep

@@ -9,7 +9,7 @@ import pytest
 
 from cubemesh import networks
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.frameworks.contract.group import SingleProcessGroup
 from cubemesh.schema import ProgramSettings, RunSpec, TrainSteps
 from cubemesh.worker.report.events import EventLog, read_events
 from cubemesh.worker.run.program_lifecycle import ready_program
@@ -25,7 +25,7 @@ import numpy as np
 
 from cubemesh.frameworks import entry
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.group import SingleProcessGroup
+from cubemesh.frameworks.contract.group import SingleProcessGroup
 from cubemesh.schema import ProgramSettings, RunSpec, TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.worker.run.program_lifecycle import ready_program

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.batches import Box, Pixels
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.program import Unsupported
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP")
 """What is tried on a file."""

@@ -14,7 +14,7 @@ from functools import cached_property
 from cubemesh.experiments.analysis.groups import Group, group_by
 from cubemesh.experiments.minibatch.curvature import Curvature, curvatures
 from cubemesh.experiments.minibatch.input_bound import DataLocations, data_location
-from cubemesh.forecast.compute import utilisation
+from cubemesh.forecast.compute import utilization
 from cubemesh.networks import build_for
 from cubemesh.schema import (
     Ceiling,
@@ -68,7 +68,7 @@ class MinibatchData:
         work = group.records[0].spec.work
         assert isinstance(work, NetworkWork)
         assert self.rate
-        return utilisation(build_for(work), group.key, group.key / figure.value, self.rate)
+        return utilization(build_for(work), group.key, group.key / figure.value, self.rate)
 
 
 def minibatch_data(

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from cubemesh.experiments.analysis.groups import Group, group_by
 from cubemesh.experiments.analysis.ratios import bounds, ratio, significance
-from cubemesh.experiments.minibatch.input_bound import device_utilisation
+from cubemesh.experiments.minibatch.input_bound import device_utilization
 from cubemesh.frameworks import entry
 from cubemesh.parallel.strategies import strategy
 from cubemesh.schema import Cell, Column, Figure, Finding, RunRecord, RunSpec, Table, TrainSteps
@@ -105,7 +105,7 @@ def curvatures(groups: Sequence[Group[int]]) -> list[Curvature]:
 
 
 def curvature_table(found: Sequence[Curvature]) -> tuple[Table, ...]:
-    """Each curvature with its sign, and device utilisation on both sides if it was sampled."""
+    """Each curvature with its sign, and device utilization on both sides if it was sampled."""
     if not found:
         return ()
     columns: tuple[Column, ...] = (
@@ -116,11 +116,11 @@ def curvature_table(found: Sequence[Curvature]) -> tuple[Table, ...]:
         Column(name="time per sample is"),
     )
     busy = (
-        Column(name="utilisation at half", unit="%"),
-        Column(name="utilisation at twice", unit="%"),
+        Column(name="utilization at half", unit="%"),
+        Column(name="utilization at twice", unit="%"),
     )
     sides = (side for one in found for side in (one.before, one.after))
-    columns += busy if any(device_utilisation(side) for side in sides) else ()
+    columns += busy if any(device_utilization(side) for side in sides) else ()
     rows = tuple(_row(one)[: len(columns)] for one in found)
     title = "Curvature over doublings of the batch size"
     return (Table(title=title, columns=columns, rows=rows),)
@@ -133,7 +133,7 @@ def _row(found: Curvature) -> tuple[Cell, ...]:
         word = "noisy" if found.noisy else WORDS[found.sign(figure)]
         cells.append(Cell(text=word))
     for side in (found.before, found.after):
-        busy = device_utilisation(side)
+        busy = device_utilization(side)
         cells.append(Cell(text="–") if busy is None else Cell(value=round(busy[1], 1)))
     return tuple(cells)
 

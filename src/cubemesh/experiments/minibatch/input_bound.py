@@ -1,8 +1,8 @@
 """Input-bound training: steps with batches copied from the host against data on the device.
 
 Training is *input-bound* if steps fed from the host are significantly slower than steps whose one
-batch is resident on the device, and device utilisation is below 80 %, which the DGX-1 best
-practices white paper [001] counts as full. At higher utilisation the copy has a cost, but the
+batch is resident on the device, and device utilization is below 80 %, which the DGX-1 best
+practices white paper [001] counts as full. At higher utilization the copy has a cost, but the
 device does not wait.
 """
 
@@ -18,15 +18,15 @@ from cubemesh.units import format_list
 
 DataLocations = Literal["host", "device", "both"]
 BUSY_PERCENT = 80.0
-"""Utilisation in percent from which on a device counts as busy (paper 001)."""
-UTILISATION_NOTE = (
-    "Utilisation is the percentage of measured time in which the GPU was busy (NVML); on a CPU, "
+"""Utilization in percent from which on a device counts as busy (paper 001)."""
+UTILIZATION_NOTE = (
+    "Utilization is the percentage of measured time in which the GPU was busy (NVML); on a CPU, "
     "the CPU time of the run over its available cores."
 )
 SPEED_COLUMNS = (
     Column(name="samples/s"),
     Column(name="step", unit="ms"),
-    Column(name="utilisation", unit="%"),
+    Column(name="utilization", unit="%"),
 )
 """The last columns of tables about input; `speed_cells` fills them."""
 LocationPair = tuple[str, Group[Any], Group[Any]]
@@ -45,19 +45,19 @@ def data_location(record: RunRecord) -> str:
     return record.spec.program.data_location
 
 
-def device_utilisation(group: Group[Any]) -> tuple[str, float] | None:
-    """The kind of device ("GPU", "CPU") and its utilisation in percent, the median over the runs;
+def device_utilization(group: Group[Any]) -> tuple[str, float] | None:
+    """The kind of device ("GPU", "CPU") and its utilization in percent, the median over the runs;
     None if it was not sampled."""
     for kind in ("gpu", "cpu"):
-        percent = group.median_of(f"{kind}_utilisation_percent")
+        percent = group.median_of(f"{kind}_utilization_percent")
         if percent is not None:
             return kind.upper(), percent
     return None
 
 
-def utilisation_cell(group: Group[Any]) -> Cell:
-    """Device utilisation as a table cell."""
-    found = device_utilisation(group)
+def utilization_cell(group: Group[Any]) -> Cell:
+    """Device utilization as a table cell."""
+    found = device_utilization(group)
     if group.throughput is None:
         return group.cell(None)
     if found is None:
@@ -66,13 +66,13 @@ def utilisation_cell(group: Group[Any]) -> Cell:
 
 
 def speed_cells(group: Group[Any]) -> tuple[Cell, ...]:
-    """Throughput, step time and utilisation of a group, for `SPEED_COLUMNS`."""
-    return group.cell(group.throughput), group.cell(group.step_ms), utilisation_cell(group)
+    """Throughput, step time and utilization of a group, for `SPEED_COLUMNS`."""
+    return group.cell(group.throughput), group.cell(group.step_ms), utilization_cell(group)
 
 
 def device_kind(groups: Iterable[Group[Any]]) -> str:
-    """ "GPU" or "CPU"; "device" if utilisation was not sampled."""
-    kinds = [found[0] for group in groups if (found := device_utilisation(group)) is not None]
+    """ "GPU" or "CPU"; "device" if utilization was not sampled."""
+    kinds = [found[0] for group in groups if (found := device_utilization(group)) is not None]
     return kinds[0] if kinds else "device"
 
 
@@ -92,9 +92,9 @@ def input_bound_findings(network: str, pairs: Sequence[LocationPair]) -> Iterato
         if significance(found) <= 0:
             level = True
             continue
-        busy = device_utilisation(host)
+        busy = device_utilization(host)
         code = "input-bound" if busy is not None and busy[1] < BUSY_PERCENT else "copy-cost"
-        percent = f" ({busy[1]:.0f} % utilisation)" if busy else ""
+        percent = f" ({busy[1]:.0f} % utilization)" if busy else ""
         slower[code].append(f"{found.value:.2f}× as fast at {where}{percent}")
     kind = device_kind(host for _, host, _ in pairs)
     leads = {

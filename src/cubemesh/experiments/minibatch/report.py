@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.published_rows import published_line, published_sweep
 from cubemesh.experiments.analysis.ratios import plus_minus
-from cubemesh.experiments.analysis.utilization import (
+from cubemesh.experiments.analysis.utilization_columns import (
     COLUMNS,
     NOTE,
     known_figures,
@@ -18,9 +18,9 @@ from cubemesh.experiments.minibatch.analysis import BatchGroups, MinibatchData
 from cubemesh.experiments.minibatch.curvature import curvature_findings, superlinear_doublings
 from cubemesh.experiments.minibatch.input_bound import (
     device_kind,
-    device_utilisation,
+    device_utilization,
     input_bound_findings,
-    utilisation_cell,
+    utilization_cell,
 )
 from cubemesh.schema import Axis, Cell, Chart, Column, Figure, Finding, Line, Point, Table
 from cubemesh.units import format_quantity
@@ -127,8 +127,8 @@ def table(data: MinibatchData, title: str = "") -> Table:
         Column(name="per sample", unit="ms"),
         Column(name="memory", unit="MiB"),
     ]
-    if any(device_utilisation(g) for g in data.training):
-        columns.append(Column(name="utilisation", unit="%"))
+    if any(device_utilization(g) for g in data.training):
+        columns.append(Column(name="utilization", unit="%"))
     if data.forward:
         columns.append(Column(name="forward pass", unit="ms"))
     if data.device:
@@ -162,7 +162,7 @@ def _row(group: Group[int], data: MinibatchData, names: list[str]) -> tuple[Cell
         "memory": Cell(
             value=None if memory is None else memory / 2**20, reason="" if memory else "unknown"
         ),
-        "utilisation": utilisation_cell(group),
+        "utilization": utilization_cell(group),
         "forward pass": _cell_of(data.forward, group.key, milliseconds=True),
         "data on device": _cell_of(data.device, group.key, milliseconds=False),
     }
@@ -179,7 +179,7 @@ def _cell_of(groups: BatchGroups, batch: int, *, milliseconds: bool) -> Cell:
 
 
 def charts(data: MinibatchData) -> Iterator[Chart]:
-    """Throughput by batch size, and utilisation of a GPU."""
+    """Throughput by batch size, and utilization of a GPU."""
     network = data.network
     points = tuple(g.point(g.key, g.throughput) for g in data.training)
     if not points:
@@ -200,17 +200,17 @@ def charts(data: MinibatchData) -> Iterator[Chart]:
     )
     if device_kind(data.training) == "GPU":  # a CPU does not wait for its own memory
         yield Chart(
-            name=f"minibatch-{network}-utilisation",
-            title=f"{network}: utilisation by batch size",
+            name=f"minibatch-{network}-utilization",
+            title=f"{network}: utilization by batch size",
             kind="line",
             x=Axis(name="batch size", scale="log2"),
-            y=Axis(name="utilisation", unit="%", from_zero=True),
-            lines=(Line(name=network, points=tuple(map(_utilisation_point, data.training))),),
+            y=Axis(name="utilization", unit="%", from_zero=True),
+            lines=(Line(name=network, points=tuple(map(_utilization_point, data.training))),),
         )
 
 
-def _utilisation_point(group: Group[int]) -> Point:
-    found = device_utilisation(group)
+def _utilization_point(group: Group[int]) -> Point:
+    found = device_utilization(group)
     if found is None:
         return Point(x=group.key, reason=group.why if not group.ok else "not sampled")
     return Point(x=group.key, y=round(found[1], 1), run_id=group.run_id)

@@ -2,10 +2,10 @@
 
     efficiency               throughput of N devices / (N · throughput of one)
     efficiency vs slowest    throughput of N devices / (N · throughput of the slowest of the N, all
-                             running at the same time without synchronisation)
+                             running at the same time without synchronization)
 
 The second leaves out what devices lose merely by running at the same time (shared memory, power,
-clocks) or to a slow neighbour; the rest is lost to synchronisation. Intervals come from resampling
+clocks) or to a slow neighbour; the rest is lost to synchronization. Intervals come from resampling
 runs and windows of both points independently and taking the ratio of each draw.
 
 The ideal step on N devices takes as long as on one, times the ratio of their batch sizes per device
@@ -92,7 +92,7 @@ def efficiency(several: Group[Any], one: Group[Any]) -> Figure | None:
 
 def efficiency_independent(several: Group[Any], independent: Group[Any]) -> Figure | None:
     """Efficiency in percent relative to the slowest of the devices in `independent`, which run at
-    the same time without synchronisation; None if either has no throughput."""
+    the same time without synchronization; None if either has no throughput."""
     rates = independent_rates(independent)
     if several.throughput is None or not rates:
         return None
@@ -104,7 +104,7 @@ def efficiency_independent(several: Group[Any], independent: Group[Any]) -> Figu
 
 
 def independent_rates(independent: Group[Any]) -> dict[int, float]:
-    """Samples per second of each rank without synchronisation; empty if they did not run."""
+    """Samples per second of each rank without synchronization; empty if they did not run."""
     ranks = sorted({w.rank for r in independent.ok for w in r.measured})
     return {rank: _rate(_of_rank(independent.ok, rank)) for rank in ranks}
 
@@ -143,7 +143,7 @@ MIN_FRACTION = 0.01
 """Smallest fraction of the step that is reported as overhead."""
 _SLOWER = (
     "devices share memory, power and clocks, and smaller batches use each of them less: compare "
-    "with the run without synchronisation"
+    "with the run without synchronization"
 )
 
 

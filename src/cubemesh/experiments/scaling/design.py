@@ -4,7 +4,7 @@ For each network, batch size, framework and number of devices there are runs of
 
     one device                            the baseline of efficiency
     N devices, for each strategy          the point itself, with its attribution
-    N devices without synchronisation     what N devices reach that do not train together
+    N devices without synchronization     what N devices reach that do not train together
 
 A *device* of a CPU is a fixed number of cores, the same for one device as for several, and its
 process is pinned to them. The mode decides the batch size of each device:
@@ -43,7 +43,7 @@ from cubemesh.schema import (
 from cubemesh.schema.spec import Device
 
 NO_SYNC = "none"
-"""The strategy without synchronisation."""
+"""The strategy without synchronization."""
 MAX_DEVICES = 8
 """Largest default number of devices: that of the papers' systems."""
 
@@ -123,7 +123,7 @@ class MultiDeviceSettings:
     frameworks: tuple[str, ...] = ("pytorch",)
     """Frameworks to train them with."""
     strategies: tuple[str, ...] = ("all-reduce",)
-    """Gradient synchronisation strategies."""
+    """Gradient synchronization strategies."""
     devices: tuple[int, ...] = ()
     """Numbers of devices; one is always included. Default: powers of two up to the machine's, at
     most 8, on each host."""
@@ -137,8 +137,8 @@ class MultiDeviceSettings:
     def __post_init__(self) -> None:
         if NO_SYNC in self.strategies:
             raise UsageError(
-                "strategies=none trains without synchronisation; weak-scaling measures that with "
-                "independent=true. Name strategies that synchronise, such as all-reduce."
+                "strategies=none trains without synchronization; weak-scaling measures that with "
+                "independent=true. Name strategies that synchronize, such as all-reduce."
             )
         if any(n < 1 for n in (*self.devices, *self.threads)) or not self.threads:
             raise UsageError("devices and threads must be 1 or more.")
@@ -149,7 +149,7 @@ class ScalingSettings(MultiDeviceSettings):
     """Settings of all scaling experiments."""
 
     independent: bool = True
-    """Whether to measure the devices at the same time without synchronisation, too."""
+    """Whether to measure the devices at the same time without synchronization, too."""
 
 
 def specs(
@@ -309,7 +309,7 @@ class ScalingCurve:
 
     @property
     def together(self) -> tuple[ScalingGroup, ...]:
-        """The points of several devices that synchronise."""
+        """The points of several devices that synchronize."""
         return tuple(g for g in self.groups if g.key[0] > 1 and g.key[1] != NO_SYNC)
 
     @property

@@ -89,7 +89,7 @@ def scaling_answer(
 
 
 def _findings(data: ScalingData) -> Iterator[Finding]:
-    """For each curve the efficiency of the largest number of devices, without synchronisation too,
+    """For each curve the efficiency of the largest number of devices, without synchronization too,
     the overhead of its step, and what did not run."""
     card = True
     for curve in data.curves:
@@ -170,20 +170,20 @@ def _batch_words(data: ScalingData, group: ScalingGroup) -> str:
 def _independent_finding(
     last: ScalingGroup, one: ScalingGroup, independent: ScalingGroup
 ) -> Iterator[Finding]:
-    """What is lost to running at the same time, and what to synchronisation."""
+    """What is lost to running at the same time, and what to synchronization."""
     rates, found = independent_rates(independent), efficiency_independent(last, independent)
     if not rates or found is None:
         return
     slowest, devices = min(rates, key=lambda rank: rates[rank]), last.key[0]
     text = (
-        f"Without synchronisation the slowest of the {devices} devices (rank {slowest}) trains "
-        f"{format_interval(rates[slowest], None, None)} samples/s; synchronised training reaches "
+        f"Without synchronization the slowest of the {devices} devices (rank {slowest}) trains "
+        f"{format_interval(rates[slowest], None, None)} samples/s; synchronized training reaches "
         f"{format_interval(found.value, found.low, found.high)} % of {devices} times that."
     )
     own = efficiency(independent, one)
     if own is not None and own.high is not None and own.high < 100:
         text += (
-            f" The devices without synchronisation reach "
+            f" The devices without synchronization reach "
             f"{format_interval(own.value, own.low, own.high)} % of {devices} times one: the rest "
             "is lost to shared resources, independent of the strategy."
         )
@@ -554,7 +554,7 @@ def _notes(data: ScalingData, records: Sequence[RunRecord]) -> Iterator[str]:
     yield (
         "Efficiency is the throughput of N devices over N times that of one; ‘vs slowest device "
         "without sync’ is over N times that of the slowest of the N devices, all training at the "
-        "same time without synchronisation. Intervals come from resampling runs and windows of "
+        "same time without synchronization. Intervals come from resampling runs and windows of "
         "both points."
     )
     if any(rank.device == "cpu" for r in records for rank in r.ranks):

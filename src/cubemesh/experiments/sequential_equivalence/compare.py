@@ -4,7 +4,7 @@ A training is a chain of steps of which each causes the next, and each is compar
 on one device:
 
     initial weights ─┐
-    samples fed ─────┴▶ local gradients ▶ synchronised gradient ▶ losses ▶ final weights ▶ error
+    samples fed ─────┴▶ local gradients ▶ synchronized gradient ▶ losses ▶ final weights ▶ error
 
 The first step that differs has the cause; the later ones follow from it. The distance of two
 gradients is ‖a − b‖ / ‖b‖ (`relative`) of the parameter where it is largest, that of two losses
@@ -116,7 +116,7 @@ def compare(
         ),
         (
             CheckStep(
-                name="synchronised gradient",
+                name="synchronized gradient",
                 distance=relative(server.gradients, one.gradients),
                 limit=limit,
             ),

@@ -6,13 +6,13 @@
 | a rank began with other weights | different initial weights |
 | a rank was fed in step t the samples of step t + s | a skipped batch |
 | the ranks were fed other samples | data order |
-| the first layer that differs is a batch normalisation | per-device batch normalisation |
+| the first layer that differs is a batch normalization | per-device batch normalization |
 | the first layer that differs is a dropout | dropout |
-| the synchronised gradient is the sum of the local ones | sum, not mean |
+| the synchronized gradient is the sum of the local ones | sum, not mean |
 | a rank's local gradient is not in it | a missing rank |
 | it is their mean within the rounding of 16 bits | rounding |
 
-The composition of the synchronised gradient is the least-squares solution of g = Σ cᵣ gᵣ: all cᵣ
+The composition of the synchronized gradient is the least-squares solution of g = Σ cᵣ gᵣ: all cᵣ
 are 1/N in a mean over N ranks, and 1 in a sum.
 """
 
@@ -131,8 +131,8 @@ def _of_layer(run: RunRecord, name: str, far: float) -> DivergenceCause:
     seen = f"{name} is the first layer whose output differs, by {far:.1g}"
     if isinstance(layer, BatchNorm):
         return DivergenceCause(
-            name="per-device batch normalisation",
-            text=f"{seen}: it normalises over each device's {work.batch_per_device} samples, not "
+            name="per-device batch normalization",
+            text=f"{seen}: it normalizes over each device's {work.batch_per_device} samples, not "
             f"over all {run.spec.global_batch}",
             remedy="Set batch_norm=global, or give each device more samples.",
         )
@@ -150,20 +150,20 @@ def _of_layer(run: RunRecord, name: str, far: float) -> DivergenceCause:
 
 
 def cause_of_sync(ranks: Sequence[RankTrace]) -> DivergenceCause:
-    """The cause if the synchronised gradient is not the mean of the local ones."""
+    """The cause if the synchronized gradient is not the mean of the local ones."""
     count = len(ranks)
     shares, rest = weights_in(ranks[0].gradients, [r.own_gradients for r in ranks])
     if rest > SIXTEEN_BITS:
         return DivergenceCause(
-            name="gradient synchronisation",
-            text=f"{rest:.0%} of the synchronised gradient is not a combination of the local ones",
+            name="gradient synchronization",
+            text=f"{rest:.0%} of the synchronized gradient is not a combination of the local ones",
             remedy="Look for a missing wait for a transfer, or an overwritten array.",
         )
     weights = ", ".join(f"{share:.3g}" for share in shares)
     missing = {r.rank for r, share in zip(ranks, shares, strict=True) if abs(share) < NEAR}
     if missing:
         text = (
-            f"the gradient of {_ranks(missing)} is not in the synchronised one (weights {weights})"
+            f"the gradient of {_ranks(missing)} is not in the synchronized one (weights {weights})"
         )
         return DivergenceCause(name="a missing rank", text=text, remedy="Include every rank.")
     level = sum(shares) / count
@@ -179,13 +179,13 @@ def cause_of_sync(ranks: Sequence[RankTrace]) -> DivergenceCause:
             remedy=f"Divide by the number of ranks, or the learning rate by {count}.",
         )
     if abs(level * count - 1) > NEAR:
-        text = f"the synchronised gradient is {level * count:.3g} times the mean of the local ones"
+        text = f"the synchronized gradient is {level * count:.3g} times the mean of the local ones"
         return DivergenceCause(
             name="another divisor", text=text, remedy=f"Divide the sum by {count}."
         )
     return DivergenceCause(
         name="rounding",
-        text=f"the synchronised gradient differs from the mean by {rest:.1g}, as expected from "
+        text=f"the synchronized gradient differs from the mean by {rest:.1g}, as expected from "
         "rounding to 16 bits",
         remedy="Set sync=all-reduce.",
     )

@@ -4,7 +4,7 @@ The paper 004 (section 5.1) trains on a DGX-1, on a KNL and sequentially, and fi
 rates after the same iterations. Here the first steps are compared too: compare.py follows a
 training from its weights to its error rate and finds where it diverges from one device. The global
 batch size is the same on any number of devices, and steps are deterministic: dropout masks are
-drawn for the global batch, batch normalisation uses its statistics.
+drawn for the global batch, batch normalization uses its statistics.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Settings:
     devices: tuple[int, ...] = ()
     """Numbers of devices. Default: 1, 2 and 4; with --quick 1 and 2."""
     strategies: tuple[str, ...] = ("all-reduce", "parameter-server")
-    """Gradient synchronisation strategies to compare with one device."""
+    """Gradient synchronization strategies to compare with one device."""
     precisions: tuple[Precision, ...] = ()
     """Precisions. Default: fp64 and fp32; with --quick fp64."""
     global_batch_sizes: tuple[int, ...] = (16,)
@@ -56,7 +56,7 @@ class Settings:
     data: str = "digits"
     """Training data."""
     batch_norm: BatchNormOver = "global"
-    """Statistics of batch normalisation: `global` for equivalence, `device` as in usual
+    """Statistics of batch normalization: `global` for equivalence, `device` as in usual
     training."""
     deterministic: bool = True
     """`false` draws dropout masks on each device, as in usual training."""

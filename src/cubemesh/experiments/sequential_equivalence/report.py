@@ -116,7 +116,7 @@ def _farthest(passed: Sequence[EquivalenceCheck]) -> str:
     worst: dict[str, float] = {}
     for comparison in passed:
         precision = comparison.run.spec.program.precision
-        worst[precision] = max(worst.get(precision, 0.0), _of(comparison, "synchronised gradient"))
+        worst[precision] = max(worst.get(precision, 0.0), _of(comparison, "synchronized gradient"))
     parts = [f"{distance:.1e} in {precision}" for precision, distance in worst.items()]
     return f"; distance of the first gradients at most {format_list(parts)}" if parts else ""
 
@@ -185,7 +185,7 @@ def charts(comparisons: Sequence[EquivalenceCheck]) -> tuple[Chart, ...]:
     if not comparisons:
         return ()
     names = [_name(c.run) for c in comparisons]
-    gradients = [max(_of(c, "synchronised gradient"), SMALLEST) for c in comparisons]
+    gradients = [max(_of(c, "synchronized gradient"), SMALLEST) for c in comparisons]
     return (
         Chart(
             name="sequential-equivalence",

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
-from cubemesh.experiments.analysis.roofline import NOTE, rooflines
-from cubemesh.experiments.analysis.utilization import ceiling_specs
+from cubemesh.experiments.analysis.roofline_chart import NOTE, rooflines
+from cubemesh.experiments.analysis.utilization_columns import ceiling_specs
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.time_breakdown.report import (

@@ -1,10 +1,10 @@
 """Autotuning: search for the fastest settings of a network on this machine, with the gain of each
 step.
 
-Framework, precision, layout, compilation, synchronisation strategy, bucket size, threads and
+Framework, precision, layout, compilation, synchronization strategy, bucket size, threads and
 pinning are changed one after the other (search.py) within a time limit. Network, input, optimizer
 and batch size are fixed; a setting whose losses diverge from the baseline's in the first steps is
-rejected (admission.py). The baseline ("stock") is the first value of each list: PyTorch, eager,
+rejected (convergence_check.py). The baseline ("stock") has the first value of each list: PyTorch,
 fp32, nchw, one thread per usable core.
 
 Every trial is a stored run, so an interrupted search has an answer, and the same command continues
@@ -75,7 +75,7 @@ class Settings:
     compile_by: tuple[CompileBy, ...] = ("network", "segment")
     """Units of compilation to choose from."""
     strategies: tuple[str, ...] = ()
-    """Gradient synchronisation strategies of several devices to choose from, the baseline first;
+    """Gradient synchronization strategies of several devices to choose from, the baseline first;
     default: all-reduce and all-reduce-16, between GPUs also by copies."""
     buckets_mib: tuple[int, ...] = (1, 4, 100)
     """Gradient bucket sizes of several devices in MiB, besides 25."""

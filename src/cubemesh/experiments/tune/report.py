@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cubemesh.experiments.analysis.comparison import ratio_of_record
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio
-from cubemesh.experiments.tune.admission import ROUNDING
+from cubemesh.experiments.tune.convergence_check import ROUNDING
 from cubemesh.experiments.tune.search import SEEDS, Search
 from cubemesh.experiments.tune.search_space import Configuration
 from cubemesh.schema import (

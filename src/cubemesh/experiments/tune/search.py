@@ -20,7 +20,13 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 from cubemesh.experiments.analysis.groups import Group
-from cubemesh.experiments.tune.admission import Admission, Means, admission, diverges, means_of
+from cubemesh.experiments.tune.convergence_check import (
+    Admission,
+    Means,
+    admission,
+    diverges,
+    means_of,
+)
 from cubemesh.experiments.tune.search_space import (
     BATCH_SIZE,
     KNOBS,

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cubemesh.frameworks.api.program import CeilingProgram, monotonic_s
 from cubemesh.frameworks.ceilings import (
     COPY_GROWTH,
     COPY_SIZES,
@@ -25,6 +24,7 @@ from cubemesh.frameworks.ceilings import (
     shape_of,
     shape_words,
 )
+from cubemesh.frameworks.contract.program import CeilingProgram, monotonic_s
 from cubemesh.frameworks.jax.runtime import NUMERICS, JaxNumerics, is_out_of_memory, prepare
 from cubemesh.schema.spec import ProgramSettings
 from cubemesh.schema.work import Ceiling

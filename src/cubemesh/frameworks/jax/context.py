@@ -25,7 +25,7 @@ class JaxContext:
     key: Callable[[], jax.Array]
     """Returns a random key for this layer."""
     norm_parts: int = 1
-    """Equal parts of the minibatch, one a device, each normalised by its own statistics."""
+    """Equal parts of the minibatch, one a device, each normalized by its own statistics."""
     new_state: dict[str, jax.Array] = field(default_factory=dict)
     """Filled by the lowering with updated state, by role."""
 

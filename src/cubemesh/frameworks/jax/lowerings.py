@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.jax.context import JaxContext
 from cubemesh.frameworks.jax.sequence_lowerings import SEQUENCE_LOWERINGS
 from cubemesh.networks.layers import (
@@ -72,14 +72,14 @@ def _batch_norm(layer: BatchNorm, context: JaxContext, x: jax.Array) -> jax.Arra
     difference E[x²] − E[x]² would save one read of x, but the error of its float32 gradients was up
     to nine times as large.
 
-    With several parts each is normalised separately, on its own device; the running statistics take
+    With several parts each is normalized separately, on its own device; the running statistics take
     the mean over the parts, so that they stay equal on all devices."""
     own, full = context.arrays, x.astype(context.numerics.arrays)
     if not context.training:
         centred = full - context.per_channel(own["running_mean"], x)
         return _scaled(layer, context, centred, own["running_variance"]).astype(x.dtype)
 
-    def normalised(part: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def normalized(part: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         axes = [axis for axis in range(part.ndim) if axis != context.channels(part)]
         mean = part.mean(axes)
         centred = part - context.per_channel(mean, part)
@@ -90,13 +90,13 @@ def _batch_norm(layer: BatchNorm, context: JaxContext, x: jax.Array) -> jax.Arra
     n = x.size // own["weight"].size // parts
     if n < 2:
         raise Unsupported(
-            "batch normalisation in training needs two values or more of a channel, and here a "
+            "batch normalization in training needs two values or more of a channel, and here a "
             "batch of 1 has an image of a single position. Set a batch of 2 or a larger image_size."
         )
     if parts == 1:
-        y, mean, variance = normalised(full)
+        y, mean, variance = normalized(full)
     else:
-        y, means, variances = jax.vmap(normalised)(full.reshape(parts, -1, *x.shape[1:]))
+        y, means, variances = jax.vmap(normalized)(full.reshape(parts, -1, *x.shape[1:]))
         y, mean, variance = y.reshape(x.shape), means.mean(0), variances.mean(0)
     keep, new = 1 - layer.momentum, layer.momentum
     context.new_state["running_mean"] = keep * own["running_mean"] + new * mean

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cubemesh.batches import PADDING, Array
-from cubemesh.frameworks.api.validation import check_layers
+from cubemesh.frameworks.contract.validation import check_layers
 from cubemesh.frameworks.jax.context import JaxContext
 from cubemesh.frameworks.jax.lowerings import LOWERINGS
 from cubemesh.frameworks.jax.runtime import JaxNumerics
@@ -33,7 +33,7 @@ AnyArray = TypeVar("AnyArray", jax.Array, Array)
 class JaxFunction:
     """A network as pure functions of its arrays, in one layout and precision; the products of the
     nodes in `layer_numerics` have another. In training each of `norm_parts` equal parts of a
-    minibatch is normalised by its own statistics. Unsupported for a layer that is not lowered."""
+    minibatch is normalized by its own statistics. Unsupported for a layer that is not lowered."""
 
     def __init__(
         self,

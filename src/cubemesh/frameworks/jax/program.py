@@ -17,9 +17,9 @@ import numpy as np
 
 from cubemesh.batches import Array, Batch
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.gradient_sync import Bucket
-from cubemesh.frameworks.api.program import BuildRequest, monotonic_s
-from cubemesh.frameworks.api.validation import check_weights
+from cubemesh.frameworks.contract.gradient_sync import Bucket
+from cubemesh.frameworks.contract.program import BuildRequest, monotonic_s
+from cubemesh.frameworks.contract.validation import check_weights
 from cubemesh.frameworks.jax.loss_scaling import JaxLossScaling, make_scaling
 from cubemesh.frameworks.jax.network import JaxFunction
 from cubemesh.frameworks.jax.optimizers import JaxOptimizer, make_optimizer

@@ -23,7 +23,7 @@ import jax.extend.backend
 import jax.numpy as jnp
 from numpy.typing import DTypeLike
 
-from cubemesh.frameworks.api.program import Capabilities, OutOfMemory, Unsupported
+from cubemesh.frameworks.contract.program import Capabilities, OutOfMemory, Unsupported
 
 THREADS_VARIABLE = "NPROC"
 """Environment variable that XLA's client for the CPU, as it starts, takes its number of threads
@@ -58,7 +58,7 @@ NUMERICS: dict[str, JaxNumerics] = {
 
 
 def capabilities() -> Capabilities:
-    """What JAX can do here. Initialises the GPU."""
+    """What JAX can do here. Initializes the GPU."""
     precisions = {"cpu": frozenset({"fp64", "fp32", "bf16", "fp16"})}
     gpus = _gpus()
     if gpus:

@@ -7,7 +7,7 @@
 One process drives all devices. The step is the single-device step: XLA partitions it by the
 sharding of the batch and sums gradients over all devices (GSPMD: Xu et al. 2021, arXiv:2105.04663).
 So it computes what one device would with the global batch, except that `batch_norm=device`
-normalises each device's part separately.
+normalizes each device's part separately.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cubemesh.frameworks.api.program import BuildRequest, Unsupported
+from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
 from cubemesh.schema.work import Input, Train, TrainSteps
 
 _AXIS = "batch"
@@ -43,7 +43,7 @@ class DeviceSharding:
 
 
 def devices_of(request: BuildRequest) -> int:
-    """The number of devices of the program. Unsupported for several without synchronisation."""
+    """The number of devices of the program. Unsupported for several without synchronization."""
     if isinstance(request.work, Input):
         return 1
     devices, trains = request.placement.devices, isinstance(request.work, (TrainSteps, Train))

@@ -48,7 +48,7 @@ class KerasContext:
 
 
 class UnbiasedBatchNorm(layers.Layer):  # type: ignore[misc]
-    """Batch normalisation whose running variance uses the unbiased variance of the batch, as
+    """Batch normalization whose running variance uses the unbiased variance of the batch, as
     PyTorch's; Keras uses the biased one."""
 
     def __init__(self, epsilon: float, momentum: float) -> None:

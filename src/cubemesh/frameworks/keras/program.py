@@ -19,9 +19,14 @@ import tensorflow as tf
 
 from cubemesh.batches import Array, Batch
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.gradient_sync import Bucket
-from cubemesh.frameworks.api.program import BuildRequest, Capabilities, Unsupported, monotonic_s
-from cubemesh.frameworks.api.validation import check_weights
+from cubemesh.frameworks.contract.gradient_sync import Bucket
+from cubemesh.frameworks.contract.program import (
+    BuildRequest,
+    Capabilities,
+    Unsupported,
+    monotonic_s,
+)
+from cubemesh.frameworks.contract.validation import check_weights
 from cubemesh.frameworks.keras.layers import LOWERINGS, KerasContext, TorchRules
 from cubemesh.frameworks.tensorflow import runtime
 from cubemesh.frameworks.tensorflow.network import check_network

@@ -17,16 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.batches import Array, Batch
-from cubemesh.frameworks.api.gradient_sync import Bucket
-from cubemesh.frameworks.api.program import (
+from cubemesh.frameworks.ceilings import shape_words
+from cubemesh.frameworks.contract.gradient_sync import Bucket
+from cubemesh.frameworks.contract.program import (
     BuildRequest,
     Capabilities,
     CeilingProgram,
     OutOfMemory,
     monotonic_s,
 )
-from cubemesh.frameworks.api.validation import check_weights
-from cubemesh.frameworks.ceilings import shape_words
+from cubemesh.frameworks.contract.validation import check_weights
 from cubemesh.frameworks.null.script import Event, Script, read_script
 from cubemesh.schema.profile import Profile, ProfileEvent
 from cubemesh.schema.spec import ProgramSettings

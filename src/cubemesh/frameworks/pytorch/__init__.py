@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cubemesh.frameworks.api.gradient_sync import ModelParallelSync, WeightServerSync
-from cubemesh.frameworks.api.program import BuildRequest, Unsupported
+from cubemesh.frameworks.contract.gradient_sync import ModelParallelSync, WeightServerSync
+from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.distributed.collectives import build_collective
 from cubemesh.frameworks.pytorch.distributed.group import join
@@ -35,13 +35,13 @@ __all__ = [
 
 
 def build(request: BuildRequest) -> PyTorchProgram:
-    """The program for `request`. Unsupported for a synchronised batch normalisation where ranks do
+    """The program for `request`. Unsupported for a synchronized batch normalization where ranks do
     not step together."""
     sync = request.sync
-    unsynchronised = (
+    unsynchronized = (
         isinstance(sync, (WeightServerSync, ModelParallelSync)) and request.group.size > 1
     )
-    if unsynchronised and request.program.batch_norm == "global":
+    if unsynchronized and request.program.batch_norm == "global":
         raise Unsupported(
             f"batch_norm=global: with sync={sync.name} the ranks do not compute the same layers at "
             "the same time. Leave batch_norm out, or set sync=all-reduce."

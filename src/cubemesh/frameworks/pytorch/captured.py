@@ -6,9 +6,9 @@
 
 Launching some hundred kernels separately takes the host longer than a GPU needs for a small batch;
 replaying a graph takes microseconds. The captured network has its fusions (`fused_network.py`),
-where they are faster; gradient synchronisation is captured with it.
+where they are faster; gradient synchronization is captured with it.
 
-A step that cannot be captured (on a CPU, with a dynamic loss scale, with a synchronisation that
+A step that cannot be captured (on a CPU, with a dynamic loss scale, with a synchronization that
 differs from step to step) runs eagerly, and `not_captured` has the reason. Fusions are used on a
 CPU too."""
 
@@ -21,8 +21,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cubemesh.frameworks.api.gradient_sync import FinishesInOrder
-from cubemesh.frameworks.api.program import BuildRequest, Capabilities
+from cubemesh.frameworks.contract.gradient_sync import FinishesInOrder
+from cubemesh.frameworks.contract.program import BuildRequest, Capabilities
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.compiled import SYNC_FEATURES, is_out_of_memory, preload
@@ -227,8 +227,8 @@ def build(request: BuildRequest) -> CapturedProgram:
 
 
 def capabilities() -> Capabilities:
-    """Those of eager PyTorch without inspection of layers, precision by layer, synchronised batch
-    normalisation and model parallelism. Kernels are chosen by timing, so runs are not
+    """Those of eager PyTorch without inspection of layers, precision by layer, synchronized batch
+    normalization and model parallelism. Kernels are chosen by timing, so runs are not
     deterministic."""
     able = runtime.capabilities()
     return replace(

@@ -14,7 +14,6 @@ import math
 
 import torch
 
-from cubemesh.frameworks.api.program import CeilingProgram, monotonic_s
 from cubemesh.frameworks.ceilings import (
     COPY_GROWTH,
     COPY_SIZES,
@@ -27,6 +26,7 @@ from cubemesh.frameworks.ceilings import (
     shape_words,
     try_out,
 )
+from cubemesh.frameworks.contract.program import CeilingProgram, monotonic_s
 from cubemesh.frameworks.pytorch.runtime import (
     ARRAY_TYPES,
     AUTOCAST_TYPES,

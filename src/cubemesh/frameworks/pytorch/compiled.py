@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cubemesh.frameworks.api.gradient_sync import SyncFeature
-from cubemesh.frameworks.api.program import BuildRequest, Capabilities, Unsupported
+from cubemesh.frameworks.contract.gradient_sync import SyncFeature
+from cubemesh.frameworks.contract.program import BuildRequest, Capabilities, Unsupported
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.distributed.graph_partition import build_stages
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 SYNC_FEATURES: frozenset[SyncFeature] = frozenset({"all-reduce", "hooks"})
-"""Synchronisation outside the compiled step."""
+"""Synchronization outside the compiled step."""
 BACKEND = "inductor"
 """Of torch.compile."""
 POINTWISE_SEARCH: dict[str, str | int | bool | Callable[..., object]] = {
@@ -84,7 +84,7 @@ class CompiledProgram(PyTorchProgram):
         """The compiled function; `staged.code` and `staged.stage_codes` are its Python."""
 
     def compile(self, placed: Placed) -> bool | None:
-        """Compile by one run without an update, on uninitialised weights; whether all of it came
+        """Compile by one run without an update, on uninitialized weights; whether all of it came
         from the cache. Call `load` after it."""
         hits, misses = _cache_counts()
         run_with_cache_repair(lambda: self._run_once(placed), _cache_in_use)
@@ -102,7 +102,7 @@ class CompiledProgram(PyTorchProgram):
             self.forward(placed)
             return
         if self._gradients is not None:
-            self._gradients.paused = True  # these gradients are not synchronised
+            self._gradients.paused = True  # these gradients are not synchronized
         self._forward(placed).backward()  # type: ignore[no-untyped-call]
         self._optimizer.zero_grad(set_to_none=True)
         if self._gradients is not None:

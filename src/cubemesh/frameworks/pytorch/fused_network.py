@@ -3,12 +3,12 @@
 `networks/fusion.py` finds the fusions in the graph; other layers run as in the eager program, with
 the same modules and arrays. `kernels/` has the implementations:
 
-    GPU    batch normalisation with residual add and ReLU, max pooling with a stored argmax, a first
+    GPU    batch normalization with residual add and ReLU, max pooling with a stored argmax, a first
            convolution of few channels by space to depth, 1×1 convolutions that compute the sums of
-           the batch normalisation after them, additive attention scores; weights cast to low
+           the batch normalization after them, additive attention scores; weights cast to low
            precision a segment at a time
-    CPU    the same batch normalisation and max pooling, convolution with ReLU, 1×1 convolution with
-           batch normalisation, convolution by Winograd or GEMM, dropout by Philox
+    CPU    the same batch normalization and max pooling, convolution with ReLU, 1×1 convolution with
+           batch normalization, convolution by Winograd or GEMM, dropout by Philox
 
 Each is used only where it measured faster on this device for the shapes of the run (`tune`). The
 loop over the steps in Python costs the host a little per step: on a GPU it is meant for captured
@@ -76,7 +76,7 @@ class FusedNetwork:
         """The array that a weight's gradient is written to."""
         self._segments = _weights_by_segment(self.steps, self.operations)
         self._sums: Tensor | None = None
-        """The sums of all batch normalisations, on a GPU."""
+        """The sums of all batch normalizations, on a GPU."""
 
     def _operation(self, step: Step, layers: Mapping[str, nn.Module]) -> nn.Module:
         """The operation of a step; before `tune` it runs as PyTorch's own operations."""
@@ -231,7 +231,7 @@ class FusedNetwork:
         self.unavailable_reason = tuning.unavailable_reason
 
     def producers(self) -> dict[int, int]:
-        """Number of each batch normalisation → of the layer that computes its input, if it is the
+        """Number of each batch normalization → of the layer that computes its input, if it is the
         only reader."""
         numbers = {step.name: n for n, step in enumerate(self.steps) if isinstance(step, Node)}
         found = {}

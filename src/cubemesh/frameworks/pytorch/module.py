@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from cubemesh.batches import Array
-from cubemesh.frameworks.api.validation import check_layers, check_weights
+from cubemesh.frameworks.contract.validation import check_layers, check_weights
 from cubemesh.frameworks.pytorch.lowerings import (
     ATTRIBUTES,
     LOWERINGS,
@@ -118,7 +118,7 @@ def build_modules(
     layer_types: Mapping[str, torch.dtype] = MappingProxyType({}),
     replace: Callable[[nn.Module], nn.Module] = lambda layer: layer,
 ) -> BuiltNetwork:
-    """The modules of `network`; their arrays are uninitialised until `load`.
+    """The modules of `network`; their arrays are uninitialized until `load`.
 
     `overwrite` lets a layer write over its input where nothing reads it afterwards.
     Four-dimensional arrays have `memory_format`. `layer_types`: compute dtypes of single nodes,

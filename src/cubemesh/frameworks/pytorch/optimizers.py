@@ -11,7 +11,7 @@ arrays (SGD, Adam, AdamW); RMSprop has none and uses PyTorch's default of a loop
 
 LARS (You, Gitman and Ginsburg, "Large Batch Training of Convolutional Networks", arXiv:1708.03888,
 algorithm 1): trust = eta · |w| / (|g| + decay · |w|), eta 0.001, norms of the whole array. As in
-other implementations, arrays of one axis (biases, weights of normalisations) are excluded from
+other implementations, arrays of one axis (biases, weights of normalizations) are excluded from
 adaptation and decay: for them, and where a norm is 0, trust is 1. The paper has the rate inside v,
 which is the same while the rate is constant.
 """
@@ -42,7 +42,7 @@ def make_optimizer(work: NetworkWork, parameters: list[nn.Parameter]) -> optim.O
         return Lars(parameters, rate=rate, momentum=work.momentum, decay=decay)
     sgd = optim.SGD(parameters, lr=rate, momentum=work.momentum, weight_decay=decay, fused=True)
     if work.momentum:
-        # Its first step would allocate them, uninitialised (PyTorch 2.13) when scaled gradients
+        # Its first step would allocate them, uninitialized (PyTorch 2.13) when scaled gradients
         # overflow and the step is skipped. From zero the first step is the same.
         for parameter in parameters:
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -50,7 +50,7 @@ def make_optimizer(work: NetworkWork, parameters: list[nn.Parameter]) -> optim.O
 
 
 class Lars(optim.Optimizer):
-    """LARS over `parameters`. A step works in place on the gradients, without synchronising: the
+    """LARS over `parameters`. A step works in place on the gradients, without synchronizing: the
     norms stay on the device."""
 
     def __init__(

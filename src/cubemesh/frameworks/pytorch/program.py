@@ -4,7 +4,7 @@
     zero_grad comes first and frees the arrays, so no gradient is alive in a forward pass
 
 On one device it does what handwritten PyTorch does: no hooks, no copies but the batch's, no
-synchronisation. On several, gradients are gathered into buckets and synchronised (`buckets.py`).
+synchronization. On several, gradients are gathered into buckets and synchronized (`buckets.py`).
 With `nhwc`, weights are converted when loaded and batches when placed.
 """
 
@@ -21,14 +21,14 @@ from torch import Tensor
 
 from cubemesh.batches import PADDING, Array, Batch, EncodedBatch
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.gradient_sync import (
+from cubemesh.frameworks.contract.gradient_sync import (
     Bucket,
     StatefulSync,
     WeightServerSync,
     synchronize_weights,
 )
-from cubemesh.frameworks.api.group import RANK_SEEDS
-from cubemesh.frameworks.api.program import BuildRequest, Snapshot, Unsupported, monotonic_s
+from cubemesh.frameworks.contract.group import RANK_SEEDS
+from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported, monotonic_s
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
 from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import SyncLayers
 from cubemesh.frameworks.pytorch.distributed.weight_server import TorchReplica
@@ -115,7 +115,7 @@ class PyTorchProgram:
 
     @property
     def buckets(self) -> Sequence[Bucket]:
-        """In the order in which their gradients become ready; empty without synchronisation."""
+        """In the order in which their gradients become ready; empty without synchronization."""
         return self._gradients.buckets if self._gradients else ()
 
     def place(self, batch: Batch) -> Placed:
@@ -150,7 +150,7 @@ class PyTorchProgram:
         return {name: to_host_array(p) for name, p in self._built.parameters.items()}
 
     def _inspect_own_gradients(self, bucket: Bucket) -> None:
-        """Pass a bucket's gradients before synchronisation to the callback of an inspected step."""
+        """Pass a bucket's gradients before synchronization to the callback of an inspected step."""
         if self._inspect is not None:
             for name in bucket.parameters:
                 self._inspect(
@@ -158,7 +158,7 @@ class PyTorchProgram:
                 )
 
     def _backward(self, placed: Placed) -> None:
-        """Queue forward pass, backward pass and gradient synchronisation."""
+        """Queue forward pass, backward pass and gradient synchronization."""
         optimizer, scaling = self._optimizer, self._scaling
         if optimizer is None:
             raise UsageError("a program for forward passes has no optimizer and cannot train.")
@@ -176,7 +176,7 @@ class PyTorchProgram:
         self._loss = loss.detach()  # its autograd graph would live until the next step
 
     def _finish_sync(self, gradients: GradientBuckets) -> None:
-        """Finish the synchronisation before any work queued from now on."""
+        """Finish the synchronization before any work queued from now on."""
         self._sync.finish()
         gradients.restore_precision(gradients.buckets)
 

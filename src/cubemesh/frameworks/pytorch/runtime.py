@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 import torch
 
-from cubemesh.frameworks.api.program import BuildRequest, Capabilities, OutOfMemory
+from cubemesh.frameworks.contract.program import BuildRequest, Capabilities, OutOfMemory
 from cubemesh.kernels.cpu.allocator import keep_freed_memory
 from cubemesh.networks.recurrent_layers import LSTM
 from cubemesh.schema.spec import ProgramSettings
@@ -49,7 +49,7 @@ says "primitive descriptor" for an unsupported one)."""
 
 
 def capabilities() -> Capabilities:
-    """The capabilities of PyTorch here. Initialises CUDA, where there is a GPU."""
+    """The capabilities of PyTorch here. Initializes CUDA, where there is a GPU."""
     precisions = {"cpu": frozenset({"fp64", "fp32", "bf16", "fp16"})}
     gpus: list[str] = []
     if torch.cuda.is_available():
@@ -119,7 +119,7 @@ def synchronize(device: str) -> None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` means that the device or the system refused memory.
 
-    PyTorch has a class for GPUs only; on a CPU it is a RuntimeError, recognised by its message.
+    PyTorch has a class for GPUs only; on a CPU it is a RuntimeError, recognized by its message.
     """
     if isinstance(error, (OutOfMemory, MemoryError, torch.cuda.OutOfMemoryError)):
         return True

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cubemesh.frameworks.api.program import CeilingProgram, monotonic_s
 from cubemesh.frameworks.ceilings import (
     COPY_GROWTH,
     COPY_SIZES,
@@ -24,6 +23,7 @@ from cubemesh.frameworks.ceilings import (
     shape_of,
     shape_words,
 )
+from cubemesh.frameworks.contract.program import CeilingProgram, monotonic_s
 from cubemesh.frameworks.tensorflow.runtime import NUMERICS, is_out_of_memory, prepare
 from cubemesh.schema.spec import ProgramSettings
 from cubemesh.schema.work import Ceiling

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.tensorflow.context import Lowering, TensorFlowContext
 from cubemesh.frameworks.tensorflow.sequence_lowerings import SEQUENCE_LOWERINGS
 from cubemesh.networks.layers import (
@@ -94,7 +94,7 @@ def _batch_norm(layer: BatchNorm, context: TensorFlowContext, x: Any) -> Any:
     n = int(np.prod([x.shape[i] for i in axes]))
     if n < 2:
         raise Unsupported(
-            "batch normalisation in training needs two values or more of a channel, and here a "
+            "batch normalization in training needs two values or more of a channel, and here a "
             "batch of 1 has an image of a single position. Set a batch of 2 or a larger image_size."
         )
     if x.dtype == tf.float64:

@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from cubemesh.batches import PADDING, Array
-from cubemesh.frameworks.api.program import Unsupported
-from cubemesh.frameworks.api.validation import check_layers
+from cubemesh.frameworks.contract.program import Unsupported
+from cubemesh.frameworks.contract.validation import check_layers
 from cubemesh.frameworks.tensorflow.context import TensorFlowContext
 from cubemesh.frameworks.tensorflow.lowerings import LOWERINGS
 from cubemesh.frameworks.tensorflow.runtime import TensorFlowNumerics
@@ -113,7 +113,7 @@ def check_network(network: Network, lowerings: Any, framework: str) -> None:
         norm = node.layer
         if isinstance(norm, LocalResponseNorm) and len(node.shape) != 3:
             raise Unsupported(
-                f"{framework} normalises local responses of images, and '{node.name}' of "
+                f"{framework} normalizes local responses of images, and '{node.name}' of "
                 f"{network.name} is given {node.shape}."
             )
 

@@ -16,10 +16,10 @@ import tensorflow as tf
 
 from cubemesh.batches import Array, Batch
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.gradient_sync import Bucket
-from cubemesh.frameworks.api.group import RANK_SEEDS
-from cubemesh.frameworks.api.program import BuildRequest, monotonic_s
-from cubemesh.frameworks.api.validation import check_weights
+from cubemesh.frameworks.contract.gradient_sync import Bucket
+from cubemesh.frameworks.contract.group import RANK_SEEDS
+from cubemesh.frameworks.contract.program import BuildRequest, monotonic_s
+from cubemesh.frameworks.contract.validation import check_weights
 from cubemesh.frameworks.tensorflow.network import TensorFlowFunction
 from cubemesh.frameworks.tensorflow.optimizers import make_optimizer
 from cubemesh.frameworks.tensorflow.runtime import NUMERICS, prepare

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.program import Capabilities, OutOfMemory
+from cubemesh.frameworks.contract.program import Capabilities, OutOfMemory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The lowerings of sequence layers to TensorFlow operations, one line a layer type.
 
 `lowerings.py` joins this table to its own. Sequences are (batch, length, features) in
-every layout. TensorFlow has no fused attention or layer normalisation, and its fused LSTM (for CPUs
+every layout. TensorFlow has no fused attention or layer normalization, and its fused LSTM (for CPUs
 only, not for XLA) stores gates in another order: these are written out.
 """
 

@@ -6,7 +6,7 @@
 Each process is a worker with one replica and its own variables, which stay equal because they start
 equal and are updated by the same gradients. TensorFlow reduces them inside the traced step, by a
 ring over gRPC; so this group offers only objects, flags and barriers, by a key-value store
-(frameworks/api/rendezvous.py). https://www.tensorflow.org/tutorials/distribute/multi_worker_with_keras
+(frameworks/contract/rendezvous.py). https://www.tensorflow.org/tutorials/distribute/multi_worker_with_keras
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from cubemesh.frameworks import fork_launcher as forked
-from cubemesh.frameworks.api.group import PointToPoint, TransferHandle
-from cubemesh.frameworks.api.program import Unsupported
-from cubemesh.frameworks.api.rendezvous import Rendezvous, connect_store, wait_and_check
+from cubemesh.frameworks.contract.group import PointToPoint, TransferHandle
+from cubemesh.frameworks.contract.program import Unsupported
+from cubemesh.frameworks.contract.rendezvous import Rendezvous, connect_store, wait_and_check
 from cubemesh.frameworks.tensorflow.runtime import prepare
 
 LEAVES_LAST_S = 0.5

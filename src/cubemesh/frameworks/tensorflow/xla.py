@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from cubemesh.frameworks.api.program import BuildRequest, Capabilities
+from cubemesh.frameworks.contract.program import BuildRequest, Capabilities
 from cubemesh.frameworks.tensorflow import runtime
 from cubemesh.frameworks.tensorflow.ceiling import build_ceiling
 from cubemesh.frameworks.tensorflow.program import TensorFlowProgram

@@ -35,7 +35,7 @@ class CpuAutotuner:
     def __init__(self) -> None:
         self._found: dict[object, int] = {}
         self._fused: dict[object, bool] = {}
-        """Whether a convolution and the batch normalisation after it are faster as one."""
+        """Whether a convolution and the batch normalization after it are faster as one."""
         self._passes: dict[object, frozenset[Pass]] = {}
         """Of convolutions, the passes that run by the alternative algorithm."""
         self.unavailable_reason = ""
@@ -70,7 +70,7 @@ class CpuAutotuner:
     def fused_conv_batch_norm(
         self, conv: nn.Module, norm: nn.Module, x: Tensor
     ) -> FusedConvBatchNorm | None:
-        """A convolution of arrays like `x` and the batch normalisation that is its only reader as
+        """A convolution of arrays like `x` and the batch normalization that is its only reader as
         one operation, if that is faster than the two as set by `choose`; else None."""
         wanted = (
             isinstance(norm, FusedBatchNorm)
@@ -155,7 +155,7 @@ def faster_passes(op: FusedConv, x: Tensor, network_input: bool) -> frozenset[Pa
 
 
 def fused_is_faster(both: FusedConvBatchNorm, x: Tensor) -> bool:
-    """Whether a convolution with its normalisation is faster as one, forward and backward."""
+    """Whether a convolution with its normalization is faster as one, forward and backward."""
     shape = both.shape
     residual = torch.empty_like(both.conv(x)) if both.norm.add else None
     ways = [partial(setattr, both, "shape", own) for own in (torch.Size(()), shape)]
@@ -173,7 +173,7 @@ def _ways(
 
 
 def _norm_passes(op: nn.Module, norm: FusedBatchNorm, x: Tensor, residual: Tensor | None) -> None:
-    """Both passes of `op`, which ends in the batch normalisation `norm`."""
+    """Both passes of `op`, which ends in the batch normalization `norm`."""
     with torch.enable_grad():
         leaves = [a.detach().requires_grad_() for a in (x, residual) if a is not None]
         results = op(*leaves)[:2]

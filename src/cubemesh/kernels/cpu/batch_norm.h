@@ -1,4 +1,4 @@
-// Parts of batch normalisation with residual add and ReLU, for kernels on whole arrays
+// Parts of batch normalization with residual add and ReLU, for kernels on whole arrays
 // (cpu_kernels.cpp) or fused with matrix products (conv_batch_norm.cpp).
 //
 // Arrays are channels-last, rows (batch, height, width) by channels, in fp32; channels in multiples of
@@ -100,7 +100,7 @@ void finish_statistics(const std::vector<Sums>& found, const Norm& n, const Runn
 
 // `groups` · 16 channels at once: their bits are one store.
 template <bool add, bool relu, int groups>
-inline void normalise_few(const Norm& n, const float* x, const float* residual, float* y,
+inline void normalize_few(const Norm& n, const float* x, const float* residual, float* y,
                           uint16_t* bits, const float* scale, long at, long c) {
     uint64_t word = 0;
 #pragma GCC unroll 4
@@ -115,16 +115,16 @@ inline void normalise_few(const Norm& n, const float* x, const float* residual, 
 }
 
 template <bool add, bool relu>
-void normalise(const Norm& n, const float* x, const float* residual, float* y, uint16_t* bits,
+void normalize(const Norm& n, const float* x, const float* residual, float* y, uint16_t* bits,
                const float* scale, long first, long end) {
     constexpr int groups = 4;
     for (long row = first; row < end; row++) {
         const long at = row * n.channels;
         long c = 0;
         for (; c + groups * lanes <= n.channels; c += groups * lanes)
-            normalise_few<add, relu, groups>(n, x, residual, y, bits, scale, at, c);
+            normalize_few<add, relu, groups>(n, x, residual, y, bits, scale, at, c);
         for (; c < n.channels; c += lanes)
-            normalise_few<add, relu, 1>(n, x, residual, y, bits, scale, at, c);
+            normalize_few<add, relu, 1>(n, x, residual, y, bits, scale, at, c);
     }
 }
 
@@ -193,9 +193,9 @@ void gradient_of_x(const Norm& n, const Given& given, const float* dresidual, co
     }
 }
 
-using Normalise = decltype(&normalise<false, false>);
-constexpr Normalise normalises[4] = {
-    normalise<false, false>, normalise<false, true>, normalise<true, false>, normalise<true, true>,
+using Normalize = decltype(&normalize<false, false>);
+constexpr Normalize normalizes[4] = {
+    normalize<false, false>, normalize<false, true>, normalize<true, false>, normalize<true, true>,
 };
 using GradientSums = decltype(&gradient_sums<false, false, false>);
 constexpr GradientSums gradient_sums_of[8] = {

@@ -1,4 +1,4 @@
-// 1×1 convolution fused with batch normalisation, residual add and ReLU, for a CPU.
+// 1×1 convolution fused with batch normalization, residual add and ReLU, for a CPU.
 //
 //     forward    y = x Wᵀ and its sums │ result = relu((y − mean) · scale + bias + residual)
 //     backward   gradient, its sums │ by blocks of rows: gradient of y; of x: that · W; of W: thatᵀ x
@@ -72,7 +72,7 @@ void conv_batch_norm_forward(const float* x, const float* filters, const float* 
     const Running running{running_mean, running_var, epsilon, momentum};
     std::vector<Sums> found(threads, Sums(to));
     std::vector<float> pivot(to), scale(to);
-    const Normalise run = normalises[2 * (residual != nullptr) + relu];
+    const Normalize run = normalizes[2 * (residual != nullptr) + relu];
 #pragma omp parallel num_threads(threads)
     {
         const int t = omp_get_thread_num(), all = omp_get_num_threads();

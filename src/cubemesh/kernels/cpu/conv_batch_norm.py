@@ -1,8 +1,8 @@
-"""Fused 1×1 convolution and batch normalisation on a CPU.
+"""Fused 1×1 convolution and batch normalization on a CPU.
 
     result = relu(norm(conv(x)) + residual)        residual and ReLU optional
 
-Unfused, the normalisation reads the convolution's result again for its sums, and in the backward
+Unfused, the normalization reads the convolution's result again for its sums, and in the backward
 pass it writes a gradient that the convolution reads twice. `conv_batch_norm.cpp` does both while
 the rows are in the cache. fp32, channels-last, channels in multiples of 32; used where it measured
 faster than the two separately, each in its own fastest way.

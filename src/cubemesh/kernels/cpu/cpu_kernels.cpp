@@ -1,10 +1,10 @@
-// CPU kernels: batch normalisation with residual add and ReLU, max pooling, dropout; each in the fewest
+// CPU kernels: batch normalization with residual add and ReLU, max pooling, dropout; each in the fewest
 // passes over memory.
 //
 //     norm forward    sums of x │ y = relu((x − mean) · scale + bias + residual)     read, read, write
 //     norm backward   gradient where y > 0, its sums │ gradient of x                    the same
 //
-// │ is a barrier of the threads. For the layout and the parts of a normalisation see batch_norm.h. Each
+// │ is a barrier of the threads. For the layout and the parts of a normalization see batch_norm.h. Each
 // thread has a contiguous range of rows.
 
 #include <algorithm>
@@ -69,7 +69,7 @@ void batch_norm_forward(const float* x, const float* residual, float* y, uint16_
     const Running running{running_mean, running_var, epsilon, momentum};
     std::vector<Sums> found(threads, Sums(channels));
     std::vector<float> pivot(x, x + channels), scale(channels);
-    const Normalise run = normalises[2 * (residual != nullptr) + relu];
+    const Normalize run = normalizes[2 * (residual != nullptr) + relu];
 #pragma omp parallel num_threads(threads)
     {
         const int t = omp_get_thread_num();

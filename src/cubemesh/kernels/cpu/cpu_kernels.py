@@ -1,4 +1,4 @@
-"""CPU kernels of `cpu_kernels.cpp`: batch normalisation, max pooling, dropout.
+"""CPU kernels of `cpu_kernels.cpp`: batch normalization, max pooling, dropout.
 
 All but dropout take channels-last fp32 arrays with channels in multiples of 16.
 """
@@ -50,7 +50,7 @@ def usable(x: Tensor) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuBatchNorm:
-    """Both passes of a fused batch normalisation; see `BatchNormKernels`."""
+    """Both passes of a fused batch normalization; see `BatchNormKernels`."""
 
     shape: torch.Size
     add: bool

@@ -1,4 +1,4 @@
-"""Fused batch normalisation: relu(norm(x) + residual) as one operation with one backward pass.
+"""Fused batch normalization: relu(norm(x) + residual) as one operation with one backward pass.
 
 The residual add and the ReLU are optional. On a GPU with Triton it runs as kernels, in the launches
 that measured fastest for its shape (`triton/batch_norm/autotune.py`), if they are faster than

@@ -40,7 +40,7 @@ class GpuAutotuner:
         """Number of a convolution that could compute sums → an array like its input."""
         self._replacements: dict[int, nn.Module] = {}
         self._kernels: dict[int, TritonBatchNorm | None] = {}
-        """Those of each batch normalisation."""
+        """Those of each batch normalization."""
 
     def choose(self, number: int, given: Sequence[Tensor], *, network_input: bool) -> None:
         """Choose the fastest way for an operation that receives arrays like these; `network_input`:

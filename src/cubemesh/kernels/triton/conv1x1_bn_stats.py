@@ -1,7 +1,7 @@
-"""1×1 convolution on a GPU that also computes the sums of the batch normalisation after it.
+"""1×1 convolution on a GPU that also computes the sums of the batch normalization after it.
 
 The kernel is `conv1x1_bn_stats_kernel.py`; gradients are PyTorch's own. Its tiling, and whether it
-is faster than a batch normalisation that computes its own sums, is measured on arrays of the run's
+is faster than a batch normalization that computes its own sums, is measured on arrays of the run's
 shapes. The backward pass is the same either way.
 """
 
@@ -57,7 +57,7 @@ TILINGS = (
 
 
 class Conv1x1WithStats(nn.Module):
-    """conv(x), and the sums that `kernels` need to normalise it; `conv` owns the weight."""
+    """conv(x), and the sums that `kernels` need to normalize it; `conv` owns the weight."""
 
     def __init__(
         self, conv: nn.Conv2d, norm: nn.BatchNorm2d, kernels: TritonBatchNorm, tiling: MatmulTiling
@@ -73,7 +73,7 @@ class Conv1x1WithStats(nn.Module):
         place of its own if given; the gradient of the weight is computed on `side_stream`."""
         weight = self.conv.weight if weight is None else weight
         like = (len(x), self.conv.out_channels, *x.shape[2:])
-        if like != tuple(self.kernels.shape):  # then the normalisation computes its own sums too
+        if like != tuple(self.kernels.shape):  # then the normalization computes its own sums too
             return convolve(x, weight, self.conv, side_stream)
         return convolve(x, weight, self.conv, side_stream, self.product)
 
@@ -130,8 +130,8 @@ def supports(conv: nn.Module) -> bool:
 def faster_with_stats(
     conv: nn.Conv2d, op: FusedBatchNorm, own: TritonBatchNorm, x: Tensor
 ) -> Conv1x1WithStats | None:
-    """The replacement of `conv` for inputs like `x`, if convolution and normalisation are faster
-    forward than PyTorch's convolution with `own`, the kernels of the normalisation `op` that
+    """The replacement of `conv` for inputs like `x`, if convolution and normalization are faster
+    forward than PyTorch's convolution with `own`, the kernels of the normalization `op` that
     compute the sums themselves; else None. Running statistics of `op` are undefined afterwards."""
     from triton.runtime.errors import OutOfResources
 

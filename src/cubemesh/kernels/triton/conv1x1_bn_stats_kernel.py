@@ -1,12 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""1×1 convolution as a Triton matrix product that computes batch normalisation's sums.
+"""1×1 convolution as a Triton matrix product that computes batch normalization's sums.
 
 In channels-last such a convolution is a product of matrices, rows (batch, height, width) by
-channels. A batch normalisation after it reads the result twice: for its sums, then to normalise.
+channels. A batch normalization after it reads the result twice: for its sums, then to normalize.
 The first reading is saved if the product adds up its columns before it stores them:
 
     x (rows, K)  ·  w (channels, K)ᵀ  =  y (rows, channels)  ─ sums of each channel
-                                         y  ─ normalise ─ add ─ ReLU ─ result
+                                         y  ─ normalize ─ add ─ ReLU ─ result
 
 Sums are fp32, of the rounded values' differences from the channel's running mean: after some steps
 a mean far from zero costs no digits.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cubemesh.machines.topology.fat_tree import Design
 from cubemesh.machines.topology.graph import Topology
-from cubemesh.machines.topology.networks import NETWORKS, Network
+from cubemesh.machines.topology.interconnects import NETWORKS, Network
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,8 @@ from cubemesh.machines.catalogue.load import datasheets
 from cubemesh.machines.catalogue.system import Cluster, System
 from cubemesh.machines.topology import speeds
 from cubemesh.machines.topology.graph import Link, Node, Topology
-from cubemesh.machines.topology.make import nvlink, pcie, smp
-from cubemesh.machines.topology.networks import NETWORKS
+from cubemesh.machines.topology.interconnects import NETWORKS
+from cubemesh.machines.topology.make_link import nvlink, pcie, smp
 
 MOST_GPUS = 64
 

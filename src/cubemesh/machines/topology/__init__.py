@@ -8,7 +8,7 @@ clusters of systems.
 from cubemesh.machines.topology.cuts import Bisection, bisection
 from cubemesh.machines.topology.fat_tree import Design, FatTree, Level, fat_tree
 from cubemesh.machines.topology.graph import Link, Node, Topology
-from cubemesh.machines.topology.networks import NETWORKS, Network
+from cubemesh.machines.topology.interconnects import NETWORKS, Network
 from cubemesh.machines.topology.rings import Ring, RingSet, find_rings
 from cubemesh.machines.topology.routes import REACHES, Route, hops, route, routes, shared_rates
 from cubemesh.machines.topology.trees import Step, broadcast_steps, double_tree

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cubemesh.errors import UsageError
-from cubemesh.machines.topology.networks import Network
+from cubemesh.machines.topology.interconnects import Network
 
 MOST_LEVELS = 3
 

@@ -20,7 +20,7 @@ from xml.parsers import expat
 from cubemesh.errors import DataError
 from cubemesh.machines.topology import speeds
 from cubemesh.machines.topology.graph import Link, Node, Topology
-from cubemesh.machines.topology.make import nvlink, pcie, smp
+from cubemesh.machines.topology.make_link import nvlink, pcie, smp
 from cubemesh.machines.topology.pairs import USUAL_SMP
 
 MOST_BYTES = 4 << 20

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 CONVOLUTION = "convolution"
 MATRIX = "matrix product"
-POINTWISE = "normalisation and elementwise"
+POINTWISE = "normalization and elementwise"
 POOLING = "pooling"
 COMMUNICATION = "communication"
 COPIES = "copies"
@@ -74,7 +74,7 @@ def category_of(name: str) -> str | None:
 
 _CALLS: tuple[tuple[str, str], ...] = (
     ("launch", r"launch"),
-    ("synchronise", r"synchronize"),
+    ("synchronize", r"synchronize"),
     ("malloc", r"malloc|hostalloc|memalloc|memcreate|memmap"),
     ("free", r"free|memunmap|memrelease"),
     ("copy", r"memcpy|memset"),
@@ -85,5 +85,5 @@ _COMPILED_CALLS = tuple((kind, re.compile(rule, re.IGNORECASE)) for kind, rule i
 
 @lru_cache(maxsize=512)
 def call_of(name: str) -> str:
-    """Kind of a runtime call: launch, synchronise, malloc, free, copy, event or other."""
+    """Kind of a runtime call: launch, synchronize, malloc, free, copy, event or other."""
     return next((kind for kind, rule in _COMPILED_CALLS if rule.search(name)), "other")

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cubemesh.frameworks.api.program import SupportsProfiling
+from cubemesh.frameworks.contract.program import SupportsProfiling
 from cubemesh.measure.attribution.attribution import OTHER, mean_step_s, on_device, on_host
 from cubemesh.measure.attribution.breakdown import by_category, by_layer, by_runtime_call, occupancy
 from cubemesh.measure.attribution.timeline import communication_kernels, record

@@ -29,19 +29,19 @@ from cubemesh.measure.telemetry.nvml import (
     start,
 )
 
-UTILISATION, POWER, ENERGY = "gpu_utilisation_percent", "gpu_power_watts", "gpu_energy_joules"
+UTILIZATION, POWER, ENERGY = "gpu_utilization_percent", "gpu_power_watts", "gpu_energy_joules"
 RARELY, FIRST_RARE = 10, 3
 """Readings between two of a slow sensor, and the first that includes it: a run of two seconds has
 one, and the reading of idle power does not wait for it."""
 SLOW_S = 0.0005
 """CPU time of a query that counts as slow: a thousandth of the usual interval."""
-_ALWAYS = frozenset({UTILISATION, POWER, ENERGY})
+_ALWAYS = frozenset({UTILIZATION, POWER, ENERGY})
 THROTTLE_REASONS: Mapping[int, str] = {
     0x001: "idle",
     0x002: "clocks set by a user",
     0x004: "power cap",
     0x008: "hardware slowdown",
-    0x010: "synchronised boost",
+    0x010: "synchronized boost",
     0x020: "heat (software)",
     0x040: "heat (hardware)",
     0x080: "external power brake",
@@ -107,7 +107,7 @@ class GpuReader:
         self._find_power()
         for name, query in {
             ENERGY: lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3,
-            UTILISATION: lambda: float(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
+            UTILIZATION: lambda: float(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
             "gpu_memory_bytes": lambda: float(nvml.nvmlDeviceGetMemoryInfo(gpu).used),
             "gpu_clock_sm_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
             "gpu_clock_memory_mhz": lambda: float(

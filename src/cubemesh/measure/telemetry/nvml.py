@@ -52,7 +52,7 @@ def preload() -> None:
 
 
 def start() -> Any:
-    """The module pynvml, initialised. NvmlUnavailable where it is not installed or NVML does not
+    """The module pynvml, initialized. NvmlUnavailable where it is not installed or NVML does not
     start."""
     try:
         import pynvml

@@ -33,7 +33,7 @@ from cubemesh.measure.telemetry.counter_series import (
     series_of,
 )
 from cubemesh.measure.telemetry.gpu import POWER, GpuReader
-from cubemesh.measure.telemetry.gpu import UTILISATION as GPU
+from cubemesh.measure.telemetry.gpu import UTILIZATION as GPU
 from cubemesh.measure.telemetry.host import HostReader, Reader, Reading
 from cubemesh.measure.telemetry.io_counters import IoCounterReader
 from cubemesh.measure.validity import busy_host
@@ -43,7 +43,7 @@ from cubemesh.schema.series import Series
 EVERY_S = 0.5
 CHUNK = 10
 """Readings that are logged together."""
-CPU = "cpu_utilisation_percent"
+CPU = "cpu_utilization_percent"
 
 
 class Meter(Protocol):
@@ -80,7 +80,7 @@ def idle_power(meters: Sequence[Meter]) -> Figure | None:
 class Telemetry:
     """Samples the machine during a `with` block.
 
-    `usable_cores` is 100 % of `cpu_utilisation_percent`: the CPU time that the process is granted,
+    `usable_cores` is 100 % of `cpu_utilization_percent`: the CPU time that the process is granted,
     which a control group may limit below its number of cores. An error in the thread is raised at
     the end of the block.
     """
@@ -151,7 +151,7 @@ class Telemetry:
             self._log.warning(warning)
         return share
 
-    def log_utilisation(self, start: float, end: float) -> None:
+    def log_utilization(self, start: float, end: float) -> None:
         """Log the utilization of the processors and the GPU between two readings of
         `time.perf_counter()`, and the GPU's power over time. Call it after the block."""
         cpu = cpu_percent(self.readings, self._usable_cores, start, end)

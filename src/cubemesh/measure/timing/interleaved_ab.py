@@ -16,7 +16,7 @@ about the programs and not their memory addresses. Its variance is at least what
 instances imply. A single pair of instances has an interval over its blocks, which leaves that out;
 no difference is reported from it.
 
-Nothing here depends on a framework: a side has its step, its synchronisation and its clock.
+Nothing here depends on a framework: a side has its step, its synchronization and its clock.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ALONE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One side: a step that may return before the device is done, and its synchronisation."""
+    """One side: a step that may return before the device is done, and its synchronization."""
 
     step: Callable[[], None]
     synchronize: Callable[[], None]

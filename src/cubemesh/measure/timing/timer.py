@@ -44,7 +44,7 @@ WARMUP_WINDOW_S = 0.05
 STEADY_WINDOWS = 5
 """Warm-up windows over which the step time must show no drift."""
 WINDOW_S = 0.005
-"""Minimum length of a measured window: about a thousand times the cost of synchronising and reading
+"""Minimum length of a measured window: about a thousand times the cost of synchronizing and reading
 the clock."""
 
 

@@ -8,7 +8,7 @@
     fully connected 4096, 4096, 1000
 
 The 2012 network ran in two columns on two GPUs; this one has no groups and, as the form that is
-measured everywhere today, no local response normalisation. Weights start as He et al. draw them
+measured everywhere today, no local response normalization. Weights start as He et al. draw them
 rather than from N(0, 0.01²), in which the signal of eight layers fades.
 """
 

@@ -1,7 +1,7 @@
 """CifarNet: Caffe's `cifar10_full`, after Krizhevsky's cuda-convnet (2011).
 
-    conv 5×5, 32   max pool 3×3 / 2       ReLU   response normalisation 3×3 within each channel
-    conv 5×5, 32   ReLU   average pool 3×3 / 2   response normalisation 3×3 within each channel
+    conv 5×5, 32   max pool 3×3 / 2       ReLU   response normalization 3×3 within each channel
+    conv 5×5, 32   ReLU   average pool 3×3 / 2   response normalization 3×3 within each channel
     conv 5×5, 64   ReLU   average pool 3×3 / 2
     fully connected, 10
 

@@ -1,7 +1,7 @@
-"""Building block of GoogLeNet and the Inceptions: convolution, batch normalisation, ReLU.
+"""Building block of GoogLeNet and the Inceptions: convolution, batch normalization, ReLU.
 
 The three nodes are called `<name>.conv`, `<name>.bn` and `<name>.relu`, the first two as in
-torchvision. The convolution has no bias, for the normalisation would take it away again.
+torchvision. The convolution has no bias, for the normalization would take it away again.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """GoogLeNet (Szegedy et al., "Going deeper with convolutions", 2014, table 1), in two forms.
 
-    conv 7×7 / 2, 64        max pool 3×3 / 2        (response normalisation)
+    conv 7×7 / 2, 64        max pool 3×3 / 2        (response normalization)
     conv 1×1, 64
-    conv 3×3, 192           (response normalisation)        max pool 3×3 / 2
+    conv 3×3, 192           (response normalization)        max pool 3×3 / 2
     inception 3a, 3b        max pool 3×3 / 2
     inception 4a … 4e       max pool / 2
     inception 5a, 5b        mean of each channel, dropout, fully connected
 
-`googlenet-paper` is the paper's: convolutions with biases, response normalisation (Krizhevsky et
+`googlenet-paper` is the paper's: convolutions with biases, response normalization (Krizhevsky et
 al. 2012, and as figure 3 places it), and in training two auxiliary classifiers, on 4a and on 4d,
 whose losses count 0.3.
 
-`googlenet` is the form that torchvision publishes: batch normalisation behind every convolution,
-no response normalisation, no auxiliary classifiers here; 3×3 where the paper has 5×5, the last max
+`googlenet` is the form that torchvision publishes: batch normalization behind every convolution,
+no response normalization, no auxiliary classifiers here; 3×3 where the paper has 5×5, the last max
 pool 2×2, dropout of 0.2.
 
 Names are those of torchvision (`inception3a.branch2.0.conv`) in both forms. Weights start as He et
@@ -55,14 +55,14 @@ def googlenet(image_size: int = 224, classes: int = 1000) -> Network:
     net = NetworkBuilder("googlenet")
     x = net.input("image", (3, image_size, image_size))
     with net.segment("stem"):
-        x = _normalised(net, x, "conv1", 64, 7, 2)
+        x = _normalized(net, x, "conv1", 64, 7, 2)
         x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool1")
-        x = _normalised(net, x, "conv2", 64, 1, 1)
-        x = _normalised(net, x, "conv3", 192, 3, 1)
+        x = _normalized(net, x, "conv2", 64, 1, 1)
+        x = _normalized(net, x, "conv3", 192, 3, 1)
         x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool2")
     for block in _BLOCKS:
         with net.segment(f"inception{block}"):
-            x = _inception(net, x, block, _normalised, wide=3)
+            x = _inception(net, x, block, _normalized, wide=3)
             x = _pool_behind(net, x, block, last=2)
     with net.segment("classifier"):
         x = net.global_average_pool(x, name="avgpool")
@@ -135,7 +135,7 @@ def _auxiliary(net: NetworkBuilder, x: str, name: str, classes: int) -> None:
     net.classify(x, weight=_AUXILIARY_WEIGHT, train_only=True)
 
 
-def _normalised(
+def _normalized(
     net: NetworkBuilder, x: str, name: str, filters: int, kernel: int, stride: int
 ) -> str:
     return conv_norm_relu(net, x, name, filters, kernel=kernel, stride=stride, padding=kernel // 2)

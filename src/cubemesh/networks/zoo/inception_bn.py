@@ -7,7 +7,7 @@
     inception 4a … 4d       inception 4e / 2
     inception 5a, 5b        mean of each channel, fully connected
 
-GoogLeNet with batch normalisation behind every convolution, two 3×3 in the place of each 5×5, and
+GoogLeNet with batch normalization behind every convolution, two 3×3 in the place of each 5×5, and
 mostly means in the place of maxima within the blocks. 3c and 4e halve the image: they have no 1×1
 branch, and what they pool they pass through.
 
@@ -80,5 +80,5 @@ def _inception(net: NetworkBuilder, x: str, block: str) -> str:
 def _conv(
     net: NetworkBuilder, x: str, name: str, filters: int, *, kernel: int, stride: int = 1
 ) -> str:
-    """A convolution that keeps the size, but for its stride, normalised and rectified."""
+    """A convolution that keeps the size, but for its stride, normalized and rectified."""
     return conv_norm_relu(net, x, name, filters, kernel=kernel, stride=stride, padding=kernel // 2)

@@ -14,7 +14,7 @@ table 1 has another stem, and a 3×3 where the blocks at 35 × 35 have a 5×5. B
 auxiliary classifier, for training only, its loss counting 0.4 as in that release.
 
 Names are those of torchvision (`Mixed_5b.branch5x5_1.conv`). Weights start as He et al. (2015) draw
-them, where the release drew from N(0, 0.1²), cut off; batch normalisation takes the scale away.
+them, where the release drew from N(0, 0.1²), cut off; batch normalization takes the scale away.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _auxiliary(net: NetworkBuilder, x: str, name: str, classes: int) -> None:
 
 
 def _conv(net: NetworkBuilder, x: str, name: str, filters: int, kernel: int | Pair) -> str:
-    """A convolution that keeps the size, normalised and rectified."""
+    """A convolution that keeps the size, normalized and rectified."""
     height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
     padding = (height // 2, width // 2)
     return conv_norm_relu(net, x, name, filters, kernel=kernel, padding=padding)

@@ -113,7 +113,7 @@ def _conv_norm(
     kernel: int,
     stride: int = 1,
 ) -> str:
-    """A convolution that keeps the size (but for its stride), then batch normalisation."""
+    """A convolution that keeps the size (but for its stride), then batch normalization."""
     x = net.conv(
         x, filters, kernel=kernel, stride=stride, padding=kernel // 2, bias=False, name=conv
     )

@@ -5,7 +5,7 @@ pooling; then 4096, 4096 and the classes, with dropout of 0.5 behind the first t
 
 Names are the authors' own (conv3_2 is the second convolution of block 3, fc6 the first fully
 connected layer). Weights start as He et al. draw them, the fully connected ones from N(0, 0.01²);
-the paper trained A first and started the deeper ones from it. No batch normalisation, as there.
+the paper trained A first and started the deeper ones from it. No batch normalization, as there.
 """
 
 from __future__ import annotations

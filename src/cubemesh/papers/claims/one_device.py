@@ -1,4 +1,4 @@
-"""Checks of claims about one device: throughput by batch size, accuracy, utilisation, time
+"""Checks of claims about one device: throughput by batch size, accuracy, utilization, time
 breakdown.
 
 Each function takes the conditions of a claim and returns its check. Ratios, directions and
@@ -16,7 +16,7 @@ from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.analysis.ratios import bounds, ratio
 from cubemesh.experiments.cpu_modes.report import gain
 from cubemesh.experiments.minibatch.curvature import sample_ms, second_difference
-from cubemesh.experiments.minibatch.input_bound import device_utilisation
+from cubemesh.experiments.minibatch.input_bound import device_utilization
 from cubemesh.papers.claims.evidence import (
     Check,
     Evidence,
@@ -155,8 +155,8 @@ def accuracy_of(network: str, batch: int, data: str, epochs: int) -> Check:
     return check
 
 
-def utilisation_of(network: str, batch: int, side: int) -> Check:
-    """Utilisation of the paper's device in percent."""
+def utilization_of(network: str, batch: int, side: int) -> Check:
+    """Utilization of the paper's device in percent."""
 
     def check(claim: Claim, evidence: Evidence) -> Verdict:
         found = _busy(evidence, network, side)
@@ -173,8 +173,8 @@ def utilisation_of(network: str, batch: int, side: int) -> Check:
     return check
 
 
-def utilisation_at_least(network: str, batches: tuple[int, ...], side: int) -> Check:
-    """Whether the utilisation of a GPU is at least the claim's at each of these batch sizes."""
+def utilization_at_least(network: str, batches: tuple[int, ...], side: int) -> Check:
+    """Whether the utilization of a GPU is at least the claim's at each of these batch sizes."""
 
     def check(claim: Claim, evidence: Evidence) -> Verdict:
         found = _busy(evidence, network, side)
@@ -186,18 +186,18 @@ def utilisation_at_least(network: str, batches: tuple[int, ...], side: int) -> C
             return untested(
                 claim, "no-gpu", f"a claim about a GPU; lowest measured on the {kind}", figure
             )
-        what = f"{network}, lowest utilisation, at batch size {group.key}"
+        what = f"{network}, lowest utilization, at batch size {group.key}"
         return with_runs(sided(claim, figure, claim.values[0], 1.0, what), group)
 
     return check
 
 
 def _busy(evidence: Evidence, network: str, side: int) -> dict[int, tuple[Group[int], str, Figure]]:
-    """Runs, kind of device and its utilisation, by batch size."""
+    """Runs, kind of device and its utilization, by batch size."""
     return {
         batch: (group, found[0], Figure(value=found[1], unit="%"))
         for batch, group in evidence.steps(network, side).items()
-        if (found := device_utilisation(group)) is not None
+        if (found := device_utilization(group)) is not None
     }
 
 
@@ -285,7 +285,7 @@ def _not_measured(
 
 
 def waiting_in_runtime_calls(claim: Claim, evidence: Evidence) -> Verdict:
-    """Fraction of waiting (stream and event synchronise) in the host's runtime calls."""
+    """Fraction of waiting (stream and event synchronize) in the host's runtime calls."""
     return _attributed(claim, evidence, "alexnet", 256, _waiting, "% waiting in runtime calls")
 
 
@@ -340,5 +340,5 @@ def _waiting(record: RunRecord) -> Figure | None:
     total = math.fsum(row.seconds for row in calls)
     if not total:
         return None
-    waiting = math.fsum(row.seconds for row in calls if row.name == "synchronise")
+    waiting = math.fsum(row.seconds for row in calls if row.name == "synchronize")
     return Figure(value=100 * waiting / total, unit="%")

@@ -39,7 +39,7 @@ def figures() -> tuple[PublishedFigure, ...]:
 @cache
 def stock_figures() -> tuple[PublishedFigure, ...]:
     """Rates of stock frameworks on one to eight H200, measured for cubemesh; every step was
-    synchronised, which understates short steps and several devices."""
+    synchronized, which understates short steps and several devices."""
     return read_figures(_carried(STOCK).decode(), STOCK)
 
 

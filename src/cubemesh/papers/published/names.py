@@ -1,7 +1,7 @@
 """Names of networks in published sources.
 
 Only spellings with the network's own input and layers are listed: ResNet-50 trained on images that
-grow from 160 to 192 pixels, or VGG with batch normalisation, are other workloads. "ResNet-50" means
+grow from 160 to 192 pixels, or VGG with batch normalization, are other workloads. "ResNet-50" means
 both placements of the stride (v1 and v1.5); sources before 2018 mean v1.
 """
 

@@ -1,4 +1,4 @@
-"""MFU (model FLOPs utilisation) of published figures: the fraction of the device's peak.
+"""MFU (model FLOPs utilization) of published figures: the fraction of the device's peak.
 
 MFU is the matrix operations of training, a multiply-add counted as two, over the time and the dense
 peak of the device in the precision used. Operations are counted from cubemesh's graph of the

@@ -155,7 +155,7 @@ def _staleness(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def _figure_text(name: str, figure: Figure) -> str:
-    """A figure with its interval; of ceilings and utilisations also its method."""
+    """A figure with its interval; of ceilings and utilizations also its method."""
     text = formatting.quantity(figure.value, figure.unit, figure.low, figure.high)
     tells = name.startswith(("rate_", "fastest_", "bus_", "latency_")) or name.endswith(_SHARES)
     return formatting.clean(f"{text}, {figure.method}") if tells and figure.method else text

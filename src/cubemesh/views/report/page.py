@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from cubemesh.experiments.analysis.roofline import roofline, roofline_table
+from cubemesh.experiments.analysis.roofline_chart import roofline, roofline_table
 from cubemesh.experiments.collectives.report import sweep_tables
 from cubemesh.schema import (
     WARNINGS,

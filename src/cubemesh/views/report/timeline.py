@@ -1,6 +1,6 @@
 """Timeline of a run: telemetry over time in small panels with a common time axis.
 
-A panel has quantities of one kind (compare utilisation in figure 3 of NVIDIA's DGX-1 best
+A panel has quantities of one kind (compare utilization in figure 3 of NVIDIA's DGX-1 best
 practices); the measured phase is shaded. Fractions and amounts start at zero; clocks and
 temperatures have a scale of their own. Below each panel are the mean over the measured phase and
 the range over the whole run.
@@ -48,12 +48,12 @@ class _Group:
 
 _GROUPS = (
     _Group(
-        title="utilisation",
+        title="utilization",
         unit="%",
         top=100.0,
         names={
-            "gpu_utilisation_percent": "GPU",
-            "cpu_utilisation_percent": "CPU, this run",
+            "gpu_utilization_percent": "GPU",
+            "cpu_utilization_percent": "CPU, this run",
             "host_cpu_percent": "CPU, machine",
         },
     ),

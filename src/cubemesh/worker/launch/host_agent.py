@@ -28,15 +28,15 @@ import psutil
 
 from cubemesh import __version__
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.rendezvous import Rendezvous, SupportsDistributed
+from cubemesh.frameworks.contract.rendezvous import Rendezvous, SupportsDistributed
 from cubemesh.measure.telemetry.gpu_set import read_gpus, visible
 from cubemesh.schema.machine import Gpu
 from cubemesh.schema.serialization import from_plain
+from cubemesh.worker.forkserver import forward_stack_request, prepare, work_as_rank
 from cubemesh.worker.launch.ranks import EXITS_FILE
 from cubemesh.worker.report import limits
 from cubemesh.worker.report.events import EventReader
-from cubemesh.worker.run.job import Job
-from cubemesh.worker.server import forward_stack_request, prepare, work_as_rank
+from cubemesh.worker.run.job_file import Job
 
 POLL_S = 0.05
 OUTPUT_CHARACTERS = 4000

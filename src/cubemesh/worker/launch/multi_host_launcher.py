@@ -29,7 +29,7 @@ from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.serialization import to_plain
 from cubemesh.worker.launch.ssh import READY_S, HostFault, RemoteHost
 from cubemesh.worker.report.events import EventLog, events_path, read_events
-from cubemesh.worker.run.job import Job
+from cubemesh.worker.run.job_file import Job
 
 PASSED = ("NCCL_", "GLOO_", "TORCH_", "CUDA_", "OMP_", "MKL_")
 """Prefixes of environment variables that are copied to the hosts."""

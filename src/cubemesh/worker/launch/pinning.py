@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.schema.spec import Placement
 
 SYS = Path("/sys/devices/system")

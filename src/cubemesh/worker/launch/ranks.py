@@ -18,14 +18,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubemesh.frameworks.api.group import Group, SingleProcessGroup
-from cubemesh.frameworks.api.program import Framework, Unsupported
-from cubemesh.frameworks.api.rendezvous import SupportsDistributed
+from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
+from cubemesh.frameworks.contract.program import Framework, Unsupported
+from cubemesh.frameworks.contract.rendezvous import SupportsDistributed
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import Warning, warn
 from cubemesh.schema.work import FirstSteps
 from cubemesh.worker.launch.pinning import whole_cores
-from cubemesh.worker.run.job import Job
+from cubemesh.worker.run.job_file import Job
 
 EXITS_FILE = "exits.json"
 """In the run's folder: rank → exit code, of the ranks that failed."""

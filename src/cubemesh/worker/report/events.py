@@ -92,7 +92,7 @@ class EventLog(Log):
         )
 
     def link(self, *, interface: str, transport: str) -> None:
-        """Network interface and transport of this rank's gradient synchronisation."""
+        """Network interface and transport of this rank's gradient synchronization."""
         self.emit("link", interface=interface, transport=transport)
 
     def outcome(self, outcome: Outcome) -> None:

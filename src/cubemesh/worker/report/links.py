@@ -1,4 +1,4 @@
-"""Network link of a rank's gradient synchronisation, and whether a faster one was unused.
+"""Network link of a rank's gradient synchronization, and whether a faster one was unused.
 
 In the Dell EMC paper "Deep learning performance with P100 GPUs" (doc-003), MXNet used Ethernet next
 to an idle InfiniBand, at half the speed, without a hint. Each rank logs its interface and transport
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from cubemesh.frameworks.api.group import Group, Link, ReportsLink
+from cubemesh.frameworks.contract.group import Group, Link, ReportsLink
 from cubemesh.schema.warning import Warning, warn
 from cubemesh.worker.report.events import EventLog
 

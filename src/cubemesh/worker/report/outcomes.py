@@ -19,8 +19,8 @@ from collections.abc import Callable
 from cubemesh import networks
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.collectives import extent, needs_bytes
-from cubemesh.frameworks.api.program import Diverged, OutOfMemory, ReplicasDiffer, Unsupported
+from cubemesh.frameworks.contract.collectives import extent, needs_bytes
+from cubemesh.frameworks.contract.program import Diverged, OutOfMemory, ReplicasDiffer, Unsupported
 from cubemesh.networks.memory import forecast, largest_batch, memory_settings
 from cubemesh.schema.collective import Collective
 from cubemesh.schema.outcome import Outcome, Status

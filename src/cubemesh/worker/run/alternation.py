@@ -17,7 +17,7 @@ from typing import cast
 from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.data.source import Source
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.program import (
+from cubemesh.frameworks.contract.program import (
     BuildRequest,
     Framework,
     Program,
@@ -85,7 +85,7 @@ def alternate_programs(task: Task) -> None:
     with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
         found = alternate(instances, budget=task.spec.budget, log=log)
     log_machine_warnings(telemetry, task, found.started, found.ended)
-    telemetry.log_utilisation(found.started, found.ended)
+    telemetry.log_utilization(found.started, found.ended)
     _log_comparison(found, log)
     for program in programs:
         check_loss(program)

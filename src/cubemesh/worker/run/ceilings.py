@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from cubemesh.data import disk
-from cubemesh.frameworks.api.program import CeilingProgram
 from cubemesh.frameworks.ceilings import Trial
+from cubemesh.frameworks.contract.program import CeilingProgram
 from cubemesh.measure.figures import figures
 from cubemesh.schema.record import Figure, Window
 from cubemesh.schema.spec import ProgramSettings, RunSpec

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cubemesh.errors import DataError, UsageError
-from cubemesh.frameworks.api.group import Group
-from cubemesh.frameworks.api.program import Program, SupportsSnapshots, Unsupported
+from cubemesh.frameworks.contract.group import Group
+from cubemesh.frameworks.contract.program import Program, SupportsSnapshots, Unsupported
 from cubemesh.measure.log import Log
 from cubemesh.schema.record import Figure
 from cubemesh.schema.serialization import to_plain

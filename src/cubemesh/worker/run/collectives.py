@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-from cubemesh.frameworks.api.collectives import (
+from cubemesh.frameworks.contract.collectives import (
     CollectiveProgram,
     Extent,
     SupportsCollectives,
     extent,
     needs_bytes,
 )
-from cubemesh.frameworks.api.group import Group
-from cubemesh.frameworks.api.program import Framework, OutOfMemory, Unsupported
+from cubemesh.frameworks.contract.group import Group
+from cubemesh.frameworks.contract.program import Framework, OutOfMemory, Unsupported
 from cubemesh.measure.log import Log
 from cubemesh.schema.collective import Collective, SweepPoint
 from cubemesh.schema.spec import Budget, RunSpec

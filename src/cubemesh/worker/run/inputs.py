@@ -23,8 +23,8 @@ from cubemesh.data.images.open_images import CachedImages
 from cubemesh.data.images.skipped_images import ImageCounts
 from cubemesh.data.source import Split
 from cubemesh.data.stage_benchmark import ReadOnly, decode_only
-from cubemesh.frameworks.api.group import Group, SingleProcessGroup
-from cubemesh.frameworks.api.program import Program, SupportsDecoding, Unsupported, monotonic_s
+from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
+from cubemesh.frameworks.contract.program import Program, SupportsDecoding, Unsupported, monotonic_s
 from cubemesh.measure.log import Log
 from cubemesh.measure.timing.timer import Measured
 from cubemesh.measure.validity import page_cache
@@ -84,7 +84,7 @@ def open_stage(spec: RunSpec, network: Network) -> Source:
 
 @dataclass(frozen=True)
 class HostClock:
-    """Clock and synchronisation of a stage on the host, also for a simulated program."""
+    """Clock and synchronization of a stage on the host, also for a simulated program."""
 
     synchronize: Callable[[], None] = lambda: None
     """Waits for a copy to the device; nothing to wait for otherwise."""
@@ -183,7 +183,7 @@ def wait(measured: Measured, fed: Feed) -> Figure:
 
 
 def log_images(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None:
-    """Log `images_set_aside` (skipped) and `images_converted` over all reads, pairs of a source and
+    """Log `images_skipped` (skipped) and `images_converted` over all reads, pairs of a source and
     the samples that were tried (None: all); `images_decoded_by_host` where the device decodes; and
     a warning where any was skipped. Nothing for data that are not decoded."""
     tallies = [
@@ -196,7 +196,7 @@ def log_images(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None
     _log_local_cache(log, [s for s, _ in read if isinstance(s, ImageSource)])
     tally = sum(tallies, ImageCounts(tried=0))
     log.figure(
-        "images_set_aside",
+        "images_skipped",
         Figure(value=tally.aside, unit="", n=tally.tried, method=by_kind(tally.set_aside)),
     )
     log.figure(

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import cast
 
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.group import Group
-from cubemesh.frameworks.api.program import (
+from cubemesh.frameworks.contract.group import Group
+from cubemesh.frameworks.contract.program import (
     BuildRequest,
     Framework,
     OutOfMemory,

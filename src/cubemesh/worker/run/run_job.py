@@ -1,7 +1,7 @@
 """Run of one job in one process; any error becomes an outcome, the last event.
 
 The phases in order: `import` the framework (milliseconds if the server has done it), then those of
-the work (tasks.py), under the memory limit from the first array on.
+the work (work_kinds.py), under the memory limit from the first array on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cubemesh.data import input_threads
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.program import Capabilities, SupportsProcessSetup, Unsupported
+from cubemesh.frameworks.contract.program import Capabilities, SupportsProcessSetup, Unsupported
 from cubemesh.measure.telemetry.gpu_processes import GpuProcessWatch
 from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.spec import RunSpec
@@ -30,9 +30,9 @@ from cubemesh.worker.report.links import log_link
 from cubemesh.worker.report.memory import available_bytes, private_writable_bytes
 from cubemesh.worker.report.outcomes import outcome_from_error
 from cubemesh.worker.run.alternation import alternate_programs
-from cubemesh.worker.run.job import Job
+from cubemesh.worker.run.job_file import Job
 from cubemesh.worker.run.task import Task
-from cubemesh.worker.run.tasks import TASKS
+from cubemesh.worker.run.work_kinds import TASKS
 from cubemesh.worker.validation import check_supported
 
 

@@ -18,8 +18,8 @@ from typing import Any, cast
 from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.data.text.sequences import Sequences
-from cubemesh.frameworks.api.group import Group
-from cubemesh.frameworks.api.program import Diverged, Program, SupportsProfiling, Unsupported
+from cubemesh.frameworks.contract.group import Group
+from cubemesh.frameworks.contract.program import Diverged, Program, SupportsProfiling, Unsupported
 from cubemesh.measure.attribution.profile_windows import StepProfiler
 from cubemesh.measure.attribution.transfers import Transfers
 from cubemesh.measure.figures import figures

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from cubemesh import networks
 from cubemesh.data.feed import Feed
-from cubemesh.frameworks.api.group import Group, SingleProcessGroup
-from cubemesh.frameworks.api.program import (
+from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
+from cubemesh.frameworks.contract.program import (
     CeilingProgram,
     Diverged,
     Framework,
@@ -85,7 +85,7 @@ def time_steps(
             pace=_pace(task),
         )
     log_machine_warnings(telemetry, task, measured.started, measured.ended)
-    telemetry.log_utilisation(measured.started, measured.ended)
+    telemetry.log_utilization(measured.started, measured.ended)
     return measured, telemetry
 
 
@@ -120,7 +120,7 @@ def network_of(work: NetworkWork) -> Network:
     if work.batch_per_device < network.smallest_batch:
         raise Unsupported(
             f"batch_per_device={work.batch_per_device} is too small for {network.name} on images "
-            f"of {network.inputs[0].shape[-1]} pixels, where batch normalisation has one position "
+            f"of {network.inputs[0].shape[-1]} pixels, where batch normalization has one position "
             f"per sample. Set batch_per_device={network.smallest_batch} or more."
         )
     return network

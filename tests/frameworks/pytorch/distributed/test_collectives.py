@@ -5,8 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
-from cubemesh.frameworks.api.collectives import extent
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.collectives import extent
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.pytorch.distributed.collectives import (
     TYPES,
     TorchCollective,

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cubemesh.frameworks.api.group import Link
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.group import Link
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.pytorch.distributed.links import (
     NcclLog,
     gloo_link,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.pytorch.distributed.group import TorchGroup
 from cubemesh.frameworks.pytorch.distributed.p2p_all_reduce import ALIGNED, average_into, parts
 

@@ -13,7 +13,7 @@ Image = pytest.importorskip("PIL.Image")
 from cubemesh.batches import EncodedBatch, EncodedImage
 from cubemesh.data.feed import Feed
 from cubemesh.data.images.open_images import ImageOptions, open_images
-from cubemesh.frameworks.api.program import SupportsDecoding, Unsupported
+from cubemesh.frameworks.contract.program import SupportsDecoding, Unsupported
 from cubemesh.frameworks.pytorch import build, captured
 from cubemesh.frameworks.pytorch.input import jpeg, nvjpeg
 from cubemesh.frameworks.pytorch.input.host_to_device import HostToDevice, low_precision_types

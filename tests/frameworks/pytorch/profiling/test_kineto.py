@@ -11,7 +11,7 @@ import torch
 
 from cubemesh import networks
 from cubemesh.batches import Batch
-from cubemesh.frameworks.api.program import BuildRequest, SupportsProfiling
+from cubemesh.frameworks.contract.program import BuildRequest, SupportsProfiling
 from cubemesh.frameworks.pytorch import build
 from cubemesh.frameworks.pytorch.profiling.kineto import LAYER, read_trace
 from cubemesh.measure.attribution.breakdown import by_category, by_layer, by_runtime_call, occupancy
@@ -103,13 +103,13 @@ def test_a_gpus_breakdowns_are_those_of_its_kernels(gpu_profile):
         {
             "convolution": 500e-6,
             "optimizer": 20e-6,
-            "normalisation and elementwise": 10e-6,
+            "normalization and elementwise": 10e-6,
             "copies": 8e-6,
         }
     )
     calls = {r.name: (r.seconds, r.calls) for r in by_runtime_call([gpu_profile], 1).rows}
     assert calls["launch"] == (pytest.approx(19e-6), 4)
-    assert calls["synchronise"] == (pytest.approx(360e-6), 1)
+    assert calls["synchronize"] == (pytest.approx(360e-6), 1)
     weighted = (200 * 25 + 10 * 75 + 300 * 50) / 510
     assert occupancy([gpu_profile]).value == pytest.approx(weighted)
 

@@ -1,12 +1,12 @@
-"""Gradient buckets: flat arrays, filled during the backward pass and synchronised when full.
+"""Gradient buckets: flat arrays, filled during the backward pass and synchronized when full.
 
     parameters, last layer first:   │ fc.weight fc.bias layer4… │ layer4… layer3… │ … conv1 │
     one flat array each:            └────────── bucket 0 ───────┴─── bucket 1 ────┴── … ────┘
 
 When a bucket's last gradient is complete, all are copied into the bucket at once, except those that
 were written there directly; a parameter's gradient is then a view of the bucket, so the optimizer
-reads the synchronised values. With 16-bit communication buckets are 16-bit, and the result is cast
-back to fp32 for the optimizer. A bucket is synchronised when it is full and every earlier bucket
+reads the synchronized values. With 16-bit communication buckets are 16-bit, and the result is cast
+back to fp32 for the optimizer. A bucket is synchronized when it is full and every earlier bucket
 has been: all ranks use the same order, independent of that of their gradients. (The design of
 PyTorch's DistributedDataParallel: Li et al., VLDB 2020.)"""
 
@@ -19,11 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cubemesh.frameworks.api.gradient_sync import (
-    AllocatesBuckets,
-    Bucket,
-    GradientSync,
-)
+from cubemesh.frameworks.contract.gradient_sync import AllocatesBuckets, Bucket, GradientSync
 from cubemesh.frameworks.pytorch.distributed.group import LOW_PRECISION
 from cubemesh.frameworks.pytorch.precision.master_weight_cast import GradientPlace
 
@@ -65,7 +61,7 @@ class GradientBuckets:
             for index, names in enumerate(packed(self._parameters, bucket_bytes))
         )
         self.paused = False
-        """Whether gradients are neither gathered nor synchronised."""
+        """Whether gradients are neither gathered nor synchronized."""
         self.before_gather: Callable[[Bucket], None] = lambda bucket: None
         """Called with each bucket whose gradients are complete, before they are copied."""
         self._given: set[str] = set()
@@ -99,7 +95,7 @@ class GradientBuckets:
             hook.remove()
 
     def check_complete(self) -> None:
-        """RuntimeError if a bucket was not synchronised: the ranks would wait for it."""
+        """RuntimeError if a bucket was not synchronized: the ranks would wait for it."""
         if self._next < len(self.buckets):
             bucket = self.buckets[self._next]
             raise RuntimeError(
@@ -108,7 +104,7 @@ class GradientBuckets:
             )
 
     def restore_precision(self, exchanged: Sequence[Bucket]) -> None:
-        """Cast synchronised 16-bit buckets to the fp32 gradients that the optimizer reads."""
+        """Cast synchronized 16-bit buckets to the fp32 gradients that the optimizer reads."""
         if not self._fp32_gradients:
             return
         fp32 = [self._fp32_gradients[bucket.index] for bucket in exchanged]
@@ -169,7 +165,7 @@ class GradientBuckets:
 def buckets_for(
     sync: GradientSync, parameters: Mapping[str, nn.Parameter]
 ) -> GradientBuckets | None:
-    """The buckets of a synchronisation strategy; None if it sends no gradients."""
+    """The buckets of a synchronization strategy; None if it sends no gradients."""
     if sync.bucket_bytes is None:
         return None
     return GradientBuckets(

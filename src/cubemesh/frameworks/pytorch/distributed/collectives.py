@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cubemesh.frameworks.api.collectives import (
+from cubemesh.frameworks.contract.collectives import (
     ROOT,
     SCRAMBLE,
     CollectiveProgram,
@@ -22,7 +22,7 @@ from cubemesh.frameworks.api.collectives import (
     pieces,
     span,
 )
-from cubemesh.frameworks.api.program import Unsupported, monotonic_s
+from cubemesh.frameworks.contract.program import Unsupported, monotonic_s
 from cubemesh.frameworks.pytorch.runtime import prepare, synchronize
 from cubemesh.schema.collective import REDUCING, Collective
 

@@ -9,7 +9,7 @@ more function, not compiled, calls the stages in order:
     return run_stage3_classifier(dropout2, labels)
 
 So a step runs one compiled graph per stage forward and one backward, the last stage first: the
-gradients of a stage are complete and can be synchronised while earlier stages run.
+gradients of a stage are complete and can be synchronized while earlier stages run.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cubemesh.frameworks.api.group import Link, PeerMemory, PointToPoint, TransferHandle
-from cubemesh.frameworks.api.program import Unsupported
-from cubemesh.frameworks.api.rendezvous import wait_and_check
+from cubemesh.frameworks.contract.group import Link, PeerMemory, PointToPoint, TransferHandle
+from cubemesh.frameworks.contract.program import Unsupported
+from cubemesh.frameworks.contract.rendezvous import wait_and_check
 from cubemesh.frameworks.pytorch.distributed.links import (
     NcclLog,
     gloo_link,

@@ -2,7 +2,7 @@
 
 The agent (torch.distributed.elastic) starts the ranks, sets their RANK, WORLD_SIZE, MASTER_ADDR and
 MASTER_PORT, monitors them, and terminates all when one fails. They are forked, so that nothing is
-imported again; the calling process must not have initialised CUDA."""
+imported again; the calling process must not have initialized CUDA."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from cubemesh.frameworks.api.rendezvous import Rendezvous
+from cubemesh.frameworks.contract.rendezvous import Rendezvous
 from cubemesh.frameworks.pytorch.runtime import nvml_device_check
 
 MONITOR_S = 0.1
@@ -44,7 +44,7 @@ def launch(
             monitor_interval=MONITOR_S,
             start_method="fork",
         )
-    config.numa_options = None  # it would initialise CUDA; pinning is done elsewhere
+    config.numa_options = None  # it would initialize CUDA; pinning is done elsewhere
     try:
         elastic_launch(config, run_rank)(job)
     except ChildFailedError as error:

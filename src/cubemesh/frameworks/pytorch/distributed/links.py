@@ -23,8 +23,8 @@ from pathlib import Path
 
 import psutil
 
-from cubemesh.frameworks.api.group import Link
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.group import Link
+from cubemesh.frameworks.contract.program import Unsupported
 
 _VIA = re.compile(r" via (P2P|SHM|NET)/([\w-]+)")
 _USING = re.compile(r"NET/(?:Socket|IB) ?: Using (.+)")

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from cubemesh.batches import Array, Batch
-from cubemesh.frameworks.api.gradient_sync import ModelParallelSync
-from cubemesh.frameworks.api.program import BuildRequest, Unsupported
-from cubemesh.frameworks.api.validation import check_weights
+from cubemesh.frameworks.contract.gradient_sync import ModelParallelSync
+from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
+from cubemesh.frameworks.contract.validation import check_weights
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.precision import state_dict
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss

@@ -1,6 +1,6 @@
 """Point-to-point messages between ranks: headers over gloo, arrays by send and recv.
 
-    sender      ── device synchronised ──▶ send_header(numbers) ─▶ send(arrays)
+    sender      ── device synchronized ──▶ send_header(numbers) ─▶ send(arrays)
     receiver    recv_header() waits on the host ◀──┘               recv(arrays)
 
 A receiving GPU waits inside a kernel, which occupies part of it, and NCCL receives only from a
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cubemesh.frameworks.api.group import HEADER_INTEGERS
+from cubemesh.frameworks.contract.group import HEADER_INTEGERS
 
 NO_TIMEOUT = datetime.timedelta(days=365)
 """For a header from a rank that may be computing or evaluating meanwhile."""

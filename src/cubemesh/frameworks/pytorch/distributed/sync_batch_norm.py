@@ -1,9 +1,9 @@
-"""Synchronised batch normalisation and dropout: the same results as one device with the global
+"""Synchronized batch normalization and dropout: the same results as one device with the global
 batch.
 
 Most layers treat each sample separately. Two do not:
 
-    batch normalisation   statistics are those of the global batch dropout               masks are
+    batch normalization   statistics are those of the global batch dropout               masks are
     drawn for the global batch on every rank, from one seed, and each
                           rank uses its own rows
 
@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cubemesh.frameworks.api.group import Group
+from cubemesh.frameworks.contract.group import Group
 
 
 class SyncLayers:
-    """Replaces batch normalisation and dropout by their synchronised versions."""
+    """Replaces batch normalization and dropout by their synchronized versions."""
 
     def __init__(self, group: Group, *, norm: bool, dropout: bool) -> None:
         self._group, self._dropout = group, dropout
@@ -65,7 +65,7 @@ class SyncDropout(nn.Module):
 
 
 class SyncBatchNorm(nn.Module):
-    """Batch normalisation with the statistics of the global batch."""
+    """Batch normalization with the statistics of the global batch."""
 
     weight: Tensor
     bias: Tensor
@@ -83,22 +83,22 @@ class SyncBatchNorm(nn.Module):
             return nn.functional.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
-        result, mean, variance = _Normalise.apply(  # type: ignore[no-untyped-call]
+        result, mean, variance = _Normalize.apply(  # type: ignore[no-untyped-call]
             x, self.weight, self.bias, self.eps, self._group
         )
         count = x.numel() // x.shape[1] * self._group.size
         with torch.no_grad():
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
-        normalised: Tensor = result
-        return normalised
+        normalized: Tensor = result
+        return normalized
 
     def extra_repr(self) -> str:
         """What `print` shows between the brackets."""
         return f"eps={self.eps}, momentum={self.momentum}, over {self._group.size} ranks"
 
 
-class _Normalise(torch.autograd.Function):
+class _Normalize(torch.autograd.Function):
     """Result, mean and variance; only the result is differentiable."""
 
     @staticmethod
@@ -122,14 +122,14 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, inverse = ctx.saved_tensors
         gradient = gradients[0].to(weight.dtype)
-        normalised = (x.to(weight.dtype) - _along(mean, x)) * _along(inverse, x)
+        normalized = (x.to(weight.dtype) - _along(mean, x)) * _along(inverse, x)
         dims = _all_but_channels(x)
         bias_gradient = gradient.sum(dims)
-        weight_gradient = (gradient * normalised).sum(dims)
+        weight_gradient = (gradient * normalized).sum(dims)
         means = torch.stack((bias_gradient, weight_gradient)) / (x.numel() // x.shape[1])
         ctx.group.all_reduce_mean(means).wait()
         of_gradient, of_product = means
-        centred = gradient - _along(of_gradient, x) - normalised * _along(of_product, x)
+        centred = gradient - _along(of_gradient, x) - normalized * _along(of_product, x)
         return (
             (centred * _along(weight * inverse, x)).to(x.dtype),
             weight_gradient,

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn, optim
 
-from cubemesh.frameworks.api.gradient_sync import Bucket, ServerWeights
+from cubemesh.frameworks.contract.gradient_sync import Bucket, ServerWeights
 from cubemesh.frameworks.pytorch.distributed.buckets import places
 
 MakeOptimizer = Callable[[list[nn.Parameter]], optim.Optimizer | None]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from cubemesh.batches import Array, Batch, EncodedBatch, EncodedImage, Pixels
-from cubemesh.frameworks.api.program import BuildRequest
+from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.frameworks.pytorch.input.crops import WHITE, Crop, crop_into
 from cubemesh.frameworks.pytorch.input.jpeg import JpegDecoder, open_decoder
 from cubemesh.frameworks.pytorch.runtime import ARRAY_TYPES, AUTOCAST_TYPES, MEMORY_FORMATS

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cubemesh.batches import EncodedImage
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.pytorch.input.crops import Bitmap
 from cubemesh.frameworks.pytorch.input.nvjpeg import NvJpeg
 

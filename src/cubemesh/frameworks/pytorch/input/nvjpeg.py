@@ -144,7 +144,7 @@ class _Backend:
         self._info = (byref(c_int()), byref(c_int()), self._widths, self._heights)
         """Of a header: components, chroma subsampling, widths and heights."""
         self._prepared: tuple[int, int] | None = None
-        """Batch size and output format that it is initialised for."""
+        """Batch size and output format that it is initialized for."""
         self.starts = not (
             library.nvjpegCreateEx(number, None, None, c_uint(0), byref(self._handle))
             or library.nvjpegJpegStateCreate(self._handle, byref(self._state))

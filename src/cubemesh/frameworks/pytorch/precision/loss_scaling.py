@@ -20,12 +20,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, optim
 
-from cubemesh.frameworks.api.gradient_sync import GradientSync, SingleUpdaterSync
+from cubemesh.frameworks.contract.gradient_sync import GradientSync, SingleUpdaterSync
 from cubemesh.schema.spec import ProgramSettings
 
 
 class Scaling(Protocol):
-    """Backward pass and update with a scaled loss. Devices synchronise the scaled gradients, so a
+    """Backward pass and update with a scaled loss. Devices synchronize the scaled gradients, so a
     non-finite one reaches every device."""
 
     method: str
@@ -37,7 +37,7 @@ class Scaling(Protocol):
         """Unscale the gradients and queue the update."""
 
     def scale(self) -> float:
-        """The scale of the next step; synchronises."""
+        """The scale of the next step; synchronizes."""
 
     def state(self) -> dict[str, Any]:
         """The state, as plain data."""
@@ -64,7 +64,7 @@ class DynamicScaling:
         self._scaler.update()
 
     def copy_scale(self, into: Tensor) -> None:
-        """Copy the scale into an array of the device, without synchronising."""
+        """Copy the scale into an array of the device, without synchronizing."""
         into.copy_(self._scaler.scale(torch.ones_like(into)))
 
     def load_scale(self, scale: Tensor) -> None:
@@ -129,7 +129,7 @@ def update_weights(
     weights: Sequence[Tensor],
     scaling: Scaling | None,
 ) -> None:
-    """Update `weights` by the synchronisation strategy; with a dynamic scale and a single updating
+    """Update `weights` by the synchronization strategy; with a dynamic scale and a single updating
     rank, also every rank's scale."""
     if not isinstance(scaling, DynamicScaling) or not isinstance(sync, SingleUpdaterSync):
         sync.update(apply, weights)

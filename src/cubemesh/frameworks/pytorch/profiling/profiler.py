@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, record_function
 
-from cubemesh.frameworks.api.program import monotonic_s
+from cubemesh.frameworks.contract.program import monotonic_s
 from cubemesh.frameworks.pytorch.profiling.kineto import LAYER, read_trace
 from cubemesh.schema.profile import Profile
 

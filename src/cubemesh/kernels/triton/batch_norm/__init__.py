@@ -1,1 +1,1 @@
-"""Batch normalisation, residual add and ReLU in Triton."""
+"""Batch normalization, residual add and ReLU in Triton."""

@@ -1,4 +1,4 @@
-"""Autotuner of fused batch normalisation: the fastest launches, timed on arrays of the real shape.
+"""Autotuner of fused batch normalization: the fastest launches, timed on arrays of the real shape.
 
 No rule predicts the fastest: an array may or may not fit into the registers of the whole GPU, a
 slice at a time; a slice of few channels makes short reads, one of many needs many programs. So all

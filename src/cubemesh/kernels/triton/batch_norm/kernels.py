@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Triton kernels of batch normalisation with residual add and ReLU, forward and backward.
+"""Triton kernels of batch normalization with residual add and ReLU, forward and backward.
 
 The array is a matrix of rows (batch, height, width) by channels, as stored in channels-last. Batch
-normalisation reads its input twice: for the statistics, then to normalise.
+normalization reads its input twice: for the statistics, then to normalize.
 
     two launches   forward    x ─ sums of each channel          │  x (+ residual) ─ result
                    backward   gradients, x ─ sums (─ dresidual) │  gradients, x ─ dx
@@ -18,7 +18,7 @@ One launch reads memory once, where a slice of channels fits into the registers 
     channels │ slice 0 │ slice 1 │ …          a slice: `block_cols` channels
     rows     │ part 0  │         │            a part: `block_rows` rows, one program
              │ part 1  │         │
-    each part:  load ─ sums ─ atomic add ─ barrier of the slice ─ normalise from registers ─ store
+    each part:  load ─ sums ─ atomic add ─ barrier of the slice ─ normalize from registers ─ store
 
 Programs draw their part from an atomic ticket, so that the parts of one slice start before those of
 the next. A slice may have as many parts as the GPU runs at once and no more, or the barrier never
@@ -86,7 +86,7 @@ def _write_result(
     value, residual, y, relu_bits, row, cols, first_col, rows, channels, scale, shift,
     block_cols: tl.constexpr, even: tl.constexpr, add: tl.constexpr, relu: tl.constexpr,
 ):  # fmt: skip
-    """Normalise, add, apply ReLU and store one tile."""
+    """Normalize, add, apply ReLU and store one tile."""
     in_bounds = (row < rows)[:, None]
     at = row[:, None] * channels + cols[None, :]
     result = value.to(tl.float32) * scale[None, :] + shift[None, :]
@@ -110,8 +110,8 @@ def _moments(total, squares, pivot, rows, epsilon):
 
 @triton.jit
 def _dx_terms(total, product, mean, rstd, scale, rows):
-    """(a, b) of dx = scale · (grad − total / rows − normalised · product / rows)
-    = grad · scale + x · a + b; `total` is the sum of grad, `product` of grad · normalised."""
+    """(a, b) of dx = scale · (grad − total / rows − normalized · product / rows)
+    = grad · scale + x · a + b; `total` is the sum of grad, `product` of grad · normalized."""
     by_value = -scale * rstd * product / rows
     return by_value, -scale * total / rows - mean * by_value
 

@@ -1,4 +1,4 @@
-"""The launches of a fused batch normalisation: shapes of programs, calls, both passes.
+"""The launches of a fused batch normalization: shapes of programs, calls, both passes.
 
 Each pass runs as one launch or as two (`kernels.py`), in programs of a given shape; `autotune.py`
 finds the fastest. Sums and counters persist from step to step, so each layer has its own. The sums

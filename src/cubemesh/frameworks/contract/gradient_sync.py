@@ -1,8 +1,8 @@
-"""The interface between a program and a gradient synchronisation strategy (parallel/).
+"""The interface between a program and a gradient synchronization strategy (parallel/).
 
     backward ─ gradient ─ gradient ─▶ bucket full ─▶ sync.ready(bucket)   starts, does not wait
              ─ gradient ─ …                       ─▶ sync.ready(bucket)
-    backward done ────────────────────────────────▶ sync.finish()         all buckets synchronised
+    backward done ────────────────────────────────▶ sync.finish()         all buckets synchronized
                                                   ─▶ sync.update(apply, weights)
 
 `GradientSync` is required; the protocols after it are optional.
@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from cubemesh.frameworks.api.group import Group
+from cubemesh.frameworks.contract.group import Group
 from cubemesh.networks.graph import Network
 
 SyncFeature = Literal["all-reduce", "hooks", "weight-server", "model-parallel"]
@@ -49,16 +49,16 @@ class GradientSync(Protocol):
     capturable: bool
     """Whether it can be recorded with the step into one CUDA graph."""
     updates: bool
-    """Whether this rank updates its weights itself, so that its gradients are synchronised when
+    """Whether this rank updates its weights itself, so that its gradients are synchronized when
     `finish` returns."""
     bucket_bytes: int | None
     """Size of a bucket; None where no gradients are transferred, so that there are no buckets."""
 
     def ready(self, bucket: Bucket) -> None:
-        """Start the synchronisation of a bucket whose gradients are complete. Does not wait."""
+        """Start the synchronization of a bucket whose gradients are complete. Does not wait."""
 
     def finish(self) -> None:
-        """Return when every bucket since the last call is synchronised."""
+        """Return when every bucket since the last call is synchronized."""
 
     def update(self, apply: Callable[[], None], weights: Sequence[Any]) -> None:
         """Update `weights`, the framework's own arrays; `apply` runs this rank's optimizer on its

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.experiments.tune.admission import (
+from cubemesh.experiments.tune.convergence_check import (
     DIVERGES,
     LOW_DESCENT,
     NO_LOSSES,
@@ -67,7 +67,7 @@ def test_noisy_baseline_runs_are_the_reason_where_they_differ_by_more_than_the_d
     assert admission(stock, stock, seeds, lower_precision=True).admitted
 
 
-def test_rounding_of_a_memorised_minibatch_does_not_count():
+def test_rounding_of_a_memorized_minibatch_does_not_count():
     by_heart = (3.51, 5.5e-4, 2.1e-6, 1.5e-7)
     assert admission(by_heart, (3.50, 2.2e-4, 1.7e-7, 0.0), (), lower_precision=True).admitted
 

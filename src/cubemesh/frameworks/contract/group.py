@@ -1,6 +1,6 @@
 """The ranks of a run as an interface: collectives, point-to-point transfers, control messages.
 
-A framework implements `Group` for its own arrays; gradient synchronisation strategies (parallel/)
+A framework implements `Group` for its own arrays; gradient synchronization strategies (parallel/)
 name no framework.
 """
 

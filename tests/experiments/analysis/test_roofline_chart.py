@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from cubemesh.experiments.analysis.roofline import roofline, roofline_table, rooflines
+from cubemesh.experiments.analysis.roofline_chart import roofline, roofline_table, rooflines
 from cubemesh.networks import build
 from cubemesh.networks.cost import costs
 from cubemesh.schema import Breakdown, Figure, Outcome, Rank, RunSpec, Status, TimeRow, TrainSteps

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import trace_replay as replay
-from cubemesh.frameworks.api.group import SingleProcessGroup
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.group import SingleProcessGroup
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.schema import (
     WORK_KINDS,
     Budget,
@@ -28,9 +28,9 @@ from cubemesh.schema import (
 )
 from cubemesh.schema.serialization import from_plain
 from cubemesh.worker.report.events import events_path, read_events
-from cubemesh.worker.run.job import Job
+from cubemesh.worker.run.job_file import Job
 from cubemesh.worker.run.steps import attribute
-from cubemesh.worker.run.tasks import TASKS
+from cubemesh.worker.run.work_kinds import TASKS
 
 EFFORT = Budget(steps=20, seconds=0.0, windows=6, warmup_seconds=0.0)
 FEED = {"network": "little-cnn", "batch_per_device": 10}
@@ -65,7 +65,7 @@ import sys
 from pathlib import Path
 import trace_replay as replay
 from cubemesh.worker.run import task
-from cubemesh.worker.run.job import read_job
+from cubemesh.worker.run.job_file import read_job
 from cubemesh.worker.run.run_job import run_job
 
 _, meters = replay.load(Path(sys.argv[1]))
@@ -75,7 +75,7 @@ run_job(read_job(Path(sys.argv[2])))
 
 
 def test_sensors_that_are_played_reach_the_record(tmp_path):
-    said = {"gpu_power_watts": 72.5, "gpu_utilisation_percent": 0.0, "gpu_throttle_reasons": 4.0}
+    said = {"gpu_power_watts": 72.5, "gpu_utilization_percent": 0.0, "gpu_throttle_reasons": 4.0}
     gpu = replay.ReplayedMeter([said], device="gpu", name="NVIDIA H200", generation="hopper")
     recording = tmp_path / "readings.jsonl"
     replay.record(recording, [gpu], readings=2, every_s=0.01)
@@ -148,7 +148,7 @@ def test_reading_and_decoding_need_no_program(tmp_path, stage):
     found = figures(events)
     assert found["image_file_bytes"].value == (tmp_path / "set/a/0.jpg").stat().st_size
     assert found["input_threads"].value == 2
-    assert (found["images_set_aside"].value, found["images_set_aside"].n) == (0, 27)
+    assert (found["images_skipped"].value, found["images_skipped"].n) == (0, 27)
 
 
 def test_the_frameworks_own_count_of_memory_comes_first(tmp_path):
@@ -217,7 +217,7 @@ def test_what_cannot_be_done_is_unsupported_with_a_reason(tmp_path, change, word
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_batch_of_one_is_refused_where_a_single_position_is_normalised(tmp_path, batch):
+def test_a_batch_of_one_is_refused_where_a_single_position_is_normalized(tmp_path, batch):
     found = outcome(
         events_of(tmp_path, Forward(network="resnet-18", image_size=32, batch_per_device=batch))
     )

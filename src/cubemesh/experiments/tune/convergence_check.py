@@ -10,7 +10,7 @@ The spread is the run-to-run spread: the largest difference between baseline run
 seeds (weights and samples). The descent is the drop of the baseline loss from the first to the last
 quarter; half of it bounds the spread, so that a setting that learns less than half as much is never
 admitted. The 1 % allows for rounding, which differs with the order of sums; it refers to the first
-quarter, because a memorised minibatch has a loss near zero, which is all rounding.
+quarter, because a memorized minibatch has a loss near zero, which is all rounding.
 
 A setting with lower precision is admitted only if the curve is informative: if the baseline loss
 fell by at least twice the 1 %. Where baseline runs differ by more than half of the descent (dropout

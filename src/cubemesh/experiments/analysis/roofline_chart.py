@@ -20,7 +20,7 @@ WIDE, HIGH = 0.7, 0.25
 """Smallest distance of two labels in powers of ten, horizontally and vertically."""
 MOST_CATEGORIES = 6
 """Number of colours; categories with the smallest loss are left out."""
-CATEGORIES = ("convolution", "matrix product", "normalisation", "elementwise", "pooling")
+CATEGORIES = ("convolution", "matrix product", "normalization", "elementwise", "pooling")
 """In the order of their colours."""
 ROWS = 8
 NOTE = (

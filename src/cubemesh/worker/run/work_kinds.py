@@ -19,8 +19,8 @@ from contextlib import closing
 from typing import cast
 
 from cubemesh.data.feed import Feed
-from cubemesh.frameworks.api.program import Program
 from cubemesh.frameworks.ceilings import REST_S, try_out
+from cubemesh.frameworks.contract.program import Program
 from cubemesh.measure.telemetry.telemetry import Telemetry
 from cubemesh.measure.validity import window_warnings
 from cubemesh.parallel.strategies import strategy
@@ -160,7 +160,7 @@ def collective(task: Task) -> None:
     with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
         started, ended = collectives.sweep(task.spec, program, task.group, task.log)
     log_machine_warnings(telemetry, task, started, ended)
-    telemetry.log_utilisation(started, ended)
+    telemetry.log_utilization(started, ended)
 
 
 TASKS: dict[str, Callable[[Task], None]] = {

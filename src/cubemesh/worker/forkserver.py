@@ -34,13 +34,13 @@ from typing import Any, NoReturn
 import psutil
 
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.api.rendezvous import SupportsDistributed
+from cubemesh.frameworks.contract.rendezvous import SupportsDistributed
 from cubemesh.measure.telemetry import nvml
 from cubemesh.schema.outcome import Status
 from cubemesh.worker.launch import multi_host_launcher as hosts
 from cubemesh.worker.launch import ranks
 from cubemesh.worker.report import limits
-from cubemesh.worker.run.job import read_job
+from cubemesh.worker.run.job_file import read_job
 from cubemesh.worker.run.run_job import run_job
 
 

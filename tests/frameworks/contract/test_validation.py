@@ -2,8 +2,8 @@ import pytest
 
 from cubemesh import networks
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.api.program import Unsupported
-from cubemesh.frameworks.api.validation import check_layers, check_weights
+from cubemesh.frameworks.contract.program import Unsupported
+from cubemesh.frameworks.contract.validation import check_layers, check_weights
 from cubemesh.networks.layers import LAYERS, Dropout
 
 

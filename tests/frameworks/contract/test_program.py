@@ -6,7 +6,7 @@ import pytest
 from cubemesh.batches import Batch
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS, entry
-from cubemesh.frameworks.api.program import monotonic_s
+from cubemesh.frameworks.contract.program import monotonic_s
 
 
 def test_a_batch_knows_its_size():

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.managers import BaseManager
 from typing import Any, Protocol, cast, runtime_checkable
 
-from cubemesh.frameworks.api.group import Group
+from cubemesh.frameworks.contract.group import Group
 
 KEY_VARIABLE = "CUBEMESH_STORE_KEY"
 """Environment variable: the store's authentication key."""

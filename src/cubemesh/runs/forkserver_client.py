@@ -1,6 +1,6 @@
 """Client of a forkserver: starts it, requests workers from it and receives their exit codes.
 
-worker/server.py is the other end and describes the protocol.
+worker/forkserver.py is the other end and describes the protocol.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import cubemesh
 from cubemesh.runs.devices import CUDA_ORDER
 from cubemesh.runs.interpreters import source_environment
-from cubemesh.worker.run.job import RUNS_FOLDER_VARIABLE
+from cubemesh.worker.run.job_file import RUNS_FOLDER_VARIABLE
 
 FORK_S = 60.0
 """Time limit for a fork; a machine that swaps is slow."""

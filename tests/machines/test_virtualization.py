@@ -3,7 +3,7 @@
 import pytest
 
 from cubemesh.machines.cpuinfo import read_cpuinfo
-from cubemesh.machines.virtual import container, virtualization
+from cubemesh.machines.virtualization import container, virtualization
 
 GUEST = {"/proc/cpuinfo": "processor: 0\nflags: fpu hypervisor avx2\n"}
 REAL = {"/proc/cpuinfo": "processor: 0\nflags: fpu avx2\n"}

@@ -1,7 +1,7 @@
 """The interface of a framework and of its training programs.
 
 A framework is a module that offers the functions of `Framework`. Its `Program` owns the whole
-training step; a gradient synchronisation strategy is called from inside it, once for each bucket of
+training step; a gradient synchronization strategy is called from inside it, once for each bucket of
 gradients. Callers read `Capabilities` and the optional protocols (`Supports…`), never a framework's
 name.
 """
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from cubemesh.batches import Array, Batch, EncodedBatch
-from cubemesh.frameworks.api.gradient_sync import Bucket, GradientSync, SyncFeature
-from cubemesh.frameworks.api.group import Group, SingleProcessGroup
+from cubemesh.frameworks.contract.gradient_sync import Bucket, GradientSync, SyncFeature
+from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.networks.graph import Network
 from cubemesh.schema.profile import Profile
 from cubemesh.schema.spec import Placement, ProgramSettings
@@ -54,7 +54,7 @@ class Capabilities:
     layouts: frozenset[str]
     optimizers: frozenset[str]
     sync_features: frozenset[SyncFeature] = frozenset()
-    """What its programs offer to gradient synchronisation strategies; empty means one device."""
+    """What its programs offer to gradient synchronization strategies; empty means one device."""
     loss_scales: frozenset[str] = frozenset()
     """Kinds of loss scaling for fp16 that can be set: `dynamic`, `static`."""
     precision_by_layer: bool = False
@@ -62,7 +62,7 @@ class Capabilities:
     compiles_segments: bool = False
     """Whether `compile_by` may be `segment`."""
     batch_norms: frozenset[str] = frozenset({"device"})
-    """Whose samples its batch normalisation may use for statistics on several devices."""
+    """Whose samples its batch normalization may use for statistics on several devices."""
     deterministic: bool = False
     """Whether steps can be made reproducible, on any number of devices."""
     decodes: bool = False
@@ -99,14 +99,14 @@ class Program(Protocol):
 
     device: str
     buckets: Sequence[Bucket]
-    """In the order in which their gradients become ready; empty without synchronisation."""
+    """In the order in which their gradients become ready; empty without synchronization."""
 
     def place(self, batch: Batch) -> Any:
         """Copy a batch to the device (always a real copy) and return the placed batch. It stays
         valid until it is dropped, however many are placed after it."""
 
     def train_step(self, placed: Any) -> None:
-        """Queue one step: forward, backward, gradient synchronisation, update."""
+        """Queue one step: forward, backward, gradient synchronization, update."""
 
     def forward(self, placed: Any) -> None:
         """Queue the forward pass and loss in training mode, storing nothing for a backward."""
@@ -164,7 +164,7 @@ class Framework(Protocol):
     """The functions of a framework's module."""
 
     def capabilities(self) -> Capabilities:
-        """What it can do here. May initialise the GPU: call it in a worker, not before a fork."""
+        """What it can do here. May initialize the GPU: call it in a worker, not before a fork."""
 
     def build(self, request: BuildRequest) -> Program:
         """A program for work that `check_supported` has accepted."""
@@ -272,7 +272,7 @@ class SupportsStepInspection(Program, Protocol):
     def inspected_step(self, placed: Any, look: Callable[[str, str, Array], None]) -> None:
         """`train_step`, which calls `look` with each value, an array on the host in the graph's
         layout: ("output", a node, its result), the nodes in order of computation; ("own
-        gradient", a parameter, its gradient before synchronisation); ("gradient", a parameter,
+        gradient", a parameter, its gradient before synchronization); ("gradient", a parameter,
         the gradient that the update reads, where this rank updates)."""
 
     def parameters(self) -> dict[str, Array]:
@@ -293,11 +293,11 @@ class SupportsReplicaSync(Protocol):
     """A `Program` whose weights may differ between ranks after a step."""
 
     def synchronize_replicas(self) -> None:
-        """Wait for the other ranks where that is so, and take the synchronised weights."""
+        """Wait for the other ranks where that is so, and take the synchronized weights."""
 
 
 def synchronize_replicas(program: object) -> None:
-    """Synchronise the replicas of a program that supports it. Every rank calls this before weights
+    """Synchronize the replicas of a program that supports it. Every rank calls this before weights
     are evaluated or saved."""
     if isinstance(program, SupportsReplicaSync):
         program.synchronize_replicas()

@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 
 from cubemesh.batches import Array
 from cubemesh.errors import UsageError, unknown_name
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Layer
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.frameworks.api.collectives import Piece, extent, needs_bytes, pieces, span
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.collectives import Piece, extent, needs_bytes, pieces, span
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.schema import Collective
 from cubemesh.schema.collective import COLLECTIVES, ELEMENT_BYTES, PARTED
 

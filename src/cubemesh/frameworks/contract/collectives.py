@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from cubemesh.frameworks.api.program import Unsupported
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.schema.collective import ELEMENT_BYTES, PARTED, REDUCING, Collective
 
 ROOT = 0
