@@ -4,7 +4,7 @@ step.
 Framework, precision, layout, compilation, synchronization strategy, bucket size, threads and
 pinning are changed one after the other (search.py) within a time limit. Network, input, optimizer
 and batch size are fixed; a setting whose losses diverge from the baseline's in the first steps is
-rejected (convergence_check.py). The baseline ("stock") has the first value of each list: PyTorch,
+rejected (convergence_check.py). The baseline ("stock") is the first value of each: PyTorch eager,
 fp32, nchw, one thread per usable core.
 
 Every trial is a stored run, so an interrupted search has an answer, and the same command continues
