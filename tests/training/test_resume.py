@@ -183,10 +183,10 @@ def test_a_loss_that_is_no_number_stops_and_the_last_good_checkpoint_is_kept(tmp
 
 def test_another_training_is_not_gone_on_from(tmp_path):
     run(spec(tmp_path, every=5))
-    with pytest.raises(UsageError, match="seed=0.*seed=1"):
+    with pytest.raises(UsageError, match=r"seed=0.*seed=1"):
         run(spec(tmp_path, every=5, resume=True, seed=1))
     normalized = spec(tmp_path, every=5, resume=True, program={"batch_norm": "global"})
-    with pytest.raises(UsageError, match="are of batch_norm=device, and this training has"):
+    with pytest.raises(UsageError, match="batch_norm=device"):
         run(normalized)
     longer = run(spec(tmp_path, every=5, resume=True, epochs=3, learning_rate=0.001))
     assert longer.figures["epochs_trained"].value == 3
@@ -213,5 +213,5 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path):
     assert contents(tmp_path / "parted", 10) == contents(through, 10)
     for step in (5, 10):
         path_of(tmp_path / "parted", step, 0).write_bytes(b"")
-    with pytest.raises(DataError, match="None of the 2 checkpoints"):
+    with pytest.raises(DataError, match="2 checkpoints"):
         run(spec(tmp_path / "parted", every=5, resume=True))
