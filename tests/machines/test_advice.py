@@ -44,16 +44,20 @@ def test_less_than_twice_is_told_with_its_figures():
     assert "255 GiB" in warning.cause
     assert "128 GiB" in warning.cause
     assert "1.99 times" in warning.cause
-    assert "Add memory to 256 GiB" in warning.remedy
+    assert "256 GiB" in warning.remedy
+    assert "limit" not in warning.remedy
 
 
 def test_a_control_groups_limit_is_what_counts_and_what_to_raise():
     (warning,) = advice(machine(total(512, cgroup_limit_bytes=64), 64, 64))
-    assert "The control group grants 64 GiB" in warning.cause
+    assert "control group" in warning.cause
+    assert "64 GiB" in warning.cause
     assert "0.5 times" in warning.cause
-    assert "Raise the memory limit to 256 GiB" in warning.remedy
+    assert "256 GiB" in warning.remedy
+    assert "limit" in warning.remedy
 
 
 def test_memory_that_may_still_join_counts_and_may_not_be_enough():
     (warning,) = advice(machine(total(31, present_bytes=200), 141))
-    assert "The host has 200 GiB" in warning.cause
+    assert "200 GiB" in warning.cause
+    assert "control group" not in warning.cause

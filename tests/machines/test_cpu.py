@@ -125,7 +125,8 @@ def test_nodes_that_do_not_own_the_memory_yet_give_no_figure(make_tree, laptop):
     tree = make_tree(laptop)
     assert cpu_of(tree).numa_nodes == (NumaNode(node=0, cpus=tuple(range(8))),)
     why = next(u.why for u in tree.unknown if u.what == "memory of each NUMA node")
-    assert "4.77 GiB of the machine's 15.3 GiB" in why
+    assert "4.77 GiB" in why
+    assert "15.3 GiB" in why
 
 
 def test_a_node_without_processors_is_kept(make_tree, laptop):

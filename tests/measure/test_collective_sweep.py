@@ -68,5 +68,5 @@ def test_wrong_elements_are_a_warning_that_names_them():
     assert wrong_results([point()], "all-reduce", "gloo") is None
     found = wrong_results([point(), point(1 << 20, wrong=12)], "all-reduce", "nccl 2.27.5")
     assert found.code == "wrong-results"
-    assert "12 elements of all-reduce by nccl 2.27.5" in found.cause
-    assert "at 1 MiB." in found.cause
+    for value in ("12 elements", "all-reduce", "nccl 2.27.5", "1 MiB"):
+        assert value in found.cause

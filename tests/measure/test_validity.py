@@ -81,7 +81,8 @@ def test_a_clock_that_changes_is_told_from_one_that_wavers() -> None:
     assert changing_clock([1980, 1200]) is None, "two readings may lie at the ends"
     warning = changing_clock([1980, 1980, 1500, 1980])
     assert warning is not None
-    assert "1500 to 1980 MHz in 4" in warning.cause
+    assert "1500 to 1980 MHz" in warning.cause
+    assert " 4 " in warning.cause
 
 
 def test_reasons_that_hold_a_gpu_back_are_told_with_their_share() -> None:
@@ -90,7 +91,8 @@ def test_reasons_that_hold_a_gpu_back_are_told_with_their_share() -> None:
     assert throttled([0.0] * 29 + [4.0]) is None, "less than a twentieth of the readings"
     warning = throttled([4.0, 0x24, 4.0, 0.0])
     assert warning is not None
-    assert "power cap in 75 %, heat (software) in 25 % of 4 readings" in warning.cause
+    for value in ("power cap in 75 %", "heat (software) in 25 %", "of 4 "):
+        assert value in warning.cause
 
 
 def test_files_in_the_page_cache() -> None:

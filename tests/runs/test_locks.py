@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 import time
@@ -42,6 +43,13 @@ def hold(tmp_path):
         process.stdout.close()
 
 
+def taken_by(folder, device):
+    """The process that has the lock, as another that wants it is told."""
+    with pytest.raises(BusyError) as refused:
+        DeviceLocks(folder).take(device)
+    return int(re.search(r"process (\d+)", str(refused.value))[1])
+
+
 def test_a_device_in_use_is_refused_and_its_holder_named(tmp_path, hold):
     holder = hold(60)
     locks = DeviceLocks(tmp_path)
@@ -58,6 +66,7 @@ def test_a_killed_holder_holds_no_more(tmp_path, hold):
     locks = DeviceLocks(tmp_path)
     locks.take("cpu")
     locks.take("cpu")
+    assert taken_by(tmp_path, "cpu") == os.getpid()
     locks.close()
 
 
@@ -78,8 +87,11 @@ def test_waiting_ends(tmp_path, hold):
 def test_closing_gives_back(tmp_path):
     first, second = DeviceLocks(tmp_path), DeviceLocks(tmp_path)
     first.take("cpu")
+    with pytest.raises(BusyError):
+        second.take("cpu")
     first.close()
     second.take("cpu")
+    assert taken_by(tmp_path, "cpu") == os.getpid()
     second.close()
 
 

@@ -122,7 +122,9 @@ def test_the_process_really_ends(script, code):
 
 
 def test_an_error_is_raised():
-    assert "RuntimeError: scripted error at step 2" in play("error@2").stderr
+    *_, last = play("error@2").stderr.splitlines()
+    assert last.startswith("RuntimeError: ")
+    assert "step 2" in last
 
 
 def test_memory_is_really_filled():
@@ -133,7 +135,9 @@ def test_memory_is_really_filled():
 
     done = play("allocate@2", preexec_fn=limited)
     assert done.returncode == 1
-    assert "OutOfMemory: scripted allocation at step 2" in done.stderr
+    *_, last = done.stderr.splitlines()
+    assert "OutOfMemory: " in last
+    assert "step 2" in last
     assert null.is_out_of_memory(OutOfMemory())
     assert null.is_out_of_memory(MemoryError())
     assert not null.is_out_of_memory(RuntimeError("out of memory"))

@@ -161,7 +161,8 @@ def test_lstms_on_a_gpu_under_bf16_are_told_to_run_in_fp16(make_request):
     assert told_by == {"pytorch", "pytorch-captured"}, "compiled, an LSTM is taken apart"
     small = translator(sequence_length=4, vocabulary=32, hidden=8)
     told = runtime.other_precision(make_request(small, precision="bf16", device="cuda:0"))
-    assert told.startswith("PyTorch computes encoder.lstm and decoder.lstm in fp16")
+    for name in ("encoder.lstm", "decoder.lstm", "fp16"):
+        assert name in told
     for case in ({"precision": "fp16"}, {"precision": "fp32"}):
         assert runtime.other_precision(make_request(small, device="cuda:0", **case)) == ""
     assert runtime.other_precision(make_request(small, precision="bf16")) == "", "a CPU has bf16"

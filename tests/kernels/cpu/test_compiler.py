@@ -100,5 +100,5 @@ def test_a_compiler_that_hangs_is_an_error_of_the_system(tmp_path, monkeypatch):
     monkeypatch.setattr(compiler, "COMPILE_S", 0.05)
     source = tmp_path / "any.cpp"
     source.write_text("")
-    with pytest.raises(OSError, match="hangs took more than 0 s"):
+    with pytest.raises(OSError, match=r"hangs .*\b0 s$"):
         compiler.compiled_library(source)

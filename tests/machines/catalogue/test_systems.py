@@ -1,6 +1,8 @@
 """The catalogue's systems, and a user's own: what they hold, and what is wrong with one."""
 
 import contextlib
+import errno
+import os
 import time
 
 import pytest
@@ -122,17 +124,17 @@ def test_a_file_of_ones_own(tmp_path):
     ("old", "new", "message"),
     [
         ('"h100-pcie-80gb"', '"h100-pcie-81gb"', "line 6, gpus.device: is 'h100-pcie-81gb'; known"),
-        ("count = 4", "count = 0", "line 7, gpus.count: is 0 and must be a whole number from 1"),
+        ("count = 4", "count = 0", r"line 7, gpus.count: is 0 .*\b1\b"),
         ("count = 4", "", "line 5, gpus.count: is missing"),
         ("[gpus]", "[gpuz]", "line 5, gpuz: unknown field; nearest: gpus"),
         ('link = "upi-16"', 'link = "upi"', "line 11, cpus.link: is 'upi'; known"),
         ("generation = 5", "generation = 9", "line 14, pcie.generation: is 9; known"),
         ("[0, 0, 1, 1]", "[0, 0, 1, 2]", r"line 15, pcie.gpu_to_switch\[3\]: is 2; switches"),
-        ("[0, 0, 1, 1]", "[0, 0, 1]", "line 15, pcie.gpu_to_switch: is .* must list 4"),
-        ("[2, 3, 6]", "[2, 4, 6]", r"line 20, nvlink.pairs\[1\]: there is no GPU 4"),
+        ("[0, 0, 1, 1]", "[0, 0, 1]", r"line 15, pcie.gpu_to_switch: is .*\b4\b"),
+        ("[2, 3, 6]", "[2, 4, 6]", r"line 20, nvlink.pairs\[1\]: .*\b4\b.*\b0 to 3\b"),
         ("[2, 3, 6]", "[2, 3, 0]", r"line 20, nvlink.pairs\[1\]: has 0 links"),
-        ("[2, 3, 6]", "[1, 0, 6]", r"nvlink.pairs\[1\]: GPUs 1 and 0 are given twice"),
-        ("[2, 3, 6]", "[2, 2, 6]", "a link needs two GPUs"),
+        ("[2, 3, 6]", "[1, 0, 6]", r"nvlink.pairs\[1\]: .*\b1 and 0\b"),
+        ("[2, 3, 6]", "[2, 2, 6]", r"nvlink.pairs\[1\]: is \[2, 2, 6\]"),
         ('"ndr"', '"ndrr"', "line 23, network.technology: is 'ndrr'; .* Nearest: ndr"),
         ('title = "Four H100"', "", "line 1, title: is missing"),
         ('sources = ["its maker\'s manual"]', "sources = []", "line 3, sources: is"),
@@ -170,7 +172,7 @@ def test_figures_of_ones_own_stand_instead_of_the_kinds():
 
 def test_a_disconnected_system_is_refused():
     text = OWN.partition("[cpus]")[0] + "[nvlink]\ngeneration = 4\npairs = [[0, 1, 6], [2, 3, 6]]\n"
-    with pytest.raises(DataError, match=r"own.toml: four is disconnected: .* gpu0 to gpu2, gpu3"):
+    with pytest.raises(DataError, match=r"own.toml: four .* gpu0 to gpu2, gpu3\."):
         read_system(text, "own.toml", system)
     with pytest.raises(DataError, match=r"gpus: .*\[cpus\]"):
         read_system('name = "none"\n', "own.toml", system)
@@ -179,10 +181,10 @@ def test_a_disconnected_system_is_refused():
 def test_files_that_are_none(tmp_path):
     with pytest.raises(UsageError, match="Nearest: dgx1-"):
         load_system("dgx1-v10")
-    with pytest.raises(DataError, match="cannot be read: No such file"):
+    with pytest.raises(DataError, match=f"none.toml.*{os.strerror(errno.ENOENT)}"):
         load_system(str(tmp_path / "none.toml"))
     (tmp_path / "binary.xml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="byte 0 is not UTF-8"):
+    with pytest.raises(DataError, match=r"binary.xml.* byte 0\b.*UTF-8"):
         load_system(str(tmp_path / "binary.xml"))
     (tmp_path / "large.txt").write_bytes(b" " * (5 << 20))
     with pytest.raises(DataError, match="larger than 4 MiB"):

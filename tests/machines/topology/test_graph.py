@@ -64,7 +64,7 @@ def test_what_does_not_fit_is_named(links, message: str):
 
 
 def test_nodes_are_checked():
-    with pytest.raises(DataError, match="two nodes called gpu0"):
+    with pytest.raises(DataError, match=r"\bgpu0\b"):
         two(nodes=[Node(name="gpu0", kind="gpu")] * 2)
     with pytest.raises(DataError, match="0 devices"):
         two(nodes=[Node(name="switch0", kind="pcie-switch")])

@@ -58,7 +58,7 @@ def test_a_dgx_a100_is_read_whole():
     assert route(topology, "nic0", "gpu1").reach == "pcie-switch"
     assert route(topology, "gpu0", "nic0").bandwidth_bytes_per_s == pytest.approx(31.5e9, rel=1e-2)
     assert topology.of_kind("nic")[0].label == "mlx5_0"
-    assert "one xGMI-2 is assumed" in topology.notes[-1]
+    assert "one xGMI-2" in topology.notes[-1]
 
 
 def test_links_between_gpus_go_by_address():

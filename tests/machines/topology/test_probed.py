@@ -63,7 +63,7 @@ def test_one_gpu_has_a_graph_too():
 def test_without_gpus_or_links_the_reason_is_told():
     with pytest.raises(DataError, match="node7 has 0 GPUs"):
         topology_of(machine(0, "system", None))
-    with pytest.raises(DataError, match="How GPU 0 and GPU 1 of node7 reach"):
+    with pytest.raises(DataError, match=r"GPU 0 .*GPU 1 .*node7"):
         topology_of(replace(machine(2, "system", None), gpu_links=()))
     with pytest.raises(DataError, match="kind 'tin-can'"):
         topology_of(machine(2, "tin-can", None))

@@ -63,8 +63,8 @@ def test_a_dgx1_is_read_whole():
     far = route(topology, "gpu0", "gpu7")
     assert far.reach == "system"
     assert far.nodes[1] != far.nodes[-2]
-    assert any("PCIe 3 x16 is assumed" in note for note in topology.notes)
-    assert any("NVLink is not given" in note for note in topology.notes)
+    assert any("PCIe 3 x16" in note for note in topology.notes)
+    assert any("NVLink" in note and "25 GB/s" in note for note in topology.notes)
 
 
 def test_a_board_with_switches_and_host_bridges():

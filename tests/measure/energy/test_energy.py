@@ -115,8 +115,9 @@ def test_a_gpu_by_counter_and_by_integration() -> None:
     assert found.figures["gpu_energy_joules"].value == pytest.approx(2000.0)
     assert found.figures["gpu_energy_integrated_joules"].value == pytest.approx(2000.0)
     method = found.figures["energy_joules_per_sample"].method
-    assert method.startswith("GPU board (energy counter)")
-    assert method.endswith("not included: CPU package, DRAM, the rest of the machine")
+    covered, _, absent = method.partition(";")
+    assert covered == "GPU board (energy counter)"
+    assert "CPU package, DRAM" in absent
     assert found.warnings == ()
 
 
@@ -141,7 +142,10 @@ def test_a_stretch_below_the_sensors_is_not_measurable(seconds: float) -> None:
 def test_without_a_sensor_the_reasons_are_told_once() -> None:
     found = energy({}, [(0.0, 5.0)], 10, gpu_needs=None, every_s=0.5, missing=NO_RAPL)
     assert not found.figures
-    assert [u.why for u in found.unmeasured] == ["not measurable: CPU: no powercap here"]
+    (unmeasured,) = found.unmeasured
+    assert unmeasured.what == WHAT
+    assert unmeasured.why.endswith(f"CPU: {NO_RAPL['dram_joules']}")
+    assert unmeasured.why.count(NO_RAPL["dram_joules"]) == 1
 
 
 def test_processors_and_memory_by_rapl() -> None:

@@ -66,4 +66,9 @@ def test_an_even_image_stays_even_and_white_is_one():
 
 
 def test_nothing_to_crop_is_nothing_to_do():
-    crop_into(torch.empty(0, 3, 4, 4), [])
+    images = torch.empty(0, 3, 4, 4)
+    crop_into(images, [])
+    assert images.shape == (0, 3, 4, 4)
+    kept = torch.full((2, 3, 4, 4), 0.5)
+    crop_into(kept, [])
+    assert (kept == 0.5).all()

@@ -12,6 +12,7 @@ Image = pytest.importorskip("PIL.Image")
 
 from cubemesh.batches import EncodedBatch, EncodedImage
 from cubemesh.data.feed import Feed
+from cubemesh.data.images.encoded_source import REFUSED
 from cubemesh.data.images.open_images import ImageOptions, open_images
 from cubemesh.frameworks.contract.program import SupportsDecoding, Unsupported
 from cubemesh.frameworks.pytorch import build, captured
@@ -93,7 +94,7 @@ def test_what_is_refused_comes_from_the_host_and_the_rest_from_the_device(
     want = plain.batch(np.array([2, 4, 6])).images
     assert np.abs(images.numpy() - want).max() <= TOLERANCE
     tally = of_files.tally(np.ones(8, bool))
-    assert tally.by_host == {"refused by the device's decoder": 1}
+    assert tally.by_host == {REFUSED: 1}
     assert tally.aside == 1
     images, _ = placer.place(of_files.batch(np.array([4, 6, 7])))
     want = plain.batch(np.array([4, 6, 7])).images
@@ -113,7 +114,7 @@ def test_an_image_of_another_size_than_its_header_said_comes_from_the_host(
     images, _ = HostToDevice(decoding()).place(of_files.batch(np.array([1, 4])))
     want = source(root).batch(np.array([1, 4])).images
     assert np.abs(images.numpy() - want).max() <= TOLERANCE
-    assert of_files.tally(np.ones(8, bool)).by_host == {"refused by the device's decoder": 1}
+    assert of_files.tally(np.ones(8, bool)).by_host == {REFUSED: 1}
 
 
 def test_a_training_on_files_goes_as_on_decoded_images(root, decoding, make_request):
