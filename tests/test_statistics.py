@@ -156,7 +156,7 @@ def test_throughput_is_a_ratio_of_sums(seconds):
 
 def test_short_windows_do_not_count_as_much_as_long_ones():
     assert throughput([1, 1000], [0.001, 10]) == pytest.approx(1001 / 10.001)
-    with pytest.raises(ValueError, match="2 sample counts for 1 windows"):
+    with pytest.raises(ValueError, match=r"^2 .* 1 windows"):
         throughput_interval([1, 2], [1])
 
 

@@ -27,7 +27,8 @@ def test_both_run_on_two_ranks_and_each_alone_and_are_timed_in_both_ways(ran):
         assert point["low"] <= point["samples_per_s"] <= point["high"]
         assert point["efficiency"] is None
         assert point["slowest_alone_per_s"] > 0
-    assert "vs slowest without sync" in said
+        share = point["samples_per_s"] / point["slowest_alone_per_s"] / 2
+        assert f"{100 * share:.1f} %" in said
 
 
 def test_more_devices_than_there_are_are_absent(script, capsys):

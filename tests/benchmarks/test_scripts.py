@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import re
 import time
 
 import numpy as np
@@ -46,7 +47,7 @@ def test_points_of_the_forecast_are_counted_and_told(script):
     assert memory.share_within([near, far, out]) == (1, 2)
     assert "+10.0%" in memory.told(near)
     assert memory.told(far).endswith("-20.0%  off")
-    assert memory.told(out).endswith("left out: out of memory")
+    assert memory.told(out).endswith(f": {out.left_out}")
 
 
 def test_an_absent_peer_is_told_as_absent(script):
@@ -55,9 +56,11 @@ def test_an_absent_peer_is_told_as_absent(script):
     unknown = against.measure("theano", "little-cnn", args)
     assert unknown.reached is None
     assert unknown.batch == 8
-    assert "absent: no network is written by hand" in against.told(unknown)
+    assert "theano" in against.told(unknown)
+    assert "absent: " in against.told(unknown)
     other = against.measure("pytorch", "vgg16", args)
-    assert "absent: by hand there are little-cnn, alexnet, resnet-50" in against.told(other)
+    assert "absent: " in against.told(other)
+    assert "little-cnn, alexnet, resnet-50" in against.told(other)
 
 
 @pytest.mark.skipif(not LACKS_TORCHVISION, reason="torchvision is there")
@@ -74,10 +77,11 @@ def test_weights_go_over_by_order_and_wrong_shapes_are_named(script):
     module = torch.nn.Linear(3, 2)
     outputs.copy_into(module, drawn, ["a", "b"], [])
     assert module.weight.eq(1).all()
-    with pytest.raises(ValueError, match=r"weight and a are of shapes \(5, 3\) and \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"weight and a .*\(5, 3\).*\(2, 3\)"):
         outputs.copy_into(torch.nn.Linear(3, 5), drawn, ["a", "b"], [])
-    with pytest.raises(ValueError, match="1 parameters and 0 buffers, the graph 2 and 0"):
+    with pytest.raises(ValueError, match="parameters") as counted:
         outputs.copy_into(torch.nn.Linear(3, 2, bias=False), drawn, ["a", "b"], [])
+    assert re.findall(r"\d+", str(counted.value)) == ["1", "0", "2", "0"]
 
 
 def taken(bench, *, step_ms=10.0, **parts_ms):

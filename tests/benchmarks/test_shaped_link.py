@@ -1,6 +1,12 @@
 """What the slow link costs, by what was measured over both."""
 
+import re
+
 import pytest
+
+
+def numbers(lines, network):
+    return [re.findall(r"[\d.]+", line) for line in lines if line.startswith(network)]
 
 
 def record(network, link, value, low=None, high=None, outcome="ok"):
@@ -31,15 +37,17 @@ def measured(alexnet_slow):
 def test_alexnet_that_loses_more_than_googlenet_meets_the_goal(shaped):
     lines, met = shaped.told(shaped.rates(measured(3.0)))
     assert met
-    assert "alexnet    the slow link costs 70 % (61 to 77)" in lines
-    assert "googlenet  the slow link costs 10 % (5 to 15)" in lines
-    assert "alexnet     10 Gb/s  10.000 samples/s (9.000 to 11.000)" in lines
+    assert ["70", "61", "77"] in numbers(lines, "alexnet"), "cost in %, lowest, highest"
+    assert ["10", "5", "15"] in numbers(lines, "googlenet")
+    assert ["10", "10.000", "9.000", "11.000"] in numbers(lines, "alexnet"), "Gb/s, samples/s"
 
 
 def test_intervals_that_overlap_do_not(shaped):
     lines, met = shaped.told(shaped.rates(measured(8.5)))
     assert not met
-    assert lines[-1] == "AlexNet does not suffer significantly more than GoogLeNet."
+    verdict = lines[-1].rstrip(".").split()
+    assert (verdict[0], verdict[-1]) == ("AlexNet", "GoogLeNet")
+    assert "not" in verdict
 
 
 def test_a_run_that_failed_ends_it_with_its_reason(shaped):
@@ -54,4 +62,4 @@ def test_a_rate_without_an_interval_stands_for_its_ends(shaped):
 def test_two_hosts_say_what_lacks(script, monkeypatch):
     two = script("two_hosts")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert two.missing() == "two hosts need root, for network namespaces"
+    assert re.search(r"\broot\b", two.missing())

@@ -22,7 +22,8 @@ def test_every_factor_says_what_it_is_and_whose() -> None:
         *("host_exchange_bytes_per_s", "host_exchange_zen2_bytes_per_s"),
         *("launch_layer_s", "launch_several"),
     }
-    assert "read off one system" in factors["launch_several"].source
+    for value in ("ResNet-50", "H200", "19.4 ms", "36.7 ms"):
+        assert value in factors["launch_several"].source
     assert {f.origin for f in factors.values()} == {"assumed", "fitted"}
     assert all(f.source for f in factors.values())
     assert "NVIDIA/nccl" in factors["ring_hop_nvlink_s"].source

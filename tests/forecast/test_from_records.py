@@ -71,7 +71,7 @@ def test_one_and_several_devices_tell_their_rates(trained: RunRecord) -> None:
 
 
 def test_another_exchange_is_another_run(trained: RunRecord) -> None:
-    with pytest.raises(UsageError, match="its sync is local-sgd"):
+    with pytest.raises(UsageError, match=r"\bsync\b.*local-sgd"):
         measured_inputs(several(trained, 8, "local-sgd"), "resnet-50", ASKED)
 
 
@@ -88,7 +88,7 @@ def test_a_sweep_of_a_collective_is_taken_as_measured(trained: RunRecord) -> Non
 
 
 def test_what_a_forecast_cannot_use_is_refused(trained: RunRecord) -> None:
-    with pytest.raises(UsageError, match="all-to-all is not used by a forecast"):
+    with pytest.raises(UsageError, match=r"all-to-all.*all-reduce"):
         measured_inputs(swept(trained, "all-to-all"), "resnet-50", ASKED)
-    with pytest.raises(UsageError, match="fewer than two sizes"):
+    with pytest.raises(UsageError, match=rf"{trained.run_id}.*\btwo sizes"):
         measured_inputs(swept(trained, sizes=(1 << 20,)), "resnet-50", ASKED)

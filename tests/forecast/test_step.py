@@ -107,9 +107,9 @@ def test_measured_rates_are_above_zero(rate: float) -> None:
 
 
 def test_rates_that_cannot_be_are_refused() -> None:
-    with pytest.raises(UsageError, match="more than 8 times what one device reached"):
+    with pytest.raises(UsageError, match=r"8=2000\b.*\b8 times"):
         forecast(asked(), [8], _1=219, _8=2000)
-    with pytest.raises(UsageError, match="links of c4130-g-10gbe do not let 16"):
+    with pytest.raises(UsageError, match=r"16=100000\b.*c4130-g-10gbe.*\b16 devices"):
         forecast(asked("vgg16", "c4130-g-10gbe", 16), [16], _16=1e5)
 
 
@@ -175,7 +175,7 @@ def _two_of(system: System) -> System:
 def test_where_nothing_is_lost_no_loss_is_fitted() -> None:
     request = dataclasses.replace(asked(), sync="asynchronous")
     nothing = defaults().with_factor("gradient_scale", 0.0, "assumed", "test")
-    with pytest.raises(UsageError, match="so many devices are expected to lose nothing"):
+    with pytest.raises(UsageError, match=r"8=1500\b.*lose nothing"):
         predict(
             request,
             [8],

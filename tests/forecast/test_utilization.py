@@ -100,7 +100,8 @@ def test_shares_of_what_was_measured_take_the_fastest_alike():
     found = with_utilization(steps(), measured).figures
     expected = 100 * found["model_flops_per_s"].value / 600e12
     assert found["ceiling_mfu_percent"].value == pytest.approx(expected)
-    assert "600 TFLOP/s (measured, run ceiling-1)" in found["ceiling_mfu_percent"].method
+    for value in ("600 TFLOP/s", "measured", "ceiling-1"):
+        assert value in found["ceiling_mfu_percent"].method
     moved = found["model_bytes_per_s"].value
     assert found["ceiling_memory_use_percent"].value == pytest.approx(100 * moved / 4e12)
 

@@ -42,10 +42,19 @@ def program(**settings):
     return replace(SPEC, program=ProgramSettings(**settings))
 
 
+def refusal(spec, able):
+    try:
+        check_supported(spec, able)
+    except Unsupported as refused:
+        return str(refused)
+    return ""
+
+
 def test_supported_settings_pass():
-    check_supported(SPEC, ABLE)
-    check_supported(program(precision="bf16"), ABLE)
-    check_supported(replace(program(sync="all-reduce"), placement=Placement(devices=2)), ALL)
+    two = replace(program(sync="all-reduce"), placement=Placement(devices=2))
+    assert refusal(SPEC, ABLE) == ""
+    assert refusal(program(precision="bf16"), ABLE) == ""
+    assert refusal(two, ALL) == ""
 
 
 @pytest.mark.parametrize(
@@ -123,7 +132,7 @@ def test_refused_combinations(spec, given):
 
 def test_a_missing_device_is_refused():
     able = replace(ABLE, devices=("cpu",), hint="Install it.")
-    with pytest.raises(Unsupported, match=r"'cuda'.* cpu\. Install it\."):
+    with pytest.raises(Unsupported, match=r"'cuda'.*\bcpu\b.*Install it\."):
         check_supported(replace(SPEC, placement=Placement(device="cuda")), able)
     with pytest.raises(Unsupported, match=r"Install it\."):
         check_supported(SPEC, replace(able, devices=()))

@@ -154,7 +154,8 @@ def test_reading_and_decoding_need_no_program(tmp_path, stage):
 def test_the_frameworks_own_count_of_memory_comes_first(tmp_path):
     events = events_of(tmp_path, TrainSteps(**FEED), "memory=2e9")
     memory = figures(events)["peak_memory_bytes"]
-    assert (memory.value, memory.method) == (2e9, "the framework's own count")
+    assert memory.value == 2e9
+    assert "framework" in memory.method
 
 
 def test_training_has_curves_and_an_accuracy(tmp_path):
