@@ -59,8 +59,10 @@ def test_what_was_changed_is_in_json_and_on_the_terminal() -> None:
     assert found["what_if"] == {"link": "pcie", "straggler": "1.1"}
     assert found["points"][0]["samples_per_s"] < found["before"][0]["samples_per_s"]
     said = typed(*asked)
-    assert "What if link=pcie, straggler=1.1" in said
-    assert "Power of the devices (assumed: power limit of NVIDIA Tesla P100" in said
+    assert "link=pcie, straggler=1.1" in said
+    assert found["power"]["origin"] == "assumed"
+    (power,) = (line for line in said.splitlines() if "NVIDIA Tesla P100" in line)
+    assert "(assumed: " in power
 
 
 def test_help_names_every_key_of_what_if() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sqlite3
 import subprocess
 from collections.abc import Iterator
@@ -130,14 +131,15 @@ def test_reading_makes_no_store(tmp_path, options):
 
 def test_a_file_where_a_folder_would_have_to_be(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StoreError, match=f"{tmp_path / 'file'} is a file where a folder"):
+    blocked = rf"{re.escape(str(tmp_path / 'file'))}(?!/)"
+    with pytest.raises(StoreError, match=blocked):
         Store.open(str(tmp_path / "file" / "deep" / "results.sqlite"))
-    with pytest.raises(StoreError, match=f"{tmp_path / 'file'} is a file where a folder"):
+    with pytest.raises(StoreError, match=blocked):
         Store.open(str(tmp_path / "file" / "results.sqlite"))
 
 
 def test_a_folder_where_a_file_would_have_to_be(tmp_path):
-    with pytest.raises(StoreError, match=r"is a folder. Name a file, such as .*results.sqlite"):
+    with pytest.raises(StoreError, match=re.escape(str(tmp_path / "results.sqlite"))):
         Store.open(str(tmp_path))
 
 
@@ -165,7 +167,7 @@ def test_a_store_that_another_process_holds(path, saving):
     Store.open(str(path)).close()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(BusyError, match=f"{path} is locked by another process") as raised:
+    with pytest.raises(BusyError, match=re.escape(str(path))) as raised:
         Store.open(str(path), busy_timeout_s=0.1)
     assert raised.value.exit_code == 75
     with Store.open(str(path), read_only=True) as reader:
@@ -207,5 +209,5 @@ def test_a_violated_constraint_is_a_bug_and_stays_one():
 
 
 def test_what_no_one_foresaw_is_passed_on_in_its_own_words(store):
-    with pytest.raises(StoreError, match=r"failed: no such table: nowhere"), store._read() as c:
+    with pytest.raises(StoreError, match="no such table: nowhere"), store._read() as c:
         c.exec_driver_sql("select * from nowhere")

@@ -143,9 +143,9 @@ def test_records_are_filtered_and_come_oldest_first(store, saving):
 
 
 def test_wrong_filters_are_wrong_use(store):
-    with pytest.raises(UsageError, match=r"'okay' is not an outcome.*ok"):
+    with pytest.raises(UsageError, match=r"'okay'.* outcome.*\bok\b"):
         store.records(outcome="okay")
-    with pytest.raises(UsageError, match="has no run abc"):
+    with pytest.raises(UsageError, match=r"\babc\b"):
         store.records(["abc"])
 
 

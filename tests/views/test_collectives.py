@@ -40,11 +40,9 @@ def point(size, seconds, **fields):
 
 def test_a_line_has_the_columns_of_nccl_tests():
     told = list(lines(record(point(1 << 20, 0.5e-3, in_place=True, wrong=0))))
-    assert told[:3] == [
-        "# Collective test: all-reduce on 2 devices by gloo",
-        "#  Rank  0 on h device cpu",
-        "#  Rank  1 on h device cpu",
-    ]
+    assert told[0].startswith("# ")
+    assert {"all-reduce", "2", "gloo"} <= set(told[0].split())
+    assert told[1:3] == ["#  Rank  0 on h device cpu", "#  Rank  1 on h device cpu"]
     heading = next(t for t in told if "size" in t).split()
     assert heading == [
         *("#", "size", "count", "type", "redop", "root"),
@@ -69,7 +67,9 @@ def test_wrong_and_unchecked_results_differ():
 
 def test_a_sweep_that_did_not_run_has_its_reason():
     none = record(outcome=Outcome(status=Status.UNSUPPORTED, message="one device here"))
-    assert list(lines(none))[-1] == "# not supported: one device here"
+    last = list(lines(none))[-1]
+    assert last.startswith("# not supported")
+    assert last.endswith(none.outcome.message)
 
 
 def test_rows_carry_units_in_their_names():

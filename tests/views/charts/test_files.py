@@ -40,7 +40,7 @@ def test_names_that_come_twice_and_odd_names_get_their_own_files(made, sample, t
 
 
 def test_unknown_format_is_refused_before_anything_is_written(sample, tmp_path):
-    with pytest.raises(UsageError, match=r"'pdf' is not a format of charts\. Known: svg, png"):
+    with pytest.raises(UsageError, match=r"'pdf'.*\bsvg, png\b"):
         write_charts(tmp_path / "x", sample.answers, ("svg", "pdf"))
     assert not (tmp_path / "x").exists()
 

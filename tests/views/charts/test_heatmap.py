@@ -4,11 +4,13 @@ from cubemesh.schema import Axis, Chart, Line, Point
 from cubemesh.views.charts.files import inline_svg
 from cubemesh.views.charts.vega import missing_points, vega_lite
 
+REASON = "diverged: the loss became nan"
+
 
 def grid(**more):
     rows = {
         "0.0001": (Point(x=16, y=76.0, low=74.0, high=78.0, run_id="a"), Point(x=256, y=50.0)),
-        "0.001": (Point(x=16, reason="diverged: the loss became nan"), Point(x=256, y=70.0)),
+        "0.001": (Point(x=16, reason=REASON), Point(x=256, y=70.0)),
     }
     return Chart(
         name="grid",
@@ -43,7 +45,7 @@ def test_a_gap_has_its_reason():
     gap = cells(vega_lite(chart))["0.001", "16"]
     assert (gap["opacity"], gap["label"]) == (0.0, "×")
     assert "diverged" in gap["description"]
-    assert missing_points(chart) == (("0.001", "16", "diverged: the loss became nan"),)
+    assert missing_points(chart) == (("0.001", "16", REASON),)
 
 
 def test_it_can_be_drawn_with_its_values_in_it():

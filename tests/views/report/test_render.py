@@ -141,17 +141,18 @@ def test_an_empty_report(made, written, golden):
 
 def test_a_report_of_failures_has_every_reason(made, written):
     words = Outline(written(made.failed()).read_text("utf-8")).words()
-    assert "× 8; 16; 32; 64; 128; 256 this machine out of memory: needs 27 GiB" in words
+    assert f"× 8; 16; 32; 64; 128; 256 this machine {made.OOM.message}" in words
     # Six times in the table, once under the chart, six times at the runs.
-    assert words.count("out of memory: needs 27 GiB, 24 here; 2,048 fits") == 13
+    assert words.count(made.OOM.message) == 13
 
 
 def test_headline_is_the_first_finding_and_its_card_does_not_say_it_again(sample):
     top = headline(sample.answers, sample.records.values())
     first = cards(sample.answers)[0]
-    assert top.startswith("This machine trains LittleCNN at 2,170 images/s.")
+    assert top == sample.answers[0].findings[0].text
+    assert "2,170 images/s" in top
     assert (first.figure, first.unit, first.interval) == ("2,170", "images/s", "± 14")
-    assert first.text == "LittleCNN by batch size"
+    assert first.text == sample.answers[0].title
     assert lead(sample.answers) == "", "its card has the remedy"
 
 
@@ -171,13 +172,10 @@ def test_warnings_of_one_code_share_a_chip(made):
     assert len(made_chips[0].seen) == 1
 
 
-def test_a_tail_of_gaps_becomes_one_cell(sample):
+def test_a_tail_of_gaps_becomes_one_cell(sample, made):
     table = text_table(sample.answers[0].tables[0])
     last = table.rows[-1]
-    assert [cell.text for cell in last] == [
-        "4,096",
-        "out of memory: needs 27 GiB, 24 here; 2,048 fits",
-    ]
+    assert [cell.text for cell in last] == ["4,096", made.OOM.message]
     assert last[1].span == 3
     assert all(sum(cell.span for cell in row) == len(table.headings) for row in table.rows)
 
@@ -185,7 +183,7 @@ def test_a_tail_of_gaps_becomes_one_cell(sample):
 def test_several_gpus_are_drawn_with_their_rings(written, sample, made):
     page = written(sample, machine=made.machine(gpus=8)).read_text()
     assert '<figure class="topology"><svg ' in page
-    assert "18 directed rings, 18 × 25 GB/s = 450 GB/s" in page
+    assert "18 × 25 GB/s = 450 GB/s" in page
     assert "fill:var(--accent)" in page
     assert 'class="topology"' not in written(sample, machine=made.machine(gpus=1)).read_text()
     assert Outline(page).open == []
