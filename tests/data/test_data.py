@@ -57,23 +57,23 @@ def test_the_table_says_what_opening_finds(name: str, paths: dict[str, str | Non
 
 
 def test_an_unknown_name_meets_its_nearest() -> None:
-    with pytest.raises(UsageError, match=r"'cifar10' is not a data set\. Nearest: cifar-10"):
+    with pytest.raises(UsageError, match=r"'cifar10' .*\bcifar-10\b"):
         data.check("cifar10", None)
 
 
 def test_a_path_where_none_is_taken() -> None:
-    with pytest.raises(UsageError, match=r"data_path=/tmp was given, and data=digits takes none"):
+    with pytest.raises(UsageError, match=r"data_path=/tmp .*data=digits"):
         data.check("digits", "/tmp")
 
 
 def test_no_path_where_one_is_needed() -> None:
-    with pytest.raises(UsageError, match="Set data_path to the folder"):
+    with pytest.raises(UsageError, match=r"data=cifar-10 .*\bdata_path\b"):
         data.check("cifar-10")
 
 
 def test_broken_files(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1.bin").write_bytes(b"short")
-    with pytest.raises(DataError, match=r"data_batch_1\.bin is truncated: it has 5 bytes"):
+    with pytest.raises(DataError, match=r"data_batch_1\.bin .*\b5 bytes"):
         data.check("cifar-10", str(tmp_path))
 
 
@@ -87,5 +87,5 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch, paths: dict[str
 def test_a_batch_larger_than_the_data() -> None:
     data.check("digits", None, batch_per_device=1438)
     data.check("synthetic", None, batch_per_device=100_000)
-    with pytest.raises(UsageError, match="more than the 1,438 samples digits has"):
+    with pytest.raises(UsageError, match=r"batch_per_device=1439 .*\b1,438 .*\bdigits\b"):
         data.check("digits", None, batch_per_device=1439)

@@ -79,7 +79,7 @@ def test_a_batch_stays_while_the_next_is_made() -> None:
 
 
 def test_a_batch_larger_than_the_data() -> None:
-    with pytest.raises(UsageError, match="batch_per_device=11 is more than the 10 samples numbers"):
+    with pytest.raises(UsageError, match=r"batch_per_device=11 .*\b10 .*\bnumbers\b"):
         Feed(source(10), 11, 0)
 
 
@@ -124,5 +124,5 @@ def test_ranks_have_the_global_minibatches_of_one_feed_among_them(
 
 
 def test_a_global_minibatch_larger_than_the_data_names_what_fits() -> None:
-    with pytest.raises(UsageError, match=r"on each of 2 devices .* Set it to 5 or less"):
+    with pytest.raises(UsageError, match=r"batch_per_device=6 .*\b2 devices .*\b10 .*\b5\b"):
         Feed(source(10), 6, 0, ranks=2)

@@ -210,10 +210,10 @@ def test_threads_are_chosen_by_what_the_data_need() -> None:
     assert input_threads("images", None, 1.5, "device") == 1
     assert input_threads("images", 16, 8, "device") == 16
     assert input_threads("synthetic", None, 8, "device") == 0
-    with pytest.raises(UsageError, match="input_threads=-1 is too small"):
+    with pytest.raises(UsageError, match="input_threads=-1 "):
         ProgramSettings(input_threads=-1)
 
 
 def test_too_few_slots() -> None:
-    with pytest.raises(ValueError, match="a thread and two slots"):
+    with pytest.raises(ValueError, match="two slots"):
         PrefetchLoader(iter([]), Numbers(8), 4, threads=1, slots=1)

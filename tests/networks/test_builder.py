@@ -70,13 +70,13 @@ def test_sharing_what_cannot_be_shared_is_refused(share, message):
 
 def test_mistakes_in_writing_a_network_are_named():
     net = tied()
-    with pytest.raises(UsageError, match="two nodes are called 'first'"):
+    with pytest.raises(UsageError, match="'first'"):
         net.linear("image", 8, name="first")
-    with pytest.raises(UsageError, match="reads 'nothing', which does not exist"):
+    with pytest.raises(UsageError, match="'nothing'"):
         net.relu("nothing")
     lonely = NetworkBuilder("lonely")
     lonely.linear(lonely.input("image", (8,)), 2)
-    with pytest.raises(UsageError, match="end it with classify"):
+    with pytest.raises(UsageError, match=r"lonely .*\bclassify\(\)"):
         lonely.build()
 
 
@@ -87,7 +87,7 @@ def test_a_segment_in_pieces_is_refused():
         with net.segment(segment):
             x = net.linear(x, 8)
     net.classify(x)
-    with pytest.raises(UsageError, match="segment 'a' continues after another"):
+    with pytest.raises(UsageError, match="segment 'a'"):
         net.build()
 
 

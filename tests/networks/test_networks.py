@@ -104,9 +104,9 @@ def test_a_network_of_tokens_takes_any_length_and_vocabulary(name):
 
 
 def test_a_network_of_images_takes_no_sequence():
-    with pytest.raises(UsageError, match=r"vit-b16 takes none\. It takes image_size, classes"):
+    with pytest.raises(UsageError, match=r"sequence_length=10 .*vit-b16 .*\bimage_size, classes"):
         build("vit-b16", sequence_length=10)
-    with pytest.raises(UsageError, match=r"image_size=100 does not divide .* such as 96"):
+    with pytest.raises(UsageError, match=r"image_size=100 .*\b96\b"):
         build("vit-b16", 100)
 
 
@@ -169,9 +169,9 @@ def test_spellings_stay_apart():
 
 
 def test_what_cannot_be_built_is_refused():
-    with pytest.raises(UsageError, match=r"'resnet-51' is not a network\. .*resnet-50"):
+    with pytest.raises(UsageError, match=r"'resnet-51' .*\bresnet-50\b"):
         build("resnet-51")
-    with pytest.raises(UsageError, match="classes=0 is too small"):
+    with pytest.raises(UsageError, match="classes=0 "):
         build("alexnet", classes=0)
 
 

@@ -135,7 +135,7 @@ def test_work_is_known_by_its_kind():
 
 
 def test_a_series_has_a_time_for_each_value():
-    with pytest.raises(ValueError, match="watts: 2 times for 1 values"):
+    with pytest.raises(ValueError, match=r"watts: 2 .*\b1\b"):
         Series(name="watts", times_s=(0.0, 1.0), values=(300.0,))
 
 

@@ -181,7 +181,7 @@ def test_what_does_not_fit_is_refused_by_name(kind, plain, message):
 
 
 def test_what_is_no_data_has_no_plain_form():
-    with pytest.raises(TypeError, match="object has no plain form"):
+    with pytest.raises(TypeError, match=r"^object\b"):
         to_plain({"x": object()})
 
 

@@ -175,15 +175,17 @@ def test_divergence_says_where_and_what_was_before(loss: float) -> None:
     with pytest.raises(Diverged) as caught:
         train(Pupil({13: loss}), feed(42, work), source(30), work, log)
     message = str(caught.value)
-    assert f"was {loss} at step 13, in epoch 2 of 3" in message
+    assert f"{loss} at step 13" in message
+    assert "epoch 2 of 3" in message
     assert "0.1 at step 10" in message
     assert "learning_rate below 0.5" in message
     assert log.curves["training_loss"].x[-1] == 10
 
 
 def test_divergence_at_the_first_step() -> None:
-    with pytest.raises(Diverged, match="at step 1, in epoch 1 of 3; no loss was read before"):
+    with pytest.raises(Diverged, match=r"\bnan at step 1\b.*\bepoch 1 of 3\b") as caught:
         run(Pupil({1: math.nan}))
+    assert str(caught.value).count("at step") == 1, "there is no loss before it to name"
 
 
 def test_scores_that_are_no_numbers() -> None:
@@ -191,7 +193,7 @@ def test_scores_that_are_no_numbers() -> None:
         def evaluate(self, placed: Batch) -> np.ndarray:
             return np.full((placed.samples, CLASSES), np.nan)
 
-    with pytest.raises(Diverged, match="validation loss was nan after epoch 1 of 3"):
+    with pytest.raises(Diverged, match=r"validation .*\bnan .*\bepoch 1 of 3"):
         run(Lost())
 
 
@@ -202,7 +204,7 @@ def test_batches_on_the_device_make_no_sense() -> None:
 
 
 def test_a_batch_larger_than_the_data() -> None:
-    with pytest.raises(UsageError, match="more than the 42 samples"):
+    with pytest.raises(UsageError, match=r"batch_per_device=43 .*\b42 samples"):
         run(Pupil(), batch=43)
 
 

@@ -3,6 +3,7 @@ through the loop, the files and the feed."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -174,8 +175,8 @@ def test_a_loss_that_is_no_number_stops_and_the_last_good_checkpoint_is_kept(tmp
         run(wild)
     (step,) = steps_in(tmp_path, 1)[-1:] or (None,)
     message = str(caught.value)
-    assert "The first layer with non-finite values is the " in message
-    assert f"The newest checkpoint is of step {step}, in '{tmp_path}'" in message
+    assert re.search(r"\bnon-finite\b.* the \w+ of \w+", message)
+    assert f"step {step}, in '{tmp_path}'" in message
     for one in steps_in(tmp_path, 1):
         weights = load(tmp_path, one, 0).snapshot.weights
         assert all(np.isfinite(array).all() for array in weights.values())

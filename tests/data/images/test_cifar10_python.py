@@ -41,7 +41,7 @@ def test_a_folder_of_the_python_format_is_opened(tmp_path):
     expected = contents(3)[b"data"][4].reshape(3, 32, 32) / np.float32(255)
     assert np.array_equal(batch.images[1], expected.astype(np.float32))
     (folder / "data_batch_3").unlink()
-    with pytest.raises(DataError, match=r"data_batch_3, which is not there"):
+    with pytest.raises(DataError, match=r"data_batch_3\b"):
         check_files(tmp_path)
 
 
@@ -58,7 +58,7 @@ def test_a_pickle_that_would_run_a_command_is_refused(tmp_path, protocol):
     trace, file = tmp_path / "trace", tmp_path / "test_batch"
     payload = pickle.dumps({b"data": Harm(f"touch {trace}")}, protocol)
     file.write_bytes(payload)
-    with pytest.raises(DataError, match=r"asks for (posix|nt)\.system; only arrays"):
+    with pytest.raises(DataError, match=r"(posix|nt)\.system\b"):
         read_batch(file)
     assert not trace.exists()
     pickle.loads(payload)  # the payload is a real one
@@ -85,12 +85,12 @@ def test_what_is_no_pickle_or_a_part_of_one_is_refused(tmp_path, content):
 def test_other_contents_are_refused(tmp_path, changed):
     file = tmp_path / "test_batch"
     file.write_bytes(pickle.dumps(contents(**changed), 2))
-    with pytest.raises(DataError, match="is not a file of CIFAR-10"):
+    with pytest.raises(DataError, match=r"test_batch .*\b10,000 × 3,072 .*\b0 to 9"):
         read_batch(file)
 
 
 def test_something_else_than_a_dictionary_is_refused(tmp_path):
     file = tmp_path / "test_batch"
     file.write_bytes(pickle.dumps([1, 2], 2))
-    with pytest.raises(DataError, match="is not a file of CIFAR-10"):
+    with pytest.raises(DataError, match=r"test_batch .*\b10,000 × 3,072 .*\b0 to 9"):
         read_batch(file)

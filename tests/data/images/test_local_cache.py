@@ -1,5 +1,6 @@
 """A pack has what its source has, and no more than it may."""
 
+import re
 import time
 from pathlib import Path
 
@@ -98,7 +99,7 @@ def test_the_limit_holds_and_the_rest_is_read_from_the_source(source: Path) -> N
     staged = opened(source, limit_bytes=5000)
     expected = read_all(staged)
     staged.close()
-    assert staged.stopped == "the size limit is reached"
+    assert "size limit" in staged.stopped
     assert staged.pack.stat().st_size <= 5000
     assert staged.staged == 4
     assert read_all(staged) == expected
@@ -111,12 +112,14 @@ def test_a_disk_that_is_nearly_full_is_left_alone(
     staged = opened(source)
     read_all(staged)
     staged.close()
-    assert (staged.staged, staged.stopped) == (0, "the disk has less than a tenth free")
+    assert staged.staged == 0
+    assert "tenth" in staged.stopped
 
 
 def test_of_two_runs_one_writes(source: Path) -> None:
     one, other = opened(source), opened(source)
-    assert other.stopped == "another run is writing the pack"
+    assert "another run" in other.stopped
+    assert not one.stopped
     assert read_all(other) == read_all(one)
     other.close()
     one.close()
@@ -155,7 +158,7 @@ def test_what_cannot_be_read_is_not_kept(source: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_to(source: Path) -> None:
     (source / "file").write_text("")
-    with pytest.raises(UsageError, match="Name a folder on a local disk"):
+    with pytest.raises(UsageError, match=re.escape(f"stage_folder={source / 'file'}")):
         LocalCache(ImageFolder(source, "train"), source / "file")
 
 

@@ -194,7 +194,7 @@ def test_nothing_that_can_be_used(tmp_path: Path, split: data.source.Split) -> N
     for path in root.rglob("*.jpg"):
         path.write_bytes(b"no image")
     source = open_images(root, split, SHAPE, 3)
-    with pytest.raises(DataError, match="All 6 images tried are unusable: 6 not an image"):
+    with pytest.raises(DataError, match=r"\b6 images .*: 6 not an image"):
         list(in_order(source, 4, threads=2))
 
 
@@ -236,14 +236,14 @@ def test_images_larger_than_asked_for(tmp_path: Path) -> None:
     opened = open_images(folder(tmp_path), "train", SHAPE, 3, ImageOptions(max_pixels=1199))
     with pytest.raises(DataError, match="36 too many pixels"):
         opened.batch(np.array([0]))
-    with pytest.raises(UsageError, match="max_image_pixels=99000000 does not fit"):
+    with pytest.raises(UsageError, match=r"max_image_pixels=99000000 .*\b1 to \d"):
         ImageOptions(max_pixels=99_000_000)
 
 
 def test_a_network_of_one_channel_sees_grey(tmp_path: Path) -> None:
     opened = open_images(folder(tmp_path), "train", (1, 8, 8), 3)
     assert opened.batch(np.array([2])).images.mean() == pytest.approx(40 / 255, abs=0.01)
-    with pytest.raises(UsageError, match="1 or 3 channels and the network takes 4"):
+    with pytest.raises(UsageError, match=r"\b1 or 3 channels .*\b4\b"):
         open_images(tmp_path, "train", (4, 8, 8), 3)
 
 
@@ -264,12 +264,12 @@ def test_folders_that_hold_none(tmp_path: Path, make, words: str) -> None:
 def test_a_class_to_validate_on_that_none_trains_on(tmp_path: Path) -> None:
     root = folder(tmp_path)
     (root / "val/class-9").mkdir()
-    with pytest.raises(DataError, match="1 classes that the training images have not, 'class-9'"):
+    with pytest.raises(DataError, match=r"\b1 classes .*'class-9'"):
         open_images(root, "validation", SHAPE, 10)
 
 
 def test_more_classes_than_the_network_has(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"images has 3 classes.*has 2"):
+    with pytest.raises(UsageError, match=r"images .*\b3 classes.*\b2\b"):
         open_images(folder(tmp_path), "train", SHAPE, 2)
 
 

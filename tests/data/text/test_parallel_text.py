@@ -74,7 +74,7 @@ def test_long_and_empty_sentences_are_left_out(tmp_path):
     path = folder_of(tmp_path, [*PAIRS, ("a b c d e f", "a"), ("a", "b c d e f g"), ("a", " ")])
     assert opened(path).samples == 3
     assert opened(path, length=7).samples == 5
-    with pytest.raises(DataError, match=r"No pair of 6 .* 1 to 1 words on both sides"):
+    with pytest.raises(DataError, match=r"\b6 .*\b1 to 1\b"):
         opened(path, length=2)
 
 
@@ -116,10 +116,10 @@ def test_missing_files(tmp_path):
 def test_unequal_and_empty_files(tmp_path):
     (tmp_path / "source.txt").write_text("a\nb\nc")
     (tmp_path / "target.txt").write_text("x\ny\n")
-    with pytest.raises(DataError, match=r"source\.txt has 3 lines and .*target\.txt 2\."):
+    with pytest.raises(DataError, match=r"source\.txt .*\b3 .*target\.txt 2\b"):
         data.check("parallel-text", str(tmp_path))
     (tmp_path / "target.txt").write_text("")
-    with pytest.raises(DataError, match=r"target\.txt is empty"):
+    with pytest.raises(DataError, match=r"target\.txt .*\bempty\b"):
         data.check("parallel-text", str(tmp_path))
     with pytest.raises(DataError, match="No pair of 2"):
         opened(folder_of(tmp_path, [("", ""), (" ", " ")]))
@@ -128,23 +128,23 @@ def test_unequal_and_empty_files(tmp_path):
 def test_text_of_another_kind(tmp_path):
     file = tmp_path / "pairs.tsv"
     file.write_text("a\tb\n\nno tab here\n")
-    with pytest.raises(DataError, match=r"Line 3 of .*pairs\.tsv has no tab"):
+    with pytest.raises(DataError, match=r"\b3 .*pairs\.tsv .*\btab\b"):
         opened(str(file))
     file.write_text("a sentence\n")
-    with pytest.raises(DataError, match=r"Line 1 of .* has no tab"):
+    with pytest.raises(DataError, match=r"\b1 .*pairs\.tsv .*\btab\b"):
         data.check("parallel-text", str(file))
     file.write_bytes("schläft\tb\n".encode("latin-1"))
-    with pytest.raises(DataError, match="not text in UTF-8"):
+    with pytest.raises(DataError, match=r"pairs\.tsv.*\bUTF-8"):
         opened(str(file))
 
 
 def test_networks_that_are_fed_something_else(tmp_path):
     path = folder_of(tmp_path, PAIRS)
-    with pytest.raises(UsageError, match=r"little-cnn is fed images\. Choose .* digits"):
+    with pytest.raises(UsageError, match=r"data=parallel-text .*little-cnn .*\bdigits\b"):
         data.open_for(build("little-cnn"), "parallel-text", path, "train", seed=0)
-    with pytest.raises(UsageError, match="gpt2 is fed one text"):
+    with pytest.raises(UsageError, match=r"data=parallel-text .*\bgpt2 .*network=translator\b"):
         data.check_feeds("parallel-text", build("gpt2"))
-    with pytest.raises(UsageError, match="images were asked for"):
+    with pytest.raises(UsageError, match=r"data=parallel-text .*\bimages\b"):
         data.open_source("parallel-text", path, "train", shape=(3, 8, 8), classes=10, seed=0)
-    with pytest.raises(UsageError, match="vocabulary=4 has no room for a word"):
+    with pytest.raises(UsageError, match="vocabulary=4 "):
         opened(path, vocabulary=4)
