@@ -1,5 +1,7 @@
 """Reading answers in tests: findings by code, table cells by column name."""
 
+import re
+
 from cubemesh.schema import Answer, Cell, Finding, Table
 
 
@@ -17,6 +19,12 @@ def finding(answer: Answer, code: str) -> Finding:
 def codes(answer: Answer) -> list[str]:
     """The codes of all findings, in order."""
     return [finding.code for finding in answer.findings]
+
+
+def in_order(text: str, *parts: str) -> bool:
+    """Whether a text has these names and values in this order, with any words between them."""
+    whole = (rf"(?<![\w.]){re.escape(part)}(?!\w|[.,]\d)" for part in parts)
+    return re.search(".*".join(whole), text, re.DOTALL) is not None
 
 
 def table(answer: Answer, *columns: str) -> Table:

@@ -1,7 +1,9 @@
 import dataclasses
+import re
 
 import pytest
 
+from answers import in_order
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.frameworks import EXPERIMENT, NETWORKS, Settings, known
 from cubemesh.experiments.registry import Context, Scale
@@ -73,9 +75,9 @@ def test_fastest_frameworks_and_the_gain_of_compiling(record_of):
     assert found["fastest-framework", "vgg16"].value == pytest.approx(1.2)
     assert ("equal-frameworks", "resnet-50") in found
     (compiling,) = [f.text for f in answer.findings if f.code == "throughput-ratio"]
-    assert "faster on alexnet 2.00× (" in compiling
-    assert "slower on vgg16 0.83× (" in compiling
-    assert "no significant difference on resnet-50" in compiling
+    assert in_order(compiling, "faster", "alexnet", "2.00×")
+    assert in_order(compiling, "slower", "vgg16", "0.83×")
+    assert in_order(compiling, "resnet-50", "1.01×", "(0.99–1.03)")
     card = next(f for f in answer.findings if f.question)
     assert card.value == 1
     assert found["forward-share", "A"].value == pytest.approx(100 / 3)
@@ -122,7 +124,7 @@ def test_failed_runs_are_shown(record_of):
     ]
     failed = [f.text for f in answer.findings if f.code == "failed-run"]
     assert absent.rstrip(".") + "." in failed
-    assert "jax, resnet-50: out of memory: the forecast is 27 GiB." in failed
+    assert any(in_order(text, "jax", "resnet-50", "out of memory", "27 GiB") for text in failed)
     points = answer.charts[1].lines[2].points
     assert all(p.y is None and p.reason for p in points)
 
@@ -145,8 +147,9 @@ def test_noisy_runs_are_neither_ranked_nor_compared(record_of):
     assert "alexnet (pytorch)" in noisy.text
     assert noisy.caveats == ("busy-host",)
     (compiling,) = [f.text for f in answer.findings if f.code == "throughput-ratio"]
-    assert "not compared on alexnet" in compiling
-    assert "faster on" not in compiling
+    assert "alexnet" in compiling
+    assert not re.search(r"alexnet \d", compiling)
+    assert "faster" not in compiling
     card = next(f for f in answer.findings if f.question)
     assert (card.code, card.value, card.unit) == ("fastest-frameworks", 1, "of 2: pytorch")
     assert card.caveats == ()
@@ -155,7 +158,8 @@ def test_noisy_runs_are_neither_ranked_nor_compared(record_of):
 def test_frameworks_that_are_fastest_equally_often_are_all_named(record_of):
     answer = EXPERIMENT.answer(Settings(), matrix(record_of, STEPS))
     card = next(f for f in answer.findings if f.question)
-    assert (card.value, card.unit) == (1, "of 3: pytorch-compiled and pytorch")
+    assert card.value == 1
+    assert in_order(card.unit, "3", "pytorch-compiled", "pytorch")
 
 
 def test_each_framework_has_its_usual_layout(machine, play, record_of):

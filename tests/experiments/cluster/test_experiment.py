@@ -2,6 +2,7 @@
 
 import pytest
 
+from answers import in_order
 from cubemesh.api.report import latest
 from cubemesh.errors import UsageError
 from cubemesh.experiments.cluster.experiment import EXPERIMENT, Settings, fabrics
@@ -24,9 +25,9 @@ def test_table_1_and_full_two_level_trees():
     assert [round(f.value) for f in bisection] == [6012, 310]
     full = [f for f in answer.findings if f.code == "full-two-level-tree"]
     assert [f.value for f in full] == [128, 144]
-    assert "32 first-level and 16 second-level switches, 4 systems" in full[0].text
-    assert "33 first-level, 48 second-level and 32 third-level switches" in full[0].text
-    assert "36 first-level and 16 second-level" in full[1].text
+    assert in_order(full[0].text, "32", "16", "4")
+    assert in_order(full[0].text, "33", "48", "32")
+    assert in_order(full[1].text, "36", "16")
 
 
 def test_a_row_for_each_size():
@@ -47,8 +48,10 @@ def test_a_row_for_each_size():
 
 def test_too_many_systems_have_a_reason():
     answer = EXPERIMENT.answer(Settings(system_counts=(128, 99_999), ports_used=(36,)), [])
-    assert "more than three levels" in answer.tables[1].rows[1][2].reason
-    assert "more than three levels" in answer.charts[0].lines[0].points[1].reason
+    cell, point = answer.tables[1].rows[1][2], answer.charts[0].lines[0].points[1]
+    assert (cell.value, point.y) == (None, None)
+    assert "three levels" in cell.reason
+    assert "three levels" in point.reason
 
 
 def test_four_thousand_devices_of_another_kind():
@@ -89,7 +92,7 @@ def test_it_is_stored_and_answered_again_without_runs(tmp_path, machine):
                 executor,
                 store,
             )
-            with pytest.raises(UsageError, match="not a system of the catalogue"):
+            with pytest.raises(UsageError, match="dgx-9"):
                 run_experiment(
                     EXPERIMENT,
                     request(EXPERIMENT, {"system": "dgx-9"}),

@@ -1,11 +1,9 @@
-import contextlib
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh.errors import UsageError
-from cubemesh.experiments.core.settings import accepts, apply, request, split
+from cubemesh.experiments.core.settings import Request, accepts, apply, request, split
 from cubemesh.experiments.registry import EXPERIMENTS, Context
 from cubemesh.schema import Ceiling, Collective, Forward, Placement, RunSpec, TrainSteps
 
@@ -96,8 +94,11 @@ def test_lists_survive_the_command_line(batches):
 
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_any_text_is_read_or_refused_never_a_crash(key, value):
-    with contextlib.suppress(UsageError):
-        ask(f"{key}={value}")
+    try:
+        read = ask(f"{key}={value}")
+    except UsageError:
+        read = None
+    assert read is None or isinstance(read, Request)
 
 
 @pytest.mark.parametrize(

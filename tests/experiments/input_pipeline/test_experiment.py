@@ -77,7 +77,7 @@ def test_slow_decoding_is_the_bottleneck(machine, play, record_of):
     _, answer = simulated(machine, play, record_of)
     first, second, disk, *_ = answer.findings
     assert first.code == "input-bottleneck"
-    assert "decoding is the bottleneck" in first.text
+    assert "decoding" in first.text
     assert first.value == pytest.approx(0.125)
     assert "decode_location=device" in first.remedy
     assert (second.code, second.value) == ("required-input", 32)

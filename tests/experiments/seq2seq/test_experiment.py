@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from answers import in_order
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.registry import Context, Scale
@@ -47,8 +48,8 @@ def test_a_cpu_runs_less_with_a_warning(machine, play, record_of):
     assert {s.batch_per_device for s in asked} == {4, 8, 16, 32}
     (warning,) = EXPERIMENT.answer(Settings(), sent).warnings
     assert warning.code == "reduced"
-    assert "up to 512 instead of 2048" in warning.cause
-    assert "up to 32 instead of 256" in warning.cause
+    assert in_order(warning.cause, "512", "2048")
+    assert in_order(warning.cause, "32", "256")
     quick = Context(machine=machine, scale=Scale.QUICK)
     asked, _ = play(EXPERIMENT.plan(Settings(), quick), record_of)
     assert {s.work.hidden for s in asked} == {128, 256}
@@ -85,7 +86,7 @@ def test_comparisons_at_the_largest_common_batch_size(record_of):
     answer = EXPERIMENT.answer(Settings(), records)
     fastest, attention, hidden = answer.findings[:3]
     assert (fastest.code, fastest.value) == ("highest-throughput", pytest.approx(1600))
-    assert "plain attention, hidden size 512" in fastest.text
+    assert in_order(fastest.text, "plain", "512")
     assert "tokens/s" in fastest.text
     assert (attention.code, attention.value) == ("attention-comparison", pytest.approx(2))
     assert attention.question
@@ -94,8 +95,8 @@ def test_comparisons_at_the_largest_common_batch_size(record_of):
     assert "times the operations" in hidden.text
     found = {f.code: f for f in answer.findings}
     assert found["throughput-knee"].value == 128
-    assert found["growing-throughput"].text.startswith("plain attention, hidden size 512")
-    assert "hidden size 1024, batch size 128: out of memory" in found["failed-run"].text
+    assert in_order(found["growing-throughput"].text, "plain", "512")
+    assert in_order(found["failed-run"].text, "1024", "128", "out of memory")
 
 
 def test_table_and_charts_have_tokens_and_gaps(record_of):

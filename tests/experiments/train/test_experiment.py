@@ -130,7 +130,8 @@ def test_the_answer_has_accuracy_target_and_restarts(context, tmp_path):
     first, second = table.rows
     assert [cell.value for cell in second[1:]] == [0.5, 0.4, 92.0, 99.0, 576.0]
     assert first[1].value == 1.5
-    assert first[5].reason == "trained by an earlier run"
+    assert first[5].value is None
+    assert "earlier" in first[5].reason
     assert [chart.name for chart in found.charts] == [
         "train-little-cnn-accuracy",
         "train-little-cnn-loss",

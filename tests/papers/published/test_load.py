@@ -144,12 +144,12 @@ def test_a_malformed_claim_names_file_line_and_field(field, value, why):
 
 
 def test_invalid_tables():
-    with pytest.raises(DataError, match="line 1: the columns must be"):
+    with pytest.raises(DataError, match=r"f\.csv, line 1: .*\bnetwork\b"):
         read_figures("a,b\n1,2\n", "f.csv")
     good = table(CLAIM_COLUMNS)
-    with pytest.raises(DataError, match="line 3: 2 fields where 11"):
+    with pytest.raises(DataError, match=r"line 3: 2 .*\b11\b"):
         read_claims(good + "a,b\n", "c.csv")
-    with pytest.raises(DataError, match="line 3, field id: '001-1' comes twice"):
+    with pytest.raises(DataError, match=r"line 3, field id: .*'001-1'"):
         read_claims(good + good.splitlines()[1] + "\n", "c.csv")
     with pytest.raises(DataError, match="line 2"):
         read_claims(good.splitlines()[0] + '\n"open', "c.csv")
