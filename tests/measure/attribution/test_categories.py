@@ -49,6 +49,7 @@ SEEN = {
         "aten::mkldnn_rnn_layer",
     ),
     POINTWISE: (
+        "detach",
         "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>",
         "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, MeanOps<float>>>",
         "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>",
@@ -108,7 +109,13 @@ def test_a_name_that_was_seen_has_its_category(category, name):
     assert category_of(name) == category
 
 
-OWN = {"pool": POOLING, "conv": CONVOLUTION, "batch_norm": POINTWISE, "crop": POINTWISE}
+OWN = {
+    "pool": POOLING,
+    "conv": CONVOLUTION,
+    "batch_norm": POINTWISE,
+    "crop": POINTWISE,
+    "scores": POINTWISE,
+}
 """A word in the name of a Triton kernel → its category."""
 KERNELS = {
     name

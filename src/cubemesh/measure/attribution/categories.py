@@ -48,8 +48,8 @@ _RULES: tuple[tuple[str, str], ...] = (
     ),
     (
         POINTWISE,
-        r"elementwise|crop_kernel|reduce_kernel|vectorized|unrolled|indexing|index_|embedding|gather|scatter|"
-        r"fill|cumsum|sort",
+        r"elementwise|crop_kernel|scores_\w+_kernel|reduce_kernel|vectorized|unrolled|indexing|"
+        r"index_|embedding|gather|scatter|fill|cumsum|sort|^detach$",
     ),
     (
         POINTWISE,
