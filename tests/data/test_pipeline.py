@@ -184,14 +184,33 @@ def test_how_long_the_taker_waited() -> None:
     assert feed.waited_s(ended, ended + 1) == 0
 
 
-def test_what_is_made_ahead_is_not_waited_for() -> None:
-    source = Numbers(64)
-    source.slow_s = 0.02
-    with PrefetchLoader(iter(plan(source, [8] * 6)), source, 8, threads=1) as ahead:
-        for _ in ahead:
-            time.sleep(0.08)  # the step takes longer than making its minibatch
-    first_alone_s = 0.02
-    assert first_alone_s <= ahead.waited_s < 0.06
+class Gated(Numbers):
+    """Makes a batch for each permit, and counts what it has made."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.permits, self.made = threading.Semaphore(0), threading.Semaphore(0)
+
+    def batch(self, indices: Indices, into: Batch | None = None) -> Batch:
+        assert self.permits.acquire(timeout=60)
+        made = super().batch(indices, into)
+        self.made.release()
+        return made
+
+
+def test_the_next_batch_is_made_before_it_is_asked_for() -> None:
+    source = Gated(64)
+    with PrefetchLoader(iter(plan(source, [8] * 3)), source, 8, threads=1) as loader:
+        source.permits.release()
+        next(loader)
+        assert source.made.acquire(timeout=60)
+        waited_s = loader.waited_s
+        source.permits.release()
+        assert source.made.acquire(timeout=60), "made while the consumer computes"
+        assert loader.waited_s == waited_s
+        source.permits.release()
+        assert len(list(loader)) == 2
+        assert loader.waited_s >= waited_s
 
 
 def test_a_feed_knows_what_was_tried() -> None:
