@@ -213,6 +213,10 @@ class RunRecord:
         """The value of a figure, or None if it was not measured."""
         return self.figures[name].value if name in self.figures else None
 
+    def curve(self, name: str) -> Curve | None:
+        """The curve called `name`, or None if it was not logged."""
+        return next((curve for curve in self.curves if curve.name == name), None)
+
 
 def new_run_id(key: RunKey, started_utc: str, attempt: int) -> str:
     """Twelve hexadecimal digits, different for every attempt and time."""

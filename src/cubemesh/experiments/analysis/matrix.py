@@ -30,6 +30,11 @@ Found = tuple[Group[CellKey], Figure]
 Reading = Callable[[Group[CellKey]], Figure | None]
 
 
+def throughput(group: Group[CellKey]) -> Figure | None:
+    """The reading of a matrix of throughputs."""
+    return group.throughput
+
+
 @dataclass(frozen=True)
 class Matrix:
     """Groups of records by network and variant."""

@@ -32,6 +32,11 @@ def per_workload(
     )
 
 
+def batch_size(record: RunRecord) -> tuple[str, ...]:
+    """The batch size per device as a workload."""
+    return (f"batch size {record.spec.batch_per_device}",)
+
+
 def training_workload(record: RunRecord) -> tuple[str, ...]:
     """Network, batch size per device, and threads per device where they are set."""
     work, threads = record.spec.work, record.spec.placement.threads

@@ -1,0 +1,53 @@
+"""Parts that every answer shares: experiment, warnings and run ids, failed runs, intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypedDict
+
+from cubemesh.experiments.analysis.groups import Group
+from cubemesh.experiments.core.experiment import Experiment
+from cubemesh.schema import Answer, Chart, Figure, Finding, RunRecord, Table, Warning
+
+
+def answer_of(
+    experiment: Experiment,
+    title: str,
+    records: Sequence[RunRecord],
+    *,
+    findings: Iterable[Finding],
+    tables: Iterable[Table] = (),
+    charts: Iterable[Chart] = (),
+    warnings: Iterable[Warning] = (),
+    notes: Iterable[str] = (),
+) -> Answer:
+    """The answer from `records`, with `warnings` before those of the records."""
+    return Answer(
+        experiment=experiment.name,
+        question=experiment.question,
+        title=title,
+        findings=tuple(findings),
+        tables=tuple(tables),
+        charts=tuple(charts),
+        warnings=(*warnings, *(w for r in records for w in r.warnings)),
+        run_ids=tuple(r.run_id for r in records),
+        notes=tuple(notes),
+    )
+
+
+class Interval(TypedDict):
+    """A value with its interval, as keyword arguments of a `Finding` or a `Cell`."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def interval(figure: Figure) -> Interval:
+    """`Finding(…, **interval(figure))` has the value and the interval of `figure`."""
+    return {"value": figure.value, "low": figure.low, "high": figure.high}
+
+
+def failed_run(where: str, group: Group[Any]) -> Finding:
+    """Why a point has no measurement."""
+    return Finding(code="failed-run", text=f"{where}: {group.why}.")
