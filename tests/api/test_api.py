@@ -106,7 +106,7 @@ def test_wrong_arguments_are_usage_errors_before_anything_runs(arguments, tmp_pa
         {"devices": [16]},
         {"measured": {1: 0.0}},
         {"precision": "fp23"},
-        {"regime": "week"},
+        {"mode": "week"},
         {"sync": "all-reduc"},
         {"what_if": {"speed": 2}},
     ],

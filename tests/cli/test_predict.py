@@ -131,7 +131,7 @@ def test_a_run_of_another_device_does_not() -> None:
         (("--devices", "1,two"), "two"),
         (("--devices", "16"), "8"),
         (("--precision", "fp23"), "fp32"),
-        (("--regime", "week"), "weak"),
+        (("--mode", "week"), "weak"),
         (("--measured", "219"), "DEVICES=SAMPLES_PER_S"),
         (("--measured", "1=0"), "1=0"),
         (("--measured", "1=fast"), "1=fast"),

@@ -8,7 +8,7 @@ import pytest
 from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.forecast.calibration import defaults
-from cubemesh.forecast.request import Forecast, ForecastRequest, Regime
+from cubemesh.forecast.request import Forecast, ForecastRequest, ScalingMode
 from cubemesh.forecast.step import predict, slowest
 from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.catalogue.systems import load_system, system
@@ -32,13 +32,13 @@ def asked(
     network: str = "resnet-50",
     machine: str = "dgx1-p100",
     batch: int = 64,
-    regime: Regime = "weak",
+    mode: ScalingMode = "weak",
 ) -> ForecastRequest:
     return ForecastRequest(
         network=networks.build(network),
         system=load_system(machine),
         batch_per_device=batch,
-        regime=regime,
+        mode=mode,
     )
 
 
@@ -84,12 +84,12 @@ def test_a_slow_network_limits_and_is_named() -> None:
 
 
 def test_strong_scaling_shares_the_minibatch() -> None:
-    found = forecast(asked(regime="strong"), [1, 8], _1=219).points
+    found = forecast(asked(mode="strong"), [1, 8], _1=219).points
     assert [p.batch_per_device for p in found] == [64, 8]
     weak = forecast(asked(), [8], _1=219).points[0]
     assert found[1].efficiency < weak.efficiency
     with pytest.raises(UsageError, match="multiple of 3"):
-        forecast(asked(regime="strong"), [3])
+        forecast(asked(mode="strong"), [3])
 
 
 def test_a_device_without_a_datasheet_needs_a_measured_rate() -> None:

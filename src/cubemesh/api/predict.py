@@ -15,9 +15,9 @@ from cubemesh.forecast.calibration import Calibration, defaults, read_sweeps
 from cubemesh.forecast.energy import BusyPower, busy_power, device_watts, sample_joules
 from cubemesh.forecast.from_records import measured_inputs
 from cubemesh.forecast.gradient_sync import check_cost
-from cubemesh.forecast.request import Forecast, ForecastRequest, Point, Regime
+from cubemesh.forecast.request import Forecast, ForecastRequest, Point, ScalingMode
 from cubemesh.forecast.step import predict as forecast_steps
-from cubemesh.forecast.what_if import Change, apply_changes, read_changes
+from cubemesh.forecast.what_if import apply_changes, read_changes
 from cubemesh.machines.catalogue import datasheets
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.machines.files import read_text
@@ -55,7 +55,7 @@ class Prediction:
     points: tuple[PredictedPoint, ...]
     before: tuple[PredictedPoint, ...]
     """Without the changes of `what_if`; empty without changes."""
-    changes: tuple[Change, ...]
+    changes: Mapping[str, str]
     measured: Mapping[int, float]
     """Devices → samples per second that the forecast was fitted to."""
     power: BusyPower | None
@@ -80,7 +80,7 @@ def predict(
     devices: Iterable[int] = (1, 2, 4, 8),
     batch_per_device: int = 64,
     precision: Precision = "fp32",
-    regime: Regime = "weak",
+    mode: ScalingMode = "weak",
     sync: str = "all-reduce",
     measured: Mapping[int, float] | None = None,
     calibrate: Iterable[str | Path | RunRecord] = (),
@@ -100,8 +100,8 @@ def predict(
     changes = read_changes(setting_lines(what_if))
     if precision not in get_args(Precision):
         raise unknown_name("precision", precision, get_args(Precision), "", "precisions")
-    if regime not in get_args(Regime):
-        raise unknown_name("regime", regime, get_args(Regime))
+    if mode not in get_args(ScalingMode):
+        raise unknown_name("mode", mode, get_args(ScalingMode))
     counts, measured = list(devices), dict(measured or {})
     _check_counts([*counts, *measured], measured.values())
     request = ForecastRequest(
@@ -109,7 +109,7 @@ def predict(
         system=load_system(machine),
         batch_per_device=batch_per_device,
         precision=precision,
-        regime=regime,
+        mode=mode,
         sync=sync,
     )
     rates, known, watts = _calibrated(_sources(calibrate, store), network, request)
@@ -170,10 +170,10 @@ def _calibrated(
                 *read_sweeps(read_text(source, MAX_SWEEP_BYTES, "sweep"), str(source))
             )
             continue
-        told = measured_inputs(source, network, request)
-        rates |= told.rates
-        known = known.with_sweeps(*told.sweeps)
-        watts = told.device_watts or watts
+        measured = measured_inputs(source, network, request)
+        rates |= measured.rates
+        known = known.with_sweeps(*measured.sweeps)
+        watts = measured.device_watts or watts
     return rates, known, watts
 
 

@@ -29,9 +29,9 @@ def predict(
         int, typer.Option("--batch-per-device", min=1, help="Batch size per device.")
     ] = 64,
     precision: Annotated[str, typer.Option(help="fp32, tf32, bf16, fp16 or fp64.")] = "fp32",
-    regime: Annotated[
+    mode: Annotated[
         str,
-        typer.Option(help="weak: batch size is per device; strong: batch size is global."),
+        typer.Option(help="Scaling mode; weak: batch size is per device; strong: it is global."),
     ] = "weak",
     measured: Annotated[
         list[str] | None,
@@ -77,7 +77,7 @@ def predict(
         devices=_counts(devices),
         batch_per_device=batch_per_device,
         precision=precision,  # type: ignore[arg-type]
-        regime=regime,  # type: ignore[arg-type]
+        mode=mode,  # type: ignore[arg-type]
         sync=sync,
         measured=_rates(measured or ()),
         calibrate=calibrate or (),

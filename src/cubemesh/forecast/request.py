@@ -13,7 +13,7 @@ from cubemesh.machines.catalogue.system import System
 from cubemesh.networks.graph import Network
 from cubemesh.schema.spec import Precision
 
-Regime = Literal["weak", "strong"]
+ScalingMode = Literal["weak", "strong"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class ForecastRequest:
     batch_per_device: int
     """Of each device in weak scaling; in strong scaling of one device that has it all."""
     precision: Precision = "fp32"
-    regime: Regime = "weak"
+    mode: ScalingMode = "weak"
     sync: str = "all-reduce"
     """One of `COSTS` (forecast/gradient_sync.py)."""
     peer_access: bool = True
@@ -80,7 +80,7 @@ class ForecastRequest:
 
     def batch(self, devices: int) -> int:
         """The batch size per device; UsageError if the global one cannot be divided."""
-        if self.regime == "weak":
+        if self.mode == "weak":
             return self.batch_per_device
         if self.batch_per_device % devices:
             raise UsageError(

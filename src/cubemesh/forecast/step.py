@@ -20,14 +20,14 @@ from collections.abc import Mapping, Sequence
 from math import hypot
 from statistics import NormalDist
 
-from cubemesh.errors import UsageError, unknown_name
+from cubemesh.errors import UsageError
 from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.fabric import Fabric, fabric
 from cubemesh.forecast.gradient_sync import SyncTime, sync_time
 from cubemesh.forecast.launch_overhead import host_s, stall_s, times_for
 from cubemesh.forecast.passes import PROPORTIONS, Passes, passes, speed
 from cubemesh.forecast.request import Forecast, ForecastRequest, Point
-from cubemesh.forecast.what_if import Change, apply_changes
+from cubemesh.forecast.what_if import apply_changes
 from cubemesh.networks.recurrent_layers import LSTM
 
 __all__ = ["Forecast", "ForecastRequest", "Point", "predict", "slowest"]
@@ -46,7 +46,7 @@ def predict(
     devices: Sequence[int],
     calibration: Calibration,
     measured: Mapping[int, float] | None = None,
-    what_if: Sequence[Change] = (),
+    what_if: Mapping[str, str] | None = None,
 ) -> Forecast:
     """Forecasts for each of `devices`; `measured` are samples per second on so many devices.
 
@@ -56,8 +56,6 @@ def predict(
     for device counts that the system does not have, rates that are not above 0, or a device of
     which neither datasheet nor a measured point is known.
     """
-    if request.regime not in ("weak", "strong"):
-        raise unknown_name("regime", request.regime, ("weak", "strong"))
     model = _Model(request, calibration, dict(measured or {}))
     model.fit()
     before = tuple(model.point(n) for n in devices) if what_if else ()
@@ -127,7 +125,7 @@ class _Model:
         elif several:
             self._fit_scale(several)
 
-    def with_changes(self, changes: Sequence[Change]) -> _Model:
+    def with_changes(self, changes: Mapping[str, str]) -> _Model:
         """The same on a changed machine or with a changed program, with nothing fitted anew."""
         request, known = apply_changes(self.asked, self.known, changes)
         model = _Model(request, known, self.measured, foreign=True)
@@ -143,8 +141,7 @@ class _Model:
         if self.measured:
             carried = f", carried to {after} by datasheets" if model.elsewhere else ""
             model.source = self.source + carried
-        told = any(change.key == "launch_us" for change in changes)
-        if not told and self.asked.library == request.library == "nccl":
+        if "launch_us" not in changes and self.asked.library == request.library == "nccl":
             model.launch_s = self.launch_s  # none where the measured step showed none
         return model
 

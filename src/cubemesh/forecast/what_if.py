@@ -7,7 +7,7 @@ measured device keeps its speed while links, network or strategy change.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -28,14 +28,6 @@ WAYS = ("machine", "link", "network", "network_gbit_per_s", "network_latency_us"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
-    """One change."""
-
-    key: str
-    value: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class ChangeKey:
     """What can be changed, and how."""
 
@@ -49,10 +41,10 @@ class ChangeKey:
     least: float = 0.0
 
 
-def read_changes(texts: Sequence[str]) -> tuple[Change, ...]:
-    """The changes typed as key=value; UsageError for another form, an unknown key, or a
-    duplicate."""
-    found: dict[str, Change] = {}
+def read_changes(texts: Sequence[str]) -> dict[str, str]:
+    """Key → value of the changes typed as key=value; UsageError for another form, an unknown key,
+    or a duplicate."""
+    found: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         key, value = key.strip(), value.strip()
@@ -62,27 +54,26 @@ def read_changes(texts: Sequence[str]) -> tuple[Change, ...]:
             raise UsageError(f"--what-if {text}: give it as {key}=VALUE, with {KEYS[key].values}.")
         if key in found:
             raise UsageError(f"--what-if {key} is given twice; once is enough.")
-        found[key] = Change(key=key, value=value)
-    return tuple(found.values())
+        found[key] = value
+    return found
 
 
 def apply_changes(
-    request: ForecastRequest, known: Calibration, changes: Sequence[Change]
+    request: ForecastRequest, known: Calibration, changes: Mapping[str, str]
 ) -> tuple[ForecastRequest, Calibration]:
     """The request and the factors with these changes, in the order of `KEYS`; UsageError for an
     invalid value."""
-    given = {change.key: change.value for change in changes}
-    if given.keys() & set(WAYS):
+    if changes.keys() & set(WAYS):
         known = replace(known, sweeps=())
     for key, entry in KEYS.items():
-        if key not in given:
+        if key not in changes:
             continue
         if entry.request is not None:
-            request = entry.request(request, given[key])
+            request = entry.request(request, changes[key])
         else:
-            value = _number(key, given[key], entry.least) * entry.unit
+            value = _number(key, changes[key], entry.least) * entry.unit
             known = known.with_factor(entry.factor, value, "assumed", f"--what-if {key}")
-    if "launch_us" in given and not request.system.topology.gpus:
+    if "launch_us" in changes and not request.system.topology.gpus:
         raise UsageError(f"--what-if launch_us: {request.system.name} has no GPUs to launch on.")
     return request, known
 

@@ -38,9 +38,9 @@ def document(found: Prediction) -> dict[str, Any]:
         network=found.network,
         machine=found.machine,
         precision=request.precision,
-        regime=request.regime,
+        mode=request.mode,
         sync=request.sync,
-        what_if={change.key: change.value for change in found.changes},
+        what_if=dict(found.changes),
         measured={str(n): rate for n, rate in found.measured.items()},
         device_source=found.forecast.device_source,
         power=None if found.power is None else asdict(found.power),
@@ -96,7 +96,7 @@ def print_prediction(console: Console, found: Prediction) -> None:
     if found.changes:
         terminal.print_table(console, _before(found))
     title = (
-        f"{found.network} on {request.system.name}, {request.precision}, {request.regime} "
+        f"{found.network} on {request.system.name}, {request.precision}, {request.mode} "
         f"scaling, {request.sync}"
     )
     rows = tuple(map(_row, found.points))
@@ -120,7 +120,7 @@ def _before(found: Prediction) -> Table:
         )
         for old, new in zip(found.before, found.points, strict=True)
     )
-    what = ", ".join(f"{change.key}={change.value}" for change in found.changes)
+    what = ", ".join(f"{key}={value}" for key, value in found.changes.items())
     return Table(
         title=f"What if {what}",
         columns=(

@@ -181,7 +181,7 @@ def test_the_documents_networks_are_for_gpus_and_devices_double_as_far_as_there_
     }
 
 
-def test_the_answer_names_the_regime_and_says_why_efficiency_falls(machine, play, several):
+def test_the_answer_names_the_mode_and_says_why_efficiency_falls(machine, play, several):
     parts = {"compute": 0.0102, "exposed_communication": 0.0015, "straggler_wait": 0.0003}
 
     def measured(asked):

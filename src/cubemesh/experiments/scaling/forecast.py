@@ -51,7 +51,7 @@ def forecast_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> P
         system=place,
         batch_per_device=work.batch_per_device,
         precision=one.spec.program.precision,
-        regime="weak" if same else "strong",
+        mode="weak" if same else "strong",
         sync=sync,
     )
     try:

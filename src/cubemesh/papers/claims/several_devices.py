@@ -102,14 +102,14 @@ def slower_with_more(networks: tuple[str, ...], devices: int, fewer: int) -> Che
 
 
 def efficiency_of(
-    network: str, devices: int, batches: tuple[int, ...], regime: ScalingMode = ScalingMode.WEAK
+    network: str, devices: int, batches: tuple[int, ...], mode: ScalingMode = ScalingMode.WEAK
 ) -> Check:
     """Efficiency at each of a claim's batch sizes, in the order of its values."""
 
     def check(claim: Claim, evidence: Evidence) -> Verdict:
         verdicts = []
         for value, batch in zip(claim.values, batches, strict=True):
-            found = _found(claim, evidence, regime, network, devices, batch)
+            found = _found(claim, evidence, mode, network, devices, batch)
             if isinstance(found, Verdict):
                 return found
             figure, groups, what = found
@@ -186,21 +186,21 @@ Found = tuple[Figure, tuple[ScalingGroup, ScalingGroup], str]
 def _found(
     claim: Claim,
     evidence: Evidence,
-    regime: ScalingMode,
+    mode: ScalingMode,
     network: str,
     devices: int,
     batch: int | None = None,
 ) -> Found | Verdict:
     """Efficiency of a point with its runs and label, or the verdict that it was not measured."""
-    for curve in curves(evidence.records, regime):
+    for curve in curves(evidence.records, mode):
         if curve.key.network != network or batch not in (None, curve.key.batch):
             continue
         group = _at(curve, devices)
         figure = efficiency(group, curve.one) if group and curve.one else None
         if group is not None and curve.one is not None and figure is not None:
-            what = f"{network}, {regime.constant} {curve.key.batch}, {devices} devices over one"
+            what = f"{network}, {mode.constant} {curve.key.batch}, {devices} devices over one"
             return figure, (group, curve.one), what
-    at = f" at {regime.constant} {batch}" if batch else ""
+    at = f" at {mode.constant} {batch}" if batch else ""
     reason = f"{network}{at} was not measured on {devices} devices"
     return untested(claim, "not-measured", reason)
 

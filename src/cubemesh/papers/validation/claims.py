@@ -15,7 +15,6 @@ from cubemesh import networks
 from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.request import Forecast, ForecastRequest
 from cubemesh.forecast.step import predict
-from cubemesh.forecast.what_if import Change
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.machines.topology import NETWORKS, Design, fat_tree, find_rings, hops, shared_rates
 from cubemesh.networks.graph import Network
@@ -49,7 +48,7 @@ def _forecast(
     devices: tuple[int, ...],
     batch: int = 64,
     precision: Precision = "fp32",
-    *changes: Change,
+    **changes: str,
 ) -> Forecast:
     request = ForecastRequest(
         network=networks.build(network) if isinstance(network, str) else network,
@@ -73,8 +72,7 @@ def _efficiency(machine: str) -> tuple[float, ...]:
 
 
 def _over_pcie(network: str | Network, batch: int, precision: Precision = "fp32") -> float:
-    change = Change(key="link", value="pcie")
-    found = _forecast(network, "dgx1-v100", (8,), batch, precision, change)
+    found = _forecast(network, "dgx1-v100", (8,), batch, precision, link="pcie")
     return found.before[0].samples_per_s / found.points[0].samples_per_s
 
 
@@ -83,9 +81,7 @@ def _translator(hidden: int) -> Network:
 
 
 def _ethernet() -> tuple[float]:
-    found = _forecast(
-        "googlenet", "c4130-g-edr", (16,), 64, "fp32", Change(key="network", value="10gbe")
-    )
+    found = _forecast("googlenet", "c4130-g-edr", (16,), 64, "fp32", network="10gbe")
     return (found.points[0].samples_per_s / found.before[0].samples_per_s,)
 
 
