@@ -241,6 +241,7 @@ def minibatch_answer(records: Sequence[RunRecord]) -> Answer:
         title="LittleCNN by batch size",
         findings=(
             Finding(
+                code="throughput",
                 text="This machine trains LittleCNN at 2,170 images/s. Below batch size 32 it "
                 "loses a third of every step to launching work.",
                 question="How fast?",
@@ -251,13 +252,17 @@ def minibatch_answer(records: Sequence[RunRecord]) -> Answer:
                 remedy="Use batch size 128: 5.8 times batch size 8.",
             ),
             Finding(
+                code="throughput-knee",
                 text="Throughput stops growing at batch size 128.",
                 question="Where does it stop growing?",
                 value=128,
                 unit="images a step",
                 remedy="Larger batch sizes only cost memory.",
             ),
-            Finding(text="From 16 to 64 it grows 2.5 times; NVIDIA reports 2.8 times on a V100."),
+            Finding(
+                code="published-comparison",
+                text="From 16 to 64 it grows 2.5 times; NVIDIA reports 2.8 times on a V100.",
+            ),
         ),
         tables=(
             Table(
@@ -303,6 +308,7 @@ def accuracy_answer() -> Answer:
         title="Accuracy after 5 epochs, and each system's speed",
         findings=(
             Finding(
+                code="accuracy-cost",
                 text="Accuracy falls from 97.2 % at batch size 16 to 87.4 % at 256.",
                 question="What does speed cost?",
                 value=9.8,
@@ -470,7 +476,11 @@ def hostile() -> Sample:
         experiment=ATTACK,
         question=ATTACK,
         title=ATTACK,
-        findings=(Finding(text=ATTACK, question=ATTACK, value=1.0, unit=ATTACK, remedy=ATTACK),),
+        findings=(
+            Finding(
+                code=ATTACK, text=ATTACK, question=ATTACK, value=1.0, unit=ATTACK, remedy=ATTACK
+            ),
+        ),
         tables=(
             Table(
                 title=ATTACK,

@@ -229,15 +229,13 @@ def _share(figure: Figure, peak: Peak | None) -> str:
 def _memory(group: Group[Key], moved: Figure, sheet: Datasheet | None) -> Finding:
     stated = sheet.value("memory_bytes_per_s") if sheet else None
     share = f" ({100 * moved.value / stated:.0f} % of the datasheet's)" if stated else ""
-    return Finding(
+    return Finding.of(
         code="memory-bandwidth",
         question="How fast is its memory?",
         text=f"A memory copy moves {format_quantity(moved.value, 'B/s')}{share}, read plus "
         "written.",
-        value=moved.value,
+        figure=moved,
         unit="B/s",
-        low=moved.low,
-        high=moved.high,
         caveats=group.caveats,
     )
 

@@ -226,13 +226,11 @@ def _fastest(training: Matrix) -> Iterator[Finding]:
             text = f"{network}: no significant difference of {a} and {b}, {format_ratio(found)}."
             code = "equal-frameworks"
         lines.append(
-            Finding(
+            Finding.of(
                 code=code,
                 text=text,
-                value=found.value,
+                figure=found,
                 unit=f"× {b}: {a}",
-                low=found.low,
-                high=found.high,
             )
         )
     if ranked == 1:

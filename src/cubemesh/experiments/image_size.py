@@ -203,7 +203,7 @@ def _growth(where: str, done: list[tuple[Group[Key], Figure]]) -> Iterator[Findi
     else:
         code = "flat-throughput"
         text = f"{where}: throughput does not grow with the batch size above {first.key[1]}."
-    yield Finding(code=code, text=text, value=found.value, unit="×", low=found.low, high=found.high)
+    yield Finding.of(code=code, text=text, figure=found, unit="×")
 
 
 def _table(groups: list[Group[Key]]) -> Table:

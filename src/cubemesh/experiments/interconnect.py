@@ -241,14 +241,12 @@ def _cost(
     each = format_list(f"{name} {format_ratio(f)}" for f, name, _ in ratios)
     most = "" if sign else ", without a significant difference"
     most = f" {network} gains most{most}." if len(ratios) > 1 else ""
-    return Finding(
+    return Finding.of(
         code="link-cost",
         question="What does the link cost?",
         text=f"{first} over {other}: {each}.{most}",
-        value=found.value,
+        figure=found,
         unit="× the speed",
-        low=found.low,
-        high=found.high,
         caveats=caveats(*(g for *_, own in ratios for g in own)),
         remedy="" if sign <= 0 else f"Train {network} over {first}.",
     )

@@ -176,13 +176,11 @@ def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
             caveats=caveats(*(g for g, _ in busy)),
         )
     for group, figure in done:
-        yield Finding(
+        yield Finding.of(
             code="throughput",
             text=f"{_name(group)} trains at {plus_minus(figure)} samples/s.",
-            value=figure.value,
+            figure=figure,
             unit="samples/s",
-            low=figure.low,
-            high=figure.high,
             caveats=group.caveats,
         )
     places = {g.key: g for g in groups}

@@ -169,7 +169,7 @@ def _speedups(matrix: Matrix) -> Table:
     def cell(network: str, other: str) -> Cell:
         share, group = found.get((network, other)), matrix.at(network, other)
         if share is not None:
-            return Cell(value=share.value, low=share.low, high=share.high)
+            return Cell.of(share)
         if group is None or group.throughput is not None:
             return Cell(reason=f"no {BASELINE}")
         return Cell(reason=group.ending, run_id=group.run_id)
@@ -210,15 +210,13 @@ def _findings(matrix: Matrix, ceilings: list[Group[str]]) -> Iterator[Finding]:
         for network, found, groups in matrix.ratios(precision, BASELINE):
             if caveats(*groups) or significance(found) <= 0 or (best and found.value <= best[0]):
                 continue
-            card = Finding(
+            card = Finding.of(
                 code="largest-speed-up",
                 question="What does lower precision gain?",
                 text=f"{network} trains {format_ratio(found)} as fast in {precision} as in "
                 f"{BASELINE}.",
-                value=found.value,
+                figure=found,
                 unit="× the speed",
-                low=found.low,
-                high=found.high,
             )
             best = found.value, card
         if gains := matrix.gains(precision, BASELINE):

@@ -109,14 +109,12 @@ def _findings(paper: str, verdicts: list[Verdict]) -> Iterable[Finding]:
     for verdict in verdicts:
         if verdict.state is ClaimState.DOES_NOT_HOLD and verdict.measured is not None:
             m = verdict.measured
-            yield Finding(
+            yield Finding.of(
                 code="failed-claim",
                 text=f"{verdict.claim.id} does not hold: {_values(verdict.claim)} in the paper, "
                 f"{format_interval(m.value, m.low, m.high)} here ({verdict.reason}).",
-                value=m.value,
+                figure=m,
                 unit=verdict.claim.unit,
-                low=m.low,
-                high=m.high,
                 caveats=verdict.caveats,
             )
 
@@ -144,9 +142,7 @@ def _row(verdict: Verdict) -> tuple[Cell, ...]:
     claim, measured = verdict.claim, verdict.measured
     figure = Cell(text="–")
     if measured is not None:
-        figure = Cell(
-            value=measured.value, low=measured.low, high=measured.high, run_id=verdict.run_id
-        )
+        figure = Cell.of(measured, run_id=verdict.run_id)
     what = ": ".join(t for t in (claim.network, claim.quantity) if t)
     words = "; ".join(t for t in (what, claim.system, claim.conditions) if t)
     return (

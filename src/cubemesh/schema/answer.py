@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from cubemesh.schema.comparison import Ratio
+from cubemesh.schema.record import Figure
 from cubemesh.schema.warning import SIMULATED, Warning
 
 
@@ -19,9 +21,9 @@ class Finding:
     in large type, and the sentence.
     """
 
-    text: str
-    code: str = ""
+    code: str
     """What kind of finding it is, such as `throughput-knee`: for programs and tests."""
+    text: str
     question: str | None = None
     value: float | None = None
     unit: str = ""
@@ -31,6 +33,31 @@ class Finding:
     """What to do about it; empty for nothing."""
     caveats: tuple[str, ...] = ()
     """Codes of the warnings that the runs behind it carry."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        code: str,
+        text: str,
+        figure: Figure | Ratio,
+        unit: str,
+        question: str | None = None,
+        remedy: str = "",
+        caveats: tuple[str, ...] = (),
+    ) -> Finding:
+        """A finding with the value and interval of `figure`."""
+        return cls(
+            code=code,
+            text=text,
+            question=question,
+            value=figure.value,
+            unit=unit,
+            low=figure.low,
+            high=figure.high,
+            remedy=remedy,
+            caveats=caveats,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +81,11 @@ class Cell:
     reason: str = ""
     run_id: str = ""
     """Source run of the figure."""
+
+    @classmethod
+    def of(cls, figure: Figure | Ratio, run_id: str = "") -> Cell:
+        """A number with its interval."""
+        return cls(value=figure.value, low=figure.low, high=figure.high, run_id=run_id)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,10 @@ FOUND = Answer(
     experiment="minibatch",
     question="How fast?",
     title="little-cnn",
-    findings=(Finding(text="Fast.", caveats=("drift",)), Finding(text="Still.")),
+    findings=(
+        Finding(code="throughput", text="Fast.", caveats=("drift",)),
+        Finding(code="drift", text="Still."),
+    ),
 )
 
 

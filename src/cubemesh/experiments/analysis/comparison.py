@@ -127,14 +127,12 @@ def _finding(record: RunRecord) -> Finding:
             code="not-compared",
             text=f"{where}: {first} and {second} were not compared; see the run.",
         )
-    return Finding(
+    return Finding.of(
         code="speed-ratio",
         text=f"{where}: {sentence(ratio, first, second)}",
         question=f"How fast is {second} compared with {first}?",
-        value=ratio.value,
+        figure=ratio,
         unit="×",
-        low=ratio.low,
-        high=ratio.high,
         caveats=noise_codes([record]),
     )
 
@@ -164,7 +162,7 @@ def _table(records: Sequence[RunRecord]) -> Table:
             (
                 name,
                 *(_cell(step) for step in steps),
-                Cell(value=ratio.value, low=ratio.low, high=ratio.high, run_id=record.run_id),
+                Cell.of(ratio, run_id=record.run_id),
                 Cell(text=ratio.verdict.value),
             )
         )
@@ -184,7 +182,7 @@ def _table(records: Sequence[RunRecord]) -> Table:
 def _cell(figure: Figure | None) -> Cell:
     if figure is None:
         return Cell(reason="not measured")
-    return Cell(value=figure.value, low=figure.low, high=figure.high)
+    return Cell.of(figure)
 
 
 def _notes(records: Sequence[RunRecord]) -> list[str]:
@@ -215,14 +213,12 @@ def comparison_answer(found: StoredComparison, gate: Gate | None = None) -> Answ
         question="Which is faster?",
         title=f"{found.second.text} compared with {found.first.text}",
         findings=(
-            Finding(
+            Finding.of(
                 code="speed-ratio",
                 text=sentence(ratio, "A", "B"),
                 question="How fast is B compared with A?",
-                value=ratio.value,
+                figure=ratio,
                 unit="×",
-                low=ratio.low,
-                high=ratio.high,
                 caveats=noise_codes((*found.first.records, *found.second.records)),
             ),
         ),

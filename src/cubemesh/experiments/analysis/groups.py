@@ -100,7 +100,7 @@ class Group(Generic[K]):
         """A table's cell for one of this point's figures."""
         if figure is None:
             return Cell(reason=self.why, run_id=self.run_id)
-        return Cell(value=figure.value, low=figure.low, high=figure.high, run_id=self.run_id)
+        return Cell.of(figure, run_id=self.run_id)
 
     def point(self, x: float | str, figure: Figure | None) -> Point:
         """A chart's point for one of this point's figures."""

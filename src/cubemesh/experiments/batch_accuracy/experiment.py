@@ -150,15 +150,13 @@ def _comparison(settings: Settings, done: list[tuple[Group[int], Figure]]) -> It
     best, top = max(done, key=lambda p: p[1].value)
     epochs = _work(best.records[0]).epochs
     others = ", ".join(f"{g.key}: {a.value:.1f} %" for g, a in done if g.key != best.key)
-    yield Finding(
+    yield Finding.of(
         code="highest-accuracy",
         question="Which batch size reaches the highest accuracy?",
         text=f"Highest accuracy after {epochs} epochs of {settings.data}: {top.value:.1f} % of the "
         f"held-out samples at batch size {best.key}{others and f' ({others})'}.",
-        value=top.value,
+        figure=top,
         unit="% top-1",
-        low=top.low,
-        high=top.high,
         caveats=best.caveats,
     )
     (small, a), (large, b) = done[0], done[-1]
@@ -300,15 +298,13 @@ def _grid_findings(groups: Sequence[Group[GridPoint]]) -> Iterator[Finding]:
         equal = [g for g, a in done if g is not best and _overlap(a, top)]
         names = format_list(map(_name, equal)) if 0 < len(equal) <= 3 else f"{len(equal)} others"
         rest = f"; no significant difference from {names}" if equal else ""
-        yield Finding(
+        yield Finding.of(
             code="highest-accuracy",
             question="Which batch size and learning rate reach the highest accuracy?",
             text=f"Highest accuracy: {top.value:.1f} % of the held-out samples at {_name(best)}"
             f"{rest}.",
-            value=top.value,
+            figure=top,
             unit="% top-1",
-            low=top.low,
-            high=top.high,
         )
         rates = []
         for batch in dict.fromkeys(g.key[0] for g, _ in done):

@@ -75,16 +75,14 @@ def _speed(group: Group[CollectiveKey], *, card: bool) -> Finding:
     bus, latency = found["bus_bytes_per_s"], found["latency_s"]
     at = bus.method.rpartition(" of ")[2]
     least = latency.method.rpartition(" of ")[2]
-    return Finding(
+    return Finding.of(
         code="bus-bandwidth",
         question="How fast do the devices communicate?" if card else None,
         text=f"{_name(group.key)} reaches a bus bandwidth of "
         f"{format_quantity(bus.value, 'B/s')} ({record.library}), at {at}; {least} "
         f"take{'s' if least.startswith('1 ') else ''} {format_seconds(latency.value)}.",
-        value=bus.value,
+        figure=bus,
         unit="B/s",
-        low=bus.low,
-        high=bus.high,
         caveats=group.caveats,
     )
 
@@ -172,7 +170,7 @@ def _cells(point: SweepPoint | None, work: Collective, devices: int) -> list[Cel
     return [
         Cell(value=point.time_s),
         Cell(value=point.algorithm_bytes_per_s),
-        Cell(value=bus.value, low=bus.low, high=bus.high),
+        Cell.of(bus),
         Cell(text="not checked") if point.wrong is None else Cell(value=float(point.wrong)),
     ]
 

@@ -176,26 +176,22 @@ def _versus_default(network: str, best: Group[CpuMode], default: Group[CpuMode])
         )
     if significance(found) > 0:
         remedy = _remedy(best.key)
-        return Finding(
+        return Finding.of(
             code="fastest-configuration",
             question=QUESTION,
             text=f"{network} trains fastest with {best.key.words}: {format_ratio(found)} the speed "
             f"of the default ({default.key.words}).",
-            value=found.value,
+            figure=found,
             unit="× the speed",
-            low=found.low,
-            high=found.high,
             remedy=remedy,
         )
-    return Finding(
+    return Finding.of(
         code="default-fastest",
         question=QUESTION,
         text=f"No configuration trains {network} significantly faster than the default "
         f"({default.key.words}): the fastest, {best.key.words}, is at {format_ratio(found)}.",
-        value=found.value,
+        figure=found,
         unit="× the speed",
-        low=found.low,
-        high=found.high,
     )
 
 

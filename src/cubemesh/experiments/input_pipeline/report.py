@@ -93,14 +93,12 @@ def _bottleneck(
             f"{_begun(how, 'Not input-bound')}: the device trains {plus_minus(device)} images/s; "
             f"the slowest input stage, {_STAGE[name]}, reaches {plus_minus(rates[name])}."
         )
-    yield Finding(
+    yield Finding.of(
         code="input-bottleneck" if bound else "device-bottleneck",
         question="Is training input-bound?",
         text=text,
-        value=share.value,
+        figure=share,
         unit="× the device's rate",
-        low=share.low,
-        high=share.high,
         remedy=_REMEDY[name] if bound else "",
         caveats=sure,
     )
@@ -160,13 +158,11 @@ def _loss(groups: Groups) -> Iterator[Finding]:
         if wait_s is not None and step_ms is not None:
             waits = f"; {min(100, 1e5 * wait_s / step_ms.value):.0f} % of a step is input wait"
         how = "as fast as" if significance(share) == 0 else f"{format_ratio(share)} the speed of"
-        yield Finding(
+        yield Finding.of(
             code="input-cost",
             text=f"Training on {LABELS[name]} is {how} one batch on the device{waits}.",
-            value=share.value,
+            figure=share,
             unit="× the speed",
-            low=share.low,
-            high=share.high,
             caveats=caveats(groups[name], groups[DEVICE]),
         )
 

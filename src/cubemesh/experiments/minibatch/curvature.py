@@ -129,7 +129,7 @@ def curvature_table(found: Sequence[Curvature]) -> tuple[Table, ...]:
 def _row(found: Curvature) -> tuple[Cell, ...]:
     cells = [Cell(text=str(found.batch))]
     for figure in (found.throughput, found.sample_ms):
-        cells.append(Cell(value=figure.value, low=figure.low, high=figure.high))
+        cells.append(Cell.of(figure))
         word = "noisy" if found.noisy else WORDS[found.sign(figure)]
         cells.append(Cell(text=word))
     for side in (found.before, found.after):

@@ -37,15 +37,13 @@ def findings(data: MinibatchData) -> Iterator[Finding]:
             )
         return
     best, top = max(measured, key=lambda p: p[1].value)
-    yield Finding(
+    yield Finding.of(
         code="throughput",
         question="How fast?",
         text=f"This machine trains {network} at {plus_minus(top)} samples/s, at batch size "
         f"{best.key}.",
-        value=top.value,
+        figure=top,
         unit="samples/s",
-        low=top.low,
-        high=top.high,
         caveats=best.caveats,
     )
     if len(measured) > 1:

@@ -128,17 +128,15 @@ def _curve_findings(
     figure, reached = last.throughput, efficiency(last, one)
     assert figure is not None
     assert reached is not None
-    yield Finding(
+    yield Finding.of(
         code="scaling-efficiency",
         question="How far does it scale?" if card else None,
         text=f"{data.name(curve, sync)}, {_batch_words(data, last)}: {devices} devices train "
         f"{format_interval(figure.value, figure.low, figure.high)} samples/s, "
         f"{devices * reached.value / 100:.2f}× one device: an efficiency of "
         f"{format_interval(reached.value, reached.low, reached.high)} %.",
-        value=reached.value,
+        figure=reached,
         unit="%",
-        low=reached.low,
-        high=reached.high,
         caveats=caveats(last, one),
     )
     if (independent := curve.at(devices, NO_SYNC)) is not None:
@@ -187,13 +185,11 @@ def _independent_finding(
             f"{format_interval(own.value, own.low, own.high)} % of {devices} times one: the rest "
             "is lost to shared resources, independent of the strategy."
         )
-    yield Finding(
+    yield Finding.of(
         code="efficiency-without-sync",
         text=text,
-        value=found.value,
+        figure=found,
         unit="%",
-        low=found.low,
-        high=found.high,
         caveats=caveats(last, independent),
     )
 

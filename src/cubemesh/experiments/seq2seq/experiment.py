@@ -181,15 +181,13 @@ def _fastest(groups: Groups) -> Iterator[Finding]:
     group, figure = max(done, key=lambda pair: pair[1].value)
     rate, several = tokens(group), len(values_of(groups, "precision")) > 1
     also = f", {plus_minus(rate)} tokens/s" if rate else ""
-    yield Finding(
+    yield Finding.of(
         code="highest-throughput",
         question="How fast does a translator train?",
         text=f"Highest throughput: {plus_minus(figure)} sentences/s{also} with "
         f"{name_of(group.key, several)}, batch size {group.key.batch}.",
-        value=figure.value,
+        figure=figure,
         unit="sentences/s",
-        low=figure.low,
-        high=figure.high,
         caveats=group.caveats,
     )
 
@@ -217,13 +215,11 @@ def _compared(over: Done, under: Done, field: str, *, precision: bool) -> Findin
         text = f"{at}, no significant difference of {one} and {other}: {format_ratio(found)}."
     if field == "hidden":
         text += f" A sentence takes {_flops(group) / _flops(base):.2g} times the operations."
-    return Finding(
+    return Finding.of(
         code=f"{field}-comparison",
         text=text,
-        value=found.value,
+        figure=found,
         unit="× the speed",
-        low=found.low,
-        high=found.high,
         caveats=caveats(group, base),
     )
 

@@ -177,7 +177,7 @@ def _distance(name: str, distance: float) -> str:
 
 def _error_cell(record: RunRecord) -> Cell:
     error = error_rate(record)
-    return Cell(value=error.value, low=error.low, high=error.high, run_id=record.run_id)
+    return Cell.of(error, run_id=record.run_id)
 
 
 def charts(comparisons: Sequence[EquivalenceCheck]) -> tuple[Chart, ...]:

@@ -253,28 +253,24 @@ def _fastest(network: str, search: Search, steps: list[StepResult]) -> Finding:
     if gained is None:
         others = sum(search.speed(c) is not None for c in search.tried) - 1
         rest = f"No other of {others + 1} was 1 % faster" if others else "No other ran"
-        return Finding(
+        return Finding.of(
             code="stock-fastest",
             question=question,
             text=f"{network} trains fastest with the stock settings ({words(search, stock)}): "
             f"{speed}. {rest}.",
-            value=rate.value,
+            figure=rate,
             unit="samples/s",
-            low=rate.low,
-            high=rate.high,
             caveats=steps[0].group.caveats,
         )
     how = "interleaved in one process" if _paired(search) is not None else "separate runs"
     settings = " ".join(f"--set {change}" for change in best.changes(stock))
-    return Finding(
+    return Finding.of(
         code="fastest-settings",
         question=question,
         text=f"{network} trains fastest with {best.words(stock)}: {speed}, {format_ratio(gained)} "
         f"the speed of stock ({how}).",
-        value=gained.value,
+        figure=gained,
         unit="× stock",
-        low=gained.low,
-        high=gained.high,
         remedy=f"Train with --set tuned=true, which sets {settings}.",
         caveats=search.group(best).caveats,
     )
