@@ -18,7 +18,7 @@ class AllReduce(Strategy):
 
     name = "all-reduce"
     summary = "each bucket of gradients, as soon as it is full; every rank updates its weights"
-    needs: ClassVar[SyncFeature | None] = "all-reduce"
+    needs: SyncFeature | None = "all-reduce"
     same_weights = True
     tuned = True
     capturable = True

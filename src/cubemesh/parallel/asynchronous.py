@@ -23,7 +23,13 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cubemesh.frameworks.contract.gradient_sync import BUCKET_BYTES, Bucket, Replica, ServerWeights
+from cubemesh.frameworks.contract.gradient_sync import (
+    BUCKET_BYTES,
+    Bucket,
+    Replica,
+    ServerWeights,
+    SyncFeature,
+)
 from cubemesh.frameworks.contract.group import Group, PointToPoint
 from cubemesh.parallel.strategy import SERVER, Strategy, SyncCost
 
@@ -36,7 +42,7 @@ class Asynchronous(Strategy):
 
     name = "asynchronous"
     summary = "each rank's gradient to the server, as soon as it is complete; the weights back"
-    needs = "weight-server"
+    needs: SyncFeature | None = "weight-server"
     blocking = False
     free_running = True
     profiled = False

@@ -43,8 +43,9 @@ class Strategy:
     name: str
     summary: ClassVar[str]
     """What is sent, and when; for help and tables."""
-    needs: ClassVar[SyncFeature | None] = None
-    """The feature that a framework must have (`Capabilities.sync_features`)."""
+    needs: SyncFeature | None = None
+    """The feature that a framework must have (`Capabilities.sync_features`); None where each rank
+    trains separately."""
     same_weights: ClassVar[bool] = False
     """Whether all ranks have the same weights after each step, bit for bit."""
     low_precision: bool = False

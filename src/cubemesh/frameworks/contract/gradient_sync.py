@@ -23,9 +23,8 @@ SyncFeature = Literal["all-reduce", "hooks", "weight-server", "model-parallel"]
 `GradientSync`; `hooks` calls the methods of any `GradientSync` in its steps; `weight-server` also
 those of `WeightServerSync`; `model-parallel` those of `ModelParallelSync`."""
 BUCKET_BYTES = 25 * 2**20
-"""Default size of a bucket: large enough that latency is small beside the transfer, small enough
-that the first leave while most of the backward pass is to come (the default of PyTorch's
-DistributedDataParallel)."""
+"""Default size of a bucket: large enough that latency is negligible, small enough that the first
+are sent early in the backward pass (the default of PyTorch's DistributedDataParallel)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +42,9 @@ class GradientSync(Protocol):
     """A strategy that gives all ranks the same weights."""
 
     name: str
+    needs: SyncFeature | None
+    """The feature that a framework must have (`Capabilities.sync_features`); None where each rank
+    trains separately."""
     low_precision: bool
     """Whether gradients are sent as 16-bit floats. A framework may then make its buckets of 16-bit
     floats, so that nothing is converted."""
@@ -106,7 +108,7 @@ class ServerWeights(Protocol):
     """Send buffers for weights."""
 
     def server_stream(self) -> AbstractContextManager[None]:
-        """What a thread queues inside runs beside the program's steps, not between them."""
+        """What a thread queues inside runs concurrently with the program's steps."""
 
     def apply(self, gradients: Sequence[Any], rate_factor: float) -> None:
         """One update by `gradients`, at the program's learning rate times `rate_factor`."""

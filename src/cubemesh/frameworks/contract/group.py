@@ -88,7 +88,7 @@ class PeerMemoryGroup(Protocol):
 
 
 class PeerMemory(Protocol):
-    """Averages by peer-to-peer copies, which run beside computation. Every rank calls the same
+    """Averages by peer-to-peer copies, concurrent with computation. Every rank calls the same
     operations in the same order."""
 
     def allocate(self, numbers: int, like: Any) -> Any:

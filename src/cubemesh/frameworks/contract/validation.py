@@ -39,3 +39,12 @@ def check_layers(network: Network, lowered: Container[type[Layer]], framework: s
                 f"{framework} has no {type(node.layer).__name__} layer, and {network.name} needs "
                 "one. pytorch, jax and tensorflow have every layer."
             )
+
+
+def check_values_per_channel(count: int) -> None:
+    """`Unsupported` where a batch normalization would take the variance of a single value."""
+    if count < 2:
+        raise Unsupported(
+            "batch normalization in training needs two values or more of a channel, and here a "
+            "batch of 1 has an image of a single position. Set a batch of 2 or a larger image_size."
+        )

@@ -2,48 +2,80 @@
 
 A lowering is a function of the layer's settings, its context (`JaxContext`) and its inputs. The
 batch is the first axis; the channels of images are the second (`nchw`) or the last (`nhwc`). It
-runs once, while JAX traces the network; XLA fuses the operations between two products.
+runs once, while JAX traces the network; XLA fuses the operations between two products. Sequences
+are (batch, length, features) in every layout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from numpy.typing import NDArray
 
-from cubemesh.frameworks.contract.program import Unsupported
-from cubemesh.frameworks.jax.context import JaxContext
-from cubemesh.frameworks.jax.sequence_lowerings import SEQUENCE_LOWERINGS
-from cubemesh.networks.layers import (
-    Add,
-    AveragePool,
-    BatchNorm,
-    Concat,
-    Convolution,
-    Dropout,
-    Flatten,
-    GlobalAveragePool,
-    Layer,
-    Linear,
-    LocalResponseNorm,
-    MaxPool,
-    ReLU,
-)
+from cubemesh.frameworks.contract.validation import check_values_per_channel
+from cubemesh.frameworks.jax.runtime import JaxNumerics
+from cubemesh.frameworks.pooling import far_padding, window_cells
+from cubemesh.networks import layers
+from cubemesh.networks import recurrent_layers as recurrent
+from cubemesh.networks import sequence_layers as sequence
 
 DIMENSIONS = {"nchw": ("NCHW", "OIHW", "NCHW"), "nhwc": ("NHWC", "HWIO", "NHWC")}
 """Layout of a program → order of the axes of a convolution's input, weight and result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JaxContext:
+    """Arrays, layout and numerics of one layer."""
+
+    arrays: Mapping[str, jax.Array]
+    """Parameters and state, by their role in the layer."""
+    shape: layers.Shape
+    """Of one sample of the result, channels first."""
+    layout: str
+    numerics: JaxNumerics
+    training: bool
+    key: Callable[[], jax.Array]
+    """Returns a random key for this layer."""
+    norm_parts: int = 1
+    """Equal parts of the minibatch, one a device, each normalized by its own statistics."""
+    new_state: dict[str, jax.Array] = field(default_factory=dict)
+    """Filled by the lowering with updated state, by role."""
+
+    @property
+    def positions(self) -> tuple[int, int]:
+        """The axes of an image's height and width."""
+        return (1, 2) if self.layout == "nhwc" else (2, 3)
+
+    def sizes(self, x: jax.Array) -> tuple[int, ...]:
+        """Height and width of an image."""
+        return tuple(x.shape[axis] for axis in self.positions)
+
+    def channels(self, x: jax.Array) -> int:
+        """The axis of the channels, or of the features without an image."""
+        return 3 if self.layout == "nhwc" and x.ndim == 4 else 1
+
+    def per_channel(self, array: jax.Array, x: jax.Array) -> jax.Array:
+        """One value per channel, reshaped to broadcast with `x`."""
+        shape = [1] * x.ndim
+        shape[self.channels(x)] = array.size
+        return array.reshape(shape)
+
+    def to_product_type(self, *arrays: jax.Array) -> list[jax.Array]:
+        """The arrays, cast to the type of products."""
+        return [a.astype(self.numerics.products) for a in arrays]
 
 
 Lowering = Callable[..., jax.Array]
 """(layer, context, input, …) → result."""
 
 
-def _convolution(layer: Convolution, context: JaxContext, x: jax.Array) -> jax.Array:
+def _convolution(layer: layers.Convolution, context: JaxContext, x: jax.Array) -> jax.Array:
     x, weight = context.to_product_type(x, context.arrays["weight"])
     y = lax.conv_general_dilated(
         x,
@@ -60,14 +92,14 @@ def _convolution(layer: Convolution, context: JaxContext, x: jax.Array) -> jax.A
     return y + context.per_channel(bias, y)
 
 
-def _linear(layer: Linear, context: JaxContext, x: jax.Array) -> jax.Array:
+def _linear(layer: layers.Linear, context: JaxContext, x: jax.Array) -> jax.Array:
     x, weight = context.to_product_type(x, context.arrays["weight"])
     last = (((x.ndim - 1,), (1,)), ((), ()))  # contract the features; the weight is (out, in)
     y = lax.dot_general(x, weight, last, precision=context.numerics.precision)
     return y + context.to_product_type(context.arrays["bias"])[0] if layer.bias else y
 
 
-def _batch_norm(layer: BatchNorm, context: JaxContext, x: jax.Array) -> jax.Array:
+def _batch_norm(layer: layers.BatchNorm, context: JaxContext, x: jax.Array) -> jax.Array:
     """(x − mean) / √(variance + ε) · weight + bias. The variance is the mean of (x − mean)²: the
     difference E[x²] − E[x]² would save one read of x, but the error of its float32 gradients was up
     to nine times as large.
@@ -88,11 +120,7 @@ def _batch_norm(layer: BatchNorm, context: JaxContext, x: jax.Array) -> jax.Arra
 
     parts = context.norm_parts
     n = x.size // own["weight"].size // parts
-    if n < 2:
-        raise Unsupported(
-            "batch normalization in training needs two values or more of a channel, and here a "
-            "batch of 1 has an image of a single position. Set a batch of 2 or a larger image_size."
-        )
+    check_values_per_channel(n)
     if parts == 1:
         y, mean, variance = normalized(full)
     else:
@@ -106,17 +134,17 @@ def _batch_norm(layer: BatchNorm, context: JaxContext, x: jax.Array) -> jax.Arra
 
 
 def _scaled(
-    layer: BatchNorm, context: JaxContext, centred: jax.Array, variance: jax.Array
+    layer: layers.BatchNorm, context: JaxContext, centred: jax.Array, variance: jax.Array
 ) -> jax.Array:
     own = context.arrays
     scale = own["weight"] * lax.rsqrt(variance + layer.epsilon)
     return centred * context.per_channel(scale, centred) + context.per_channel(own["bias"], centred)
 
 
-def _response_norm(layer: LocalResponseNorm, context: JaxContext, x: jax.Array) -> jax.Array:
+def _response_norm(layer: layers.LocalResponseNorm, context: JaxContext, x: jax.Array) -> jax.Array:
     """The window is zero-padded; one of even size has one more element before its centre."""
     full = x.astype(context.numerics.arrays)
-    axes = context.positions(x) if layer.region == "within" else (context.channels(x),)
+    axes = context.positions if layer.region == "within" else (context.channels(x),)
     before, after = layer.size // 2, (layer.size - 1) // 2
     window = [layer.size if axis in axes else 1 for axis in range(x.ndim)]
     padding = [(before, after) if axis in axes else (0, 0) for axis in range(x.ndim)]
@@ -125,78 +153,164 @@ def _response_norm(layer: LocalResponseNorm, context: JaxContext, x: jax.Array) 
     return (full / (layer.bias + layer.alpha * means) ** layer.beta).astype(x.dtype)
 
 
-def _dropout(layer: Dropout, context: JaxContext, x: jax.Array) -> jax.Array:
+def _dropout(layer: layers.Dropout, context: JaxContext, x: jax.Array) -> jax.Array:
     if not context.training or layer.rate == 0:
         return x
     if layer.rate == 1:
         return jnp.zeros_like(x)
-    kept = jax.random.bernoulli(context.key(), np.float32(1 - layer.rate), x.shape)
-    return jnp.where(kept, x / (1 - layer.rate), jnp.zeros_like(x))
+    mask = jax.random.bernoulli(context.key(), np.float32(1 - layer.rate), x.shape)
+    return jnp.where(mask, x / (1 - layer.rate), jnp.zeros_like(x))
 
 
-def _flatten(layer: Flatten, context: JaxContext, x: jax.Array) -> jax.Array:
+def _flatten(layer: layers.Flatten, context: JaxContext, x: jax.Array) -> jax.Array:
     if context.layout == "nhwc" and x.ndim == 4:
         x = x.transpose(0, 3, 1, 2)
     return x.reshape(len(x), -1)
 
 
 def _windows(
-    layer: MaxPool | AveragePool, context: JaxContext, x: jax.Array
+    layer: layers.MaxPool | layers.AveragePool, context: JaxContext, x: jax.Array
 ) -> tuple[Any, Any, Any]:
-    """Window, strides and padding on all axes. The padding at the far edge follows from the
-    result's shape: longer than `layer.padding` in `ceil_mode`, shorter where the last pixels are
-    left out."""
-    window, strides = [1] * x.ndim, [1] * x.ndim
-    padding = [(0, 0)] * x.ndim
-    for i, axis in enumerate(context.positions(x)):
-        window[axis], strides[axis] = layer.kernel[i], layer.stride[i]
-        reach = (context.shape[1 + i] - 1) * layer.stride[i] + layer.kernel[i]
-        padding[axis] = layer.padding[i], max(0, reach - layer.padding[i] - x.shape[axis])
+    """Window, strides and padding on all axes."""
+    window, strides, padding = [1] * x.ndim, [1] * x.ndim, [(0, 0)] * x.ndim
+    around = far_padding(layer, context.shape, context.sizes(x))
+    for i, axis in enumerate(context.positions):
+        window[axis], strides[axis], padding[axis] = layer.kernel[i], layer.stride[i], around[i]
     return window, strides, padding
 
 
-def _max_pool(layer: MaxPool, context: JaxContext, x: jax.Array) -> jax.Array:
+def _max_pool(layer: layers.MaxPool, context: JaxContext, x: jax.Array) -> jax.Array:
     return lax.reduce_window(x, -jnp.inf, lax.max, *_windows(layer, context, x))
 
 
-def _average_pool(layer: AveragePool, context: JaxContext, x: jax.Array) -> jax.Array:
+def _average_pool(layer: layers.AveragePool, context: JaxContext, x: jax.Array) -> jax.Array:
     """Each sum is divided by the cells of its window on the image and `layer.padding`."""
     full = x.astype(context.numerics.arrays)
     sums = lax.reduce_window(full, 0.0, lax.add, *_windows(layer, context, x))
-    axes = context.positions(x)
-    sizes = (x.shape[axis] for axis in axes)
-    rows, columns = map(_cells, sizes, context.shape[1:], layer.kernel, layer.stride, layer.padding)
-    cells = np.expand_dims(np.outer(rows, columns), [a for a in range(x.ndim) if a not in axes])
-    return (sums / cells.astype(full.dtype)).astype(x.dtype)
+    cells = window_cells(layer, context.shape, context.sizes(x))
+    other_axes = [axis for axis in range(x.ndim) if axis not in context.positions]
+    return (sums / np.expand_dims(cells, other_axes).astype(full.dtype)).astype(x.dtype)
 
 
-def _cells(size: int, windows: int, kernel: int, stride: int, padding: int) -> NDArray[np.int64]:
-    """Cells of each window along one axis, those beyond the padding left out."""
-    first = np.arange(windows) * stride - padding
-    return np.minimum(first + kernel, size + padding) - first
+def _global_average_pool(
+    layer: layers.GlobalAveragePool, context: JaxContext, x: jax.Array
+) -> jax.Array:
+    return x.astype(context.numerics.arrays).mean(context.positions).astype(x.dtype)
 
 
-def _global_average_pool(layer: GlobalAveragePool, context: JaxContext, x: jax.Array) -> jax.Array:
-    return x.astype(context.numerics.arrays).mean(context.positions(x)).astype(x.dtype)
+def _layer_norm(layer: sequence.LayerNorm, context: JaxContext, x: jax.Array) -> jax.Array:
+    """(x − mean) / √(variance + ε) · weight + bias, in the arrays' type."""
+    full = x.astype(context.numerics.arrays)
+    centred = full - full.mean(-1, keepdims=True)
+    variance = lax.square(centred).mean(-1, keepdims=True)
+    y = centred * lax.rsqrt(variance + layer.epsilon) * context.arrays["weight"]
+    return (y + context.arrays["bias"]).astype(x.dtype)
 
 
-def _concat(layer: Concat, context: JaxContext, *values: jax.Array) -> jax.Array:
-    channels = -1 if context.layout == "nhwc" else 1
-    return jnp.concatenate(values, axis=channels)
+def _attention(layer: sequence.Attention, context: JaxContext, x: jax.Array) -> jax.Array:
+    """Written out: `jax.nn.dot_product_attention` has a float32 softmax even in float64."""
+    batch, length, width = x.shape
+    (x,) = context.to_product_type(x)
+    size = width // (3 * layer.heads)
+    packed = x.reshape(batch, length, 3, layer.heads, size)
+    q, k, v = (packed[:, :, i] for i in range(3))
+    precision = context.numerics.precision
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, precision=precision) / math.sqrt(size)
+    scores = scores.astype(context.numerics.arrays)
+    if layer.causal:
+        seen = jnp.tril(jnp.ones((length, length), bool))
+        scores = jnp.where(seen, scores, -jnp.inf)
+    shares = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
+    y = jnp.einsum("bhqk,bkhd->bqhd", shares, v, precision=precision)
+    return y.reshape(batch, length, width // 3)
 
 
-LOWERINGS: dict[type[Layer], Lowering] = {
-    Convolution: _convolution,
-    Linear: _linear,
-    BatchNorm: _batch_norm,
-    LocalResponseNorm: _response_norm,
-    ReLU: lambda layer, context, x: jax.nn.relu(x),
-    Add: lambda layer, context, x, y: x + y,
-    Concat: _concat,
-    Dropout: _dropout,
-    Flatten: _flatten,
-    MaxPool: _max_pool,
-    AveragePool: _average_pool,
-    GlobalAveragePool: _global_average_pool,
-    **SEQUENCE_LOWERINGS,
+def _tokens(layer: sequence.Tokens, context: JaxContext, x: jax.Array) -> jax.Array:
+    if context.layout == "nchw":
+        x = x.transpose(0, 2, 3, 1)
+    return x.reshape(len(x), -1, x.shape[-1])
+
+
+def _embedding(layer: sequence.Embedding, context: JaxContext, tokens: jax.Array) -> jax.Array:
+    return jnp.take(context.arrays["weight"], tokens, axis=0, mode="clip")
+
+
+def _class_token(layer: sequence.ClassToken, context: JaxContext, x: jax.Array) -> jax.Array:
+    token = context.arrays["token"].astype(x.dtype)
+    return jnp.concatenate([jnp.broadcast_to(token, (len(x), 1, token.size)), x], axis=1)
+
+
+def _position_embedding(
+    layer: sequence.PositionEmbedding, context: JaxContext, x: jax.Array
+) -> jax.Array:
+    return x + context.arrays["weight"].astype(x.dtype)
+
+
+def _lstm(
+    layer: recurrent.LSTM, context: JaxContext, x: jax.Array, begin: jax.Array | None = None
+) -> jax.Array:
+    """The product of all inputs at once, then a step a position; the cell in the arrays' type."""
+    own, full = context.arrays, context.numerics.arrays
+    x, weight, hidden_weight = context.to_product_type(x, own["weight"], own["hidden_weight"])
+    bias = own["bias"] + own["hidden_bias"]
+    precision = context.numerics.precision
+    fed = jnp.einsum("btf,gf->tbg", x, weight, precision=precision).astype(full) + bias
+    first = jnp.zeros((len(x), layer.hidden), x.dtype) if begin is None else begin.astype(x.dtype)
+
+    def step(carry: Any, now: jax.Array) -> Any:
+        h, cell = carry
+        back = jnp.einsum("bh,gh->bg", h, hidden_weight, precision=precision)
+        i, f, g, o = jnp.split(now + back.astype(full), 4, axis=1)
+        cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = (jax.nn.sigmoid(o) * jnp.tanh(cell)).astype(x.dtype)
+        return (h, cell), h
+
+    _, outputs = lax.scan(step, (first, jnp.zeros(first.shape, full)), fed)
+    return outputs.swapaxes(0, 1)
+
+
+def _pair_product(
+    layer: recurrent.PairProduct, context: JaxContext, queries: jax.Array, keys: jax.Array
+) -> jax.Array:
+    queries, keys = context.to_product_type(queries, keys)
+    precision = context.numerics.precision
+    return jnp.einsum("bqf,bkf->bqk", queries, keys, precision=precision)[..., None]
+
+
+def _mix(
+    layer: recurrent.Mix, context: JaxContext, scores: jax.Array, values: jax.Array
+) -> jax.Array:
+    full = scores[..., 0].astype(context.numerics.arrays)
+    shares = jax.nn.softmax(full, axis=-1).astype(values.dtype)
+    return jnp.einsum("bqk,bkf->bqf", shares, values, precision=context.numerics.precision)
+
+
+LOWERINGS: dict[type[layers.Layer], Lowering] = {
+    layers.Convolution: _convolution,
+    layers.Linear: _linear,
+    layers.BatchNorm: _batch_norm,
+    layers.LocalResponseNorm: _response_norm,
+    layers.ReLU: lambda layer, context, x: jax.nn.relu(x),
+    layers.Add: lambda layer, context, x, y: x + y,
+    layers.Concat: lambda layer, context, *values: jnp.concatenate(
+        values, context.channels(values[0])
+    ),
+    layers.Dropout: _dropout,
+    layers.Flatten: _flatten,
+    layers.MaxPool: _max_pool,
+    layers.AveragePool: _average_pool,
+    layers.GlobalAveragePool: _global_average_pool,
+    sequence.LayerNorm: _layer_norm,
+    sequence.GELU: lambda layer, context, x: jax.nn.gelu(x, approximate=layer.form == "tanh"),
+    sequence.Attention: _attention,
+    sequence.Tokens: _tokens,
+    sequence.Embedding: _embedding,
+    sequence.ClassToken: _class_token,
+    sequence.PositionEmbedding: _position_embedding,
+    sequence.SelectPosition: lambda layer, context, x: x[:, layer.position],
+    recurrent.Tanh: lambda layer, context, x: jnp.tanh(x),
+    recurrent.LSTM: _lstm,
+    recurrent.PairSum: lambda layer, context, q, k: q[:, :, None] + k[:, None],
+    recurrent.PairProduct: _pair_product,
+    recurrent.Mix: _mix,
 }

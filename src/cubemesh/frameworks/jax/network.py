@@ -20,8 +20,7 @@ import numpy as np
 
 from cubemesh.batches import PADDING, Array
 from cubemesh.frameworks.contract.validation import check_layers
-from cubemesh.frameworks.jax.context import JaxContext
-from cubemesh.frameworks.jax.lowerings import LOWERINGS
+from cubemesh.frameworks.jax.lowerings import LOWERINGS, JaxContext
 from cubemesh.frameworks.jax.runtime import JaxNumerics
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cubemesh.schema.work import NetworkWork, Train, TrainSteps
+from cubemesh.schema.work import NetworkWork, Training
 
 Arrays = dict[str, jax.Array]
 State = dict[str, Any]
@@ -44,12 +44,12 @@ class JaxOptimizer:
 
 def make_optimizer(work: NetworkWork) -> JaxOptimizer | None:
     """The optimizer of `work`; None for work that does not train."""
-    if not isinstance(work, (TrainSteps, Train)):
+    if not isinstance(work, Training):
         return None
     return _MAKERS[work.optimizer](work)
 
 
-def _sgd(work: TrainSteps | Train) -> JaxOptimizer:
+def _sgd(work: Training) -> JaxOptimizer:
     rate, momentum = work.learning_rate, work.momentum
 
     def start(weights: Arrays) -> State:
@@ -65,7 +65,7 @@ def _sgd(work: TrainSteps | Train) -> JaxOptimizer:
     return JaxOptimizer(start=start, update=update)
 
 
-def _rmsprop(work: TrainSteps | Train) -> JaxOptimizer:
+def _rmsprop(work: Training) -> JaxOptimizer:
     rate, keep = work.learning_rate, _RMSPROP_DECAY
 
     def start(weights: Arrays) -> State:
@@ -84,7 +84,7 @@ def _rmsprop(work: TrainSteps | Train) -> JaxOptimizer:
     return JaxOptimizer(start=start, update=update)
 
 
-def _adam(work: TrainSteps | Train, decoupled: bool = False) -> JaxOptimizer:
+def _adam(work: Training, decoupled: bool = False) -> JaxOptimizer:
     rate, (beta1, beta2) = work.learning_rate, _ADAM_BETAS
 
     def start(weights: Arrays) -> State:
@@ -113,7 +113,7 @@ def _adam(work: TrainSteps | Train, decoupled: bool = False) -> JaxOptimizer:
     return JaxOptimizer(start=start, update=update)
 
 
-_MAKERS: dict[str, Callable[[TrainSteps | Train], JaxOptimizer]] = {
+_MAKERS: dict[str, Callable[[Training], JaxOptimizer]] = {
     "sgd": _sgd,
     "rmsprop": _rmsprop,
     "adam": _adam,

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
-from cubemesh.schema.work import Input, Train, TrainSteps
+from cubemesh.schema.work import Input, Training
 
 _AXIS = "batch"
 
@@ -46,8 +46,8 @@ def devices_of(request: BuildRequest) -> int:
     """The number of devices of the program. Unsupported for several without synchronization."""
     if isinstance(request.work, Input):
         return 1
-    devices, trains = request.placement.devices, isinstance(request.work, (TrainSteps, Train))
-    if devices > 1 and trains and request.sync.name == "none":
+    devices, trains = request.placement.devices, isinstance(request.work, Training)
+    if devices > 1 and trains and request.sync.needs is None:
         raise Unsupported(
             f"devices={devices} in jax: one process drives all devices, which train one network. "
             "Set sync=all-reduce, or devices=1."

@@ -15,7 +15,8 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from cubemesh.frameworks.tensorflow.lowerings import far_padding, pads_as_same, window_shares
+from cubemesh.frameworks.pooling import far_padding, window_shares
+from cubemesh.frameworks.tensorflow.lowerings import pads_as_same
 from cubemesh.networks.layers import (
     Add,
     AveragePool,

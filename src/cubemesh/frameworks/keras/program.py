@@ -32,7 +32,7 @@ from cubemesh.frameworks.tensorflow import runtime
 from cubemesh.frameworks.tensorflow.network import check_network
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution, Linear
-from cubemesh.schema.work import Train, TrainSteps
+from cubemesh.schema.work import Training
 
 POLICIES = {"fp64": "float64", "fp32": "float32", "bf16": "mixed_bfloat16"}
 """Precision → Keras's name of its policy: the types of arrays and of computation."""
@@ -107,7 +107,7 @@ class KerasProgram:
 
     def train_step(self, placed: Any) -> None:
         """Forward, backward and update."""
-        if not isinstance(self._work, (TrainSteps, Train)):
+        if not isinstance(self._work, Training):
             raise UsageError("a program built for forward work has no optimizer to train with.")
         self._check_loaded()
         images, labels = placed
@@ -150,7 +150,7 @@ class KerasProgram:
                 array = array.transpose(self._transposed[name][0])
             variable.assign(tf.constant(array.astype(self._dtype)))
         work = self._work
-        if isinstance(work, (TrainSteps, Train)):
+        if isinstance(work, Training):
             rates = (work.learning_rate, work.momentum, work.weight_decay)
             self.model.compile(
                 optimizer=TorchRules(work.optimizer, *rates),

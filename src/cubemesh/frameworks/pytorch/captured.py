@@ -35,7 +35,7 @@ from cubemesh.frameworks.pytorch.precision.loss_scaling import DynamicScaling
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.runtime import other_precision, setup_process
 from cubemesh.kernels.cpu.allocator import release_freed_memory
-from cubemesh.schema.work import Train, TrainSteps
+from cubemesh.schema.work import Training
 
 __all__ = [
     "build",
@@ -85,7 +85,7 @@ class CapturedProgram(PyTorchProgram):
         return "; ".join(filter(None, (self._why_not, self.fused.unavailable_reason)))
 
     def _reason(self) -> str:
-        if not isinstance(self._work, (TrainSteps, Train)):
+        if not isinstance(self._work, Training):
             return "only training steps are captured"
         if self._kind != "cuda":
             return "CUDA graphs need a GPU, and this is a CPU"

@@ -15,36 +15,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from cubemesh.networks import layers
+from cubemesh.networks import recurrent_layers as recurrent
+from cubemesh.networks import sequence_layers as sequence
 from cubemesh.networks.graph import Network, Node
-from cubemesh.networks.layers import (
-    Add,
-    AveragePool,
-    BatchNorm,
-    Concat,
-    Convolution,
-    Dropout,
-    Flatten,
-    GlobalAveragePool,
-    Layer,
-    Linear,
-    LocalResponseNorm,
-    MaxPool,
-    ReLU,
-    Shape,
-)
-from cubemesh.networks.recurrent_layers import LSTM, Mix, PairProduct, PairSum, Tanh
-from cubemesh.networks.sequence_layers import (
-    GELU,
-    Attention,
-    ClassToken,
-    Embedding,
-    LayerNorm,
-    PositionEmbedding,
-    SelectPosition,
-    Tokens,
-)
 
-Lowering = Callable[[Any, Shape, bool], nn.Module]
+Lowering = Callable[[Any, layers.Shape, bool], nn.Module]
 """(layer, shape of one sample of its first input, in_place) → module."""
 
 
@@ -144,7 +120,7 @@ class PrependedToken(nn.Module):
 class AddedPositions(nn.Module):
     """Learned position embeddings, added."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: layers.Shape) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape))
 
@@ -205,7 +181,7 @@ class WeightedMean(nn.Module):
         return torch.bmm(torch.softmax(scores.squeeze(3), 2).to(values.dtype), values)
 
 
-def _convolution(layer: Convolution, shape: Shape, in_place: bool) -> nn.Module:
+def _convolution(layer: layers.Convolution, shape: layers.Shape, in_place: bool) -> nn.Module:
     return nn.Conv2d(
         shape[0],
         layer.filters,
@@ -217,7 +193,7 @@ def _convolution(layer: Convolution, shape: Shape, in_place: bool) -> nn.Module:
     )
 
 
-def _batch_norm(layer: BatchNorm, shape: Shape, in_place: bool) -> nn.Module:
+def _batch_norm(layer: layers.BatchNorm, shape: layers.Shape, in_place: bool) -> nn.Module:
     kind = nn.BatchNorm2d if len(shape) == 3 else nn.BatchNorm1d
     norm = kind(shape[0], eps=layer.epsilon, momentum=layer.momentum)
     # Only used with momentum=None, which no layer here has; it would cost a launch per step.
@@ -225,45 +201,47 @@ def _batch_norm(layer: BatchNorm, shape: Shape, in_place: bool) -> nn.Module:
     return norm
 
 
-def _response_norm(layer: LocalResponseNorm, shape: Shape, in_place: bool) -> nn.Module:
+def _response_norm(
+    layer: layers.LocalResponseNorm, shape: layers.Shape, in_place: bool
+) -> nn.Module:
     kind = PatchResponseNorm if layer.region == "within" else nn.LocalResponseNorm
     return kind(layer.size, alpha=layer.alpha, beta=layer.beta, k=layer.bias)
 
 
-def _max_pool(layer: MaxPool, shape: Shape, in_place: bool) -> nn.Module:
+def _max_pool(layer: layers.MaxPool, shape: layers.Shape, in_place: bool) -> nn.Module:
     return nn.MaxPool2d(layer.kernel, layer.stride, layer.padding, ceil_mode=layer.ceil_mode)
 
 
-def _average_pool(layer: AveragePool, shape: Shape, in_place: bool) -> nn.Module:
+def _average_pool(layer: layers.AveragePool, shape: layers.Shape, in_place: bool) -> nn.Module:
     return nn.AvgPool2d(layer.kernel, layer.stride, layer.padding, ceil_mode=layer.ceil_mode)
 
 
-LOWERINGS: dict[type[Layer], Lowering] = {
-    Convolution: _convolution,
-    Linear: lambda layer, shape, _: nn.Linear(shape[-1], layer.features, bias=layer.bias),
-    BatchNorm: _batch_norm,
-    LocalResponseNorm: _response_norm,
-    ReLU: lambda layer, shape, in_place: nn.ReLU(inplace=in_place),
-    Add: lambda layer, shape, in_place: Sum(in_place),
-    Concat: lambda layer, shape, _: Concatenation(),
-    Dropout: lambda layer, shape, _: nn.Dropout(layer.rate),
-    Flatten: lambda layer, shape, _: nn.Flatten(),
-    MaxPool: _max_pool,
-    AveragePool: _average_pool,
-    GlobalAveragePool: lambda layer, shape, _: ChannelMeans(),
-    LayerNorm: lambda layer, shape, _: nn.LayerNorm(shape[-1], eps=layer.epsilon),
-    GELU: lambda layer, shape, _: nn.GELU("none" if layer.form == "erf" else "tanh"),
-    Attention: lambda layer, shape, _: SelfAttention(layer.heads, layer.causal),
-    Tokens: lambda layer, shape, _: Patches(),
-    Embedding: lambda layer, shape, _: nn.Embedding(layer.vocabulary, layer.features),
-    ClassToken: lambda layer, shape, _: PrependedToken(shape[1]),
-    PositionEmbedding: lambda layer, shape, _: AddedPositions(shape),
-    SelectPosition: lambda layer, shape, _: Position(layer.position),
-    Tanh: lambda layer, shape, _: nn.Tanh(),
-    LSTM: lambda layer, shape, _: Recurrence(shape[1], layer.hidden),
-    PairSum: lambda layer, shape, _: Pairs(product=False),
-    PairProduct: lambda layer, shape, _: Pairs(product=True),
-    Mix: lambda layer, shape, _: WeightedMean(),
+LOWERINGS: dict[type[layers.Layer], Lowering] = {
+    layers.Convolution: _convolution,
+    layers.Linear: lambda layer, shape, _: nn.Linear(shape[-1], layer.features, bias=layer.bias),
+    layers.BatchNorm: _batch_norm,
+    layers.LocalResponseNorm: _response_norm,
+    layers.ReLU: lambda layer, shape, in_place: nn.ReLU(inplace=in_place),
+    layers.Add: lambda layer, shape, in_place: Sum(in_place),
+    layers.Concat: lambda layer, shape, _: Concatenation(),
+    layers.Dropout: lambda layer, shape, _: nn.Dropout(layer.rate),
+    layers.Flatten: lambda layer, shape, _: nn.Flatten(),
+    layers.MaxPool: _max_pool,
+    layers.AveragePool: _average_pool,
+    layers.GlobalAveragePool: lambda layer, shape, _: ChannelMeans(),
+    sequence.LayerNorm: lambda layer, shape, _: nn.LayerNorm(shape[-1], eps=layer.epsilon),
+    sequence.GELU: lambda layer, shape, _: nn.GELU("none" if layer.form == "erf" else "tanh"),
+    sequence.Attention: lambda layer, shape, _: SelfAttention(layer.heads, layer.causal),
+    sequence.Tokens: lambda layer, shape, _: Patches(),
+    sequence.Embedding: lambda layer, shape, _: nn.Embedding(layer.vocabulary, layer.features),
+    sequence.ClassToken: lambda layer, shape, _: PrependedToken(shape[1]),
+    sequence.PositionEmbedding: lambda layer, shape, _: AddedPositions(shape),
+    sequence.SelectPosition: lambda layer, shape, _: Position(layer.position),
+    recurrent.Tanh: lambda layer, shape, _: nn.Tanh(),
+    recurrent.LSTM: lambda layer, shape, _: Recurrence(shape[1], layer.hidden),
+    recurrent.PairSum: lambda layer, shape, _: Pairs(product=False),
+    recurrent.PairProduct: lambda layer, shape, _: Pairs(product=True),
+    recurrent.Mix: lambda layer, shape, _: WeightedMean(),
 }
 
 ATTRIBUTES = {"running_variance": "running_var"}
@@ -276,11 +254,11 @@ LSTM_ATTRIBUTES = {
 }
 """The same for an LSTM."""
 
-_RESULT_UNREAD = (Add, BatchNorm, Concat, Convolution, Linear)
+_RESULT_UNREAD = (layers.Add, layers.BatchNorm, layers.Concat, layers.Convolution, layers.Linear)
 """Layers whose backward pass does not read their result."""
 
 
-def lower(node: Node, shape: Shape, in_place: bool) -> nn.Module:
+def lower(node: Node, shape: layers.Shape, in_place: bool) -> nn.Module:
     """The module for `node`, its arrays on the `meta` device; `shape` is that of one sample of its
     first input."""
     with torch.device("meta"):

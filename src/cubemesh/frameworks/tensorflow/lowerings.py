@@ -3,40 +3,96 @@
 A lowering is a function of the layer's settings, its context (`TensorFlowContext`) and its inputs.
 The batch is the first axis; the channels of images are the last (`nhwc`) or, where XLA compiles,
 the second (`nchw`). It runs once, while the step is traced. Where XLA and TensorFlow's CPU kernels
-offer different operations, `context.compiled` decides. Sequence layers are in
-`sequence_lowerings.py`.
+offer different operations, `context.compiled` decides. Sequences are (batch, length, features) in
+every layout. TensorFlow has no fused attention or layer normalization, and its fused LSTM (for CPUs
+only, not for XLA) stores gates in another order: these are written out.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
-from cubemesh.frameworks.contract.program import Unsupported
-from cubemesh.frameworks.tensorflow.context import Lowering, TensorFlowContext
-from cubemesh.frameworks.tensorflow.sequence_lowerings import SEQUENCE_LOWERINGS
-from cubemesh.networks.layers import (
-    Add,
-    AveragePool,
-    BatchNorm,
-    Concat,
-    Convolution,
-    Dropout,
-    Flatten,
-    GlobalAveragePool,
-    Layer,
-    Linear,
-    LocalResponseNorm,
-    MaxPool,
-    ReLU,
-    Shape,
-)
+from cubemesh.frameworks.contract.validation import check_values_per_channel
+from cubemesh.frameworks.pooling import far_padding, window_shares
+from cubemesh.frameworks.tensorflow.runtime import TensorFlowNumerics
+from cubemesh.networks import layers
+from cubemesh.networks import recurrent_layers as recurrent
+from cubemesh.networks import sequence_layers as sequence
 
 
-def _convolution(layer: Convolution, context: TensorFlowContext, x: Any) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class TensorFlowContext:
+    """Arrays, layout and numerics of one layer."""
+
+    arrays: Mapping[str, Any]
+    """Parameters and state, by their role in the layer."""
+    shape: layers.Shape
+    """Of one sample of the result, channels first."""
+    layout: str
+    numerics: TensorFlowNumerics
+    training: bool
+    compiled: bool
+    """Whether XLA compiles the step."""
+    seed: Callable[[], Any]
+    """Returns two random integers for this layer and step."""
+    new_state: dict[str, Any] = field(default_factory=dict)
+    """Filled by the lowering with updated state, by role."""
+
+    @property
+    def format(self) -> str:
+        """TensorFlow's name for the layout."""
+        return self.layout.upper()
+
+    @property
+    def positions(self) -> tuple[int, int]:
+        """The axes of an image's height and width."""
+        return (1, 2) if self.layout == "nhwc" else (2, 3)
+
+    def channels(self, x: Any) -> int:
+        """The axis of the channels, or of the features without an image."""
+        return 3 if self.layout == "nhwc" and len(x.shape) == 4 else 1
+
+    def per_channel(self, array: Any, x: Any) -> Any:
+        """One value per channel, reshaped to broadcast with `x`."""
+        shape = [1] * len(x.shape)
+        shape[self.channels(x)] = -1
+        return tf.reshape(array, shape)
+
+    def pad(self, x: Any, padding: Any, value: float = 0.0) -> Any:
+        """`x` with cells of `value` around the image: (before, after) for height and width."""
+        return tf.pad(x, self.around(padding), constant_values=tf.constant(value, x.dtype))
+
+    def around(self, padding: Any) -> list[list[int]]:
+        """(before, after) of height and width as TensorFlow expects it, for every axis."""
+        every = [[0, 0] for _ in range(4)]
+        for axis, (before, after) in zip(self.positions, padding, strict=True):
+            every[axis] = [before, after]
+        return every
+
+    def to_product_type(self, *arrays: Any) -> list[Any]:
+        """The arrays, cast to the type of products."""
+        return [tf.cast(a, self.numerics.products) for a in arrays]
+
+    def to_array_type(self, x: Any) -> Any:
+        """`x`, cast to the type of statistics."""
+        return tf.cast(x, self.numerics.arrays)
+
+    def same_type(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """Both in one type, as TensorFlow needs for a sum: that of statistics where they differ."""
+        return (x, y) if x.dtype == y.dtype else (self.to_array_type(x), self.to_array_type(y))
+
+
+Lowering = Callable[..., Any]
+"""(layer, context, input, …) → result."""
+
+
+def _convolution(layer: layers.Convolution, context: TensorFlowContext, x: Any) -> Any:
     """TensorFlow's CPU kernels have no backward pass for groups: each group is then a convolution
     of its own. With explicit padding they do not use oneDNN: a step of LittleCNN took 1.7 times as
     long. So `SAME` is used where it pads the same cells; else the image is padded before."""
@@ -65,12 +121,12 @@ def _convolution(layer: Convolution, context: TensorFlowContext, x: Any) -> Any:
     return tf.nn.bias_add(y, bias, data_format=context.format)
 
 
-def pads_as_same(layer: Convolution) -> bool:
+def pads_as_same(layer: layers.Convolution) -> bool:
     """Whether TensorFlow's padding `SAME` pads the cells that `layer` does."""
     return layer.stride == (1, 1) and layer.kernel == tuple(2 * p + 1 for p in layer.padding)
 
 
-def _linear(layer: Linear, context: TensorFlowContext, x: Any) -> Any:
+def _linear(layer: layers.Linear, context: TensorFlowContext, x: Any) -> Any:
     """Positions of a sequence are rows of one product, as samples are."""
     x, weight = context.to_product_type(x, context.arrays["weight"])
     rows = x if len(x.shape) == 2 else tf.reshape(x, [-1, x.shape[-1]])
@@ -80,7 +136,7 @@ def _linear(layer: Linear, context: TensorFlowContext, x: Any) -> Any:
     return y if rows is x else tf.reshape(y, [*x.shape[:-1], layer.features])
 
 
-def _batch_norm(layer: BatchNorm, context: TensorFlowContext, x: Any) -> Any:
+def _batch_norm(layer: layers.BatchNorm, context: TensorFlowContext, x: Any) -> Any:
     """In float32 and below, TensorFlow's fused kernel, whose running variance is the unbiased one.
     It has no float64: there the mean of (x − mean)² is written out. Without an image the features
     are the channels of a single position."""
@@ -91,12 +147,8 @@ def _batch_norm(layer: BatchNorm, context: TensorFlowContext, x: Any) -> Any:
         shift = own["bias"] - own["running_mean"] * scale
         y = context.to_array_type(x) * context.per_channel(scale, x) + context.per_channel(shift, x)
         return tf.cast(y, x.dtype)
-    n = int(np.prod([x.shape[i] for i in axes]))
-    if n < 2:
-        raise Unsupported(
-            "batch normalization in training needs two values or more of a channel, and here a "
-            "batch of 1 has an image of a single position. Set a batch of 2 or a larger image_size."
-        )
+    n = math.prod(x.shape[i] for i in axes)
+    check_values_per_channel(n)
     if x.dtype == tf.float64:
         mean, variance = tf.nn.moments(x, axes)
         unbiased = variance * (n / (n - 1))
@@ -123,7 +175,7 @@ def _batch_norm(layer: BatchNorm, context: TensorFlowContext, x: Any) -> Any:
     return y
 
 
-def _response_norm(layer: LocalResponseNorm, context: TensorFlowContext, x: Any) -> Any:
+def _response_norm(layer: layers.LocalResponseNorm, context: TensorFlowContext, x: Any) -> Any:
     """The window is zero-padded; one of even size has one more element before its centre.
     TensorFlow's kernel supports odd windows across channels, in float32 and `nhwc`; its alpha
     applies to the sum of the squares."""
@@ -133,16 +185,12 @@ def _response_norm(layer: LocalResponseNorm, context: TensorFlowContext, x: Any)
         return tf.cast(y, x.dtype)
     squares, reach = tf.square(full), (layer.size // 2, (layer.size - 1) // 2)
     if across:  # the mean of neighbouring channels: those of rows, in an image of one column
-        axis = context.channels(x)
-        rows = tf.reshape(squares, [x.shape[0], -1, x.shape[3], 1])
-        rows = rows if axis == 3 else tf.reshape(squares, [x.shape[0], x.shape[1], -1, 1])
-        along_rows = axis == 1
-        around = (
-            [[0, 0], list(reach), [0, 0], [0, 0]]
-            if along_rows
-            else [[0, 0], [0, 0], list(reach), [0, 0]]
-        )
-        window = (layer.size, 1) if along_rows else (1, layer.size)
+        if context.layout == "nhwc":
+            rows = tf.reshape(squares, [x.shape[0], -1, x.shape[3], 1])
+            around, window = [[0, 0], [0, 0], reach, [0, 0]], (1, layer.size)
+        else:
+            rows = tf.reshape(squares, [x.shape[0], x.shape[1], -1, 1])
+            around, window = [[0, 0], reach, [0, 0], [0, 0]], (layer.size, 1)
         means = tf.nn.avg_pool2d(tf.pad(rows, around), window, 1, "VALID")
         means = tf.reshape(means, x.shape)
     else:
@@ -151,7 +199,7 @@ def _response_norm(layer: LocalResponseNorm, context: TensorFlowContext, x: Any)
     return tf.cast(full / (layer.bias + layer.alpha * means) ** layer.beta, x.dtype)
 
 
-def _dropout(layer: Dropout, context: TensorFlowContext, x: Any) -> Any:
+def _dropout(layer: layers.Dropout, context: TensorFlowContext, x: Any) -> Any:
     if not context.training or layer.rate == 0:
         return x
     if layer.rate == 1:
@@ -159,43 +207,17 @@ def _dropout(layer: Dropout, context: TensorFlowContext, x: Any) -> Any:
     return tf.nn.experimental.stateless_dropout(x, layer.rate, context.seed(), rng_alg="philox")
 
 
-def _flatten(layer: Flatten, context: TensorFlowContext, x: Any) -> Any:
+def _flatten(layer: layers.Flatten, context: TensorFlowContext, x: Any) -> Any:
     if context.layout == "nhwc" and len(x.shape) == 4:
         x = tf.transpose(x, [0, 3, 1, 2])
     return tf.reshape(x, [x.shape[0], -1])
-
-
-def far_padding(layer: MaxPool | AveragePool, shape: Shape, sizes: Any) -> list[tuple[int, int]]:
-    """(before, after) of height and width. The padding at the far edge follows from the
-    result's `shape`: longer than `layer.padding` in `ceil_mode`, shorter where the last pixels are
-    left out."""
-    axes = zip(sizes, shape[1:], layer.kernel, layer.stride, layer.padding, strict=True)
-    return [
-        (padding, max(0, (windows - 1) * stride + kernel - padding - size))
-        for size, windows, kernel, stride, padding in axes
-    ]
-
-
-def window_shares(layer: AveragePool, shape: Shape, sizes: Any) -> NDArray[np.float64] | None:
-    """Cells of a full window divided by those of each window without the cells beyond the padding,
-    (height, width); None where every window is full."""
-    axes = zip(sizes, shape[1:], layer.kernel, layer.stride, layer.padding, strict=True)
-    rows, columns = (_cells(*axis) for axis in axes)
-    cells = np.outer(rows, columns)
-    whole = layer.kernel[0] * layer.kernel[1]
-    return None if (cells == whole).all() else whole / cells
-
-
-def _cells(size: int, windows: int, kernel: int, stride: int, padding: int) -> NDArray[np.int64]:
-    first = np.arange(windows) * stride - padding
-    return np.minimum(first + kernel, size + padding) - first
 
 
 def _sizes(context: TensorFlowContext, x: Any) -> tuple[int, ...]:
     return tuple(x.shape[axis] for axis in context.positions)
 
 
-def _max_pool(layer: MaxPool, context: TensorFlowContext, x: Any) -> Any:
+def _max_pool(layer: layers.MaxPool, context: TensorFlowContext, x: Any) -> Any:
     """XLA has no pooling with padding: the image is padded before, with −∞."""
     padding = far_padding(layer, context.shape, _sizes(context, x))
     how: Any = "VALID"
@@ -207,7 +229,7 @@ def _max_pool(layer: MaxPool, context: TensorFlowContext, x: Any) -> Any:
     return tf.nn.max_pool2d(x, layer.kernel, layer.stride, how, data_format=context.format)
 
 
-def _average_pool(layer: AveragePool, context: TensorFlowContext, x: Any) -> Any:
+def _average_pool(layer: layers.AveragePool, context: TensorFlowContext, x: Any) -> Any:
     sizes = _sizes(context, x)
     padding = far_padding(layer, context.shape, sizes)
     shares = window_shares(layer, context.shape, sizes)
@@ -222,22 +244,130 @@ def _average_pool(layer: AveragePool, context: TensorFlowContext, x: Any) -> Any
     return y * tf.constant(shares.reshape(shape), y.dtype)
 
 
-def _global_average_pool(layer: GlobalAveragePool, context: TensorFlowContext, x: Any) -> Any:
+def _global_average_pool(
+    layer: layers.GlobalAveragePool, context: TensorFlowContext, x: Any
+) -> Any:
     return tf.cast(tf.reduce_mean(context.to_array_type(x), context.positions), x.dtype)
 
 
-LOWERINGS: dict[type[Layer], Lowering] = {
-    Convolution: _convolution,
-    Linear: _linear,
-    BatchNorm: _batch_norm,
-    LocalResponseNorm: _response_norm,
-    ReLU: lambda layer, context, x: tf.nn.relu(x),
-    Add: lambda layer, context, x, y: tf.add(*context.same_type(x, y)),
-    Concat: lambda layer, context, *values: tf.concat(values, context.channels(values[0])),
-    Dropout: _dropout,
-    Flatten: _flatten,
-    MaxPool: _max_pool,
-    AveragePool: _average_pool,
-    GlobalAveragePool: _global_average_pool,
-    **SEQUENCE_LOWERINGS,
+def _layer_norm(layer: sequence.LayerNorm, context: TensorFlowContext, x: Any) -> Any:
+    """(x − mean) / √(variance + ε) · weight + bias, in the type of statistics."""
+    full = context.to_array_type(x)
+    mean, variance = tf.nn.moments(full, [-1], keepdims=True)
+    own = context.arrays
+    y = tf.nn.batch_normalization(full, mean, variance, own["bias"], own["weight"], layer.epsilon)
+    return tf.cast(y, x.dtype)
+
+
+def _gelu(layer: sequence.GELU, context: TensorFlowContext, x: Any) -> Any:
+    """As `tf.nn.gelu`, whose constants are float32 in float64 too, an error of 5e-9."""
+    if layer.form == "erf":
+        return 0.5 * x * (1.0 + tf.math.erf(x / math.sqrt(2)))
+    cubed = x + 0.044715 * tf.pow(x, 3)
+    return 0.5 * x * (1.0 + tf.tanh(math.sqrt(2 / math.pi) * cubed))
+
+
+def _attention(layer: sequence.Attention, context: TensorFlowContext, x: Any) -> Any:
+    """The softmax in the type of statistics."""
+    (x,) = context.to_product_type(x)
+    batch, length, width = x.shape
+    size = width // (3 * layer.heads)
+    packed = tf.reshape(x, [batch, length, 3, layer.heads, size])
+    q, k, v = tf.unstack(tf.transpose(packed, [2, 0, 3, 1, 4]))
+    scores = context.to_array_type(tf.matmul(q, k, transpose_b=True)) / math.sqrt(size)
+    if layer.causal:
+        seen = np.tril(np.ones((length, length), bool))
+        scores = tf.where(seen, scores, tf.constant(-np.inf, scores.dtype))
+    y = tf.matmul(tf.cast(tf.nn.softmax(scores), x.dtype), v)
+    return tf.reshape(tf.transpose(y, [0, 2, 1, 3]), [batch, length, width // 3])
+
+
+def _tokens(layer: sequence.Tokens, context: TensorFlowContext, x: Any) -> Any:
+    if context.layout == "nchw":
+        x = tf.transpose(x, [0, 2, 3, 1])
+    return tf.reshape(x, [x.shape[0], -1, x.shape[-1]])
+
+
+def _class_token(layer: sequence.ClassToken, context: TensorFlowContext, x: Any) -> Any:
+    token = tf.cast(context.arrays["token"], x.dtype)
+    first = tf.broadcast_to(token, [x.shape[0], 1, token.shape[0]])
+    return tf.concat([first, x], 1)
+
+
+def _position_embedding(
+    layer: sequence.PositionEmbedding, context: TensorFlowContext, x: Any
+) -> Any:
+    return x + tf.cast(context.arrays["weight"], x.dtype)
+
+
+def _lstm(layer: recurrent.LSTM, context: TensorFlowContext, x: Any, begin: Any = None) -> Any:
+    """The product of all inputs at once, then a step for each position; the cell in the type of
+    statistics."""
+    own = context.arrays
+    x, weight, hidden_weight = context.to_product_type(x, own["weight"], own["hidden_weight"])
+    batch, length, features = x.shape
+    rows = tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, features])
+    fed = context.to_array_type(tf.matmul(rows, weight, transpose_b=True)) + (
+        own["bias"] + own["hidden_bias"]
+    )
+    each = tf.TensorArray(fed.dtype, length).unstack(tf.reshape(fed, [length, batch, -1]))
+    first = tf.zeros([batch, layer.hidden], x.dtype) if begin is None else tf.cast(begin, x.dtype)
+
+    def step(t: Any, h: Any, cell: Any, outputs: Any) -> Any:
+        back = context.to_array_type(tf.matmul(h, hidden_weight, transpose_b=True))
+        i, f, g, o = tf.split(each.read(t) + back, 4, axis=1)
+        cell = tf.sigmoid(f) * cell + tf.sigmoid(i) * tf.tanh(g)
+        h = tf.cast(tf.sigmoid(o) * tf.tanh(cell), x.dtype)
+        return t + 1, h, cell, outputs.write(t, h)
+
+    *_, outputs = tf.while_loop(
+        lambda t, *carry: t < length,
+        step,
+        (0, first, tf.zeros_like(context.to_array_type(first)), tf.TensorArray(x.dtype, length)),
+        maximum_iterations=length,  # XLA needs it for the backward pass
+    )
+    return tf.ensure_shape(tf.transpose(outputs.stack(), [1, 0, 2]), [batch, length, layer.hidden])
+
+
+def _pair_product(
+    layer: recurrent.PairProduct, context: TensorFlowContext, queries: Any, keys: Any
+) -> Any:
+    return tf.matmul(*context.to_product_type(queries, keys), transpose_b=True)[..., None]
+
+
+def _pair_sum(layer: recurrent.PairSum, context: TensorFlowContext, queries: Any, keys: Any) -> Any:
+    return tf.add(*context.same_type(queries[:, :, None], keys[:, None]))
+
+
+def _mix(layer: recurrent.Mix, context: TensorFlowContext, scores: Any, values: Any) -> Any:
+    shares = tf.nn.softmax(context.to_array_type(scores[..., 0]))
+    return tf.matmul(tf.cast(shares, values.dtype), values)
+
+
+LOWERINGS: dict[type[layers.Layer], Lowering] = {
+    layers.Convolution: _convolution,
+    layers.Linear: _linear,
+    layers.BatchNorm: _batch_norm,
+    layers.LocalResponseNorm: _response_norm,
+    layers.ReLU: lambda layer, context, x: tf.nn.relu(x),
+    layers.Add: lambda layer, context, x, y: tf.add(*context.same_type(x, y)),
+    layers.Concat: lambda layer, context, *values: tf.concat(values, context.channels(values[0])),
+    layers.Dropout: _dropout,
+    layers.Flatten: _flatten,
+    layers.MaxPool: _max_pool,
+    layers.AveragePool: _average_pool,
+    layers.GlobalAveragePool: _global_average_pool,
+    sequence.LayerNorm: _layer_norm,
+    sequence.GELU: _gelu,
+    sequence.Attention: _attention,
+    sequence.Tokens: _tokens,
+    sequence.Embedding: lambda layer, context, tokens: tf.gather(context.arrays["weight"], tokens),
+    sequence.ClassToken: _class_token,
+    sequence.PositionEmbedding: _position_embedding,
+    sequence.SelectPosition: lambda layer, context, x: x[:, layer.position],
+    recurrent.Tanh: lambda layer, context, x: tf.tanh(x),
+    recurrent.LSTM: _lstm,
+    recurrent.PairSum: _pair_sum,
+    recurrent.PairProduct: _pair_product,
+    recurrent.Mix: _mix,
 }

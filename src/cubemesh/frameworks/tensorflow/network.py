@@ -18,8 +18,7 @@ import tensorflow as tf
 from cubemesh.batches import PADDING, Array
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.contract.validation import check_layers
-from cubemesh.frameworks.tensorflow.context import TensorFlowContext
-from cubemesh.frameworks.tensorflow.lowerings import LOWERINGS
+from cubemesh.frameworks.tensorflow.lowerings import LOWERINGS, TensorFlowContext
 from cubemesh.frameworks.tensorflow.runtime import TensorFlowNumerics
 from cubemesh.networks.graph import Network, Node
 from cubemesh.networks.layers import Convolution, LocalResponseNorm

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from cubemesh.schema.work import NetworkWork, Train, TrainSteps
+from cubemesh.schema.work import NetworkWork, Training
 
 _RMSPROP_DECAY = 0.99
 _ADAM_BETAS = (0.9, 0.999)
@@ -26,7 +26,7 @@ _EPSILON = 1e-8
 class TensorFlowOptimizer:
     """An update rule for `weights`, with its state."""
 
-    def __init__(self, work: TrainSteps | Train, weights: Sequence[Any]) -> None:
+    def __init__(self, work: Training, weights: Sequence[Any]) -> None:
         self._weights = weights
         self._rate, self._momentum = work.learning_rate, work.momentum
         self._decay = work.weight_decay
@@ -95,7 +95,7 @@ class TensorFlowOptimizer:
 
 def make_optimizer(work: NetworkWork, weights: Sequence[Any]) -> TensorFlowOptimizer | None:
     """The optimizer of `work` over `weights`; None for work that does not train."""
-    return TensorFlowOptimizer(work, weights) if isinstance(work, (TrainSteps, Train)) else None
+    return TensorFlowOptimizer(work, weights) if isinstance(work, Training) else None
 
 
 def _scalar(value: Any, weight: Any) -> Any:

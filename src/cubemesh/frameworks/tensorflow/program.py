@@ -47,7 +47,7 @@ class TensorFlowProgram:
         self._weights = list(self._function.parameters.values())
         self._optimizer = make_optimizer(request.work, self._weights)
         self._seed = request.work.seed + RANK_SEEDS * request.group.rank
-        self._strategy = strategy() if request.sync.name == "all-reduce" else None
+        self._strategy = strategy() if request.sync.needs == "all-reduce" else None
         self._passes = tf.Variable(0, dtype=tf.int64)
         self._loaded = False
         self._loss: Any = float("nan")
