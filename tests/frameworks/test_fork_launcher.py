@@ -19,7 +19,7 @@ def speak(folder):
     rank = int(os.environ["RANK"])
     store = connect_store(10.0)
     store.put(f"said/{rank}", rank * rank)
-    heard = [store.wait(f"said/{other}", 10.0) for other in range(RANKS)]
+    heard = [store.get(f"said/{other}", 10.0) for other in range(RANKS)]
     assert store.has("said/0")
     assert not store.has("said/99")
     assert 1 <= store.add("counted") <= RANKS
@@ -31,7 +31,7 @@ def fail(folder):
     rank, store = int(os.environ["RANK"]), connect_store(10.0)
     if rank == 1:
         for other in (0, 2):
-            store.wait(f"written/{other}", 10.0)
+            store.get(f"written/{other}", 10.0)
         os._exit(7)
     Path(folder, str(rank)).write_text(str(os.getpid()))
     store.put(f"written/{rank}", True)
@@ -61,7 +61,7 @@ def test_when_one_fails_it_is_named_and_the_others_are_ended(tmp_path):
 
 def test_a_key_that_is_never_set_times_out():
     with pytest.raises(TimeoutError, match="'nothing'"):
-        KVStore().wait("nothing", 0.01)
+        KVStore().get("nothing", 0.01)
 
 
 if __name__ == "__main__":

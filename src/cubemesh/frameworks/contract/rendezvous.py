@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.managers import BaseManager
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from cubemesh.frameworks.contract.group import Group
 
@@ -96,7 +96,12 @@ class KVStore:
         with self._changed:
             return key in self._values
 
-    def wait(self, key: str, timeout_s: float | None) -> Any:
+    def wait(self, key: str) -> None:
+        """Return once the key is set, however long that takes."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._values)
+
+    def get(self, key: str, timeout_s: float) -> Any:
         """The value of a key once it is set; TimeoutError after `timeout_s`."""
         with self._changed:
             if not self._changed.wait_for(lambda: key in self._values, timeout_s):
@@ -104,13 +109,52 @@ class KVStore:
             return self._values[key]
 
 
+class StoreGroup:
+    """The operations of `Group` on plain values, by the ranks' key-value store: no device waits."""
+
+    def __init__(self, rank: int, size: int, store: KVStore, timeout_s: float) -> None:
+        self.rank, self.size = rank, size
+        self._store, self._timeout_s = store, timeout_s
+        self._broadcasts = self._gathers = self._barriers = 0
+
+    def broadcast_object(self, value: Any) -> Any:
+        """See `Group`."""
+        self._broadcasts += 1
+        key = f"cubemesh/broadcast/{self._broadcasts}"
+        if self.rank == 0:
+            self._store.put(key, value)
+            return value
+        return self._store.get(key, self._timeout_s)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """See `Group`."""
+        self._gathers += 1
+        keys = [f"cubemesh/gather/{self._gathers}/{rank}" for rank in range(self.size)]
+        self._store.put(keys[self.rank], value)
+        return [self._store.get(key, self._timeout_s) for key in keys]
+
+    def poll_flag(self, name: str, value: bool) -> bool:
+        """See `Group`."""
+        key = f"cubemesh/flag/{name}"
+        if self.rank == 0:
+            if value:
+                self._store.put(key, True)
+            return value
+        return self._store.has(key)
+
+    def barrier(self, check: Callable[[], None] | None = None) -> None:
+        """See `Group`."""
+        self._barriers += 1
+        key = f"cubemesh/barrier/{self._barriers}"
+        if self._store.add(f"{key}/ranks") == self.size:
+            self._store.put(key, True)
+        if check is not None:
+            wait_and_check(lambda: self._store.has(key), check)
+        self._store.wait(key)
+
+
 class _Manager(BaseManager):
     pass
-
-
-class _HasStore(Protocol):
-    def store(self) -> KVStore:
-        """The run's store."""
 
 
 def connect_store(timeout_s: float) -> KVStore:
@@ -122,7 +166,8 @@ def connect_store(timeout_s: float) -> KVStore:
     while True:
         try:
             manager.connect()
-            return cast(_HasStore, manager).store()
+            store: KVStore = manager.store()  # type: ignore[attr-defined]
+            return store
         except ConnectionRefusedError as error:
             if time.monotonic() > deadline:
                 raise TimeoutError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -18,18 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from cubemesh.batches import Array, Batch
-from cubemesh.errors import UsageError
-from cubemesh.frameworks.contract.gradient_sync import Bucket
-from cubemesh.frameworks.contract.program import (
-    BuildRequest,
-    Capabilities,
-    Unsupported,
-    monotonic_s,
-)
+from cubemesh.frameworks.contract.program import BuildRequest, Capabilities, Unsupported
 from cubemesh.frameworks.contract.validation import check_weights
 from cubemesh.frameworks.keras.layers import LOWERINGS, KerasContext, TorchRules
 from cubemesh.frameworks.tensorflow import runtime
 from cubemesh.frameworks.tensorflow.network import check_network
+from cubemesh.frameworks.tensorflow.program import CpuProgram
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution, Linear
 from cubemesh.schema.work import Training
@@ -56,17 +50,14 @@ def preload() -> None:
     """Nothing more: importing this module has imported Keras and TensorFlow whole."""
 
 
-class KerasProgram:
+class KerasProgram(CpuProgram):
     """A functional model on the CPU."""
 
-    buckets: Sequence[Bucket] = ()
-
     def __init__(self, request: BuildRequest) -> None:
-        runtime.prepare(request.threads)
+        super().__init__(request)
         _check_inputs(request.network)
         check_network(request.network, LOWERINGS, "keras")
-        self.device = request.device
-        self._network, self._work = request.network, request.work
+        self._network = request.network
         policy = keras.DTypePolicy(POLICIES[request.program.precision])
         self._dtype = policy.variable_dtype
         self._variables: dict[str, Any] = {}
@@ -75,8 +66,6 @@ class KerasProgram:
         keras.config.set_floatx(self._dtype)
         keras.config.set_dtype_policy(policy)
         self.model, self._evaluated = self._models(request.network)
-        self._loss: Any = float("nan")
-        self._loaded = False
         self._weights = [h.weight for h in request.network.heads]
         self._pass = tf.function(self._make_pass, autograph=False)
 
@@ -107,9 +96,7 @@ class KerasProgram:
 
     def train_step(self, placed: Any) -> None:
         """Forward, backward and update."""
-        if not isinstance(self._work, Training):
-            raise UsageError("a program built for forward work has no optimizer to train with.")
-        self._check_loaded()
+        self._check_trains()
         images, labels = placed
         logs = self.model.train_on_batch(images, [labels] * len(self._weights))
         self._loss = logs[0] if isinstance(logs, (list, tuple)) else logs
@@ -133,13 +120,6 @@ class KerasProgram:
         self._check_loaded()
         scores: Array = np.asarray(self._evaluated.predict_on_batch(placed[0]))
         return scores.astype(self._dtype)
-
-    def loss(self) -> float:
-        """The last step's loss; NaN before the first."""
-        return float(self._loss)
-
-    def synchronize(self) -> None:
-        """Nothing: on a CPU a step returns when it is done."""
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Copy `weights` into Keras's variables, and reset the optimizer."""
@@ -170,18 +150,6 @@ class KerasProgram:
                 array = array.transpose(self._transposed[name][1])
             found[name] = np.array(array, order="C")
         return found
-
-    def _check_loaded(self) -> None:
-        if not self._loaded:
-            raise UsageError("the program holds no weights yet: call load() first.")
-
-    def peak_memory_bytes(self) -> int | None:
-        """None: TensorFlow does not count on a CPU."""
-        return None
-
-    def clock(self) -> float:
-        """The process's monotonic clock."""
-        return monotonic_s()
 
     def close(self) -> None:
         """Drop the models and their arrays."""

@@ -309,9 +309,7 @@ class PyTorchProgram:
         external = self._gradients.external_bytes if self._gradients is not None else 0
         return torch.cuda.max_memory_allocated(self.device) + external
 
-    def clock(self) -> float:
-        """The process's monotonic clock."""
-        return monotonic_s()
+    clock = staticmethod(monotonic_s)
 
     def apply_process_settings(self) -> None:
         """See `SupportsProcessSettings`."""

@@ -23,22 +23,54 @@ from cubemesh.frameworks.contract.validation import check_weights
 from cubemesh.frameworks.tensorflow.network import TensorFlowFunction
 from cubemesh.frameworks.tensorflow.optimizers import make_optimizer
 from cubemesh.frameworks.tensorflow.runtime import NUMERICS, prepare
-from cubemesh.frameworks.tensorflow.workers import in_replica, mean_over_workers, strategy
+from cubemesh.frameworks.tensorflow.workers import mean_over_workers, strategy
+from cubemesh.schema.work import Training
 
 Placed = tuple[Any, ...]
 """Images or other inputs of the network, then labels, as tensors."""
 
 
-class TensorFlowProgram:
-    """A network and its optimizer on the CPU."""
+class CpuProgram:
+    """What TensorFlow's programs and Keras's share: on a CPU a step returns when it is done."""
 
     buckets: Sequence[Bucket] = ()
+    clock = staticmethod(monotonic_s)
+
+    def __init__(self, request: BuildRequest) -> None:
+        prepare(request.threads)
+        self.device, self._work = request.device, request.work
+        self._loaded = False
+        self._loss: Any = float("nan")
+
+    def loss(self) -> float:
+        """The last step's loss; NaN before the first."""
+        return float(self._loss)
+
+    def synchronize(self) -> None:
+        """Nothing is queued."""
+
+    def peak_memory_bytes(self) -> int | None:
+        """None: TensorFlow does not count on a CPU."""
+        return None
+
+    def _check_loaded(self) -> None:
+        if not self._loaded:
+            raise UsageError("the program holds no weights yet: call load() first.")
+
+    def _check_trains(self) -> None:
+        if not isinstance(self._work, Training):
+            raise UsageError("a program built for forward work has no optimizer to train with.")
+        self._check_loaded()
+
+
+class TensorFlowProgram(CpuProgram):
+    """A network and its optimizer on the CPU."""
+
     compiles = False
     """Whether XLA compiles each graph as a whole."""
 
     def __init__(self, request: BuildRequest) -> None:
-        self.device = request.device
-        prepare(request.threads)
+        super().__init__(request)
         self._layout = request.program.layout
         self._numerics = NUMERICS[request.program.precision]
         self._function = TensorFlowFunction(
@@ -49,12 +81,7 @@ class TensorFlowProgram:
         self._seed = request.work.seed + RANK_SEEDS * request.group.rank
         self._strategy = strategy() if request.sync.needs == "all-reduce" else None
         self._passes = tf.Variable(0, dtype=tf.int64)
-        self._loaded = False
-        self._loss: Any = float("nan")
-        step = self._make_step
-        if self._strategy is not None:
-            step = in_replica(self._strategy, step)
-        self._step = self._graph(step)
+        self._step = self._graph(self._make_step)
         self._pass = self._graph(self._make_pass)
         self._scores = self._graph(self._function.scores)
 
@@ -74,9 +101,7 @@ class TensorFlowProgram:
 
     def train_step(self, placed: Placed) -> None:
         """Forward, backward and update."""
-        if self._optimizer is None:
-            raise UsageError("a program built for forward work has no optimizer to train with.")
-        self._check_loaded()
+        self._check_trains()
         self._loss = self._step(*placed)
 
     def forward(self, placed: Placed) -> None:
@@ -85,6 +110,12 @@ class TensorFlowProgram:
         self._loss = self._pass(*placed)
 
     def _make_step(self, *placed: Any) -> Any:
+        """One step, by this worker's replica where there are several workers."""
+        if self._strategy is None:
+            return self._update(*placed)
+        return self._strategy.run(self._update, args=placed)
+
+    def _update(self, *placed: Any) -> Any:
         assert self._optimizer is not None
         scale = self._numerics.loss_scale
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -113,13 +144,6 @@ class TensorFlowProgram:
         scores: Array = self._scores(*placed[:-1]).numpy()
         return scores
 
-    def loss(self) -> float:
-        """The last step's loss; NaN before the first."""
-        return float(self._loss)
-
-    def synchronize(self) -> None:
-        """Nothing: on a CPU a step returns when it is done."""
-
     def load(self, weights: Mapping[str, Array]) -> None:
         """Copy `weights` into the variables, in the program's layout, and reset the
         optimizer."""
@@ -142,18 +166,6 @@ class TensorFlowProgram:
             name: np.array(function.to_graph(name, variable.numpy()), order="C")
             for name, variable in variables.items()
         }
-
-    def _check_loaded(self) -> None:
-        if not self._loaded:
-            raise UsageError("the program holds no weights yet: call load() first.")
-
-    def peak_memory_bytes(self) -> int | None:
-        """None: TensorFlow does not count on a CPU."""
-        return None
-
-    def clock(self) -> float:
-        """The process's monotonic clock."""
-        return monotonic_s()
 
     def close(self) -> None:
         """Drop every array and every graph."""

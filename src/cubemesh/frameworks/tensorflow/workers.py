@@ -15,15 +15,13 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from cubemesh.frameworks import fork_launcher as forked
-from cubemesh.frameworks.contract.group import PointToPoint, TransferHandle
 from cubemesh.frameworks.contract.program import Unsupported
-from cubemesh.frameworks.contract.rendezvous import Rendezvous, connect_store, wait_and_check
+from cubemesh.frameworks.contract.rendezvous import Rendezvous, StoreGroup, connect_store
 from cubemesh.frameworks.tensorflow.runtime import prepare
 
 LEAVES_LAST_S = 0.5
@@ -33,14 +31,11 @@ _joined: list[Any] = []
 """The strategy of this process: TensorFlow joins one cluster, once per process."""
 
 
-class WorkerGroup:
-    """See `Group`: what goes through TensorFlow's own step is not
-    offered here."""
+class WorkerGroup(StoreGroup):
+    """See `Group`; it transfers no arrays, since TensorFlow does so in its own step."""
 
     def __init__(self, rank: int, size: int, timeout_s: float) -> None:
-        self.rank, self.size, self._timeout_s = rank, size, timeout_s
-        self._store = connect_store(timeout_s)
-        self._agreed = self._shared = self._met = 0
+        super().__init__(rank, size, connect_store(timeout_s), timeout_s)
         ring = tf.distribute.experimental.CommunicationImplementation.RING
         _joined.append(
             tf.distribute.MultiWorkerMirroredStrategy(
@@ -50,56 +45,10 @@ class WorkerGroup:
             )
         )
 
-    def all_reduce_mean(self, array: Any, low_precision: bool = False) -> TransferHandle:
-        """Not offered."""
-        _not_here()
+    def _not_here(self, *arguments: Any, **options: Any) -> NoReturn:
+        raise RuntimeError("TensorFlow transfers arrays inside its own step")
 
-    def reduce_mean(self, array: Any, root: int) -> TransferHandle:
-        """Not offered."""
-        _not_here()
-
-    def broadcast(self, arrays: Sequence[Any], root: int) -> TransferHandle:
-        """Not offered."""
-        _not_here()
-
-    def point_to_point(self) -> PointToPoint:
-        """Not offered."""
-        _not_here()
-
-    def broadcast_object(self, value: Any) -> Any:
-        """See `Group`."""
-        self._agreed += 1
-        key = f"agreed/{self._agreed}"
-        if self.rank == 0:
-            self._store.put(key, value)
-            return value
-        return self._store.wait(key, self._timeout_s)
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """See `Group`."""
-        self._shared += 1
-        keys = [f"shared/{self._shared}/{rank}" for rank in range(self.size)]
-        self._store.put(keys[self.rank], value)
-        return [self._store.wait(key, self._timeout_s) for key in keys]
-
-    def poll_flag(self, name: str, value: bool) -> bool:
-        """See `Group`."""
-        key = f"flag/{name}"
-        if self.rank == 0:
-            if value:
-                self._store.put(key, True)
-            return value
-        return self._store.has(key)
-
-    def barrier(self, check: Callable[[], None] | None = None) -> None:
-        """See `Group`."""
-        self._met += 1
-        key = f"met/{self._met}"
-        if self._store.add(f"{key}/ranks") == self.size:
-            self._store.put(key, True)
-        if check is not None:
-            wait_and_check(lambda: self._store.has(key), check)
-        self._store.wait(key, None)
+    all_reduce_mean = reduce_mean = broadcast = point_to_point = _not_here
 
     def close(self) -> None:
         """Leave together, rank 0 last."""
@@ -137,20 +86,7 @@ def strategy() -> Any | None:
     return _joined[0] if _joined else None
 
 
-def in_replica(strategy: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-    """`step` as this worker's replica runs it."""
-    return partial(_run, strategy, step)
-
-
-def _run(strategy: Any, step: Callable[..., Any], *placed: Any) -> Any:
-    return strategy.run(step, args=placed)
-
-
 def mean_over_workers(gradients: Sequence[Any]) -> list[Any]:
     """The gradients' means over all workers; to be called in a replica's step."""
     context = tf.distribute.get_replica_context()
     return list(context.all_reduce(tf.distribute.ReduceOp.MEAN, list(gradients)))
-
-
-def _not_here() -> NoReturn:
-    raise RuntimeError("TensorFlow reduces gradients inside its own step")

@@ -23,6 +23,7 @@ from cubemesh.frameworks.contract.collectives import (
     span,
 )
 from cubemesh.frameworks.contract.program import Unsupported, monotonic_s
+from cubemesh.frameworks.pytorch.distributed.p2p import run_batched
 from cubemesh.frameworks.pytorch.runtime import prepare, synchronize
 from cubemesh.schema.collective import REDUCING, Collective
 
@@ -97,7 +98,7 @@ class TorchCollective:
             "gather": lambda: dist.gather(given, mine, ROOT),
             "scatter": lambda: dist.scatter(got, mine, ROOT),
             "all-to-all": lambda: dist.all_to_all_single(got, given),
-            "send-receive": lambda: _exchange(
+            "send-receive": lambda: run_batched(
                 [dist.P2POp(dist.isend, given, after), dist.P2POp(dist.irecv, got, before)]
             ),
         }
@@ -105,9 +106,9 @@ class TorchCollective:
 
     def _sending(self, given: Tensor, got: Tensor, first: int, last: int) -> Callable[[], object]:
         if self.rank == first:
-            return lambda: _exchange([dist.P2POp(dist.isend, given, last)])
+            return lambda: run_batched([dist.P2POp(dist.isend, given, last)])
         if self.rank == last:
-            return lambda: _exchange([dist.P2POp(dist.irecv, got, first)])
+            return lambda: run_batched([dist.P2POp(dist.irecv, got, first)])
         return lambda: None
 
     def call(self) -> None:
@@ -124,9 +125,7 @@ class TorchCollective:
         dist.barrier()
         synchronize(self._device)
 
-    def clock(self) -> float:
-        """See `CollectiveProgram`."""
-        return monotonic_s()
+    clock = staticmethod(monotonic_s)
 
     def fill(self, repetition: int) -> None:
         """See `CollectiveProgram`."""
@@ -197,11 +196,6 @@ _OPS = {
     "max": dist.ReduceOp.MAX,
     "avg": dist.ReduceOp.AVG,
 }
-
-
-def _exchange(operations: list[dist.P2POp]) -> None:
-    for work in dist.batch_isend_irecv(operations):
-        work.wait()
 
 
 def library(device: str) -> str:

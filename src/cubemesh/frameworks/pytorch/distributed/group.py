@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cubemesh.frameworks.contract.group import Link, PeerMemory, PointToPoint, TransferHandle
 from cubemesh.frameworks.contract.program import Unsupported
-from cubemesh.frameworks.contract.rendezvous import wait_and_check
+from cubemesh.frameworks.contract.rendezvous import KVStore, StoreGroup
 from cubemesh.frameworks.pytorch.distributed.links import (
     NcclLog,
     gloo_link,
@@ -31,8 +31,8 @@ LOW_PRECISION = torch.bfloat16
 """Of 16-bit gradient communication: with fp32's range no gradient overflows at any loss scale."""
 
 
-class TorchGroup:
-    """See `Group`."""
+class TorchGroup(StoreGroup):
+    """See `Group`; plain values go through the rendezvous store."""
 
     def __init__(self, device: str, timeout_s: float, link: str = "auto") -> None:
         cuda = torch.device(device).type == "cuda"
@@ -43,12 +43,9 @@ class TorchGroup:
             timeout=datetime.timedelta(seconds=timeout_s),
             device_id=torch.device(device) if cuda else None,
         )
-        self.rank = dist.get_rank()
-        self.size = dist.get_world_size()
-        self._store = dist.distributed_c10d._get_default_store()
-        self._device, self._timeout_s = torch.device(device), timeout_s
+        super().__init__(dist.get_rank(), dist.get_world_size(), TorchStore(), timeout_s)
+        self._device = torch.device(device)
         self._link, self._uses_peer_memory = link, False
-        self._broadcasts = self._gathers = self._barriers = 0
 
     def all_reduce_mean(self, array: Tensor, low_precision: bool = False) -> TransferHandle:
         """See `Group`."""
@@ -79,41 +76,6 @@ class TorchGroup:
         self._uses_peer_memory = True
         return TorchPeerMemory(self._device, self._timeout_s)
 
-    def broadcast_object(self, value: Any) -> Any:
-        """See `Group`. Through the rendezvous store, so no device waits."""
-        self._broadcasts += 1
-        key = f"cubemesh/agreed/{self._broadcasts}"
-        if self.rank == 0:
-            self._store.set(key, json.dumps(value))
-            return value
-        return json.loads(self._store.get(key))
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """See `Group`. Through the rendezvous store."""
-        self._gathers += 1
-        keys = [f"cubemesh/shared/{self._gathers}/{rank}" for rank in range(self.size)]
-        self._store.set(keys[self.rank], json.dumps(value))
-        return [json.loads(self._store.get(key)) for key in keys]
-
-    def poll_flag(self, name: str, value: bool) -> bool:
-        """See `Group`."""
-        key = f"cubemesh/flag/{name}"
-        if self.rank == 0:
-            if value:
-                self._store.set(key, "")
-            return value
-        return bool(self._store.check([key]))
-
-    def barrier(self, check: Callable[[], None] | None = None) -> None:
-        """See `Group`. Through the rendezvous store."""
-        self._barriers += 1
-        key = f"cubemesh/met/{self._barriers}"
-        if self._store.add(f"{key}/ranks", 1) == self.size:
-            self._store.set(key, "")
-        if check is not None:
-            wait_and_check(lambda: bool(self._store.check([key])), check)
-        self._store.wait([key], NO_TIMEOUT)
-
     def point_to_point(self) -> PointToPoint:
         """See `Group`."""
         return TorchPointToPoint(self._device)
@@ -129,6 +91,33 @@ class TorchGroup:
         if self._log is not None:
             self._log.close()
         dist.destroy_process_group()
+
+
+class TorchStore(KVStore):
+    """The store that torch.distributed has created; its timeout is that of the process group."""
+
+    def __init__(self) -> None:
+        self._store = dist.distributed_c10d._get_default_store()
+
+    def put(self, key: str, value: Any) -> None:
+        """See `KVStore`."""
+        self._store.set(key, json.dumps(value))
+
+    def add(self, key: str) -> int:
+        """See `KVStore`."""
+        return int(self._store.add(key, 1))
+
+    def has(self, key: str) -> bool:
+        """See `KVStore`."""
+        return bool(self._store.check([key]))
+
+    def wait(self, key: str) -> None:
+        """See `KVStore`."""
+        self._store.wait([key], NO_TIMEOUT)
+
+    def get(self, key: str, timeout_s: float) -> Any:
+        """See `KVStore`."""
+        return json.loads(self._store.get(key))
 
 
 class _Transfer:

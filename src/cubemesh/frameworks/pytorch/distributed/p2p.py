@@ -43,15 +43,15 @@ class TorchPointToPoint:
 
     def send(self, arrays: Sequence[Tensor], to: int) -> None:
         """See `PointToPoint`."""
-        _batched([dist.P2POp(dist.isend, array, to) for array in arrays])
+        run_batched([dist.P2POp(dist.isend, array, to) for array in arrays])
 
     def recv(self, arrays: Sequence[Tensor], source: int) -> None:
         """See `PointToPoint`."""
-        _batched([dist.P2POp(dist.irecv, array, source) for array in arrays])
+        run_batched([dist.P2POp(dist.irecv, array, source) for array in arrays])
 
 
-def _batched(operations: list[dist.P2POp]) -> None:
-    """Batched, on the existing communicator: NCCL creates another for each pair of ranks that send
-    separately."""
+def run_batched(operations: list[dist.P2POp]) -> None:
+    """Wait for a batch of operations, on the existing communicator: NCCL creates another for each
+    pair of ranks that send separately."""
     for work in dist.batch_isend_irecv(operations):
         work.wait()

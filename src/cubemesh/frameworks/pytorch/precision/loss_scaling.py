@@ -15,7 +15,7 @@ scales cannot be averaged.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, optim
@@ -24,30 +24,9 @@ from cubemesh.frameworks.contract.gradient_sync import GradientSync, SingleUpdat
 from cubemesh.schema.spec import ProgramSettings
 
 
-class Scaling(Protocol):
-    """Backward pass and update with a scaled loss. Devices synchronize the scaled gradients, so a
-    non-finite one reaches every device."""
-
-    method: str
-
-    def backward(self, loss: Tensor) -> None:
-        """Queue the backward pass of the scaled `loss`."""
-
-    def update(self, optimizer: optim.Optimizer) -> None:
-        """Unscale the gradients and queue the update."""
-
-    def scale(self) -> float:
-        """The scale of the next step; synchronizes."""
-
-    def state(self) -> dict[str, Any]:
-        """The state, as plain data."""
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state."""
-
-
 class DynamicScaling:
-    """PyTorch's GradScaler."""
+    """PyTorch's GradScaler. Devices synchronize the scaled gradients, so a non-finite one reaches
+    every device."""
 
     method = "dynamic"
 
@@ -55,11 +34,11 @@ class DynamicScaling:
         self._scaler = torch.amp.GradScaler(kind)
 
     def backward(self, loss: Tensor) -> None:
-        """See `Scaling`."""
+        """Queue the backward pass of the scaled `loss`."""
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self, optimizer: optim.Optimizer) -> None:
-        """Check, update or skip, and adapt the scale."""
+        """Unscale and check the gradients, queue the update or skip it, and adapt the scale."""
         self._scaler.step(optimizer)
         self._scaler.update()
 
@@ -72,11 +51,11 @@ class DynamicScaling:
         self._scaler.update(scale)
 
     def scale(self) -> float:
-        """See `Scaling`."""
+        """The scale of the next step; synchronizes."""
         return float(self._scaler.get_scale())
 
     def state(self) -> dict[str, Any]:
-        """The scale, and its number of finite steps."""
+        """The scale, and its number of finite steps, as plain data."""
         return self._scaler.state_dict()
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -93,7 +72,7 @@ class StaticScaling:
         self._scale = scale
 
     def backward(self, loss: Tensor) -> None:
-        """See `Scaling`."""
+        """Queue the backward pass of the scaled `loss`."""
         loss.backward(torch.full_like(loss, self._scale))  # type: ignore[no-untyped-call]
 
     def update(self, optimizer: optim.Optimizer) -> None:
@@ -112,6 +91,9 @@ class StaticScaling:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """No state."""
+
+
+Scaling = DynamicScaling | StaticScaling
 
 
 def make_scaling(settings: ProgramSettings, kind: str) -> Scaling | None:
