@@ -86,18 +86,15 @@ def test_folders_in_place_of_files_never_raise(tmp_path, laptop):
     assert probe(tmp_path).cpu.logical_cores is None
 
 
-def test_it_is_fast():
-    """Under 150 ms in a process that has its imports, on a machine without GPUs."""
-    if probe().gpus:
-        pytest.skip("NVML takes longer with GPUs")
+def test_it_imports_no_framework():
     script = (
-        "import time; from cubemesh.machines import probe; probe(); times = []\n"
-        "for _ in range(3):\n"
-        "    start = time.perf_counter(); probe(); times.append(time.perf_counter() - start)\n"
-        "print(min(times))"
+        "import sys; from cubemesh.machines import probe; probe()\n"
+        "print(*{'torch', 'jax', 'tensorflow', 'keras', 'numpy'} & sys.modules.keys())"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert float(done.stdout) < 0.150, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
 
 
 def test_a_root_may_be_given_as_text(make_tree, laptop):

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import time
 
 import pytest
 from hypothesis import given
@@ -47,16 +46,14 @@ port_to_switch = [0, 1]
 
 @pytest.mark.parametrize("name", system_names())
 def test_every_system_of_the_catalogue(name: str):
-    """It is read, its device is known, and its rings are found in under a second."""
+    """It is read, its device is known, and its ring search ends within its steps."""
     found = system(name)
     assert found.name == name
     assert found.title
     assert all(found.sources)
     assert {n.device for n in found.topology.devices} == {found.device}
     assert found.device in {"", *datasheets()}
-    started = time.process_time()
     rings = find_rings(found.topology)
-    assert time.process_time() - started < 1
     assert rings.complete
     assert bool(rings.rings) == (found.devices > 1)
     if found.cluster is not None:

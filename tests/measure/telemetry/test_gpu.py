@@ -1,5 +1,4 @@
 import sys
-import time
 from types import SimpleNamespace
 
 import pynvml
@@ -33,7 +32,16 @@ ALL_FIELDS = {
 }
 
 
-def test_everything_that_a_current_gpu_says() -> None:
+@pytest.fixture(autouse=True)
+def cpu_time(monkeypatch):
+    """The thread's CPU time, which only a slow query advances."""
+    clock = SimpleNamespace(now=0.0)
+    thread_time = SimpleNamespace(thread_time=lambda: clock.now)
+    monkeypatch.setattr("cubemesh.measure.telemetry.gpu.time", thread_time)
+    return clock
+
+
+def test_everything_that_a_current_gpu_reports() -> None:
     library = ScriptedNvml(ANSWERS, ALL_FIELDS)
     gpu = GpuReader("GPU-1", library)
     assert library.asked[0] == "GPU-1"
@@ -77,7 +85,7 @@ def test_without_the_field_power_is_what_the_generation_gives(
     assert "gpu_power_watts" not in gpu.missing
 
 
-def test_what_was_refused_is_said_and_not_asked_again() -> None:
+def test_a_failing_query_is_noted_and_not_repeated() -> None:
     library = ScriptedNvml({USED: SimpleNamespace(gpu=5)})
     gpu = GpuReader("GPU-1", library)
     library.asked.clear()
@@ -87,31 +95,29 @@ def test_what_was_refused_is_said_and_not_asked_again() -> None:
     assert gpu.power == ""
 
 
-def test_narrow_byte_counters_are_left_for_the_slow_question_asked_rarely() -> None:
+def test_32_bit_byte_counters_are_replaced_by_the_slow_query_made_rarely() -> None:
     narrow = {"pcie_tx_bytes": (5, UNSIGNED), "pcie_rx_bytes": (7, UNSIGNED)}
     numbers = {"nvmlDeviceGetPcieThroughput(0)": 10, "nvmlDeviceGetPcieThroughput(1)": 20}
     gpu = GpuReader("GPU-1", ScriptedNvml(numbers, narrow))
-    said = [gpu.read() for _ in range(14)]
-    told = {"pcie_tx_bytes_per_s": 10_240.0, "pcie_rx_bytes_per_s": 20_480.0}
-    assert [bool(s) for s in said] == [n in (3, 13) for n in range(14)]
-    assert said[3] == said[13] == told
+    values = [gpu.read() for _ in range(14)]
+    traffic = {"pcie_tx_bytes_per_s": 10_240.0, "pcie_rx_bytes_per_s": 20_480.0}
+    assert [bool(v) for v in values] == [n in (3, 13) for n in range(14)]
+    assert values[3] == values[13] == traffic
 
 
-def test_a_slow_query_is_repeated_rarely_unless_it_is_power_or_energy() -> None:
+def test_a_slow_query_is_repeated_rarely_unless_it_is_power_or_energy(cpu_time) -> None:
     def slowly() -> int:
-        end = time.thread_time() + 2 * SLOW_S
-        while time.thread_time() < end:
-            pass
+        cpu_time.now += 2 * SLOW_S
         return 61_000
 
     slow = {"nvmlDeviceGetTemperature(0)": slowly, "nvmlDeviceGetTotalEnergyConsumption": slowly}
     gpu = GpuReader("GPU-1", ScriptedNvml({**ANSWERS, **slow}))
-    said = [gpu.read() for _ in range(4)]
-    assert ["gpu_temperature_celsius" in s for s in said] == [False, False, False, True]
-    assert all("gpu_energy_joules" in s for s in said)
+    values = [gpu.read() for _ in range(4)]
+    assert ["gpu_temperature_celsius" in v for v in values] == [False, False, False, True]
+    assert all("gpu_energy_joules" in v for v in values)
 
 
-def test_a_gpu_that_falls_silent_is_left_out_for_the_moment() -> None:
+def test_a_query_that_fails_later_is_left_out_of_that_reading() -> None:
     library = ScriptedNvml({USED: SimpleNamespace(gpu=5)})
     gpu = GpuReader("GPU-1", library)
     library.answers.clear()
@@ -156,7 +162,7 @@ def test_throttle_reasons_in_words() -> None:
 
 
 @pytest.mark.gpu
-def test_a_real_gpu_tells_power_and_energy() -> None:
+def test_a_real_gpu_reports_power_and_energy() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no NVIDIA GPU that PyTorch can use")

@@ -1,4 +1,4 @@
-"""Who else is on a GPU, with and without the driver numbering processes as the run does."""
+"""Other processes on a GPU, with and without the process numbers of a container."""
 
 import os
 import subprocess
@@ -25,16 +25,16 @@ def others(*lists, own=OWN, versions=("_v3",)):
     return GpuProcessWatch("GPU-1", ScriptedNvml(queries)).others(own)
 
 
-def test_alone_on_the_gpu():
+def test_no_other_process():
     assert others([], [(OWN, 1 << 30)]) == ()
 
 
-def test_who_was_there_before_and_who_came():
+def test_processes_from_before_and_new_ones():
     found = others([(5, 100)], [(5, 100), (OWN, 1 << 30), (9, None)])
     assert found == (GpuProcess(pid=5, memory_bytes=100), GpuProcess(pid=9))
 
 
-def test_who_was_there_before_and_went_was_there():
+def test_a_process_that_ended_counts():
     assert others([(5, 100)], [(OWN, 1 << 30)]) == (GpuProcess(pid=5, memory_bytes=100),)
 
 
@@ -49,7 +49,7 @@ def test_older_drivers_have_an_older_call(versions):
     assert others([(5, 100)], [], versions=versions) == (GpuProcess(pid=5, memory_bytes=100),)
 
 
-def test_what_nvml_does_not_list_is_not_known():
+def test_without_a_list_of_processes_there_is_no_answer():
     assert others(versions=()) is None
     unknown = ScriptedNvml({"GPU-2": pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)})
     assert GpuProcessWatch("GPU-2", unknown).others() is None
@@ -73,7 +73,7 @@ def test_another_process_on_the_gpu_is_seen():
         assert other.stdout.readline().strip() == "there"
         found = GpuProcessWatch(probe().gpus[0].uuid).others(os.getpid())
         other.stdin.close()
-        other.wait(timeout=30)
+        other.wait(timeout=120)
     if not found:
         pytest.skip("the driver lists no processes here, as in some containers")
     assert max(p.memory_bytes or 0 for p in found) >= 1 << 30

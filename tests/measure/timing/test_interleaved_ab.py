@@ -1,4 +1,4 @@
-"""Alternating two programs: the order of windows, the ratio, and how often it errs under noise."""
+"""Interleaved A/B: order of windows, the ratio, and its errors under simulated noise."""
 
 import math
 from collections import Counter
@@ -19,17 +19,17 @@ EFFORT = Budget(steps=1, seconds=0.0, windows=6, warmup_seconds=5.0)
 
 
 class Machine:
-    """Programs of one process on a played clock; `share` stretches all that runs at a moment."""
+    """Programs of one process on a scripted clock; `speed` multiplies the time of every step."""
 
-    def __init__(self, share=lambda now: 1.0):
+    def __init__(self, speed=lambda now: 1.0):
         self.now = 0.0
         self.ran = []
-        self.share = share
+        self.speed = speed
 
     def side(self, name, step_s, samples=8):
         def step():
             self.ran.append(name)
-            self.now += step_s * self.share(self.now)
+            self.now += step_s * self.speed(self.now)
 
         return Side(
             step=step,
@@ -55,7 +55,7 @@ def test_blocks_begin_with_either_side_equally_often_and_alternate():
         blocks.setdefault(window.marks, []).append("b" if window.phase == AGAINST else "a")
     orders = Counter((marks[0], "".join(order)) for marks, order in blocks.items())
     assert {order for _, order in orders} == {"abba", "baab"}
-    assert len(set(orders.values())) == 1, "each instance has as many blocks of either order"
+    assert len(set(orders.values())) == 1
     assert len(found.windows) >= 48
     assert [w.phase for w in log.windows if w.phase == "warm-up"]
     assert found.steady
@@ -70,7 +70,7 @@ def test_resume_comes_before_each_window_and_outside_its_time():
             assert after.startswith("resume")
 
 
-def test_the_ratio_is_of_samples_a_second_whatever_a_step_holds():
+def test_the_ratio_is_of_samples_per_second():
     machine = Machine()
     pairs = [(machine.side("a", 0.1, samples=8), machine.side("b", 0.1, samples=12))] * 2
     found, _ = run(machine, pairs)
@@ -79,16 +79,16 @@ def test_the_ratio_is_of_samples_a_second_whatever_a_step_holds():
     assert found.ratio.n == 2
 
 
-@pytest.mark.parametrize("slope", [-0.01, 0.02])
-def test_a_machine_that_changes_evenly_changes_no_ratio(slope):
-    machine = Machine(lambda now: 1 + slope * math.sin(now / 50))
+@pytest.mark.parametrize("amplitude", [-0.01, 0.02])
+def test_a_slow_change_of_the_machine_changes_no_ratio(amplitude):
+    machine = Machine(lambda now: 1 + amplitude * math.sin(now / 50))
     pairs = [(machine.side("a", 0.1), machine.side("b", 0.103)) for _ in range(4)]
     found, _ = run(machine, pairs, windows=80)
     assert found.ratio.value == pytest.approx(1 / 1.03, rel=2e-4)
     assert found.ratio.verdict is Difference.SLOWER
 
 
-def test_one_instance_of_each_calls_nothing():
+def test_one_instance_of_each_gives_no_verdict():
     machine = Machine()
     found, _ = run(machine, [(machine.side("a", 0.1), machine.side("b", 0.2))])
     assert found.ratio.verdict is Difference.NOT_ENOUGH_DATA
@@ -96,7 +96,7 @@ def test_one_instance_of_each_calls_nothing():
     assert found.ratio.value == pytest.approx(0.5)
 
 
-def test_it_goes_on_until_the_interval_is_narrow_or_says_how_wide_it_stayed():
+def test_it_measures_until_the_interval_is_narrow_or_time_is_up():
     def noisy():
         rng = np.random.default_rng(1)
         machine = Machine(lambda now: rng.lognormal(0, 0.1))
@@ -128,8 +128,8 @@ def test_a_window_is_long_enough_and_queues_steps(step_s):
 
 
 def simulated(rng, *, instances, blocks, true=0.0, place_sd=0.004):
-    """Windows with what a shared machine does: noise that resembles its neighbour's, bursts that
-    slow several windows in a row, and instances that are faster or slower for good."""
+    """Windows on a shared machine: autocorrelated noise, bursts that slow several windows in a row,
+    and instances of different speed."""
     speeds = rng.normal(0, place_sd, (instances, 2))
     state, burst, windows = 0.0, 0, []
     for block in range(2 * blocks * instances):
@@ -153,28 +153,28 @@ def simulated(rng, *, instances, blocks, true=0.0, place_sd=0.004):
 
 
 @pytest.mark.parametrize("instances", [4, 6])
-def test_a_program_is_seldom_called_different_from_itself(instances):
+def test_few_false_positives_for_a_program_against_itself(instances):
     rng = np.random.default_rng(instances)
-    called = [
+    verdicts = [
         ratio_of(simulated(rng, instances=instances, blocks=4)).verdict
         is not Difference.NOT_SIGNIFICANT
         for _ in range(400)
     ]
-    assert sum(called) <= 0.08 * 400
+    assert sum(verdicts) <= 0.08 * 400
 
 
-def test_three_percent_are_found_in_the_same_noise():
+def test_three_percent_are_detected_in_the_same_noise():
     rng = np.random.default_rng(9)
-    called = [
+    verdicts = [
         ratio_of(simulated(rng, instances=6, blocks=8, true=-0.03)).verdict for _ in range(100)
     ]
-    assert called.count(Difference.SLOWER) >= 90
-    assert called.count(Difference.FASTER) == 0
+    assert verdicts.count(Difference.SLOWER) >= 90
+    assert verdicts.count(Difference.FASTER) == 0
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32), st.floats(0.1, 10))
-def test_a_ratio_turns_round_with_its_sides_and_not_with_the_unit(seed, scale):
+def test_a_ratio_is_inverted_with_its_sides_and_independent_of_the_unit(seed, scale):
     windows = simulated(np.random.default_rng(seed), instances=3, blocks=2)
     turned = [
         Window(

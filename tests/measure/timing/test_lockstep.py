@@ -1,5 +1,4 @@
-"""Ranks that make their steps together, and ranks that each make as many as they can: threads with
-clocks of their own."""
+"""Lockstep and free-running ranks, as threads with scripted clocks."""
 
 import threading
 
@@ -10,13 +9,14 @@ from cubemesh.schema import Budget
 from in_memory_log import InMemoryLog
 
 SLOWER = 5
+PATIENCE_S = 120
 
 
 class Group:
-    """What two ranks tell one another."""
+    """Communication of two ranks."""
 
     def __init__(self):
-        self.decisions, self.words = [], set()
+        self.decisions, self.flags = [], set()
         self.changed = threading.Condition()
 
     def agree(self, rank):
@@ -28,23 +28,22 @@ class Group:
                 if rank == 0:
                     self.decisions.append(value)
                     self.changed.notify_all()
-                self.changed.wait_for(lambda: len(self.decisions) > number, timeout=60)
+                self.changed.wait_for(lambda: len(self.decisions) > number, timeout=PATIENCE_S)
                 return self.decisions[number]
 
         return agreed
 
-    def told(self, rank):
-        def heard(word, value):
+    def poll_flag(self, rank):
+        def poll(name, value):
             if rank == 0 and value:
-                self.words.add(word)
-            return word in self.words
+                self.flags.add(name)
+            return name in self.flags
 
-        return heard
+        return poll
 
 
 class Rank:
-    """Steps that take `step_s` of a clock that all ranks share, which nobody can run ahead of by
-    more than a step: the clock of the world is the slowest rank's."""
+    """Steps of `step_s` on a clock of the rank, at most a second ahead of the others."""
 
     def __init__(self, world, rank, step_s):
         self.world, self.rank, self.step_s = world, rank, step_s
@@ -70,7 +69,7 @@ class World:
             self.changed.notify_all()
             self.changed.wait_for(
                 lambda: all(self.times[rank] <= self.times[other] + 1 for other in self.living),
-                timeout=10,
+                timeout=PATIENCE_S,
             )
 
     def leave(self, rank):
@@ -102,12 +101,12 @@ def run(paces, steps_s, **budget):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
     return [[w for w in log.windows if w.phase == "measure"] for log in logs]
 
 
-def test_in_step_all_make_the_windows_that_rank_0_decides_on():
+def test_in_lockstep_all_ranks_make_the_windows_of_rank_0():
     group = Group()
     first, second = run(
         [Lockstep(group.agree(n)) for n in range(2)], [0.1, 0.1 * SLOWER], steps=40, windows=4
@@ -116,14 +115,16 @@ def test_in_step_all_make_the_windows_that_rank_0_decides_on():
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-def test_apart_each_makes_as_many_steps_as_it_can_until_rank_0_has_enough(slow):
+def test_free_running_ranks_step_at_their_own_rate_until_rank_0_has_enough(slow):
     group = Group()
     steps_s = [0.1, 0.1]
     steps_s[slow] *= SLOWER
-    found = run([FreeRunning(n, group.told(n)) for n in range(2)], steps_s, steps=40, windows=4)
+    found = run(
+        [FreeRunning(n, group.poll_flag(n)) for n in range(2)], steps_s, steps=40, windows=4
+    )
     assert sum(w.steps for w in found[0]) >= 40
     rates = [sum(w.steps for w in own) / sum(w.elapsed_s for w in own) for own in found]
     assert rates[1 - slow] / rates[slow] == pytest.approx(SLOWER, rel=0.05)
     ends = [own[-1].start_s + own[-1].elapsed_s for own in found]
     longest_s = max(w.elapsed_s for own in found for w in own)
-    assert abs(ends[0] - ends[1]) <= longest_s + 2, "nobody waits long for another at the end"
+    assert abs(ends[0] - ends[1]) <= longest_s + 2

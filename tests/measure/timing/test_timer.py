@@ -1,4 +1,4 @@
-"""The timer on programs whose clock is played, so that every step has a known length."""
+"""The timer on programs with a scripted clock, so that every step has a known length."""
 
 import time
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from cubemesh.schema.spec import Budget
 from in_memory_log import InMemoryLog
 
 
-class Played:
+class Scripted:
     """Steps that take the given seconds of a clock of their own, all of it in the wait at the end
     of a window, as on a device that is far behind its host."""
 
@@ -46,8 +46,8 @@ class Played:
 
 def run(
     lengths: Iterator[float], log: InMemoryLog | None = None, **budget: float
-) -> tuple[Measured, InMemoryLog, Played]:
-    program, log = Played(lengths), log or InMemoryLog()
+) -> tuple[Measured, InMemoryLog, Scripted]:
+    program, log = Scripted(lengths), log or InMemoryLog()
     measured = measure(
         program.step,
         program.synchronize,
@@ -141,7 +141,7 @@ def test_a_warm_up_that_never_settles_ends_with_its_budget() -> None:
     assert "warmup_seconds=4" in warning.remedy
 
 
-def test_planted_drift_is_warned_of_with_its_size() -> None:
+def test_planted_drift_gives_a_warning() -> None:
     drifting = chain(repeat(0.010, 30), (0.010 * (1 + 0.001 * n) for n in range(10_000)))
     _, log, _ = run(drifting, seconds=3)
     assert "drift" in codes(log)
@@ -164,7 +164,7 @@ def test_steps_of_seconds_end_in_sensible_time() -> None:
     assert codes(log) == []
 
 
-def test_steps_longer_than_the_warm_up_can_judge() -> None:
+def test_steps_too_long_for_the_warm_up() -> None:
     measured, log, _ = run(repeat(15.0), steps=6, windows=6)
     assert not measured.steady
     assert codes(log) == ["not-steady"]
@@ -172,12 +172,12 @@ def test_steps_longer_than_the_warm_up_can_judge() -> None:
     assert len(measured.windows) == 6
 
 
-def test_few_windows() -> None:
+def test_few_windows_give_a_warning() -> None:
     _, log, _ = run(repeat(0.010), windows=3, steps=3, seconds=0)
     assert codes(log) == ["few-windows"]
 
 
-def test_windows_that_became_too_short() -> None:
+def test_windows_that_are_too_short_give_a_warning() -> None:
     # The warm-up saw steps of 10 ms; what is measured takes a hundredth of that.
     lengths = chain(repeat(0.010, 26), repeat(0.0001))
     _, log, _ = run(lengths, seconds=0)
@@ -198,32 +198,27 @@ def test_steps_in_a_window(step_s: float, budget: Budget, steps: int) -> None:
     assert steps_per_window(budget, step_s) == steps
 
 
-def test_a_clock_that_stands_still() -> None:
+def test_a_clock_that_does_not_advance_is_an_error() -> None:
     with pytest.raises(RuntimeError):
         run(repeat(0.0))
 
 
 def test_on_the_real_clock() -> None:
-    log, nothing = InMemoryLog(), _nothing
     before = time.perf_counter()
     measured = measure(
         lambda: time.sleep(0.002),
-        nothing,
+        lambda: None,
         time.perf_counter,
         samples_per_step=1,
         budget=Budget(steps=20, seconds=0.1, windows=6, warmup_seconds=0.2),
-        log=log,
+        log=InMemoryLog(),
     )
     assert before < measured.started < measured.ended < time.perf_counter()
     assert measured.ended - measured.started >= sum(w.elapsed_s for w in measured.windows)
-    assert all(0.002 <= w.step_s < 0.5 for w in measured.windows)
+    assert all(w.step_s >= 0.002 for w in measured.windows)
 
 
-def _nothing() -> None:
-    """Nothing is in flight."""
-
-
-def test_it_measures_on_until_the_interval_is_narrow_or_time_is_up() -> None:
+def test_it_measures_until_the_interval_is_narrow_or_time_is_up() -> None:
     def noisy() -> Iterator[float]:
         return (0.1 * (1 + 0.2 * ((n * 7919) % 13 - 6) / 6) for n in range(10**9))
 
