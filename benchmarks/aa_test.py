@@ -53,7 +53,7 @@ from cubemesh.training.evaluation import wilson_interval
 from in_memory_log import InMemoryLog
 
 GOALS = {"hot": (200, 18), "planted": (100, 90), "cold": (200, 18)}
-"""Trial → (repeats, those that may be called different at most, or of `planted` must at least)."""
+"""Trial → (repeats, the most that may be reported as different, or least of `planted`)."""
 PLANTED = 0.03
 RUNS = 3
 """Fresh processes of each side of a cold repeat."""
@@ -72,23 +72,23 @@ def main() -> None:
     args = arguments()
     os.nice(args.nice)
     deadline = None if args.minutes is None else time.monotonic() + 60 * args.minutes
-    kept = read(args.keep)
-    missing = {t: args.repeats.get(t, n) - count(kept, t) for t, (n, _) in GOALS.items()}
+    lines = read(args.keep)
+    missing = {t: args.repeats.get(t, n) - count(lines, t) for t, (n, _) in GOALS.items()}
     with open(args.keep, "a") as file:
         for line in repeats(missing, args.folder):
             if deadline is not None and time.monotonic() > deadline:
                 break
             made = line()
-            kept.append(made)
+            lines.append(made)
             file.write(json.dumps(made) + "\n")
             file.flush()
-            print(told(made), flush=True)
+            print(text(made), flush=True)
     for trial in GOALS:
-        print(summed_up(trial, kept))
+        print(summary(trial, lines))
 
 
 def repeats(missing: dict[str, int], folder: str) -> Iterator[Callable[[], Line]]:
-    """The repeats that are missing, the trials taking turns."""
+    """The missing repeats, the trials interleaved."""
     trials = {"hot": hot, "planted": planted, "cold": lambda: cold(folder)}
     for turn in range(max(0, *missing.values())):
         yield from (trials[t] for t, left in missing.items() if turn < left)
@@ -170,7 +170,7 @@ def cold(folder: str) -> Line:
 
 
 def ratio(line: Line) -> Ratio:
-    """What the comparison of one repeat says."""
+    """Result of the comparison of one repeat."""
     if line["trial"] != "cold":
         return ratio_of(_windows(line["windows"]))
     runs = [_windows(run) for run in line["runs"]]
@@ -185,8 +185,8 @@ def _windows(plain: list[Any]) -> list[Window]:
     return [from_plain(Window, window) for window in plain]
 
 
-def told(line: Line) -> str:
-    """A repeat in a line."""
+def text(line: Line) -> str:
+    """One line for a repeat."""
     found = ratio(line)
     return (
         f"{line['trial']:8} {found.value:.4f} ({found.low:.4f} to {found.high:.4f})  "
@@ -194,27 +194,28 @@ def told(line: Line) -> str:
     )
 
 
-def summed_up(trial: str, kept: list[Line]) -> str:
-    """How often a difference was called, with Wilson's interval of that share."""
-    ratios = [ratio(line) for line in kept if line["trial"] == trial]
+def summary(trial: str, lines: list[Line]) -> str:
+    """How often a difference was reported, with Wilson's interval of that fraction."""
+    ratios = [ratio(line) for line in lines if line["trial"] == trial]
     wanted, goal = GOALS[trial]
     if not ratios:
         return f"{trial:8} no repeat yet of {wanted}"
     sought = {Difference.SLOWER} if trial == "planted" else {Difference.SLOWER, Difference.FASTER}
-    called = sum(r.verdict in sought for r in ratios)
-    share = wilson_interval(called, len(ratios))
+    reported = sum(r.verdict in sought for r in ratios)
+    share = wilson_interval(reported, len(ratios))
     widths = sorted(r.half_width or 0.0 for r in ratios)
     word, bound = ("slower", "at least") if trial == "planted" else ("different", "at most")
     return (
-        f"{trial:8} {called} of {len(ratios)} called {word}: {100 * called / len(ratios):.1f} % "
-        f"({100 * share.low:.1f} to {100 * share.high:.1f}); the goal is {bound} {goal} of "
-        f"{wanted}; the interval is ± {100 * widths[len(widths) // 2]:.2f} % in the median"
+        f"{trial:8} {reported} of {len(ratios)} reported as {word}: "
+        f"{100 * reported / len(ratios):.1f} % "
+        f"({100 * share.low:.1f} to {100 * share.high:.1f}); the goal is {bound} {goal} "
+        f"of {wanted}; the interval is ± {100 * widths[len(widths) // 2]:.2f} % in the median"
     )
 
 
-def count(kept: list[Line], trial: str) -> int:
+def count(lines: list[Line], trial: str) -> int:
     """Repeats of a trial to use."""
-    return sum(line["trial"] == trial for line in kept)
+    return sum(line["trial"] == trial for line in lines)
 
 
 def read(path: Path) -> list[Line]:

@@ -100,7 +100,7 @@ def gap(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
 def tell_learned(records: dict[str, list[RunRecord]], devices: int) -> tuple[dict[str, Any], bool]:
     """Print accuracy, staleness and turns; as data, and whether they are as they should be."""
     reached = {name: [r.figures["accuracy"].value for r in rs] for name, rs in records.items()}
-    told: dict[str, Any] = {SYNCHRONOUS: {"accuracy": reached[SYNCHRONOUS]}}
+    results: dict[str, Any] = {SYNCHRONOUS: {"accuracy": reached[SYNCHRONOUS]}}
     print(f"{SYNCHRONOUS}: accuracy {statistics.fmean(reached[SYNCHRONOUS]):.4f}")
     good = True
     for name in ASYNCHRONOUS:
@@ -117,7 +117,7 @@ def tell_learned(records: dict[str, list[RunRecord]], devices: int) -> tuple[dic
             f"{stale:.3f} (N − 1 is {devices - 1}), {100 * turns:.0f} % of updates follow another "
             "worker's"
         )
-        told[name] = {
+        results[name] = {
             "accuracy": reached[name],
             "gap": mean,
             "gap_standard_error": error,
@@ -125,7 +125,7 @@ def tell_learned(records: dict[str, list[RunRecord]], devices: int) -> tuple[dic
             "staleness": stale,
             "taking_turns": turns,
         }
-    return told, good
+    return results, good
 
 
 def slowed_rank(job: str) -> None:
@@ -164,7 +164,7 @@ def slowed_rank(job: str) -> None:
         if sleep_s:
             time.sleep(sleep_s)
 
-    apart = strategies.strategy(given["sync"]).free_running
+    free_running = strategies.strategy(given["sync"]).free_running
     windows = measure(
         step,
         program.synchronize,
@@ -172,7 +172,9 @@ def slowed_rank(job: str) -> None:
         samples_per_step=given["batch"],
         budget=Budget(seconds=given["seconds"]),
         log=InMemoryLog(),
-        pace=FreeRunning(rank, group.poll_flag) if apart else Lockstep(group.broadcast_object),
+        pace=FreeRunning(rank, group.poll_flag)
+        if free_running
+        else Lockstep(group.broadcast_object),
     ).windows
     rate = sum(w.samples for w in windows) / sum(w.elapsed_s for w in windows)
     Path(f"{job}-{rank}").write_text(json.dumps(rate))
@@ -195,7 +197,7 @@ def rates(given: argparse.Namespace, sync: str, sleep_s: float) -> list[float]:
 def tell_slowed(given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     """Print what a sleeping worker does to each exchange; as data, and whether the others keep
     their speed where they do not wait for it."""
-    told, good = {}, True
+    results, good = {}, True
     for sync in (SYNCHRONOUS, ASYNCHRONOUS[0]):
         equal = rates(given, sync, 0.0)
         sleep_s = SLEEPS_STEPS * given.batch / equal[-1]
@@ -209,8 +211,8 @@ def tell_slowed(given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
             f"step: samples/s of each {words}; together {sum(equal):.0f} → {sum(slowed):.0f} "
             f"({100 * share:.0f} %)"
         )
-        told[sync] = {"sleep_s": sleep_s, "equal": equal, "slowed": slowed}
-    return told, good
+        results[sync] = {"sleep_s": sleep_s, "equal": equal, "slowed": slowed}
+    return results, good
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

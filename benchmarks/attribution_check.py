@@ -366,9 +366,9 @@ def main() -> int:
             point = Point(**{**asdict(point), "seconds": args.seconds})
         for line in check(point, args.device, threads, args.framework):
             lines.append(line)
-            told = ", ".join(f"{name} {value:.3f}" for name, value in line.parts_ms.items())
+            parts = ", ".join(f"{name} {value:.3f}" for name, value in line.parts_ms.items())
             print(f"{'pass' if line.passed else 'FAIL'}  {line.point}: {line.check}")
-            print(f"      wanted {line.wanted}; found {line.found}\n      ms: {told}", flush=True)
+            print(f"      wanted {line.wanted}; found {line.found}\n      ms: {parts}", flush=True)
     passed = sum(line.passed for line in lines)
     print(f"{passed} of {len(lines)} pass")
     if args.json:

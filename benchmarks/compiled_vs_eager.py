@@ -1,6 +1,6 @@
 """Throughput of `pytorch-compiled` relative to `pytorch`, and the time to compile.
 
-Both train the same network from the same weights with a copy of the same minibatch in every step,
+Both train the same network from the same weights with a copy of the same batch in every step,
 A/B interleaved in one process (ab_comparison.py). The ratio is compiled over eager: above 1 is
 faster.
 
@@ -10,13 +10,11 @@ faster.
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from dataclasses import asdict, dataclass
 
 import torch
 
-from ab_comparison import Side, compare, random_batch
+from ab_comparison import Comparison, Side, compare, random_batch, setting, write_json
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
@@ -25,31 +23,6 @@ from cubemesh.networks.graph import Network
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What is printed, and written with `--json`."""
-
-    network: str
-    batch: int
-    precision: str
-    device: str
-    threads: int
-    torch: str
-    pairs: int
-    steps_per_window: int
-    compile_s: float
-    """Of the first program; the others of its kind find it in the cache."""
-    cached: bool | None
-    eager_step_ms: float
-    eager_step_mad_ms: float
-    compiled_step_ms: float
-    compiled_step_mad_ms: float
-    ratio: float
-    """Compiled throughput over eager."""
-    low: float
-    high: float
 
 
 def make_side(
@@ -69,11 +42,11 @@ def make_side(
     return Side(step=step, synchronize=program.synchronize), compile_s, cached
 
 
-def measure(args: argparse.Namespace) -> Result:
-    """Build instances of both, compare them, and sum up."""
+def measure(args: argparse.Namespace) -> tuple[Comparison, float, bool | None]:
+    """(eager and compiled, compared; seconds that the first compilation took; whether that came
+    from the cache)."""
     network = networks.build(args.network, args.image_size, None)
     batch = random_batch(network, args.batch)
-    threads = args.threads or torch.get_num_threads()
     request = BuildRequest(
         network=network,
         work=TrainSteps(network=args.network, batch_per_device=args.batch),
@@ -81,31 +54,12 @@ def measure(args: argparse.Namespace) -> Result:
         program=ProgramSettings(precision=args.precision, layout=args.layout),
         sync=strategies.make("none"),
         device=args.device,
-        threads=threads,
+        threads=args.threads,
     )
     compiled = [make_side("pytorch-compiled", network, batch, request) for _ in range(2)]
     eager = [make_side("pytorch", network, batch, request) for _ in range(2)]
     both = [(e[0], c[0]) for e, c in zip(eager, compiled, strict=True)]
-    found = compare(both, args.seconds)
-    return Result(
-        network=args.network,
-        batch=args.batch,
-        precision=args.precision,
-        device=args.device,
-        threads=threads,
-        torch=torch.__version__,
-        pairs=found.pairs,
-        steps_per_window=found.steps_per_window,
-        compile_s=compiled[0][1],
-        cached=compiled[0][2],
-        eager_step_ms=found.first_step_ms,
-        eager_step_mad_ms=found.first_step_mad_ms,
-        compiled_step_ms=found.second_step_ms,
-        compiled_step_mad_ms=found.second_step_mad_ms,
-        ratio=found.ratio,
-        low=found.low,
-        high=found.high,
-    )
+    return compare(both, args.seconds), *compiled[0][1:]
 
 
 def arguments() -> argparse.Namespace:
@@ -118,7 +72,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--layout", choices=["nchw", "nhwc"], default="nchw")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda:0")
-    parser.add_argument("--threads", type=int, help="PyTorch's own choice unless given")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", metavar="FILE", help="write the result there as well")
     return parser.parse_args()
 
@@ -126,25 +80,11 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure and print."""
     args = arguments()
-    result = measure(args)
-    origin = "from the cache" if result.cached else "not cached"
-    print(
-        f"{result.network}, minibatch {result.batch}, {result.precision} on {result.device}, "
-        f"{result.threads} threads, PyTorch {result.torch}: "
-        f"{result.pairs} pairs of windows of {result.steps_per_window} steps"
-    )
-    print(f"compiling took {result.compile_s:.1f} s ({origin})")
-    print(f"eager     {result.eager_step_ms:.3f} ms a step (MAD {result.eager_step_mad_ms:.3f})")
-    print(
-        f"compiled  {result.compiled_step_ms:.3f} ms a step (MAD {result.compiled_step_mad_ms:.3f})"
-    )
-    print(
-        f"ratio of throughputs, compiled / eager: {result.ratio:.4f} "
-        f"(95 % interval {result.low:.4f} to {result.high:.4f})"
-    )
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"schema": 1, **asdict(result)}, file, indent=2)
+    found, compile_s, cached = measure(args)
+    print(setting(args))
+    print(f"compiling took {compile_s:.1f} s ({'from the cache' if cached else 'not cached'})")
+    print(found.text("eager", "compiled", args.batch))
+    write_json(args, found, compile_s=compile_s, cached=cached)
 
 
 if __name__ == "__main__":

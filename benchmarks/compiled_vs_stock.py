@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from ab_comparison import Side, compare, random_batch
+from ab_comparison import Side, compare, random_batch, setting, write_json
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
@@ -49,13 +47,13 @@ def stock_side(args: argparse.Namespace, batch: Batch) -> Side:
     run: Callable[[torch.Tensor], torch.Tensor] = torch.compile(
         model, mode=None if args.mode == "default" else args.mode
     )
-    narrow = AUTOCAST[args.precision]
+    low_precision = AUTOCAST[args.precision]
     x = torch.from_numpy(batch.images).to(args.device, memory_format=torch.channels_last)
     y = torch.from_numpy(batch.labels).to(args.device)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", narrow, enabled=narrow is not None):
+        with torch.autocast("cuda", low_precision, enabled=low_precision is not None):
             loss = F.cross_entropy(run(x), y)
         loss.backward()
         optimizer.step()
@@ -80,7 +78,7 @@ def our_side(args: argparse.Namespace, batch: Batch) -> Side:
         ),
         sync=strategies.make("none"),
         device=args.device,
-        threads=torch.get_num_threads(),
+        threads=args.threads,
     )
     program = entry("pytorch-compiled").load().build(request)
     placed = program.place(batch)
@@ -90,7 +88,7 @@ def our_side(args: argparse.Namespace, batch: Batch) -> Side:
 
 
 def absent() -> str:
-    """What lacks here, in words; empty where nothing does."""
+    """What is missing here, in words; empty without a reason."""
     if not torch.cuda.is_available():
         return "absent: a GPU that PyTorch can use"
     if importlib.util.find_spec("torchvision") is None:
@@ -105,6 +103,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--precision", choices=sorted(AUTOCAST), default="bf16")
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=30.0, help="of measuring, about")
     parser.add_argument("--instances", type=int, default=2, help="of each side")
     parser.add_argument(
@@ -118,11 +117,10 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Compare and print; how the comparison came out does not change the exit code."""
+    """Compare and print; the result does not change the exit code."""
     args = arguments()
-    lack = absent()
-    if lack:
-        print(lack)
+    if reason := absent():
+        print(reason)
         return 2
     batch = random_batch(networks.build(args.network), args.batch)
     both = []
@@ -130,28 +128,11 @@ def main() -> int:
         ours = our_side(args, batch)  # first: it sets precision and cuDNN for the process
         both.append((stock_side(args, batch), ours))
     found = compare(both, args.seconds)
-    print(
-        f"{args.network}, minibatch {args.batch}, {args.precision}, nhwc on "
-        f"{torch.cuda.get_device_name(args.device)}, PyTorch {torch.__version__}: "
-        f"{found.pairs} pairs of windows of {found.steps_per_window} steps"
-    )
-    for name, step_ms, mad_ms in (
-        (f"stock ({args.mode})", found.first_step_ms, found.first_step_mad_ms),
-        ("pytorch-compiled", found.second_step_ms, found.second_step_mad_ms),
-    ):
-        rate = args.batch / step_ms * 1e3
-        print(f"{name:28} {step_ms:8.3f} ms a step (MAD {mad_ms:.3f}), {rate:,.0f} images/s")
-    print(
-        f"ratio of throughputs, cubemesh / stock: {found.ratio:.4f} "
-        f"(95 % interval {found.low:.4f} to {found.high:.4f})"
-    )
+    print(f"{setting(args)}, nhwc, {torch.cuda.get_device_name(args.device)}")
+    print(found.text(f"stock ({args.mode})", "pytorch-compiled", args.batch))
     reached = found.high >= GOAL
-    print(f"the interval {'includes or exceeds' if reached else 'lies below'} {GOAL}")
-    if args.json:
-        with open(args.json, "w") as file:
-            settings = {k: v for k, v in vars(args).items() if k != "json"}
-            result = {"schema": 1, "torch": torch.__version__, **settings, **asdict(found)}
-            json.dump({**result, "goal": GOAL, "reached": reached}, file, indent=2)
+    print(f"the interval {'includes or exceeds' if reached else 'is below'} {GOAL}")
+    write_json(args, found, goal=GOAL, reached=reached)
     return 0
 
 

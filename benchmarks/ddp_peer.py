@@ -43,7 +43,7 @@ from cubemesh.frameworks.pytorch import join, launch
 from cubemesh.measure.merge_ranks import merge_lockstep
 from cubemesh.schema import Window
 from cubemesh.statistics import median, throughput, throughput_interval
-from ddp_programs import NARROW, our_step, stock_step
+from ddp_programs import LOW_PRECISION, our_step, stock_step
 from handwritten import NETWORKS
 
 STOCK, OURS, ALONE = "stock DDP", "all-reduce", "each alone"
@@ -135,23 +135,23 @@ def timed(
 
 def points(args: Any, devices: int, one: dict[tuple[str, str], float]) -> Iterator[Point]:
     """What the ranks of one launch have left; `one` is each program's rate on one device."""
-    told = [
+    reports = [
         json.loads(Path(args.folder, f"{devices}-{rank}.json").read_text())
         for rank in range(devices)
     ]
     names = [OURS, STOCK, *([ALONE] if devices > 1 else [])]
-    steps = {name: int(pair[0]) for name, pair in zip(names, told[0]["steps|"], strict=True)}
+    steps = {name: int(pair[0]) for name, pair in zip(names, reports[0]["steps|"], strict=True)}
     for mode in MODES:
         slowest = None
         if devices > 1:
             alone = [
                 throughput([args.batch * steps[ALONE]] * args.windows, [s for _, s in spans])
-                for own in told
+                for own in reports
                 if (spans := own[f"{ALONE}|{mode}"])
             ]
             slowest = min(alone)
         for name in names:
-            ranks = [own[f"{name}|{mode}"] for own in told]
+            ranks = [own[f"{name}|{mode}"] for own in reports]
             windows = merge_lockstep(
                 [
                     Window(
@@ -184,7 +184,7 @@ def points(args: Any, devices: int, one: dict[tuple[str, str], float]) -> Iterat
             )
 
 
-def told(point: Point) -> str:
+def text(point: Point) -> str:
     """A line for a point."""
     ends = f"({point.low:,.1f} to {point.high:,.1f})"
     devices = f"{point.devices} device{'' if point.devices == 1 else 's'}"
@@ -204,11 +204,11 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", choices=sorted(NETWORKS), default="little-cnn")
-    parser.add_argument("--batch", type=int, default=64, help="minibatch of each device")
+    parser.add_argument("--batch", type=int, default=64, help="batch size per device")
     parser.add_argument("--devices", default="1,2", help="numbers of devices, as 1,2,4,8")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=1, help="cores of each device on a CPU")
-    parser.add_argument("--precision", choices=sorted(NARROW), default="fp32")
+    parser.add_argument("--precision", choices=sorted(LOW_PRECISION), default="fp32")
     parser.add_argument("--layout", choices=["nchw", "nhwc"], default="nchw")
     parser.add_argument("--compile", action="store_true", help="torch.compile both")
     parser.add_argument(
@@ -224,8 +224,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def lacks(args: argparse.Namespace, counts: list[int]) -> str:
-    """What lacks here, in words; empty where nothing does."""
+def why_absent(args: argparse.Namespace, counts: list[int]) -> str:
+    """What is missing here; empty if nothing is."""
     most = max(counts)
     if args.device == "cuda":
         there = torch.cuda.device_count()
@@ -239,8 +239,8 @@ def main(given: list[str] | None = None) -> int:
     """Measure and print; what comes out does not change the exit code."""
     args = arguments(given)
     counts = sorted({int(n) for n in args.devices.split(",")})
-    if lack := lacks(args, counts):
-        print(lack)
+    if reason := why_absent(args, counts):
+        print(reason)
         return 2
     args.classes = networks.build(args.network).targets[0].classes
     one: dict[tuple[str, str], float] = {}
@@ -252,7 +252,7 @@ def main(given: list[str] | None = None) -> int:
                 print(f"{devices} devices: ranks failed, with exit codes {failed}")
                 return 1
             for point in points(args, devices, one):
-                print(told(point), flush=True)
+                print(text(point), flush=True)
                 found.append(point)
     if args.json:
         plain = {"settings": vars(args), "torch": torch.__version__}

@@ -23,7 +23,7 @@ from cubemesh.schema.work import TrainSteps
 from handwritten import NETWORKS
 
 RATE, MOMENTUM = 0.01, 0.9
-NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
+LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
 
 
 def stock_step(args: Any, batch: Batch, device: str, *, together: bool) -> Callable[[], None]:
@@ -44,13 +44,13 @@ def stock_step(args: Any, batch: Batch, device: str, *, together: bool) -> Calla
     if args.compile:
         run = torch.compile(run)
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=MOMENTUM, fused=True)
-    narrow = NARROW[args.precision]
+    low_precision = LOW_PRECISION[args.precision]
     x = torch.from_numpy(batch.images).to(device, memory_format=layout)
     y = torch.from_numpy(batch.labels).to(device)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(kind, narrow) if narrow else nullcontext():
+        with torch.autocast(kind, low_precision) if low_precision else nullcontext():
             loss = F.cross_entropy(run(x), y)
         loss.backward()
         optimizer.step()

@@ -75,7 +75,7 @@ def trained(side: Side, seconds: float, step_s: float) -> tuple[float, float, in
     return start, time.perf_counter(), steps
 
 
-def told(one: Checked) -> str:
+def text(one: Checked) -> str:
     """One line."""
     if one.counter_joules is None and one.integrated_joules is None:
         return f"{one.seconds:7.2f} s  {one.reason}"
@@ -144,7 +144,7 @@ def main() -> int:
                 reason="; ".join(u.why for u in found.unmeasured),
             )
         )
-        print(told(checked[-1]))
+        print(text(checked[-1]))
     wrong = [one for one in checked if not one.reached(need)]
     print(
         f"{len(checked) - len(wrong)} of {len(checked)} windows are as they should be: within "

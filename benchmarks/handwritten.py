@@ -209,10 +209,10 @@ def train_step(
     rate: float,
     momentum: float,
     compiled: bool = False,
-    narrow: torch.dtype | None = None,
+    low_precision: torch.dtype | None = None,
 ) -> Callable[[], None]:
-    """A step on the network `name`: copy the batch, forward (autocast to `narrow`, where given),
-    backward, update. `weights` are its parameters in their order."""
+    """A step on the network `name`: copy the batch, forward (autocast to `low_precision`, if
+    given), backward, update. `weights` are its parameters in their order."""
     model = NETWORKS[name](images.shape[-1], classes)
     with torch.no_grad():
         for parameter, array in zip(model.parameters(), weights, strict=True):
@@ -230,7 +230,7 @@ def train_step(
         else:
             x, y = x.clone(), y.clone()
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(kind, narrow) if narrow else nullcontext():
+        with torch.autocast(kind, low_precision) if low_precision else nullcontext():
             loss = F.cross_entropy(run(x), y)
         loss.backward()
         optimizer.step()

@@ -38,7 +38,7 @@ GOAL = 0.98
 RATE, MOMENTUM = 0.01, 0.9
 NETWORKS = ("little-cnn", "alexnet", "resnet-50")
 BATCH = {"cpu": 8, "cuda": 64}
-"""Kind of device → minibatch unless another is asked for."""
+"""Kind of device → default batch size."""
 JAX_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "default"}
 
 
@@ -89,7 +89,7 @@ def jax(network: Network, request: BuildRequest, batch: Batch, copies: bool = Tr
         rate=RATE,
         momentum=MOMENTUM,
         precision=JAX_PRECISION[request.program.precision],
-        narrow=request.program.precision == "bf16",
+        low_precision=request.program.precision == "bf16",
         copies=copies,
     )
     return Side(step=step, synchronize=wait)
@@ -199,7 +199,7 @@ def why_absent(framework: str, name: str, args: argparse.Namespace) -> str:
 
 
 def run(framework: str, name: str, samples: int, args: argparse.Namespace) -> Comparison:
-    """The comparison itself."""
+    """Compare instances of both."""
     network = networks.build(name)
     batch = random_batch(network, samples)
     request = BuildRequest(
@@ -222,7 +222,7 @@ def run(framework: str, name: str, samples: int, args: argparse.Namespace) -> Co
     return compare(both, args.seconds)
 
 
-def told(result: Result) -> str:
+def text(result: Result) -> str:
     """A line of the table."""
     line = f"{result.framework:17} {result.network:11} {result.batch:5}  "
     if result.found is None:
@@ -261,7 +261,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure and print; how it came out is for the reader, so the exit code is always 0."""
+    """Measure and print; the exit code is always 0."""
     args = arguments()
     print(
         f"{platform.machine()}, {args.device}, {args.threads} threads, {args.precision}; ms a step"
@@ -274,7 +274,7 @@ def main() -> None:
     for name in args.networks:
         for framework in args.frameworks:
             results.append(measure(framework, name, args))
-            print(told(results[-1]), flush=True)
+            print(text(results[-1]), flush=True)
     if args.json:
         with open(args.json, "w") as file:
             listed = [{**asdict(r), "reached": r.reached} for r in results]

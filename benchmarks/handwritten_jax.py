@@ -53,7 +53,7 @@ def flat(x: jax.Array) -> jax.Array:
 def batch_norm(x: jax.Array, p: Arrays, s: Arrays, after: list[jax.Array]) -> jax.Array:
     """Normalize by the batch's statistics, and put the running ones into `after`."""
     n = x.size // x.shape[3]
-    narrow, x = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    low_precision, x = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32))
     mean = x.mean((0, 1, 2))
     variance = jnp.maximum((x * x).mean((0, 1, 2)) - mean * mean, 0)  # in one pass, as Flax has it
     after += [
@@ -61,7 +61,7 @@ def batch_norm(x: jax.Array, p: Arrays, s: Arrays, after: list[jax.Array]) -> ja
         KEEP * next(s) + (1 - KEEP) * variance * n / (n - 1),
     ]
     scale = next(p) * lax.rsqrt(variance + 1e-5)
-    return ((x - mean) * scale + next(p)).astype(narrow)
+    return ((x - mean) * scale + next(p)).astype(low_precision)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
@@ -124,16 +124,16 @@ def train_step(
     rate: float,
     momentum: float,
     precision: str = "highest",
-    narrow: bool = False,
+    low_precision: bool = False,
     copies: bool = True,
 ) -> tuple[Callable[[], None], Callable[[], object]]:
     """(a step on the network `name`, a wait for it): copy the batch where `copies`, forward,
     backward, update. `weights` and `state` are in the network's order; products are of JAX's
-    `precision`, and in bfloat16 where `narrow`."""
+    `precision`, and in bfloat16 where `low_precision`."""
     forward = NETWORKS[name]
 
     def loss_of(p: list, s: list, x: jax.Array, y: jax.Array, key: jax.Array) -> tuple:
-        if narrow:
+        if low_precision:
             p = [w.astype(jnp.bfloat16) for w in p]
         with jax.default_matmul_precision(precision):
             scores, after = forward(x, iter(p), iter(s), key)
@@ -143,7 +143,7 @@ def train_step(
 
     def ready(x: jax.Array) -> jax.Array:
         x = x.transpose(0, 2, 3, 1)
-        return x.astype(jnp.bfloat16) if narrow else x
+        return x.astype(jnp.bfloat16) if low_precision else x
 
     def update(carry: tuple, x: jax.Array, y: jax.Array) -> tuple:
         p, s, velocity, key = carry

@@ -42,8 +42,8 @@ class InMemoryLog(Log):
         elif event == "curve":
             self.curves[fields["curve"].name] = fields["curve"]
         elif event != "enter":
-            kept = {"unmeasured": self.unknown, "series": self.chunks}
-            (kept[event] if event in kept else getattr(self, f"{event}s")).append(fields[event])
+            lists = {"unmeasured": self.unknown, "series": self.chunks}
+            (lists[event] if event in lists else getattr(self, f"{event}s")).append(fields[event])
 
     def joined(self, name: str) -> Series:
         """All chunks of one series, one after the other."""

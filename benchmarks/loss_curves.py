@@ -88,8 +88,8 @@ def compared(one: list[Curve], other: list[Curve]) -> tuple[Curve, Curve, Curve]
     means = [np.array([[t.mean() for t in np.array_split(c, TENTHS)] for c in x]) for x in
              (one, other)]  # fmt: skip
     spread = np.sqrt(sum(m.var(axis=0, ddof=1) for m in means) / len(one))
-    apart = np.abs(means[0].mean(axis=0) - means[1].mean(axis=0)) / np.maximum(spread, 1e-12)
-    return means[0].mean(axis=0), means[1].mean(axis=0), apart
+    distance = np.abs(means[0].mean(axis=0) - means[1].mean(axis=0)) / np.maximum(spread, 1e-12)
+    return means[0].mean(axis=0), means[1].mean(axis=0), distance
 
 
 def arguments(given: list[str] | None) -> argparse.Namespace:
@@ -122,16 +122,16 @@ def main(given: list[str] | None = None) -> int:
             print(f"absent: {args.device} for {name}")
             return 2
     curves = {name: [curve(name, args, seed) for seed in range(args.seeds)] for name in names}
-    first, second, apart = compared(*curves.values())
+    first, second, distance = compared(*curves.values())
     print(f"tenth  {names[0]:>17} {names[1]:>17}  standard errors of difference")
-    for n, row in enumerate(zip(first, second, apart, strict=True), start=1):
+    for n, row in enumerate(zip(first, second, distance, strict=True), start=1):
         print(f"{n:5}  {row[0]:17.4f} {row[1]:17.4f}  {row[2]:.2f}")
-    alike = bool((apart <= ERRORS).all())
+    alike = bool((distance <= ERRORS).all())
     print("they learn alike" if alike else f"they differ by more than {ERRORS} standard errors")
     if args.json:
         with open(args.json, "w") as file:
-            told = {name: [c.tolist() for c in found] for name, found in curves.items()}
-            json.dump({**vars(args), "curves": told, "alike": alike}, file)
+            plain = {name: [c.tolist() for c in found] for name, found in curves.items()}
+            json.dump({**vars(args), "curves": plain, "alike": alike}, file)
     return 0 if alike else 1
 
 

@@ -111,7 +111,7 @@ def share_within(points: Iterable[Point]) -> tuple[int, int]:
     return sum(abs(e) <= WITHIN for e in errors), len(errors)
 
 
-def told(point: Point) -> str:
+def text(point: Point) -> str:
     """A line of the table."""
     line = (
         f"{point.network:13} {point.batch:5}  {point.precision}  {point.layout} "
@@ -136,7 +136,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Measure and print; how it came out does not change the exit code."""
+    """Measure and print; the result does not change the exit code."""
     args = arguments(given)
     if not torch.cuda.is_available():
         print(
@@ -154,7 +154,7 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     for name, precision, layout, batch in grid:
         points.append(measured(name, batch, precision, layout, args.device))
-        print(told(points[-1]), flush=True)
+        print(text(points[-1]), flush=True)
     within, count = share_within(points)
     share = within / count if count else 0.0
     print(f"{within} of {count} within {WITHIN:.0%} ({share:.1%}; the goal is {GOAL:.0%})")

@@ -1,14 +1,13 @@
-"""How near do forecasts come to published training rates on several devices?
+"""Error of forecasts relative to published training rates on several devices.
 
 Every forecast is calibrated with the published rate of one device of the same source, system,
-network, framework, precision and minibatch, and held against that of several
-(papers/validation/rows.py), and how its GPUs reached one another where its source says so
-(papers/validation/rows.py). Eight factors are fitted on every second machine, in the order of their
-names, to the rates of two to eight devices in it; what a launch takes was read off one row of the
-same half. Errors are printed for that half and for the other, by class of network and by the way
-between the GPUs, with a baseline beside them: a constant efficiency for each number of devices,
-fitted on the same half. Rows that cannot be forecast are listed with the reason. Last, forecasts
-without any calibration are held against the published one-device rates.
+network, framework, precision and batch size, and peer access where its source gives it, and
+compared with the rate of several devices (papers/validation/rows.py). Eight factors are fitted on
+every second machine, in the order of their names, to the rates of two to eight devices in it; the
+time of a launch comes from one row of the same half. Errors are printed for that half and for the
+other, by class of network and by peer access, with those of a baseline: a constant efficiency for
+each number of devices, fitted on the same half. Rows that cannot be forecast are listed with the
+reason. Last, forecasts without any calibration are compared with the published one-device rates.
 
     python benchmarks/prediction_accuracy.py [--rows]
 
@@ -51,10 +50,10 @@ RATES = {
     "host_exchange_bytes_per_s": HOST_RATES,
     "host_exchange_zen2_bytes_per_s": HOST_RATES,
 }
-"""A forecast each, of the rows whose exchange goes that way; each row goes one of these ways, or
-over NVLink or copies, which none of these changes."""
+"""One forecast for each, of the rows whose gradients go that way; the others go over NVLink or by
+copies, which these do not change."""
 UNIT = dict.fromkeys(GRID, 1.0) | {"step_spread": 0.01}
-"""What the factors are while the parts are computed."""
+"""Values of the factors while the parts are computed."""
 Values = dict[str, float]
 
 
@@ -85,7 +84,7 @@ def mean(values: Iterable[float]) -> float:
 
 
 def way(row: Row) -> str:
-    """Which of RATES decides how fast the row's devices exchange; empty for none of them."""
+    """Which of RATES decides how fast the row's devices exchange; empty where another link does."""
     where = fabric(row.system, row.devices, row.peer_access)
     if where.through_host:
         return host_factor(where)
@@ -114,7 +113,7 @@ class Forecasts:
 
 
 def fit(seen: Sequence[Row], found: Forecasts) -> Values:
-    """The factors of the least mean error, one after the other until none of them improves it."""
+    """The factors of the least mean error, one after the other until no change improves it."""
 
     def error(values: Values) -> float:
         return mean(abs(found.efficiency(row, values) / row.efficiency - 1) for row in seen)
@@ -135,8 +134,8 @@ def fit(seen: Sequence[Row], found: Forecasts) -> Values:
 def constant(
     seen: Sequence[Row], sort: Callable[[Row], object] = lambda row: ""
 ) -> Callable[[Row], float]:
-    """The baseline: the mean efficiency of `seen` rows of a sort at each number of devices; the
-    nearest number stands for one that was not seen."""
+    """The baseline: the mean efficiency of `seen` rows of a sort at each number of devices, or at
+    the nearest number in `seen`."""
     by_count = defaultdict(list)
     for row in seen:
         by_count[sort(row), row.devices].append(row.efficiency)
@@ -157,7 +156,7 @@ def summary(name: str, judged: Sequence[Row], of: Callable[[Row], float]) -> flo
 
 
 def without_calibration() -> None:
-    """Hold forecasts from datasheets alone against the published rates of one device."""
+    """Compare forecasts from datasheets alone with the published rates of one device."""
     band, found = defaults()["band_uncalibrated"], published_alone()
     within = sum(1 / band <= one.forecast / one.figure.value <= band for one in found)
     total = len(found)
@@ -188,14 +187,14 @@ def main() -> int:
 
     print(f"  {'error of':<60}mean  90th percentile  rows")
     ratio = _judge(seen, unseen, model, baseline)
-    told = constant(seen, lambda row: row.peer_access)
+    by_access = constant(seen, lambda row: row.peer_access)
     for name, judged in (("fitted half", seen), ("other half", unseen)):
-        summary(f"constant by peer access, {name}", judged, told)
+        summary(f"constant by peer access, {name}", judged, by_access)
         for reached in (True, False):
             those = [row for row in judged if row.peer_access == reached]
             which = f"{name}, {'with' if reached else 'without'} peer access"
             summary(f"model, {which}", those, model)
-            summary(f"constant by peer access, {which}", those, told)
+            summary(f"constant by peer access, {which}", those, by_access)
     beyond = [row for row in found if not row.one_machine]
     summary("model, beyond one machine", beyond, model)
     summary("constant efficiency, beyond one machine", beyond, baseline)
@@ -242,7 +241,7 @@ def _print_rows(
             f"  {row.efficiency:.3f} {model(row):.3f} "
             f"{100 * (model(row) / row.efficiency - 1):+6.1f} % {half:<6} "
             f"{row.devices:3d} × {row.family}, {row.network}, {row.figure.precision}, "
-            f"{row.figure.batch_per_device or 'minibatch not stated'}, {row.sync}"
+            f"{row.figure.batch_per_device or 'batch size not stated'}, {row.sync}"
         )
 
 

@@ -58,7 +58,7 @@ def main() -> None:
             for feed in (feed for pair in pairs for feed in pair):
                 feed.close()
             print(
-                f"{name}, minibatch {given.batch}, steps of {step_ms:g} ms: with "
+                f"{name}, batch size {given.batch}, steps of {step_ms:g} ms: with "
                 f"{given.threads} threads {found.ratio:.3f} times as "
                 f"fast ({found.low:.3f} to {found.high:.3f})"
             )

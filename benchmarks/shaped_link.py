@@ -74,12 +74,12 @@ def measure(batches: int, steps: int, store: Path) -> list[Mapping[str, Any]]:
         "warmup_seconds": 5,
     }
     words = [w for key, value in settings.items() for w in ("--set", f"{key}={value}")]
-    kept = ["--json", "--store", str(store)]
+    options = ["--json", "--store", str(store)]
     with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder)) as hosts:
         for interface, bits_per_s in LINKS.items():
             hosts.shape(bits_per_s, interface=interface)
         done = subprocess.run(
-            [sys.executable, "-m", "cubemesh", "run", "interconnect", *words, *kept],
+            [sys.executable, "-m", "cubemesh", "run", "interconnect", *words, *options],
             env=os.environ | hosts.environment,
             stdout=subprocess.PIPE,
             check=False,
@@ -90,7 +90,7 @@ def measure(batches: int, steps: int, store: Path) -> list[Mapping[str, Any]]:
     return records
 
 
-def told(found: Mapping[tuple[str, str], Rate]) -> tuple[list[str], bool]:
+def summary(found: Mapping[tuple[str, str], Rate]) -> tuple[list[str], bool]:
     """A line for each network and link, what the slow one costs, and whether the goal is met."""
     lines, costs = [], {}
     fast, slow = LINKS
@@ -116,18 +116,18 @@ def told(found: Mapping[tuple[str, str], Rate]) -> tuple[list[str], bool]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print both costs; the exit code as above."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batches", type=int, default=2, help="minibatch of each host")
+    parser.add_argument("--batches", type=int, default=2, help="batch size per host")
     parser.add_argument("--steps", type=int, default=8, help="measured steps, a window each")
     parser.add_argument("--store", type=Path, help="keep the records here")
     parser.add_argument("--json", type=Path, help="also write the rates here")
     given = parser.parse_args(arguments)
-    if lacks := missing():
-        print(f"absent: {lacks}", file=sys.stderr)
+    if reason := missing():
+        print(f"absent: {reason}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
         store = given.store or Path(folder, "records.sqlite")
         found = rates(measure(given.batches, given.steps, store))
-    lines, met = told(found)
+    lines, met = summary(found)
     print("\n".join(lines))
     if given.json:
         plain = [{"network": n, "link": k, "rate": rate} for (n, k), rate in found.items()]

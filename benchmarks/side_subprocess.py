@@ -25,7 +25,7 @@ MAX_MESSAGE = 160
 
 
 class BuildFailed(Exception):
-    """A process that ended before it was ready, with what it said last."""
+    """A process that ended before it was ready, with its last output."""
 
 
 class SideProcess:
@@ -68,9 +68,11 @@ class SideProcess:
         line = self._process.stdout.readline()
         if not line:
             self._log.seek(0)
-            said = [text for text in self._log.read().splitlines() if text.strip()]
+            lines = [text for text in self._log.read().splitlines() if text.strip()]
             self.close()
-            raise BuildFailed(said[-1].strip()[:MAX_MESSAGE] if said else "it ended without a word")
+            raise BuildFailed(
+                lines[-1].strip()[:MAX_MESSAGE] if lines else "it ended without output"
+            )
         return line
 
     def close(self) -> None:

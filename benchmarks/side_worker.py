@@ -119,13 +119,13 @@ def stock(wanted: SideSpec, network: Network, batch: Batch) -> Side:
     module.to(wanted.device, memory_format=layout).train()
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=MOMENTUM, fused=True)
     run = torch.compile(module) if compiled else module
-    narrow = AUTOCAST_TYPES.get(wanted.precision)
+    low_precision = AUTOCAST_TYPES.get(wanted.precision)
     x = torch.from_numpy(batch.images).to(wanted.device, memory_format=layout)
     y = torch.from_numpy(batch.labels).to(wanted.device)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(kind, narrow, enabled=narrow is not None):
+        with torch.autocast(kind, low_precision, enabled=low_precision is not None):
             loss = F.cross_entropy(run(x), y)
         loss.backward()
         optimizer.step()

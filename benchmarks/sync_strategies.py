@@ -108,7 +108,7 @@ def work(config: str) -> None:
     for case in args.cases:
         for point in points(args, case, device, group):
             if group.rank == 0:
-                print(told(point), flush=True)
+                print(text(point), flush=True)
                 with Path(args.results).open("a") as file:
                     file.write(json.dumps(asdict(point)) + "\n")
     group.close()
@@ -194,7 +194,7 @@ def timed(program: Any, placed: Any, steps: int) -> float:
     return time.perf_counter() - start
 
 
-def told(point: Point) -> str:
+def text(point: Point) -> str:
     """A line for a point."""
     slowest = [min(ranks) for ranks in point.per_s]
     text = (
@@ -214,7 +214,7 @@ def told(point: Point) -> str:
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", default="little-cnn:64", help="network:minibatch of a device, …")
+    parser.add_argument("--cases", default="little-cnn:64", help="network:batch size per device, …")
     parser.add_argument(
         "--syncs", default="all-reduce", help="besides none; gathered and barrier too"
     )

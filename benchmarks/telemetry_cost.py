@@ -44,8 +44,8 @@ WARM_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """What it costs to ask one sensor once."""
+class QueryCost:
+    """What it costs to query one sensor once."""
 
     name: str
     wall_ms: float
@@ -60,7 +60,7 @@ class Cost:
     blocks: int
     readings: int
     cpu_percent: float
-    """The sampler's share of the processor seconds of the process, in sampled windows."""
+    """The sampler's CPU time in percent of the process's, in sampled windows."""
     ratio: float
     """Throughput sampled over not sampled."""
     low: float
@@ -68,28 +68,28 @@ class Cost:
 
     @property
     def reached(self) -> bool:
-        """Whether both goals are."""
+        """Whether both goals are reached."""
         return self.high >= RATIO_GOAL and self.cpu_percent < SHARE_GOAL
 
 
-def questions(meters: Sequence[Meter], times: int = 20) -> list[Question]:
-    """Each question of a GPU, and the rest by reader."""
-    asks: dict[str, Callable[[], object]] = {"processors and memory of the run": HostReader().read}
+def queries(meters: Sequence[Meter], times: int = 20) -> list[QueryCost]:
+    """Each query of a GPU; the other meters as a whole."""
+    calls: dict[str, Callable[[], object]] = {"processors and memory of the run": HostReader().read}
     for meter in meters:
         if isinstance(meter, GpuReader):
-            asks |= meter.costs()
+            calls |= meter.costs()
         elif meter.read():
-            asks[" ".join(meter.read())] = meter.read
-    return [_question(name, ask, times) for name, ask in asks.items()]
+            calls[" ".join(meter.read())] = meter.read
+    return [_query_cost(name, query, times) for name, query in calls.items()]
 
 
-def _question(name: str, ask: Callable[[], object], times: int) -> Question:
-    ask()
+def _query_cost(name: str, query: Callable[[], object], times: int) -> QueryCost:
+    query()
     wall, cpu = time.perf_counter(), time.thread_time()
     for _ in range(times):
-        ask()
+        query()
     wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
-    return Question(name=name, wall_ms=1e3 * wall / times, cpu_ms=1e3 * cpu / times)
+    return QueryCost(name=name, wall_ms=1e3 * wall / times, cpu_ms=1e3 * cpu / times)
 
 
 def cost(
@@ -144,8 +144,8 @@ def cost(
 
 
 def _step_s(watch: Stopwatch) -> float:
-    """Seconds of a step after some seconds of warm-up. The first step stands outside them: it tries
-    algorithms, for seconds."""
+    """Seconds of a step after some seconds of warm-up. The first step is not in them: it tries
+    algorithms for seconds."""
     window = watch.window("warm-up", 1)
     start = time.perf_counter()
     while time.perf_counter() - start < WARM_S:
@@ -192,18 +192,18 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure and print; how it came out is for the reader, so the exit code is always 0."""
+    """Measure and print; the exit code is always 0."""
     args = arguments()
     side = built(args)
     meters = open_meters(uuid_of(args.device))
-    asked = questions(meters)
-    print("one question takes, by the clock and in processor time:")
-    for one in asked:
+    query_costs = queries(meters)
+    print("one query takes, by the clock and in processor time:")
+    for one in query_costs:
         print(f"  {one.wall_ms:9.3f} ms  {one.cpu_ms:9.3f} ms  {one.name}")
     for meter in meters:
         for name, why in meter.missing.items():
-            print(f"  not asked: {name} ({why})")
-    print(f"{args.network}, minibatch {args.batch}, {args.precision} on {args.device}:")
+            print(f"  not read: {name} ({why})")
+    print(f"{args.network}, batch size {args.batch}, {args.precision} on {args.device}:")
     costs = []
     for every_s in map(float, args.every.split(",")):
         found = cost(
@@ -225,10 +225,13 @@ def main() -> None:
         )
     if args.json:
         with open(args.json, "w") as file:
-            told = {"schema": 1, "device": args.device, "network": args.network}
-            told |= {"batch": args.batch, "precision": args.precision, "torch": torch.__version__}
-            told |= {"questions": [asdict(q) for q in asked], "costs": [asdict(c) for c in costs]}
-            json.dump(told, file, indent=2)
+            result = {"schema": 1, "device": args.device, "network": args.network}
+            result |= {"batch": args.batch, "precision": args.precision, "torch": torch.__version__}
+            result |= {
+                "queries": [asdict(q) for q in query_costs],
+                "costs": [asdict(c) for c in costs],
+            }
+            json.dump(result, file, indent=2)
 
 
 if __name__ == "__main__":

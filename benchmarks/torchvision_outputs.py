@@ -144,13 +144,13 @@ def copy_into(
     else:
         trained = {renamed(name) for name, _ in module.named_parameters()}
         own = [name for name in theirs if name in trained]
-        kept = [name for name in theirs if name not in trained]
-        if (len(own), len(kept)) != (len(parameters), len(state)):
+        buffers = [name for name in theirs if name not in trained]
+        if (len(own), len(buffers)) != (len(parameters), len(state)):
             raise ValueError(
-                f"torchvision has {len(own)} parameters and {len(kept)} buffers, the graph "
+                f"torchvision has {len(own)} parameters and {len(buffers)} buffers, the graph "
                 f"{len(parameters)} and {len(state)}"
             )
-        pairs = [*zip(own, parameters, strict=True), *zip(kept, state, strict=True)]
+        pairs = [*zip(own, parameters, strict=True), *zip(buffers, state, strict=True)]
     with torch.no_grad():
         for their_name, name in pairs:
             array = torch.from_numpy(weights[name])

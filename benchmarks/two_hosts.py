@@ -147,14 +147,14 @@ def _wait(ssh: str) -> None:
     """Until both answer."""
     for address in ADDRESSES:
         for _ in range(50):
-            said = subprocess.run(
+            done = subprocess.run(
                 [*ssh.split(), address, "true"], capture_output=True, text=True, check=False
             )
-            if said.returncode == 0:
+            if done.returncode == 0:
                 break
             time.sleep(0.2)
         else:
-            raise RuntimeError(f"{address} does not answer: {said.stderr.strip()}")
+            raise RuntimeError(f"{address} does not answer: {done.stderr.strip()}")
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:

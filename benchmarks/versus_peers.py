@@ -30,10 +30,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 
-from ab_comparison import Comparison, Side, compare
+from ab_comparison import Comparison, Side, compare, compare_rounds, in_rounds, window_s
 from cubemesh.frameworks import entry
 from handwritten_comparison import PEERS
-from round_robin import compared, in_rounds, settle
 from side_subprocess import BuildFailed, SideProcess
 from side_worker import OURS, STOCK, TORCHVISION, SideSpec, build
 
@@ -49,12 +48,14 @@ SETTINGS = {
 """Kind of device → (framework, layout) that are tried."""
 TRIAL_STEPS = 5
 SETTLING_STEPS = {"cpu": 2, "cuda": 4}
-"""Before a trial: the captured program takes three until it replays."""
+"""Before a trial: the captured program needs three until it replays."""
+ROUND_SETTLING_STEPS = 2
+"""Of each peer, before the first round."""
 OTHERS = ("jax", "tensorflow", "tensorflow-xla", "keras")
 PATHS = ("json", "python", "pythons")
 """Settings that are meaningless elsewhere."""
 GOAL = {"cpu": 1.25}
-"""Kind of device → the ratio to the best peer that was aimed at."""
+"""Kind of device → the goal for the ratio to the best peer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,31 +77,25 @@ def sides(
     wanted: Iterable[SideSpec], pythons: dict[str, str], clock: str = "wall"
 ) -> Iterator[list[Side]]:
     """The sides, on a CPU in processes of their own, and ended afterwards; raises BuildFailed."""
-    apart: list[SideProcess] = []
+    processes: list[SideProcess] = []
     found = []
     try:
         for one in wanted:
             if one.device == "cpu":
-                apart.append(SideProcess(one, pythons.get(one.peer, sys.executable)))
-                found.append(apart[-1].side(clock))
+                processes.append(SideProcess(one, pythons.get(one.peer, sys.executable)))
+                found.append(processes[-1].side(clock))
             else:
                 found.append(build(one))
         yield found
     finally:
-        for process in apart:
+        for process in processes:
             process.close()
 
 
 def step_s(side: Side, settling: int) -> float:
     """Seconds of a step by the side's clock, about."""
-    for _ in range(settling):
-        side.step()
-    side.synchronize()
-    start = side.clock()
-    for _ in range(TRIAL_STEPS):
-        side.step()
-    side.synchronize()
-    return (side.clock() - start) / TRIAL_STEPS
+    window_s(side, settling)
+    return window_s(side, TRIAL_STEPS)
 
 
 def fastest(plain: SideSpec, clock: str = "wall") -> SideSpec:
@@ -117,7 +112,7 @@ def fastest(plain: SideSpec, clock: str = "wall") -> SideSpec:
 
 
 def why_absent(peer: str, args: argparse.Namespace, network: str) -> str:
-    """Why a peer is not there, in words; empty where it is."""
+    """Why a peer is absent; empty where it is there."""
     if peer in STOCK:
         handwritten = importlib.import_module("handwritten")
         by_hand = hasattr(handwritten, network.replace("-", "_"))
@@ -136,10 +131,10 @@ def why_absent(peer: str, args: argparse.Namespace, network: str) -> str:
 
 def versus(peer: str, mine: SideSpec, args: argparse.Namespace) -> Line:
     """One line: instances of both, compared."""
-    told = f"{mine.framework}, {mine.layout}"
+    shown = f"{mine.framework}, {mine.layout}"
     absent = why_absent(peer, args, mine.network)
     if absent:
-        return Line(network=mine.network, peer=peer, setting=told, absent=absent)
+        return Line(network=mine.network, peer=peer, setting=shown, absent=absent)
     # Ours first: in one process it sets precision and cuDNN for both.
     copies = peer not in STOCK and PEERS[peer].placed is None
     pair = (replace(mine, copies=copies), replace(mine, peer=peer))
@@ -147,23 +142,17 @@ def versus(peer: str, mine: SideSpec, args: argparse.Namespace) -> Line:
         with sides(pair * args.instances, args.pythons, args.clock) as built:
             found = compare(list(zip(built[1::2], built[::2], strict=True)), args.seconds)
     except BuildFailed as error:
-        return Line(network=mine.network, peer=peer, setting=told, absent=str(error))
-    return Line(network=mine.network, peer=peer, setting=told, found=found)
+        return Line(network=mine.network, peer=peer, setting=shown, absent=str(error))
+    return Line(network=mine.network, peer=peer, setting=shown, found=found)
 
 
-def one_by_one(mine: SideSpec, args: argparse.Namespace) -> Iterator[Line]:
-    """A line for each peer, as it is there."""
-    for peer in peers_of(args):
-        yield versus(peer, mine, args)
-
-
-def at_once(mine: SideSpec, args: argparse.Namespace) -> list[Line]:
+def compare_at_once(mine: SideSpec, args: argparse.Namespace) -> list[Line]:
     """All lines, from rounds of all peers that are there; raises BuildFailed for cubemesh's own."""
-    told = f"{mine.framework}, {mine.layout}"
+    shown = f"{mine.framework}, {mine.layout}"
     lines, present = [], {OURS: mine}
     for peer in peers_of(args):
         if absent := why_absent(peer, args, mine.network):
-            lines.append(Line(network=mine.network, peer=peer, setting=told, absent=absent))
+            lines.append(Line(network=mine.network, peer=peer, setting=shown, absent=absent))
         else:
             present[peer] = replace(mine, peer=peer)
     processes: dict[str, SideProcess] = {}
@@ -172,22 +161,24 @@ def at_once(mine: SideSpec, args: argparse.Namespace) -> list[Line]:
         for peer, wanted in present.items():
             try:
                 processes[peer] = SideProcess(wanted, args.pythons.get(peer, sys.executable))
-                settle(processes[peer].side(args.clock))
+                window_s(processes[peer].side(args.clock), ROUND_SETTLING_STEPS)
                 built[peer] = processes[peer].side(args.clock)
             except BuildFailed as error:
                 if peer == OURS:
                     raise
-                line = Line(network=mine.network, peer=peer, setting=told, absent=str(error))
+                line = Line(network=mine.network, peer=peer, setting=shown, absent=str(error))
                 lines.append(line)
-        taken = in_rounds(built, args.rounds, args.steps)
+        step_times = in_rounds(built, args.rounds, args.steps)
     finally:
         for process in processes.values():
             process.close()
-    own = taken.pop(OURS)
-    for peer, steps_s in taken.items():
-        found = compared(steps_s, own, args.steps)
+    own = step_times.pop(OURS)
+    for peer, steps_s in step_times.items():
+        found = compare_rounds(steps_s, own, args.steps)
         both = (steps_s, own)
-        lines.append(Line(network=mine.network, peer=peer, setting=told, found=found, steps_s=both))
+        lines.append(
+            Line(network=mine.network, peer=peer, setting=shown, found=found, steps_s=both)
+        )
     return sorted(lines, key=lambda line: peers_of(args).index(line.peer))
 
 
@@ -205,16 +196,16 @@ def text(line: Line, samples: int) -> str:
 
 
 def verdict(lines: Iterable[Line], kind: str) -> str:
-    """How it stands to the best peer, the one over which the ratio is least."""
+    """The ratio to the best peer, which is the smallest."""
     found = [(line.found.ratio, line) for line in lines if line.found is not None]
     if not found:
         return "no peer was compared"
     ratio, line = min(found, key=lambda pair: pair[0])
-    told = f"the best peer of {line.network} is {line.peer}: {ratio:.3f}"
+    shown = f"the best peer of {line.network} is {line.peer}: {ratio:.3f}"
     goal = GOAL.get(kind)
     if goal is None:
-        return told
-    return f"{told}; {'reached' if ratio >= goal else 'missed'}: {goal} was aimed at"
+        return shown
+    return f"{shown}; {'reached' if ratio >= goal else 'missed'}: the goal is {goal}"
 
 
 def arguments() -> argparse.Namespace:
@@ -258,14 +249,14 @@ def peers_of(args: argparse.Namespace) -> list[str]:
 
 
 def main() -> int:
-    """Compare and print; how it came out does not change the exit code."""
+    """Compare and print; the result does not change the exit code."""
     args = arguments()
     if args.device != "cpu" and not importlib.import_module("torch").cuda.is_available():
         print("absent: a GPU that PyTorch can use")
         return 2
     lines = []
     for name in args.networks.split(","):
-        print(f"{name}, minibatch {args.batch}, {args.precision}, {args.device}, ", end="")
+        print(f"{name}, batch size {args.batch}, {args.precision}, {args.device}, ", end="")
         print(f"{args.threads} threads")
         mine = SideSpec(
             peer=OURS,
@@ -282,7 +273,8 @@ def main() -> int:
             mine = fastest(mine, args.clock)
         print(f"{'peer/s':>42} {'cubemesh/s':>10}   ratio (95 % interval), pairs, setting")
         own = []
-        for line in at_once(mine, args) if args.rounds else one_by_one(mine, args):
+        one_by_one = (versus(peer, mine, args) for peer in peers_of(args))
+        for line in compare_at_once(mine, args) if args.rounds else one_by_one:
             own.append(line)
             print(text(line, args.batch), flush=True)
         print(verdict(own, args.device.partition(":")[0]), flush=True)

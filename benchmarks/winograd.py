@@ -73,13 +73,13 @@ def runs(case: Case, batch: int) -> dict[str, list[Callable[[], object]]]:
 def in_turn(both: list[Callable[[], object]], rounds: int) -> list[list[float]]:
     """Seconds of each in each round, after one that does not count."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    taken: list[list[float]] = [[], []]
+    seconds: list[list[float]] = [[], []]
     for _ in range(rounds + 1):
-        for run, times in zip(both, taken, strict=True):
+        for run, times in zip(both, seconds, strict=True):
             start = clock()
             run()
             times.append(clock() - start)
-    return [times[1:] for times in taken]
+    return [times[1:] for times in seconds]
 
 
 def main() -> int:

@@ -1,9 +1,11 @@
 """Wording: text that users read uses the field's words, as fixed in docs/glossary.md.
 
-Reads the string literals of src/ (help, findings, column heads, warnings, errors), the docstrings,
-and the pages of documentation. As a script it prints what it finds in a room or a file:
+Reads the string literals of src/ and benchmarks/ (help, findings, column heads, warnings, errors),
+the docstrings, and the pages of documentation. As a script it prints what it finds in a room, a
+benchmark or a page:
 
     python tests/test_wording.py experiments/minibatch
+    python tests/test_wording.py benchmarks/aa_test.py
     python tests/test_wording.py docs/statistics.md
 """
 
@@ -18,6 +20,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "cubemesh"
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs").glob("*.ipynb")),
@@ -137,7 +140,7 @@ def strings(path: Path) -> Iterator[tuple[int, str, bool]]:
     f-string are given as {}."""
     tree = ast.parse(path.read_text())
     docstrings = docstring_nodes(tree)
-    help_files = path.relative_to(SOURCE).parts[0] in ("cli", "api")
+    help_files = path in BENCHMARKS or path.relative_to(SOURCE).parts[0] in ("cli", "api")
     parts = {
         id(v) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for v in node.values
     }
@@ -175,15 +178,21 @@ ROOMS = sorted({p.relative_to(SOURCE).parts[0].removesuffix(".py") for p in SOUR
 
 
 def files_of(room: str) -> list[Path]:
-    """Source files of a room, a folder or file below src/cubemesh, or pages of documentation."""
+    """Source files of a room, a folder or file below src/cubemesh, benchmarks, or pages of
+    documentation."""
     if room.startswith(("docs", "README", "CONTRIBUTING", "benchmarks")):
-        return [p for p in PAGES if str(p.relative_to(ROOT)).startswith(room)]
+        return [p for p in (*BENCHMARKS, *PAGES) if str(p.relative_to(ROOT)).startswith(room)]
     return [p for p in sorted(SOURCE.rglob("*.py")) if str(p.relative_to(SOURCE)).startswith(room)]
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_strings_use_the_words_of_the_field(room: str) -> None:
     assert [found for path in files_of(room) for found in offenders(path)] == []
+
+
+@pytest.mark.parametrize("script", BENCHMARKS, ids=lambda script: script.stem)
+def test_benchmarks_use_the_words_of_the_field(script: Path) -> None:
+    assert offenders(script) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

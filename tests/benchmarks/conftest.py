@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture
 def script(monkeypatch):
-    """Name → the script as a module; it finds its neighbours as it does when it is run."""
+    """Name → the script as a module, which can import the other scripts."""
     monkeypatch.syspath_prepend(str(FOLDER))
     before = set(sys.modules)
     yield importlib.import_module
@@ -24,18 +24,41 @@ def script(monkeypatch):
 
 @pytest.fixture
 def ran(tmp_path):
-    """(script, its options) → what it printed, and what it wrote with `--json`."""
+    """(script, options) → its output, and what it wrote with `--json`."""
 
     def run(name, options):
-        kept = tmp_path / f"{name}.json"
+        written = tmp_path / f"{name}.json"
         words = [word for pair in options.items() for word in pair]
         done = subprocess.run(
-            [sys.executable, FOLDER / f"{name}.py", *words, "--json", kept],
+            [sys.executable, FOLDER / f"{name}.py", *words, "--json", written],
             check=True,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=600,
         )
-        return done.stdout, json.loads(kept.read_text())
+        return done.stdout, json.loads(written.read_text())
 
     return run
+
+
+class ScriptedProgram:
+    """A program whose steps take `step_s` on a clock of its own."""
+
+    def __init__(self, step_s):
+        self.now, self.step_s, self.steps = 0.0, step_s, 0
+
+    def step(self):
+        self.steps += 1
+        self.now += self.step_s
+
+    def side(self, script):
+        """The program as a side of ab_comparison.py."""
+        return script("ab_comparison").Side(
+            step=self.step, synchronize=lambda: None, clock=lambda: self.now
+        )
+
+
+@pytest.fixture
+def scripted_program():
+    """Seconds of a step → a `ScriptedProgram`."""
+    return ScriptedProgram

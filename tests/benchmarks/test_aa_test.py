@@ -1,7 +1,8 @@
-"""The trials of A against A: work is really planted, and repeats are judged and counted."""
+"""Trials of a program against itself: planted work, and the count of reported differences."""
 
+import itertools
 import re
-import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,38 +26,34 @@ def windows(second_s):
     ]
 
 
-def test_what_is_planted_is_work(script):
-    def step():
-        end = time.thread_time() + 0.02
-        while time.thread_time() < end:
-            pass
-
-    worked = script("aa_test").longer(step, 0.5)
-    before = time.thread_time()
-    worked()
-    assert 0.03 <= time.thread_time() - before < 0.035
-
-
-def test_repeats_are_counted_by_what_was_called(script):
+def test_planted_work_is_a_fraction_of_the_step(script, monkeypatch):
     trials = script("aa_test")
-    kept = [
+    clock = itertools.count()  # each reading of it takes a second
+    monkeypatch.setattr(trials, "time", SimpleNamespace(thread_time=lambda: next(clock)))
+    trials.longer(lambda: [next(clock) for _ in range(99)], 0.5)()
+    assert next(clock) == 151, "a step of 100 s, then 50 s more"
+
+
+def test_repeats_are_counted_by_their_verdict(script):
+    trials = script("aa_test")
+    repeats = [
         {"trial": "planted", "windows": to_plain(windows(s))} for s in (1.03, 1.05, 1.0, 0.97, 1.04)
     ]
-    planted = trials.summed_up("planted", kept)
+    planted = trials.summary("planted", repeats)
     assert planted.split()[0] == "planted"
     assert re.findall(r"[\d.]+", planted)[:3] == ["3", "5", "60.0"]
     assert "slower" in planted
-    hot = [{"trial": "hot", "windows": line["windows"]} for line in kept]
-    assert "4 of 5 called different" in trials.summed_up("hot", hot)
-    none = trials.summed_up("cold", kept)
+    hot = [{"trial": "hot", "windows": line["windows"]} for line in repeats]
+    assert re.findall(r"\d+", trials.summary("hot", hot))[:2] == ["4", "5"]
+    none = trials.summary("cold", repeats)
     assert none.split()[0] == "cold"
-    assert re.findall(r"\d+", none) == ["200"], "of those wanted, without a share"
+    assert re.findall(r"\d+", none) == ["200"], "the number asked for"
     run = [to_plain(w) for w in windows(1.0)]
     cold = [{"trial": "cold", "runs": [run] * 6}]
-    assert "0 of 1 called different" in trials.summed_up("cold", cold)
+    assert re.findall(r"\d+", trials.summary("cold", cold))[:2] == ["0", "1"]
 
 
-def test_trials_take_turns_until_nothing_is_missing(script, monkeypatch):
+def test_trials_are_interleaved_until_all_repeats_are_made(script, monkeypatch):
     trials = script("aa_test")
     made = []
     for name in ("hot", "planted"):

@@ -1,4 +1,4 @@
-"""Stock DistributedDataParallel beside cubemesh's all-reduce: a real run of two ranks on a CPU."""
+"""Stock DistributedDataParallel and cubemesh's all-reduce: a real run of two ranks on a CPU."""
 
 import os
 
@@ -16,8 +16,8 @@ def test_both_run_on_two_ranks_and_each_alone_and_are_timed_in_both_ways(ran):
         "--windows": "2",
         "--warm-steps": "1",
     }
-    said, kept = ran("ddp_peer", options)
-    points = kept["points"]
+    output, written = ran("ddp_peer", options)
+    points = written["points"]
     names = ["all-reduce", "stock DDP", "each alone"]
     assert [(p["program"], p["mode"]) for p in points] == [
         (name, mode) for mode in ("free", "synchronized") for name in names
@@ -28,7 +28,7 @@ def test_both_run_on_two_ranks_and_each_alone_and_are_timed_in_both_ways(ran):
         assert point["efficiency"] is None
         assert point["slowest_alone_per_s"] > 0
         share = point["samples_per_s"] / point["slowest_alone_per_s"] / 2
-        assert f"{100 * share:.1f} %" in said
+        assert f"{100 * share:.1f} %" in output
 
 
 def test_more_devices_than_there_are_are_absent(script, capsys):

@@ -18,7 +18,7 @@ def few(monkeypatch):
     monkeypatch.setattr(made_images, "DIFFERENT", 2)
 
 
-def test_decoders_are_told_with_their_rates_or_as_absent(script, monkeypatch, tmp_path, capsys):
+def test_decoders_are_shown_with_their_rates_or_as_absent(script, monkeypatch, tmp_path, capsys):
     decoding = script("jpeg_decoding")
     monkeypatch.setitem(decoding.WHOLE, "no_such_decoder", None)
     written = tmp_path / "found.json"
@@ -43,7 +43,7 @@ def test_what_a_gpu_would_decode_with_is_absent_here_and_the_host_stands_in(scri
     assert lines["decoded and cropped, 2 a call"].images_per_s > 0
 
 
-def test_training_on_files_is_held_against_a_batch_that_lies_there(script, monkeypatch, tmp_path):
+def test_training_on_files_is_compared_with_a_resident_batch(script, monkeypatch, tmp_path):
     feeding, written = script("jpeg_feeding"), tmp_path / "found.json"
     monkeypatch.setattr(feeding.os, "sched_getaffinity", lambda pid: {0})
     given = ["x", "--network", "little-cnn", "--size", "16", "--batch", "4", "--seconds", "0.05"]

@@ -1,4 +1,4 @@
-"""What tells two ways to learn apart, and what does not."""
+"""Distance of loss curves of two programs."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("torch")
 
 
-def test_off_a_gpu_the_captured_program_learns_as_the_eager_one(script, capsys):
+def test_captured_and_eager_programs_learn_alike_on_a_cpu(script, capsys):
     loss_curves = script("loss_curves")
     given = [
         "--frameworks",
@@ -21,11 +21,11 @@ def test_off_a_gpu_the_captured_program_learns_as_the_eager_one(script, capsys):
     assert "they learn alike" in capsys.readouterr().out
 
 
-def test_curves_apart_are_told_apart(script):
+def test_only_distant_curves_exceed_the_errors(script):
     loss_curves = script("loss_curves")
     rng = np.random.default_rng(0)
     one = [2 + 0.01 * rng.standard_normal(50) for _ in range(4)]
-    *_, apart = loss_curves.compared(one, [c + 0.001 for c in one])
-    assert (apart < loss_curves.ERRORS).all()
-    *_, apart = loss_curves.compared(one, [c + 0.1 for c in one])
-    assert (apart > loss_curves.ERRORS).all()
+    *_, distance = loss_curves.compared(one, [c + 0.001 for c in one])
+    assert (distance < loss_curves.ERRORS).all()
+    *_, distance = loss_curves.compared(one, [c + 0.1 for c in one])
+    assert (distance > loss_curves.ERRORS).all()

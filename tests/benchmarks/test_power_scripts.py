@@ -1,4 +1,4 @@
-"""What the benchmarks of telemetry and of energy find where the answer is known."""
+"""Benchmarks of telemetry and of energy on known input."""
 
 import time
 
@@ -7,11 +7,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
-def test_sampling_is_told_by_its_cost_and_by_the_ratio(script, monkeypatch):
+def test_cost_of_sampling(script, monkeypatch):
     cost, pairs = script("telemetry_cost"), script("ab_comparison")
     monkeypatch.setattr(cost, "WARM_S", 0.02)
 
-    class Dear:
+    class Expensive:
         device, missing = "host", {}
 
         def read(self):
@@ -29,7 +29,7 @@ def test_sampling_is_told_by_its_cost_and_by_the_ratio(script, monkeypatch):
             pass
 
     side = pairs.Side(step=step, synchronize=lambda: None)
-    found = cost.cost(side, samples=1, meters=[Dear()], every_s=0.02, seconds=0, window_s=0.1)
+    found = cost.cost(side, samples=1, meters=[Expensive()], every_s=0.02, seconds=0, window_s=0.1)
     assert found.blocks == 3
     assert found.readings >= 12
     assert found.cpu_percent > 2
@@ -37,14 +37,14 @@ def test_sampling_is_told_by_its_cost_and_by_the_ratio(script, monkeypatch):
     assert found.low <= found.ratio <= found.high
 
 
-def test_each_question_is_timed(script):
+def test_each_query_is_timed(script):
     cost = script("telemetry_cost")
-    (own, *others) = cost.questions(cost.open_meters(None), times=3)
+    (own, *others) = cost.queries(cost.open_meters(None), times=3)
     assert own.wall_ms > 0
     assert any("memory_used_bytes" in q.name for q in others)
 
 
-def test_windows_are_held_against_what_they_should_be(script):
+def test_windows_are_compared_with_their_goal(script):
     check = script("energy_check")
     need = check.Need(seconds=1.0, why="")
 
@@ -63,12 +63,12 @@ def test_windows_are_held_against_what_they_should_be(script):
     assert window(5.0, 1000.0, 1049.0).reached(need)
     assert not window(5.0, 1000.0, 1060.0).reached(need)
     assert not window(5.0, reason="not measurable").reached(need)
-    assert "-4.00 %" in check.told(window(5.0, 1000.0, 960.0))
-    assert check.told(window(0.5, reason="too short")).endswith("too short")
+    assert "-4.00 %" in check.text(window(5.0, 1000.0, 960.0))
+    assert check.text(window(0.5, reason="too short")).endswith("too short")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_energy_is_not_checked(script, capsys, monkeypatch):
+def test_the_energy_check_needs_a_gpu(script, capsys, monkeypatch):
     check = script("energy_check")
     monkeypatch.setattr("sys.argv", ["energy_check.py"])
     assert check.main() == 2

@@ -1,4 +1,4 @@
-"""What the benchmarks say where something lacks, and what they compute from what they measured."""
+"""Benchmarks without their hardware, and their computations from given measurements."""
 
 import argparse
 import importlib.util
@@ -12,22 +12,22 @@ from cubemesh.data.synthetic import open_synthetic
 
 torch = pytest.importorskip("torch")
 
-LACKS_TORCHVISION = importlib.util.find_spec("torchvision") is None
+NO_TORCHVISION = importlib.util.find_spec("torchvision") is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_the_forecast_is_held_against_nothing(script, capsys):
+def test_the_memory_forecast_needs_a_gpu(script, capsys):
     assert script("memory_forecast").main([]) == 2
     assert "absent: a GPU" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_kernels_of_scores_need_a_gpu(script, capsys):
+def test_score_kernels_need_a_gpu(script, capsys):
     assert script("score_kernels").main(["--widths", "64"]) == 2
     assert "absent: a GPU" in capsys.readouterr().out
 
 
-def test_points_of_the_forecast_are_counted_and_told(script):
+def test_points_of_the_forecast_within_the_goal_are_counted(script):
     memory = script("memory_forecast")
 
     def point(forecast, peak, left_out=""):
@@ -45,33 +45,33 @@ def test_points_of_the_forecast_are_counted_and_told(script):
     out = point(2, None, "out of memory")
     assert near.error == pytest.approx(0.1)
     assert memory.share_within([near, far, out]) == (1, 2)
-    assert "+10.0%" in memory.told(near)
-    assert memory.told(far).endswith("-20.0%  off")
-    assert memory.told(out).endswith(f": {out.left_out}")
+    assert "+10.0%" in memory.text(near)
+    assert memory.text(far).endswith("-20.0%  off")
+    assert memory.text(out).endswith(f": {out.left_out}")
 
 
-def test_an_absent_peer_is_told_as_absent(script):
+def test_an_absent_peer_is_shown_as_absent(script):
     against = script("handwritten_comparison")
     args = argparse.Namespace(batch=None, device="cpu", precision="fp32", threads=1)
     unknown = against.measure("theano", "little-cnn", args)
     assert unknown.reached is None
     assert unknown.batch == 8
-    assert "theano" in against.told(unknown)
-    assert "absent: " in against.told(unknown)
+    assert "theano" in against.text(unknown)
+    assert "absent: " in against.text(unknown)
     other = against.measure("pytorch", "vgg16", args)
-    assert "absent: " in against.told(other)
-    assert "little-cnn, alexnet, resnet-50" in against.told(other)
+    assert "absent: " in against.text(other)
+    assert "little-cnn, alexnet, resnet-50" in against.text(other)
 
 
-@pytest.mark.skipif(not LACKS_TORCHVISION, reason="torchvision is there")
-def test_without_torchvision_that_is_what_is_said(script, capsys, monkeypatch):
+@pytest.mark.skipif(not NO_TORCHVISION, reason="torchvision is there")
+def test_absent_torchvision_is_reported(script, capsys, monkeypatch):
     outputs = script("torchvision_outputs")
     monkeypatch.setattr("sys.argv", ["torchvision_outputs.py"])
     assert outputs.main() == 2
     assert capsys.readouterr().out.startswith("absent: torchvision")
 
 
-def test_weights_go_over_by_order_and_wrong_shapes_are_named(script):
+def test_weights_are_copied_by_order_and_wrong_shapes_are_named(script):
     outputs = script("torchvision_outputs")
     drawn = {"a": torch.ones(2, 3).numpy(), "b": torch.ones(2).numpy()}
     module = torch.nn.Linear(3, 2)
@@ -84,16 +84,16 @@ def test_weights_go_over_by_order_and_wrong_shapes_are_named(script):
     assert re.findall(r"\d+", str(counted.value)) == ["1", "0", "2", "0"]
 
 
-def taken(bench, *, step_ms=10.0, **parts_ms):
+def attribution(bench, *, step_ms=10.0, **parts_ms):
     parts = {name: ms / 1e3 for name, ms in parts_ms.items()}
     return bench.Taken(step_s=step_ms / 1e3, parts=parts, profiled_step_s=0.011, warnings=())
 
 
 def test_an_attribution_passes_where_little_is_other(script):
     check = script("attribution_check")
-    assert check._sums_up("a", taken(check, compute=9.6, other=0.4)).passed
-    assert not check._sums_up("a", taken(check, compute=9.4, other=0.6)).passed
-    assert not check._sums_up("a", taken(check, compute=9.4, other=0.3)).passed
+    assert check._sums_up("a", attribution(check, compute=9.6, other=0.4)).passed
+    assert not check._sums_up("a", attribution(check, compute=9.4, other=0.6)).passed
+    assert not check._sums_up("a", attribution(check, compute=9.4, other=0.3)).passed
 
 
 @pytest.mark.parametrize(("stall_ms", "passed"), [(9.2, True), (10.9, True), (8.9, False)])
@@ -107,9 +107,9 @@ def test_a_slow_source_passes_within_a_tenth(script, stall_ms, passed):
         def take_apart(self, source, threads, data_location):
             assert (source.seconds, threads, data_location) == (pytest.approx(0.02), 1, "host")
             source.made.append((8, 0.02))
-            return taken(check, step_ms=20, compute=10, input_stall=stall_ms)
+            return attribution(check, step_ms=20, compute=10, input_stall=stall_ms)
 
-    fed = taken(check, compute=10, input_stall=0)
+    fed = attribution(check, compute=10, input_stall=0)
     assert check._slow_source("a", Bench(), fed, 2.0).passed is passed
 
 
@@ -124,7 +124,7 @@ def test_a_slow_source_takes_its_time(script):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(LACKS_TORCHVISION, reason="torchvision is not installed")
+@pytest.mark.skipif(NO_TORCHVISION, reason="torchvision is not installed")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize(
     "name", ["alexnet", "vgg16", "googlenet", "inception-v3", "resnet-50", "resnet-152", "vit-b16"]

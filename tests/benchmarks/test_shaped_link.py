@@ -1,4 +1,4 @@
-"""What the slow link costs, by what was measured over both."""
+"""Cost of the slow link, from the rates over both."""
 
 import re
 
@@ -35,31 +35,31 @@ def measured(alexnet_slow):
 
 
 def test_alexnet_that_loses_more_than_googlenet_meets_the_goal(shaped):
-    lines, met = shaped.told(shaped.rates(measured(3.0)))
+    lines, met = shaped.summary(shaped.rates(measured(3.0)))
     assert met
     assert ["70", "61", "77"] in numbers(lines, "alexnet"), "cost in %, lowest, highest"
     assert ["10", "5", "15"] in numbers(lines, "googlenet")
     assert ["10", "10.000", "9.000", "11.000"] in numbers(lines, "alexnet"), "Gb/s, samples/s"
 
 
-def test_intervals_that_overlap_do_not(shaped):
-    lines, met = shaped.told(shaped.rates(measured(8.5)))
+def test_overlapping_intervals_miss_the_goal(shaped):
+    lines, met = shaped.summary(shaped.rates(measured(8.5)))
     assert not met
     verdict = lines[-1].rstrip(".").split()
     assert (verdict[0], verdict[-1]) == ("AlexNet", "GoogLeNet")
     assert "not" in verdict
 
 
-def test_a_run_that_failed_ends_it_with_its_reason(shaped):
+def test_a_failed_run_ends_the_benchmark_with_its_reason(shaped):
     with pytest.raises(SystemExit, match="host b is gone"):
         shaped.rates([record("alexnet", "eth0", 0.0, outcome="crashed")])
 
 
-def test_a_rate_without_an_interval_stands_for_its_ends(shaped):
+def test_a_rate_without_an_interval_is_its_own_interval(shaped):
     assert shaped.rates([record("alexnet", "eth0", 2.0)])["alexnet", "eth0"] == (2.0, 2.0, 2.0)
 
 
-def test_two_hosts_say_what_lacks(script, monkeypatch):
+def test_two_hosts_need_root(script, monkeypatch):
     two = script("two_hosts")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert re.search(r"\broot\b", two.missing())

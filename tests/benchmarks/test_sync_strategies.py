@@ -15,8 +15,8 @@ def test_every_strategy_is_compared_with_the_slowest_device_without(ran):
         "--seconds": "0.05",
         "--rounds": "2",
     }
-    said, kept = ran("sync_strategies", options)
-    points = kept["points"]
+    output, written = ran("sync_strategies", options)
+    points = written["points"]
     assert [(p["batch"], p["sync"]) for p in points] == [
         (batch, name)
         for batch in (2, 3)
@@ -32,7 +32,7 @@ def test_every_strategy_is_compared_with_the_slowest_device_without(ran):
             assert point["shares"] == [min(one) / min(all_) for one, all_ in rounds]
         # Dropout differs between ranks, so weights diverge where nothing is sent.
         assert [point["alike"] for point in others] == [True, True, False, False]
-    assert said.count("same weights") == 4
+    assert output.count("same weights") == 4
 
 
 def test_more_devices_than_there_are_are_absent(script, capsys):

@@ -1,4 +1,4 @@
-"""Both sides train, the faster setting is taken, and what is not there is told."""
+"""Comparison with peers: both sides train, the fastest setting is selected, absence is shown."""
 
 import argparse
 import contextlib
@@ -37,7 +37,7 @@ def in_this_process(versus, monkeypatch):
     monkeypatch.setattr(versus, "sides", sides)
 
 
-def test_a_stock_peer_is_compared_and_an_absent_one_told(versus, mine, args, monkeypatch):
+def test_a_stock_peer_is_compared_and_an_absent_one_shown(versus, mine, args, monkeypatch):
     in_this_process(versus, monkeypatch)
     line = versus.versus("stock eager nhwc", mine, args)
     assert line.found is not None
@@ -53,7 +53,7 @@ def test_a_stock_peer_is_compared_and_an_absent_one_told(versus, mine, args, mon
     )
 
 
-def test_a_precision_that_a_peer_lacks_is_told(versus, args):
+def test_a_missing_precision_of_a_peer_is_the_reason(versus, args):
     args.precision = "bf16"
     args.pythons = {"keras": sys.executable, "jax": sys.executable}
     assert "fp32, tf32" in versus.why_absent("keras", args, "little-cnn")
@@ -61,12 +61,12 @@ def test_a_precision_that_a_peer_lacks_is_told(versus, args):
 
 
 def test_the_fastest_setting_is_the_one_of_the_shortest_step(versus, mine, monkeypatch):
-    taken = {("pytorch", "nchw"): 0.2, ("pytorch", "nhwc"): 0.1}
-    monkeypatch.setitem(versus.SETTINGS, "cpu", tuple(taken))
+    steps_s = {("pytorch", "nchw"): 0.2, ("pytorch", "nhwc"): 0.1}
+    monkeypatch.setitem(versus.SETTINGS, "cpu", tuple(steps_s))
 
     @contextlib.contextmanager
     def sides(wanted, pythons, clock):
-        yield [taken[one.framework, one.layout] for one in wanted]
+        yield [steps_s[one.framework, one.layout] for one in wanted]
 
     monkeypatch.setattr(versus, "sides", sides)
     monkeypatch.setattr(versus, "step_s", lambda side, settling: side)
@@ -74,20 +74,20 @@ def test_the_fastest_setting_is_the_one_of_the_shortest_step(versus, mine, monke
     assert (found.framework, found.layout, found.batch) == ("pytorch", "nhwc", 2)
 
 
-def test_a_side_apart_trains_as_many_steps_as_it_is_told(versus, mine):
+def test_a_side_in_its_own_process_trains_at_synchronization(versus, mine):
     process = versus.SideProcess(versus.replace(mine, framework="null"), sys.executable)
     side = process.side("processor")
     side.step()
     side.step()
     before = side.clock()
     side.synchronize()
-    taken = side.clock()
+    after = side.clock()
     side.synchronize()  # nothing to wait for
     process.close()
-    assert before < taken == side.clock()
+    assert before < after == side.clock()
 
 
-def test_a_side_that_cannot_be_built_says_why(versus, mine):
+def test_a_side_that_cannot_be_built_raises_with_the_reason(versus, mine):
     with (
         pytest.raises(versus.BuildFailed, match="no-such-network"),
         versus.sides([versus.replace(mine, network="no-such-network")], {}),
@@ -95,7 +95,7 @@ def test_a_side_that_cannot_be_built_says_why(versus, mine):
         pass
 
 
-def test_the_best_peer_is_the_one_that_is_least_behind(versus):
+def test_the_best_peer_is_the_one_of_the_smallest_ratio(versus):
     def line(peer, ratio):
         found = versus.Comparison(
             pairs=8,
@@ -112,11 +112,8 @@ def test_the_best_peer_is_the_one_that_is_least_behind(versus):
 
     gone = versus.Line(network="little-cnn", peer="keras", setting="", absent="not installed")
     lines = [line("jax", 3.0), line("stock eager", 1.2), gone]
-    told = versus.verdict(lines, "cpu")
-    assert "little-cnn" in told
-    assert "stock eager: 1.200" in told
-    assert "missed: 1.25" in told
-    assert "jax: 3.000" in versus.verdict(lines[:1], "cpu")
-    assert "reached: 1.25" in versus.verdict(lines[:1], "cpu")
+    missed, reached = versus.verdict(lines, "cpu"), versus.verdict(lines[:1], "cpu")
+    assert all(part in missed for part in ("little-cnn", "stock eager: 1.200", "missed", "1.25"))
+    assert all(part in reached for part in ("little-cnn", "jax: 3.000", "reached", "1.25"))
     assert versus.verdict(lines, "cuda").endswith("1.200")
     assert not re.search(r"\d|keras|missed|reached", versus.verdict([gone], "cpu"))
