@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -214,7 +215,7 @@ def main(given: list[str] | None = None) -> int:
     watcher = TerminalProgress(terminal.stderr_console())
     with tempfile.TemporaryDirectory() as folder:
         place = args.store or str(Path(folder) / "store.sqlite")
-        with Store.open(place) as store, watcher:
+        with Store.open(place) as store, closing(watcher):
             result = compared(args, store, watcher)
     if result is None:
         print("unavailable: no framework runs here")

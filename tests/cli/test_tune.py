@@ -31,7 +31,7 @@ PLANTED = (
 )
 
 
-def arguments(store, *more, minutes="1"):
+def arguments(store, *more, minutes="10"):
     command = [sys.executable, "-m", "cubemesh", *TUNE, "--minutes", minutes, "--json"]
     return [*command, "--store", str(store), *more]
 
@@ -45,7 +45,7 @@ def tuned(tmp_path_factory):
         arguments(place, *PLANTED),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         env=os.environ | {"XDG_CACHE_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder)},
         check=False,
     )
@@ -83,10 +83,10 @@ def test_a_setting_that_does_not_learn_is_rejected_by_name(tuned):
 def test_what_is_stored_is_not_measured_again_for_more_minutes(tuned, own_folders):
     place, document, _ = tuned
     again = subprocess.run(
-        arguments(place, *PLANTED, minutes="2"),
+        arguments(place, *PLANTED, minutes="20"),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=True,
     )
     assert again.stderr.count("(stored)") == again.stderr.count("samples/s")
@@ -226,13 +226,13 @@ def test_ctrl_c_saves_the_finished_trials(tmp_path):
     for _ in range(2):
         assert "samples/s" in running.stderr.readline()
     running.send_signal(signal.SIGINT)
-    out, printed = running.communicate(timeout=60)
+    out, printed = running.communicate(timeout=300)
     assert running.returncode == 130, printed
     document = json.loads(out)
     assert len(document["steps"]) >= 1
     assert not document["complete"]
     assert document["untried"]
-    assert "Interrupted" in printed
+    assert printed.count("Interrupted") == 1
 
 
 def test_a_real_tuning_of_seconds_on_one_core(tmp_path):
@@ -245,7 +245,7 @@ def test_a_real_tuning_of_seconds_on_one_core(tmp_path):
         [*command, *(part for option in options for part in ("--set", option))],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),
         check=False,
     )
@@ -265,13 +265,14 @@ def test_a_real_tuning_of_seconds_on_one_core(tmp_path):
 @pytest.fixture(scope="module")
 def scaled(tmp_path_factory):
     """The store of a tuning that fp16 won, with its loss scale."""
-    place = str(tmp_path_factory.mktemp("scaled") / "store.sqlite")
+    folder = tmp_path_factory.mktemp("scaled")
     settings = {"precisions": "fp32,fp16", "frameworks": "null", "layouts": "nchw", "threads": "1"}
     lines = [f"{key}={value}" for key, value in settings.items()]
-    with Store.open(place) as opened:
+    with pytest.MonkeyPatch.context() as patch, Store.open(str(folder / "s.sqlite")) as opened:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))  # device locks of its own
         run_names(
             ["tune"],
-            [*lines, "losses=8", "minutes=0.5", "script=step=0.01,fp16.step=0.004"],
+            [*lines, "losses=8", "minutes=10", "script=step=0.01,fp16.step=0.004"],
             scale=None,
             store=opened,
             observer=Silent(),

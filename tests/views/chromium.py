@@ -77,7 +77,7 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
-    def call(self, method: str, timeout_s: float = 60, **parameters: Any) -> dict[str, Any]:
+    def call(self, method: str, timeout_s: float = 300, **parameters: Any) -> dict[str, Any]:
         """The result of one command; AssertionError with what Chromium says where it refuses."""
         self._id += 1
         message: dict[str, Any] = {"id": self._id, "method": method, "params": parameters}
@@ -131,7 +131,7 @@ class Browser:
             mobile=False,
         )
 
-    def wait_for(self, expression: str, timeout_s: float = 30) -> None:
+    def wait_for(self, expression: str, timeout_s: float = 120) -> None:
         end = time.monotonic() + timeout_s
         while not self.evaluate(expression):
             assert time.monotonic() < end, f"never true: {expression}; {self.said()}"

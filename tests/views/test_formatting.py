@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.schema import Ceiling, Cell, Column, Placement, ProgramSettings, RunSpec, TrainSteps
+from cubemesh.schema import Ceiling, Placement, ProgramSettings, RunSpec, TrainSteps
 from cubemesh.views import formatting
 
 
@@ -44,30 +44,6 @@ def test_quantities(value, unit, low, high, text):
 )
 def test_a_figure_is_split_into_number_unit_and_interval(given_, parts):
     assert formatting.split_figure(*given_) == parts
-
-
-def test_units_stand_in_the_heading_once():
-    assert formatting.heading(Column(name="throughput", unit="images/s")) == "throughput (images/s)"
-    assert formatting.heading(Column(name="images/s", unit="images/s")) == "images/s"
-    assert formatting.heading(Column(name="memory", unit="bytes")) == "memory"
-    assert formatting.cell_text(Cell(value=2.0**30), Column(name="memory", unit="bytes")) == "1 GiB"
-    assert formatting.cell_text(Cell(value=3.14159), Column(name="x", unit="m", digits=2)) == "3.1"
-    assert formatting.cell_text(Cell(reason="why"), Column(name="x")) == "–"
-
-
-@pytest.mark.parametrize(
-    ("row", "start"),
-    [
-        ((Cell(text="a"), Cell(value=1)), None),
-        ((Cell(text="a"), Cell(reason="r"), Cell(reason="r")), 1),
-        ((Cell(text="a"), Cell(reason="r"), Cell()), 1),
-        ((Cell(text="a"), Cell(reason="r"), Cell(reason="s")), None),
-        ((Cell(text="a"), Cell(reason="r"), Cell(text="b")), None),
-        ((Cell(text="a"), Cell()), None),
-    ],
-)
-def test_tail_of_gaps(row, start):
-    assert formatting.gap_from(row) == start
 
 
 @given(st.text())

@@ -20,6 +20,7 @@ from cubemesh.cli.experiments import experiments
 from cubemesh.cli.import_ import import_
 from cubemesh.cli.launch import launch
 from cubemesh.cli.networks import networks
+from cubemesh.cli.options import INTERRUPTED
 from cubemesh.cli.predict import predict
 from cubemesh.cli.probe import probe
 from cubemesh.cli.published import published
@@ -30,7 +31,6 @@ from cubemesh.cli.train import train
 from cubemesh.cli.tune import tune
 from cubemesh.errors import CubemeshError
 
-INTERRUPTED = 130
 _SAVED = "Finished runs are saved; re-run the same command to continue."
 
 app = typer.Typer(

@@ -12,6 +12,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object with its schema.")]
 StoreAt = Annotated[
     str | None,

@@ -39,6 +39,7 @@ def probe(
     from cubemesh.api.probe import topology
     from cubemesh.views import systems, terminal
     from cubemesh.views.json_output import machine_json
+    from cubemesh.views.topology.drawing import draw_topology
 
     if file is not None and not draw:
         raise UsageError(f"{file}: a file is only written with --draw; to read one use --machine.")
@@ -52,7 +53,10 @@ def probe(
     drawing = (file or DRAWING) if draw else None
     if drawing is not None:
         try:
-            drawing.write_text(systems.draw(system), encoding="utf-8")
+            drawing.write_text(
+                draw_topology(system.topology, system.analysis.rings, title=system.title),
+                encoding="utf-8",
+            )
         except OSError as error:
             raise DataError(f"{drawing} cannot be written: {error.strerror or error}.") from None
     show(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+from contextlib import closing
 from typing import Annotated
 
 import typer
 
-from cubemesh.cli.options import AsJson, NoCache, Pythons, Settings, StoreAt, show
-
-INTERRUPTED = 130
+from cubemesh.cli.options import INTERRUPTED, AsJson, NoCache, Pythons, Settings, StoreAt, show
 
 
 def tune(
@@ -40,16 +38,11 @@ def tune(
     from cubemesh.views.json_output import tuning_json
     from cubemesh.views.progress import TuningProgress
 
-    given = {
-        "devices": devices,
-        "minutes": minutes,
-        "batch_sizes": batch_sizes,
-    }
-    lines = setting_lines({name: value for name, value in given.items() if value is not None})
-    with TuningProgress(budget_s(minutes), terminal.stderr_console()) as observer:
+    given = {"devices": devices, "minutes": minutes, "batch_sizes": batch_sizes}
+    with closing(TuningProgress(budget_s(minutes), terminal.stderr_console())) as observer:
         found = search(
             network,
-            settings=[*lines, *(settings or ())],
+            settings=[*setting_lines(given), *(settings or ())],
             store=store,
             no_cache=no_cache,
             pythons=pythons or (),
@@ -57,6 +50,5 @@ def tune(
         )
     show(tuning_json(found), as_json, lambda c: terminal.print_answers(c, [found.answer]))
     if found.interrupted:
-        print("cubemesh: Interrupted. Finished trials are saved.", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if found.steps else 1)

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from cubemesh.api.arguments import value_text
 from cubemesh.api.experiments import Catalogue, ExperimentSettings
 from cubemesh.api.networks import NetworkLayers
 from cubemesh.networks.describe import NetworkSummary
@@ -126,19 +127,11 @@ def experiment_document(found: ExperimentSettings) -> dict[str, Any]:
 def print_experiment(console: Console, found: ExperimentSettings) -> None:
     """A line for each setting."""
     rows = [
-        _texts(f"{f.name}=", f.type, _default(f.default), f.means)
+        _texts(f"{f.name}=", f.type, "" if f.default is None else value_text(f.default), f.means)
         for f in (*found.settings, *found.fields)
     ]
     columns = ("--set", "values", "default", "description")
     _print(console, _table(f"{found.name}: {found.question}", columns, rows))
-
-
-def _default(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
-    return "" if value is None else str(value)
 
 
 def _shape(shape: Sequence[int]) -> str:

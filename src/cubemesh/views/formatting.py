@@ -16,9 +16,7 @@ from typing import Any
 from cubemesh.schema import (
     Axis,
     Ceiling,
-    Cell,
     Collective,
-    Column,
     Forward,
     Machine,
     NetworkWork,
@@ -49,11 +47,13 @@ SCALED = frozenset({"bytes", "B", "s", "FLOP", "FLOP/s", "B/s", "bytes/s", "Hz",
 
 _WHOLE = 1e15
 _OF_RANK = re.compile(r"^rank \d+ of \d+: ")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 
 def clean(text: str) -> str:
-    """`text` without control characters, which could control a terminal."""
+    """`text` without control characters: a terminal would obey them, and XML forbids them."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -97,50 +97,22 @@ def split_figure(
     return figure, scaled or clean(unit), f"± {spread}" if spread else ""
 
 
-def cell_text(cell: Cell, column: Column) -> str:
-    """The text of a table cell; "–" for a gap, whose reason the view places."""
-    if cell.value is not None:
-        unit = column.unit if column.unit in SCALED else ""
-        return quantity(cell.value, unit, cell.low, cell.high, column.digits)
-    return clean(cell.text) if cell.text else "–"
-
-
 def words(name: str) -> str:
     """A name of the code as words: `host_cpu` → "host CPU"."""
     spaced = clean(name.replace("_", " "))
     return re.sub(r"\b[cg]pu\b", lambda found: found[0].upper(), spaced)
 
 
-def is_gap(cell: Cell) -> bool:
-    """Whether a cell holds neither a number nor text."""
-    return cell.value is None and not cell.text
-
-
-def gap_from(row: tuple[Cell, ...]) -> int | None:
-    """The index of the first gap of a row whose remaining cells are gaps with one reason.
-
-    Such a tail is shown as one text across its columns.
-    """
-    start = len(row)
-    while start > 0 and is_gap(row[start - 1]):
-        start -= 1
-    tail = row[start:]
-    reasons = {cell.reason for cell in tail if cell.reason}
-    return start if tail and len(reasons) == 1 else None
-
-
-def heading(column: Column) -> str:
-    """The head of a column: its name, and its unit where the cells do not have it."""
-    if not column.unit or column.unit in SCALED or column.unit in column.name:
-        return clean(column.name)
-    return clean(f"{column.name} ({column.unit})" if column.name else column.unit)
-
-
 def axis_title(axis: Axis) -> str:
     """The name of an axis with its unit, unless the name has it."""
-    if not axis.unit or axis.unit in axis.name:
-        return clean(axis.name)
-    return clean(f"{axis.name} ({axis.unit})" if axis.name else axis.unit)
+    return with_unit(axis.name, axis.unit)
+
+
+def with_unit(name: str, unit: str) -> str:
+    """A name with its unit in brackets, unless it has it."""
+    if not unit or unit in name:
+        return clean(name)
+    return clean(f"{name} ({unit})" if name else unit)
 
 
 def run_name(spec: RunSpec) -> str:

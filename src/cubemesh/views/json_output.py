@@ -6,8 +6,8 @@ no infinity: such a value (the loss of a run that diverged) becomes null.
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cubemesh.experiments.analysis.comparison import ratio_of_record
@@ -15,10 +15,11 @@ from cubemesh.experiments.tune.report import words
 from cubemesh.experiments.tune.search import Search
 from cubemesh.experiments.tune.search_space import FIELDS, Configuration
 from cubemesh.forecast.roofline import measured_roof, points_of
-from cubemesh.schema import Answer, Figure, Machine, NetworkWork, RunRecord, RunSpec
+from cubemesh.schema import Answer, Figure, Machine, NetworkWork, Part, RunRecord, RunSpec
 from cubemesh.schema.comparison import Ratio
 from cubemesh.schema.serialization import to_plain
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, bootstrap_interval, mad, median, percentile
+from cubemesh.views.facts.machine import gpu_topology
 
 if TYPE_CHECKING:
     from cubemesh.api.compare import Comparison
@@ -66,15 +67,10 @@ def step_statistics(record: RunRecord) -> dict[str, float | int | None] | None:
     }
 
 
-def attribution(record: RunRecord) -> dict[str, float] | None:
-    """Seconds of the mean step by part; they add up to `step_s.mean`. None where it was not
-    profiled. A part that is impossible on this many devices is absent, not 0."""
-    return {part.name: part.seconds for part in record.parts} or None
-
-
-def rank_attributions(record: RunRecord) -> list[dict[str, float]]:
-    """The same for every rank; empty for a run on one device."""
-    return [{part.name: part.seconds for part in own} for own in record.rank_parts]
+def attribution(parts: Sequence[Part]) -> dict[str, float]:
+    """Seconds of the mean step by part; they add up to `step_s.mean`. A part that is impossible on
+    this many devices is absent, not 0."""
+    return {part.name: part.seconds for part in parts}
 
 
 def spec_json(spec: RunSpec) -> dict[str, Any]:
@@ -120,8 +116,8 @@ def record_json(record: RunRecord) -> dict[str, Any]:
         },
         "throughput_per_s": record.figure("throughput_per_s"),
         "step_s": step_statistics(record),
-        "attribution_s": attribution(record),
-        "rank_attribution_s": rank_attributions(record),
+        "attribution_s": attribution(record.parts) or None,
+        "rank_attribution_s": [attribution(parts) for parts in record.rank_parts],
         **{
             name: to_plain(getattr(record, name))
             for name in (
@@ -156,7 +152,7 @@ def record_json(record: RunRecord) -> dict[str, Any]:
 
 def answer_json(answer: Answer) -> dict[str, Any]:
     """An answer: findings, tables, charts, warnings, notes."""
-    return {f.name: finite(to_plain(getattr(answer, f.name))) for f in dataclasses.fields(answer)}
+    return {name: finite(value) for name, value in to_plain(answer).items()}
 
 
 def machine_json(machine: Machine) -> dict[str, Any]:
@@ -199,13 +195,12 @@ def ratio_json(ratio: Ratio | None) -> dict[str, Any] | None:
 
 
 def _topology(machine: Machine) -> dict[str, Any] | None:
-    if len(machine.gpus) < 2:
+    found = gpu_topology(machine)
+    if found is None:
         return None
-    from cubemesh.machines.topology.analysis import analysis_of  # only several GPUs need graphs
-    from cubemesh.views.facts.topology import topology_json
+    from cubemesh.views.facts.topology import topology_json  # loads networkx
 
-    found = analysis_of(machine)
-    return None if found is None else topology_json(found)
+    return topology_json(found)
 
 
 def run_json(found: RunResult) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -31,13 +30,12 @@ class TerminalProgress:
     """An observer of runs that prints.
 
     Where `console` (stderr by default) is a terminal, the live line is shown from the first run to
-    the last planned one. Leave `with TerminalProgress() as observer:`, or call `close`, to remove
-    it earlier: an interrupted command must not leave the cursor hidden. `name` precedes the line.
+    the last planned one. `close` removes it earlier: an interrupted command must not leave the
+    cursor hidden.
     """
 
-    def __init__(self, console: Console | None = None, *, name: str = "") -> None:
+    def __init__(self, console: Console | None = None) -> None:
         self.console = console if console is not None else stderr_console()
-        self._name = formatting.clean(name)
         self._planned = 0
         self._finished = 0
         self._walls_s: list[float] = []
@@ -47,17 +45,6 @@ class TerminalProgress:
         self._printed: set[str] = set()
         self._live: Progress | None = None
         self._task = TaskID(0)
-
-    def __enter__(self) -> TerminalProgress:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Remove the live line, if it is shown."""
@@ -79,7 +66,7 @@ class TerminalProgress:
             transient=True,
             redirect_stdout=False,  # stdout carries data
         )
-        self._task = self._live.add_task(self._name, total=None, done="", now="", left="")
+        self._task = self._live.add_task("", total=None, done="", now="", left="")
         self._live.start()
         atexit.register(self.close)
 
@@ -113,14 +100,19 @@ class TerminalProgress:
     def line(self, record: RunRecord, *, reused: bool) -> Text:
         """`  5/8  resnet-50 · batch size 16  19.9 ± 0.2 samples/s`, or the outcome."""
         total = max(self._planned, self._finished)
-        text = Text(f"  {self._finished}/{total}  ", style="dim")
-        text.append(f"{formatting.run_name(record.spec)}  ", style="not dim")
-        result = formatting.result_text(record) if record.ok else ""
-        text.append(result or self._ending(record), style=f"not dim {outcome_style(record)}")
+        text = self._named(f"{self._finished}/{total}", record)
         if reused:
             text.append("  (stored)")
         if record.warnings:
             text.append(f"  ! {len(record.warnings)}", style="not dim yellow")
+        return text
+
+    def _named(self, position: str, record: RunRecord) -> Text:
+        """The position of a run, its name, and its result or outcome."""
+        text = Text(f"  {position}  ", style="dim")
+        text.append(f"{formatting.run_name(record.spec)}  ", style="not dim")
+        result = formatting.result_text(record) if record.ok else ""
+        text.append(result or self._ending(record), style=f"not dim {outcome_style(record)}")
         return text
 
     def _ending(self, record: RunRecord) -> str:
@@ -204,10 +196,7 @@ class TuningProgress(TerminalProgress):
         """`  12 s  little-cnn · batch size 64 · bf16  5,120 ± 30 samples/s  1.31× first`."""
         left = self.time_left_s()
         spent = 0.0 if left is None else self._seconds - left
-        text = Text(f"  {format_seconds(round(spent)):>5}  ", style="dim")
-        text.append(f"{formatting.run_name(record.spec)}  ", style="not dim")
-        result = formatting.result_text(record) if record.ok else ""
-        text.append(result or self._ending(record), style=f"not dim {outcome_style(record)}")
+        text = self._named(f"{format_seconds(round(spent)):>5}", record)
         text.append(self._versus_first(record), style="not dim")
         if reused:
             text.append("  (stored)")

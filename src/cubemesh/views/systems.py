@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from cubemesh.api.probe import SystemTopology
 from cubemesh.views import terminal
@@ -18,13 +19,8 @@ from cubemesh.views.facts.topology import (
     topology_facts,
     topology_json,
 )
+from cubemesh.views.formatting import clean
 from cubemesh.views.json_output import envelope
-from cubemesh.views.topology.drawing import draw_topology
-
-
-def draw(found: SystemTopology) -> str:
-    """The topology with its rings as SVG."""
-    return draw_topology(found.topology, found.analysis.rings, title=found.title)
 
 
 def document(found: SystemTopology, drawing: Path | None = None) -> dict[str, Any]:
@@ -53,12 +49,10 @@ def print_system(console: Console, found: SystemTopology, drawing: Path | None =
     """The facts of the system, its links, its rings, and where it was drawn to."""
     system = found.system
     if system is not None:
-        terminal.print_heading(console, system.title, first=True)
+        console.print(Text(clean(system.title), style="bold"), soft_wrap=True)
         terminal.print_facts(console, system_facts(system))
         if system.cluster is not None:
-            console.print()
-            terminal.print_heading(console, "Cluster (fat tree)")
-            terminal.print_facts(console, cluster_facts(system.cluster))
+            terminal.print_section(console, "Cluster (fat tree)", cluster_facts(system.cluster))
         console.print()
     terminal.print_table(console, link_table(found.topology))
     if found.analysis.rings.rings:

@@ -15,17 +15,18 @@ from rich.text import Text
 from cubemesh.experiments.analysis.roofline_chart import roofline_table
 from cubemesh.experiments.collectives.report import sweep_tables
 from cubemesh.schema import Answer, Finding, Machine, RunRecord, Series, Status, Table, Warning
+from cubemesh.statistics import median
 from cubemesh.units import format_seconds
 from cubemesh.views import formatting
 from cubemesh.views.facts import machine as machine_facts
 from cubemesh.views.facts import run as run_facts
-from cubemesh.views.json_output import step_statistics
+from cubemesh.views.tables import GAP, text_table
 
 SOFT = "dim"
 ACCENT = "green"
 CAUTION = "yellow"
 FAULT = "red"
-_GAP = "  "
+_SPACE = "  "
 
 
 def stdout_console() -> Console:
@@ -54,77 +55,42 @@ def print_answer(console: Console, answer: Answer) -> None:
 def print_table(console: Console, table: Table) -> None:
     """A table without lines: text left, figures right, and the reason of a gap across its
     columns."""
-    if table.title:
-        _line(console, formatting.clean(table.title), style="bold")
-    rows = [
-        [
-            formatting.cell_text(cell, column)
-            for cell, column in zip(row, table.columns, strict=True)
-        ]
-        for row in table.rows
+    shown = text_table(table)
+    if shown.title:
+        _line(console, shown.title, style="bold")
+    headings = [text for text, _ in shown.headings]
+    numeric = [number for _, number in shown.headings]
+    columns = [
+        [heading, *(row[i].text for row in shown.rows if i < len(row) and not row[i].gap)]
+        for i, heading in enumerate(headings)
     ]
-    tails = [formatting.gap_from(row) for row in table.rows]
-    headings = [formatting.heading(column) for column in table.columns]
-    numeric = [
-        any(row[i].value is not None for row in table.rows) for i in range(len(table.columns))
-    ]
-    widths = [
-        max(
-            cell_len(headings[i]),
-            *(
-                cell_len(row[i])
-                for row, tail in zip(rows, tails, strict=True)
-                if tail is None or i < tail
-            ),
-            0,
-        )
-        for i in range(len(headings))
-    ]
+    widths = [max(map(cell_len, column)) for column in columns]
     _print_row(console, headings, widths, numeric, style=SOFT)
-    for row, tail, cells in zip(rows, tails, table.rows, strict=True):
-        if tail is None:
-            for i, cell in enumerate(cells):
-                if formatting.is_gap(cell) and cell.reason:
-                    row[i] = formatting.clean(cell.reason)
-            _print_row(console, row, widths, numeric)
-            continue
-        reason = next(cell.reason for cell in cells[tail:] if cell.reason)
-        _print_row(console, row[:tail], widths, numeric, reason=formatting.clean(reason))
+    for row in shown.rows:
+        *cells, last = [cell.text for cell in row]
+        if row[-1].gap and last != GAP:
+            _print_row(console, cells, widths, numeric, reason=last)
+        else:
+            _print_row(console, [*cells, last], widths, numeric)
 
 
 def print_machine(console: Console, machine: Machine) -> None:
     """The facts of a machine, and what is unknown with the reason."""
     _line(console, formatting.machine_line(machine), style="bold")
     for group in machine_facts.machine_groups(machine):
-        console.print()
-        _line(console, group.title, style=ACCENT)
-        print_facts(console, group.facts)
+        print_section(console, group.title, group.facts)
     if machine.gpus:
         console.print()
         print_table(console, machine_facts.gpu_table(machine.gpus))
         for sentence in machine_facts.link_sentences(machine.gpu_links):
             _line(console, f"  {sentence}", style=SOFT)
-        _print_topology(console, machine)
-    if machine.unknown:
-        console.print()
-        _line(console, "Unknown", style=ACCENT)
-        print_facts(
-            console, [(formatting.clean(u.what), formatting.clean(u.why)) for u in machine.unknown]
-        )
+    topology = machine_facts.gpu_topology(machine)
+    if topology is not None:
+        from cubemesh.views.facts.topology import topology_facts  # loads networkx
 
-
-def _print_topology(console: Console, machine: Machine) -> None:
-    """Rings and bisection of a machine of several GPUs."""
-    if len(machine.gpus) < 2:
-        return
-    from cubemesh.machines.topology.analysis import analysis_of  # only several GPUs need graphs
-    from cubemesh.views.facts.topology import topology_facts
-
-    found = analysis_of(machine)
-    if found is not None:
-        console.print()
-        print_heading(console, "Topology")
-        print_facts(console, topology_facts(found))
+        print_section(console, "Topology", topology_facts(topology))
+    unknown = [(formatting.clean(u.what), formatting.clean(u.why)) for u in machine.unknown]
+    print_section(console, "Unknown", unknown)
 
 
 def print_record(console: Console, record: RunRecord, series: Sequence[Series] = ()) -> None:
@@ -136,43 +102,27 @@ def print_record(console: Console, record: RunRecord, series: Sequence[Series] =
         _line(console, formatting.outcome_text(record), style=outcome_style(record))
     console.print()
     print_facts(console, run_facts.run_facts(record))
-    for title, pairs in (
+    parts = [
+        (part.name, f"{part.seconds}, {100 * part.share:.1f} %")
+        for part in run_facts.part_shares(record)
+    ]
+    if bottleneck := run_facts.bottleneck_text(record):
+        parts.append(("largest overhead", bottleneck))
+    files = [(formatting.clean(n), formatting.clean(f)) for n, f in record.artifacts.items()]
+    phases = [(phase.name, phase.seconds) for phase in run_facts.phase_shares(record)]
+    telemetry = [(run_facts.series_name(s)[0], run_facts.series_note(s)) for s in series]
+    for title, facts in (
         ("Settings that differ from the default", formatting.own_settings(record.spec)),
-        (
-            "Breakdown of the mean step time",
-            [
-                *(
-                    (p.name, f"{p.seconds}, {100 * p.share:.1f} %")
-                    for p in run_facts.part_shares(record)
-                ),
-                *(
-                    ("largest overhead", text)
-                    for text in (run_facts.bottleneck_text(record),)
-                    if text
-                ),
-            ],
-        ),
+        ("Breakdown of the mean step time", parts),
         *(
             (f"Step time by {formatting.clean(b.name)}", run_facts.breakdown_facts(b))
             for b in record.breakdowns
         ),
-        (
-            "Files",
-            [(formatting.clean(n), formatting.clean(f)) for n, f in record.artifacts.items()],
-        ),
-        (
-            "Phases of the run",
-            [(p.name, p.seconds) for p in run_facts.phase_shares(record)],
-        ),
-        (
-            "Telemetry",
-            [(run_facts.series_name(one)[0], run_facts.series_note(one)) for one in series],
-        ),
+        ("Files", files),
+        ("Phases of the run", phases),
+        ("Telemetry", telemetry),
     ):
-        if pairs:
-            console.print()
-            _line(console, title, style=ACCENT)
-            print_facts(console, pairs)
+        print_section(console, title, facts)
     if (table := roofline_table(record)) is not None:
         console.print()
         print_table(console, table)
@@ -194,14 +144,14 @@ def print_results(
     rows = []
     styles = []
     for record in records:
-        step = step_statistics(record)
+        steps = [window.step_s for window in record.measured]
         rows.append(
             [
                 formatting.clean(record.run_id),
                 formatting.clean(record.started_utc[:16].replace("T", " ")),
                 formatting.run_name(record.spec),
                 formatting.result_text(record),
-                format_seconds(step["median"]) if step and step["median"] is not None else "",
+                format_seconds(median(steps)) if steps else "",
                 "" if record.ok else formatting.outcome_text(record),
                 "!" if record.warnings else "",
             ]
@@ -254,9 +204,12 @@ def _print_finding(console: Console, finding: Finding) -> None:
     console.print(text, soft_wrap=True)
 
 
-def print_heading(console: Console, text: str, *, first: bool = False) -> None:
-    """A heading; `first` for the title of the page."""
-    _line(console, formatting.clean(text), style="bold" if first else ACCENT)
+def print_section(console: Console, title: str, facts: Sequence[tuple[str, str]]) -> None:
+    """A heading and its facts below an empty line; nothing without facts."""
+    if facts:
+        console.print()
+        _line(console, title, style=ACCENT)
+        print_facts(console, facts)
 
 
 def print_facts(console: Console, pairs: Iterable[tuple[str, str]]) -> None:
@@ -266,7 +219,7 @@ def print_facts(console: Console, pairs: Iterable[tuple[str, str]]) -> None:
     for name, value in known:
         line = Text("  ")
         line.append(name + " " * (width - cell_len(name)), style=SOFT)
-        line.append(f"{_GAP}{value}")
+        line.append(f"{_SPACE}{value}")
         console.print(line, soft_wrap=True)
 
 
@@ -282,12 +235,11 @@ def _print_row(
     cells = []
     for index, (text, width, right) in enumerate(zip(texts, widths, numeric, strict=False)):
         padding = " " * (width - cell_len(text))
-        # The first column names the row, so it stands to the left whatever it holds.
+        # The first column names the row, so it is always on the left.
         cells.append(padding + text if right and index > 0 else text + padding)
-    line = Text("  " + _GAP.join(cells).rstrip(), style=style)
-    if reason:
-        line = Text("  " + _GAP.join([*cells, ""]))
-        line.append(reason, style=SOFT)
+    line = Text("  " + _SPACE.join([*cells, ""]), style=style)
+    line.append(reason, style=SOFT)
+    line.rstrip()
     console.print(line, soft_wrap=True)
 
 

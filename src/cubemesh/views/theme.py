@@ -108,14 +108,14 @@ def css_variables(colours: Mapping[str, str]) -> str:
     return "".join(f"--{name}:{value};" for name, value in colours.items())
 
 
-def resolved(value: Any, colours: Mapping[str, str] = LIGHT) -> Any:
-    """`value` (JSON data) with every CSS variable that stands for a colour replaced by it."""
+def resolved(value: Any) -> Any:
+    """`value` (JSON data) with the CSS variables replaced by the light colours."""
     if isinstance(value, dict):
-        return {key: resolved(item, colours) for key, item in value.items()}
+        return {key: resolved(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [resolved(item, colours) for item in value]
+        return [resolved(item) for item in value]
     if isinstance(value, str) and value.startswith("var(--") and value.endswith(")"):
-        return colours.get(value[len("var(--") : -1], value)
+        return LIGHT.get(value[len("var(--") : -1], value)
     return value
 
 

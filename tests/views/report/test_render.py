@@ -10,7 +10,7 @@ import pytest
 
 from cubemesh.schema import RunRecord, warn
 from cubemesh.schema.serialization import from_plain
-from cubemesh.views.report.page import cards, chips, headline, lead, text_table
+from cubemesh.views.report.page import cards, chips, headline, lead
 
 VOID = {"meta", "link", "br", "img", "path", "line", "rect", "circle"}
 
@@ -170,14 +170,6 @@ def test_warnings_of_one_code_share_a_chip(made):
     made_chips = chips((made.BUSY, made.FEW, made.BUSY))
     assert [chip.label for chip in made_chips] == ["busy host", "few windows"]
     assert len(made_chips[0].seen) == 1
-
-
-def test_a_tail_of_gaps_becomes_one_cell(sample, made):
-    table = text_table(sample.answers[0].tables[0])
-    last = table.rows[-1]
-    assert [cell.text for cell in last] == ["4,096", made.OOM.message]
-    assert last[1].span == 3
-    assert all(sum(cell.span for cell in row) == len(table.headings) for row in table.rows)
 
 
 def test_several_gpus_are_drawn_with_their_rings(written, sample, made):

@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 
 from cubemesh.schema import Phase, RunRecord, Series
-from cubemesh.views.report.timeline import HEIGHT, WIDTH, throttle_text, timeline
+from cubemesh.views.facts.run import throttle_text
+from cubemesh.views.report.timeline import HEIGHT, WIDTH, timeline
 
 TIMES = (0.0, 1.0, 2.0, 3.0, 4.0)
 

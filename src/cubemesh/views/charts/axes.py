@@ -11,18 +11,11 @@ import math
 import textwrap
 from typing import Any
 
-from cubemesh.errors import UsageError
+import altair as alt
+
 from cubemesh.schema import Chart, Point
 from cubemesh.views.formatting import axis_title, clean, number, quantity
 from cubemesh.views.theme import line_styles
-
-try:
-    import altair as alt
-except ImportError as error:
-    raise UsageError(
-        "Charts and reports need packages that are not installed here. "
-        "Install them with: pip install 'cubemesh[views]'"
-    ) from error
 
 Row = dict[str, Any]
 

@@ -10,18 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import vl_convert
+
 from cubemesh.errors import UsageError
 from cubemesh.schema import Answer, Chart
 from cubemesh.views.charts.vega import vega_lite
 from cubemesh.views.theme import LIGHT, resolved
-
-try:
-    import vl_convert
-except ImportError as error:
-    raise UsageError(
-        "Charts and reports need packages that are not installed here. "
-        "Install them with: pip install 'cubemesh[views]'"
-    ) from error
 
 FORMATS = ("svg", "png")
 _PIXELS_PER_UNIT = 2.0

@@ -9,19 +9,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cubemesh.errors import UsageError
+import altair as alt
+
 from cubemesh.schema import Chart, Point
 from cubemesh.views.charts.axes import gap_reason, x_text
 from cubemesh.views.formatting import axis_title, clean, number, quantity
 from cubemesh.views.theme import variable
-
-try:
-    import altair as alt
-except ImportError as error:
-    raise UsageError(
-        "Charts and reports need packages that are not installed here. "
-        "Install them with: pip install 'cubemesh[views]'"
-    ) from error
 
 _ROW_PIXELS = 44
 _FAINTEST = 0.08

@@ -15,20 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from cubemesh.errors import UsageError
+import altair as alt
+
 from cubemesh.schema import Chart, Line
 from cubemesh.views.charts.axes import Frame, Row, gap_reason, x_text
 from cubemesh.views.charts.heatmap import heat_layers
 from cubemesh.views.formatting import clean
 from cubemesh.views.theme import CONFIG, variable
-
-try:
-    import altair as alt
-except ImportError as error:
-    raise UsageError(
-        "Charts and reports need packages that are not installed here. "
-        "Install them with: pip install 'cubemesh[views]'"
-    ) from error
 
 _MOST_MARKS = 40
 """A line with more points than this is drawn without marks."""

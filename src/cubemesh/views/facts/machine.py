@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cubemesh.schema import Cell, Column, Cpu, Gpu, GpuLink, Machine, Memory, Software, Table
 from cubemesh.units import format_bytes, format_number
 from cubemesh.views.formatting import clean
+
+if TYPE_CHECKING:
+    from cubemesh.machines.topology.analysis import TopologyAnalysis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,15 @@ def gpu_table(gpus: tuple[Gpu, ...]) -> Table:
         )
         rows.append(tuple(Cell(text=text) for text in texts))
     return Table(title="GPUs", columns=tuple(Column(name=c) for c in columns), rows=tuple(rows))
+
+
+def gpu_topology(machine: Machine) -> TopologyAnalysis | None:
+    """Links and rings of several GPUs; None for fewer, or where the links are not known."""
+    if len(machine.gpus) < 2:
+        return None
+    from cubemesh.machines.topology.analysis import analysis_of  # loads networkx
+
+    return analysis_of(machine)
 
 
 def link_sentences(links: tuple[GpuLink, ...]) -> tuple[str, ...]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.comparison import changes, ratio_of_record
+from cubemesh.experiments.analysis.utilization_columns import COLUMNS
 from cubemesh.frameworks import entry
 from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
+from cubemesh.measure.telemetry.gpu import throttle_words
 from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
 from cubemesh.schema import Breakdown, Figure, Part, Rank, RunRecord, Series
 from cubemesh.units import format_seconds
 from cubemesh.views import formatting
 from cubemesh.views.json_output import step_statistics
-from cubemesh.views.report.timeline import REASONS, throttle_text
 
 _NAMES: Mapping[str, str] = {
     "mean_power_watts": "mean power",
@@ -33,18 +35,16 @@ _NAMES: Mapping[str, str] = {
     "bus_bytes_per_s": "bus bandwidth",
     "model_flops_per_s": "matrix operations",
     "model_bytes_per_s": "memory traffic (counted)",
-    "mfu_percent": "MFU (datasheet)",
-    "memory_use_percent": "memory bandwidth use (datasheet)",
-    "ceiling_mfu_percent": "MFU (measured ceiling)",
-    "ceiling_memory_use_percent": "memory bandwidth use (measured ceiling)",
     "staleness": "mean gradient staleness",
     "staleness_most": "maximum staleness",
     "updates_taking_turns": "sequential updates",
     "telemetry_cpu_share": "telemetry overhead",
     "telemetry_cpu_percent": "telemetry overhead (CPU %)",
+    **COLUMNS,
 }
 """Figure → its name for readers, where that is not the key in words."""
-_SHARES = ("mfu_percent", "memory_use_percent")
+
+REASONS = "gpu_throttle_reasons"
 
 MOST_ROWS = 10
 """Rows of a breakdown that are shown."""
@@ -157,8 +157,8 @@ def _staleness(record: RunRecord) -> list[tuple[str, str]]:
 def _figure_text(name: str, figure: Figure) -> str:
     """A figure with its interval; of ceilings and utilizations also its method."""
     text = formatting.quantity(figure.value, figure.unit, figure.low, figure.high)
-    tells = name.startswith(("rate_", "fastest_", "bus_", "latency_")) or name.endswith(_SHARES)
-    return formatting.clean(f"{text}, {figure.method}") if tells and figure.method else text
+    explained = name in COLUMNS or name.startswith(("rate_", "fastest_", "bus_", "latency_"))
+    return formatting.clean(f"{text}, {figure.method}") if explained and figure.method else text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +258,13 @@ def series_note(series: Series) -> str:
         return ""
     ends = [formatting.quantity(end, unit) for end in (min(known), max(known))]
     return f"{ends[0]} to {ends[1]} over {format_seconds(series.times_s[-1] - series.times_s[0])}"
+
+
+def throttle_text(values: Sequence[float]) -> str:
+    """`power cap (85 % of readings)`: the reasons in these values of `gpu_throttle_reasons`."""
+    seen = Counter(words for value in values for words in throttle_words(value))
+    shown = (f"{w} ({100 * n / len(values):.0f} % of readings)" for w, n in seen.most_common())
+    return ", ".join(shown) or "none"
 
 
 _SERIES_UNITS: Mapping[str, str] = {

@@ -1,1 +1,3 @@
-"""The HTML report."""
+"""HTML report."""
+
+import cubemesh.views.charts  # noqa: F401  UsageError without the extra `views`

@@ -13,13 +13,11 @@ from cubemesh.experiments.collectives.report import sweep_tables
 from cubemesh.schema import (
     WARNINGS,
     Answer,
-    Cell,
     Chart,
     Curve,
     Finding,
     RunRecord,
     Series,
-    Table,
     Warning,
 )
 from cubemesh.schema.outcome import STATUS_WORDS
@@ -31,6 +29,7 @@ from cubemesh.views.charts.vega import missing_points, vega_lite
 from cubemesh.views.facts import run as run_facts
 from cubemesh.views.facts.run import PartShare, PhaseShare
 from cubemesh.views.report.timeline import Timeline, timeline
+from cubemesh.views.tables import TextTable, text_table
 from cubemesh.views.theme import LineStyle, line_styles, variable
 
 _STATIC_WIDTH = 560
@@ -64,27 +63,6 @@ class DrawnChart:
     svg: Markup
     legend: tuple[tuple[str, LineStyle], ...]
     missing: tuple[tuple[str, str, str], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextCell:
-    """A table cell as text; `span` columns wide where one reason covers the rest of a row."""
-
-    text: str
-    span: int = 1
-    gap: bool = False
-    number: bool = False
-    run_id: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextTable:
-    """A table as text."""
-
-    title: str
-    headings: tuple[tuple[str, bool], ...]
-    """Each heading, and whether its column holds numbers."""
-    rows: tuple[tuple[TextCell, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,40 +195,6 @@ def _gathered(missing: Sequence[tuple[str, str, str]]) -> tuple[tuple[str, str, 
     for line, x, reason in missing:
         places.setdefault((line, reason), []).append(x)
     return tuple((line, "; ".join(xs), reason) for (line, reason), xs in places.items())
-
-
-def text_table(table: Table) -> TextTable:
-    """A table with every cell as text; a tail of gaps becomes one cell with the reason."""
-    numeric = [
-        any(row[i].value is not None for row in table.rows) for i in range(len(table.columns))
-    ]
-    rows = []
-    for row in table.rows:
-        start = formatting.gap_from(row)
-        cells = [
-            _text_cell(cell, formatting.cell_text(cell, column), number)
-            for cell, column, number in zip(row, table.columns, numeric, strict=True)
-        ]
-        if start is not None:
-            tail = row[start:]
-            reason = next(cell.reason for cell in tail if cell.reason)
-            run_id = next((cell.run_id for cell in tail if cell.run_id), "")
-            cells[start:] = [
-                TextCell(text=formatting.clean(reason), span=len(tail), gap=True, run_id=run_id)
-            ]
-        rows.append(tuple(cells))
-    headings = tuple(
-        (formatting.heading(column), number)
-        for column, number in zip(table.columns, numeric, strict=True)
-    )
-    return TextTable(title=formatting.clean(table.title), headings=headings, rows=tuple(rows))
-
-
-def _text_cell(cell: Cell, text: str, number: bool) -> TextCell:
-    gap = formatting.is_gap(cell)
-    if gap and cell.reason:
-        text = formatting.clean(cell.reason)
-    return TextCell(text=text, gap=gap, number=number and not gap, run_id=cell.run_id)
 
 
 def _is_narrow(table: TextTable) -> bool:

@@ -15,10 +15,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import jinja2
+from markupsafe import Markup
 from rich.console import Console
 
 from cubemesh.api.report import Report
-from cubemesh.errors import UsageError
 from cubemesh.schema import Machine
 from cubemesh.schema.serialization import to_plain
 from cubemesh.views import formatting
@@ -27,15 +28,6 @@ from cubemesh.views.facts import machine as machine_facts
 from cubemesh.views.json_output import envelope, machine_json
 from cubemesh.views.report import page
 from cubemesh.views.theme import DARK, LIGHT, css_variables
-
-try:
-    import jinja2
-    from markupsafe import Markup
-except ImportError as error:
-    raise UsageError(
-        "Charts and reports need packages that are not installed here. "
-        "Install them with: pip install 'cubemesh[views]'"
-    ) from error
 
 
 def write_report(path: Path, report: Report) -> Path:
@@ -109,16 +101,12 @@ def render(report: Report) -> str:
 
 def _topology(machine: Machine) -> dict[str, Any] | None:
     """The drawing of several GPUs with its rings, and its facts."""
-    if len(machine.gpus) < 2:
-        return None
-    # only several GPUs need graphs
-    from cubemesh.machines.topology.analysis import analysis_of
-    from cubemesh.views.facts.topology import topology_facts
-    from cubemesh.views.topology.drawing import draw_topology
-
-    found = analysis_of(machine)
+    found = machine_facts.gpu_topology(machine)
     if found is None:
         return None
+    from cubemesh.views.facts.topology import topology_facts  # loads networkx
+    from cubemesh.views.topology.drawing import draw_topology
+
     return {
         "svg": Markup(draw_topology(found.topology, found.rings, in_page=True)),
         "facts": topology_facts(found),

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import html
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from cubemesh.measure.telemetry.gpu import throttle_words
 from cubemesh.parallel.staleness import ORDER, STALENESS
 from cubemesh.schema import RunRecord, Series
 from cubemesh.units import format_seconds
 from cubemesh.views import formatting
+from cubemesh.views.facts.run import REASONS, throttle_text
 from cubemesh.views.theme import variable
 
 WIDTH, HEIGHT = 260, 64
@@ -28,7 +27,6 @@ _PAD = 2.0
 _LEAST_SPAN = 0.1
 """Minimum span of a scale that does not start at zero, as a fraction of its top."""
 _DASHES = ("", "5 3", "1.5 2.5")
-REASONS = "gpu_throttle_reasons"
 _LEFT_OUT = (REASONS, "gpu_energy_joules", ORDER, STALENESS)
 """Series without a panel: shown as text, or redundant (power is the derivative of energy)."""
 
@@ -176,13 +174,6 @@ def measured_spans(record: RunRecord) -> list[tuple[float, float]]:
         if phase.name == "measure" and phase.rank == 0:
             spans.append((phase.start_s, phase.start_s + phase.elapsed_s))
     return sorted(spans)
-
-
-def throttle_text(values: Sequence[float]) -> str:
-    """`power cap (85 % of readings)`: the reasons in these values of `gpu_throttle_reasons`."""
-    seen = Counter(words for value in values for words in throttle_words(value))
-    shown = (f"{w} ({100 * n / len(values):.0f} % of readings)" for w, n in seen.most_common())
-    return ", ".join(shown) or "none"
 
 
 def _throttling(series: Sequence[Series], spans: Sequence[tuple[float, float]]) -> Iterator[str]:

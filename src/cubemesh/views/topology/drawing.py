@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from cubemesh.machines.topology import Link, RingSet, Topology
 from cubemesh.units import format_number, format_quantity
-from cubemesh.views.charts.svg import Drawing, line, number
 from cubemesh.views.topology.layout import lay_out
 from cubemesh.views.topology.picture import PCIE, STRAND, Picture, cycled, plain_colour
+from cubemesh.views.topology.svg import Drawing, line, number
 
 HEADER, LEGEND_ROW = 58.0, 22.0
 _LEGEND_COLUMN = 330.0

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from cubemesh.machines.topology import Link, Ring, RingSet, Topology
-from cubemesh.views.charts.svg import Drawing, Point, beside, line, number, rounded
 from cubemesh.views.topology.layout import Layout, Place, arc_dip
+from cubemesh.views.topology.svg import Drawing, Point, line, number, rounded, shifted
 
 COLOURS = ("c2", "c5", "c1", "c3", "c4", "c6")
 """Colours of the rings, reused cyclically."""
@@ -128,7 +128,7 @@ class Picture:
         for link in sorted(colours, key=lambda x: self._at(x.first)[1] + self._at(x.second)[1]):
             for i, colour in enumerate(colours[link]):
                 offset = (i - (len(colours[link]) - 1) / 2) * SPACING
-                ends = beside(self._at(link.first), self._at(link.second), offset)
+                ends = shifted(self._at(link.first), self._at(link.second), offset)
                 self.drawing.path(line(ends), colour, STRAND, halo=1.6)
 
     def _arcs(self, colours: Mapping[Link, Sequence[str]]) -> None:
@@ -191,7 +191,7 @@ class Picture:
         self._one_way(start, end, 5.0 + 5.0 * (rank - 1), colour)
 
     def _one_way(self, start: Point, end: Point, offset: float, colour: str) -> None:
-        start, end = beside(start, end, offset)
+        start, end = shifted(start, end, offset)
         self.drawing.path(line([start, end]), colour, 2.4)
         angle = math.atan2(end[1] - start[1], end[0] - start[0])
         tip = (start[0] + 0.6 * (end[0] - start[0]), start[1] + 0.6 * (end[1] - start[1]))

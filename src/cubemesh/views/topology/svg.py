@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from xml.sax.saxutils import escape, quoteattr
 
+from cubemesh.views.formatting import clean
 from cubemesh.views.theme import FONT, LIGHT, variable
 
 Point = tuple[float, float]
@@ -73,12 +74,12 @@ class Drawing:
     ) -> None:
         """A rounded rectangle; `title` shows when the pointer rests on it."""
         (x, y), (width, height) = middle, size
-        said = f"<title>{escape(clean(title))}</title>" if title else ""
+        tooltip = f"<title>{escape(clean(title))}</title>" if title else ""
         self.parts.append(
             f'<rect x="{number(x - width / 2)}" y="{number(y - height / 2)}" '
             f'width="{number(width)}" height="{number(height)}" rx="{number(round_by)}" '
             f'style="fill:{self.colour(fill)};stroke:{self.colour(stroke)}" '
-            f'stroke-width="1.5">{said}</rect>'
+            f'stroke-width="1.5">{tooltip}</rect>'
         )
 
     def text(
@@ -116,17 +117,12 @@ def number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def clean(text: str) -> str:
-    """Text without the control characters that XML does not allow."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
 def line(points: Sequence[Point]) -> str:
     """Straight from point to point."""
     return "M" + "L".join(f"{number(x)} {number(y)}" for x, y in points)
 
 
-def beside(start: Point, end: Point, offset: float) -> tuple[Point, Point]:
+def shifted(start: Point, end: Point, offset: float) -> tuple[Point, Point]:
     """The line from `start` to `end` moved by `offset` to its right, as it goes."""
     dx, dy = end[0] - start[0], end[1] - start[1]
     length = math.hypot(dx, dy) or 1.0
