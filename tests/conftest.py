@@ -1,4 +1,4 @@
-"""What every test may count on: data and cache folders of its own, never the user's."""
+"""Fixtures of all tests: data and cache folders of their own, never the user's."""
 
 import io
 import signal
@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # in_memory_log
 from golden import Golden, make_golden
 from record_fixtures import *  # noqa: F403 - fixtures
 
-# Nothing here is timed: on a machine that others use an example takes as long as it takes.
+# No test depends on time: on a busy machine an example may take long.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
@@ -44,8 +44,8 @@ def _compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_folders(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, _compiled: Path
 ) -> Iterator[Path]:
-    """Point the XDG folders into a temporary place. What one test has compiled the next need not:
-    the libraries, named by a digest of their source, are handed on."""
+    """Point the XDG folders to a temporary folder. Compiled libraries, named by a digest of their
+    source, are linked into it from earlier tests."""
     home: Path = tmp_path_factory.mktemp("xdg")
     for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
         folder = home / name.lower()
@@ -71,25 +71,24 @@ def _no_colour() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _hears_ctrl_c() -> Iterator[None]:
-    """Tests press Ctrl-C in processes they start. A shell that starts tests in the background has
-    them ignore it, and what they start with them."""
+def _restore_sigint() -> Iterator[None]:
+    """Tests send SIGINT to processes they start. A shell that starts tests in the background makes
+    them, and their children, ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)
-def _keeps_denormals() -> None:
-    """PyTorch programs flush denormal numbers for the whole process, and hypothesis draws such."""
+def _keep_denormals() -> None:
+    """PyTorch programs flush denormal numbers in the process, and hypothesis draws such numbers."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _keeps_bytecode() -> Iterator[None]:
-    """Hundreds of processes are started, and each would compile all of cubemesh again where the
-    environment asks for no bytecode to be kept."""
+def _write_bytecode() -> Iterator[None]:
+    """Hundreds of processes are started, and each would compile cubemesh again without bytecode."""
     patch = pytest.MonkeyPatch()
     patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     yield
@@ -98,8 +97,8 @@ def _keeps_bytecode() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cubemesh() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs the command with its words and says how it ended and what it wrote. It runs in this
-    process, where its libraries are imported once; its workers have their own, as ever."""
+    """Runs the command in this process, where its libraries are imported once; returns its exit
+    code and output. Its workers are processes as usual."""
     return _cubemesh
 
 

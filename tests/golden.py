@@ -1,4 +1,4 @@
-"""Golden files: whole outputs, kept beside the tests and rewritten by `pytest --update-golden`."""
+"""Golden files: outputs, stored next to the tests, rewritten by `pytest --update-golden`."""
 
 import re
 from pathlib import Path
@@ -35,7 +35,7 @@ class Golden:
 
 
 def make_golden(request: pytest.FixtureRequest) -> Golden:
-    """The golden files of a test module: `golden/<module without test_>/` beside it."""
+    """The golden files of a test module: `golden/<module without test_>/` next to it."""
     module = Path(request.path)
     folder = module.parent / "golden" / module.stem.removeprefix("test_")
     return Golden(folder, bool(request.config.getoption("--update-golden")))

@@ -315,7 +315,6 @@ def run_in(source: Path, code: str) -> subprocess.CompletedProcess[str]:
         cwd=source,
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
     )
 

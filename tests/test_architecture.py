@@ -143,7 +143,7 @@ def shown(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=shown)
-def test_imports_go_up_the_rungs(path: Path) -> None:
+def test_rooms_import_only_lower_rooms(path: Path) -> None:
     module = module_of(path)
     if module in ("", "__main__"):
         assert [m for m in own(path.read_text()) if room_of(m) not in ("cli", "api")] == []
@@ -159,7 +159,7 @@ def test_worker_rooms_import_no_other_library(path: Path) -> None:
     assert heavy(path, path.read_text()) == []
 
 
-def test_no_files_import_in_a_circle() -> None:
+def test_there_are_no_import_cycles() -> None:
     graph = networkx.DiGraph()
     for path in FILES:
         graph.add_edges_from((module_of(path), other) for other in imported_files(path) if other)
@@ -210,7 +210,7 @@ def test_long_files_are_named_as_a_warning() -> None:
         ("experiments.power.report", "from cubemesh.experiments.registry import EXPERIMENTS"),
     ],
 )
-def test_the_rung_test_sees_a_wrong_import(module: str, source: str) -> None:
+def test_the_rung_test_detects_a_wrong_import(module: str, source: str) -> None:
     assert wrong_way(module, source)
 
 
@@ -218,7 +218,7 @@ def test_the_rung_test_accepts_the_contract_of_frameworks() -> None:
     assert not wrong_way("data.feed", "from cubemesh.frameworks.contract.program import Program")
 
 
-def test_the_library_test_sees_a_heavy_import() -> None:
+def test_the_library_test_detects_a_heavy_import() -> None:
     path = PACKAGE / "worker" / "server.py"
     assert heavy(path, "import pydantic\nfrom sqlalchemy import text") == ["pydantic", "sqlalchemy"]
     assert heavy(PACKAGE / "data" / "feed.py", "import torch") == ["torch"]

@@ -51,7 +51,7 @@ def test_everything_is_documented(page: str, name: str) -> None:
     assert not missing(page, name), f"docs/{page} does not describe `{name}`"
 
 
-def test_the_docs_test_sees_a_gap() -> None:
+def test_the_docs_test_detects_a_gap() -> None:
     assert missing("cli.md", "cubemesh frobnicate")
 
 
@@ -91,7 +91,7 @@ def test_links_lead_to_pages_and_headings_that_exist(page: Path) -> None:
             assert heading in anchors(found), f"{page.name} links to {target}#{heading}"
 
 
-def test_each_option_of_a_verb_stands_once_in_the_table() -> None:
+def test_each_option_of_a_verb_is_once_in_the_table() -> None:
     table = (DOCS / "cli.md").read_text().partition("## Options")[2].partition("\n## ")[0]
     rows = [row.replace("\\|", "/").split("|")[1:3] for row in table.splitlines() if row[:1] == "|"]
     found = Counter(

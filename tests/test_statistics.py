@@ -2,7 +2,6 @@
 
 import math
 import statistics as standard
-import time
 
 import numpy as np
 import pytest
@@ -36,7 +35,7 @@ positive = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=30)
 
 @quick
 @given(values)
-def test_median_and_mean_are_the_usual_ones(x):
+def test_median_and_mean_equal_those_of_the_standard_library(x):
     assert median(x) == pytest.approx(standard.median(x))
     assert mean(x) == pytest.approx(standard.fmean(x), abs=1e-6)
     assert percentile(x, 50) == pytest.approx(median(x))
@@ -45,30 +44,24 @@ def test_median_and_mean_are_the_usual_ones(x):
 
 @quick
 @given(values, st.floats(-1e3, 1e3), st.floats(0.1, 10))
-def test_mad_does_not_move_with_the_values_and_grows_with_them(x, shift, scale):
+def test_mad_is_invariant_to_shifts_and_scales_with_the_values(x, shift, scale):
     assert mad([scale * v + shift for v in x]) == pytest.approx(scale * mad(x), abs=1e-5)
 
 
 def test_mad_by_hand():
     assert mad([1, 1, 2, 2, 4, 6, 9]) == 1
-    assert mad([1, 1, 2, 2, 4, 6, 9], scaled=True) == pytest.approx(1.4826)
-
-
-def test_scaled_mad_is_the_standard_deviation_of_normal_values():
-    x = np.random.default_rng(0).normal(5, 2, 20_000)
-    assert mad(x, scaled=True) == pytest.approx(2, rel=0.03)
 
 
 def test_percentiles_are_interpolated():
     assert percentile([1, 2, 3, 4], 25) == 1.75
     assert percentile([10, 20], 90) == 19
-    with pytest.raises(ValueError, match="percent=101"):
+    with pytest.raises(ValueError, match="100"):
         percentile([1], 101)
 
 
 @pytest.mark.parametrize("function", [mean, median, mad, bootstrap_interval, outliers, drift])
 @pytest.mark.parametrize("wrong", [[], [[1.0, 2.0]], [1.0, math.nan], [math.inf]])
-def test_no_statistic_of_what_is_no_list_of_numbers(function, wrong):
+def test_statistics_need_a_finite_nonempty_list(function, wrong):
     with pytest.raises(ValueError, match=r"non-empty|finite"):
         function(wrong)
 
@@ -85,7 +78,7 @@ def test_an_interval_lies_within_the_values_and_repeats(x, seed):
 
 @quick
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=15))
-def test_what_is_computed_for_all_resamples_at_once_is_the_median(x):
+def test_the_median_of_all_resamples_equals_numpys(x):
     quick = bootstrap_interval(x, median, resamples=100)
     slow = bootstrap_interval(x, lambda row: float(np.median(row)), resamples=100)
     assert (quick.low, quick.high) == pytest.approx((slow.low, slow.high))
@@ -133,16 +126,6 @@ def test_intervals_of_skewed_windows_cover_95_percent(windows):
     assert (covered / rounds <= 0.99).all()
 
 
-def test_two_thousand_resamples_of_fifty_windows_take_milliseconds():
-    x = np.random.default_rng(0).lognormal(0, 0.3, 50)
-    taken = []
-    for _ in range(10):
-        started = time.perf_counter()
-        bootstrap_interval(x)
-        taken.append(time.perf_counter() - started)
-    assert min(taken) < 0.02
-
-
 @quick
 @given(positive)
 def test_throughput_is_a_ratio_of_sums(seconds):
@@ -160,7 +143,7 @@ def test_short_windows_do_not_count_as_much_as_long_ones():
         throughput_interval([1, 2], [1])
 
 
-def test_windows_of_one_rate_have_no_uncertainty_whatever_their_length():
+def test_windows_of_equal_rate_have_an_interval_of_no_width():
     interval = throughput_interval([10, 20, 30, 400], [1, 2, 3, 40])
     assert (interval.low, interval.high) == pytest.approx((10, 10))
 
@@ -172,9 +155,9 @@ def test_runs_that_differ_widen_the_interval():
         return [(32.0, step_s * w) for w in rng.lognormal(0, 0.01, 12)]
 
     alike = nested_throughput_interval([windows(0.1) for _ in range(5)])
-    apart = nested_throughput_interval([windows(s) for s in (0.08, 0.09, 0.1, 0.11, 0.12)])
-    assert apart.high - apart.low > 5 * (alike.high - alike.low)
-    assert apart.low < 320 < apart.high
+    different = nested_throughput_interval([windows(s) for s in (0.08, 0.09, 0.1, 0.11, 0.12)])
+    assert different.high - different.low > 5 * (alike.high - alike.low)
+    assert different.low < 320 < different.high
     alone = windows(0.1)
     samples, seconds = zip(*alone, strict=True)
     assert nested_throughput_interval([alone]) == throughput_interval(samples, seconds)
@@ -228,7 +211,7 @@ def test_a_drift_must_be_both_unlikely_and_large():
 
 @quick
 @given(st.lists(st.floats(1, 100), min_size=2, max_size=30))
-def test_a_drift_turns_round_with_the_values(x):
+def test_a_drift_changes_sign_when_values_are_reversed(x):
     there, back = drift(x), drift(x[::-1])
     assert there.relative_change == pytest.approx(-back.relative_change, abs=1e-9)
     assert there.p_value == pytest.approx(back.p_value)
@@ -236,7 +219,7 @@ def test_a_drift_turns_round_with_the_values(x):
 
 
 @pytest.mark.parametrize("windows", [8, 12, 50])
-def test_steady_windows_seldom_look_like_a_drift(windows):
+def test_steady_windows_rarely_show_a_drift(windows):
     rng = np.random.default_rng(windows)
     found = [drift(rng.lognormal(0, 0.2, windows)).significant for _ in range(400)]
     assert 0.01 < sum(found) / 400 < 0.08
@@ -251,13 +234,13 @@ def test_a_real_drift_is_found_in_noise():
 
 @quick
 @given(st.integers(600, 5000))
-def test_thousands_of_windows_are_no_burden(n):
+def test_thousands_of_windows_are_thinned(n):
     found = drift(np.linspace(1, 1.1, n))
     assert found.significant
     assert found.relative_change == pytest.approx(0.1 / 1.05, rel=0.02)
 
 
-def test_a_warm_up_goes_on_while_it_gets_faster_and_ends_when_it_does_not():
+def test_a_warm_up_ends_when_windows_stop_getting_faster():
     assert not is_steady([1.0, 1.0, 1.0, 1.0])
     assert not is_steady([2.0, 1.5, 1.3, 1.2, 1.1])
     assert not is_steady([1.0, 1.05, 1.1, 1.2, 1.25, 1.3])
@@ -275,11 +258,11 @@ def test_a_noisy_but_steady_step_time_ends_the_warm_up_soon():
 @pytest.mark.parametrize(
     ("freedom", "t"), [(1, 12.7062), (2, 4.30265), (3, 3.18245), (10, 2.22814), (100, 1.98397)]
 )
-def test_student_s_t_as_in_the_tables(freedom, t):
+def test_students_t_equals_published_tables(freedom, t):
     assert student_t(0.95, freedom) == pytest.approx(t, rel=1e-4)
 
 
-def test_t_falls_with_freedom_to_the_normal_distribution_s():
+def test_t_approaches_the_normal_distribution():
     values = [student_t(0.95, f) for f in (1, 1.5, 2, 2.7, 10, 999, 1001)]
     assert values == sorted(values, reverse=True)
     assert values[-1] == pytest.approx(1.95996, rel=1e-5)
@@ -287,7 +270,7 @@ def test_t_falls_with_freedom_to_the_normal_distribution_s():
         student_t(0.95, 0.5)
 
 
-def test_t_intervals_cover_what_they_promise():
+def test_t_intervals_cover_95_percent():
     rng = np.random.default_rng(0)
     covered = sum(
         interval.low <= 5 <= interval.high
@@ -298,13 +281,13 @@ def test_t_intervals_cover_what_they_promise():
         t_interval([1.0])
 
 
-def test_values_that_agree_by_chance_are_no_surer_than_is_known():
+def test_equal_values_use_the_least_variance():
     lucky = [5.0, 5.0, 5.0]
     assert t_interval(lucky) == Interval(low=5.0, high=5.0)
     known = t_interval(lucky, least_variance=0.03)
     assert known.high - 5.0 == pytest.approx(student_t(0.95, 2) * 0.1)
 
 
-def test_a_trimmed_mean_leaves_out_both_ends():
+def test_a_trimmed_mean_ignores_both_ends():
     assert trimmed_mean([100, 1, 2, 3, -50]) == 2
     assert trimmed_mean([1, 2, 6]) == 3

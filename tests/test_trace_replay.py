@@ -10,9 +10,9 @@ from in_memory_log import InMemoryLog
 from trace_replay import ReplayedMeter, load, record
 
 
-def test_what_was_recorded_is_played(tmp_path: Path) -> None:
-    said = [{"gpu_power_watts": 100.0 + n, "gpu_utilization_percent": 90.0} for n in range(4)]
-    gpu = ReplayedMeter(said, device="gpu", name="A", generation="hopper", power="instant")
+def test_a_recording_is_replayed(tmp_path: Path) -> None:
+    values = [{"gpu_power_watts": 100.0 + n, "gpu_utilization_percent": 90.0} for n in range(4)]
+    gpu = ReplayedMeter(values, device="gpu", name="A", generation="hopper", power="instant")
     file = tmp_path / "run.jsonl"
     record(file, [gpu, *open_meters(None)], readings=4, every_s=0.01)
     reader, meters = load(file)
@@ -28,7 +28,7 @@ def test_what_was_recorded_is_played(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", '{"schema": 2}', '{"schema": 1, "cores": 1}'])
-def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_recording_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "run.jsonl"
     file.write_text(text)
     with pytest.raises(DataError, match=re.escape(str(file))):

@@ -94,7 +94,7 @@ def test_quantities(value, unit, text):
 
 @quick
 @given(ordinary, st.integers(1, 6))
-def test_a_prefix_stands_for_its_factor(value, digits):
+def test_a_prefix_multiplies_by_its_factor(value, digits):
     text = format_quantity(value, "FLOP/s", digits)
     prefix = text.split()[1].removesuffix("FLOP/s")
     factor = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}[prefix]
@@ -122,7 +122,7 @@ def test_bytes(size, text):
 
 @quick
 @given(st.integers(0, 2**60), st.integers(3, 9))
-def test_bytes_read_back(size, digits):
+def test_formatted_bytes_parse_to_the_same_value(size, digits):
     # Half a unit in the last digit shown, and half a byte that reading rounds away.
     allowed = 0.5001 * 10 ** (1 - digits) * size + 0.5
     assert abs(parse_size(format_bytes(size, digits)) - size) <= allowed
@@ -153,7 +153,7 @@ def test_seconds(seconds, text):
 
 @quick
 @given(st.floats(1e-9, 1e9))
-def test_seconds_read_back(seconds):
+def test_formatted_seconds_parse_to_the_same_value(seconds):
     assert parse_duration(format_seconds(seconds)) == pytest.approx(seconds, rel=0.009)
 
 
@@ -225,7 +225,7 @@ def test_a_size_is_its_number_times_its_unit(number, prefix, ending, spaced):
 
 
 @pytest.mark.parametrize("text", ["", "G", "8X", "-1", "1,5G", "nan", "1e9", "8 G B", "1_000", "٣"])
-def test_what_is_no_size_is_wrong_use(text):
+def test_an_invalid_size_is_a_usage_error(text):
     with pytest.raises(UsageError, match=r"is not a size.*8G") as raised:
         parse_size(text)
     assert f"'{text}'" in str(raised.value)
@@ -261,7 +261,7 @@ def test_a_duration_is_the_sum_of_its_parts(hours, minutes, seconds):
 @pytest.mark.parametrize(
     "text", ["", "m", "8X", "-1", "5m5m", "30m1h", "5s x", "1e3", "s5", "5 5s"]
 )
-def test_what_is_no_duration_is_wrong_use(text):
+def test_an_invalid_duration_is_a_usage_error(text):
     with pytest.raises(UsageError, match=r"is not a duration.*1h30m") as raised:
         parse_duration(text)
     assert f"'{text}'" in str(raised.value)

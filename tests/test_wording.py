@@ -211,7 +211,7 @@ def test_pages_use_the_words_of_the_field(page: Path) -> None:
         "kept",
     ],
 )
-def test_the_wording_test_sees_a_wrong_word(text: str) -> None:
+def test_the_wording_test_detects_a_wrong_word(text: str) -> None:
     assert list(wrong_words(text))
 
 

@@ -1,13 +1,13 @@
-"""Plays what was once read of a machine: telemetry without its hardware, for tests.
+"""Replay of recorded telemetry: sensors without their hardware, for tests.
 
-A recording is a text file. Its first line says what was read, each line after it is one reading:
+A recording is a text file. Its first line describes the sensors, each further line is one reading:
 
     {"schema": 1, "cores": 2, "host_cores": 4, "meters": [{"device": "gpu", "missing": {},
      "name": "NVIDIA H200", "generation": "hopper", "power": "instant"}]}
     {"reading": {"time_s": 0.0, …}, "meters": [{"gpu_power_watts": 612.5, …}]}
 
 `record` writes one from the machine it runs on. `load` gives the reader and the meters that
-`Telemetry` takes; they play one reading after the other, then the last one again and again.
+`Telemetry` takes; they return one reading after the other, then repeat the last.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from cubemesh.measure.telemetry.host import HostReader, Reader, Reading
 from cubemesh.measure.telemetry.telemetry import Meter
 
 SCHEMA = 1
-_SAID = ("name", "generation", "power")
-"""What a GPU's meter says of itself."""
+_DESCRIPTION = ("name", "generation", "power")
+"""Attributes of a GPU's meter."""
 
 
 class Replay:
-    """Plays recorded readings, the last one again and again, in place of a machine's."""
+    """A `Reader` of recorded readings; it repeats the last."""
 
     def __init__(self, readings: Sequence[Reading], cores: int = 1, host_cores: int = 1) -> None:
         self.cores = cores
@@ -46,12 +46,14 @@ class Replay:
 
 
 class ReplayedMeter:
-    """Plays recorded values, the last ones again and again."""
+    """A `Meter` of recorded values; it repeats the last."""
 
-    def __init__(self, values: Sequence[Mapping[str, float]], **said: Any) -> None:
-        self.device: str = said.get("device", "host")
-        self.missing: dict[str, str] = dict(said.get("missing", {}))
-        self.name, self.generation, self.power = (str(said.get(part, "")) for part in _SAID)
+    def __init__(self, values: Sequence[Mapping[str, float]], **description: Any) -> None:
+        self.device: str = description.get("device", "host")
+        self.missing: dict[str, str] = dict(description.get("missing", {}))
+        self.name, self.generation, self.power = (
+            str(description.get(part, "")) for part in _DESCRIPTION
+        )
         self._values = list(values)
         self._next = 0
 
@@ -74,7 +76,7 @@ def record(
     every_s: float,
     reader: Reader | None = None,
 ) -> None:
-    """Read this machine `readings` times, every `every_s`, and write what it said to `path`."""
+    """Read this machine `readings` times, every `every_s`, and write the readings to `path`."""
     host = reader or HostReader()
     first = {
         "schema": SCHEMA,
@@ -82,7 +84,7 @@ def record(
         "host_cores": host.host_cores,
         "meters": [
             {"device": m.device, "missing": m.missing}
-            | {part: getattr(m, part) for part in _SAID if hasattr(m, part)}
+            | {part: getattr(m, part) for part in _DESCRIPTION if hasattr(m, part)}
             for m in meters
         ],
     }
@@ -96,7 +98,7 @@ def record(
 
 
 def load(path: Path) -> tuple[Replay, tuple[ReplayedMeter, ...]]:
-    """The reader and the meters of a recording; DataError for a file that is none."""
+    """The reader and the meters of a recording; DataError for an invalid file."""
     try:
         first, *lines = (json.loads(line) for line in path.read_text("utf-8").splitlines())
         if first["schema"] != SCHEMA:
@@ -105,8 +107,8 @@ def load(path: Path) -> tuple[Replay, tuple[ReplayedMeter, ...]]:
         if not readings:
             raise ValueError("it holds no reading")
         meters = tuple(
-            ReplayedMeter([line["meters"][n] for line in lines], **said)
-            for n, said in enumerate(first["meters"])
+            ReplayedMeter([line["meters"][n] for line in lines], **description)
+            for n, description in enumerate(first["meters"])
         )
         return Replay(readings, first["cores"], first["host_cores"]), meters
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:

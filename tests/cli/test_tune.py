@@ -14,7 +14,7 @@ from cubemesh.experiments.registry import entry
 from cubemesh.experiments.session import run_names
 from cubemesh.experiments.tune.apply import Tunings
 from cubemesh.experiments.tune.convergence_check import NOISY
-from cubemesh.runs import Silent
+from cubemesh.runs import Observer
 from cubemesh.schema import Ceiling, RunKey, RunSpec, TrainSteps
 from cubemesh.store import Store
 
@@ -108,7 +108,7 @@ def run(store, *settings, name="minibatch"):
         [*settings, f"script={SCRIPT}"],
         scale=None,
         store=store,
-        observer=Silent(),
+        observer=Observer(),
     )
 
 
@@ -275,7 +275,7 @@ def scaled(tmp_path_factory):
             [*lines, "losses=8", "minutes=10", "script=step=0.01,fp16.step=0.004"],
             scale=None,
             store=opened,
-            observer=Silent(),
+            observer=Observer(),
         )
         yield opened
 
@@ -290,7 +290,7 @@ def specs(store, *settings, against=()):
         ],
         scale=None,
         store=store,
-        observer=Silent(),
+        observer=Observer(),
         against=against,
     )
     return [record.spec for record in answered.records]

@@ -23,29 +23,29 @@ from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
 from cubemesh.parallel.strategies import make
 from in_memory_log import InMemoryLog
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 class Post:
-    """The queues between all ranks."""
+    """Queues between all ranks."""
 
     def __init__(self, size):
         self.size = size
-        self.words = {(rank, None): queue.Queue() for rank in range(size)}
-        self.words |= {(SERVER, rank): queue.Queue() for rank in range(size)}
+        self.headers = {(rank, None): queue.Queue() for rank in range(size)}
+        self.headers |= {(SERVER, rank): queue.Queue() for rank in range(size)}
         self.arrays = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
-        self.came, self.counting = Counter(), threading.Lock()
+        self.arrived, self.counting = Counter(), threading.Lock()
 
 
-class PlayedMail:
+class QueueTransport:
     def __init__(self, post, rank):
         self.post, self.rank = post, rank
 
     def send_header(self, numbers, to):
-        self.post.words[to, None].put((self.rank, list(numbers)))
+        self.post.headers[to, None].put((self.rank, list(numbers)))
 
     def recv_header(self, source=None):
-        return self.post.words[self.rank, None].get(timeout=PATIENCE_S)
+        return self.post.headers[self.rank, None].get(timeout=PATIENCE_S)
 
     def send(self, arrays, to):
         self.post.arrays[self.rank, to].put([a.copy() for a in arrays])
@@ -65,23 +65,23 @@ class Ranks(SingleProcessGroup):
         self.met = 0
 
     def point_to_point(self):
-        return PlayedMail(self.post, self.rank)
+        return QueueTransport(self.post, self.rank)
 
     def barrier(self, check=None):
         self.met += 1
         with self.post.counting:
-            self.post.came[self.met] += 1
+            self.post.arrived[self.met] += 1
         end_s = time.monotonic() + PATIENCE_S
 
-        def waits():
-            assert time.monotonic() < end_s, "nobody else came"
+        def check_patience():
+            assert time.monotonic() < end_s, "the other ranks did not come"
             if check is not None:
                 check()
 
-        wait_and_check(lambda: self.post.came[self.met] == self.size, waits)
+        wait_and_check(lambda: self.post.arrived[self.met] == self.size, check_patience)
 
 
-class PlayedMaster:
+class Weights:
     def __init__(self, weight):
         self.weight = weight.copy()
         self.incoming, self.outgoing = [np.zeros(1)], [np.zeros(1)]
@@ -112,8 +112,8 @@ class Worker:
         self.weight[:] = self.received[0]
 
     def server_weights(self):
-        self.kept = PlayedMaster(self.weight)
-        return self.kept
+        self.master = Weights(self.weight)
+        return self.master
 
     def push(self, gradient):
         """A step, as a program makes it; the weight it leads to."""
@@ -141,13 +141,13 @@ def workers(size=2, aware=False):
     return found
 
 
-def test_every_gradient_is_applied_on_arrival_and_its_staleness_counted():
+def test_every_gradient_is_applied_on_arrival_and_its_staleness_is_counted():
     first, second = workers()
     assert first.push(1) == 99
     assert first.push(2) == 97
     assert second.push(10) == 87, "computed from version 0, applied to version 2"
     assert second.push(20) == 67
-    assert first.weight[0] == 97, "nobody changes a worker's weights but itself"
+    assert first.weight[0] == 97, "only a worker changes its own weights"
     assert first.push(3) == 64
     updates = first.sync.applied
     assert list(updates.workers) == [0, 0, 1, 1, 0]
@@ -155,10 +155,10 @@ def test_every_gradient_is_applied_on_arrival_and_its_staleness_counted():
     assert list(updates.applied) == [0, 1, 2, 3, 4]
     assert updates.staleness == [0, 0, 2, 0, 2]
     assert list(updates.times) == sorted(updates.times)
-    assert not second.sync.applied.times, "the server alone counts"
+    assert not second.sync.applied.times, "only the server counts"
 
 
-def test_ranks_that_take_turns_are_each_as_stale_as_there_are_others():
+def test_staleness_of_alternating_ranks_is_the_number_of_other_ranks():
     ranks = workers(4)
     for _ in range(5):
         for rank in ranks:
@@ -171,7 +171,7 @@ def test_the_learning_rate_is_divided_by_the_staleness():
     for _ in range(4):
         first.push(0)
     assert second.push(8) == 100 - 8 / 4
-    assert second.push(8) == 98 - 8, "nothing came between: it is taken in full"
+    assert second.push(8) == 98 - 8, "no other update came between"
     assert [rate_factor(n) for n in range(4)] == [1, 1, 1 / 2, 1 / 3]
 
 
@@ -210,7 +210,7 @@ def test_an_error_in_the_server_is_raised_in_its_rank():
     first, second = workers()
 
     def push():
-        with contextlib.suppress(queue.Empty):  # nobody answers
+        with contextlib.suppress(queue.Empty):  # the server has failed
             second.push(BROKEN)
 
     threading.Thread(target=push, daemon=True).start()
@@ -224,16 +224,16 @@ def test_an_error_in_the_server_ends_a_barrier_of_its_rank():
     first, second = workers()
     raised = []
 
-    def settle():
-        with pytest.raises(RuntimeError, match="failed") as told:
+    def synchronize():
+        with pytest.raises(RuntimeError, match="failed") as error:
             first.sync.synchronize_replicas()
-        raised.append(told.value.__cause__)
+        raised.append(error.value.__cause__)
 
     def push():
-        with contextlib.suppress(queue.Empty):  # nobody answers
+        with contextlib.suppress(queue.Empty):  # the server has failed
             second.push(BROKEN)
 
-    waiting = threading.Thread(target=settle)
+    waiting = threading.Thread(target=synchronize)
     waiting.start()
     threading.Thread(target=push, daemon=True).start()
     waiting.join(PATIENCE_S / 2)

@@ -33,15 +33,15 @@ class Written:
 
     def __init__(self, rank=0, size=2):
         self.rank, self.size = rank, size
-        self.said = []
+        self.calls = []
 
     def _pending(self, *words):
-        self.said.append(words)
+        self.calls.append(words)
         group = self
 
         class Waited:
             def wait(self):
-                group.said.append(("waited", *words))
+                group.calls.append(("waited", *words))
 
         return Waited()
 
@@ -58,7 +58,7 @@ class Written:
         return value
 
     def close(self):
-        self.said.append(("closed",))
+        self.calls.append(("closed",))
 
 
 def bucket(index):
@@ -69,11 +69,11 @@ def bucket(index):
 def one_step(sync, group):
     """What a program does in a step of two buckets."""
     sync.ready(bucket(0))
-    group.said.append(("backward goes on",))
+    group.calls.append(("backward continues",))
     sync.ready(bucket(1))
     sync.finish()
-    sync.update(lambda: group.said.append(("update",)), ["weights"])
-    return group.said
+    sync.update(lambda: group.calls.append(("update",)), ["weights"])
+    return group.calls
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_buckets_are_sent_during_the_backward_pass(name, rounded):
     )
     step = [
         first,
-        ("backward goes on",),
+        ("backward continues",),
         second,
         ("waited", *first),
         ("waited", *second),
@@ -122,7 +122,7 @@ def test_buckets_are_copied_during_the_backward_pass():
     assert sync.allocate(5, "floats") == "room for 5 floats"
     step = [
         ("fetch", "gradients 0"),
-        ("backward goes on",),
+        ("backward continues",),
         ("fetch", "gradients 1"),
         ("waited", "fetch", "gradients 0"),
         ("waited", "fetch", "gradients 1"),
@@ -139,14 +139,14 @@ def test_all_but_the_last_bucket_can_be_waited_for(name):
     assert isinstance(sync, FinishesInOrder)
     for index in range(3):
         sync.ready(bucket(index))
-    group.said.clear()
+    group.calls.clear()
     sync.finish_but_last()
-    assert [words[2] for words in group.said] == ["gradients 0", "gradients 1"]
+    assert [words[2] for words in group.calls] == ["gradients 0", "gradients 1"]
     sync.finish()
-    assert [words[2] for words in group.said] == ["gradients 0", "gradients 1", "gradients 2"]
+    assert [words[2] for words in group.calls] == ["gradients 0", "gradients 1", "gradients 2"]
     sync.finish_but_last()
     sync.finish()
-    assert len(group.said) == 3
+    assert len(group.calls) == 3
 
 
 ALL_REDUCE = {"all-reduce", "all-reduce-16", "all-reduce-copied", "all-reduce-copied-16"}
@@ -205,50 +205,50 @@ def test_a_single_process_needs_no_peer_memory():
 @pytest.mark.parametrize("rank", [0, 1])
 def test_only_the_server_updates_and_all_get_its_weights(rank):
     group = Written(rank)
-    said = one_step(strategies.make("parameter-server", group), group)
-    reduced = [words for words in said if words[0] == "reduce"]
+    calls = one_step(strategies.make("parameter-server", group), group)
+    reduced = [words for words in calls if words[0] == "reduce"]
     assert reduced == [("reduce", "gradients 0", 0), ("reduce", "gradients 1", 0)]
-    assert (("update",) in said) == (rank == 0)
-    assert said[-2:] == [("broadcast", ("weights",), 0), ("waited", "broadcast", ("weights",), 0)]
+    assert (("update",) in calls) == (rank == 0)
+    assert calls[-2:] == [("broadcast", ("weights",), 0), ("waited", "broadcast", ("weights",), 0)]
     if rank == 0:
-        waits = [n for n, words in enumerate(said) if words[:2] == ("waited", "reduce")]
-        assert max(waits) < said.index(("update",))
+        waits = [n for n, words in enumerate(calls) if words[:2] == ("waited", "reduce")]
+        assert max(waits) < calls.index(("update",))
 
 
-def test_local_sgd_averages_the_weights_after_every_so_many_updates():
+def test_local_sgd_averages_the_weights_every_few_updates():
     group = Written()
     sync = LocalSgd(group, every=3)
     for step in range(1, 7):
-        group.said.clear()
-        said = one_step(sync, group)
+        group.calls.clear()
+        calls = one_step(sync, group)
         averaged = [("all-reduce", "weights"), ("waited", "all-reduce", "weights")]
         expected = averaged if step % 3 == 0 else []
-        assert said == [("backward goes on",), ("update",), *expected]
+        assert calls == [("backward continues",), ("update",), *expected]
     assert strategies.make("local-sgd", group)._every == AVERAGE_EVERY
 
 
-def test_local_sgd_averages_before_weights_are_evaluated_unless_they_are_averaged_already():
+def test_local_sgd_averages_before_an_evaluation_if_steps_were_made():
     group = Written()
     sync = LocalSgd(group, every=3)
     averaged = [("all-reduce", "weights"), ("waited", "all-reduce", "weights")]
     sync.average(["weights"])
-    assert group.said == [], "all ranks begin alike"
+    assert group.calls == [], "all ranks begin alike"
     one_step(sync, group)
-    group.said.clear()
+    group.calls.clear()
     sync.average(["weights"])
     sync.average(["weights"])
-    assert group.said == averaged, "once"
+    assert group.calls == averaged, "once"
     one_step(sync, group)
-    group.said.clear()
+    group.calls.clear()
     assert one_step(sync, group)[-2:] == averaged, "the third step averages as ever"
-    group.said.clear()
+    group.calls.clear()
     sync.average(["weights"])
-    assert group.said == []
+    assert group.calls == []
 
 
 def test_none_sends_nothing():
     group = Written()
-    assert one_step(strategies.make("none", group), group) == [("backward goes on",), ("update",)]
+    assert one_step(strategies.make("none", group), group) == [("backward continues",), ("update",)]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -262,7 +262,7 @@ def test_a_single_process_updates_once_a_step_under_every_strategy(name):
     assert len(updates) == 2 * AVERAGE_EVERY
     moves_none = ("none", "local-sgd", "model-parallel")
     assert sync.bucket_bytes == (None if name in moves_none else BUCKET_BYTES)
-    assert SingleProcessGroup().broadcast_object("what it says") == "what it says"
+    assert SingleProcessGroup().broadcast_object("an object") == "an object"
 
 
 def test_an_unknown_strategy_names_the_nearest():

@@ -1,7 +1,6 @@
-"""A small machine, quick specs of the null framework, and a look at what is left of workers."""
+"""A small machine, short specs of the null framework, and the processes of a runner."""
 
 import dataclasses
-import os
 import time
 from pathlib import Path
 
@@ -39,14 +38,14 @@ def small_machine():
 
 @pytest.fixture(scope="session")
 def null_spec():
-    """A run of the null framework that plays `script`; fields of work and effort by name."""
+    """A run of the null framework with `script`; fields of work and budget by name."""
 
     def make(script="", *, framework="null", **fields):
-        of_effort = {f.name for f in dataclasses.fields(Budget)}
+        of_budget = {f.name for f in dataclasses.fields(Budget)}
         budget = {"steps": 20, "seconds": 0.0, "windows": 4, "warmup_seconds": 0.0}
-        budget |= {k: v for k, v in fields.items() if k in of_effort}
+        budget |= {k: v for k, v in fields.items() if k in of_budget}
         work = {"network": "little-cnn", "batch_per_device": 8}
-        work |= {k: v for k, v in fields.items() if k not in of_effort}
+        work |= {k: v for k, v in fields.items() if k not in of_budget}
         return RunSpec(
             work=TrainSteps(**work),
             program=ProgramSettings(framework=framework, script=script or None),
@@ -56,8 +55,11 @@ def null_spec():
     return make
 
 
-def processes_of(runs_folder):
-    """(pid, name) of every living server and worker of runners below a folder."""
+PATIENCE_S = 60
+
+
+def _processes_of(runs_folder):
+    """(pid, name) of every server and worker that runs for a runner below a folder."""
     mark = f"{RUNS_FOLDER_VARIABLE}={runs_folder}".encode()
     found = []
     for folder in Path("/proc").iterdir():
@@ -67,7 +69,7 @@ def processes_of(runs_folder):
             environ = (folder / "environ").read_bytes()
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
             name = (folder / "comm").read_text().strip()
-        except OSError:  # gone meanwhile
+        except OSError:  # it has ended
             continue
         if mark in environ and state != "Z":
             found.append((int(folder.name), name))
@@ -75,33 +77,32 @@ def processes_of(runs_folder):
 
 
 @pytest.fixture(scope="session")
-def living():
+def processes_of():
     """The processes that belong to a runs folder."""
-    return processes_of
+    return _processes_of
 
 
 @pytest.fixture(scope="session")
-def nobody_left():
-    """Whether every process of a runs folder is gone within five seconds."""
+def no_processes_left():
+    """Whether every process of a runs folder has ended."""
 
-    def look(runs_folder):
-        deadline = time.monotonic() + 5
-        while processes_of(runs_folder):
+    def ended(runs_folder):
+        deadline = time.monotonic() + PATIENCE_S
+        while _processes_of(runs_folder):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
         return True
 
-    return look
+    return ended
 
 
 @pytest.fixture(scope="session")
-def worker_of(living):
-    """The process id of the one worker of a runs folder."""
+def worker_of():
+    """The process id of the only worker of a runs folder."""
 
-    def look(runs_folder):
-        (pid,) = [pid for pid, name in living(runs_folder) if name == "cubemesh-worker"]
-        assert pid != os.getpid()
+    def find(runs_folder):
+        (pid,) = [pid for pid, name in _processes_of(runs_folder) if name == "cubemesh-worker"]
         return pid
 
-    return look
+    return find

@@ -1,4 +1,4 @@
-"""Files that a run names are kept beside the store. A trace that is: test_pytorch_runs.py."""
+"""Files of a run that are stored with its record. A trace: test_pytorch_runs.py."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from cubemesh.errors import StoreError
 from cubemesh.store import Store
 
 
-def test_a_file_that_cannot_be_kept_is_an_error_of_the_store(tmp_path):
+def test_a_file_that_cannot_be_stored_is_a_store_error(tmp_path):
     (tmp_path / "mine-files").write_text("in the way")
     file = tmp_path / "trace.json"
     file.write_text("{}")

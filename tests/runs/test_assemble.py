@@ -1,11 +1,12 @@
 import pytest
 
-from cubemesh.runs.assemble import assemble, join
+from cubemesh.runs.assemble import assemble, join_series
 from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.schema import (
     Budget,
     Ceiling,
     Forward,
+    Gpu,
     Outcome,
     Placement,
     RunKey,
@@ -28,7 +29,7 @@ def window(number, phase="measure", elapsed_s=0.5):
     return {"event": "window", "t": 0.0, "window": to_plain(found)}
 
 
-def told(status):
+def outcome(status):
     return {"event": "outcome", "t": 9.0, "outcome": to_plain(Outcome(status=status))}
 
 
@@ -39,13 +40,13 @@ def record_of(events, work=STEPS, exit_code=0, devices=1):
 
 
 def test_the_workers_own_outcome_comes_first():
-    assert record_of([told(Status.OK)]).ok
-    assert record_of([told(Status.DIVERGED)], exit_code=-11).outcome.status is Status.DIVERGED
+    assert record_of([outcome(Status.OK)]).ok
+    assert record_of([outcome(Status.DIVERGED)], exit_code=-11).outcome.status is Status.DIVERGED
     assert record_of([], exit_code=-11).outcome.status is Status.CRASHED
 
 
-def test_figures_come_from_the_measured_windows_alone():
-    record = record_of([window(0, "warm-up", 9.0), *map(window, range(1, 9)), told(Status.OK)])
+def test_figures_are_computed_from_measured_windows_only():
+    record = record_of([window(0, "warm-up", 9.0), *map(window, range(1, 9)), outcome(Status.OK)])
     assert len(record.windows) == 9
     assert record.figure("step_s") == pytest.approx(0.1)
     assert record.figure("throughput_per_s") == pytest.approx(80)
@@ -66,7 +67,7 @@ def test_a_run_without_windows_has_its_wall_time():
         (Ceiling(), set()),
     ],
 )
-def test_only_figures_that_mean_something_are_kept(work, has):
+def test_only_figures_that_apply_to_the_work_are_stored(work, has):
     figures = set(record_of(list(map(window, range(8))), work).figures)
     assert has <= figures
     assert "step_s" in figures
@@ -110,22 +111,21 @@ def test_the_energy_of_a_run_is_that_of_all_its_ranks():
     assert "mean_power_watts" not in lacking
 
 
-def test_a_rank_says_what_it_ran_on():
+def test_a_rank_is_recorded_with_its_device():
     rank = {"event": "rank", "t": 0.0, "host": "h", "device": "cuda:1", "threads": 4}
     spec = RunSpec(work=STEPS)
     record, _ = assemble(
         spec,
         KEY,
-        [rank, told(Status.OK)],
+        [rank, outcome(Status.OK)],
         WorkerExit(exit_code=0, elapsed_s=1.0),
         started_utc="2026-01-01T00:00:00Z",
         attempt=1,
-        uuid_of={"cuda:1": "GPU-77"}.get,
+        gpus=[Gpu(index=i, name="H200", uuid=f"GPU-7{i}") for i in (6, 7)],
     )
     (found,) = record.ranks
-    assert (found.host, found.device, found.device_uuid, found.threads) == (
-        *("h", "cuda:1", "GPU-77", 4),
-    )
+    assert (found.host, found.device, found.threads) == ("h", "cuda:1", 4)
+    assert (found.device_name, found.device_uuid) == ("H200", "GPU-77")
     assert found.outcome == record.outcome
 
 
@@ -136,7 +136,7 @@ def test_chunks_of_a_series_are_joined():
         )
 
     nan = float("nan")
-    joined = join(
+    joined = join_series(
         [chunk("a", (0.0, 1.0)), chunk("b", (0.0, 9.0)), chunk("a", (1.0, nan), (2.0, 3.0))]
     )
     assert [(s.name, s.times_s, s.values) for s in joined] == [
@@ -145,7 +145,7 @@ def test_chunks_of_a_series_are_joined():
     ]
 
 
-def test_a_file_torn_by_a_crash_gives_the_record_of_what_was_whole(tmp_path):
+def test_a_torn_event_file_gives_a_record_of_its_complete_lines(tmp_path):
     log = EventLog(events_path(tmp_path, 0), 0, 0.0)
     for number in range(3):
         log.window(phase="measure", start=float(number), elapsed_s=0.5, steps=5, samples=40)

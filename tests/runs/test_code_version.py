@@ -5,14 +5,14 @@ import cubemesh
 from cubemesh.runs.code_version import MEASURING, code_version
 
 
-def test_it_is_the_version_and_a_digest():
+def test_the_code_version_is_a_version_and_a_digest():
     version, digest = code_version().split("+")
     assert version == cubemesh.__version__
     assert len(digest) == 12
     assert int(digest, 16) >= 0
 
 
-def test_only_sources_that_measure_change_it(tmp_path):
+def test_only_sources_that_measure_change_the_code_version(tmp_path):
     package = tmp_path / "cubemesh"
     source = Path(cubemesh.__file__).parent
 
@@ -36,6 +36,6 @@ def test_only_sources_that_measure_change_it(tmp_path):
     code_version.cache_clear()
 
 
-def test_every_name_exists():
+def test_every_measuring_file_exists():
     package = Path(cubemesh.__file__).parent
     assert [name for name in MEASURING if not (package / name).exists()] == []

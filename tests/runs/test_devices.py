@@ -1,6 +1,7 @@
 import pytest
 
-from cubemesh.runs.devices import gpus_of, lock_names, visible_gpus
+from cubemesh.measure.telemetry.gpu_set import gpu_of, visible
+from cubemesh.runs.devices import gpus_of, lock_names
 from cubemesh.schema import Cpu, Gpu, Machine, Memory, Placement, RunSpec, Software, TrainSteps
 
 GPUS = tuple(Gpu(index=i, name="H200", uuid=f"GPU-{i}{i}-abcd") for i in range(3))
@@ -32,10 +33,15 @@ def spec(device, devices=1):
 )
 def test_gpus_are_numbered_as_cuda_numbers_them(chosen, indices):
     environ = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
-    assert [g.index for g in visible_gpus(MACHINE, environ)] == indices
+    assert [g.index for g in visible(MACHINE.gpus, environ)] == indices
 
 
-def test_a_run_locks_what_it_may_use():
+def test_a_device_of_cuda_is_a_gpu():
+    assert gpu_of("cuda:1", GPUS) is GPUS[1]
+    assert gpu_of("cuda:3", GPUS) is gpu_of("cuda", GPUS) is gpu_of("cpu", GPUS) is None
+
+
+def test_a_run_locks_the_devices_that_it_may_use():
     assert lock_names(spec("cpu"), MACHINE, {}) == ("cpu",)
     assert lock_names(spec("auto"), MACHINE, {}) == ("GPU-00-abcd",)
     assert lock_names(spec("cuda", 2), MACHINE, {"CUDA_VISIBLE_DEVICES": "2,1"}) == (

@@ -46,7 +46,7 @@ def test_the_exit_status_decides_the_outcome(code, seen, status):
         assert outcome.facts["signal"] == signal_name(-code)
 
 
-def test_facts_hold_the_signal_the_stacks_and_the_last_lines():
+def test_facts_have_the_signal_the_stacks_and_the_last_lines():
     outcome = end(-9, time_limit_s=1.0, stacks=STACKS, output="\n".join(map(str, range(100))))
     assert not {"signal", "exit_code"} & set(outcome.facts)
     assert "null.py" in outcome.facts["stacks"]
@@ -61,12 +61,12 @@ def test_the_innermost_call_is_the_main_threads():
     assert innermost("") == ""
 
 
-def test_facts_hold_the_signal_or_the_exit_code():
+def test_facts_have_the_signal_or_the_exit_code():
     assert end(-11).facts["signal"] == "SIGSEGV"
     assert end(3).facts["exit_code"] == 3
 
 
-def test_the_stacks_of_a_fatal_signal_are_taken_out_of_the_output():
+def test_the_stacks_of_a_fatal_signal_are_separated_from_the_output():
     output = f"loading\nFatal Python error: Bus error\n\n{STACKS}\nExtension modules: numpy\n"
     outcome = end(-7, output=output)
     assert outcome.facts["output"] == "loading"

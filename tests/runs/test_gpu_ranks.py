@@ -1,4 +1,4 @@
-"""Two GPUs that train together: what each rank tells of its step and of its link."""
+"""Two GPUs that train together: the step and the link of each rank."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ def records(tmp_path_factory, null_spec):
         return executor.run([step, slow])
 
 
-def test_each_rank_parts_its_waits_from_its_computing(records):
+def test_each_rank_separates_waits_from_compute(records):
     for record in records:
         assert record.ok, record.outcome
         assert len(record.rank_parts) == 2
@@ -49,11 +49,11 @@ def test_each_rank_parts_its_waits_from_its_computing(records):
             step_s = sum(seconds.values())
             assert seconds["compute"] > 0.3 * step_s
             assert seconds["exposed_communication"] >= 0
-            assert seconds.get("straggler_wait", 0.0) >= 0, "the last to come waits for nobody"
+            assert seconds.get("straggler_wait", 0.0) >= 0, "the last rank does not wait"
             assert abs(seconds["other"]) < 0.2 * step_s
 
 
-def test_each_rank_tells_over_what_it_exchanged(records):
+def test_each_rank_logs_its_link(records):
     fast, slow = records
     assert {rank.transport for rank in slow.ranks} <= {"NCCL SHM/direct", "NCCL SHM/cuMem"}
     assert all(rank.transport.startswith("NCCL ") for rank in fast.ranks)

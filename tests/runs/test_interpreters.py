@@ -32,8 +32,8 @@ def other(tmp_path_factory):
     (packages,) = folder.glob("lib/python*/site-packages")
     for module in (numpy, psutil):
         own = Path(module.__file__).parent
-        for beside in own.parent.glob(f"{own.name}[-.]*"):  # metadata and libraries
-            (packages / beside.name).symlink_to(beside)
+        for neighbour in own.parent.glob(f"{own.name}[-.]*"):  # metadata and libraries
+            (packages / neighbour.name).symlink_to(neighbour)
         (packages / own.name).symlink_to(own)
     return folder / "bin" / "python"
 
@@ -44,7 +44,7 @@ def script(path, text):
     return path
 
 
-def test_an_option_counts_more_than_the_variable():
+def test_an_option_takes_precedence_over_the_variable():
     environ = {VARIABLE: "jax=/a/python, null=/b/python"}
     assert chosen([], environ) == {"jax": "/a/python", "null": "/b/python"}
     assert chosen(["jax=/c/python"], environ) == {"jax": "/c/python", "null": "/b/python"}
@@ -60,7 +60,7 @@ def test_an_option_counts_more_than_the_variable():
         (["jax=/a", "jax=/b"], "/a.* /b"),
     ],
 )
-def test_what_names_no_python_is_refused(lines, words):
+def test_invalid_options_are_refused(lines, words):
     with pytest.raises(UsageError, match=words):
         chosen(lines, {})
 
@@ -79,12 +79,12 @@ def test_an_old_python_is_refused(tmp_path, machine):
         environments([f"null={old}"], {}, machine.software)
 
 
-def test_a_python_without_the_framework_says_what_to_install_there(bare, machine):
+def test_a_python_without_the_framework_is_refused_with_the_command_to_install_it(bare, machine):
     with pytest.raises(UsageError, match=r"-m pip install jax"):
         environments([f"jax={bare}"], {}, machine.software)
 
 
-def test_its_software_is_its_own_and_the_driver_the_machine_s(other, machine):
+def test_its_software_is_its_own_and_its_driver_the_machines(other, machine):
     (found,) = environments([f"null={other}"], {}, machine.software).values()
     assert found.python == str(other)
     assert found.software.packages == {
@@ -95,7 +95,9 @@ def test_its_software_is_its_own_and_the_driver_the_machine_s(other, machine):
     assert found.software.driver == machine.software.driver
 
 
-def test_a_run_in_it_is_kept_apart_and_says_where_it_ran(other, machine, null_spec, tmp_path):
+def test_a_run_in_another_python_is_stored_with_its_environment(
+    other, machine, null_spec, tmp_path
+):
     given = environments([f"null={other}"], {}, machine.software)
 
     def run(environments, look=lambda executor: None):
@@ -118,9 +120,9 @@ def test_a_run_in_it_is_kept_apart_and_says_where_it_ran(other, machine, null_sp
         assert os.fsdecode(command[0]) == str(other)
 
     own = run({})
-    apart = run(given, served_by_it)
-    assert apart.ok, apart.outcome.message
-    assert apart.run_id != own.run_id
-    assert (own.environment, apart.environment) == (None, given["null"])
-    assert run(given) == apart
+    separate = run(given, served_by_it)
+    assert separate.ok, separate.outcome.message
+    assert separate.run_id != own.run_id
+    assert (own.environment, separate.environment) == (None, given["null"])
+    assert run(given) == separate
     assert run({}) == own

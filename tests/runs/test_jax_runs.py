@@ -11,7 +11,7 @@ from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.store import Store
 
 
-def test_a_step_is_measured_and_memory_past_the_limit_is_an_outcome(
+def test_a_step_is_measured_and_memory_over_the_limit_is_an_outcome(
     tmp_path, small_machine, null_spec
 ):
     pytest.importorskip("jax")

@@ -2,56 +2,44 @@ import os
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 
 from cubemesh.errors import BusyError, CubemeshError
+from cubemesh.runs import locks as locks_module
 from cubemesh.runs.locks import DeviceLocks, lock_folder
 
 HOLD = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from cubemesh.runs.locks import DeviceLocks
 locks = DeviceLocks(Path(sys.argv[1]))
 locks.take("cpu")
-print("held", flush=True)
-time.sleep(float(sys.argv[2]))
+print("locked", flush=True)
+signal.pause()
 """
 
 
 @pytest.fixture
-def hold(tmp_path):
-    held = []
-
-    def start(seconds):
-        script = tmp_path / "holder.py"
-        script.write_text(HOLD)
-        process = subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path), str(seconds)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout.readline() == "held\n"
-        held.append(process)
-        return process
-
-    yield start
-    for process in held:
+def holder(tmp_path):
+    """A process that has locked the CPU until it is killed."""
+    script = tmp_path / "holder.py"
+    script.write_text(HOLD)
+    command = [sys.executable, str(script), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "locked\n"
+        yield process
         process.kill()
-        process.wait()
-        process.stdout.close()
 
 
-def taken_by(folder, device):
-    """The process that has the lock, as another that wants it is told."""
+def holder_of(folder, device):
+    """The process that has the lock, as the error of another names it."""
     with pytest.raises(BusyError) as refused:
         DeviceLocks(folder).take(device)
     return int(re.search(r"process (\d+)", str(refused.value))[1])
 
 
-def test_a_device_in_use_is_refused_and_its_holder_named(tmp_path, hold):
-    holder = hold(60)
+def test_a_locked_device_is_refused_and_its_holder_named(tmp_path, holder):
     locks = DeviceLocks(tmp_path)
     with pytest.raises(BusyError, match=rf"process {holder.pid} \(holder\.py"):
         locks.take("cpu")
@@ -59,43 +47,49 @@ def test_a_device_in_use_is_refused_and_its_holder_named(tmp_path, hold):
     locks.close()
 
 
-def test_a_killed_holder_holds_no_more(tmp_path, hold):
-    holder = hold(60)
+def test_the_lock_of_a_killed_process_is_released(tmp_path, holder):
     holder.kill()
     holder.wait()
     locks = DeviceLocks(tmp_path)
     locks.take("cpu")
     locks.take("cpu")
-    assert taken_by(tmp_path, "cpu") == os.getpid()
+    assert holder_of(tmp_path, "cpu") == os.getpid()
     locks.close()
 
 
-def test_waiting_gets_the_device_when_it_is_given_back(tmp_path, hold):
-    hold(0.5)
-    locks, start = DeviceLocks(tmp_path), time.monotonic()
-    locks.take("cpu", wait_s=30)
-    assert time.monotonic() - start > 0.1
+def test_waiting_ends_when_the_device_is_released(tmp_path, holder, monkeypatch):
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        holder.kill()
+        holder.wait()
+
+    monkeypatch.setattr(locks_module.time, "sleep", sleep)
+    locks = DeviceLocks(tmp_path)
+    locks.take("cpu", wait_s=600)
+    assert len(slept) == 1
+    assert holder_of(tmp_path, "cpu") == os.getpid()
     locks.close()
 
 
-def test_waiting_ends(tmp_path, hold):
-    hold(60)
+def test_waiting_ends_after_wait_s(tmp_path, holder):
     with pytest.raises(BusyError, match="300 ms"):
         DeviceLocks(tmp_path).take("cpu", wait_s=0.3)
 
 
-def test_closing_gives_back(tmp_path):
+def test_closing_releases_the_devices(tmp_path):
     first, second = DeviceLocks(tmp_path), DeviceLocks(tmp_path)
     first.take("cpu")
     with pytest.raises(BusyError):
         second.take("cpu")
     first.close()
     second.take("cpu")
-    assert taken_by(tmp_path, "cpu") == os.getpid()
+    assert holder_of(tmp_path, "cpu") == os.getpid()
     second.close()
 
 
-def test_the_folder_is_the_users_own(tmp_path, monkeypatch):
+def test_the_lock_folder_must_belong_to_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     folder = lock_folder()
     assert folder == tmp_path / "cubemesh"
@@ -110,6 +104,6 @@ def test_the_folder_is_the_users_own(tmp_path, monkeypatch):
         lock_folder()
 
 
-def test_without_a_runtime_folder_it_is_in_tmp(monkeypatch):
+def test_without_a_runtime_folder_locks_are_in_tmp(monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     assert str(lock_folder()) == f"/tmp/cubemesh-{os.getuid()}"

@@ -1,4 +1,4 @@
-"""The same with the real framework: a measured step, memory it is refused, a trace that is kept."""
+"""Runs of PyTorch: a measured step, out of memory, a stored trace."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_a_step_is_measured(measured):
     print("a worker with torch starts in", good.phases[0].start_s, "s")
 
 
-def test_memory_past_the_limit_is_an_outcome(measured):
+def test_memory_over_the_limit_is_an_outcome(measured):
     if measured["good"].ranks[0].device != "cpu":
         pytest.skip("the limit is of the host's memory")
     outcome = measured["refused"].outcome
@@ -55,11 +55,11 @@ def test_memory_past_the_limit_is_an_outcome(measured):
     assert 1 <= outcome.facts["largest_batch_that_fits"] < 1024
 
 
-def test_a_loss_that_is_no_number_is_an_outcome(measured):
+def test_a_loss_that_is_nan_is_an_outcome(measured):
     assert measured["wild"].outcome.status is Status.DIVERGED
 
 
-def test_a_trace_is_kept_beside_the_store(measured):
+def test_a_trace_is_stored_as_a_file(measured):
     record = measured["traced"]
     assert record.ok, record.outcome
     assert measured["stored"].artifacts == record.artifacts

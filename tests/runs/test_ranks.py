@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cubemesh.runs import Executor, Silent
+from cubemesh.runs import Executor, Observer
 from cubemesh.schema import Placement, ProgramSettings, Status
 from cubemesh.store import Store
 
@@ -27,7 +27,7 @@ def on_devices(spec, devices=2, sync="all-reduce", threads=None):
     )
 
 
-class Killer(Silent):
+class Killer(Observer):
     """Kills the rank on the last core with SIGKILL as soon as rank 0 has measured."""
 
     def __init__(self, workers):
@@ -48,30 +48,30 @@ class Killer(Silent):
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory, small_machine, null_spec, living, nobody_left):
+def measured(tmp_path_factory, small_machine, null_spec, processes_of, no_processes_left):
     """The records of all runs below, of one executor: PyTorch is imported once."""
     folder = tmp_path_factory.mktemp("devices")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))  # no other runner's lock is in the way
-        return _measured(folder, small_machine, null_spec, living, nobody_left)
+        return _measured(folder, small_machine, null_spec, processes_of, no_processes_left)
 
 
-def _measured(folder, small_machine, null_spec, living, nobody_left):
+def _measured(folder, small_machine, null_spec, processes_of, no_processes_left):
     runs = folder / "runs"
     quick = {"framework": "pytorch", "steps": 4, "windows": 2}
     step = null_spec(**quick)
     long = null_spec(**(quick | {"windows": 200}), seconds=60.0)
     large = null_spec(**quick, batch_per_device=1024, memory_limit_bytes=300 << 20)
-    apart = replace(step, budget=replace(step.budget, attribution=True))
+    attributed = replace(step, budget=replace(step.budget, attribution=True))
     cores = len(os.sched_getaffinity(0))
 
     def workers():
-        return [pid for pid, name in living(runs) if name == "cubemesh-worker"]
+        return [pid for pid, name in processes_of(runs) if name == "cubemesh-worker"]
 
     killer = Killer(workers)
     specs = {
         "two": on_devices(step, threads=1),
-        "apart": on_devices(apart, threads=1),
+        "attributed": on_devices(attributed, threads=1),
         "asynchronous": on_devices(step, sync="asynchronous", threads=1),
         "many": on_devices(step, devices=cores + 1),
         "wide": on_devices(step, threads=cores),
@@ -85,7 +85,7 @@ def _measured(folder, small_machine, null_spec, living, nobody_left):
         found = dict(zip(specs, executor.run(list(specs.values())), strict=True))
         found["left"] = workers()
     assert len(killer.killed) == 1
-    assert nobody_left(runs)
+    assert no_processes_left(runs)
     return found
 
 
@@ -111,8 +111,8 @@ def test_two_ranks_are_recorded_with_their_cores_and_windows(measured):
     assert 0.9 * samples / elapsed_s <= throughput <= 1.0001 * sum(rates)
 
 
-def test_each_rank_tells_where_its_own_steps_go(measured):
-    record = measured["apart"]
+def test_each_rank_has_its_own_attribution(measured):
+    record = measured["attributed"]
     assert record.ok, record.outcome
     assert len(record.rank_parts) == 2
     assert record.rank_parts[0] == record.parts
@@ -140,7 +140,7 @@ def test_asynchronous_ranks_are_recorded_with_their_staleness_and_the_order_of_u
     assert {"update_rank", "update_staleness"} <= {*record.series}
 
 
-def test_more_devices_or_cores_than_there_are_is_unsupported(measured):
+def test_more_devices_or_cores_than_available_are_unsupported(measured):
     cores = len(os.sched_getaffinity(0))
     many, wide = measured["many"].outcome, measured["wide"].outcome
     assert many.status is wide.status is Status.UNSUPPORTED
@@ -161,5 +161,5 @@ def test_a_killed_rank_ends_the_run_at_once_and_is_named(measured):
     assert "SIGKILL" in record.outcome.message
     assert record.outcome.facts["rank"] == 1
     assert [rank.outcome.facts.get("ended_with") for rank in record.ranks] == [[1], None]
-    assert record.measured, "what was measured before is kept"
+    assert record.measured, "windows measured before are stored"
     assert measured["left"] == []

@@ -24,7 +24,7 @@ OK = Outcome(status=Status.OK)
 
 
 @pytest.fixture
-def stands(small_machine):
+def reusable(small_machine):
     return lambda record: is_reusable(record, small_machine, lambda name: True)
 
 
@@ -56,22 +56,22 @@ def keep(folder, step):
         save(folder, rank, Checkpoint(step=step, snapshot=Snapshot(weights=weights), progress={}))
 
 
-def test_a_training_stands_while_its_last_checkpoint_is_the_newest(tmp_path, stands):
-    assert not stands(trained(tmp_path))
+def test_a_training_is_reused_while_its_last_checkpoint_is_the_newest(tmp_path, reusable):
+    assert not reusable(trained(tmp_path))
     keep(tmp_path, 10)
     keep(tmp_path, 20)
-    assert stands(trained(tmp_path))
-    assert stands(trained(tmp_path, resumed_at=15, steps=5))
-    assert stands(trained(tmp_path, resumed_at=20, steps=0)), "it was done already"
+    assert reusable(trained(tmp_path))
+    assert reusable(trained(tmp_path, resumed_at=15, steps=5))
+    assert reusable(trained(tmp_path, resumed_at=20, steps=0)), "it was done already"
     keep(tmp_path, 30)
-    assert not stands(trained(tmp_path)), "another went on in this folder"
+    assert not reusable(trained(tmp_path)), "another training continued in this folder"
     path_of(tmp_path, 30, 1).unlink()
-    assert stands(trained(tmp_path)), "a checkpoint counts with the files of all ranks"
+    assert reusable(trained(tmp_path)), "a checkpoint counts with the files of all ranks"
     path_of(tmp_path, 20, 1).unlink()
-    assert not stands(trained(tmp_path))
+    assert not reusable(trained(tmp_path))
 
 
-def test_one_that_was_refused_its_folder_is_run_again(tmp_path, stands):
+def test_a_training_without_access_to_its_folder_is_run_again(tmp_path, reusable):
     keep(tmp_path, 20)
     for status in (Status.UNSUPPORTED, Status.OOM, Status.DIVERGED):
-        assert not stands(trained(tmp_path, status))
+        assert not reusable(trained(tmp_path, status))

@@ -22,7 +22,7 @@ def test_the_cache_folder_is_the_users(monkeypatch):
     assert str(default_runs_folder()) == "/home/me/.cache/cubemesh/runs"
 
 
-def test_runs_get_folders_of_their_own_and_all_go_at_the_end(tmp_path):
+def test_each_run_has_a_folder_and_closing_removes_all(tmp_path):
     folders = RunFolders(tmp_path / "runs")
     first, second = folders.new_run(), folders.new_run()
     assert first != second
@@ -32,7 +32,7 @@ def test_runs_get_folders_of_their_own_and_all_go_at_the_end(tmp_path):
     assert not folders.path.exists()
 
 
-def test_what_a_killed_runner_left_goes_and_what_a_living_one_uses_stays(tmp_path):
+def test_folders_of_killed_runners_are_removed_and_used_ones_are_not(tmp_path):
     def hold():
         process = subprocess.Popen(
             [sys.executable, "-c", HOLD, str(tmp_path)],
@@ -42,7 +42,7 @@ def test_what_a_killed_runner_left_goes_and_what_a_living_one_uses_stays(tmp_pat
         )
         return process, tmp_path / process.stdout.readline().strip()
 
-    (killed, left), (living, used) = hold(), hold()
+    (killed, left), (alive, used) = hold(), hold()
     killed.kill()
     killed.wait()
     assert (left / "run-1").is_dir()
@@ -50,6 +50,6 @@ def test_what_a_killed_runner_left_goes_and_what_a_living_one_uses_stays(tmp_pat
     assert not left.exists()
     assert (used / "run-1").is_dir()
     mine.close()
-    living.communicate("")
+    alive.communicate("")
     killed.stdin.close()
     killed.stdout.close()

@@ -29,7 +29,7 @@ TWO = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([1, 2], 
 
 @PATIENT
 @given(ARRAYS, st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=3))
-def test_arrays_come_back_bit_for_bit(tmp_path_factory, arrays, metadata):
+def test_arrays_are_read_back_bit_for_bit(tmp_path_factory, arrays, metadata):
     path = tmp_path_factory.mktemp("s") / "f"
     metadata.pop("sha256", None)
     write_arrays(path, arrays, metadata)

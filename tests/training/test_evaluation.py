@@ -31,13 +31,13 @@ def test_fifth_place_counts_for_top_five_and_sixth_does_not() -> None:
     assert (found.top1, found.top5) == (0, 1)
 
 
-def test_scoring_all_classes_alike_earns_nothing() -> None:
+def test_equal_scores_of_all_classes_count_as_wrong() -> None:
     found = score(np.zeros((10, 10), np.float32), np.arange(10))
     assert found.top1 == found.top5 == 0
     assert found.loss == pytest.approx(math.log(10))
 
 
-def test_scores_that_are_no_numbers_earn_nothing_and_show_in_the_loss() -> None:
+def test_scores_that_are_nan_count_as_wrong_and_make_the_loss_nan() -> None:
     for wrong in (math.nan, math.inf):
         found = score(np.full((4, 10), wrong, np.float32), np.arange(4))
         assert found.top1 == 0
@@ -49,7 +49,7 @@ def test_large_scores_do_not_overflow() -> None:
 
 
 @given(SCORES, st.data())
-def test_batches_add_up_to_the_whole(scores: np.ndarray, data: st.DataObject) -> None:
+def test_results_of_batches_add_up(scores: np.ndarray, data: st.DataObject) -> None:
     n, classes = scores.shape
     labels = np.array(data.draw(st.lists(st.integers(0, classes - 1), min_size=n, max_size=n)))
     cut = data.draw(st.integers(0, n))
@@ -73,7 +73,7 @@ def test_wilson_against_published_values() -> None:
 
 
 @given(st.integers(1, 10_000), st.data())
-def test_wilson_holds_the_share_and_stays_a_share(n: int, data: st.DataObject) -> None:
+def test_wilsons_interval_contains_the_fraction(n: int, data: st.DataObject) -> None:
     hits = data.draw(st.integers(0, n))
     interval = wilson_interval(hits, n)
     assert 0 <= interval.low <= hits / n + 1e-12
@@ -81,12 +81,12 @@ def test_wilson_holds_the_share_and_stays_a_share(n: int, data: st.DataObject) -
     assert interval.low < interval.high
 
 
-def test_no_samples() -> None:
+def test_an_accuracy_needs_samples() -> None:
     with pytest.raises(ValueError, match="no samples"):
         wilson_interval(0, 0)
 
 
-def test_the_figure() -> None:
+def test_an_accuracy_figure_has_its_interval() -> None:
     figure = accuracy_figure(30, 40)
     assert (figure.value, figure.n) == (0.75, 40)
     assert figure.low is not None

@@ -72,7 +72,7 @@ def test_five_steps_and_five_in_a_new_program_equal_ten(tmp_path, precision):
     assert parted.fingerprint() == through.fingerprint()
 
 
-def test_a_captured_step_takes_the_rate_that_is_set():
+def test_a_captured_step_uses_the_learning_rate_set_last():
     rng = np.random.default_rng(3)
     source = FloatImages(
         "noise", rng.random((8, 1, 6, 6), dtype=np.float32), rng.integers(0, 10, 8), 10

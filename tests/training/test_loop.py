@@ -169,7 +169,7 @@ def test_progress_ends_at_one() -> None:
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_divergence_says_where_and_what_was_before(loss: float) -> None:
+def test_divergence_names_the_step_and_the_previous_loss(loss: float) -> None:
     log = InMemoryLog()
     work = Train(network="little-cnn", batch_per_device=4, epochs=3, learning_rate=0.5)
     with pytest.raises(Diverged) as caught:
@@ -182,13 +182,13 @@ def test_divergence_says_where_and_what_was_before(loss: float) -> None:
     assert log.curves["training_loss"].x[-1] == 10
 
 
-def test_divergence_at_the_first_step() -> None:
+def test_divergence_at_the_first_step_names_no_previous_loss() -> None:
     with pytest.raises(Diverged, match=r"\bnan at step 1\b.*\bepoch 1 of 3\b") as caught:
         run(Pupil({1: math.nan}))
     assert str(caught.value).count("at step") == 1, "there is no loss before it to name"
 
 
-def test_scores_that_are_no_numbers() -> None:
+def test_scores_that_are_nan_are_diverged() -> None:
     class Lost(Pupil):
         def evaluate(self, placed: Batch) -> np.ndarray:
             return np.full((placed.samples, CLASSES), np.nan)
@@ -197,13 +197,13 @@ def test_scores_that_are_no_numbers() -> None:
         run(Lost())
 
 
-def test_batches_on_the_device_make_no_sense() -> None:
+def test_resident_batches_are_unsupported() -> None:
     work = Train(network="little-cnn", batch_per_device=4)
     with pytest.raises(Unsupported, match="data_location=host"):
         train(Pupil(), feed(8, work), source(8), work, InMemoryLog(), data_location="device")
 
 
-def test_a_batch_larger_than_the_data() -> None:
+def test_a_batch_larger_than_the_data_is_refused() -> None:
     with pytest.raises(UsageError, match=r"batch_per_device=43 .*\b42 samples"):
         run(Pupil(), batch=43)
 
@@ -215,7 +215,7 @@ def test_an_epoch_of_one_step() -> None:
 
 
 @given(st.integers(1, 500), st.integers(1, 50), st.booleans())
-def test_windows_share_out_the_steps(steps: int, epochs: int, first: bool) -> None:
+def test_windows_divide_the_steps_evenly(steps: int, epochs: int, first: bool) -> None:
     sizes = window_sizes(steps, epochs, first=first)
     assert sum(sizes) == steps
     assert min(sizes) >= 1

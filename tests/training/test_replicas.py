@@ -1,6 +1,6 @@
 """Two real processes, joined by gloo, that train through the loop: going on from a checkpoint gives
 the same bits on both, a bit that flips in one's weights is found, and under local SGD what is
-evaluated and kept is the mean of the ranks' weights.
+evaluated and saved is the mean of the ranks' weights.
 
 The ranks run this very file as a script.
 """
@@ -143,7 +143,7 @@ def run_rank(folder):
     try:
         run(Path(folder, "flipped"), "all-reduce", group, sabotage=Flip())
     except ReplicasDiffer as error:
-        Path(folder, f"told-{group.rank}.json").write_text(json.dumps(str(error)))
+        Path(folder, f"error_text-{group.rank}.json").write_text(json.dumps(str(error)))
     group.close()
 
 
@@ -154,7 +154,6 @@ def folder(tmp_path_factory):
         [sys.executable, __file__, str(folder)],
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
@@ -179,37 +178,37 @@ def test_five_steps_and_five_equal_ten(folder, sync, rank):
         assert through.progress == parted.progress
 
 
-def held(folder, sync, step, rank):
-    """The weights that a rank has kept, without its statistics of batch normalization."""
+def weights_of(folder, sync, step, rank):
+    """The weights that a rank has saved, without its statistics of batch normalization."""
     found = load(Path(folder, sync), step, rank).snapshot.weights
     return {name: found[name] for name in network().parameters}
 
 
-def test_local_sgd_keeps_the_mean_of_the_ranks_weights(folder):
+def test_local_sgd_saves_the_mean_of_the_ranks_weights(folder):
     for step in (EVERY, 4, 12):
-        first, second = (held(folder, "local-sgd", step, rank) for rank in range(RANKS))
+        first, second = (weights_of(folder, "local-sgd", step, rank) for rank in range(RANKS))
         assert {n: a.tobytes() for n, a in first.items()} == {
             n: a.tobytes() for n, a in second.items()
         }
-    alone = [held(folder, "none", EVERY, rank) for rank in range(RANKS)]
-    kept = held(folder, "local-sgd", EVERY, 0)
-    for name, array in kept.items():
+    alone = [weights_of(folder, "none", EVERY, rank) for rank in range(RANKS)]
+    saved = weights_of(folder, "local-sgd", EVERY, 0)
+    for name, array in saved.items():
         mean = (alone[0][name] + alone[1][name]) / 2
         np.testing.assert_allclose(array, mean, rtol=1e-6, atol=1e-7, err_msg=name)
-    assert any(np.abs(alone[0][name] - alone[1][name]).max() > 1e-4 for name in kept)
+    assert any(np.abs(alone[0][name] - alone[1][name]).max() > 1e-4 for name in saved)
 
 
-def test_local_sgd_evaluates_what_it_keeps(folder):
-    kept = load(Path(folder, "local-sgd"), 4, 0)
+def test_local_sgd_evaluates_the_weights_that_it_saves(folder):
+    saved = load(Path(folder, "local-sgd"), 4, 0)
     work = Train(network="dropping", batch_per_device=BATCH)
     program = made(RunSpec(work=work), SingleProcessGroup())
-    program.load(kept.snapshot.weights)
+    program.load(saved.snapshot.weights)
     scored = score_all(program, in_order(source(8), BATCH), InMemoryLog(), mark="")
-    told = kept.progress["history"]["validation"][0]
-    assert scored.loss_sum == pytest.approx(told["loss_sum"], rel=1e-6)
+    error_text = saved.progress["history"]["validation"][0]
+    assert scored.loss_sum == pytest.approx(error_text["loss_sum"], rel=1e-6)
 
 
-def test_local_sgd_goes_on_as_if_nothing_had_happened(folder):
+def test_local_sgd_resumes_bit_for_bit(folder):
     for rank in range(RANKS):
         through, parted = (
             load(Path(folder, name), 12, rank).snapshot
@@ -222,7 +221,7 @@ def test_local_sgd_goes_on_as_if_nothing_had_happened(folder):
             }
 
 
-def test_ranks_have_the_same_weights_and_generators_of_their_own(folder):
+def test_ranks_have_the_same_weights_and_different_generators(folder):
     first, second = (load(Path(folder, "all-reduce"), 10, r).snapshot for r in range(RANKS))
     for name in network().parameters:
         assert first.weights[name].tobytes() == second.weights[name].tobytes()
@@ -231,16 +230,16 @@ def test_ranks_have_the_same_weights_and_generators_of_their_own(folder):
     assert first.arrays["random.cpu"].tobytes() != second.arrays["random.cpu"].tobytes()
 
 
-def test_a_flipped_bit_is_found_before_a_checkpoint_is_made_of_it(folder):
+def test_a_flipped_bit_is_detected_before_the_next_checkpoint(folder):
     for rank in range(RANKS):
-        told = json.loads(Path(folder, f"told-{rank}.json").read_text())
-        assert re.search(r"\bstep 7\b.*\bstep 6: rank 1 ", told)
+        error_text = json.loads(Path(folder, f"error_text-{rank}.json").read_text())
+        assert re.search(r"\bstep 7\b.*\bstep 6: rank 1 ", error_text)
     assert path_of(Path(folder, "flipped"), 6, 1).exists()
     assert not path_of(Path(folder, "flipped"), 7, 1).exists()
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("error_text", "words"),
     [
         ([7, 7, 8, 7], "rank 2 differs from the 3 "),
         ([8, 7, 7], "rank 0 differs from the 2 "),
@@ -248,8 +247,8 @@ def test_a_flipped_bit_is_found_before_a_checkpoint_is_made_of_it(folder):
         ([7, 7, 8, 9], "ranks 2, 3 differ from rank 0"),
     ],
 )
-def test_who_differs(told, words):
-    assert replica_check.who_differs(told).startswith(words)
+def test_who_differs(error_text, words):
+    assert replica_check.who_differs(error_text).startswith(words)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from cubemesh.parallel import strategies
 from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
 from cubemesh.training.checkpoint import load, path_of, steps_in
 from cubemesh.training.loop import train
-from cubemesh.worker.run import checkpointing as checkpointing
+from cubemesh.worker.run import checkpointing
 from in_memory_log import InMemoryLog
 
 EACH = 5
@@ -45,8 +45,8 @@ def source(samples):
 
 def spec(folder, *, every, resume=False, program=None, **fields):
     work = Train(network="dropping", batch_per_device=4, **{"epochs": 2, **fields})
-    kept = CheckpointSettings(checkpoints=str(folder), every_steps=every, keep=9, resume=resume)
-    return RunSpec(work=work, program=ProgramSettings(**program or {}), checkpointing=kept)
+    settings = CheckpointSettings(checkpoints=str(folder), every_steps=every, keep=9, resume=resume)
+    return RunSpec(work=work, program=ProgramSettings(**program or {}), checkpointing=settings)
 
 
 def run(spec):
@@ -93,9 +93,9 @@ ADAM = {"optimizer": "adam", "learning_rate": 1e-3}
     ],
     ids=["epoch's end", "sgd", "adam", "fp16 dynamic scale", "lars cosine nhwc", "local-sgd"],
 )
-def test_some_steps_and_a_new_program_equal_all_in_one_go(tmp_path, stop, fields, program):
+def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, stop, fields, program):
     through, parted = tmp_path / "through", tmp_path / "parted"
-    whole = run(spec(through, every=1, program=program, **fields))
+    uninterrupted = run(spec(through, every=1, program=program, **fields))
     run(spec(parted, every=1, program=program, **fields))
     for step in range(stop + 1, 2 * EACH + 1):
         path_of(parted, step, 0).unlink()
@@ -106,8 +106,8 @@ def test_some_steps_and_a_new_program_equal_all_in_one_go(tmp_path, stop, fields
         assert contents(parted, step) == contents(through, step)
     assert len(contents(through, 10)[0]) > len(dropping().parameters)
     for name in ("training_loss", "validation_loss", "validation_accuracy"):
-        assert rest.curves[name] == whole.curves[name]
-    assert rest.figures["accuracy"] == whole.figures["accuracy"]
+        assert rest.curves[name] == uninterrupted.curves[name]
+    assert rest.figures["accuracy"] == uninterrupted.figures["accuracy"]
 
 
 def made():
@@ -126,17 +126,17 @@ def made():
     return program, program.place(source(4).batch(np.arange(4)))
 
 
-def test_training_on_changes_no_snapshot():
+def test_further_steps_change_no_snapshot():
     program, placed = made()
     program.train_step(placed)
-    taken = program.snapshot()
+    snapshot = program.snapshot()
 
     def bits(snapshot):
         return {n: a.tobytes() for n, a in {**snapshot.weights, **snapshot.arrays}.items()}
 
-    before = bits(taken)
+    before = bits(snapshot)
     program.train_step(placed)
-    assert bits(taken) == before
+    assert bits(snapshot) == before
     now = bits(program.snapshot())
     assert set(now) == set(before)
     assert sum(now[name] == before[name] for name in before) == 0, "every array has moved on"
@@ -169,7 +169,7 @@ def test_the_first_layer_that_is_not_finite_is_named():
     assert program.first_nonfinite(placed).startswith("the bias of ")
 
 
-def test_a_loss_that_is_no_number_stops_and_the_last_good_checkpoint_is_kept(tmp_path):
+def test_divergence_leaves_the_last_finite_checkpoint(tmp_path):
     wild = spec(tmp_path, every=1, learning_rate=1e25)
     with pytest.raises(Diverged) as caught:
         run(wild)
@@ -182,7 +182,7 @@ def test_a_loss_that_is_no_number_stops_and_the_last_good_checkpoint_is_kept(tmp
         assert all(np.isfinite(array).all() for array in weights.values())
 
 
-def test_another_training_is_not_gone_on_from(tmp_path):
+def test_checkpoints_of_another_training_are_refused(tmp_path):
     run(spec(tmp_path, every=5))
     with pytest.raises(UsageError, match=r"seed=0.*seed=1"):
         run(spec(tmp_path, every=5, resume=True, seed=1))
@@ -194,14 +194,14 @@ def test_another_training_is_not_gone_on_from(tmp_path):
     assert steps_in(tmp_path, 1)[-1] == 15
 
 
-def test_a_training_that_was_done_is_done(tmp_path):
+def test_a_finished_training_makes_no_more_steps(tmp_path):
     before = run(spec(tmp_path, every=5))
     again = run(spec(tmp_path, every=5, resume=True))
     assert again.figures["accuracy"] == before.figures["accuracy"]
     assert [w.phase for w in again.windows] == []
 
 
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path):
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path):
     through = tmp_path / "through"
     run(spec(through, every=5))
     run(spec(tmp_path / "parted", every=5))

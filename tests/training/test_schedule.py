@@ -17,7 +17,7 @@ def schedule(devices=1, each=10, **fields):
     return Schedule(work, devices, each)
 
 
-def test_the_usual_rate_never_changes():
+def test_the_default_rate_is_constant():
     usual = schedule(devices=8)
     assert not usual.changes
     assert {usual.rate(step) for step in range(900)} == {0.1}
@@ -37,19 +37,19 @@ def test_goyals_recipe():
     assert rates[800:] == pytest.approx([0.0008] * 100)
 
 
-def test_drops_where_they_are_asked_for():
+def test_drops_come_at_the_given_epochs():
     rates = schedule(epochs=4, schedule="step", rate_drops=(1, 3))
     assert [rates.rate(s) for s in (9, 10, 29, 30)] == pytest.approx([0.1, 0.01, 0.01, 0.001])
 
 
-def test_a_warm_up_without_scaling_rises_from_nothing():
+def test_a_warm_up_without_scaling_rises_from_zero():
     assert schedule(warmup_epochs=1).rate(0) == pytest.approx(0.01)
     assert schedule(warmup_epochs=1).rate(9) == pytest.approx(0.1)
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(1, 40), st.integers(1, 30), st.floats(0, 0.9))
-def test_a_cosine_falls_from_the_full_rate_towards_nothing(epochs, each, share):
+def test_a_cosine_falls_from_the_full_rate_towards_zero(epochs, each, share):
     cosine = schedule(each=each, epochs=epochs, schedule="cosine", warmup_epochs=share * epochs)
     warmup, total = cosine.warmup_steps, epochs * each
     rates = [cosine.rate(step) for step in range(total)]
@@ -73,6 +73,6 @@ def test_a_cosine_falls_from_the_full_rate_towards_nothing(epochs, each, share):
         ({"warmup_epochs": -1.0}, "warmup_epochs=-1"),
     ],
 )
-def test_what_cannot_be_meant(fields, message):
+def test_invalid_schedules_are_refused(fields, message):
     with pytest.raises(UsageError, match=message):
         schedule(**fields)

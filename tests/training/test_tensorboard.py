@@ -71,7 +71,7 @@ def test_curves_are_read_back(board):
     ]
 
 
-def test_tensorboards_own_reader_reads_it(board):
+def test_tensorboards_own_reader_reads_the_file(board):
     loading = pytest.importorskip(
         "tensorboard.backend.event_processing.event_file_loader",
         reason="tensorboard is not installed",

@@ -45,7 +45,7 @@ sys.exit(code)
 
 
 @pytest.mark.parametrize("framework", ["null", "pytorch"])
-def test_a_worker_runs_without_the_libraries_of_the_edges(tmp_path, framework):
+def test_a_worker_runs_without_the_runners_libraries(tmp_path, framework):
     if framework == "pytorch":
         pytest.importorskip("torch")
     spec = RunSpec(
@@ -59,7 +59,6 @@ def test_a_worker_runs_without_the_libraries_of_the_edges(tmp_path, framework):
         env={**os.environ, "PYTHONPATH": str(Path(cubemesh.__file__).parent.parent)},
         capture_output=True,
         text=True,
-        timeout=110,
     )
     output = (tmp_path / "output-0.txt").read_text() if done.returncode == 0 else done.stderr
     assert done.returncode == 0, output

@@ -8,7 +8,7 @@ its figures are computed from those.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from cubemesh.measure.collective_sweep import merge_points, sweep_figures, wrong_results
@@ -16,11 +16,12 @@ from cubemesh.measure.energy.ranks import NAMES as ENERGY_NAMES
 from cubemesh.measure.energy.ranks import energy_of_ranks
 from cubemesh.measure.figures import figures
 from cubemesh.measure.merge_ranks import merge_free_running, merge_lockstep
+from cubemesh.measure.telemetry.gpu_set import gpu_of
 from cubemesh.parallel.strategies import strategy
 from cubemesh.runs.exit_status import WorkerExit, rank_outcomes, run_outcome
 from cubemesh.schema.collective import Collective, SweepPoint
 from cubemesh.schema.first_steps_trace import RankTrace
-from cubemesh.schema.machine import Unknown
+from cubemesh.schema.machine import Gpu, Unknown
 from cubemesh.schema.outcome import Outcome
 from cubemesh.schema.record import (
     Breakdown,
@@ -52,14 +53,15 @@ def assemble(
     *,
     started_utc: str,
     attempt: int,
-    uuid_of: Callable[[str], str | None] = lambda device: None,
-    name_of: Callable[[str], str] = lambda device: "",
+    gpus: Sequence[Gpu] = (),
+    processor: str = "",
 ) -> tuple[RunRecord, list[Series]]:
     """The record of a run, and its series.
 
     `events` are those of its ranks' event files, `ending` the worker's exit; the ranks' own
     outcomes take precedence. Figures, curves and parts are the first rank's, except memory (the
-    maximum) and energy (summed). `uuid_of` and `name_of` return UUID and product name of a device.
+    maximum) and energy (summed). `gpus` are the GPUs that `cuda:0`, `cuda:1` … mean, `processor` is
+    the CPU's model.
     """
     own = [e for e in events if not e.get("of_rank")]
     ends = sorted(_of(events, "outcome"), key=lambda e: float(e["t"]))
@@ -68,32 +70,12 @@ def assemble(
     outcomes = rank_outcomes(reported, ending, spec.placement.devices // max(1, driven))
     outcome = run_outcome(outcomes, reported)
     windows = tuple(_nouns(events, "window", Window))
-    series = join(_nouns(events, "series", Series))
+    series = join_series(_nouns(events, "series", Series))
     measured = _figures(spec, windows, ending.elapsed_s)
     own_figures = _rank_figures(events)
     logged = own_figures.get(0, {}) | _most(own_figures, "peak_memory_bytes")
-    points, library, caveats = _sweep(spec, events)
-    swept = _swept(spec, points)
-    links = {e.get("of_rank", 0): e for e in _of(events, "link")}
-    away = bool(spec.placement.hosts)  # then each host reports the names of its own devices
-    ranks = [
-        Rank(
-            rank=e.get("of_rank", 0),
-            host=e["host"],
-            device=e["device"],
-            device_name=e.get("device_name", "") if away else name_of(e["device"]),
-            device_uuid=e.get("device_uuid") if away else uuid_of(e["device"]),
-            outcome=outcomes[e.get("of_rank", 0)],
-            threads=e["threads"],
-            devices=tuple(e.get("devices", ())),
-            processors=tuple(e.get("processors", ())),
-            clock_offset_s=e.get("clock_offset_s", 0.0),
-            interface=links.get(e.get("of_rank", 0), {}).get("interface", ""),
-            transport=links.get(e.get("of_rank", 0), {}).get("transport", ""),
-        )
-        for e in _of(events, "rank")
-    ]
-    ranks = sorted({r.rank: r for r in ranks}.values(), key=lambda r: r.rank)
+    points, library, swept, caveats = _sweep(spec, events)
+    ranks = _ranks(spec, events, outcomes, gpus, processor)
     energy = energy_of_ranks(ranks, own_figures, windows)
     logged = {n: f for n, f in logged.items() if n in energy.figures or n not in ENERGY_NAMES}
     unmeasured = [*_nouns(events, "unmeasured", Unknown), *energy.unmeasured]
@@ -137,26 +119,56 @@ def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[st
     return found
 
 
+def _ranks(
+    spec: RunSpec,
+    events: Sequence[Event],
+    outcomes: Sequence[Outcome],
+    gpus: Sequence[Gpu],
+    processor: str,
+) -> list[Rank]:
+    """The ranks that have begun, in order."""
+    links = {e.get("of_rank", 0): e for e in _of(events, "link")}
+    found = {}
+    for event in _of(events, "rank"):
+        number, device = event.get("of_rank", 0), event["device"]
+        name, uuid = processor if device == "cpu" else "", None
+        if (gpu := gpu_of(device, gpus)) is not None:
+            name, uuid = gpu.name, gpu.uuid
+        if spec.placement.hosts:  # each host reports its own devices
+            name, uuid = event.get("device_name", ""), event.get("device_uuid")
+        link = links.get(number, {})
+        found[number] = Rank(
+            rank=number,
+            host=event["host"],
+            device=device,
+            device_name=name,
+            device_uuid=uuid,
+            outcome=outcomes[number],
+            threads=event["threads"],
+            devices=tuple(event.get("devices", ())),
+            processors=tuple(event.get("processors", ())),
+            clock_offset_s=event.get("clock_offset_s", 0.0),
+            interface=link.get("interface", ""),
+            transport=link.get("transport", ""),
+        )
+    return [found[number] for number in sorted(found)]
+
+
 def _sweep(
     spec: RunSpec, events: Sequence[Event]
-) -> tuple[tuple[SweepPoint, ...], str, list[Warning]]:
-    """Points of a collective sweep, its library, and the warning about wrong elements."""
+) -> tuple[tuple[SweepPoint, ...], str, dict[str, Figure], list[Warning]]:
+    """Points of a collective sweep, its library, its figures, and the warning about wrong elements;
+    empty for other work."""
     if not isinstance(spec.work, Collective):
-        return (), "", []
+        return (), "", {}, []
     found = [
         (e.get("of_rank", 0), from_plain(SweepPoint, e["point"])) for e in _of(events, "point")
     ]
     points = merge_points(found, spec.placement.devices)
     library = next((str(e["name"]) for e in _of(events, "library")), "")
+    swept = sweep_figures(points, spec.work.collective, spec.placement.devices)
     warning = wrong_results(points, spec.work.collective, library)
-    return points, library, [] if warning is None else [warning]
-
-
-def _swept(spec: RunSpec, points: Sequence[SweepPoint]) -> dict[str, Figure]:
-    """Figures of a sweep; empty for other work."""
-    if not isinstance(spec.work, Collective):
-        return {}
-    return sweep_figures(points, spec.work.collective, spec.placement.devices)
+    return points, library, swept, [] if warning is None else [warning]
 
 
 def _rank_parts(events: Sequence[Event], ranks: int) -> tuple[tuple[Part, ...], ...]:
@@ -182,7 +194,7 @@ def _most(by_rank: Mapping[int, Mapping[str, Figure]], name: str) -> dict[str, F
     return {name: max(found, key=lambda figure: figure.value)} if found else {}
 
 
-def join(chunks: Iterable[Series]) -> list[Series]:
+def join_series(chunks: Iterable[Series]) -> list[Series]:
     """One series for all chunks of the same name, rank and device, in their order. Samples that are
     not finite are left out."""
     samples: dict[tuple[str, int, str], list[tuple[float, float]]] = {}

@@ -21,15 +21,10 @@ def gpus_of(spec: RunSpec, machine: Machine, environ: Mapping[str, str]) -> tupl
     """GPUs that a run of `spec` may use; none on the CPU."""
     if spec.placement.device == "cpu":
         return ()
-    return visible_gpus(machine, environ)[: spec.placement.devices]
+    return visible(machine.gpus, environ)[: spec.placement.devices]
 
 
 def lock_names(spec: RunSpec, machine: Machine, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Names of the devices to lock: UUIDs of GPUs, or `cpu`. Sorted, so that two runners cannot
     deadlock."""
     return tuple(sorted(g.uuid for g in gpus_of(spec, machine, environ))) or ("cpu",)
-
-
-def visible_gpus(machine: Machine, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The machine's GPUs in CUDA's order for a process with `environ`."""
-    return visible(machine.gpus, environ)

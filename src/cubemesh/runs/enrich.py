@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cubemesh.forecast.utilization import with_utilization
+from cubemesh.measure.telemetry.gpu_set import gpu_of
 from cubemesh.schema.machine import Gpu, Machine
 from cubemesh.schema.record import Rank, RunRecord
 from cubemesh.schema.warning import Warning, warn
@@ -77,7 +78,7 @@ def nvlink_warning(ranks: Sequence[Rank], machine: Machine, gpus: Sequence[Gpu])
     transports = {rank.transport for rank in ranks if rank.transport.startswith("NCCL ")}
     if not transports or any("P2P" in transport for transport in transports):
         return None
-    used = {gpus[n].index for rank in ranks if (n := _cuda_index(rank.device)) < len(gpus)}
+    used = {gpu.index for rank in ranks if (gpu := gpu_of(rank.device, gpus)) is not None}
     joined = [
         link
         for link in machine.gpu_links
@@ -97,9 +98,3 @@ def nvlink_warning(ranks: Sequence[Rank], machine: Machine, gpus: Sequence[Gpu])
 
 def _with(record: RunRecord, warning: Warning | None) -> RunRecord:
     return record if warning is None else replace(record, warnings=(*record.warnings, warning))
-
-
-def _cuda_index(device: str) -> int:
-    """2 of `cuda:2`; a number that no GPU has for any other device."""
-    kind, _, number = device.partition(":")
-    return int(number) if kind == "cuda" and number.isdecimal() else 1 << 30

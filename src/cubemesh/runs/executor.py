@@ -15,28 +15,29 @@ import dataclasses
 import datetime
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
 from cubemesh.frameworks import entry
+from cubemesh.measure.telemetry.gpu_set import visible
 from cubemesh.runs.assemble import assemble
 from cubemesh.runs.code_version import code_version
-from cubemesh.runs.devices import gpus_of, lock_names, visible_gpus
+from cubemesh.runs.devices import gpus_of, lock_names
 from cubemesh.runs.enrich import Host, enrich
 from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.runs.forkserver_client import Forkserver, ServerDied
 from cubemesh.runs.locks import DeviceLocks
-from cubemesh.runs.progress import Observer, Silent
+from cubemesh.runs.progress import Observer
 from cubemesh.runs.reuse import is_reusable
 from cubemesh.runs.run_dirs import RunFolders, default_runs_folder, remove
 from cubemesh.runs.watch import watch
-from cubemesh.schema.machine import Gpu, Machine
+from cubemesh.schema.machine import Machine
 from cubemesh.schema.record import Environment, RunKey, RunRecord, new_run_id
 from cubemesh.schema.serialization import digest
-from cubemesh.schema.series import Series
 from cubemesh.schema.spec import RunSpec
+from cubemesh.store import Store
 from cubemesh.worker.report.outcomes import not_installed
 from cubemesh.worker.run.job_file import Job
 
@@ -45,28 +46,6 @@ START_S = 300.0
 system."""
 MOST_START_S = 3600.0
 """Longest time allowed, however long the run itself may take."""
-
-
-class RunStore(Protocol):
-    """What the executor needs of a store (`store.Store` is one)."""
-
-    def find(self, key: RunKey) -> RunRecord | None:
-        """A stored record with this key, if any."""
-
-    def attempts(self, key: RunKey) -> int:
-        """Number of stored records with this key."""
-
-    def ceilings(self, machine_id: str) -> list[RunRecord]:
-        """Records of the ceilings measured on a machine."""
-
-    def save(self, record: RunRecord, series: Iterable[Series] = ()) -> None:
-        """Store a record with its series, in one transaction."""
-
-    def attach(self, run_id: str, file: Path) -> str:
-        """Move a file of a run into the store; its new path."""
-
-    def save_machine(self, machine: Machine) -> None:
-        """Store the description of the machine."""
 
 
 class Executor:
@@ -82,7 +61,7 @@ class Executor:
 
     def __init__(
         self,
-        store: RunStore,
+        store: Store,
         *,
         machine: Machine,
         observer: Observer | None = None,
@@ -93,21 +72,17 @@ class Executor:
     ) -> None:
         self._store = store
         self._machine = machine
-        self._observer = Silent() if observer is None else observer
+        self._observer = observer or Observer()
         self._no_cache = no_cache
         self._runs_folder = runs_folder
         self._wait_s = wait_s
-        self._environments = environments
+        self.environments = environments
+        """Framework → environment, where its workers run in another Python."""
         self._locks = DeviceLocks()
         self._folders: RunFolders | None = None
         self._servers: dict[str, Forkserver] = {}
         self._measured: set[RunKey] = set()
         self._machine_saved = False
-
-    @property
-    def environments(self) -> Mapping[str, Environment]:
-        """Framework → environment, where its workers run in another Python."""
-        return self._environments
 
     def run(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
         """A record for each repeat of each spec, in their order."""
@@ -140,19 +115,14 @@ class Executor:
     def __enter__(self) -> Executor:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def key(self, spec: RunSpec, repeat: int = 0) -> RunKey:
         """The key under which a run of `spec` is stored and reused."""
         framework = spec.program.framework
         packages = entry(framework).packages
-        other = self._environments.get(framework)
+        other = self.environments.get(framework)
         software_id = self._machine.software.software_id(packages)
         if other is not None:
             software_id = digest((other.python, other.software.software_id(packages)))
@@ -182,7 +152,7 @@ class Executor:
 
     def _installed(self, framework: str) -> bool:
         """A framework in another Python was checked when that Python was chosen."""
-        return framework in self._environments or entry(framework).installed
+        return framework in self.environments or entry(framework).installed
 
     def _measure(self, spec: RunSpec, key: RunKey) -> RunRecord:
         for device in lock_names(spec, self._machine, os.environ):
@@ -192,6 +162,7 @@ class Executor:
         attempt = self._store.attempts(key) + 1
         started_utc = _now_utc()
         events, ending = self._run_worker(spec, folder, self._folders.path)
+        gpus = visible(self._machine.gpus, os.environ)
         record, series = assemble(
             spec,
             key,
@@ -199,18 +170,14 @@ class Executor:
             ending,
             started_utc=started_utc,
             attempt=attempt,
-            uuid_of=self._uuid_of,
-            name_of=self._name_of,
+            gpus=gpus,
+            processor=self._machine.cpu.model or "",
         )
-        other = self._environments.get(spec.program.framework)
+        other = self.environments.get(spec.program.framework)
         record = dataclasses.replace(
             record, environment=other, artifacts=self._store_artifacts(record.run_id, events)
         )
-        host = Host(
-            machine=self._machine,
-            gpus=visible_gpus(self._machine, os.environ),
-            ceilings=self._store.ceilings,
-        )
+        host = Host(machine=self._machine, gpus=gpus, ceilings=self._store.ceilings)
         record = enrich(record, host)
         self._store.save(record, series)
         remove(folder)
@@ -246,7 +213,7 @@ class Executor:
         """Run `spec` in a worker; its events and exit status. The run begins when the framework's
         server is ready: importing a framework is paid once a suite and is not part of a run."""
         framework = spec.program.framework
-        other = self._environments.get(framework)
+        other = self.environments.get(framework)
         start = time.perf_counter()
         server = self._servers.get(framework)
         try:
@@ -279,23 +246,6 @@ class Executor:
             gpu_uuids=tuple(gpu.uuid for gpu in gpus),
         )
         return watch(server, job, self._observer)
-
-    def _uuid_of(self, device: str) -> str | None:
-        """UUID of `cuda:N` as the worker numbers GPUs; None for other devices."""
-        gpu = self._gpu(device)
-        return gpu.uuid if gpu else None
-
-    def _name_of(self, device: str) -> str:
-        """Product name of the device; empty where unknown."""
-        gpu = self._gpu(device)
-        return gpu.name if gpu else (self._machine.cpu.model or "" if device == "cpu" else "")
-
-    def _gpu(self, device: str) -> Gpu | None:
-        kind, _, index = device.partition(":")
-        gpus = visible_gpus(self._machine, os.environ)
-        if kind != "cuda" or not index.isdecimal() or int(index) >= len(gpus):
-            return None
-        return gpus[int(index)]
 
 
 def _now_utc() -> str:

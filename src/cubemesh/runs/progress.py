@@ -1,13 +1,9 @@
-"""Progress of runs, reported to an observer: the terminal, a log, a test.
-
-Views implement `Observer`, so runs/ does not depend on a terminal.
-"""
+"""Progress of runs, reported to an observer: the terminal, a log, a test."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from cubemesh.schema.record import RunRecord
 from cubemesh.schema.spec import RunSpec
@@ -29,8 +25,8 @@ class Progress:
     """Short text; for training: epoch, loss and accuracy."""
 
 
-class Observer(Protocol):
-    """Called by the executor, always from one thread."""
+class Observer:
+    """Called by the executor, always from one thread. This one ignores every call."""
 
     def plan(self, specs: Sequence[RunSpec]) -> None:
         """These runs come next; may be called again as an experiment requests more."""
@@ -43,19 +39,3 @@ class Observer(Protocol):
 
     def finish(self, record: RunRecord, *, reused: bool) -> None:
         """A run is stored; `reused` if it was stored already."""
-
-
-class Silent:
-    """An observer that does nothing."""
-
-    def plan(self, specs: Sequence[RunSpec]) -> None:
-        """See `Observer`."""
-
-    def start(self, spec: RunSpec) -> None:
-        """See `Observer`."""
-
-    def progress(self, progress: Progress) -> None:
-        """See `Observer`."""
-
-    def finish(self, record: RunRecord, *, reused: bool) -> None:
-        """See `Observer`."""

@@ -34,28 +34,21 @@ def median(values: Values) -> float:
     return float(np.median(array(values)))
 
 
-def mad(values: Values, *, scaled: bool = False) -> float:
-    """Median absolute deviation: median(|x - median(x)|).
-
-    `scaled` multiplies it by 1.4826, which makes it the standard deviation where values are
-    normal (Rousseeuw & Croux, Alternatives to the Median Absolute Deviation, JASA 88, 1993).
-    """
+def mad(values: Values) -> float:
+    """Median absolute deviation: median(|x - median(x)|)."""
     x = array(values)
-    deviation = float(np.median(np.abs(x - np.median(x))))
-    return _MAD_TO_SIGMA * deviation if scaled else deviation
+    return float(np.median(np.abs(x - np.median(x))))
 
 
 def percentile(values: Values, percent: float) -> float:
     """The value that `percent` (0 to 100) of the values do not exceed, interpolated linearly
     between order statistics (definition 7 of Hyndman & Fan, Sample Quantiles in Statistical
     Packages, The American Statistician 50, 1996)."""
-    if not 0 <= percent <= 100:
-        raise ValueError(f"percent={percent} is not between 0 and 100")
     return float(np.percentile(array(values), percent))
 
 
 def trimmed_mean(values: Values, cut: float = 0.2) -> float:
-    """The mean without the `cut` (a share below a half) largest and as many smallest values, of
+    """The mean without the `cut` (a fraction below a half) largest and as many smallest values, of
     which there are ⌊cut · n⌋ each (Tukey & McLaughlin, Sankhyā A 25, 1963)."""
     x = np.sort(array(values))
     gone = int(cut * x.size)

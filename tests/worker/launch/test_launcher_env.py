@@ -51,16 +51,16 @@ def test_a_step_of_slurm():
     }
 
 
-def test_the_script_of_a_slurm_job_is_no_rank():
+def test_the_script_of_a_slurm_job_is_not_a_rank():
     job = {k: v for k, v in SLURM.items() if "STEP" not in k} | {"SLURM_NTASKS": "4"}
     assert introduced(job) == {}
     assert introduced(SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == {}
 
 
 def test_mpirun_on_one_host_and_on_several():
-    told = introduced(OPEN_MPI)
-    assert (told["RANK"], told["WORLD_SIZE"], told["LOCAL_RANK"]) == ("1", "2", "1")
-    assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == ("127.0.0.1", "29500")
+    variables = introduced(OPEN_MPI)
+    assert (variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"]) == ("1", "2", "1")
+    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("127.0.0.1", "29500")
     several = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
     with pytest.raises(UsageError, match="MASTER_ADDR"):
         introduced(several)
@@ -69,14 +69,14 @@ def test_mpirun_on_one_host_and_on_several():
     assert introduced(intel)["LOCAL_WORLD_SIZE"] == "2"
 
 
-def test_what_torchrun_has_set_stands():
+def test_variables_that_torchrun_has_set_remain():
     own = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "x"}
     assert introduced(SLURM | own) == own
     assert introduced({}) == {}
 
 
 @given(st.text(max_size=40))
-def test_whatever_slurm_says_of_nodes_is_read_or_refused(nodes):
+def test_any_slurm_node_list_is_read_or_refused(nodes):
     try:
         found = first_node(nodes)
     except UsageError:
@@ -99,7 +99,7 @@ def test_first_nodes(nodes, first):
 
 
 @pytest.mark.sweep  # the agent's ranks, in other tests, go the same way but for its first line
-def test_ranks_that_mpirun_started_train_and_keep_checkpoints(tmp_path):
+def test_ranks_that_mpirun_started_train_and_save_checkpoints(tmp_path):
     pytest.importorskip("torch")
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("each rank needs a core of its own")
@@ -107,13 +107,13 @@ def test_ranks_that_mpirun_started_train_and_keep_checkpoints(tmp_path):
         work=Train(network="little-cnn", batch_per_device=128, image_size=8, data="digits"),
         placement=Placement(device="cpu", devices=2, threads=1),
         program=ProgramSettings(sync="all-reduce"),
-        checkpointing=CheckpointSettings(checkpoints=str(tmp_path / "kept")),
+        checkpointing=CheckpointSettings(checkpoints=str(tmp_path / "checkpoints")),
     )
     job = Job(spec=spec, folder=str(tmp_path)).write()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    told = {
+    variables = {
         "OMPI_COMM_WORLD_SIZE": "2",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
         "MASTER_PORT": str(port),
@@ -122,7 +122,7 @@ def test_ranks_that_mpirun_started_train_and_keep_checkpoints(tmp_path):
         subprocess.Popen(
             [sys.executable, "-m", "cubemesh.worker", "run", str(job)],
             env=os.environ
-            | told
+            | variables
             | {"OMPI_COMM_WORLD_RANK": str(n), "OMPI_COMM_WORLD_LOCAL_RANK": str(n)},
         )
         for n in range(2)
@@ -132,7 +132,7 @@ def test_ranks_that_mpirun_started_train_and_keep_checkpoints(tmp_path):
     assert [own[-1]["outcome"]["status"] for own in events] == ["ok", "ok"]
     figures = {e["name"]: e["figure"]["value"] for e in events[0] if e["event"] == "figure"}
     assert figures["epochs_trained"] == 1
-    assert steps_in(tmp_path / "kept", 2) == [1438 // 256]
+    assert steps_in(tmp_path / "checkpoints", 2) == [1438 // 256]
 
 
 def test_a_rank_knows_how_many_are_on_its_host(monkeypatch):

@@ -34,12 +34,12 @@ LAPTOP = [Processor(number=n, node=0, core=n) for n in range(4)]
         ("none", 2, tuple(range(16))),
     ],
 )
-def test_near_and_far_on_a_server_of_two_nodes(pinning, threads, chosen):
+def test_compact_and_spread_on_a_server_with_two_nodes(pinning, threads, chosen):
     assert choose(SERVER, pinning, threads) == chosen
 
 
 @pytest.mark.parametrize("pinning", ["compact", "spread", "cores"])
-def test_without_hardware_threads_near_and_far_are_alike(pinning):
+def test_compact_and_cores_are_alike_without_hardware_threads(pinning):
     assert choose(LAPTOP, pinning, 2) == (0, 1)
 
 
@@ -61,19 +61,19 @@ def test_topology_is_read_from_the_kernels_files(tmp_path):
     ]
 
 
-def test_what_the_kernel_does_not_tell_is_a_core_of_its_own(tmp_path):
+def test_a_processor_without_topology_is_a_core(tmp_path):
     assert read_processors({5, 2}, tmp_path) == [
         Processor(number=2, node=0, core=2),
         Processor(number=5, node=0, core=5),
     ]
 
 
-def test_a_node_that_is_not_there_is_not_offered():
+def test_an_unknown_numa_node_is_refused():
     with pytest.raises(Unsupported, match="numa_node=4096"):
         pin(Placement(numa_node=4096), 1)
 
 
-def test_where_nothing_is_asked_nothing_is_bound():
+def test_without_pinning_nothing_is_bound():
     before = os.sched_getaffinity(0)
     assert pin(Placement(), 1) == ()
     assert os.sched_getaffinity(0) == before

@@ -33,7 +33,7 @@ def job(usable_cores=1, **placement):
     return Job(spec=spec(**placement), folder="", usable_cores=usable_cores)
 
 
-def test_devices_share_out_no_more_cores_than_are_granted():
+def test_devices_use_no_more_cores_than_are_granted():
     allowed = sorted(os.sched_getaffinity(0))
     granted = job(usable_cores=1, devices=2)
     assert processors_of(granted, on_cpu=True) == whole_cores(allowed)[:1]
@@ -42,7 +42,7 @@ def test_devices_share_out_no_more_cores_than_are_granted():
 
 
 @given(st.integers(1, 8), st.integers(1, 4))
-def test_ranks_share_no_core_and_have_as_many_each(ranks, threads):
+def test_ranks_share_no_core_and_have_equally_many(ranks, threads):
     cores = tuple(range(100, 100 + ranks * threads + 1))
     own = [
         own_cores(
@@ -56,7 +56,7 @@ def test_ranks_share_no_core_and_have_as_many_each(ranks, threads):
     assert len({core for mine in own for core in mine}) == ranks * threads
 
 
-def test_more_cores_than_there_are_are_refused():
+def test_too_many_cores_are_refused():
     own = RankInfo(rank=0, local_rank=0, ranks=2, local_ranks=2)
     with pytest.raises(Unsupported, match="threads=1"):
         own_cores(spec(devices=2, threads=2), own, (0, 1, 2))
@@ -70,7 +70,7 @@ def test_each_rank_has_a_gpu_of_its_own():
         own_device("cuda", own, 1)
 
 
-def test_ranks_take_cores_by_turns_where_they_may_share_them():
+def test_oversubscribed_cores_are_assigned_cyclically():
     asked = spec(devices=4, oversubscribe=True)
     selves = [RankInfo(rank=r, local_rank=r, ranks=4, local_ranks=4) for r in range(4)]
     own = [own_cores(asked, one, (5, 7)) for one in selves]
@@ -83,7 +83,7 @@ def test_ranks_take_cores_by_turns_where_they_may_share_them():
         check_devices(4, 2)
 
 
-def test_shared_cores_are_said_unless_nothing_is_timed():
+def test_shared_cores_are_a_warning_unless_nothing_is_timed():
     asked = spec(devices=4, oversubscribe=True)
     assert shared_cores(asked, 2).code == "oversubscribed"
     assert shared_cores(asked, 4) is None

@@ -22,7 +22,7 @@ def events_of(tmp_path):
     return read_events(events_path(tmp_path, 0))
 
 
-def test_events_come_back_as_they_were_said(log, tmp_path):
+def test_events_are_read_as_they_were_logged(log, tmp_path):
     start = log.origin + 2.0
     with log.phase("build"):
         pass
@@ -39,7 +39,7 @@ def test_events_come_back_as_they_were_said(log, tmp_path):
     assert from_plain(Outcome, outcome["outcome"]).ok
 
 
-def test_a_phase_that_fails_is_entered_and_never_ends(log, tmp_path):
+def test_a_failed_phase_is_entered_and_has_no_end(log, tmp_path):
     with pytest.raises(ZeroDivisionError), log.phase("build"):
         1 / 0  # noqa: B018
     assert [e["event"] for e in events_of(tmp_path)] == ["enter"]
@@ -51,13 +51,13 @@ def test_series_times_become_seconds_of_the_run(log, tmp_path):
     assert from_plain(Series, event["series"]).times_s == pytest.approx((1.0,))
 
 
-def test_progress_is_said_five_times_a_second_at_most(log, tmp_path):
+def test_progress_is_logged_five_times_a_second_at_most(log, tmp_path):
     for step in range(100):
         log.progress("measure", step, 0.1, None)
     assert [e["steps"] for e in events_of(tmp_path)] == [0]
 
 
-def test_a_torn_last_line_is_left_out_until_it_is_whole(tmp_path):
+def test_a_torn_last_line_is_left_out_until_it_is_complete(tmp_path):
     path = events_path(tmp_path, 0)
     reader = EventReader(path)
     assert reader.read() == []
@@ -69,7 +69,7 @@ def test_a_torn_last_line_is_left_out_until_it_is_whole(tmp_path):
     assert [e["name"] for e in reader.read()] == ["measure"]
 
 
-def test_a_line_cut_short_by_a_full_disk_costs_that_line_alone(tmp_path):
+def test_a_line_torn_by_a_full_disk_loses_only_that_line(tmp_path):
     path = events_path(tmp_path, 0)
     path.write_bytes(b'{"event": "a"}\n{"event": "b", "na\n\xff\n7\n{"event": "c"}\n')
     assert [e["event"] for e in read_events(path)] == ["a", "c"]

@@ -21,7 +21,7 @@ def tree(tmp_path, **files):
     return tmp_path
 
 
-def test_without_groups_what_the_machine_has_available_counts(tmp_path):
+def test_without_groups_the_available_memory_of_the_machine_counts(tmp_path):
     assert memory.available_bytes(tree(tmp_path)) == int(800 * 1024 * 0.95)
 
 
@@ -54,7 +54,7 @@ def test_version_1_counts(tmp_path):
     assert memory.available_bytes(root) == int(60_000 * 0.95)
 
 
-def test_a_container_that_is_told_its_path_on_the_host_finds_its_own_group(tmp_path):
+def test_a_container_with_the_hosts_path_finds_its_own_group(tmp_path):
     root = tree(
         tmp_path,
         **{
@@ -71,7 +71,7 @@ def test_a_kernel_without_memavailable_is_named(tmp_path):
         memory.available_bytes(tree(tmp_path, **{"proc/meminfo": "MemFree: 1 kB\n"}))
 
 
-def test_this_very_process_is_read():
+def test_the_memory_of_this_process_is_read():
     assert 1 << 20 < memory.held_bytes() <= memory.peak_held_bytes()
     assert memory.private_writable_bytes() > 1 << 20
     assert 0 < memory.available_bytes() < 1 << 50
@@ -88,7 +88,7 @@ print(memory.reset_peak(), high, memory.peak_held_bytes())
 """
 
 
-def test_the_peak_starts_again():
+def test_the_peak_can_be_reset():
     """In a process of its own: here other tests' memory comes and goes."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(

@@ -33,13 +33,13 @@ def raised(error):
         (ReplicasDiffer("rank 1 has others"), Status.CRASHED),
     ],
 )
-def test_deliberate_errors_keep_their_words(error, status):
+def test_deliberate_errors_keep_their_message(error, status):
     found = outcome(error)
     assert (found.status, found.message, found.origin) == (status, str(error), "worker")
     assert not found.facts
 
 
-def test_any_other_error_crashed_and_keeps_its_traceback():
+def test_any_other_error_is_a_crash_with_its_traceback():
     found = outcome(raised(KeyError("weights")))
     assert found.status is Status.CRASHED
     assert "KeyError: 'weights'" in found.message
@@ -56,7 +56,7 @@ def test_a_missing_framework_is_not_installed_and_another_missing_module_is_a_cr
     assert other.status is Status.CRASHED
 
 
-def test_out_of_memory_says_what_was_needed_had_and_fits():
+def test_out_of_memory_has_forecast_limit_and_the_batch_size_that_fits():
     limit = 100 << 20
     found = outcome(OutOfMemory("refused"), limit_bytes=limit)
     network = build("little-cnn")
@@ -68,7 +68,7 @@ def test_out_of_memory_says_what_was_needed_had_and_fits():
     assert (found.facts["largest_batch_that_fits"], found.facts["limit_bytes"]) == (fits, 100 << 20)
 
 
-def test_out_of_memory_where_nothing_fits_or_all_should_have():
+def test_out_of_memory_when_no_batch_fits_or_the_forecast_is_below_the_limit():
     nothing = outcome(MemoryError(), limit_bytes=1 << 20)
     assert nothing.facts["largest_batch_that_fits"] == 0
     unexpected = outcome(MemoryError(), limit_bytes=1 << 40)
@@ -79,7 +79,7 @@ def test_out_of_memory_where_nothing_fits_or_all_should_have():
     assert "limit_bytes" not in unlimited.facts
 
 
-def test_the_framework_may_know_its_own_kind_of_refusal():
+def test_a_framework_recognizes_its_own_out_of_memory_errors():
     def knows(error):
         return "CUDA" in str(error)
 
@@ -87,7 +87,7 @@ def test_the_framework_may_know_its_own_kind_of_refusal():
     assert outcome(RuntimeError("else"), is_out_of_memory=knows).status is Status.CRASHED
 
 
-def test_a_forward_pass_is_forecast_as_one_and_a_ceiling_not_at_all():
+def test_a_forward_pass_has_a_memory_forecast_and_a_ceiling_has_none():
     forward = RunSpec(work=Forward(network="little-cnn", batch_per_device=512))
     needs = forecast(build("little-cnn"), 512, training=False).total_bytes
     assert outcome(MemoryError(), forward, 1 << 20).facts["forecast_bytes"] == needs

@@ -1,8 +1,7 @@
-"""Where a training of several ranks begins: between threads that play ranks."""
+"""The checkpoint from which a training of several ranks resumes; threads act as ranks."""
 
 import json
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -14,38 +13,39 @@ from cubemesh.schema import CheckpointSettings, Placement, RunSpec, Train
 from cubemesh.training import checkpoint as checkpoints
 from cubemesh.training.checkpoint import Checkpoint
 from cubemesh.training.history import History
-from cubemesh.worker.run import checkpointing as checkpointing
+from cubemesh.worker.run import checkpointing
 from in_memory_log import InMemoryLog
 
-PATIENCE_S = 10
-
-
-WORD_S = 0.3
-"""How long a rank waits for another's word."""
+PATIENCE_S = 60
 
 
 class Ranks(SingleProcessGroup):
-    """A group whose ranks are threads of the test, that wait long to meet and not for a word."""
+    """A group whose ranks are threads of the test."""
 
-    def __init__(self, rank, said, met):
-        self.rank, self.size, self._said, self._met = rank, 2, said, met
+    in_barrier = threading.Event()
+    """Set when rank 1 calls `barrier`, whose time limit is longer than that of a gather."""
+
+    def __init__(self, rank, values, meeting):
+        self.rank, self.size, self._values, self._meeting = rank, 2, values, meeting
 
     def broadcast_object(self, value):
         return self.all_gather_object(value)[0]
 
     def all_gather_object(self, value):
-        self._met.wait(WORD_S)
-        self._said[self.rank] = json.dumps(value)
-        self._met.wait(WORD_S)
-        return [json.loads(self._said[rank]) for rank in range(self.size)]
+        self._meeting.wait(PATIENCE_S)
+        self._values[self.rank] = json.dumps(value)
+        self._meeting.wait(PATIENCE_S)
+        return [json.loads(self._values[rank]) for rank in range(self.size)]
 
     def barrier(self):
-        self._met.wait(PATIENCE_S)
+        if self.rank == 1:
+            self.in_barrier.set()
+        self._meeting.wait(PATIENCE_S)
 
 
 def begin(*folders, resume=False):
-    """What each rank meets that keeps its checkpoints in the folder of its own."""
-    said, met, found = {}, threading.Barrier(2), {}
+    """The beginning, or the error, of each rank with its checkpoints in its folder."""
+    values, meeting, found = {}, threading.Barrier(2), {}
 
     def one(rank):
         spec = RunSpec(
@@ -55,7 +55,7 @@ def begin(*folders, resume=False):
         )
         spec = replace(spec, program=replace(spec.program, sync="all-reduce"))
         try:
-            found[rank] = checkpointing.beginning(spec, Ranks(rank, said, met), InMemoryLog())
+            found[rank] = checkpointing.beginning(spec, Ranks(rank, values, meeting), InMemoryLog())
         except (UsageError, DataError, threading.BrokenBarrierError) as error:
             found[rank] = repr(error) if not str(error) else str(error)
 
@@ -67,36 +67,40 @@ def begin(*folders, resume=False):
     return [found[rank] for rank in range(2)]
 
 
-def test_ranks_that_share_a_folder_begin(tmp_path):
-    kept = tmp_path / "kept"
-    assert [b.history.done for b in begin(kept, kept)] == [0, 0]
-    assert list(kept.iterdir()) == [], "what was tried out is gone"
+def test_ranks_that_share_an_empty_folder_start_anew(tmp_path):
+    folder = tmp_path / "checkpoints"
+    assert [b.history.done for b in begin(folder, folder)] == [0, 0]
+    assert list(folder.iterdir()) == [], "the test file is removed"
 
 
-def test_ranks_on_disks_of_their_own_are_told_so(tmp_path):
-    told = begin(tmp_path / "a", tmp_path / "b")
-    for folder, message in zip("ab", told, strict=True):
+def test_ranks_that_share_no_folder_are_refused(tmp_path):
+    messages = begin(tmp_path / "a", tmp_path / "b")
+    for folder, message in zip("ab", messages, strict=True):
         assert f"checkpoints={tmp_path / folder}" in message
     assert list((tmp_path / "a").iterdir()) == []
 
 
-def kept(folder, step):
-    """A checkpoint of both ranks after `step` steps, of one another's training."""
+def save(folder, step):
+    """Save a checkpoint of both ranks after `step` steps."""
     for rank in range(2):
         snapshot = Snapshot(weights={"w": np.full(4, rank, np.float32)})
         progress = {"history": History(done=step).plain(), "trains": {"seed": 0}}
         checkpoints.save(folder, rank, Checkpoint(step=step, snapshot=snapshot, progress=progress))
 
 
-def test_each_rank_reads_its_own_file_however_long_another_takes(tmp_path, monkeypatch):
+def test_a_rank_waits_in_a_barrier_while_another_reads_its_file(tmp_path, monkeypatch):
     for step in (10, 20):
-        kept(tmp_path, step)
+        save(tmp_path, step)
     path = checkpoints.path_of(tmp_path, 20, 1)
     path.write_bytes(path.read_bytes()[:-3])
-    read, load = [], checkpoints.load
+    read, load, start = [], checkpoints.load, threading.Barrier(2)
 
     def slowly(folder, step, rank):
-        time.sleep(0 if rank else 2 * WORD_S)
+        if rank == 1:
+            Ranks.in_barrier.clear()
+        start.wait(PATIENCE_S)
+        if rank == 0:
+            assert Ranks.in_barrier.wait(PATIENCE_S)
         read.append((rank, step))
         return load(folder, step, rank)
 
@@ -107,5 +111,5 @@ def test_each_rank_reads_its_own_file_however_long_another_takes(tmp_path, monke
     assert sorted(read) == [(0, 10), (0, 20), (1, 10), (1, 20)]
     assert checkpoints.steps_in(tmp_path, 1) == [10]
     checkpoints.path_of(tmp_path, 10, 0).write_bytes(b"")
-    told = begin(tmp_path, tmp_path, resume=True)
-    assert all(str(tmp_path) in text for text in told), told
+    messages = begin(tmp_path, tmp_path, resume=True)
+    assert all(str(tmp_path) in message for message in messages), messages

@@ -1,4 +1,4 @@
-"""A sweep, played by a program whose operations take scripted time."""
+"""A sweep of a program whose operations take scripted time."""
 
 import pytest
 
@@ -21,27 +21,27 @@ class Three(SingleProcessGroup):
 class Scripted:
     """Each call takes a nanosecond for each byte; every result has three wrong elements."""
 
-    library, places = "played", (False, True)
+    library, places = "scripted", (False, True)
 
     def __init__(self):
-        self.now, self.said = 0.0, []
+        self.now, self.calls = 0.0, []
 
     def lay_out(self, extent, in_place, pair=None):
         self.extent = extent
-        self.said.append(("lay out", extent.size_bytes, in_place, pair))
+        self.calls.append(("lay out", extent.size_bytes, in_place, pair))
 
     def fill(self, repetition):
-        self.said.append(f"fill {repetition}")
+        self.calls.append(f"fill {repetition}")
 
     def call(self):
         self.now += self.extent.size_bytes * 1e-9
-        self.said.append("call")
+        self.calls.append("call")
 
     def synchronize(self):
-        self.said.append("wait")
+        self.calls.append("wait")
 
     def barrier(self):
-        self.said.append("meet")
+        self.calls.append("meet")
 
     def wrong(self, repetition):
         return 3
@@ -72,7 +72,7 @@ def test_a_size_is_warmed_up_timed_in_groups_and_checked():
         *("meet", "call", "call", "wait"),
         *("fill 1", "meet", "call", "wait", "fill 2", "meet", "call", "wait"),
     ]
-    first, rest = program.said[0], program.said[1:]
+    first, rest = program.calls[0], program.calls[1:]
     assert first == ("lay out", KIB, False, None)
     assert rest[: len(of_one_way)] == of_one_way
     assert rest[len(of_one_way) :] == [("lay out", KIB, True, None), *of_one_way]
@@ -89,16 +89,16 @@ def test_sizes_rise_and_each_is_measured_once():
     assert log.points[0].count == 1
 
 
-def test_there_are_fewer_groups_where_time_runs_out_but_one_at_least():
+def test_the_budget_limits_the_groups_to_one_at_least():
     _, log = played(spec(sizes_bytes=(8,), windows=100, seconds=6e-8))
     assert len(log.points[0].seconds) == 4, "of 2 calls, 8 ns each: 64 ns are more than 60"
     _, log = played(spec(sizes_bytes=(KIB,), windows=100, seconds=0.0))
     assert len(log.points[0].seconds) == 1
 
 
-def test_pairs_are_measured_at_the_largest_size_and_told_by_their_two():
+def test_pairs_are_measured_at_the_largest_size_and_logged_by_both_ranks():
     program, log = played(spec(collective="send-receive", sizes_bytes=(8, KIB)))
-    pairs = [entry[3] for entry in program.said if entry[0] == "lay out" and entry[3]]
+    pairs = [entry[3] for entry in program.calls if entry[0] == "lay out" and entry[3]]
     assert pairs == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     assert [p.pair for p in log.points if p.pair] == [(0, 1), (0, 2), (1, 0), (2, 0)]
     assert {p.size_bytes for p in log.points if p.pair} == {KIB}
@@ -107,10 +107,10 @@ def test_pairs_are_measured_at_the_largest_size_and_told_by_their_two():
 def test_unchecked_results_have_no_count():
     program, log = played(spec(sizes_bytes=(8,), checks=0))
     assert log.points[0].wrong is None
-    assert "fill 1" not in program.said
+    assert "fill 1" not in program.calls
 
 
-def test_arrays_that_cannot_fit_are_refused_before_they_are_made():
+def test_arrays_that_cannot_fit_are_refused_before_allocation():
     class Framework:
         def build_collective(self, work, device, threads, largest):
             raise AssertionError("nothing may be built")

@@ -57,7 +57,7 @@ print(json.dumps(peaks))
 """
 
 
-def test_what_compiling_freed_is_not_taken_off_the_peak(tmp_path):
+def test_memory_freed_by_compiling_does_not_reduce_the_peak(tmp_path):
     """The same network needs about as much whether a step is tried out before or not, and the
     second program in a process as much as the first."""
     names = ["pytorch", "pytorch-captured"]
@@ -75,7 +75,7 @@ def test_what_compiling_freed_is_not_taken_off_the_peak(tmp_path):
     assert captured == pytest.approx(eager, rel=0.5)
 
 
-def test_layers_in_another_precision_than_asked_for_are_a_warning(tmp_path, monkeypatch):
+def test_layers_in_another_precision_than_requested_are_a_warning(tmp_path, monkeypatch):
     framework = entry("null").load()
     spec = RunSpec(
         work=TrainSteps(network="little-cnn", batch_per_device=2),

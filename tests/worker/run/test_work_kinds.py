@@ -44,7 +44,7 @@ def events_of(folder, work, script="step=0.01", **program):
 def run(folder, spec):
     path = Job(spec=spec, folder=str(folder)).write()
     # `work` ends by the events alone; the worker's limits bind the process it is called in.
-    subprocess.run([sys.executable, "-m", "cubemesh.worker", "run", path], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "cubemesh.worker", "run", path], check=True)
     return read_events(events_path(folder, 0))
 
 
@@ -74,7 +74,7 @@ run_job(read_job(Path(sys.argv[2])))
 """
 
 
-def test_sensors_that_are_played_reach_the_record(tmp_path):
+def test_readings_of_replayed_sensors_are_logged(tmp_path):
     said = {"gpu_power_watts": 72.5, "gpu_utilization_percent": 0.0, "gpu_throttle_reasons": 4.0}
     gpu = replay.ReplayedMeter([said], device="gpu", name="NVIDIA H200", generation="hopper")
     recording = tmp_path / "readings.jsonl"
@@ -84,7 +84,7 @@ def test_sensors_that_are_played_reach_the_record(tmp_path):
     job = Job(spec=spec, folder=str(tmp_path)).write()
     command = [sys.executable, "-c", REPLAYED, recording, job]
     path = os.pathsep.join([str(Path(replay.__file__).parent), os.environ.get("PYTHONPATH", "")])
-    subprocess.run(command, check=True, timeout=60, env={**os.environ, "PYTHONPATH": path})
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path})
     events = read_events(events_path(tmp_path, 0))
     assert outcome(events).ok, events[-1]
     series = {e["series"]["name"]: e["series"] for e in events if e["event"] == "series"}
@@ -113,7 +113,7 @@ def test_steps_are_measured(tmp_path, work, data_location):
     assert events[-1]["event"] == "outcome"
 
 
-def test_a_copy_of_a_minibatch_is_measured_by_itself(tmp_path):
+def test_a_copy_of_a_minibatch_is_measured_separately(tmp_path):
     events = events_of(tmp_path, Input(**FEED, stage="copy"))
     assert outcome(events).ok, events[-1]
     assert phases(events) == ["import", "data", "build", "weights", "warm-up", "measure"]
@@ -207,7 +207,7 @@ def test_a_disk_is_read_whatever_the_framework(tmp_path):
         ({"program": ProgramSettings(framework="null", sync="ring")}, "ring"),
     ],
 )
-def test_what_cannot_be_done_is_unsupported_with_a_reason(tmp_path, change, words):
+def test_invalid_requests_are_unsupported_with_a_reason(tmp_path, change, words):
     batch = change.pop("batch", None)
     if batch:
         change["work"] = dataclasses.replace(change["work"], batch_per_device=batch)
@@ -230,7 +230,7 @@ def test_a_batch_of_one_is_refused_where_a_single_position_is_normalized(tmp_pat
         assert "batch_per_device=2" in found.message
 
 
-def test_tokens_are_counted_beside_sequences(tmp_path):
+def test_tokens_per_second_are_logged_for_sequences(tmp_path):
     sizes = {"sequence_length": 8, "vocabulary": 50, "hidden": 4}
     work = TrainSteps(network="translator", batch_per_device=10, **sizes)
     events = events_of(tmp_path, work)
@@ -242,7 +242,7 @@ def test_tokens_are_counted_beside_sequences(tmp_path):
     assert tokens.low <= tokens.value <= tokens.high
 
 
-def test_a_network_of_tokens_is_trained_and_judged_by_position(tmp_path):
+def test_a_network_of_tokens_is_trained_and_evaluated_by_position(tmp_path):
     work = Train(network="gpt2", batch_per_device=512, sequence_length=4, vocabulary=7)
     events = events_of(tmp_path, work, script="step=0.01,accuracy=1:0.5")
     assert outcome(events).status is Status.OK, outcome(events).message
@@ -250,7 +250,7 @@ def test_a_network_of_tokens_is_trained_and_judged_by_position(tmp_path):
     assert (accuracy.value, accuracy.n) == (0.5, 512 * 4)  # never fewer than a minibatch
 
 
-def test_an_attribution_is_parts_that_add_up_to_the_step(tmp_path):
+def test_the_parts_of_an_attribution_add_up_to_the_step(tmp_path):
     work = TrainSteps(**FEED)
     settings = ProgramSettings(framework="null", script="step=0.01")
     budget = dataclasses.replace(EFFORT, attribution=True)
@@ -280,7 +280,7 @@ def test_a_framework_whose_profile_is_not_read_refuses_an_attribution(tmp_path):
         attribute(spec, Plain(), None, None, None, "", SingleProcessGroup(), None)
 
 
-def test_first_losses_are_kept_before_anything_is_timed(tmp_path):
+def test_first_losses_are_logged_before_anything_is_timed(tmp_path):
     events = events_of(tmp_path, TrainSteps(**FEED, losses=5), "step=0.01,loss=3:1")
     assert outcome(events).ok
     (curve,) = [
@@ -291,7 +291,7 @@ def test_first_losses_are_kept_before_anything_is_timed(tmp_path):
     assert phases(events).index("losses") < phases(events).index("warm-up")
 
 
-def test_a_loss_that_is_no_number_at_once_is_diverged(tmp_path):
+def test_a_loss_that_is_nan_at_the_first_step_is_diverged(tmp_path):
     events = events_of(tmp_path, TrainSteps(**FEED, losses=5), "nan@3")
     assert outcome(events).status is Status.DIVERGED
     assert "in step 3" in outcome(events).message

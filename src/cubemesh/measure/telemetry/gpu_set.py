@@ -33,6 +33,13 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
+def gpu_of(device: str, gpus: Sequence[Gpu]) -> Gpu | None:
+    """The GPU that `device` (`cuda:N`) is in CUDA's order; None for any other device."""
+    kind, _, number = device.partition(":")
+    known = kind == "cuda" and number.isdecimal() and int(number) < len(gpus)
+    return gpus[int(number)] if known else None
+
+
 def _is(gpu: Gpu, name: str) -> bool:
     return name.startswith("GPU-") and gpu.uuid.startswith(name)
 

@@ -29,7 +29,7 @@ import psutil
 from cubemesh import __version__
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.contract.rendezvous import Rendezvous, SupportsDistributed
-from cubemesh.measure.telemetry.gpu_set import read_gpus, visible
+from cubemesh.measure.telemetry.gpu_set import gpu_of, read_gpus, visible
 from cubemesh.schema.machine import Gpu
 from cubemesh.schema.serialization import from_plain
 from cubemesh.worker.forkserver import forward_stack_request, prepare, work_as_rank
@@ -173,13 +173,11 @@ def with_names(event: dict[str, Any], gpus: Sequence[Gpu]) -> dict[str, Any]:
     """Adds the product name of the device to a rank's event: only this host knows it."""
     if event["event"] != "rank":
         return event
-    kind, _, index = event["device"].partition(":")
-    if kind != "cuda":
-        return {**event, "device_name": processor_name()}
-    if not index.isdecimal() or int(index) >= len(gpus):
-        return event
-    gpu = gpus[int(index)]
-    return {**event, "device_name": gpu.name, "device_uuid": gpu.uuid}
+    gpu = gpu_of(event["device"], gpus)
+    if gpu is not None:
+        return {**event, "device_name": gpu.name, "device_uuid": gpu.uuid}
+    is_gpu = event["device"].startswith("cuda")
+    return event if is_gpu else {**event, "device_name": processor_name()}
 
 
 def processor_name(cpuinfo: Path = CPUINFO) -> str:

@@ -8,34 +8,28 @@ runner checks it (runs/watch.py).
 from __future__ import annotations
 
 import threading
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from cubemesh.worker.report.events import EventLog
 
 EVERY_S = 1.0
 
 
-class Heartbeat:
-    """Logs `alive` every second within a `with` block."""
+@contextmanager
+def heartbeat(log: EventLog) -> Iterator[None]:
+    """Log `alive` every second within a `with` block."""
+    done = threading.Event()
 
-    def __init__(self, log: EventLog) -> None:
-        self._log = log
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="cubemesh-heartbeat", daemon=True)
+    def beat() -> None:
+        while not done.is_set():
+            log.alive()
+            done.wait(EVERY_S)
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _beat(self) -> None:
-        while not self._done.is_set():
-            self._log.alive()
-            self._done.wait(EVERY_S)
+    thread = threading.Thread(target=beat, name="cubemesh-heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

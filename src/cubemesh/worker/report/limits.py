@@ -15,7 +15,6 @@ import os
 import resource
 import signal
 from pathlib import Path
-from types import TracebackType
 
 from cubemesh.worker.report.memory import private_writable_bytes
 
@@ -88,12 +87,7 @@ class MemoryLimit:
             limit = min(limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._reserve = None
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

@@ -24,7 +24,7 @@ from cubemesh.schema.work import Ceiling, NetworkWork, Train
 from cubemesh.worker.launch import ranks
 from cubemesh.worker.launch.pinning import pin
 from cubemesh.worker.report.events import EventLog, events_path
-from cubemesh.worker.report.heartbeat import Heartbeat
+from cubemesh.worker.report.heartbeat import heartbeat
 from cubemesh.worker.report.limits import MemoryLimit
 from cubemesh.worker.report.links import log_link
 from cubemesh.worker.report.memory import available_bytes, private_writable_bytes
@@ -42,7 +42,7 @@ def run_job(job: Job) -> Outcome:
     log = EventLog(events_path(Path(job.folder), job.rank), job.rank, origin)
     known = _Known()
     try:
-        with Heartbeat(log) if _is_watched(job.spec) else nullcontext():
+        with heartbeat(log) if _is_watched(job.spec) else nullcontext():
             _run(job, log, known)
     except (Exception, SystemExit) as error:
         outcome = outcome_from_error(

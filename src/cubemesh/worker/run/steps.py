@@ -61,17 +61,16 @@ def measure_steps(task: Task, step_of: Callable[[Program], Callable[[object], No
         attributed = attribute(
             task.spec, program, feed, queue, log, task.folder, task.group, transfers
         )
+        step: Callable[[], None]
         if attributed is None:
             batches = placed_batches(program, feed, task.spec.program.data_location)
-
-            def step() -> None:
-                queue(next(batches))
-
-            measured, telemetry = time_steps(task, meters, program, step, feed.samples_per_step)
+            step = lambda: queue(next(batches))  # noqa: E731
         else:
-            measured, telemetry = time_steps(
-                task, meters, program, attributed.steps, feed.samples_per_step, attributed
-            )
+            step = attributed.steps
+        measured, telemetry = time_steps(
+            task, meters, program, step, feed.samples_per_step, attributed
+        )
+        if attributed is not None:
             with log.phase("profile"):
                 attributed.finish()
             if attributed.trace is not None:
