@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import Group, group_by, titled
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.machines.catalogue import Datasheet, Peak, find
@@ -90,15 +91,13 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     copies = [g for g in groups if g.key[0] != "matrix_product"]
     device = _device(records)
     sheet = find(device)
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled(f"Ceilings of {device or 'this device'}", [r for r in records if r.ok]),
-        findings=tuple(_findings(products, copies, sheet, device)),
+    return answer_of(
+        EXPERIMENT,
+        titled(f"Ceilings of {device or 'this device'}", [r for r in records if r.ok]),
+        records,
+        findings=_findings(products, copies, sheet, device),
         tables=(_products(products, sheet), _copies(copies, sheet)),
-        warnings=tuple(w for r in records for w in r.warnings),
-        run_ids=tuple(r.run_id for r in records),
-        notes=tuple(_notes(settings, sheet)),
+        notes=_notes(settings, sheet),
     )
 
 

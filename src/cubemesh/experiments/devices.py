@@ -17,8 +17,10 @@ from dataclasses import dataclass, fields
 from itertools import combinations
 
 from cubemesh.errors import UsageError
+from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, setting_label
-from cubemesh.experiments.analysis.matrix import CellKey, Matrix
+from cubemesh.experiments.analysis.matrix import CellKey, Matrix, throughput
+from cubemesh.experiments.analysis.ratios import scaled
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, import_records
 from cubemesh.schema import (
     Answer,
@@ -102,23 +104,21 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     groups = group_by(records, lambda r: (_workload(r), names[_place(r)]))
     matrix = Matrix(tuple(groups), row_name="workload")
     prices = _prices(settings, matrix)
-    tables = [matrix.table("Training, samples/s", "", _throughput)] if records else []
+    tables = [matrix.table("Training, samples/s", "", throughput)] if records else []
     if prices:
         tables.append(_money_table(matrix, prices))
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=f"Devices on {len(matrix.networks)} workloads",
-        findings=tuple(_findings(settings, matrix, prices)),
-        tables=tuple(tables),
+    return answer_of(
+        EXPERIMENT,
+        f"Devices on {len(matrix.networks)} workloads",
+        records,
+        findings=_findings(settings, matrix, prices),
+        tables=tables,
         charts=matrix.chart(
             "devices",
             "samples/s by workload and device",
             Axis(name="throughput", unit="samples/s", from_zero=True),
-            _throughput,
+            throughput,
         ),
-        warnings=tuple(w for r in records for w in r.warnings),
-        run_ids=tuple(r.run_id for r in records),
         notes=(
             "Only records that differ in the device alone are compared, the latest of each device. "
             "Over several workloads a ratio is their geometric mean.",
@@ -160,10 +160,6 @@ def _workload(record: RunRecord) -> str:
     return " · ".join(parts)
 
 
-def _throughput(group: Group[CellKey]) -> Figure | None:
-    return group.throughput
-
-
 def _prices(settings: Settings, matrix: Matrix) -> dict[str, float]:
     """Price per hour of each device that has one, by its name."""
     found = {}
@@ -188,15 +184,7 @@ def _money_table(matrix: Matrix, prices: dict[str, float]) -> Table:
 
 def _per_money(group: Group[CellKey], price: float) -> Figure | None:
     rate = group.throughput
-    if rate is None:
-        return None
-    times = HOUR_S / price
-    return Figure(
-        value=rate.value * times,
-        unit="samples",
-        low=None if rate.low is None else rate.low * times,
-        high=None if rate.high is None else rate.high * times,
-    )
+    return None if rate is None else scaled(rate, HOUR_S / price, "samples")
 
 
 def _findings(settings: Settings, matrix: Matrix, prices: dict[str, float]) -> Iterator[Finding]:

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import Group, caveats, titled
 from cubemesh.experiments.analysis.matrix import CellKey, Matrix
-from cubemesh.experiments.analysis.per_workload import per_workload
+from cubemesh.experiments.analysis.per_workload import batch_size, per_workload
 from cubemesh.experiments.analysis.published_rows import above_peak, time_rows, time_table
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
 from cubemesh.experiments.core import cpu_defaults as reduction
@@ -105,11 +106,7 @@ def _budget(settings: Settings, context: Context) -> Budget:
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and charts from the records of one `frameworks`, by batch size."""
-    return per_workload(
-        records,
-        lambda record: (f"batch size {record.spec.batch_per_device}",),
-        lambda own: _answer(settings, own),
-    )
+    return per_workload(records, batch_size, lambda own: _answer(settings, own))
 
 
 def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
@@ -122,11 +119,11 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         (forward, "Forward", "forward"),
         (training, "Forward + backward + update", "forward-backward"),
     )
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled(f"Frameworks and networks{at}", records),
-        findings=tuple(_findings(forward, training)),
+    return answer_of(
+        EXPERIMENT,
+        titled(f"Frameworks and networks{at}", records),
+        records,
+        findings=_findings(forward, training),
         tables=(
             *(m.table(title, "ms", _step_ms) for m, title, _ in passes if m.groups),
             *time_table(published),
@@ -144,9 +141,7 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
                 missing=() if settings.networks else _left_out(training),
             ),
             *above_peak(published),
-            *(w for r in records for w in r.warnings),
         ),
-        run_ids=tuple(r.run_id for r in records),
         notes=(
             "Mean step time, elapsed time over steps; ± is the 95 % interval over the windows of "
             "one process. Frameworks run in separate processes, which can differ by more "

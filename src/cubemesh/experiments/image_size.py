@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cubemesh.experiments.analysis.answer import answer_of, failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
@@ -109,18 +110,14 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     groups = group_by(records, _key)
     network = _network(records[0]) if records else settings.networks[0]
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled(f"{network} by image size and batch size", records),
-        findings=tuple(_findings(network, groups)),
+    return answer_of(
+        EXPERIMENT,
+        titled(f"{network} by image size and batch size", records),
+        records,
+        findings=_findings(network, groups),
         tables=(_table(groups),),
-        charts=tuple(_charts(network, groups)),
-        warnings=(
-            *_reduced(settings, groups),
-            *(w for r in records for w in r.warnings),
-        ),
-        run_ids=tuple(r.run_id for r in records),
+        charts=_charts(network, groups),
+        warnings=_reduced(settings, groups),
         notes=(
             UTILIZATION_NOTE,
             "DGX-1 best practices [001], figure 2: batch size 64 has 1.3 times the throughput of "
@@ -178,9 +175,7 @@ def _findings(network: str, groups: list[Group[Key]]) -> Iterator[Finding]:
     for group in groups:
         if group.throughput is None:
             size, batch, _ = group.key
-            yield Finding(
-                code="failed-run", text=f"{size} pixels, batch size {batch}: {group.why}."
-            )
+            yield failed_run(f"{size} pixels, batch size {batch}", group)
 
 
 def _growth(where: str, done: list[tuple[Group[Key], Figure]]) -> Iterator[Finding]:

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import Group, caveats, titled
-from cubemesh.experiments.analysis.matrix import CellKey, Matrix
+from cubemesh.experiments.analysis.matrix import CellKey, Matrix, throughput
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
 from cubemesh.experiments.core.cpu_defaults import batch as reduced_batch
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
@@ -150,14 +151,14 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     own = [r for r in records if isinstance(r.spec.work, TrainSteps)]
     matrix = Matrix.of(own, _key_of(own))
     y = Axis(name="throughput", unit="samples/s", from_zero=True)
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled("Links between devices", records),
-        findings=tuple(_findings(matrix)),
+    return answer_of(
+        EXPERIMENT,
+        titled("Links between devices", records),
+        records,
+        findings=_findings(matrix),
         tables=(_table(matrix),) if matrix.groups else (),
         charts=(
-            *matrix.chart("interconnect", "Throughput by network and link", y, _rate),
+            *matrix.chart("interconnect", "Throughput by network and link", y, throughput),
             *matrix.chart(
                 "interconnect-waits",
                 "Communication wait by network and link",
@@ -165,8 +166,6 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
                 _waiting,
             ),
         ),
-        warnings=tuple(w for r in records for w in r.warnings),
-        run_ids=tuple(r.run_id for r in records),
         notes=(
             "The transport is what the ranks report. ‘Communicated’ is what a rank passes to its "
             "strategy in a step, and per sample: the more, the more a network depends on the link.",
@@ -198,10 +197,6 @@ def _key_of(records: Sequence[RunRecord]) -> Callable[[RunRecord], CellKey]:
         return ", ".join(words), record.spec.placement.link
 
     return key
-
-
-def _rate(group: Group[CellKey]) -> Figure | None:
-    return group.throughput
 
 
 def _waiting(group: Group[CellKey]) -> Figure | None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from cubemesh.experiments.analysis.answer import answer_of, failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
-from cubemesh.experiments.analysis.per_workload import per_workload
+from cubemesh.experiments.analysis.per_workload import batch_size, per_workload
 from cubemesh.experiments.analysis.ratios import plus_minus
 from cubemesh.experiments.analysis.utilization_columns import (
     NOTE,
@@ -113,7 +114,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     others = [r for r in records if not isinstance(r.spec.work, NetworkWork)]
     return per_workload(
         steps,
-        lambda record: (f"batch size {record.spec.batch_per_device}",),
+        batch_size,
         lambda own: _answer(settings, own, [*others, *own]),
     )
 
@@ -121,24 +122,20 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 def _answer(settings: Settings, steps: Sequence[RunRecord], records: Sequence[RunRecord]) -> Answer:
     groups = group_by(steps, _key)
     kinds = {f"batch size {g.records[0].spec.batch_per_device}" for g in groups}
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled(f"Small and deep networks, {', '.join(sorted(kinds))}", steps),
-        findings=tuple(_findings(groups)),
+    return answer_of(
+        EXPERIMENT,
+        titled(f"Small and deep networks, {', '.join(sorted(kinds))}", steps),
+        records,
+        findings=_findings(groups),
         tables=(_table(groups),),
-        charts=tuple(_charts(groups)),
-        warnings=(
-            *reduction.reductions(
-                steps,
-                batch_per_device=BATCH,
-                steps=0,
-                image_size=SIDE,
-                missing=[n for n in NETWORKS if n not in settings.networks],
-            ),
-            *(w for r in records for w in r.warnings),
+        charts=_charts(groups),
+        warnings=reduction.reductions(
+            steps,
+            batch_per_device=BATCH,
+            steps=0,
+            image_size=SIDE,
+            missing=[n for n in NETWORKS if n not in settings.networks],
         ),
-        run_ids=tuple(r.run_id for r in records),
         notes=(
             *([NOTE] if known_figures(groups) else []),
             UTILIZATION_NOTE,
@@ -191,7 +188,7 @@ def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
             yield from input_bound_findings(network, [(where, host, device)])
     for group in groups:
         if group.throughput is None:
-            yield Finding(code="failed-run", text=f"{_name(group)}: {group.why}.")
+            yield failed_run(_name(group), group)
 
 
 def _name(group: Group[Key]) -> str:

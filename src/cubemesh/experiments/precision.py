@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
-from cubemesh.experiments.analysis.matrix import CellKey, Matrix
-from cubemesh.experiments.analysis.per_workload import per_workload
+from cubemesh.experiments.analysis.matrix import CellKey, Matrix, throughput
+from cubemesh.experiments.analysis.per_workload import batch_size, per_workload
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
@@ -89,7 +90,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     products = [r for r in records if isinstance(r.spec.work, Ceiling)]
     return per_workload(
         steps,
-        lambda record: (f"batch size {record.spec.batch_per_device}",),
+        batch_size,
         lambda own: _answer(settings, own, products),
     )
 
@@ -100,33 +101,29 @@ def _answer(
     matrix, records = Matrix.of(steps, _key), [*products, *steps]
     ceilings = group_by(products, _precision)
     batches = sorted({b for r in steps if (b := r.spec.batch_per_device)})
-    tables = [matrix.table("Samples/s", "", _throughput)]
+    tables = [matrix.table("Samples/s", "", throughput)]
     if any(v != BASELINE for v in matrix.variants):
         tables += [_speedups(matrix), matrix.table("Memory, MiB", "", _memory)]
     if ceilings:
         tables.append(_ceilings(ceilings))
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled(f"Precisions, batch size {', '.join(map(str, batches))}", steps),
-        findings=tuple(_findings(matrix, ceilings)),
-        tables=tuple(tables),
+    return answer_of(
+        EXPERIMENT,
+        titled(f"Precisions, batch size {', '.join(map(str, batches))}", steps),
+        records,
+        findings=_findings(matrix, ceilings),
+        tables=tables,
         charts=matrix.chart(
             "precision",
             "samples/s by network and precision",
             Axis(name="throughput", unit="samples/s", from_zero=True),
-            _throughput,
+            throughput,
         ),
-        warnings=(
-            *reduction.reductions(
-                steps,
-                batch_per_device=BATCH,
-                steps=0,
-                missing=[n for n in NETWORKS if n not in settings.networks],
-            ),
-            *(w for r in records for w in r.warnings),
+        warnings=reduction.reductions(
+            steps,
+            batch_per_device=BATCH,
+            steps=0,
+            missing=[n for n in NETWORKS if n not in settings.networks],
         ),
-        run_ids=tuple(r.run_id for r in records),
         notes=(
             "Training steps (forward, backward, update). In fp16 and bf16 weights and their update "
             "stay in fp32 (mixed precision).",
@@ -142,10 +139,6 @@ def _key(record: RunRecord) -> CellKey:
 
 def _precision(record: RunRecord) -> str:
     return record.spec.program.precision
-
-
-def _throughput(group: Group[CellKey]) -> Figure | None:
-    return group.throughput
 
 
 def _memory(group: Group[CellKey]) -> Figure | None:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import caveats, titled
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
@@ -80,15 +81,13 @@ def plan(settings: Settings, context: Context) -> Plan:
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and charts from the records of one `strategies`."""
     data = ScalingData(mode=ScalingMode.WEAK, curves=tuple(curves(records, ScalingMode.WEAK)))
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled("Gradient synchronization strategies", records),
-        findings=tuple(_findings(data)),
+    return answer_of(
+        EXPERIMENT,
+        titled("Gradient synchronization strategies", records),
+        records,
+        findings=_findings(data),
         tables=(*([_table(data)] if data.curves else []), *parts_table(data)),
-        charts=tuple(charts(data, name="strategies")),
-        warnings=tuple(w for r in records for w in r.warnings),
-        run_ids=tuple(r.run_id for r in records),
+        charts=charts(data, name="strategies"),
         notes=(
             "Weak scaling: the batch size per device is the same for all strategies. "
             "‘Communicated’ is what a rank passes to its strategy in a step; a ring all-reduce "

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload, training_workload
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
@@ -121,15 +122,13 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     network = training_workload(records[0])[0] if records else settings.networks[0]
     groups = sorted(group_by(records, lambda r: r.spec.placement.devices), key=lambda g: g.key)
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled(f"{network} on {settings.data}: time to accuracy", records),
-        findings=tuple(_findings(groups)),
+    return answer_of(
+        EXPERIMENT,
+        titled(f"{network} on {settings.data}: time to accuracy", records),
+        records,
+        findings=_findings(groups),
         tables=(_table(groups),) if groups else (),
-        charts=tuple(_charts(groups, f"time-to-accuracy-{network}-{settings.data}")),
-        warnings=tuple(w for r in records for w in r.warnings),
-        run_ids=tuple(r.run_id for r in records),
+        charts=_charts(groups, f"time-to-accuracy-{network}-{settings.data}"),
         notes=NOTES,
     )
 
@@ -291,7 +290,7 @@ def _curve(group: Group[int]) -> Line:
     own = [w for w in record.windows if w.rank == 0]
     began_s = min(w.start_s for w in own)
     ends = [w.start_s + w.elapsed_s - began_s for w in own if w.phase == "evaluate"]
-    curve = next((c for c in record.curves if c.name == "validation_accuracy"), None)
+    curve = record.curve("validation_accuracy")
     shares = curve.y if curve is not None else ()
     return Line(
         name=_name(group),

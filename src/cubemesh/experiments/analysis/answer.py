@@ -1,13 +1,13 @@
-"""Parts that every answer shares: experiment, warnings and run ids, failed runs, intervals."""
+"""Parts that every answer shares: experiment, warnings and run ids, failed runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.core.experiment import Experiment
-from cubemesh.schema import Answer, Chart, Figure, Finding, RunRecord, Table, Warning
+from cubemesh.schema import Answer, Chart, Finding, RunRecord, Table, Warning
 
 
 def answer_of(
@@ -33,19 +33,6 @@ def answer_of(
         run_ids=tuple(r.run_id for r in records),
         notes=tuple(notes),
     )
-
-
-class Interval(TypedDict):
-    """A value with its interval, as keyword arguments of a `Finding` or a `Cell`."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-def interval(figure: Figure) -> Interval:
-    """`Finding(…, **interval(figure))` has the value and the interval of `figure`."""
-    return {"value": figure.value, "low": figure.low, "high": figure.high}
 
 
 def failed_run(where: str, group: Group[Any]) -> Finding:

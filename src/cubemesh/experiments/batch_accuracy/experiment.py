@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cubemesh.experiments.analysis.answer import answer_of, failed_run
 from cubemesh.experiments.analysis.groups import Group, group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload
+from cubemesh.experiments.analysis.ratios import scaled
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.schema import (
     Answer,
@@ -92,15 +94,14 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 def _by_batch_size(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     groups, network = group_by(records, _batch), _network(settings, records)
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled(f"{network} on {settings.data}: accuracy by batch size", records),
-        findings=tuple(_findings(settings, groups)),
+    return answer_of(
+        EXPERIMENT,
+        titled(f"{network} on {settings.data}: accuracy by batch size", records),
+        records,
+        findings=_findings(settings, groups),
         tables=(_table(groups),),
-        charts=tuple(_charts(network, settings.data, groups)),
-        warnings=(*_reduced(records), *(w for r in records for w in r.warnings)),
-        run_ids=tuple(r.run_id for r in records),
+        charts=_charts(network, settings.data, groups),
+        warnings=_reduced(records),
         notes=(
             ACCURACY_NOTE,
             "DGX-1 best practices [001], figure 1: 76 % at batch size 16 and 50 % at 2048 "
@@ -126,15 +127,7 @@ def _network(settings: Settings, records: Sequence[RunRecord]) -> str:
 def _accuracy(group: Group[Any]) -> Figure | None:
     """Accuracy in percent of the first good run: repeats have the same weights and order."""
     figure = group.ok[0].figures.get("accuracy") if group.ok else None
-    if figure is None:
-        return None
-    return Figure(
-        value=100 * figure.value,
-        unit="%",
-        low=None if figure.low is None else 100 * figure.low,
-        high=None if figure.high is None else 100 * figure.high,
-        n=figure.n,
-    )
+    return None if figure is None else scaled(figure, 100, "%")
 
 
 def _findings(settings: Settings, groups: list[Group[int]]) -> Iterator[Finding]:
@@ -143,7 +136,7 @@ def _findings(settings: Settings, groups: list[Group[int]]) -> Iterator[Finding]
         yield from _comparison(settings, done)
     for group in groups:
         if _accuracy(group) is None:
-            yield Finding(code="failed-run", text=f"Batch size {group.key}: {group.why}.")
+            yield failed_run(f"Batch size {group.key}", group)
 
 
 def _comparison(settings: Settings, done: list[tuple[Group[int], Figure]]) -> Iterator[Finding]:
@@ -185,7 +178,7 @@ def _comparison(settings: Settings, done: list[tuple[Group[int], Figure]]) -> It
 def _updates(group: Group[int]) -> int:
     """Number of training steps, with the first one, which is timed separately. (A step in fp16
     with overflowing gradients counts, although it updates nothing.)"""
-    return sum(w.steps for w in group.ok[0].windows if w.phase != "evaluate")
+    return updates(group.ok[0])
 
 
 def _table(groups: list[Group[int]]) -> Table:
@@ -247,11 +240,10 @@ def _charts(network: str, data: str, groups: list[Group[int]]) -> Iterator[Chart
 
 def _curve(group: Group[int]) -> Line | None:
     for record in group.ok:
-        for curve in record.curves:
-            if curve.name == "validation_accuracy":
-                pairs = zip(curve.x, curve.y, strict=True)
-                points = tuple(Point(x=x, y=100 * y, run_id=record.run_id) for x, y in pairs)
-                return Line(name=f"batch size {group.key}", points=points)
+        if curve := record.curve("validation_accuracy"):
+            pairs = zip(curve.x, curve.y, strict=True)
+            points = tuple(Point(x=x, y=100 * y, run_id=record.run_id) for x, y in pairs)
+            return Line(name=f"batch size {group.key}", points=points)
     return None
 
 
@@ -273,15 +265,14 @@ def _grid(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     groups = sorted(group_by(records, _grid_point), key=lambda g: g.key)
     network = _network(settings, records)
     what = f"{network} on {settings.data}: accuracy by batch size and learning rate"
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled(what, records),
-        findings=tuple(_grid_findings(groups)),
+    return answer_of(
+        EXPERIMENT,
+        titled(what, records),
+        records,
+        findings=_grid_findings(groups),
         tables=(_grid_table(groups),),
         charts=_grid_chart(groups, f"batch-accuracy-{network}-{settings.data}-grid"),
-        warnings=(*_reduced(records), *(w for r in records for w in r.warnings)),
-        run_ids=tuple(r.run_id for r in records),
+        warnings=_reduced(records),
         notes=(ACCURACY_NOTE,),
     )
 
@@ -318,7 +309,7 @@ def _grid_findings(groups: Sequence[Group[GridPoint]]) -> Iterator[Finding]:
     for group in groups:
         if _accuracy(group) is None:
             name = _name(group)
-            yield Finding(code="failed-run", text=f"{name[0].upper()}{name[1:]}: {group.why}.")
+            yield failed_run(f"{name[0].upper()}{name[1:]}", group)
 
 
 def _overlap(a: Figure, b: Figure) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from cubemesh import networks
 from cubemesh.errors import UsageError, unknown_name
+from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.cluster import report, throughput
 from cubemesh.experiments.cluster.report import design_name, tree
 from cubemesh.experiments.cluster.throughput import ClusterJob
@@ -127,10 +128,10 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     ]
     single = replace(system, cluster=None)
     forecasts = [(throughput.forecasts(single, by_name, job), job) for job in jobs]
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=f"Clusters of {system.title} on fat trees",
+    return answer_of(
+        EXPERIMENT,
+        f"Clusters of {system.title} on fat trees",
+        records,
         findings=(
             *report.findings(laid_out, compared),
             *(finding for f, job in forecasts for finding in throughput.findings(f, job)),

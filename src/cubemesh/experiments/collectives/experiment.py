@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cubemesh.errors import UsageError
+from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import group_by, titled
 from cubemesh.experiments.collectives.report import charts, findings, group_key, tables
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
@@ -119,19 +120,17 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and charts from the records of one `collectives`."""
     groups = group_by(records, group_key)
     libraries = dict.fromkeys(r.library for r in records if r.library)
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled(
+    return answer_of(
+        EXPERIMENT,
+        titled(
             f"Collectives{' of ' if libraries else ''}{', '.join(libraries)}",
             [r for r in records if r.ok],
         ),
-        findings=tuple(findings(groups)),
-        tables=tuple(tables(groups)),
-        charts=tuple(charts(groups)),
-        warnings=tuple(w for r in records for w in r.warnings),
-        run_ids=tuple(r.run_id for r in records),
-        notes=tuple(_notes(records)),
+        records,
+        findings=findings(groups),
+        tables=tables(groups),
+        charts=charts(groups),
+        notes=_notes(records),
     )
 
 

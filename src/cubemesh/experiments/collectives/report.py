@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from cubemesh.experiments.analysis.answer import failed_run
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.measure.collective_sweep import bus_bandwidth, sweep_figures
 from cubemesh.schema import (
@@ -62,7 +63,7 @@ def findings(groups: Groups) -> Iterator[Finding]:
     """Bandwidth and latency of each collective, pairs of devices, and wrong results."""
     for number, group in enumerate(groups):
         if not group.ok:
-            yield Finding(code="failed-run", text=f"{_name(group.key)}: {group.why}.")
+            yield failed_run(_name(group.key), group)
             continue
         yield _speed(group, card=number == 0)
         yield from _pairs(group)

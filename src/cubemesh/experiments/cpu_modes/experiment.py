@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import group_by
 from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
@@ -122,15 +123,14 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     done = [g for g in groups if g.throughput is not None]
     ranked = sorted(done, key=lambda g: -rate_of(g).value)
     steps = [r for r in records if isinstance(r.spec.work, NetworkWork)]
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=f"CPU configurations of {network}, batch size {batch}",
-        findings=tuple(findings(network, groups, ranked)),
+    return answer_of(
+        EXPERIMENT,
+        f"CPU configurations of {network}, batch size {batch}",
+        records,
+        findings=findings(network, groups, ranked),
         tables=(table(groups, ranked),) if groups else (),
-        charts=tuple(charts(network, ranked)),
-        warnings=(*_reduced(steps), *(w for r in records for w in r.warnings)),
-        run_ids=tuple(r.run_id for r in records),
+        charts=charts(network, ranked),
+        warnings=_reduced(steps),
         notes=(
             "Pinned threads use as many processors as threads: neighbours (compact), neighbours "
             "with a core each (cores), or distant ones (spread). ± covers windows and processes; "

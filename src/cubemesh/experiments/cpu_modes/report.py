@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from cubemesh.experiments.analysis.answer import failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by
 from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio, significance
 from cubemesh.schema import Axis, Cell, Chart, Column, Figure, Finding, Line, RunRecord, Table
@@ -137,7 +138,7 @@ def findings(
     yield from _effects(ranked)
     for group in groups:
         if group.throughput is None:
-            yield Finding(code="failed-run", text=f"{group.key.words}: {group.why}.")
+            yield failed_run(group.key.words, group)
 
 
 def default_of(groups: Sequence[Group[CpuMode]]) -> Group[CpuMode] | None:

@@ -19,6 +19,7 @@ from itertools import product
 from typing import Literal
 
 from cubemesh.data.images.generated_jpegs import NAME as GENERATED
+from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
@@ -147,16 +148,14 @@ def _answer(records: Sequence[RunRecord]) -> Answer:
     networks = {r.spec.work.network for r in records if isinstance(r.spec.work, NetworkWork)}
     batches = {b for r in records if (b := r.spec.batch_per_device)}
     title = f"Input of {', '.join(sorted(networks))}, batch size {', '.join(map(str, batches))}"
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled(title, records),
-        findings=tuple(findings(groups)),
-        tables=tuple(tables(groups)),
-        charts=tuple(charts(groups)),
-        warnings=tuple(w for r in records for w in r.warnings),
-        run_ids=tuple(r.run_id for r in records),
-        notes=tuple(notes(groups)),
+    return answer_of(
+        EXPERIMENT,
+        titled(title, records),
+        records,
+        findings=findings(groups),
+        tables=tables(groups),
+        charts=charts(groups),
+        notes=notes(groups),
     )
 
 

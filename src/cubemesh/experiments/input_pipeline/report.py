@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from cubemesh.data.images.generated_jpegs import NAME as GENERATED
+from cubemesh.experiments.analysis.answer import failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio, significance
 from cubemesh.schema import (
@@ -68,7 +69,7 @@ def findings(groups: Groups) -> Iterator[Finding]:
     yield from _read(groups)
     for group in groups.values():
         if group.throughput is None:
-            yield Finding(code="failed-run", text=f"{LABELS[group.key]}: {group.why}.")
+            yield failed_run(LABELS[group.key], group)
 
 
 def _bottleneck(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import titled
 from cubemesh.experiments.analysis.per_workload import per_workload, training_workload
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
@@ -109,15 +110,14 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     policies = report.policies(records)
     network = training_workload(records[0])[0] if records else settings.networks[0]
     title = f"{network} on {settings.data}: constant and scaled learning rate"
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled(title, records),
-        findings=tuple(report.findings(policies)),
+    return answer_of(
+        EXPERIMENT,
+        titled(title, records),
+        records,
+        findings=report.findings(policies),
         tables=report.tables(policies),
-        charts=tuple(report.charts(policies, f"lr-scaling-{network}-{settings.data}")),
-        warnings=(*report.reduced(records), *(w for r in records for w in r.warnings)),
-        run_ids=tuple(r.run_id for r in records),
+        charts=report.charts(policies, f"lr-scaling-{network}-{settings.data}"),
+        warnings=report.reduced(records),
         notes=report.NOTES,
     )
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from cubemesh.experiments.analysis.answer import failed_run
 from cubemesh.experiments.analysis.groups import Group, group_by
+from cubemesh.experiments.analysis.ratios import scaled
 from cubemesh.schema import (
     Axis,
     Cell,
     Chart,
     Column,
-    Figure,
     Finding,
     Line,
     Point,
@@ -124,7 +125,7 @@ def findings(found: Sequence[RatePolicy]) -> Iterator[Finding]:
         for group in policy.groups:
             if not group.ok and (policy is constant or group.key > 1):
                 where = format_devices(group.key)
-                yield Finding(code="failed-run", text=f"{where}, {policy.name} rate: {group.why}.")
+                yield failed_run(f"{where}, {policy.name} rate", group)
 
 
 def _longer(policy: RatePolicy) -> str:
@@ -177,18 +178,13 @@ def _row(policy: RatePolicy, group: Group[int]) -> tuple[Cell, ...]:
         *head,
         Cell(value=_updates(record)),
         Cell(value=loss, run_id=group.run_id),
-        group.cell(_percent(record.figures["accuracy"])),
+        group.cell(scaled(record.figures["accuracy"], 100, "%")),
     )
 
 
 def _updates(record: RunRecord) -> int:
     """Steps of the first rank: all ranks make one update together."""
     return sum(w.steps for w in record.windows if w.rank == 0 and w.phase != "evaluate")
-
-
-def _percent(share: Figure) -> Figure:
-    low, high = (None if end is None else 100 * end for end in (share.low, share.high))
-    return Figure(value=100 * share.value, unit="%", low=low, high=high, n=share.n)
 
 
 def charts(found: Sequence[RatePolicy], name: str) -> Iterator[Chart]:
@@ -233,7 +229,8 @@ def _curves(policy: RatePolicy, name: str) -> Iterator[Chart]:
 
 def _curve(group: Group[int], by_time: bool) -> Line:
     record = group.ok[0]
-    curve = next(c for c in record.curves if c.name == "validation_loss")
+    curve = record.curve("validation_loss")
+    assert curve is not None, "every training logs it"
     ended = _epoch_ends(record) if by_time else {}
     return Line(
         name=format_devices(group.key),

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import group_by, titled
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
@@ -101,19 +102,15 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, table and charts from the records of one `power`."""
     groups = group_by(records, key_of)
     data = PowerData(groups=tuple(groups))
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled("Power and performance", records),
-        findings=tuple(report.findings(data)),
+    return answer_of(
+        EXPERIMENT,
+        titled("Power and performance", records),
+        records,
+        findings=report.findings(data),
         tables=(report.table(data),),
-        charts=tuple(report.charts(data)),
-        warnings=(
-            *_reductions(settings, records),
-            *(w for r in records for w in r.warnings),
-        ),
-        run_ids=tuple(r.run_id for r in records),
-        notes=tuple(report.notes(data)),
+        charts=report.charts(data),
+        warnings=_reductions(settings, records),
+        notes=report.notes(data),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from cubemesh.experiments.analysis.answer import failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.power.pareto_front import (
     PowerData,
@@ -36,9 +37,7 @@ def findings(data: PowerData) -> Iterator[Finding]:
     yield from _cost(data)
     for group in data.groups:
         if group.throughput is None:
-            yield Finding(
-                code="failed-run", text=f"{group.key.network} at {group.key.words}: {group.why}."
-            )
+            yield failed_run(f"{group.key.network} at {group.key.words}", group)
 
 
 def _front_of(network: str, settings: Sequence[PowerPoint], *, card: bool) -> Iterator[Finding]:

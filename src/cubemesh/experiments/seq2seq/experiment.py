@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
+from cubemesh.experiments.analysis.answer import answer_of, failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
 from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio, significance
 from cubemesh.experiments.core import cpu_defaults as reduction
@@ -111,15 +112,14 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             "The text is random: sentences that fill more than half of the network's sequence "
             "length. data=parallel-text uses real text."
         )
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled("Translators by hidden size, attention and batch size", records),
-        findings=tuple(_findings(groups)),
+    return answer_of(
+        EXPERIMENT,
+        titled("Translators by hidden size, attention and batch size", records),
+        records,
+        findings=_findings(groups),
         tables=(table(groups),),
-        charts=tuple(charts(groups)),
-        warnings=(*_reduced(settings, groups), *(w for r in records for w in r.warnings)),
-        run_ids=tuple(r.run_id for r in records),
+        charts=charts(groups),
+        warnings=_reduced(settings, groups),
         notes=(
             "A sentence is a pair of source and target; tokens are those of the target, without "
             "padding.",
@@ -171,7 +171,7 @@ def _findings(groups: Groups) -> Iterator[Finding]:
     for group in groups:
         if group.throughput is None:
             where = f"{name_of(group.key, several)}, batch size {group.key.batch}"
-            yield Finding(code="failed-run", text=f"{where}: {group.why}.")
+            yield failed_run(where, group)
 
 
 def _fastest(groups: Groups) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
 from cubemesh.experiments.analysis.roofline_chart import NOTE, rooflines
 from cubemesh.experiments.analysis.utilization_columns import ceiling_specs
@@ -97,11 +98,11 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and charts from the records of one `time-breakdown`."""
     steps = [r for r in records if isinstance(r.spec.work, TrainSteps)]
     groups = group_by(steps, _key)
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled("Breakdown of the step time", steps),
-        findings=tuple(_findings(groups)),
+    return answer_of(
+        EXPERIMENT,
+        titled("Breakdown of the step time", steps),
+        records,
+        findings=_findings(groups),
         tables=(
             *attributions(groups),
             *work_by(groups, "category", "Work of a step by category"),
@@ -109,8 +110,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             *work_by(groups, "runtime call", "Runtime calls in a step"),
         ),
         charts=(*charts(groups), *rooflines(r for g in groups if (r := profiled_record(g)))),
-        warnings=(*_reductions(steps), *(w for r in records for w in r.warnings)),
-        run_ids=tuple(r.run_id for r in records),
+        warnings=_reductions(steps),
         notes=(
             NOTE,
             "Every part except other is measured; other is the mean step minus all parts, and "

@@ -8,15 +8,16 @@ run.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cubemesh.errors import UsageError
+from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import titled
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.train.report import charts, findings, table
-from cubemesh.schema import Answer, CheckpointSettings, RunRecord, RunSpec, Status, Train, Warning
+from cubemesh.schema import Answer, CheckpointSettings, RunRecord, RunSpec, Status, Train
 from cubemesh.training.checkpoint import steps_in
 
 FOLDER = "cubemesh-checkpoints"
@@ -120,15 +121,13 @@ def _can_resume(record: RunRecord, progressed: bool) -> bool:
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Accuracy, loss and throughput of the last attempt, or how it ended."""
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled(f"Training of {settings.network}{_data(records)}", records),
-        findings=tuple(findings(records)),
-        tables=tuple(table(records)),
-        charts=tuple(charts(settings.network, records)),
-        warnings=tuple(_warnings(records)),
-        run_ids=tuple(r.run_id for r in records),
+    return answer_of(
+        EXPERIMENT,
+        titled(f"Training of {settings.network}{_data(records)}", records),
+        records,
+        findings=findings(records),
+        tables=table(records),
+        charts=charts(settings.network, records),
         notes=(
             "Accuracy is on samples held out from training; ± is its 95 % binomial (Wilson) "
             "interval, which does not include the variation over seeds.",
@@ -139,11 +138,6 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 def _data(records: Sequence[RunRecord]) -> str:
     work = records[0].spec.work if records else None
     return f" on {work.data}" if isinstance(work, Train) else ""
-
-
-def _warnings(records: Sequence[RunRecord]) -> Iterator[Warning]:
-    for record in records:
-        yield from record.warnings
 
 
 EXPERIMENT = Experiment(
