@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload, training_workload
+from cubemesh.experiments.analysis.trainings import training_of, training_s
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.scaling.design import PLACED, DeviceSetting, on_cpu, placement
 from cubemesh.measure.energy.energy import WHAT as ENERGY
@@ -133,14 +134,8 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     )
 
 
-def _work(group: Group[int]) -> Train:
-    work = group.records[0].spec.work
-    assert isinstance(work, Train)
-    return work
-
-
 def _target(group: Group[int]) -> float:
-    target = _work(group).target_accuracy
+    target = training_of(group.records[0]).target_accuracy
     assert target is not None, "the plan sets it"
     return target
 
@@ -148,12 +143,6 @@ def _target(group: Group[int]) -> float:
 def _reached(group: Group[int]) -> list[RunRecord]:
     """Trainings that reached the target."""
     return [r for r in group.ok if r.figures["accuracy"].value >= _target(group)]
-
-
-def training_s(record: RunRecord) -> float:
-    """Seconds from the first rank's first step to the end of its last evaluation."""
-    own = [w for w in record.windows if w.rank == 0]
-    return max(w.start_s + w.elapsed_s for w in own) - min(w.start_s for w in own)
 
 
 def _time_s(group: Group[int]) -> float | None:

@@ -14,10 +14,10 @@ def train(batch, epochs=30):
     return RunSpec(work=Train(network="little-cnn", batch_per_device=batch, epochs=epochs))
 
 
-def test_the_papers_settings_at_full_scale(machine, play, record_of):
+def test_full_scale_has_the_settings_of_the_paper(machine, play, record_of):
     context = Context(machine=machine, scale=Scale.FULL)
-    asked, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
-    works = [s.work for s in asked]
+    planned, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
+    works = [s.work for s in planned]
     assert {(w.epochs, w.optimizer, w.learning_rate, w.data) for w in works} == {
         (30, "rmsprop", 1e-4, "digits")
     }
@@ -26,8 +26,8 @@ def test_the_papers_settings_at_full_scale(machine, play, record_of):
 
 def test_settings_override_the_defaults(machine, play, record_of):
     settings = Settings(batch_sizes=(4,), epochs=2, learning_rates=(0.1,), networks=("cifarnet",))
-    asked, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
-    (work,) = [s.work for s in asked]
+    planned, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
+    (work,) = [s.work for s in planned]
     assert (work.batch_per_device, work.epochs, work.learning_rate, work.network) == (
         4,
         2,
@@ -79,6 +79,16 @@ def test_on_several_devices_the_batch_size_is_global(record_of):
     assert "devices 4" in answer.title
 
 
+def test_an_update_of_several_devices_counts_once(record_of):
+    record = record_of(train(16), accuracy=0.8)
+    second = tuple(dataclasses.replace(w, rank=1) for w in record.windows)
+    both = dataclasses.replace(record, windows=(*record.windows, *second))
+    updates = [
+        EXPERIMENT.answer(Settings(), [r]).tables[0].rows[0][3].value for r in (record, both)
+    ]
+    assert updates[0] == updates[1] > 0
+
+
 def grid_of(record_of, accuracies, **failed):
     records = []
     for (batch, rate), accuracy in accuracies.items():
@@ -90,8 +100,8 @@ def grid_of(record_of, accuracies, **failed):
 
 def test_a_grid_runs_every_pair(machine, play, record_of):
     settings = Settings(batch_sizes=(16, 64), learning_rates=(1e-3, 1e-4), epochs=2)
-    asked, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
-    assert {(s.batch_per_device, s.work.learning_rate) for s in asked} == {
+    planned, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
+    assert {(s.batch_per_device, s.work.learning_rate) for s in planned} == {
         (b, r) for b in (16, 64) for r in (1e-3, 1e-4)
     }
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from cubemesh.experiments.analysis.answer import failed_run
 from cubemesh.experiments.analysis.groups import Group, group_by
 from cubemesh.experiments.analysis.ratios import scaled
+from cubemesh.experiments.analysis.trainings import training_of, update_count
 from cubemesh.schema import (
     Axis,
     Cell,
@@ -20,7 +21,6 @@ from cubemesh.schema import (
     Point,
     RunRecord,
     Table,
-    Train,
     Warning,
     warn,
 )
@@ -76,11 +76,6 @@ class RatePolicy:
         return all(a < b for a, b in pairwise(losses))
 
 
-def _work(record: RunRecord) -> Train:
-    assert isinstance(record.spec.work, Train)
-    return record.spec.work
-
-
 def _devices(record: RunRecord) -> int:
     return record.spec.placement.devices
 
@@ -89,7 +84,7 @@ def policies(records: Sequence[RunRecord]) -> list[RatePolicy]:
     """Constant and scaled; one device belongs to both, which are the same there."""
     found = []
     for scaling in NAMES:
-        own = [r for r in records if _devices(r) == 1 or _work(r).rate_scaling == scaling]
+        own = [r for r in records if _devices(r) == 1 or training_of(r).rate_scaling == scaling]
         groups = sorted(group_by(own, _devices), key=lambda g: g.key)
         found.append(RatePolicy(scaling=scaling, groups=tuple(groups)))
     return found
@@ -130,10 +125,10 @@ def findings(found: Sequence[RatePolicy]) -> Iterator[Finding]:
 
 def _longer(policy: RatePolicy) -> str:
     """Remedy of unequal losses: more epochs, if there were few."""
-    epochs = max(_work(r).epochs for g in policy.groups for r in g.ok)
+    epochs = max(training_of(r).epochs for g in policy.groups for r in g.ok)
     if epochs >= PAPER_EPOCHS:
         return ""
-    updates = [f"{_updates(g.ok[0])} on {g.key}" for g in policy.groups if g.ok]
+    updates = [f"{update_count(g.ok[0])} on {g.key}" for g in policy.groups if g.ok]
     return (
         f"Train for longer (set epochs={PAPER_EPOCHS}): these {epochs} epochs made only "
         f"{format_list(updates)} updates."
@@ -163,7 +158,7 @@ def tables(found: Sequence[RatePolicy]) -> tuple[Table, ...]:
 
 def _row(policy: RatePolicy, group: Group[int]) -> tuple[Cell, ...]:
     record = (group.ok or group.records)[0]
-    work = _work(record)
+    work = training_of(record)
     rate = work.learning_rate * (group.key if policy.scaling == "linear" else 1)
     head = (
         Cell(text=policy.name, run_id=group.run_id),
@@ -176,15 +171,10 @@ def _row(policy: RatePolicy, group: Group[int]) -> tuple[Cell, ...]:
     loss = group.median_of("validation_loss")
     return (
         *head,
-        Cell(value=_updates(record)),
+        Cell(value=update_count(record)),
         Cell(value=loss, run_id=group.run_id),
         group.cell(scaled(record.figures["accuracy"], 100, "%")),
     )
-
-
-def _updates(record: RunRecord) -> int:
-    """Steps of the first rank: all ranks make one update together."""
-    return sum(w.steps for w in record.windows if w.rank == 0 and w.phase != "evaluate")
 
 
 def charts(found: Sequence[RatePolicy], name: str) -> Iterator[Chart]:
@@ -256,7 +246,7 @@ def _epoch_ends(record: RunRecord) -> dict[int, float]:
 def reduced(records: Sequence[RunRecord]) -> Iterator[Warning]:
     """The warning `reduced` if less was trained than in the paper."""
     for record in records[:1]:
-        work = _work(record)
+        work = training_of(record)
         if work.epochs < PAPER_EPOCHS or work.batch_per_device < PAPER_BATCH:
             yield warn(
                 "reduced",

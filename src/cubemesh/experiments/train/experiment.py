@@ -15,6 +15,7 @@ from pathlib import Path
 from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import titled
+from cubemesh.experiments.analysis.trainings import ACCURACY_NOTE
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.train.report import charts, findings, table
 from cubemesh.schema import Answer, CheckpointSettings, RunRecord, RunSpec, Status, Train
@@ -128,10 +129,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         findings=findings(records),
         tables=table(records),
         charts=charts(settings.network, records),
-        notes=(
-            "Accuracy is on samples held out from training; ± is its 95 % binomial (Wilson) "
-            "interval, which does not include the variation over seeds.",
-        ),
+        notes=(ACCURACY_NOTE,),
     )
 
 

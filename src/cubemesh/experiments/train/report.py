@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
+from cubemesh.experiments.analysis.ratios import scaled
+from cubemesh.experiments.analysis.trainings import curve_line, training_of, training_s
 from cubemesh.schema import (
     Axis,
     Cell,
     Chart,
     Column,
-    Curve,
     Finding,
-    Line,
-    Point,
     RunRecord,
     Table,
-    Train,
 )
 from cubemesh.units import format_seconds
-
-PERCENT = 100
-
-
-def last(records: Sequence[RunRecord]) -> RunRecord | None:
-    """The last attempt, which resumed the earlier ones."""
-    return records[-1] if records else None
 
 
 def findings(records: Sequence[RunRecord]) -> Iterator[Finding]:
     """Accuracy; target reached or not; how earlier attempts ended."""
-    record = last(records)
-    if record is None:
+    if not records:
         return
+    record = records[-1]
     if record.ok:
         yield _accuracy(record)
         yield from _target(record)
@@ -39,8 +31,7 @@ def findings(records: Sequence[RunRecord]) -> Iterator[Finding]:
         yield Finding(
             code="training-failed", text=f"The training did not complete: {_ending(record)}"
         )
-    for earlier in records[:-1]:
-        following = records[records.index(earlier) + 1]
+    for earlier, following in pairwise(records):
         step = following.figure("resumed_at_step")
         where = "started over" if step is None else f"resumed from step {step:.0f}"
         yield Finding(
@@ -52,27 +43,25 @@ def findings(records: Sequence[RunRecord]) -> Iterator[Finding]:
 
 
 def _accuracy(record: RunRecord) -> Finding:
-    work, figure = _work(record), record.figures["accuracy"]
+    work, figure = training_of(record), scaled(record.figures["accuracy"], 100, "%")
     epochs = round(record.figure("epochs_trained") or work.epochs)
     top5 = record.figure("top5_accuracy")
-    also = f" (top-5 {PERCENT * top5:.1f} %)" if top5 is not None else ""
-    return Finding(
+    also = f" (top-5 {100 * top5:.1f} %)" if top5 is not None else ""
+    return Finding.of(
         code="accuracy",
         question="What accuracy does it reach?",
         text=f"Accuracy of {work.network} after {epochs} epochs of {work.data}: "
-        f"{PERCENT * figure.value:.1f} % of the held-out samples{also}.",
-        value=PERCENT * figure.value,
+        f"{figure.value:.1f} % of the held-out samples{also}.",
+        figure=figure,
         unit="% top-1",
-        low=None if figure.low is None else PERCENT * figure.low,
-        high=None if figure.high is None else PERCENT * figure.high,
     )
 
 
 def _target(record: RunRecord) -> Iterator[Finding]:
-    work = _work(record)
+    work = training_of(record)
     if work.target_accuracy is None:
         return
-    target = f"{PERCENT * work.target_accuracy:g} %"
+    target = f"{100 * work.target_accuracy:g} %"
     epoch = record.figure("target_epoch")
     if epoch is None:
         yield Finding(
@@ -83,19 +72,13 @@ def _target(record: RunRecord) -> Iterator[Finding]:
         return
     duration = ""
     if record.figure("resumed_at_step") is None:
-        duration = f", after {format_seconds(_training_s(record))} of training and evaluation"
+        duration = f", after {format_seconds(training_s(record))} of training and evaluation"
     yield Finding(
         code="target-reached",
         text=f"The target of {target} was reached in epoch {epoch:.0f}{duration}.",
         value=epoch,
         unit="epochs",
     )
-
-
-def _training_s(record: RunRecord) -> float:
-    """Seconds from the first step to the end of the last evaluation, on the first rank."""
-    own = [w for w in record.windows if w.rank == 0]
-    return max(w.start_s + w.elapsed_s for w in own) - min(w.start_s for w in own)
 
 
 def _ending(record: RunRecord) -> str:
@@ -105,9 +88,8 @@ def _ending(record: RunRecord) -> str:
 
 def table(records: Sequence[RunRecord]) -> Iterator[Table]:
     """A row per epoch."""
-    record = last(records)
-    accuracy = None if record is None else _curve(record, "validation_accuracy")
-    if record is None or accuracy is None or not accuracy.x:
+    accuracy = records[-1].curve("validation_accuracy") if records else None
+    if accuracy is None:
         return
     columns = (
         Column(name="epoch"),
@@ -117,13 +99,13 @@ def table(records: Sequence[RunRecord]) -> Iterator[Table]:
         Column(name="top-5", unit="%"),
         Column(name="samples/s"),
     )
-    rows = tuple(_row(record, round(epoch)) for epoch in accuracy.x)
+    rows = tuple(_row(records[-1], round(epoch)) for epoch in accuracy.x)
     yield Table(title="Epochs", columns=columns, rows=rows)
 
 
 def _row(record: RunRecord, epoch: int) -> tuple[Cell, ...]:
     place = epoch - 1
-    loss = _curve(record, "validation_loss")
+    loss = record.curve("validation_loss")
     assert loss is not None, "logged with the accuracy"
     return (
         Cell(text=str(epoch), run_id=record.run_id),
@@ -140,13 +122,13 @@ def _cell(value: float | None, reason: str) -> Cell:
 
 
 def _percent(record: RunRecord, name: str, place: int) -> float | None:
-    curve = _curve(record, name)
-    return None if curve is None else PERCENT * curve.y[place]
+    curve = record.curve(name)
+    return None if curve is None else 100 * curve.y[place]
 
 
 def _training_loss(record: RunRecord, epoch: int) -> float | None:
     """The last value in an epoch; all epochs have the same number of steps."""
-    curve, scored = _curve(record, "training_loss"), _curve(record, "validation_loss")
+    curve, scored = record.curve("training_loss"), record.curve("validation_loss")
     if curve is None or scored is None or not curve.x:
         return None
     each = max(curve.x) / len(scored.x)
@@ -164,13 +146,13 @@ def _rate(record: RunRecord, epoch: int) -> float | None:
 
 def charts(network: str, records: Sequence[RunRecord]) -> Iterator[Chart]:
     """Accuracy by epoch, and the training loss by step."""
-    record = last(records)
-    if record is None:
+    if not records:
         return
+    record = records[-1]
     accuracies = [
-        _line(name, record, curve, PERCENT)
+        curve_line(name, record, curve, 100)
         for name, key in (("top-1", "validation_accuracy"), ("top-5", "validation_top5_accuracy"))
-        if (curve := _curve(record, key)) is not None and curve.x
+        if (curve := record.curve(key)) is not None and curve.x
     ]
     if accuracies:
         yield Chart(
@@ -181,7 +163,7 @@ def charts(network: str, records: Sequence[RunRecord]) -> Iterator[Chart]:
             y=Axis(name="accuracy", unit="%"),
             lines=tuple(accuracies),
         )
-    losses = _curve(record, "training_loss")
+    losses = record.curve("training_loss")
     if losses is not None and losses.x:
         yield Chart(
             name=f"train-{network}-loss",
@@ -189,21 +171,5 @@ def charts(network: str, records: Sequence[RunRecord]) -> Iterator[Chart]:
             kind="line",
             x=Axis(name="step"),
             y=Axis(name="loss"),
-            lines=(_line(network, record, losses, 1),),
+            lines=(curve_line(network, record, losses),),
         )
-
-
-def _line(name: str, record: RunRecord, curve: Curve, times: float) -> Line:
-    pairs = zip(curve.x, curve.y, strict=True)
-    return Line(
-        name=name, points=tuple(Point(x=x, y=times * y, run_id=record.run_id) for x, y in pairs)
-    )
-
-
-def _curve(record: RunRecord, name: str) -> Curve | None:
-    return next((curve for curve in record.curves if curve.name == name), None)
-
-
-def _work(record: RunRecord) -> Train:
-    assert isinstance(record.spec.work, Train)
-    return record.spec.work
