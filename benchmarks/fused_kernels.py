@@ -48,7 +48,7 @@ def cases(network: str, batch: int) -> dict[Case, int]:
             case = (
                 (batch, channels, height, width),
                 step.residual is not None,
-                step.rectifies,
+                step.relu,
                 readers,
             )
             found[case] = found.get(case, 0) + 1

@@ -134,7 +134,7 @@ def convs(network: str, batch: int) -> list[tuple[tuple[int, ...], Case]]:
         if tuple(node.layer.kernel) != (1, 1) or tuple(node.layer.stride) != (1, 1):
             continue
         readers = min(2, read[step.last.name])
-        case = ((batch, *step.norm.shape), step.residual is not None, step.rectifies, readers)
+        case = ((batch, *step.norm.shape), step.residual is not None, step.relu, readers)
         found[(batch, *shapes[node.inputs[0]]), case] = None
     return list(found)
 

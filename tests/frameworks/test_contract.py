@@ -12,9 +12,7 @@ from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.frameworks.contract.program import OutOfMemory, Unsupported
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.layers import LAYERS, LocalResponseNorm
-from cubemesh.networks.sequence_builder import SequenceBuilder
-from cubemesh.networks.sequence_layers import SEQUENCE_LAYERS
+from cubemesh.networks.layers import LAYERS, SEQUENCE_LAYERS, LocalResponseNorm
 from cubemesh.schema.spec import ProgramSettings, RunSpec
 from cubemesh.schema.work import WORK_KINDS, Ceiling, TrainSteps
 from cubemesh.worker.validation import check_supported
@@ -84,7 +82,7 @@ def test_every_layer_is_trained(framework, request_for, make_batch):
 
 
 def every_sequence_layer():
-    net = SequenceBuilder("every-sequence-layer")
+    net = NetworkBuilder("every-sequence-layer")
     x = net.conv(net.input("image", (3, 4, 4)), 6, kernel=2, stride=2)
     x = net.position_embedding(net.class_token(net.tokens(x)))
     y = net.attention(net.linear(net.layer_norm(x), 18), 2, causal=True)
@@ -94,14 +92,14 @@ def every_sequence_layer():
 
 
 def of_tokens():
-    net = SequenceBuilder("of-tokens")
+    net = NetworkBuilder("of-tokens")
     x = net.embedding(net.token_input("tokens", 6, 9), 4, name="words")
     net.classify(net.linear(x, 9, bias=False, share={"weight": "words.weight"}))
     return net.build()
 
 
 def recurrent():
-    net = SequenceBuilder("recurrent")
+    net = NetworkBuilder("recurrent")
     source = net.lstm(net.embedding(net.token_input("source", 5, 9), 4), 4)
     begin = net.tanh(net.select(source, 4))
     target = net.lstm(net.embedding(net.token_input("target", 6, 9), 4), 4, begin)
@@ -130,7 +128,7 @@ def test_every_layer_of_sequences_is_trained_or_refused(make, framework, request
     placed = program.place(make_batch(request.network))
     program.train_step(placed)
     assert np.isfinite(program.loss())
-    shape = request.network.shape(request.network.output)
+    shape = request.network.shapes[request.network.output]
     assert program.evaluate(placed).shape == (4, *shape)
 
 

@@ -25,9 +25,7 @@ from cubemesh import networks
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.layers import BatchNorm, Convolution, LocalResponseNorm
-from cubemesh.networks.sequence_builder import SequenceBuilder
-from cubemesh.networks.sequence_layers import LayerNorm
+from cubemesh.networks.layers import BatchNorm, Convolution, LayerNorm, LocalResponseNorm
 from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.networks.zoo.vit import vit
 
@@ -255,7 +253,7 @@ def small_cnn():
 
 
 def small_lstm():
-    net = SequenceBuilder("small-lstm")
+    net = NetworkBuilder("small-lstm")
     x = net.embedding(net.token_input("tokens", 4, 11), 6)
     net.classify(net.linear(net.layer_norm(net.lstm(x, 5, name="lstm")), 11))
     return net.build()

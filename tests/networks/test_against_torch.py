@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from cubemesh.errors import UsageError
 from cubemesh.networks import build, layers
-from cubemesh.networks import sequence_layers as sequences
 from cubemesh.networks.activation_memory import LABEL_BYTES
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.cost import totals
@@ -77,16 +76,16 @@ LOWER = {
     layers.MaxPool: lambda n, p, x: F.max_pool2d(x, n.kernel, n.stride, n.padding, 1, n.ceil_mode),
     layers.AveragePool: lambda n, p, x: F.avg_pool2d(x, n.kernel, n.stride, n.padding, n.ceil_mode),
     layers.GlobalAveragePool: lambda n, p, x: x.mean((2, 3)),
-    sequences.LayerNorm: lambda n, p, x: F.layer_norm(
+    layers.LayerNorm: lambda n, p, x: F.layer_norm(
         x, x.shape[-1:], p["weight"], p["bias"], n.epsilon
     ),
-    sequences.Embedding: lambda n, p, x: F.embedding(x, p["weight"]),
-    sequences.GELU: lambda n, p, x: F.gelu(x),
-    sequences.Attention: lambda n, p, x: _attention(n, x),
-    sequences.Tokens: lambda n, p, x: x.flatten(2).transpose(1, 2),
-    sequences.ClassToken: lambda n, p, x: _with_token(x, p["token"]),
-    sequences.PositionEmbedding: lambda n, p, x: x + p["weight"],
-    sequences.SelectPosition: lambda n, p, x: x[:, n.position],
+    layers.Embedding: lambda n, p, x: F.embedding(x, p["weight"]),
+    layers.GELU: lambda n, p, x: F.gelu(x),
+    layers.Attention: lambda n, p, x: _attention(n, x),
+    layers.Tokens: lambda n, p, x: x.flatten(2).transpose(1, 2),
+    layers.ClassToken: lambda n, p, x: _with_token(x, p["token"]),
+    layers.PositionEmbedding: lambda n, p, x: x + p["weight"],
+    layers.SelectPosition: lambda n, p, x: x[:, n.position],
 }
 
 
@@ -150,7 +149,7 @@ def test_matrix_operations_agree_with_the_flop_counter(name, monkeypatch):
     network = build(name)
     # The counter knows the CPU's kernel not at all, and of GPUs' counts what they compute twice.
     unfused = partial(_attention, fused=False)
-    monkeypatch.setitem(LOWER, sequences.Attention, lambda n, p, x: unfused(n, x))
+    monkeypatch.setitem(LOWER, layers.Attention, lambda n, p, x: unfused(n, x))
     model, cost = Interpreted(network), totals(network, batch=2)
     with FlopCounterMode(display=False) as forward:
         loss = model.loss(2)

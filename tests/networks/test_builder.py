@@ -27,9 +27,9 @@ def test_nodes_are_numbered_by_their_layer_and_know_their_shape():
     net.classify(x)
     network = net.build()
     assert [n.name for n in network.nodes] == ["conv1", "relu1", "conv2", "flatten1", "fc1"]
-    assert network.shape("conv2") == (4, 3, 3)
-    assert network.shape("image") == (3, 8, 8)
-    assert network.shape("label") == ()
+    assert network.shapes["conv2"] == (4, 3, 3)
+    assert network.shapes["image"] == (3, 8, 8)
+    assert network.shapes["label"] == ()
     assert network.targets[0].classes == 5
     assert network.output == "fc1"
     assert [(s.name, s.nodes) for s in network.segments] == [
@@ -45,7 +45,7 @@ def test_nodes_are_numbered_by_their_layer_and_know_their_shape():
         "fc1.bias",
     ]
     with pytest.raises(KeyError):
-        network.shape("conv3")
+        network.shapes["conv3"]
 
 
 def test_a_shared_parameter_exists_once():
@@ -108,7 +108,7 @@ def test_what_a_value_needs_leaves_the_rest_out():
     net.classify(side, weight=0.3, train_only=True)
     net.classify(main)
     network = net.build()
-    assert network.shape("both") == (6, 4, 4)
+    assert network.shapes["both"] == (6, 4, 4)
     assert [n.name for n in network.needed(network.output)] == ["trunk", "both", "main"]
     assert network.needed("side", "main") == tuple(
         n for n in network.nodes if n.name != "side_flat"

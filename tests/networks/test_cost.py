@@ -6,10 +6,9 @@ import pytest
 
 from cubemesh.networks import NETWORKS, build
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.cost import LayerCost, costs, totals
-from cubemesh.networks.layers import LocalResponseNorm
-from cubemesh.networks.recurrent_layers import Mix, PairProduct
-from cubemesh.networks.sequence_layers import Attention
+from cubemesh.networks.cost import costs, totals
+from cubemesh.networks.flops import LayerCost
+from cubemesh.networks.layers import Attention, LocalResponseNorm, Mix, PairProduct
 from cubemesh.schema.cost import Cost
 
 
@@ -234,12 +233,11 @@ def test_half_precision_halves_what_moves():
     assert half.weight_gradient.moved_bytes * 2 == full.weight_gradient.moved_bytes
 
 
-def test_layer_costs_add_up_and_scale():
+def test_layer_costs_add_up():
     network = build("little-cnn")
     found = costs(network)
     assert sum(found.values()) == totals(network)
     cost = found["conv2"]
-    assert cost + cost == 2 * cost == cost * 2
     assert cost.total == cost.forward + cost.data_gradient + cost.weight_gradient
 
 
@@ -258,4 +256,96 @@ def test_backward_is_twice_forward_but_for_the_first_layer(name):
     assert total.weight_gradient.matrix_flops == forward - attention
     assert total.data_gradient.matrix_flops == (
         forward + attention - found[first.name].forward.matrix_flops
+    )
+
+
+def of_sequence(add_layer, features=12, batch=2):
+    """Cost of the layer `add_layer(net, x)` adds after a linear layer on 5 positions, batch 2."""
+    net = NetworkBuilder("net")
+    x = add_layer(net, net.linear(net.input("x", (5, 3)), features))
+    net.classify(net.flatten(x))
+    network = net.build()
+    return costs(network, batch)[network.nodes[1].name]
+
+
+V = 2 * 5 * 12  # 120 values come in, in 10 positions
+
+
+def test_layer_norm():
+    assert of_sequence(lambda net, x: net.layer_norm(x)) == LayerCost(
+        forward=Cost(
+            other_flops=8 * V,
+            read_bytes=4 * (V + 24),
+            written_bytes=4 * (V + 20),
+            saved_bytes=4 * (V + 20),
+        ),
+        data_gradient=Cost(
+            other_flops=8 * V, read_bytes=4 * (2 * V + 12 + 20), written_bytes=4 * V
+        ),
+        weight_gradient=Cost(other_flops=5 * V, read_bytes=4 * (2 * V + 20), written_bytes=4 * 24),
+    )
+
+
+@pytest.mark.parametrize(("form", "operations"), [("erf", 5), ("tanh", 9)])
+def test_gelu_keeps_its_input(form, operations):
+    assert of_sequence(lambda net, x: net.gelu(x, form)) == LayerCost(
+        forward=Cost(
+            other_flops=operations * V, read_bytes=4 * V, written_bytes=4 * V, saved_bytes=4 * V
+        ),
+        data_gradient=Cost(
+            other_flops=2 * operations * V, read_bytes=4 * 2 * V, written_bytes=4 * V
+        ),
+    )
+
+
+def test_attention():
+    # y = 2 · 5 · 4 = 40 values in 2 heads: 2 · 2 · 5 · 5 = 100 scores, 20 logarithms of sums.
+    assert of_sequence(lambda net, x: net.attention(x, 2)) == LayerCost(
+        forward=Cost(
+            matrix_flops=2 * 2 * 40 * 5,
+            other_flops=600,
+            read_bytes=4 * V,
+            written_bytes=4 * (40 + 20),
+            saved_bytes=4 * (V + 40 + 20),
+        ),
+        data_gradient=Cost(
+            matrix_flops=4 * 2 * 40 * 5,
+            other_flops=300 + 80,
+            read_bytes=4 * (V + 80 + 20),
+            written_bytes=4 * V,
+        ),
+    )
+
+
+def test_an_embedding_picks_rows():
+    # 10 tokens of 8 bytes, 4 values each; its gradient is an array of 9 · 4 with 40 additions.
+    net = NetworkBuilder("net")
+    net.classify(net.embedding(net.token_input("tokens", 5, 9), 4))
+    network = net.build()
+    assert costs(network, 2)[network.nodes[0].name] == LayerCost(
+        forward=Cost(read_bytes=80 + 4 * 40, written_bytes=4 * 40),
+        weight_gradient=Cost(
+            other_flops=40, read_bytes=80 + 4 * 80, written_bytes=4 * (9 * 4 + 40)
+        ),
+    )
+
+
+def test_a_class_token_is_copied_and_learned():
+    # 6 positions come out: 144 values, 24 of them the token's.
+    assert of_sequence(lambda net, x: net.class_token(x)) == LayerCost(
+        forward=Cost(read_bytes=4 * (V + 12), written_bytes=4 * 144),
+        weight_gradient=Cost(other_flops=24, read_bytes=4 * 24, written_bytes=4 * 12),
+    )
+
+
+def test_a_position_embedding_is_added():
+    assert of_sequence(lambda net, x: net.position_embedding(x)) == LayerCost(
+        forward=Cost(other_flops=V, read_bytes=4 * (V + 60), written_bytes=4 * V),
+        weight_gradient=Cost(other_flops=V, read_bytes=4 * V, written_bytes=4 * 60),
+    )
+
+
+def test_a_position_is_a_view_whose_gradient_is_not():
+    assert of_sequence(lambda net, x: net.select(x)) == LayerCost(
+        data_gradient=Cost(read_bytes=4 * 24, written_bytes=4 * V)
     )

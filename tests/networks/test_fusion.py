@@ -12,7 +12,6 @@ from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.fusion import fused_steps, norm_fusions, reads, relu_fusions, score_fusions
 from cubemesh.networks.graph import Node
 from cubemesh.networks.layers import Add, BatchNorm, Convolution, MaxPool, ReLU
-from cubemesh.networks.sequence_builder import SequenceBuilder
 
 
 @st.composite
@@ -41,7 +40,7 @@ def graphs(draw):
 @given(graphs(), st.booleans())
 def test_every_layer_runs_once_after_what_it_reads(network, relus):
     steps = fused_steps(network, relus=relus)
-    needed = network.needed(*(head.value for head in network.heads))
+    needed = network.needed()
     ran = [n for s in steps for n in ((s.name,) if isinstance(s, Node) else s.nodes)]
     assert sorted(ran) == sorted(node.name for node in needed)
     made = {i.name for i in network.inputs}
@@ -54,7 +53,7 @@ def test_every_layer_runs_once_after_what_it_reads(network, relus):
 @settings(max_examples=40, deadline=None)
 @given(graphs())
 def test_nothing_that_is_fused_away_is_read_and_every_norm_is_in_a_fusion(network):
-    needed = network.needed(*(head.value for head in network.heads))
+    needed = network.needed()
     layers = {node.name: node.layer for node in needed}
     read = reads(network, fused_steps(network))
     for found in norm_fusions(network):
@@ -62,7 +61,7 @@ def test_nothing_that_is_fused_away_is_read_and_every_norm_is_in_a_fusion(networ
         kinds = [type(layers[name]) for name in found.nodes]
         assert kinds[0] is BatchNorm
         assert kinds in ([BatchNorm], [BatchNorm, ReLU], [BatchNorm, Add], [BatchNorm, Add, ReLU])
-        assert found.rectifies == (kinds[-1] is ReLU)
+        assert found.relu == (kinds[-1] is ReLU)
         assert (found.residual is not None) == (Add in kinds)
     norms = {f.norm.name for f in norm_fusions(network)}
     assert norms == {name for name, layer in layers.items() if isinstance(layer, BatchNorm)}
@@ -71,7 +70,7 @@ def test_nothing_that_is_fused_away_is_read_and_every_norm_is_in_a_fusion(networ
 @settings(max_examples=40, deadline=None)
 @given(graphs())
 def test_a_relu_is_fused_with_a_pooling_or_a_convolution_that_nobody_else_reads(network):
-    needed = network.needed(*(head.value for head in network.heads))
+    needed = network.needed()
     layers = {node.name: node.layer for node in needed}
     read = reads(network, fused_steps(network, relus=True))
     in_norms = {name for found in norm_fusions(network) for name in found.nodes}
@@ -102,10 +101,10 @@ def test_a_residual_block_is_two_fusions_and_the_later_norm_takes_the_sum():
     short = net.batch_norm(net.conv(y, 4, kernel=1), name="short")
     net.classify(net.linear(net.flatten(net.relu(net.add(branch, short), name="out")), 3))
     first, second, third = norm_fusions(net.build())
-    assert (first.rectifies, first.residual) == (True, None)
+    assert (first.relu, first.residual) == (True, None)
     assert second.nodes == ("branch",)
     assert third.nodes[0] == "short"
-    assert (third.last.name, third.residual, third.rectifies) == ("out", "branch", True)
+    assert (third.last.name, third.residual, third.relu) == ("out", "branch", True)
 
 
 @pytest.mark.parametrize("twice", [True, False])
@@ -120,7 +119,7 @@ def test_a_normalized_value_with_two_readers_is_kept(twice):
 
 def perceptron(*, bias=False, features=1, head=False):
     """Scores by a perceptron; with `head` the hidden layer is read twice."""
-    net = SequenceBuilder("scores")
+    net = NetworkBuilder("scores")
     tokens = net.token_input("source", 6, 20)
     queries = net.linear(net.embedding(tokens, 4), 4, name="queries")
     keys = net.linear(net.embedding(tokens, 4), 4, name="keys")
@@ -153,5 +152,4 @@ def test_it_knows_no_network_by_name():
         "dataclasses",
         "cubemesh.networks.graph",
         "cubemesh.networks.layers",
-        "cubemesh.networks.recurrent_layers",
     }

@@ -4,25 +4,34 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.networks.activation_memory import SAVED_TENSOR_RULES
+from cubemesh.networks.flops import COUNTS
 from cubemesh.networks.layers import (
+    ALL_LAYERS,
+    GELU,
     Add,
+    Attention,
     AveragePool,
     BatchNorm,
+    ClassToken,
     Concat,
     Convolution,
     Dropout,
+    Embedding,
     Flatten,
     GlobalAveragePool,
     Layer,
+    LayerNorm,
     Linear,
     LocalResponseNorm,
     MaxPool,
+    PositionEmbedding,
     ReLU,
+    SelectPosition,
+    Tokens,
 )
-from cubemesh.networks.sequence_flops import ALL_COUNTS
-from cubemesh.networks.sequence_layers import ALL_LAYERS
 
 IMAGE = (6, 9, 7)
+SEQUENCE = (5, 12)
 WINDOW = {"kernel": (3, 3), "stride": (2, 2)}
 
 
@@ -84,6 +93,25 @@ def test_parameters_and_state():
 
 
 @pytest.mark.parametrize(
+    ("layer", "given", "expected", "parameters"),
+    [
+        (LayerNorm(), SEQUENCE, SEQUENCE, {"weight": (12,), "bias": (12,)}),
+        (GELU(), SEQUENCE, SEQUENCE, {}),
+        (Attention(heads=2), SEQUENCE, (5, 4), {}),
+        (Tokens(), (6, 3, 4), (12, 6), {}),
+        (Embedding(vocabulary=9, features=4), (5,), (5, 4), {"weight": (9, 4)}),
+        (ClassToken(), SEQUENCE, (6, 12), {"token": (12,)}),
+        (PositionEmbedding(), SEQUENCE, SEQUENCE, {"weight": SEQUENCE}),
+        (SelectPosition(position=4), SEQUENCE, (12,), {}),
+    ],
+)
+def test_shapes_and_parameters_of_sequence_layers(layer, given, expected, parameters):
+    assert layer.output_shape(given) == expected
+    assert {role: p.shape for role, p in layer.parameters(given).items()} == parameters
+    assert layer.state(given) == {}
+
+
+@pytest.mark.parametrize(
     ("layer", "inputs", "message"),
     [
         (MaxPool(**WINDOW), [(6, 2, 2)], "window of 3 does not fit into 2"),
@@ -94,6 +122,11 @@ def test_parameters_and_state():
         (Add(), [(6,), (7,)], "values of one shape"),
         (Concat(), [IMAGE, (6, 9, 8)], "alike but for their channels"),
         (Concat(), [IMAGE, (6,)], "alike but for their channels"),
+        (Attention(heads=5), [SEQUENCE], "12 features do not divide .* of 5 heads"),
+        (Attention(heads=2), [(12,)], r"Attention needs \(length, features\)"),
+        (Embedding(vocabulary=9, features=4), [SEQUENCE], r"needs tokens \(length,\)"),
+        (Tokens(), [SEQUENCE], r"Tokens needs \(channels, height, width\)"),
+        (SelectPosition(position=5), [SEQUENCE], "no position 5 in 5"),
     ],
 )
 def test_what_does_not_fit_is_refused(layer, inputs, message):
@@ -108,5 +141,5 @@ def test_every_layer_type_has_its_line_in_every_table():
 
     written = {k for k in leaves(Layer) if not k.__name__.startswith("_")} - {Layer}
     assert written == set(ALL_LAYERS.values())
-    assert set(ALL_COUNTS) == set(ALL_LAYERS.values())
+    assert set(COUNTS) == set(ALL_LAYERS.values())
     assert set(SAVED_TENSOR_RULES) == set(ALL_LAYERS.values())

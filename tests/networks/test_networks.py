@@ -63,12 +63,12 @@ def test_a_network_is_whole(name):
     if line.image_size:
         assert network.inputs[0].shape == (3, line.image_size, line.image_size)
         assert network.targets[0].classes == line.classes
-        assert network.shape(network.output) == (line.classes,)
+        assert network.shapes[network.output] == (line.classes,)
     else:
         assert {i.shape for i in network.inputs} == {(line.sequence_length,)}
         assert network.targets[0].shape == (line.sequence_length,)
         assert network.targets[0].classes == network.inputs[0].classes == line.vocabulary
-        assert network.shape(network.output) == (line.sequence_length, line.vocabulary)
+        assert network.shapes[network.output] == (line.sequence_length, line.vocabulary)
     known = {i.name: i.shape for i in network.inputs}
     for node in network.nodes:
         shapes = [known[i] for i in node.inputs]  # every input comes before its reader
@@ -96,15 +96,15 @@ def test_segments_are_named_and_cover_the_network(name):
 @pytest.mark.parametrize("name", [n for n in NETWORKS if n not in OF_IMAGES])
 def test_a_network_of_tokens_takes_any_length_and_vocabulary(name):
     small = build(name, sequence_length=1, vocabulary=1)
-    assert small.shape(small.output) == (1, 1)
+    assert small.shapes[small.output] == (1, 1)
     with pytest.raises(UsageError, match=f"sequence_length=0 is too small: {name} needs 1"):
         build(name, sequence_length=0)
-    with pytest.raises(UsageError, match=f"image_size=32 was given, and {name} takes none. It tak"):
+    with pytest.raises(UsageError, match=r"image_size=32 .*sequence_length, vocabulary"):
         build(name, image_size=32)
 
 
 def test_a_network_of_images_takes_no_sequence():
-    with pytest.raises(UsageError, match=r"sequence_length=10 .*vit-b16 .*\bimage_size, classes"):
+    with pytest.raises(UsageError, match=r"sequence_length=10 .*vit-b16.*\bimage_size, classes"):
         build("vit-b16", sequence_length=10)
     with pytest.raises(UsageError, match=r"image_size=100 .*\b96\b"):
         build("vit-b16", 100)
@@ -114,7 +114,7 @@ def test_a_network_of_images_takes_no_sequence():
 def test_the_smallest_image_is_the_smallest_that_works(name):
     line = entry(name)
     small = build(name, image_size=line.smallest_image_size, classes=3)
-    assert small.shape(small.output) == (3,)
+    assert small.shapes[small.output] == (3,)
     with pytest.raises(UsageError, match="does not fit"):
         line.make(line.smallest_image_size - 1, 3)
     with pytest.raises(

@@ -40,7 +40,7 @@ def test_the_output_of_a_part_is_the_input_of_the_next(name, devices):
     assert found[-1].heads == network.heads
     for before, after in itertools.pairwise(found):
         (head,), (fed,) = before.heads, after.inputs
-        assert (fed.name, fed.shape) == (head.value, network.shape(head.value))
+        assert (fed.name, fed.shape) == (head.value, network.shapes[head.value])
     assert tuple(node for part in found for node in part.nodes) == network.nodes
     assert [n for part in found for n in part.parameters] == [*network.parameters]
     assert [n for part in found for n in part.state] == [*network.state]

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
-from cubemesh.networks.sequence_builder import SequenceBuilder
-from cubemesh.networks.sequence_layers import Embedding
+from cubemesh.networks.layers import Embedding
 from cubemesh.networks.zoo.gpt2 import gpt
 
 BERT_LENGTH, BERT_VOCABULARY = 384, 30522
@@ -35,7 +35,7 @@ def bert_base() -> Network:
 @cache
 def gnmt() -> Network:
     """160,670,272 parameters."""
-    net, wide = SequenceBuilder("gnmt"), GNMT_WIDTH
+    net, wide = NetworkBuilder("gnmt"), GNMT_WIDTH
     source = net.token_input("source", GNMT_LENGTH, GNMT_VOCABULARY)
     target = net.token_input("target", GNMT_LENGTH, GNMT_VOCABULARY)
     words = net.embedding(source, wide, name="embedding")

@@ -28,7 +28,7 @@ from cubemesh.forecast.launch_overhead import host_s, stall_s, times_for
 from cubemesh.forecast.passes import PROPORTIONS, Passes, passes, speed
 from cubemesh.forecast.request import Forecast, ForecastRequest, Point
 from cubemesh.forecast.what_if import apply_changes
-from cubemesh.networks.recurrent_layers import LSTM
+from cubemesh.networks.layers import LSTM
 
 __all__ = ["Forecast", "ForecastRequest", "Point", "predict", "slowest"]
 

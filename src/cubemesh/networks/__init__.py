@@ -57,16 +57,7 @@ class NetworkEntry:
 
 
 _DOCUMENT_001 = "DGX-1 best practices [001] (2018)"
-_CIFAR10_FULL = "Caffe's cifar10_full, after Krizhevsky's cuda-convnet (2011)"
-_ALEXNET = "Krizhevsky, One weird trick for parallelizing convolutional neural networks (2014)"
-_OVERFEAT = "Sermanet et al., OverFeat (2013), fast model"
-_VGG = "Simonyan and Zisserman, Very deep convolutional networks (2014)"
 _GOOGLENET = "Szegedy et al., Going deeper with convolutions (2014)"
-_INCEPTION_BN = "Ioffe and Szegedy, Batch normalization (2015)"
-_INCEPTION_V3 = "Szegedy et al., Rethinking the Inception architecture (2015)"
-_RESNET = "He et al., Deep residual learning for image recognition (2015)"
-_VIT = "Dosovitskiy et al., An image is worth 16×16 words (2020)"
-_GPT2 = "Radford et al., Language models are unsupervised multitask learners (2019)"
 _V1_5 = "v1.5: a bottleneck halves the image in its 3×3 convolution, not in the first 1×1"
 
 NETWORKS: dict[str, NetworkEntry] = {
@@ -91,7 +82,7 @@ NETWORKS: dict[str, NetworkEntry] = {
         image_size=32,
         smallest_image_size=12,
         classes=10,
-        source=_CIFAR10_FULL,
+        source="Caffe's cifar10_full, after Krizhevsky's cuda-convnet (2011)",
         differs="the first layer starts 255 times as wide, for pixels of 0 to 1",
     ),
     "alexnet": NetworkEntry(
@@ -99,7 +90,7 @@ NETWORKS: dict[str, NetworkEntry] = {
         image_size=224,
         smallest_image_size=63,
         classes=1000,
-        source=_ALEXNET,
+        source="Krizhevsky, One weird trick for parallelizing convolutional neural networks (2014)",
         differs="no response normalization; weights start as He et al. draw them",
     ),
     "overfeat": NetworkEntry(
@@ -107,7 +98,7 @@ NETWORKS: dict[str, NetworkEntry] = {
         image_size=231,
         smallest_image_size=71,
         classes=1000,
-        source=_OVERFEAT,
+        source="Sermanet et al., OverFeat (2013), fast model",
         differs="weights start as He et al. draw them",
     ),
     **{
@@ -116,7 +107,8 @@ NETWORKS: dict[str, NetworkEntry] = {
             image_size=224,
             smallest_image_size=32,
             classes=1000,
-            source=f"{_VGG}, configuration {configuration}",
+            source="Simonyan and Zisserman, Very deep convolutional networks (2014), "
+            f"configuration {configuration}",
             differs="weights start as He et al. draw them, not from a shallower network's",
         )
         for name, make, configuration in (
@@ -146,7 +138,7 @@ NETWORKS: dict[str, NetworkEntry] = {
         image_size=224,
         smallest_image_size=11,
         classes=1000,
-        source=_INCEPTION_BN,
+        source="Ioffe and Szegedy, Batch normalization (2015)",
         differs="the first convolution is a plain one, not a separable one",
     ),
     "inception-v3": NetworkEntry(
@@ -154,7 +146,7 @@ NETWORKS: dict[str, NetworkEntry] = {
         image_size=299,
         smallest_image_size=75,
         classes=1000,
-        source=_INCEPTION_V3,
+        source="Szegedy et al., Rethinking the Inception architecture (2015)",
         differs="as its authors released it: another stem, 5×5 for 3×3 at 35 × 35",
     ),
     **{
@@ -163,7 +155,7 @@ NETWORKS: dict[str, NetworkEntry] = {
             image_size=224,
             smallest_image_size=1,
             classes=1000,
-            source=_RESNET,
+            source="He et al., Deep residual learning for image recognition (2015)",
             differs=differs,
         )
         for name, make, differs in (
@@ -179,14 +171,14 @@ NETWORKS: dict[str, NetworkEntry] = {
         image_size=224,
         smallest_image_size=16,
         classes=1000,
-        source=_VIT,
+        source="Dosovitskiy et al., An image is worth 16×16 words (2020)",
         differs="torchvision's form: no dropout; the head starts from N(0, 0.02²), not from zero",
     ),
     "gpt2": NetworkEntry(
         make=gpt2,
         sequence_length=1024,
         vocabulary=50257,
-        source=_GPT2,
+        source="Radford et al., Language models are unsupervised multitask learners (2019)",
         differs="as many learned places as the sequence is long",
     ),
     **{
@@ -243,7 +235,7 @@ def build(
     network, or no classes.
     """
     name = canonical_name(name)
-    line = NETWORKS[name]
+    known = NETWORKS[name]
     given = {
         "image_size": image_size,
         "classes": classes,
@@ -251,26 +243,24 @@ def build(
         "vocabulary": vocabulary,
         "hidden": hidden,
     }
-    sizes = line.sizes
+    sizes = known.sizes
     for size, value in given.items():
         if value is None:
             continue
         if size not in sizes:
             raise UsageError(
-                f"{size}={value} was given, and {name} takes none. It takes {', '.join(sizes)}."
+                f"{size}={value} is not a size of {name}. Its sizes are {', '.join(sizes)}."
             )
         sizes[size] = value
-    if not line.image_size:
-        return _build_for_tokens(name, sizes)
-    image_size, classes = sizes["image_size"], sizes["classes"]
-    if image_size < line.smallest_image_size:
-        raise UsageError(
-            f"image_size={image_size} is too small for {name}: the smallest it works with is "
-            f"{line.smallest_image_size}, its usual one {line.image_size}."
-        )
-    if classes < 1:
-        raise UsageError(f"classes={classes} is too small: {name} needs 1 class or more.")
-    return line.make(image_size, classes)
+    for size, value in sizes.items():
+        if size == "image_size" and value < known.smallest_image_size:
+            raise UsageError(
+                f"image_size={value} is too small for {name}: the smallest it works with is "
+                f"{known.smallest_image_size}, its usual one {known.image_size}."
+            )
+        if value < 1:
+            raise UsageError(f"{size}={value} is too small: {name} needs 1 or more.")
+    return known.make(*sizes.values())
 
 
 def build_for(work: NetworkWork) -> Network:
@@ -283,13 +273,6 @@ def build_for(work: NetworkWork) -> Network:
         vocabulary=work.vocabulary,
         hidden=work.hidden,
     )
-
-
-def _build_for_tokens(name: str, sizes: dict[str, int]) -> Network:
-    for size, value in sizes.items():
-        if value < 1:
-            raise UsageError(f"{size}={value} is too small: {name} needs 1 or more.")
-    return NETWORKS[name].make(*sizes.values())
 
 
 def _bare(name: str) -> str:

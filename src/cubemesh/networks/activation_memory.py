@@ -18,42 +18,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cubemesh.networks import layers
 from cubemesh.networks.graph import Head, Network, Node
-from cubemesh.networks.layers import (
-    Add,
-    AveragePool,
-    BatchNorm,
-    Concat,
-    Convolution,
-    Dropout,
-    Flatten,
-    GlobalAveragePool,
-    Layer,
-    Linear,
-    LocalResponseNorm,
-    MaxPool,
-    ReLU,
-)
-from cubemesh.networks.recurrent_layers import LSTM, Mix, PairProduct, PairSum, Tanh
-from cubemesh.networks.sequence_layers import (
-    GELU,
-    Attention,
-    ClassToken,
-    Embedding,
-    LayerNorm,
-    PositionEmbedding,
-    SelectPosition,
-    Tokens,
-)
+from cubemesh.networks.layers import Layer
 from cubemesh.schema.spec import Precision
 
 ELEMENT_BYTES: dict[Precision, int] = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 """Width of the values that flow between layers."""
-FED_BYTES = 4
-"""Width of the images a network is fed, at least."""
+INPUT_BYTES = 4
+"""Least width of a network's inputs."""
 LABEL_BYTES = 8
 INDEX_BYTES = 8
 MASK_BYTES = 1
+Item = Literal["value", "fp32", "index", "mask"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +41,19 @@ class SavedTensor:
     """The value it is, or the node it belongs to and its role: `pool1:indices`."""
     elements: int
     """Per sample, or altogether where not `per_sample`."""
-    item: Literal["value", "wide", "index", "mask"] = "value"
-    """`wide` has at least 4 bytes, in mixed precision as well."""
+    item: Item = "value"
+    """`fp32` has at least 4 bytes, in mixed precision as well."""
     per_sample: bool = True
-    fed: bool = False
-    """An input of the network."""
+    is_input: bool = False
+    """Whether it is an input of the network."""
 
     def size_bytes(self, batch: int, element_bytes: int) -> int:
         """Bytes it adds to memory, at `element_bytes` a value."""
-        if self.fed and element_bytes >= FED_BYTES:
+        if self.is_input and element_bytes >= INPUT_BYTES:
             return 0
         width = {
             "value": element_bytes,
-            "wide": max(element_bytes, 4),
+            "fp32": max(element_bytes, 4),
             "index": INDEX_BYTES,
             "mask": MASK_BYTES,
         }[self.item]
@@ -91,68 +68,59 @@ class SavedTensorRule:
     last_input: bool = False
     """Only the last of several inputs."""
     output: bool = False
-    own: Callable[[Any, Node], dict[str, SavedTensor]] | None = None
-    """(layer, node) → role and array."""
+    own: Callable[[Any, Node], list[SavedTensor]] | None = None
+    """(layer, node) → arrays."""
 
 
-def _statistics(layer: BatchNorm, node: Node) -> dict[str, SavedTensor]:
+def _statistics(layer: layers.BatchNorm, node: Node) -> list[SavedTensor]:
     """Mean and inverse deviation of each channel over the batch."""
-    channels = node.shape[0]
-    return {"statistics": _own(node, "statistics", 2 * channels, "wide", per_sample=False)}
+    return [_own(node, "statistics", 2 * node.shape[0], "fp32", per_sample=False)]
 
 
-def _lrn_parts(layer: LocalResponseNorm, node: Node) -> dict[str, SavedTensor]:
+def _lrn_parts(layer: layers.LocalResponseNorm, node: Node) -> list[SavedTensor]:
     """The squares that are averaged, the sum raised to a power, and that power.
 
     Across channels the squares are padded by size − 1 channels of zeros.
     """
     channels, *area = node.shape
     padding = layer.size - 1 if layer.region == "across" else 0
-    squares = (channels + padding) * math.prod(area)
-    return {
-        "squares": _own(node, "squares", squares),
-        "base": _own(node, "base", math.prod(node.shape)),
-        "power": _own(node, "power", math.prod(node.shape)),
-    }
+    values = math.prod(node.shape)
+    squares = _own(node, "squares", (channels + padding) * math.prod(area))
+    return [squares, _own(node, "base", values), _own(node, "power", values)]
 
 
-def _mask(layer: Dropout, node: Node) -> dict[str, SavedTensor]:
-    return {"mask": _own(node, "mask", math.prod(node.shape), "mask")}
+def _mask(layer: layers.Dropout, node: Node) -> list[SavedTensor]:
+    return [_own(node, "mask", math.prod(node.shape), "mask")]
 
 
-def _indices(layer: MaxPool, node: Node) -> dict[str, SavedTensor]:
+def _indices(layer: layers.MaxPool, node: Node) -> list[SavedTensor]:
     """The position of the maximum of each window."""
-    return {"indices": _own(node, "indices", math.prod(node.shape), "index")}
+    return [_own(node, "indices", math.prod(node.shape), "index")]
 
 
-def _moments(layer: LayerNorm, node: Node) -> dict[str, SavedTensor]:
+def _moments(layer: layers.LayerNorm, node: Node) -> list[SavedTensor]:
     """Mean and inverse deviation of each position."""
-    positions = math.prod(node.shape[:-1])
-    return {"statistics": _own(node, "statistics", 2 * positions, "wide")}
+    return [_own(node, "statistics", 2 * math.prod(node.shape[:-1]), "fp32")]
 
 
-def _log_sums(layer: Attention, node: Node) -> dict[str, SavedTensor]:
+def _log_sums(layer: layers.Attention, node: Node) -> list[SavedTensor]:
     """The logarithm of each row's sum of exponentials, in each head; a fused kernel saves no
     scores."""
-    return {"log_sums": _own(node, "log_sums", layer.heads * node.shape[0], "wide")}
+    return [_own(node, "log_sums", layer.heads * node.shape[0], "fp32")]
 
 
-def _gates(layer: LSTM, node: Node) -> dict[str, SavedTensor]:
+def _gates(layer: layers.LSTM, node: Node) -> list[SavedTensor]:
     """Four gates and the cell, at every position."""
-    return {"gates": _own(node, "gates", 5 * math.prod(node.shape))}
+    return [_own(node, "gates", 5 * math.prod(node.shape))]
 
 
-def _shares(layer: Mix, node: Node) -> dict[str, SavedTensor]:
+def _weights(layer: layers.Mix, node: Node) -> list[SavedTensor]:
     """The softmax of the scores."""
-    return {"shares": _own(node, "shares", node.shape[0] * layer.keys)}
+    return [_own(node, "weights", node.shape[0] * layer.keys)]
 
 
 def _own(
-    node: Node,
-    role: str,
-    elements: int,
-    item: Literal["value", "wide", "index", "mask"] = "value",
-    per_sample: bool = True,
+    node: Node, role: str, elements: int, item: Item = "value", per_sample: bool = True
 ) -> SavedTensor:
     return SavedTensor(
         name=f"{node.name}:{role}", elements=elements, item=item, per_sample=per_sample
@@ -160,31 +128,33 @@ def _own(
 
 
 SAVED_TENSOR_RULES: dict[type[Layer], SavedTensorRule] = {
-    Convolution: SavedTensorRule(input=True),
-    Linear: SavedTensorRule(input=True),
-    BatchNorm: SavedTensorRule(input=True, own=_statistics),
-    LocalResponseNorm: SavedTensorRule(input=True, own=_lrn_parts),
-    ReLU: SavedTensorRule(output=True),
-    Add: SavedTensorRule(),
-    Concat: SavedTensorRule(),
-    Dropout: SavedTensorRule(own=_mask),
-    Flatten: SavedTensorRule(),
-    MaxPool: SavedTensorRule(input=True, own=_indices),
-    AveragePool: SavedTensorRule(input=True),  # for its shape alone, but autograd holds the array
-    GlobalAveragePool: SavedTensorRule(),
-    LayerNorm: SavedTensorRule(input=True, own=_moments),
-    GELU: SavedTensorRule(input=True),
-    Attention: SavedTensorRule(input=True, output=True, own=_log_sums),
-    Tokens: SavedTensorRule(),
-    ClassToken: SavedTensorRule(),
-    Embedding: SavedTensorRule(),  # its tokens lie in memory as the batch
-    PositionEmbedding: SavedTensorRule(),
-    SelectPosition: SavedTensorRule(),
-    Tanh: SavedTensorRule(output=True),
-    LSTM: SavedTensorRule(input=True, output=True, own=_gates),
-    PairSum: SavedTensorRule(),
-    PairProduct: SavedTensorRule(input=True),
-    Mix: SavedTensorRule(last_input=True, own=_shares),
+    layers.Convolution: SavedTensorRule(input=True),
+    layers.Linear: SavedTensorRule(input=True),
+    layers.BatchNorm: SavedTensorRule(input=True, own=_statistics),
+    layers.LocalResponseNorm: SavedTensorRule(input=True, own=_lrn_parts),
+    layers.ReLU: SavedTensorRule(output=True),
+    layers.Add: SavedTensorRule(),
+    layers.Concat: SavedTensorRule(),
+    layers.Dropout: SavedTensorRule(own=_mask),
+    layers.Flatten: SavedTensorRule(),
+    layers.MaxPool: SavedTensorRule(input=True, own=_indices),
+    layers.AveragePool: SavedTensorRule(
+        input=True
+    ),  # for its shape alone, but autograd holds the array
+    layers.GlobalAveragePool: SavedTensorRule(),
+    layers.LayerNorm: SavedTensorRule(input=True, own=_moments),
+    layers.GELU: SavedTensorRule(input=True),
+    layers.Attention: SavedTensorRule(input=True, output=True, own=_log_sums),
+    layers.Tokens: SavedTensorRule(),
+    layers.ClassToken: SavedTensorRule(),
+    layers.Embedding: SavedTensorRule(),  # its tokens are in memory as the batch
+    layers.PositionEmbedding: SavedTensorRule(),
+    layers.SelectPosition: SavedTensorRule(),
+    layers.Tanh: SavedTensorRule(output=True),
+    layers.LSTM: SavedTensorRule(input=True, output=True, own=_gates),
+    layers.PairSum: SavedTensorRule(),
+    layers.PairProduct: SavedTensorRule(input=True),
+    layers.Mix: SavedTensorRule(last_input=True, own=_weights),
 }
 
 
@@ -193,27 +163,27 @@ class GradientFlow:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.fed = frozenset(i.name for i in network.inputs)
         self.needs_gradient = self._needs_gradient()
         self.storage = self._storage()
         """Value → the value whose memory it uses; only a view uses another's."""
         self.accumulated = self._accumulated()
         """Node → values per sample that its data gradient adds to a gradient already there."""
 
-    def kept(self, node: Node) -> list[SavedTensor]:
+    def saved(self, node: Node) -> list[SavedTensor]:
         """Everything `node` saves, whether or not other nodes save it too."""
         if node.name not in self.needs_gradient:
             return []
         rule = SAVED_TENSOR_RULES[type(node.layer)]
         values = [*(node.inputs if rule.input else ()), *((node.name,) if rule.output else ())]
         values += node.inputs[-1:] if rule.last_input else ()
-        own = rule.own(node.layer, node) if rule.own else {}
-        return [*map(self._value, values), *own.values()]
+        own = rule.own(node.layer, node) if rule.own else []
+        return [*map(self._value, values), *own]
 
     def _value(self, name: str) -> SavedTensor:
         name = self.storage[name]
         elements = math.prod(self.network.shapes[name])
-        return SavedTensor(name=name, elements=elements, fed=name in self.fed)
+        is_input = any(name == i.name for i in self.network.inputs)
+        return SavedTensor(name=name, elements=elements, is_input=is_input)
 
     def _needs_gradient(self) -> frozenset[str]:
         found: set[str] = set()
@@ -249,20 +219,17 @@ def log_probabilities(network: Network, head: Head) -> SavedTensor:
     return SavedTensor(
         name=f"{head.value}:log_probabilities",
         elements=math.prod(network.shapes[head.value]),
-        item="wide",
+        item="fp32",
     )
 
 
-def saved_tensors(
-    network: Network, flow: GradientFlow | None = None
-) -> dict[str, tuple[SavedTensor, ...]]:
+def saved_tensors(flow: GradientFlow) -> dict[str, tuple[SavedTensor, ...]]:
     """For each node, in order, the arrays it is the first to save; the losses save more, see
     `log_probabilities`."""
-    flow = flow or GradientFlow(network)
     seen: set[str] = set()
     found = {}
-    for node in network.nodes:
-        new = {k.name: k for k in flow.kept(node) if k.name not in seen}
+    for node in flow.network.nodes:
+        new = {array.name: array for array in flow.saved(node) if array.name not in seen}
         seen |= new.keys()
         found[node.name] = tuple(new.values())
     return found

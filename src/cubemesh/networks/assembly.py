@@ -13,28 +13,18 @@ from itertools import groupby
 from typing import Literal
 
 from cubemesh.errors import UsageError
+from cubemesh.networks import layers
 from cubemesh.networks.graph import Head, Input, Network, Node, Segment
-from cubemesh.networks.layers import (
-    AveragePool,
-    BatchNorm,
-    Convolution,
-    GlobalAveragePool,
-    Layer,
-    Linear,
-    LocalResponseNorm,
-    MaxPool,
-    ParameterSpec,
-    Shape,
-)
+from cubemesh.networks.layers import Layer, ParameterSpec, Shape
 
 _SHORT = {
-    Convolution: "conv",
-    Linear: "fc",
-    BatchNorm: "bn",
-    LocalResponseNorm: "lrn",
-    MaxPool: "pool",
-    AveragePool: "pool",
-    GlobalAveragePool: "pool",
+    layers.Convolution: "conv",
+    layers.Linear: "fc",
+    layers.BatchNorm: "bn",
+    layers.LocalResponseNorm: "lrn",
+    layers.MaxPool: "pool",
+    layers.AveragePool: "pool",
+    layers.GlobalAveragePool: "pool",
 }
 """What nodes are called after; any other layer lends its own name."""
 

@@ -8,26 +8,18 @@ Inputs, segments and heads are in `assembly.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
+from cubemesh.networks import layers
 from cubemesh.networks.assembly import Assembly
 from cubemesh.networks.layers import (
     GLOROT,
     HE_OUT,
     ONES,
-    Add,
-    AveragePool,
-    BatchNorm,
-    Concat,
-    Convolution,
-    Dropout,
-    Flatten,
-    GlobalAveragePool,
+    SMALL_NORMAL,
     Initializer,
-    Linear,
     LocalResponseNorm,
-    MaxPool,
     Pair,
-    ReLU,
 )
 
 
@@ -36,7 +28,8 @@ def _pair(value: int | Pair) -> Pair:
 
 
 class NetworkBuilder(Assembly):
-    """A method for each usual layer; `add_layer` takes any, `build()` gives the `Network`."""
+    """A method for each layer of images or of sequences (length, features); `add_layer` takes any,
+    `build()` gives the `Network`."""
 
     def conv(
         self,
@@ -52,7 +45,7 @@ class NetworkBuilder(Assembly):
         name: str | None = None,
     ) -> str:
         """A two-dimensional convolution."""
-        layer = Convolution(
+        layer = layers.Convolution(
             filters=filters,
             kernel=_pair(kernel),
             stride=_pair(stride),
@@ -74,7 +67,7 @@ class NetworkBuilder(Assembly):
         share: Mapping[str, str] | None = None,
     ) -> str:
         """A fully connected layer."""
-        layer = Linear(features=features, bias=bias, initializer=initializer)
+        layer = layers.Linear(features=features, bias=bias, initializer=initializer)
         return self.add_layer(layer, x, name=name, share=share)
 
     def batch_norm(
@@ -87,7 +80,9 @@ class NetworkBuilder(Assembly):
         name: str | None = None,
     ) -> str:
         """Batch normalization with a learned scale and shift."""
-        layer = BatchNorm(epsilon=epsilon, momentum=momentum, scale_initializer=scale_initializer)
+        layer = layers.BatchNorm(
+            epsilon=epsilon, momentum=momentum, scale_initializer=scale_initializer
+        )
         return self.add_layer(layer, x, name=name)
 
     def lrn(self, x: str, layer: LocalResponseNorm, *, name: str | None = None) -> str:
@@ -96,23 +91,23 @@ class NetworkBuilder(Assembly):
 
     def relu(self, x: str, *, name: str | None = None) -> str:
         """The rectifier."""
-        return self.add_layer(ReLU(), x, name=name)
+        return self.add_layer(layers.ReLU(), x, name=name)
 
     def add(self, x: str, y: str, *, name: str | None = None) -> str:
         """The sum of two values."""
-        return self.add_layer(Add(), x, y, name=name)
+        return self.add_layer(layers.Add(), x, y, name=name)
 
     def concat(self, *values: str, name: str | None = None) -> str:
         """Values one behind the other, channel after channel."""
-        return self.add_layer(Concat(), *values, name=name)
+        return self.add_layer(layers.Concat(), *values, name=name)
 
     def dropout(self, x: str, rate: float, *, name: str | None = None) -> str:
         """Dropout, active in training only."""
-        return self.add_layer(Dropout(rate=rate), x, name=name)
+        return self.add_layer(layers.Dropout(rate=rate), x, name=name)
 
     def flatten(self, x: str, *, name: str | None = None) -> str:
         """All axes into one."""
-        return self.add_layer(Flatten(), x, name=name)
+        return self.add_layer(layers.Flatten(), x, name=name)
 
     def max_pool(
         self,
@@ -125,7 +120,7 @@ class NetworkBuilder(Assembly):
         name: str | None = None,
     ) -> str:
         """Max pooling; the stride is the kernel unless given."""
-        layer = MaxPool(
+        layer = layers.MaxPool(
             kernel=_pair(kernel),
             stride=_pair(kernel if stride is None else stride),
             padding=_pair(padding),
@@ -144,7 +139,7 @@ class NetworkBuilder(Assembly):
         name: str | None = None,
     ) -> str:
         """Average pooling; the stride is the kernel unless given."""
-        layer = AveragePool(
+        layer = layers.AveragePool(
             kernel=_pair(kernel),
             stride=_pair(kernel if stride is None else stride),
             padding=_pair(padding),
@@ -154,4 +149,71 @@ class NetworkBuilder(Assembly):
 
     def global_average_pool(self, x: str, *, name: str | None = None) -> str:
         """The mean of each channel."""
-        return self.add_layer(GlobalAveragePool(), x, name=name)
+        return self.add_layer(layers.GlobalAveragePool(), x, name=name)
+
+    def token_input(self, name: str, length: int, vocabulary: int) -> str:
+        """Tokens fed in from outside, `length` a sample."""
+        return self.input(name, (length,), vocabulary=vocabulary)
+
+    def embedding(self, x: str, features: int, *, name: str | None = None) -> str:
+        """Tokens as learned vectors; the vocabulary is that of the input `x`."""
+        vocabulary = next(i.classes for i in self._inputs if i.name == x)
+        assert vocabulary is not None
+        return self.add_layer(
+            layers.Embedding(vocabulary=vocabulary, features=features), x, name=name
+        )
+
+    def layer_norm(self, x: str, *, epsilon: float = 1e-5, name: str | None = None) -> str:
+        """Normalization of each position."""
+        return self.add_layer(layers.LayerNorm(epsilon=epsilon), x, name=name)
+
+    def gelu(self, x: str, form: Literal["erf", "tanh"] = "erf", *, name: str | None = None) -> str:
+        """The Gaussian error linear unit."""
+        return self.add_layer(layers.GELU(form=form), x, name=name)
+
+    def attention(
+        self, x: str, heads: int, *, causal: bool = False, name: str | None = None
+    ) -> str:
+        """Attention within a sequence; `x` holds queries, keys and values beside each other."""
+        return self.add_layer(layers.Attention(heads=heads, causal=causal), x, name=name)
+
+    def tokens(self, x: str, *, name: str | None = None) -> str:
+        """An image's positions as a sequence."""
+        return self.add_layer(layers.Tokens(), x, name=name)
+
+    def class_token(self, x: str, *, name: str | None = None) -> str:
+        """A learned position before all others."""
+        return self.add_layer(layers.ClassToken(), x, name=name)
+
+    def position_embedding(
+        self, x: str, *, initializer: Initializer = SMALL_NORMAL, name: str | None = None
+    ) -> str:
+        """What is learned of each place, added."""
+        return self.add_layer(layers.PositionEmbedding(initializer=initializer), x, name=name)
+
+    def select(self, x: str, position: int = 0, *, name: str | None = None) -> str:
+        """One position alone."""
+        return self.add_layer(layers.SelectPosition(position=position), x, name=name)
+
+    def tanh(self, x: str, *, name: str | None = None) -> str:
+        """The hyperbolic tangent."""
+        return self.add_layer(layers.Tanh(), x, name=name)
+
+    def lstm(
+        self, x: str, hidden: int, begin: str | None = None, *, name: str | None = None
+    ) -> str:
+        """An LSTM of one layer; `begin` is its first h."""
+        inputs = (x,) if begin is None else (x, begin)
+        return self.add_layer(layers.LSTM(hidden=hidden), *inputs, name=name)
+
+    def pair_sum(self, queries: str, keys: str, *, name: str | None = None) -> str:
+        """The sum of each query and each key."""
+        return self.add_layer(layers.PairSum(), queries, keys, name=name)
+
+    def pair_product(self, queries: str, keys: str, *, name: str | None = None) -> str:
+        """The inner product of each query and each key."""
+        return self.add_layer(layers.PairProduct(), queries, keys, name=name)
+
+    def mix(self, scores: str, values: str, *, name: str | None = None) -> str:
+        """The mean of the values, weighted by the softmax of the scores."""
+        return self.add_layer(layers.Mix(keys=self.shape(values)[0]), scores, values, name=name)

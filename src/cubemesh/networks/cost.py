@@ -1,6 +1,6 @@
 """Cost of a network, layer by layer, in FLOPs and bytes, forward and backward.
 
-From the graph and the formulas of `flops.py` and `sequence_flops.py`. Bytes are counted without
+From the graph and the formulas of `flops.py`. Bytes are counted without
 caches and fusion: every operand is read once and every result written once, weights once per batch
 and not per sample. The gradient of the network's input is not computed and not counted; if several
 nodes read a value, accumulating its gradient is counted at each node but the first to contribute.
@@ -17,13 +17,10 @@ from cubemesh.networks.activation_memory import (
     log_probabilities,
     saved_tensors,
 )
-from cubemesh.networks.flops import LayerCost, Sizes
+from cubemesh.networks.flops import COUNTS, LayerCost, Sizes
 from cubemesh.networks.graph import Head, Network, Node
-from cubemesh.networks.sequence_flops import ALL_COUNTS
 from cubemesh.schema.cost import Cost
 from cubemesh.schema.spec import Precision
-
-__all__ = ["LayerCost", "costs", "totals"]
 
 
 def costs(network: Network, batch: int = 1, precision: Precision = "fp32") -> dict[str, LayerCost]:
@@ -31,11 +28,11 @@ def costs(network: Network, batch: int = 1, precision: Precision = "fp32") -> di
     `fc8.loss` for a loss of `fc8`."""
     width = ELEMENT_BYTES[precision]
     flow = GradientFlow(network)
-    kept = saved_tensors(network, flow)
+    saved = saved_tensors(flow)
     found = {}
     for node in network.nodes:
-        kept_bytes = sum(k.size_bytes(batch, width) for k in kept[node.name])
-        found[node.name] = _node_cost(flow, node, batch, width, kept_bytes)
+        saved_bytes = sum(array.size_bytes(batch, width) for array in saved[node.name])
+        found[node.name] = _node_cost(flow, node, batch, width, saved_bytes)
     for head in network.heads:
         found[f"{head.value}.loss"] = _loss_cost(network, head, batch, width)
     return found
@@ -47,7 +44,7 @@ def totals(network: Network, batch: int = 1, precision: Precision = "fp32") -> L
 
 
 def _node_cost(
-    flow: GradientFlow, node: Node, batch: int, element_bytes: int, kept_bytes: int
+    flow: GradientFlow, node: Node, batch: int, element_bytes: int, saved_bytes: int
 ) -> LayerCost:
     network = flow.network
     shapes = [network.shapes[i] for i in node.inputs]
@@ -62,7 +59,7 @@ def _node_cost(
         shape=node.shape,
         element_bytes=element_bytes,
     )
-    counted = ALL_COUNTS[type(node.layer)](node.layer, sizes)
+    counted = COUNTS[type(node.layer)](node.layer, sizes)
     data_gradient = Cost()
     if not flow.needs_gradient.isdisjoint(node.inputs):
         added = batch * flow.accumulated[node.name]
@@ -70,7 +67,7 @@ def _node_cost(
             other=added, read=2 * added, written=added
         )
     return LayerCost(
-        forward=counted.forward + Cost(saved_bytes=kept_bytes),
+        forward=counted.forward + Cost(saved_bytes=saved_bytes),
         data_gradient=data_gradient,
         weight_gradient=counted.weight_gradient,
     )
@@ -82,17 +79,17 @@ def _loss_cost(network: Network, head: Head, batch: int, element_bytes: int) -> 
     shape = network.shapes[head.value]
     classes = batch * math.prod(shape)
     labels = batch * math.prod(shape[:-1]) * LABEL_BYTES
-    kept = log_probabilities(network, head).size_bytes(batch, element_bytes)
+    saved_bytes = log_probabilities(network, head).size_bytes(batch, element_bytes)
     return LayerCost(
         forward=Cost(
             other_flops=5 * classes,
             read_bytes=classes * element_bytes + labels,
-            written_bytes=kept,
-            saved_bytes=kept,
+            written_bytes=saved_bytes,
+            saved_bytes=saved_bytes,
         ),
         data_gradient=Cost(
             other_flops=3 * classes,
-            read_bytes=kept + labels,
+            read_bytes=saved_bytes + labels,
             written_bytes=classes * element_bytes,
         ),
     )

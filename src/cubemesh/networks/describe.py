@@ -14,8 +14,7 @@ from typing import Any
 from cubemesh.networks import NETWORKS, build, canonical_name
 from cubemesh.networks.cost import costs, totals
 from cubemesh.networks.graph import Network
-from cubemesh.networks.layers import AveragePool, Layer, MaxPool, Shape
-from cubemesh.networks.sequence_layers import ALL_LAYERS
+from cubemesh.networks.layers import ALL_LAYERS, AveragePool, Layer, MaxPool, Shape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,11 @@
 Counted for the forward pass, the gradient of the layer's input (data gradient) and that of its
 parameters (weight gradient), separately. A multiply-add is two operations; an exponential, a power
 or a division is one; random numbers are free. Each formula is given at its rule, per output value
-(y) or input value (x); `COUNTS` has one rule per layer type.
+(y) or input value (x); `COUNTS` has one rule per layer type. A position is a row of a sequence.
+
+Attention is counted as PyTorch's `flop_counter` counts its mathematics: every position against
+every other, also where `causal` hides half of them, and nothing computed twice, though fused
+kernels compute the scores again in the backward pass.
 """
 
 from __future__ import annotations
@@ -13,29 +17,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from cubemesh.networks import layers
 from cubemesh.networks.activation_memory import INDEX_BYTES, MASK_BYTES
-from cubemesh.networks.layers import (
-    Add,
-    AveragePool,
-    BatchNorm,
-    Concat,
-    Convolution,
-    Dropout,
-    Flatten,
-    GlobalAveragePool,
-    Layer,
-    Linear,
-    LocalResponseNorm,
-    MaxPool,
-    ReLU,
-    Shape,
-)
+from cubemesh.networks.layers import Layer, Shape
 from cubemesh.schema.cost import Cost
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCost:
-    """A layer's cost in the three passes of training. Adds up, and scales with a whole number."""
+    """A layer's cost in the three passes of training. Costs add up."""
 
     forward: Cost = field(default_factory=Cost)
     data_gradient: Cost = field(default_factory=Cost)
@@ -62,15 +52,6 @@ class LayerCost:
 
     def __radd__(self, other: object) -> LayerCost:
         return self if other == 0 else NotImplemented
-
-    def __mul__(self, times: int) -> LayerCost:
-        return LayerCost(
-            forward=self.forward * times,
-            data_gradient=self.data_gradient * times,
-            weight_gradient=self.weight_gradient * times,
-        )
-
-    __rmul__ = __mul__
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +92,7 @@ class Sizes:
         )
 
 
-def _product(layer: Convolution | Linear, s: Sizes) -> LayerCost:
+def _product(layer: layers.Convolution | layers.Linear, s: Sizes) -> LayerCost:
     """Convolution and Linear, in each of the three passes: 2 · y · depth.
 
     The depth is what one output sums over: in/groups · kh · kw cells, or the input features. A bias
@@ -127,7 +108,7 @@ def _product(layer: Convolution | Linear, s: Sizes) -> LayerCost:
     )
 
 
-def _batch_norm(layer: BatchNorm, s: Sizes) -> LayerCost:
+def _batch_norm(layer: layers.BatchNorm, s: Sizes) -> LayerCost:
     """Forward 7 a value: the mean 1, the variance 3, (x − mean) · scale + shift 3.
 
     Weight gradient 5: x̂ 2, dy · x̂ summed 2, dy summed 1. Data gradient 5:
@@ -144,7 +125,7 @@ def _batch_norm(layer: BatchNorm, s: Sizes) -> LayerCost:
     )
 
 
-def _local_response_norm(layer: LocalResponseNorm, s: Sizes) -> LayerCost:
+def _local_response_norm(layer: layers.LocalResponseNorm, s: Sizes) -> LayerCost:
     """Forward w + 4 a value, w the neighbours summed: square 1, sum w − 1, scale and bias 2,
     power 1, division 1.
 
@@ -158,7 +139,7 @@ def _local_response_norm(layer: LocalResponseNorm, s: Sizes) -> LayerCost:
     )
 
 
-def _relu(layer: ReLU, s: Sizes) -> LayerCost:
+def _relu(layer: layers.ReLU, s: Sizes) -> LayerCost:
     """1 a value each way: a comparison; dy where the output is positive."""
     return LayerCost(
         forward=s.cost(other=s.x, read=s.x, written=s.y),
@@ -166,17 +147,17 @@ def _relu(layer: ReLU, s: Sizes) -> LayerCost:
     )
 
 
-def _add(layer: Add, s: Sizes) -> LayerCost:
+def _add(layer: layers.Add, s: Sizes) -> LayerCost:
     """1 per y forward; backward hands the gradient on as it is."""
     return LayerCost(forward=s.cost(other=(s.inputs - 1) * s.y, read=s.x, written=s.y))
 
 
-def _concat(layer: Concat, s: Sizes) -> LayerCost:
+def _concat(layer: layers.Concat, s: Sizes) -> LayerCost:
     """A copy forward; backward each input gets its slice of the gradient without a copy."""
     return LayerCost(forward=s.cost(read=s.x, written=s.y))
 
 
-def _dropout(layer: Dropout, s: Sizes) -> LayerCost:
+def _dropout(layer: layers.Dropout, s: Sizes) -> LayerCost:
     """2 a value each way: times the mask, times 1 / (1 − rate)."""
     mask = s.y * MASK_BYTES
     return LayerCost(
@@ -185,12 +166,12 @@ def _dropout(layer: Dropout, s: Sizes) -> LayerCost:
     )
 
 
-def _flatten(layer: Flatten, s: Sizes) -> LayerCost:
+def _view(layer: layers.Flatten | layers.Tokens, s: Sizes) -> LayerCost:
     """Nothing: the same bytes under another shape."""
     return LayerCost()
 
 
-def _max_pool(layer: MaxPool, s: Sizes) -> LayerCost:
+def _max_pool(layer: layers.MaxPool, s: Sizes) -> LayerCost:
     """kh · kw − 1 comparisons per y; backward one addition per y, where its index points.
 
     Windows at the edge count as full ones.
@@ -207,7 +188,7 @@ def _max_pool(layer: MaxPool, s: Sizes) -> LayerCost:
     )
 
 
-def _average_pool(layer: AveragePool, s: Sizes) -> LayerCost:
+def _average_pool(layer: layers.AveragePool, s: Sizes) -> LayerCost:
     """kh · kw per y: kh · kw − 1 additions and a division; backward a division per y and an
     addition for each cell. Windows at the edge count as full ones."""
     cells = math.prod(layer.kernel)
@@ -217,7 +198,7 @@ def _average_pool(layer: AveragePool, s: Sizes) -> LayerCost:
     )
 
 
-def _global_average_pool(layer: GlobalAveragePool, s: Sizes) -> LayerCost:
+def _global_average_pool(layer: layers.GlobalAveragePool, s: Sizes) -> LayerCost:
     """1 per x: the sum's additions and a division a channel; backward a division per y."""
     return LayerCost(
         forward=s.cost(other=s.x, read=s.x, written=s.y),
@@ -225,18 +206,167 @@ def _global_average_pool(layer: GlobalAveragePool, s: Sizes) -> LayerCost:
     )
 
 
+def _layer_norm(layer: layers.LayerNorm, s: Sizes) -> LayerCost:
+    """Forward 8 a value: the mean 1, the variance 3, (x − mean) · scale 2, weight and bias 2.
+
+    Weight gradient 5: x̂ 2, dy · x̂ summed 2, dy summed 1. Data gradient 8: dy · weight 1, its sum 1,
+    its product with x̂ summed 2, and the difference of three terms 4.
+    """
+    statistics = 2 * s.x // s.shape[-1]
+    weights = s.parameters // 2
+    return LayerCost(
+        forward=s.cost(other=8 * s.x, read=s.x + s.parameters, written=s.y + statistics),
+        data_gradient=s.cost(other=8 * s.x, read=2 * s.x + weights + statistics, written=s.x),
+        weight_gradient=s.cost(other=5 * s.x, read=2 * s.x + statistics, written=s.parameters),
+    )
+
+
+def _gelu(layer: layers.GELU, s: Sizes) -> LayerCost:
+    """Erf: forward 5 (x/√2, erf, plus 1, times x/2 2), backward 10 (Φ 4, the density 4, sum 2).
+    layers.Tanh: forward 9 (the cubic 4, tanh 1, plus 1, scale 3), backward 18."""
+    forward = {"erf": 5, "tanh": 9}[layer.form]
+    return LayerCost(
+        forward=s.cost(other=forward * s.x, read=s.x, written=s.y),
+        data_gradient=s.cost(other=2 * forward * s.x, read=2 * s.x, written=s.x),
+    )
+
+
+def _attention(layer: layers.Attention, s: Sizes) -> LayerCost:
+    """Two products forward, four backward, each 2 · length per y. Beside them 6 a score forward
+    (scale, largest, difference, exponential, sum, division) and 3 a score backward (difference,
+    product, scale) with 2 per y (dy · y summed). A fused kernel writes no score."""
+    length, features = s.shape
+    scores = layer.heads * length * s.y // features
+    logarithms = layer.heads * s.y // features
+    work = 4 * length * s.y
+    return LayerCost(
+        forward=s.cost(matrix=work, other=6 * scores, read=s.x, written=s.y + logarithms),
+        data_gradient=s.cost(
+            matrix=2 * work,
+            other=3 * scores + 2 * s.y,
+            read=s.x + 2 * s.y + logarithms,
+            written=s.x,
+        ),
+    )
+
+
+def _embedding(layer: layers.Embedding, s: Sizes) -> LayerCost:
+    """Rows picked forward; backward an array of zeros to which each position's gradient is added.
+    Tokens are 8 bytes each."""
+    tokens = s.x * INDEX_BYTES
+    return LayerCost(
+        forward=s.cost(read=s.y, written=s.y, read_bytes=tokens),
+        weight_gradient=s.cost(
+            other=s.y, read=2 * s.y, written=s.parameters + s.y, read_bytes=tokens
+        ),
+    )
+
+
+def _class_token(layer: layers.ClassToken, s: Sizes) -> LayerCost:
+    """A copy forward; backward a slice as it is, and the token's sum over the batch."""
+    tokens = s.y - s.x
+    return LayerCost(
+        forward=s.cost(read=s.x + s.parameters, written=s.y),
+        weight_gradient=s.cost(other=tokens, read=tokens, written=s.parameters),
+    )
+
+
+def _position_embedding(layer: layers.PositionEmbedding, s: Sizes) -> LayerCost:
+    """1 per y forward; backward the gradient as it is, and its sum over the batch."""
+    return LayerCost(
+        forward=s.cost(other=s.y, read=s.x + s.parameters, written=s.y),
+        weight_gradient=s.cost(other=s.y, read=s.y, written=s.parameters),
+    )
+
+
+def _select_position(layer: layers.SelectPosition, s: Sizes) -> LayerCost:
+    """A view forward; backward the gradient among zeros."""
+    return LayerCost(data_gradient=s.cost(read=s.y, written=s.x))
+
+
+def _tanh(layer: layers.Tanh, s: Sizes) -> LayerCost:
+    """1 a value forward, 3 backward: dy · (1 − y²)."""
+    return LayerCost(
+        forward=s.cost(other=s.x, read=s.x, written=s.y),
+        data_gradient=s.cost(other=3 * s.x, read=2 * s.y, written=s.x),
+    )
+
+
+def _lstm(layer: layers.LSTM, s: Sizes) -> LayerCost:
+    """Two products of 4 rows a y forward, their gradients backward. Beside them 21 per y forward
+    (four gates: three additions and a function each; the cell 3, its tanh and product 2) and 20
+    backward; the biases' gradients 8. Kept are the gates and the cell."""
+    work = 2 * 4 * s.y * (s.weight_shape[1] + layer.hidden)
+    weights = 4 * layer.hidden * (s.weight_shape[1] + layer.hidden)
+    kept = 5 * s.y
+    return LayerCost(
+        forward=s.cost(
+            matrix=work, other=21 * s.y, read=s.x + s.y + s.parameters, written=s.y + kept
+        ),
+        data_gradient=s.cost(
+            matrix=work, other=20 * s.y, read=s.y + kept + weights, written=s.x + 4 * s.y
+        ),
+        weight_gradient=s.cost(
+            matrix=work, other=8 * s.y, read=s.x + 5 * s.y, written=s.parameters
+        ),
+    )
+
+
+def _pair_sum(layer: layers.PairSum, s: Sizes) -> LayerCost:
+    """1 per y forward; backward two sums over the other's positions."""
+    return LayerCost(
+        forward=s.cost(other=s.y, read=s.x, written=s.y),
+        data_gradient=s.cost(other=2 * s.y, read=2 * s.y, written=s.x),
+    )
+
+
+def _pair_product(layer: layers.PairProduct, s: Sizes) -> LayerCost:
+    """2 · features per y forward, and for each of the two gradients."""
+    queries, keys, _ = s.shape
+    features = s.x * keys // (s.y * (queries + keys) // queries)
+    work = 2 * s.y * features
+    return LayerCost(
+        forward=s.cost(matrix=work, read=s.x, written=s.y),
+        data_gradient=s.cost(matrix=2 * work, read=s.x + s.y, written=s.x),
+    )
+
+
+def _mix(layer: layers.Mix, s: Sizes) -> LayerCost:
+    """A product of 2 · keys per y forward, two backward; beside them the softmax, 5 a score forward
+    (largest, difference, exponential, sum, division) and 4 backward."""
+    features = s.shape[1]
+    scores, work = s.y // features * layer.keys, 2 * s.y * layer.keys
+    return LayerCost(
+        forward=s.cost(matrix=work, other=5 * scores, read=s.x, written=s.y + scores),
+        data_gradient=s.cost(matrix=2 * work, other=4 * scores, read=s.x + s.y, written=s.x),
+    )
+
+
 COUNTS: dict[type[Layer], Callable[[Any, Sizes], LayerCost]] = {
-    Convolution: _product,
-    Linear: _product,
-    BatchNorm: _batch_norm,
-    LocalResponseNorm: _local_response_norm,
-    ReLU: _relu,
-    Add: _add,
-    Concat: _concat,
-    Dropout: _dropout,
-    Flatten: _flatten,
-    MaxPool: _max_pool,
-    AveragePool: _average_pool,
-    GlobalAveragePool: _global_average_pool,
+    layers.Convolution: _product,
+    layers.Linear: _product,
+    layers.BatchNorm: _batch_norm,
+    layers.LocalResponseNorm: _local_response_norm,
+    layers.ReLU: _relu,
+    layers.Add: _add,
+    layers.Concat: _concat,
+    layers.Dropout: _dropout,
+    layers.Flatten: _view,
+    layers.MaxPool: _max_pool,
+    layers.AveragePool: _average_pool,
+    layers.GlobalAveragePool: _global_average_pool,
+    layers.LayerNorm: _layer_norm,
+    layers.GELU: _gelu,
+    layers.Attention: _attention,
+    layers.Tokens: _view,
+    layers.Embedding: _embedding,
+    layers.ClassToken: _class_token,
+    layers.PositionEmbedding: _position_embedding,
+    layers.SelectPosition: _select_position,
+    layers.Tanh: _tanh,
+    layers.LSTM: _lstm,
+    layers.PairSum: _pair_sum,
+    layers.PairProduct: _pair_product,
+    layers.Mix: _mix,
 }
-"""Layer type → (layer, sizes) → cost of all three passes; what is saved is added from `saved`."""
+"""Layer type → (layer, sizes) → cost of all three passes, without what is saved."""

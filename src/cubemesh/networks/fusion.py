@@ -20,8 +20,16 @@ from collections import Counter
 from dataclasses import dataclass
 
 from cubemesh.networks.graph import Network, Node
-from cubemesh.networks.layers import Add, BatchNorm, Convolution, Linear, MaxPool, ReLU
-from cubemesh.networks.recurrent_layers import PairSum, Tanh
+from cubemesh.networks.layers import (
+    Add,
+    BatchNorm,
+    Convolution,
+    Linear,
+    MaxPool,
+    PairSum,
+    ReLU,
+    Tanh,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +43,7 @@ class NormFusion:
     """All of its layers, in the order they ran."""
     residual: str | None = None
     """The value that is added, if one is."""
-    rectifies: bool = False
+    relu: bool = False
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -91,40 +99,40 @@ Step = Node | Fusion
 
 def norm_fusions(network: Network) -> tuple[NormFusion, ...]:
     """All that training can use, in the order their normalizations run; no layer is in two."""
-    nodes = network.needed(*(head.value for head in network.heads))
+    nodes = network.needed()
     readers = _readers(network, nodes)
-    taken: set[str] = set()
+    fused: set[str] = set()
     found = {}
     for node in reversed(nodes):  # the later term of a sum comes first
         if isinstance(node.layer, BatchNorm) and len(node.shape) == 3:
-            found[node.name] = fusion = _following(node, readers, taken)
-            taken.update(fusion.nodes)
+            found[node.name] = fusion = _following(node, readers, fused)
+            fused.update(fusion.nodes)
     return tuple(found[node.name] for node in nodes if node.name in found)
 
 
 def relu_fusions(network: Network) -> tuple[ReluFusion, ...]:
     """Each ReLU outside the batch-norm fusions, with its neighbouring max pooling or else
     convolution, in execution order; no layer is in two."""
-    nodes = network.needed(*(head.value for head in network.heads))
+    nodes = network.needed()
     readers = _readers(network, nodes)
-    taken = {name for fusion in norm_fusions(network) for name in fusion.nodes}
+    fused = {name for fusion in norm_fusions(network) for name in fusion.nodes}
     found: dict[str, ReluFusion] = {}
     for kind in (MaxPool, Convolution):
         for node in nodes:
-            after = _only(readers[node.name], taken)
-            if node.name in taken or after is None:
+            after = _only(readers[node.name], fused)
+            if node.name in fused or after is None:
                 continue
             layers = (type(node.layer), type(after.layer))
             if layers == (kind, ReLU) or (kind is MaxPool and layers == (ReLU, kind)):
                 main = after if isinstance(node.layer, ReLU) else node
                 found[node.name] = fusion = ReluFusion(main=main, first=node, last=after)
-                taken.update(fusion.nodes)
+                fused.update(fusion.nodes)
     return tuple(found[node.name] for node in nodes if node.name in found)
 
 
 def score_fusions(network: Network) -> tuple[ScoreFusion, ...]:
     """All that training can use, in the order they run."""
-    nodes = network.needed(*(head.value for head in network.heads))
+    nodes = network.needed()
     readers = _readers(network, nodes)
     found = []
     for pairs in nodes:
@@ -132,7 +140,9 @@ def score_fusions(network: Network) -> tuple[ScoreFusion, ...]:
         if tanh is None or not isinstance(tanh.layer, Tanh):
             continue
         last = _only(readers[tanh.name], set())
-        if last is not None and isinstance(last.layer, Linear) and _is_one_product(last.layer):
+        if last is None or not isinstance(last.layer, Linear):
+            continue
+        if last.layer.features == 1 and not last.layer.bias:
             found.append(ScoreFusion(pairs=pairs, tanh=tanh, last=last))
     return tuple(found)
 
@@ -146,7 +156,7 @@ def fused_steps(network: Network, *, relus: bool = False) -> tuple[Step, ...]:
     inside = {name for fusion in fusions for name in fusion.nodes}
     last = {fusion.last.name: fusion for fusion in fusions}
     steps: list[Step] = []
-    for node in network.needed(*(head.value for head in network.heads)):
+    for node in network.needed():
         if node.name in last:
             steps.append(last[node.name])
         elif node.name not in inside:
@@ -172,27 +182,21 @@ def _readers(network: Network, nodes: tuple[Node, ...]) -> dict[str, list[Node]]
     return readers
 
 
-def _following(norm: Node, readers: dict[str, list[Node]], taken: set[str]) -> NormFusion:
-    """The longest fusion that starts with `norm` and has no layer of `taken`."""
-    reader = _only(readers[norm.name], taken)
-    if reader is None:
-        return NormFusion(norm=norm, last=norm, nodes=(norm.name,))
-    if isinstance(reader.layer, ReLU):
-        return NormFusion(norm=norm, last=reader, nodes=(norm.name, reader.name), rectifies=True)
-    if not isinstance(reader.layer, Add) or len(reader.inputs) != 2:
-        return NormFusion(norm=norm, last=norm, nodes=(norm.name,))
-    (residual,) = (value for value in reader.inputs if value != norm.name)
-    after = _only(readers[reader.name], taken)
-    if after is not None and isinstance(after.layer, ReLU):
-        nodes = (norm.name, reader.name, after.name)
-        return NormFusion(norm=norm, last=after, nodes=nodes, residual=residual, rectifies=True)
-    return NormFusion(norm=norm, last=reader, nodes=(norm.name, reader.name), residual=residual)
+def _following(norm: Node, readers: dict[str, list[Node]], fused: set[str]) -> NormFusion:
+    """The longest fusion that starts with `norm` and has none of the `fused` layers."""
+    nodes, residual = [norm], None
+    after = _only(readers[norm.name], fused)
+    if after is not None and isinstance(after.layer, Add) and len(after.inputs) == 2:
+        (residual,) = (value for value in after.inputs if value != norm.name)
+        nodes.append(after)
+        after = _only(readers[after.name], fused)
+    relu = after is not None and isinstance(after.layer, ReLU)
+    if after is not None and relu:
+        nodes.append(after)
+    names = tuple(node.name for node in nodes)
+    return NormFusion(norm=norm, last=nodes[-1], nodes=names, residual=residual, relu=relu)
 
 
-def _is_one_product(layer: Linear) -> bool:
-    return layer.features == 1 and not layer.bias
-
-
-def _only(readers: list[Node], taken: set[str]) -> Node | None:
+def _only(readers: list[Node], fused: set[str]) -> Node | None:
     """The only reader, if there is one and it is in no other fusion."""
-    return readers[0] if len(readers) == 1 and readers[0].name not in taken else None
+    return readers[0] if len(readers) == 1 and readers[0].name not in fused else None

@@ -97,11 +97,11 @@ class Network:
         return [h.value for h in self.heads if not h.train_only][-1]
 
     def needed(self, *values: str) -> tuple[Node, ...]:
-        """The nodes that `values` depend on, in the order they run.
+        """The nodes that `values`, by default those of all heads, depend on, in execution order.
 
         Those of `output` are what an evaluation computes: auxiliary heads are not among them.
         """
-        wanted = set(values)
+        wanted = set(values or (head.value for head in self.heads))
         nodes = []
         for node in reversed(self.nodes):
             if node.name in wanted:
@@ -130,10 +130,6 @@ class Network:
         """Shape of one sample of every input, target and node's result, by name."""
         shapes = {i.name: i.shape for i in (*self.inputs, *self.targets)}
         return shapes | {n.name: n.shape for n in self.nodes}
-
-    def shape(self, value: str) -> Shape:
-        """Shape of one sample of an input, a target or a node's result; KeyError if unknown."""
-        return self.shapes[value]
 
     def draw(self, seed: int = 0) -> dict[str, NDArray[np.float32]]:
         """Initial values of every parameter and state array, by name; the same on any machine.

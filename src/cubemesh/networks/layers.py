@@ -1,8 +1,9 @@
-"""Layer types: what each computes, its shapes and its parameters.
+"""Layer types of images and of sequences: what each computes, its shapes and its parameters.
 
 A layer is a frozen dataclass of its settings. It knows nothing of batches or frameworks: shapes are
-per sample, channels first, `(channels, height, width)` or `(features,)`. A framework brings a table
-of lowerings, one line a layer type; `networks/cost.py` counts what each costs.
+per sample, `(channels, height, width)` or `(features,)`; of a sequence `(length, features)`, of its
+tokens, which are integers, `(length,)`. A framework has a table of lowerings, one line a layer
+type; `networks/cost.py` counts what each costs.
 
 Weights are laid out `(out, in / groups, height, width)` for convolutions and `(out, in)` for matrix
 products, whatever layout a program runs in.
@@ -39,6 +40,8 @@ ONES = Initializer(kind="ones")
 HE_IN = Initializer(kind="he_normal")
 HE_OUT = Initializer(kind="he_normal", fan="out")
 GLOROT = Initializer(kind="glorot_uniform")
+SMALL_NORMAL = Initializer(kind="normal", scale=0.02)
+"""N(0, 0.02²), as the transformers of 2018 and after start embeddings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,16 @@ class Layer:
     def state(self, *inputs: Shape) -> dict[str, ParameterSpec]:
         """What a forward pass in training updates without a gradient, by role."""
         return {}
+
+
+def _weight_and_bias(
+    shape: Shape, initializer: Initializer, bias: bool = True
+) -> dict[str, ParameterSpec]:
+    """`weight` of `shape` and, if wanted, `bias`: a zero for each of its first axis."""
+    own = {"weight": ParameterSpec(shape=shape, initializer=initializer)}
+    if bias:
+        own["bias"] = ParameterSpec(shape=shape[:1], initializer=ZEROS)
+    return own
 
 
 def _image(layer: Layer, shape: Shape) -> tuple[int, int, int]:
@@ -123,10 +136,7 @@ class Convolution(Layer):
     def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
         """`weight` (filters, channels / groups, height, width) and, if any, `bias`."""
         shape = (self.filters, inputs[0][0] // self.groups, *self.kernel)
-        own = {"weight": ParameterSpec(shape=shape, initializer=self.initializer)}
-        if self.bias:
-            own["bias"] = ParameterSpec(shape=(self.filters,), initializer=ZEROS)
-        return own
+        return _weight_and_bias(shape, self.initializer, self.bias)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,11 +154,7 @@ class Linear(Layer):
 
     def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
         """`weight` (features, inputs) and, if any, `bias`."""
-        shape = (self.features, inputs[0][-1])
-        own = {"weight": ParameterSpec(shape=shape, initializer=self.initializer)}
-        if self.bias:
-            own["bias"] = ParameterSpec(shape=(self.features,), initializer=ZEROS)
-        return own
+        return _weight_and_bias((self.features, inputs[0][-1]), self.initializer, self.bias)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,11 +172,7 @@ class BatchNorm(Layer):
 
     def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
         """`weight` and `bias`, one value a channel."""
-        shape = (inputs[0][0],)
-        return {
-            "weight": ParameterSpec(shape=shape, initializer=self.scale_initializer),
-            "bias": ParameterSpec(shape=shape, initializer=ZEROS),
-        }
+        return _weight_and_bias((inputs[0][0],), self.scale_initializer)
 
     def state(self, *inputs: Shape) -> dict[str, ParameterSpec]:
         """`running_mean` and `running_variance`, one value a channel."""
@@ -283,6 +285,223 @@ class GlobalAveragePool(Layer):
         return (_image(self, inputs[0])[0],)
 
 
+def _sequence(layer: Layer, shape: Shape) -> tuple[int, int]:
+    if len(shape) != 2:
+        raise UsageError(f"{type(layer).__name__} needs (length, features), was given {shape}.")
+    return shape[0], shape[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm(Layer):
+    """Normalization over the last axis of each position (Ba, Kiros and Hinton 2016), by the biased
+    variance, then a learned scale and shift."""
+
+    category: ClassVar[str] = "normalization"
+    epsilon: float = 1e-5
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """`weight` and `bias`, one value a feature."""
+        return _weight_and_bias((inputs[0][-1],), ONES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GELU(Layer):
+    """x · Φ(x) (Hendrycks and Gimpel 2016), Φ by the error function, or approximated as
+    ½ (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
+
+    form: Literal["erf", "tanh"] = "erf"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Layer):
+    """softmax(Q Kᵀ / √d) V in each of `heads` heads of d features (Vaswani et al. 2017).
+
+    Its one input holds queries, keys and values side by side, each with its heads side by side.
+    `causal`: a position sees itself and those before it.
+    """
+
+    category: ClassVar[str] = "attention"
+    heads: int
+    causal: bool = False
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(length, features), from (length, 3 · features)."""
+        length, features = _sequence(self, inputs[0])
+        if features % (3 * self.heads):
+            raise UsageError(
+                f"Attention: {features} features do not divide into queries, keys and values of "
+                f"{self.heads} heads each."
+            )
+        return (length, features // 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens(Layer):
+    """An image's positions as a sequence, row by row."""
+
+    category: ClassVar[str] = "view"
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(height · width, channels)."""
+        channels, height, width = _image(self, inputs[0])
+        return (height * width, channels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding(Layer):
+    """A learned vector for each token of a vocabulary."""
+
+    category: ClassVar[str] = "embedding"
+    vocabulary: int
+    features: int
+    initializer: Initializer = SMALL_NORMAL
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(length, features), from tokens (length,)."""
+        if len(inputs[0]) != 1:
+            raise UsageError(f"Embedding needs tokens (length,), was given {inputs[0]}.")
+        return (inputs[0][0], self.features)
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """`weight` (vocabulary, features)."""
+        shape = (self.vocabulary, self.features)
+        return {"weight": ParameterSpec(shape=shape, initializer=self.initializer)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassToken(Layer):
+    """A learned position put before all others (Devlin et al. 2018), to be classified by."""
+
+    category: ClassVar[str] = "copy"
+    initializer: Initializer = ZEROS
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(1 + length, features)."""
+        length, features = _sequence(self, inputs[0])
+        return (1 + length, features)
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """`token` (features,)."""
+        return {"token": ParameterSpec(shape=(inputs[0][1],), initializer=self.initializer)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionEmbedding(Layer):
+    """Adds to each position what is learned of its place."""
+
+    initializer: Initializer = SMALL_NORMAL
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """As the input."""
+        return _sequence(self, inputs[0])
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """`weight` (length, features)."""
+        return {"weight": ParameterSpec(shape=inputs[0], initializer=self.initializer)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectPosition(Layer):
+    """One position of a sequence."""
+
+    category: ClassVar[str] = "view"
+    position: int = 0
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(features,)."""
+        length, features = _sequence(self, inputs[0])
+        if not 0 <= self.position < length:
+            raise UsageError(f"SelectPosition: there is no position {self.position} in {length}.")
+        return (features,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tanh(Layer):
+    """tanh(x)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTM(Layer):
+    """Long short-term memory (Hochreiter and Schmidhuber 1997, with Gers' forget gate), one layer,
+    in one direction:
+
+        i, f, g, o = W x + b + R h + c,  cell = σ(f) · cell + σ(i) · tanh(g),  h = σ(o) · tanh(cell)
+
+    The four lie below one another in that order, with two biases, as cuDNN has them. A second input
+    is the first h; without it, and the first cell always, it is zero.
+    """
+
+    category: ClassVar[str] = "recurrence"
+    hidden: int
+    initializer: Initializer = GLOROT
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(length, hidden): h at every position."""
+        length, _ = _sequence(self, inputs[0])
+        if len(inputs) == 2 and inputs[1] != (self.hidden,):
+            raise UsageError(f"LSTM begins from ({self.hidden},), was given {inputs[1]}.")
+        return (length, self.hidden)
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """`weight` (4 · hidden, features), `hidden_weight` (4 · hidden, hidden), `bias` and
+        `hidden_bias` (4 · hidden,)."""
+        rows, features = 4 * self.hidden, inputs[0][1]
+        return {
+            "weight": ParameterSpec(shape=(rows, features), initializer=self.initializer),
+            "hidden_weight": ParameterSpec(shape=(rows, self.hidden), initializer=self.initializer),
+            "bias": ParameterSpec(shape=(rows,), initializer=ZEROS),
+            "hidden_bias": ParameterSpec(shape=(rows,), initializer=ZEROS),
+        }
+
+
+def _query_key(layer: Layer, inputs: tuple[Shape, ...]) -> tuple[int, int, int]:
+    """Positions of both, and their features."""
+    queries, keys = inputs
+    if len(queries) != 2 or len(keys) != 2 or queries[1] != keys[1]:
+        raise UsageError(
+            f"{type(layer).__name__} needs two sequences of the same width, was given {inputs}."
+        )
+    return queries[0], keys[0], keys[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSum(Layer):
+    """The sum of each query and each key."""
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(queries, keys, features)."""
+        return _query_key(self, inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairProduct(Layer):
+    """The inner product of each query and each key."""
+
+    category: ClassVar[str] = "attention"
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(queries, keys, 1)."""
+        return (*_query_key(self, inputs)[:2], 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix(Layer):
+    """The mean of the values, weighted for each query by the softmax of its scores."""
+
+    category: ClassVar[str] = "attention"
+    keys: int
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(queries, features), from scores (queries, keys, 1) and values (keys, features)."""
+        scores, values = inputs
+        if len(scores) != 3 or len(values) != 2 or not scores[1] == self.keys == values[0]:
+            raise UsageError(
+                "Mix needs scores (queries, keys, 1) and values (keys, features), was given "
+                f"{inputs}."
+            )
+        return (scores[0], values[1])
+
+
 LAYERS: dict[str, type[Layer]] = {
     "convolution": Convolution,
     "linear": Linear,
@@ -297,5 +516,21 @@ LAYERS: dict[str, type[Layer]] = {
     "average-pool": AveragePool,
     "global-average-pool": GlobalAveragePool,
 }
-"""The layer types of image networks, which every framework lowers; the contract tests hold each's
-table against it. `sequence_layers.py` has the others."""
+"""The layer types of image networks, which every framework lowers."""
+SEQUENCE_LAYERS: dict[str, type[Layer]] = {
+    "layer-norm": LayerNorm,
+    "gelu": GELU,
+    "attention": Attention,
+    "tokens": Tokens,
+    "embedding": Embedding,
+    "class-token": ClassToken,
+    "position-embedding": PositionEmbedding,
+    "select-position": SelectPosition,
+    "tanh": Tanh,
+    "lstm": LSTM,
+    "pair-sum": PairSum,
+    "pair-product": PairProduct,
+    "mix": Mix,
+}
+"""The layer types of sequences; a framework that lacks one refuses the networks that have it."""
+ALL_LAYERS: dict[str, type[Layer]] = {**LAYERS, **SEQUENCE_LAYERS}

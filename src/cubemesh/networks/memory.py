@@ -25,7 +25,12 @@ import math
 from typing import Literal, TypedDict
 
 from cubemesh.errors import UsageError
-from cubemesh.networks.activation_memory import ELEMENT_BYTES, FED_BYTES, LABEL_BYTES, GradientFlow
+from cubemesh.networks.activation_memory import (
+    ELEMENT_BYTES,
+    INPUT_BYTES,
+    LABEL_BYTES,
+    GradientFlow,
+)
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution
 from cubemesh.networks.memory_simulation import StepSimulation
@@ -34,23 +39,8 @@ from cubemesh.schema.forecast import MemoryForecast
 from cubemesh.schema.spec import Layout, Precision, RunSpec
 from cubemesh.schema.work import Optimizer, Training
 
-OPTIMIZER_ARRAYS: dict[Optimizer, int] = {
-    "sgd": 1,
-    "rmsprop": 1,
-    "adam": 2,
-    "adamw": 2,
-    "lars": 1,
-}
+OPTIMIZER_ARRAYS: dict[Optimizer, int] = {"sgd": 1, "rmsprop": 1, "adam": 2, "adamw": 2, "lars": 1}
 """Arrays of the weights' size that each optimizer stores."""
-_UPDATE_ARRAYS: dict[Optimizer, int] = {
-    "sgd": 0,
-    "rmsprop": 1,
-    "adam": 0,
-    "adamw": 0,
-    "lars": 0,
-}
-"""Arrays as large as the weights that live during the update: RMSprop's square roots. LARS works
-in the gradients' own arrays, the others are one fused kernel."""
 
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -76,9 +66,11 @@ def forecast(
     master = max(width, 4)
     parameter_bytes = network.parameter_count * master
     state_bytes = sum(math.prod(s.shape) for s in network.state.values()) * master
-    taken = _workspaces(network, batch, precision, layout) if device == "cuda" else {}
-    fullest = StepSimulation(GradientFlow(network), batch, width, training, taken).fullest()
-    update_bytes = _UPDATE_ARRAYS[optimizer] * parameter_bytes
+    workspaces = _workspaces(network, batch, precision, layout) if device == "cuda" else {}
+    step = StepSimulation(GradientFlow(network), batch, width, training, workspaces)
+    fullest = step.fullest()
+    # RMSprop's square roots; LARS works in the gradients' own arrays, others are one fused kernel.
+    update_bytes = parameter_bytes if optimizer == "rmsprop" else 0
     if training and sum(fullest.values()) < parameter_bytes + update_bytes:
         fullest = dict.fromkeys(fullest, 0)
         fullest |= {"gradients": parameter_bytes, "workspace": update_bytes}
@@ -135,11 +127,10 @@ class MemorySettings(TypedDict):
 def memory_settings(spec: RunSpec, device: str) -> MemorySettings:
     """Those of `spec` on `device` (`cpu`, `cuda:0`), as keywords of the functions above."""
     work = spec.work
-    trains = isinstance(work, Training)
     return MemorySettings(
         precision=spec.program.precision,
         optimizer=work.optimizer if isinstance(work, Training) else "sgd",
-        training=trains,
+        training=isinstance(work, Training),
         device="cuda" if device.startswith("cuda") else "cpu",
         layout=spec.program.layout,
     )
@@ -148,7 +139,7 @@ def memory_settings(spec: RunSpec, device: str) -> MemorySettings:
 def _workspaces(
     network: Network, batch: int, precision: Precision, layout: Layout
 ) -> dict[str, Workspaces]:
-    """Node → what its convolution takes while it computes."""
+    """Node → workspaces of its convolution."""
     return {
         node.name: convolution_workspaces(
             node.layer, network.shapes[node.inputs[0]], node.shape, batch, precision, layout
@@ -159,8 +150,8 @@ def _workspaces(
 
 
 def _sample_bytes(network: Network, width: int) -> int:
-    fed = sum(
-        math.prod(i.shape) * (LABEL_BYTES if i.dtype == "integer" else max(width, FED_BYTES))
+    inputs = sum(
+        math.prod(i.shape) * (LABEL_BYTES if i.dtype == "integer" else max(width, INPUT_BYTES))
         for i in network.inputs
     )
-    return fed + sum(math.prod(t.shape) for t in network.targets) * LABEL_BYTES
+    return inputs + sum(math.prod(t.shape) for t in network.targets) * LABEL_BYTES

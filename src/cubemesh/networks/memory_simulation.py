@@ -15,21 +15,27 @@ from typing import Literal, get_args
 
 from cubemesh.networks.activation_memory import GradientFlow, log_probabilities, saved_tensors
 from cubemesh.networks.graph import Node
-from cubemesh.networks.layers import Add, Concat, Convolution, Linear
-from cubemesh.networks.sequence_layers import ClassToken, PositionEmbedding, SelectPosition
+from cubemesh.networks.layers import (
+    Add,
+    ClassToken,
+    Concat,
+    Convolution,
+    Linear,
+    PositionEmbedding,
+    SelectPosition,
+)
 from cubemesh.networks.workspaces import Workspaces
 
-_HAND_ON = (Add, Concat, ClassToken, PositionEmbedding)
+_PASS_ON = (Add, Concat, ClassToken, PositionEmbedding)
 """Layers that pass the gradient of their result on without a copy, whole or in slices."""
 
 _Pass = Literal["forward", "data_gradient", "weight_gradient"]
 Group = Literal["weights", "activations", "gradients", "workspace"]
-"""What lives for a part of the step; `weights` are the narrow copies alone."""
+"""What lives for a part of the step; `weights` are the low-precision copies only."""
 
 
 class StepSimulation:
-    """A step of `batch` samples, values `width` bytes wide; `workspaces` says, by node, what its
-    library takes while it computes."""
+    """A step of `batch` samples, values `width` bytes wide, with the `workspaces` of each node."""
 
     def __init__(
         self,
@@ -69,8 +75,8 @@ class StepSimulation:
             group, size = self.alive.pop(name)
             self.held[group] -= size
 
-    def _take(self, node: Node, which: _Pass) -> None:
-        """For a moment, what the node's library takes in one of its passes."""
+    def _run_library(self, node: Node, which: _Pass) -> None:
+        """Allocate and free the workspace of a node's pass."""
         if node.name in self.workspaces:
             self._allocate("library", getattr(self.workspaces[node.name], which))
             self._free("library")
@@ -82,8 +88,8 @@ class StepSimulation:
         storage, nodes, heads = self.flow.storage, self.network.nodes, self.network.heads
         readers = Counter(storage[i] for node in nodes for i in node.inputs)
         readers.update(storage[h.value] for h in heads)
-        kept = saved_tensors(self.network, self.flow) if self.training else {}
-        activations = {k.name for arrays in kept.values() for k in arrays}
+        saved = saved_tensors(self.flow) if self.training else {}
+        activations = {array.name for arrays in saved.values() for array in arrays}
 
         def read(value: str) -> None:
             readers[storage[value]] -= 1
@@ -94,13 +100,13 @@ class StepSimulation:
             if storage[node.name] == node.name:
                 group: Group = "activations" if node.name in activations else "workspace"
                 self._allocate(node.name, self._value_bytes(node.name), group)
-            for array in kept.get(node.name, ()):
+            for array in saved.get(node.name, ()):
                 size = array.size_bytes(self.batch, self.width)
                 self._allocate(array.name, size, "activations")
-            for parameter in self._narrowed(node):
+            for parameter in self._low_precision_weights(node):
                 size = math.prod(self.network.parameters[parameter].shape) * self.width
-                self._allocate(f"narrow {parameter}", size, "weights")
-            self._take(node, "forward")
+                self._allocate(f"low-precision {parameter}", size, "weights")
+            self._run_library(node, "forward")
             for value in node.inputs:
                 read(value)
         for head in heads:
@@ -111,7 +117,7 @@ class StepSimulation:
 
     def _backward(self) -> None:
         gradients: dict[str, str] = {}
-        """Value → array its gradient lies in, until the value's own node has used it."""
+        """Value → array of its gradient, until the value's own node has used it."""
         for head in self.network.heads:
             logs = log_probabilities(self.network, head)
             self._allocate("d logs", logs.size_bytes(self.batch, self.width))
@@ -119,51 +125,51 @@ class StepSimulation:
             gradients[head.value] = f"d {head.value}"
             self._free("d logs")
             self._free(logs.name)
-        kept = saved_tensors(self.network, self.flow)
+        saved = saved_tensors(self.flow)
         for node in reversed(self.network.nodes):
             if node.name not in gradients:
                 continue
             own = gradients.pop(node.name)
             arrived = self._gradients_of_inputs(node, own)
             if arrived:
-                self._take(node, "data_gradient")
+                self._run_library(node, "data_gradient")
             if self.width >= 4:
                 self._gradients_of_parameters(node)
             else:
-                self._narrow_gradients(node)
-            self._take(node, "weight_gradient")
-            for activation in kept[node.name]:  # the first to keep it is the last to use it
+                self._low_precision_gradients(node)
+            self._run_library(node, "weight_gradient")
+            for activation in saved[node.name]:  # the first to save it is the last to use it
                 self._free(activation.name)
-            for parameter in self._narrowed(node):
-                self._free(f"narrow {parameter}")
+            for parameter in self._low_precision_weights(node):
+                self._free(f"low-precision {parameter}")
             self._free_unused(own, *gradients.values(), *(array for _, array in arrived))
-            if self.width < 4:  # widened when the layer has let go of what it kept
+            if self.width < 4:  # converted to fp32 after the layer's arrays are freed
                 self._gradients_of_parameters(node)
             for value, array in arrived:
                 self._accumulate(gradients, value, array)
 
     def _gradients_of_inputs(self, node: Node, own: str) -> list[tuple[str, str]]:
-        """(value, array its gradient from `node` lies in), for each input that needs one."""
-        handed_on = isinstance(node.layer, _HAND_ON) or (
+        """(value, array of its gradient from `node`), for each input that needs one."""
+        passed_on = isinstance(node.layer, _PASS_ON) or (
             node.layer.category == "view" and not isinstance(node.layer, SelectPosition)
         )
         arrived = []
         for value in node.inputs:
             if value in self.flow.needs_gradient:
-                array = own if handed_on else f"d {value} from {node.name}"
+                array = own if passed_on else f"d {value} from {node.name}"
                 self._allocate(array, self._value_bytes(value))
                 arrived.append((value, array))
         return arrived
 
-    def _narrowed(self, node: Node) -> Sequence[str]:
-        """Its parameters that are multiplied by in half precision, as copies of the fp32 weights"""
+    def _low_precision_weights(self, node: Node) -> Sequence[str]:
+        """Its parameters that have a copy in low precision."""
         multiplies = isinstance(node.layer, (Convolution, Linear))
         return tuple(node.parameters.values()) if multiplies and self.width < 4 else ()
 
-    def _narrow_gradients(self, node: Node) -> None:
+    def _low_precision_gradients(self, node: Node) -> None:
         for parameter in node.parameters.values():
             size = math.prod(self.network.parameters[parameter].shape) * self.width
-            self._allocate(f"d narrow {parameter}", size)
+            self._allocate(f"d low-precision {parameter}", size)
 
     def _gradients_of_parameters(self, node: Node) -> None:
         for parameter in node.parameters.values():
@@ -172,10 +178,10 @@ class StepSimulation:
                 self._allocate("again", size)
             self._allocate(f"d {parameter}", size, "gradients")
             self._free("again")
-            self._free(f"d narrow {parameter}")
+            self._free(f"d low-precision {parameter}")
 
     def _accumulate(self, gradients: dict[str, str], value: str, array: str) -> None:
-        """The first gradient of a value is taken as it is; a sum is a new array, because either of
+        """The first gradient of a value is used as it is; a sum is a new array, because either of
         its terms may be another value's gradient as well."""
         before = gradients.get(value)
         if before is None:

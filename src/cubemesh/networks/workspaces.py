@@ -1,11 +1,11 @@
 """Workspace memory that cuBLAS and cuDNN allocate during a step.
 
 cuBLAS keeps a workspace for each thread that calls it, and PyTorch calls from two: the backward
-pass has a thread of its own. cuDNN's convolutions take theirs while they run. Which algorithm it
-picks as the fastest it does not tell beforehand, but each has a workspace of a known form:
+pass has a thread of its own. cuDNN's convolutions allocate theirs while they run. Which algorithm
+it will select is unknown beforehand, but each has a workspace of a known form:
 
-    tensor cores, nchw   input, weight and result once more, turned to the layout they compute in;
-                         images of fewer than 8 channels filled up to 8. 1×1 at stride 1: none
+    tensor cores, nchw   input, weight and result once more, in the layout they compute in;
+                         images of fewer than 8 channels padded to 8. 1×1 at stride 1: none
     tensor cores, nhwc   none
     FFT (forward)        2 F (C·K + N·C),         F = S · (S / 2 + 1) complex numbers of 8 bytes,
     FFT (data gradient)  F (C·K + t·N·(C + K))    S the next power of two (in tiles of 32: t = 2)
@@ -13,9 +13,9 @@ picks as the fastest it does not tell beforehand, but each has a workspace of a 
 
 with N the batch, C and K channels in and out; the last three are for full fp32 at stride 1. (FFT:
 Mathieu et al. 2014; Winograd: Lavin and Gray 2016; the transforms of data, result and weights are
-what is held.) Which of them is picked when, and the constants beside them, were fitted to the
+what is held.) Which of them is selected when, and the constants beside them, were fitted to the
 workspaces of 196 convolutions of five networks on an H200 with cuDNN as PyTorch 2.11 brings it
-(benchmarks/LOG.md); another GPU picks otherwise.
+(benchmarks/LOG.md); another GPU selects differently.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LEAST_CHANNELS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Workspaces:
-    """Bytes a convolution takes while it computes its result, and both of its gradients."""
+    """Bytes that a convolution allocates while it computes its result, and each gradient."""
 
     forward: int = 0
     data_gradient: int = 0
@@ -44,7 +44,7 @@ class Workspaces:
 
 
 def library_bytes(training: bool) -> int:
-    """What matrix products keep from their first call on."""
+    """Permanent workspaces of matrix products."""
     return CUBLAS_BYTES * (2 if training else 1) + CUBLASLT_BYTES
 
 
@@ -60,7 +60,7 @@ def convolution_workspaces(
     if layer.groups > 1 or precision == "fp64":
         return Workspaces()
     if precision != "fp32":
-        return _turned(layer, given, result, batch, 4 if precision == "tf32" else 2, layout)
+        return _transposed(layer, given, result, batch, 4 if precision == "tf32" else 2, layout)
     if layer.stride != (1, 1) or layer.kernel[0] != layer.kernel[1] or layer.kernel == (1, 1):
         return Workspaces()
     return Workspaces(
@@ -70,14 +70,14 @@ def convolution_workspaces(
     )
 
 
-def _turned(
+def _transposed(
     layer: Convolution, given: Shape, result: Shape, batch: int, width: int, layout: Layout
 ) -> Workspaces:
     if layout == "nhwc" or (layer.kernel == (1, 1) and layer.stride == (1, 1)):
         return Workspaces()
-    filled = max(given[0], _LEAST_CHANNELS) * math.prod(given[1:])
+    padded = max(given[0], _LEAST_CHANNELS) * math.prod(given[1:])
     weight = layer.filters * given[0] * math.prod(layer.kernel)
-    size = (batch * (filled + math.prod(result)) + weight) * width
+    size = (batch * (padded + math.prod(result)) + weight) * width
     return Workspaces(forward=size, data_gradient=size, weight_gradient=size)
 
 

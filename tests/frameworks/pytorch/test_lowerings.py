@@ -9,7 +9,6 @@ from cubemesh.frameworks.pytorch.lowerings import LOWERINGS, may_overwrite
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.networks import layers as L  # noqa: N812
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.sequence_layers import ALL_LAYERS
 
 
 def across(x, layer):
@@ -72,7 +71,7 @@ CASES = {
 
 
 def test_the_table_has_a_line_for_every_layer():
-    assert set(LOWERINGS) == set(ALL_LAYERS.values())
+    assert set(LOWERINGS) == set(L.ALL_LAYERS.values())
     compared = {type(layer) for layer, _ in CASES.values()} | {L.Dropout}  # in test_module.py
     assert compared == set(L.LAYERS.values())
 

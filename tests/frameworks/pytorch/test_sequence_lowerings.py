@@ -7,9 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.frameworks.pytorch.module import build_modules
-from cubemesh.networks import recurrent_layers as R  # noqa: N812
-from cubemesh.networks import sequence_layers as S  # noqa: N812
-from cubemesh.networks.sequence_builder import SequenceBuilder
+from cubemesh.networks import layers as S  # noqa: N812
+from cubemesh.networks.builder import NetworkBuilder
 
 
 def normalized(x, p):
@@ -58,12 +57,12 @@ CASES = {
 
 def test_every_layer_of_sequences_is_compared():
     compared = {type(layer) for layer, *_ in CASES.values()} | {S.Embedding}
-    compared |= set(R.RECURRENT_LAYERS.values())  # below
+    compared |= {S.Tanh, S.LSTM, S.PairSum, S.PairProduct, S.Mix}  # below
     assert compared == set(S.SEQUENCE_LAYERS.values())
 
 
 def test_an_embedding_gives_each_token_its_row():
-    net = SequenceBuilder("one")
+    net = NetworkBuilder("one")
     net.classify(net.embedding(net.token_input("tokens", 5, 9), 4, name="e"))
     built = build_modules(net.build(), dtype=torch.float64)
     built.load(net.build().draw(0))
@@ -78,7 +77,7 @@ def test_an_embedding_gives_each_token_its_row():
 @pytest.mark.parametrize("case", CASES)
 def test_a_layer_computes_what_it_says(case):
     layer, shape, formula = CASES[case]
-    net = SequenceBuilder("one")
+    net = NetworkBuilder("one")
     net.classify(net.add_layer(layer, net.input("x", shape), name="layer"))
     network = net.build()
     built = build_modules(network, dtype=torch.float64)
@@ -102,7 +101,7 @@ def test_a_layer_computes_what_it_says(case):
 
 def built_of(make, **inputs):
     """What a network of one layer in float64 gives for `inputs`, and its parameters by role."""
-    net = SequenceBuilder("one")
+    net = NetworkBuilder("one")
     net.classify(make(net, *(net.input(n, tuple(x.shape[1:])) for n, x in inputs.items())))
     network = net.build()
     built = build_modules(network, dtype=torch.float64)

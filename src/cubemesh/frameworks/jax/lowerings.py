@@ -22,8 +22,6 @@ from cubemesh.frameworks.contract.validation import check_values_per_channel
 from cubemesh.frameworks.jax.runtime import JaxNumerics
 from cubemesh.frameworks.pooling import far_padding, window_cells
 from cubemesh.networks import layers
-from cubemesh.networks import recurrent_layers as recurrent
-from cubemesh.networks import sequence_layers as sequence
 
 DIMENSIONS = {"nchw": ("NCHW", "OIHW", "NCHW"), "nhwc": ("NHWC", "HWIO", "NHWC")}
 """Layout of a program → order of the axes of a convolution's input, weight and result."""
@@ -198,7 +196,7 @@ def _global_average_pool(
     return x.astype(context.numerics.arrays).mean(context.positions).astype(x.dtype)
 
 
-def _layer_norm(layer: sequence.LayerNorm, context: JaxContext, x: jax.Array) -> jax.Array:
+def _layer_norm(layer: layers.LayerNorm, context: JaxContext, x: jax.Array) -> jax.Array:
     """(x − mean) / √(variance + ε) · weight + bias, in the arrays' type."""
     full = x.astype(context.numerics.arrays)
     centred = full - full.mean(-1, keepdims=True)
@@ -207,7 +205,7 @@ def _layer_norm(layer: sequence.LayerNorm, context: JaxContext, x: jax.Array) ->
     return (y + context.arrays["bias"]).astype(x.dtype)
 
 
-def _attention(layer: sequence.Attention, context: JaxContext, x: jax.Array) -> jax.Array:
+def _attention(layer: layers.Attention, context: JaxContext, x: jax.Array) -> jax.Array:
     """Written out: `jax.nn.dot_product_attention` has a float32 softmax even in float64."""
     batch, length, width = x.shape
     (x,) = context.to_product_type(x)
@@ -225,29 +223,29 @@ def _attention(layer: sequence.Attention, context: JaxContext, x: jax.Array) -> 
     return y.reshape(batch, length, width // 3)
 
 
-def _tokens(layer: sequence.Tokens, context: JaxContext, x: jax.Array) -> jax.Array:
+def _tokens(layer: layers.Tokens, context: JaxContext, x: jax.Array) -> jax.Array:
     if context.layout == "nchw":
         x = x.transpose(0, 2, 3, 1)
     return x.reshape(len(x), -1, x.shape[-1])
 
 
-def _embedding(layer: sequence.Embedding, context: JaxContext, tokens: jax.Array) -> jax.Array:
+def _embedding(layer: layers.Embedding, context: JaxContext, tokens: jax.Array) -> jax.Array:
     return jnp.take(context.arrays["weight"], tokens, axis=0, mode="clip")
 
 
-def _class_token(layer: sequence.ClassToken, context: JaxContext, x: jax.Array) -> jax.Array:
+def _class_token(layer: layers.ClassToken, context: JaxContext, x: jax.Array) -> jax.Array:
     token = context.arrays["token"].astype(x.dtype)
     return jnp.concatenate([jnp.broadcast_to(token, (len(x), 1, token.size)), x], axis=1)
 
 
 def _position_embedding(
-    layer: sequence.PositionEmbedding, context: JaxContext, x: jax.Array
+    layer: layers.PositionEmbedding, context: JaxContext, x: jax.Array
 ) -> jax.Array:
     return x + context.arrays["weight"].astype(x.dtype)
 
 
 def _lstm(
-    layer: recurrent.LSTM, context: JaxContext, x: jax.Array, begin: jax.Array | None = None
+    layer: layers.LSTM, context: JaxContext, x: jax.Array, begin: jax.Array | None = None
 ) -> jax.Array:
     """The product of all inputs at once, then a step a position; the cell in the arrays' type."""
     own, full = context.arrays, context.numerics.arrays
@@ -270,16 +268,14 @@ def _lstm(
 
 
 def _pair_product(
-    layer: recurrent.PairProduct, context: JaxContext, queries: jax.Array, keys: jax.Array
+    layer: layers.PairProduct, context: JaxContext, queries: jax.Array, keys: jax.Array
 ) -> jax.Array:
     queries, keys = context.to_product_type(queries, keys)
     precision = context.numerics.precision
     return jnp.einsum("bqf,bkf->bqk", queries, keys, precision=precision)[..., None]
 
 
-def _mix(
-    layer: recurrent.Mix, context: JaxContext, scores: jax.Array, values: jax.Array
-) -> jax.Array:
+def _mix(layer: layers.Mix, context: JaxContext, scores: jax.Array, values: jax.Array) -> jax.Array:
     full = scores[..., 0].astype(context.numerics.arrays)
     shares = jax.nn.softmax(full, axis=-1).astype(values.dtype)
     return jnp.einsum("bqk,bkf->bqf", shares, values, precision=context.numerics.precision)
@@ -300,17 +296,17 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.MaxPool: _max_pool,
     layers.AveragePool: _average_pool,
     layers.GlobalAveragePool: _global_average_pool,
-    sequence.LayerNorm: _layer_norm,
-    sequence.GELU: lambda layer, context, x: jax.nn.gelu(x, approximate=layer.form == "tanh"),
-    sequence.Attention: _attention,
-    sequence.Tokens: _tokens,
-    sequence.Embedding: _embedding,
-    sequence.ClassToken: _class_token,
-    sequence.PositionEmbedding: _position_embedding,
-    sequence.SelectPosition: lambda layer, context, x: x[:, layer.position],
-    recurrent.Tanh: lambda layer, context, x: jnp.tanh(x),
-    recurrent.LSTM: _lstm,
-    recurrent.PairSum: lambda layer, context, q, k: q[:, :, None] + k[:, None],
-    recurrent.PairProduct: _pair_product,
-    recurrent.Mix: _mix,
+    layers.LayerNorm: _layer_norm,
+    layers.GELU: lambda layer, context, x: jax.nn.gelu(x, approximate=layer.form == "tanh"),
+    layers.Attention: _attention,
+    layers.Tokens: _tokens,
+    layers.Embedding: _embedding,
+    layers.ClassToken: _class_token,
+    layers.PositionEmbedding: _position_embedding,
+    layers.SelectPosition: lambda layer, context, x: x[:, layer.position],
+    layers.Tanh: lambda layer, context, x: jnp.tanh(x),
+    layers.LSTM: _lstm,
+    layers.PairSum: lambda layer, context, q, k: q[:, :, None] + k[:, None],
+    layers.PairProduct: _pair_product,
+    layers.Mix: _mix,
 }

@@ -86,7 +86,7 @@ class FusedNetwork:
             self.norms[step.last.name] = fused = FusedBatchNorm(
                 norm,
                 add=step.residual is not None,
-                relu=step.rectifies,
+                relu=step.relu,
                 readers=self._reads[step.last.name],
             )
             return fused

@@ -16,8 +16,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from cubemesh.networks import layers
-from cubemesh.networks import recurrent_layers as recurrent
-from cubemesh.networks import sequence_layers as sequence
 from cubemesh.networks.graph import Network, Node
 
 Lowering = Callable[[Any, layers.Shape, bool], nn.Module]
@@ -229,19 +227,19 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.MaxPool: _max_pool,
     layers.AveragePool: _average_pool,
     layers.GlobalAveragePool: lambda layer, shape, _: ChannelMeans(),
-    sequence.LayerNorm: lambda layer, shape, _: nn.LayerNorm(shape[-1], eps=layer.epsilon),
-    sequence.GELU: lambda layer, shape, _: nn.GELU("none" if layer.form == "erf" else "tanh"),
-    sequence.Attention: lambda layer, shape, _: SelfAttention(layer.heads, layer.causal),
-    sequence.Tokens: lambda layer, shape, _: Patches(),
-    sequence.Embedding: lambda layer, shape, _: nn.Embedding(layer.vocabulary, layer.features),
-    sequence.ClassToken: lambda layer, shape, _: PrependedToken(shape[1]),
-    sequence.PositionEmbedding: lambda layer, shape, _: AddedPositions(shape),
-    sequence.SelectPosition: lambda layer, shape, _: Position(layer.position),
-    recurrent.Tanh: lambda layer, shape, _: nn.Tanh(),
-    recurrent.LSTM: lambda layer, shape, _: Recurrence(shape[1], layer.hidden),
-    recurrent.PairSum: lambda layer, shape, _: Pairs(product=False),
-    recurrent.PairProduct: lambda layer, shape, _: Pairs(product=True),
-    recurrent.Mix: lambda layer, shape, _: WeightedMean(),
+    layers.LayerNorm: lambda layer, shape, _: nn.LayerNorm(shape[-1], eps=layer.epsilon),
+    layers.GELU: lambda layer, shape, _: nn.GELU("none" if layer.form == "erf" else "tanh"),
+    layers.Attention: lambda layer, shape, _: SelfAttention(layer.heads, layer.causal),
+    layers.Tokens: lambda layer, shape, _: Patches(),
+    layers.Embedding: lambda layer, shape, _: nn.Embedding(layer.vocabulary, layer.features),
+    layers.ClassToken: lambda layer, shape, _: PrependedToken(shape[1]),
+    layers.PositionEmbedding: lambda layer, shape, _: AddedPositions(shape),
+    layers.SelectPosition: lambda layer, shape, _: Position(layer.position),
+    layers.Tanh: lambda layer, shape, _: nn.Tanh(),
+    layers.LSTM: lambda layer, shape, _: Recurrence(shape[1], layer.hidden),
+    layers.PairSum: lambda layer, shape, _: Pairs(product=False),
+    layers.PairProduct: lambda layer, shape, _: Pairs(product=True),
+    layers.Mix: lambda layer, shape, _: WeightedMean(),
 }
 
 ATTRIBUTES = {"running_variance": "running_var"}

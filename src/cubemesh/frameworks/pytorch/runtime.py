@@ -20,7 +20,7 @@ import torch
 
 from cubemesh.frameworks.contract.program import BuildRequest, Capabilities, OutOfMemory
 from cubemesh.kernels.cpu.allocator import keep_freed_memory
-from cubemesh.networks.recurrent_layers import LSTM
+from cubemesh.networks.layers import LSTM
 from cubemesh.schema.spec import ProgramSettings
 
 ARRAY_TYPES = {"fp64": torch.float64}

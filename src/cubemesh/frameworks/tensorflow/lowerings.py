@@ -22,8 +22,6 @@ from cubemesh.frameworks.contract.validation import check_values_per_channel
 from cubemesh.frameworks.pooling import far_padding, window_shares
 from cubemesh.frameworks.tensorflow.runtime import TensorFlowNumerics
 from cubemesh.networks import layers
-from cubemesh.networks import recurrent_layers as recurrent
-from cubemesh.networks import sequence_layers as sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +248,7 @@ def _global_average_pool(
     return tf.cast(tf.reduce_mean(context.to_array_type(x), context.positions), x.dtype)
 
 
-def _layer_norm(layer: sequence.LayerNorm, context: TensorFlowContext, x: Any) -> Any:
+def _layer_norm(layer: layers.LayerNorm, context: TensorFlowContext, x: Any) -> Any:
     """(x − mean) / √(variance + ε) · weight + bias, in the type of statistics."""
     full = context.to_array_type(x)
     mean, variance = tf.nn.moments(full, [-1], keepdims=True)
@@ -259,7 +257,7 @@ def _layer_norm(layer: sequence.LayerNorm, context: TensorFlowContext, x: Any) -
     return tf.cast(y, x.dtype)
 
 
-def _gelu(layer: sequence.GELU, context: TensorFlowContext, x: Any) -> Any:
+def _gelu(layer: layers.GELU, context: TensorFlowContext, x: Any) -> Any:
     """As `tf.nn.gelu`, whose constants are float32 in float64 too, an error of 5e-9."""
     if layer.form == "erf":
         return 0.5 * x * (1.0 + tf.math.erf(x / math.sqrt(2)))
@@ -267,7 +265,7 @@ def _gelu(layer: sequence.GELU, context: TensorFlowContext, x: Any) -> Any:
     return 0.5 * x * (1.0 + tf.tanh(math.sqrt(2 / math.pi) * cubed))
 
 
-def _attention(layer: sequence.Attention, context: TensorFlowContext, x: Any) -> Any:
+def _attention(layer: layers.Attention, context: TensorFlowContext, x: Any) -> Any:
     """The softmax in the type of statistics."""
     (x,) = context.to_product_type(x)
     batch, length, width = x.shape
@@ -282,25 +280,23 @@ def _attention(layer: sequence.Attention, context: TensorFlowContext, x: Any) ->
     return tf.reshape(tf.transpose(y, [0, 2, 1, 3]), [batch, length, width // 3])
 
 
-def _tokens(layer: sequence.Tokens, context: TensorFlowContext, x: Any) -> Any:
+def _tokens(layer: layers.Tokens, context: TensorFlowContext, x: Any) -> Any:
     if context.layout == "nchw":
         x = tf.transpose(x, [0, 2, 3, 1])
     return tf.reshape(x, [x.shape[0], -1, x.shape[-1]])
 
 
-def _class_token(layer: sequence.ClassToken, context: TensorFlowContext, x: Any) -> Any:
+def _class_token(layer: layers.ClassToken, context: TensorFlowContext, x: Any) -> Any:
     token = tf.cast(context.arrays["token"], x.dtype)
     first = tf.broadcast_to(token, [x.shape[0], 1, token.shape[0]])
     return tf.concat([first, x], 1)
 
 
-def _position_embedding(
-    layer: sequence.PositionEmbedding, context: TensorFlowContext, x: Any
-) -> Any:
+def _position_embedding(layer: layers.PositionEmbedding, context: TensorFlowContext, x: Any) -> Any:
     return x + tf.cast(context.arrays["weight"], x.dtype)
 
 
-def _lstm(layer: recurrent.LSTM, context: TensorFlowContext, x: Any, begin: Any = None) -> Any:
+def _lstm(layer: layers.LSTM, context: TensorFlowContext, x: Any, begin: Any = None) -> Any:
     """The product of all inputs at once, then a step for each position; the cell in the type of
     statistics."""
     own = context.arrays
@@ -330,16 +326,16 @@ def _lstm(layer: recurrent.LSTM, context: TensorFlowContext, x: Any, begin: Any 
 
 
 def _pair_product(
-    layer: recurrent.PairProduct, context: TensorFlowContext, queries: Any, keys: Any
+    layer: layers.PairProduct, context: TensorFlowContext, queries: Any, keys: Any
 ) -> Any:
     return tf.matmul(*context.to_product_type(queries, keys), transpose_b=True)[..., None]
 
 
-def _pair_sum(layer: recurrent.PairSum, context: TensorFlowContext, queries: Any, keys: Any) -> Any:
+def _pair_sum(layer: layers.PairSum, context: TensorFlowContext, queries: Any, keys: Any) -> Any:
     return tf.add(*context.same_type(queries[:, :, None], keys[:, None]))
 
 
-def _mix(layer: recurrent.Mix, context: TensorFlowContext, scores: Any, values: Any) -> Any:
+def _mix(layer: layers.Mix, context: TensorFlowContext, scores: Any, values: Any) -> Any:
     shares = tf.nn.softmax(context.to_array_type(scores[..., 0]))
     return tf.matmul(tf.cast(shares, values.dtype), values)
 
@@ -357,17 +353,17 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.MaxPool: _max_pool,
     layers.AveragePool: _average_pool,
     layers.GlobalAveragePool: _global_average_pool,
-    sequence.LayerNorm: _layer_norm,
-    sequence.GELU: _gelu,
-    sequence.Attention: _attention,
-    sequence.Tokens: _tokens,
-    sequence.Embedding: lambda layer, context, tokens: tf.gather(context.arrays["weight"], tokens),
-    sequence.ClassToken: _class_token,
-    sequence.PositionEmbedding: _position_embedding,
-    sequence.SelectPosition: lambda layer, context, x: x[:, layer.position],
-    recurrent.Tanh: lambda layer, context, x: tf.tanh(x),
-    recurrent.LSTM: _lstm,
-    recurrent.PairSum: _pair_sum,
-    recurrent.PairProduct: _pair_product,
-    recurrent.Mix: _mix,
+    layers.LayerNorm: _layer_norm,
+    layers.GELU: _gelu,
+    layers.Attention: _attention,
+    layers.Tokens: _tokens,
+    layers.Embedding: lambda layer, context, tokens: tf.gather(context.arrays["weight"], tokens),
+    layers.ClassToken: _class_token,
+    layers.PositionEmbedding: _position_embedding,
+    layers.SelectPosition: lambda layer, context, x: x[:, layer.position],
+    layers.Tanh: lambda layer, context, x: tf.tanh(x),
+    layers.LSTM: _lstm,
+    layers.PairSum: _pair_sum,
+    layers.PairProduct: _pair_product,
+    layers.Mix: _mix,
 }

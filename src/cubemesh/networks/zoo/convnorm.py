@@ -18,18 +18,18 @@ def conv_norm_relu(
     x: str,
     name: str,
     filters: int,
-    *,
     kernel: int | Pair,
     stride: int = 1,
-    padding: int | Pair = 0,
+    padding: int | Pair | None = None,
 ) -> str:
-    """Name of the rectified value."""
+    """Name of the ReLU's value. Without a `padding` the size is kept, but for the stride."""
+    height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
     x = net.conv(
         x,
         filters,
         kernel=kernel,
         stride=stride,
-        padding=padding,
+        padding=(height // 2, width // 2) if padding is None else padding,
         bias=False,
         name=f"{name}.conv",
     )

@@ -55,14 +55,14 @@ def googlenet(image_size: int = 224, classes: int = 1000) -> Network:
     net = NetworkBuilder("googlenet")
     x = net.input("image", (3, image_size, image_size))
     with net.segment("stem"):
-        x = _normalized(net, x, "conv1", 64, 7, 2)
+        x = conv_norm_relu(net, x, "conv1", 64, 7, 2)
         x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool1")
-        x = _normalized(net, x, "conv2", 64, 1, 1)
-        x = _normalized(net, x, "conv3", 192, 3, 1)
+        x = conv_norm_relu(net, x, "conv2", 64, 1, 1)
+        x = conv_norm_relu(net, x, "conv3", 192, 3, 1)
         x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool2")
     for block in _BLOCKS:
         with net.segment(f"inception{block}"):
-            x = _inception(net, x, block, _normalized, wide=3)
+            x = _inception(net, x, block, conv_norm_relu, wide=3)
             x = _pool_behind(net, x, block, last=2)
     with net.segment("classifier"):
         x = net.global_average_pool(x, name="avgpool")
@@ -133,12 +133,6 @@ def _auxiliary(net: NetworkBuilder, x: str, name: str, classes: int) -> None:
         x = net.dropout(x, 0.7, name=f"{name}.dropout")
         x = net.linear(x, classes, name=f"{name}.fc2")
     net.classify(x, weight=_AUXILIARY_WEIGHT, train_only=True)
-
-
-def _normalized(
-    net: NetworkBuilder, x: str, name: str, filters: int, kernel: int, stride: int
-) -> str:
-    return conv_norm_relu(net, x, name, filters, kernel=kernel, stride=stride, padding=kernel // 2)
 
 
 def _biased(net: NetworkBuilder, x: str, name: str, filters: int, kernel: int, stride: int) -> str:

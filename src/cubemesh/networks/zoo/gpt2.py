@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import math
 
+from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
-from cubemesh.networks.layers import Initializer
-from cubemesh.networks.sequence_builder import SequenceBuilder
-from cubemesh.networks.sequence_layers import SMALL_NORMAL
+from cubemesh.networks.layers import SMALL_NORMAL, Initializer
 
 _PLACES = Initializer(kind="normal", scale=0.01)
 
@@ -34,7 +33,7 @@ def gpt(
     name: str, sequence_length: int, vocabulary: int, *, width: int, depth: int, heads: int
 ) -> Network:
     """Any network of this family, by its table's columns."""
-    net = SequenceBuilder(name)
+    net = NetworkBuilder(name)
     x = net.token_input("tokens", sequence_length, vocabulary)
     with net.segment("embeddings"):
         x = net.embedding(x, width, name="transformer.wte")
@@ -52,7 +51,7 @@ def gpt(
     return net.build()
 
 
-def _block(net: SequenceBuilder, x: str, name: str, heads: int, additions: int) -> str:
+def _block(net: NetworkBuilder, x: str, name: str, heads: int, additions: int) -> str:
     width = net.shape(x)[1]
     added = Initializer(kind="normal", scale=0.02 / math.sqrt(additions))
     y = net.layer_norm(x, name=f"{name}.ln_1")

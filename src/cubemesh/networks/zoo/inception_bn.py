@@ -44,10 +44,10 @@ def inception_bn(image_size: int = 224, classes: int = 1000) -> Network:
     net = NetworkBuilder("inception-bn")
     x = net.input("image", (3, image_size, image_size))
     with net.segment("stem"):
-        x = _conv(net, x, "conv1", 64, kernel=7, stride=2)
+        x = conv_norm_relu(net, x, "conv1", 64, kernel=7, stride=2)
         x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool1")
-        x = _conv(net, x, "conv2", 64, kernel=1)
-        x = _conv(net, x, "conv3", 192, kernel=3)
+        x = conv_norm_relu(net, x, "conv2", 64, kernel=1)
+        x = conv_norm_relu(net, x, "conv3", 192, kernel=3)
         x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool2")
     for block in _BLOCKS:
         with net.segment(f"inception{block}"):
@@ -62,23 +62,16 @@ def inception_bn(image_size: int = 224, classes: int = 1000) -> Network:
 def _inception(net: NetworkBuilder, x: str, block: str) -> str:
     one, reduce3, three, reduce33, three_twice, pool, pooled = _BLOCKS[block]
     name, stride = f"inception{block}", 2 if pool == "max / 2" else 1
-    branches = [_conv(net, x, f"{name}.branch1", one, kernel=1)] if one else []
-    y = _conv(net, x, f"{name}.branch2.0", reduce3, kernel=1)
-    y = _conv(net, y, f"{name}.branch2.1", three, kernel=3, stride=stride)
+    branches = [conv_norm_relu(net, x, f"{name}.branch1", one, kernel=1)] if one else []
+    y = conv_norm_relu(net, x, f"{name}.branch2.0", reduce3, kernel=1)
+    y = conv_norm_relu(net, y, f"{name}.branch2.1", three, kernel=3, stride=stride)
     branches.append(y)
-    y = _conv(net, x, f"{name}.branch3.0", reduce33, kernel=1)
-    y = _conv(net, y, f"{name}.branch3.1", three_twice, kernel=3)
-    y = _conv(net, y, f"{name}.branch3.2", three_twice, kernel=3, stride=stride)
+    y = conv_norm_relu(net, x, f"{name}.branch3.0", reduce33, kernel=1)
+    y = conv_norm_relu(net, y, f"{name}.branch3.1", three_twice, kernel=3)
+    y = conv_norm_relu(net, y, f"{name}.branch3.2", three_twice, kernel=3, stride=stride)
     branches.append(y)
     pooling = net.average_pool if pool == "mean" else net.max_pool
     y = pooling(x, 3, stride=stride, padding=1, name=f"{name}.branch4.0")
     if pooled:
-        y = _conv(net, y, f"{name}.branch4.1", pooled, kernel=1)
+        y = conv_norm_relu(net, y, f"{name}.branch4.1", pooled, kernel=1)
     return net.concat(*branches, y, name=f"{name}.concat")
-
-
-def _conv(
-    net: NetworkBuilder, x: str, name: str, filters: int, *, kernel: int, stride: int = 1
-) -> str:
-    """A convolution that keeps the size, but for its stride, normalized and rectified."""
-    return conv_norm_relu(net, x, name, filters, kernel=kernel, stride=stride, padding=kernel // 2)

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
-from cubemesh.networks.sequence_builder import SequenceBuilder
 
 
 def translator(sequence_length: int = 50, vocabulary: int = 32000, hidden: int = 512) -> Network:
@@ -39,7 +39,7 @@ def translator_plain(
 def _translator(
     name: str, attention: Literal["mlp", "plain"], length: int, vocabulary: int, hidden: int
 ) -> Network:
-    net = SequenceBuilder(name)
+    net = NetworkBuilder(name)
     source = net.token_input("source", length, vocabulary)
     target = net.token_input("target", length, vocabulary)
     with net.segment("encoder"):

@@ -20,10 +20,9 @@ from __future__ import annotations
 import math
 
 from cubemesh.errors import UsageError
+from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
-from cubemesh.networks.layers import Initializer
-from cubemesh.networks.sequence_builder import SequenceBuilder
-from cubemesh.networks.sequence_layers import SMALL_NORMAL
+from cubemesh.networks.layers import SMALL_NORMAL, Initializer
 
 PATCH = 16
 _EPSILON = 1e-6
@@ -44,7 +43,7 @@ def vit(name: str, image_size: int, classes: int, *, width: int, depth: int, hea
             f"image_size={image_size} does not divide into patches of {PATCH} pixels: give {name} "
             f"a multiple of {PATCH}, such as {image_size // PATCH * PATCH}."
         )
-    net = SequenceBuilder(name)
+    net = NetworkBuilder(name)
     x = net.input("image", (3, image_size, image_size))
     with net.segment("patches"):
         x = net.conv(x, width, kernel=PATCH, stride=PATCH, initializer=_FAN_IN, name="conv_proj")
@@ -62,7 +61,7 @@ def vit(name: str, image_size: int, classes: int, *, width: int, depth: int, hea
     return net.build()
 
 
-def _block(net: SequenceBuilder, x: str, name: str, heads: int) -> str:
+def _block(net: NetworkBuilder, x: str, name: str, heads: int) -> str:
     width = net.shape(x)[1]
     y = net.layer_norm(x, epsilon=_EPSILON, name=f"{name}.ln_1")
     y = net.linear(y, 3 * width, name=f"{name}.self_attention.in_proj")

@@ -60,7 +60,7 @@ def test_a_network_without_segments_is_one_stage():
 def test_the_network_as_one_stage_has_every_layer_its_heads_need():
     network = two_heads()
     (stage,) = partition(network, "network")
-    assert stage.nodes == tuple(network.needed(*(head.value for head in network.heads)))
+    assert stage.nodes == network.needed()
     assert stage.inputs == ("image",)
     assert stage.results == tuple(head.value for head in network.heads)
 

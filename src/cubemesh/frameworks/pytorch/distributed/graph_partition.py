@@ -46,7 +46,7 @@ class Stage:
 def partition(network: Network, compile_by: CompileBy) -> tuple[Stage, ...]:
     """The stages of `network`, in execution order: one, or one per segment."""
     heads = tuple(dict.fromkeys(head.value for head in network.heads))
-    needed = network.needed(*(head.value for head in network.heads))
+    needed = network.needed()
     parts = [
         (segment.name, tuple(node for node in needed if node.name in segment.nodes))
         for segment in network.segments
