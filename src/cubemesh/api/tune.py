@@ -91,7 +91,7 @@ def tune(
     the search and returns what was found; it is raised where nothing was measured yet.
     """
     lines = [f"networks={network}", *setting_lines(settings), *setting_lines(more_settings)]
-    began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    start_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     with open_store(store) as opened:
         try:
             (answered,) = run_names(
@@ -104,7 +104,7 @@ def tune(
                 pythons=setting_lines(pythons),
             )
         except KeyboardInterrupt:
-            found = latest_result("tune", opened, since_utc=began)
+            found = latest_result("tune", opened, since_utc=start_utc)
             if found is None:
                 raise
             return TuneResult(answered=found, interrupted=True)

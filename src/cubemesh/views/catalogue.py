@@ -12,12 +12,13 @@ from cubemesh.api.arguments import value_text
 from cubemesh.api.experiments import Catalogue, ExperimentSettings
 from cubemesh.api.networks import NetworkLayers
 from cubemesh.networks.describe import NetworkSummary
-from cubemesh.schema import Cell, Column, Table
+from cubemesh.schema import Table
 from cubemesh.schema.published import PAPERS
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import format_count, format_quantity
 from cubemesh.views import terminal
 from cubemesh.views.json_output import envelope
+from cubemesh.views.tables import table_of_texts
 
 
 def networks_document(networks: Sequence[NetworkSummary]) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def networks_document(networks: Sequence[NetworkSummary]) -> dict[str, Any]:
 def print_networks(console: Console, networks: Sequence[NetworkSummary]) -> None:
     """A line for each network."""
     rows = [
-        _texts(
+        (
             n.name,
             _shape(n.input_shape),
             n.classes,
@@ -43,7 +44,7 @@ def print_networks(console: Console, networks: Sequence[NetworkSummary]) -> None
         "FLOPs of convolutions and matrix products; a multiply-add counts as two. "
         "`cubemesh networks NAME` lists the layers of one."
     )
-    _print(console, _table("Networks", columns, rows), note=note)
+    _print(console, table_of_texts("Networks", columns, rows), note=note)
 
 
 def network_document(found: NetworkLayers) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def print_network(console: Console, found: NetworkLayers) -> None:
     """A line for each layer."""
     summary = found.summary
     rows = [
-        _texts(
+        (
             row.name,
             row.layer,
             row.settings,
@@ -80,7 +81,7 @@ def print_network(console: Console, found: NetworkLayers) -> None:
         f"{format_quantity(summary.backward_flops, 'FLOP')} backward per sample in convolutions "
         f"and matrix products. {summary.source}. {summary.differs}"
     )
-    _print(console, _table(f"Layers of {summary.name}", columns, rows), note=note.strip())
+    _print(console, table_of_texts(f"Layers of {summary.name}", columns, rows), note=note.strip())
 
 
 def experiments_document(found: Catalogue) -> dict[str, Any]:
@@ -91,21 +92,21 @@ def experiments_document(found: Catalogue) -> dict[str, Any]:
 def print_experiments(console: Console, found: Catalogue) -> None:
     """A line for each experiment, suite and framework."""
     tables = (
-        _table(
+        table_of_texts(
             "Experiments",
             ("experiment", "question", "papers"),
-            [_texts(e.name, e.question, e.papers) for e in found.experiments],
+            [(e.name, e.question, e.papers) for e in found.experiments],
         ),
-        _table(
+        table_of_texts(
             "Suites",
             ("suite", "summary", "experiments"),
-            [_texts(s.name, s.summary, len(s.experiments)) for s in found.suites],
+            [(s.name, s.summary, len(s.experiments)) for s in found.suites],
         ),
-        _table(
+        table_of_texts(
             "Frameworks",
             ("framework", "summary", "install with"),
             [
-                _texts(f.name, f.summary, "installed" if f.installed else f.install)
+                (f.name, f.summary, "installed" if f.installed else f.install)
                 for f in found.frameworks
             ],
         ),
@@ -127,27 +128,19 @@ def experiment_document(found: ExperimentSettings) -> dict[str, Any]:
 def print_experiment(console: Console, found: ExperimentSettings) -> None:
     """A line for each setting."""
     rows = [
-        _texts(f"{f.name}=", f.type, "" if f.default is None else value_text(f.default), f.means)
+        (f"{f.name}=", f.type, "" if f.default is None else value_text(f.default), f.means)
         for f in (*found.settings, *found.fields)
     ]
     columns = ("--set", "values", "default", "description")
-    _print(console, _table(f"{found.name}: {found.question}", columns, rows))
+    _print(console, table_of_texts(f"{found.name}: {found.question}", columns, rows))
 
 
 def _shape(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape))
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[tuple[Cell, ...]]) -> Table:
-    return Table(title=title, columns=tuple(Column(name=n) for n in columns), rows=tuple(rows))
-
-
-def _texts(*values: Any) -> tuple[Cell, ...]:
-    return tuple(Cell(text=str(value)) for value in values)
-
-
 def _print(console: Console, *tables: Table, note: str = "") -> None:
     for table in tables:
-        terminal.print_table(console, table)
+        terminal.printtable_of_texts(console, table)
     if note:
         console.print(Text(note))

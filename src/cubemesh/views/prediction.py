@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +12,7 @@ from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.energy import BusyPower
 from cubemesh.forecast.request import Forecast
 from cubemesh.schema import Cell, Column, Table
+from cubemesh.schema.serialization import to_plain
 from cubemesh.units import format_quantity
 from cubemesh.views import terminal
 from cubemesh.views.json_output import envelope
@@ -43,7 +43,7 @@ def document(found: Prediction) -> dict[str, Any]:
         what_if=dict(found.changes),
         measured={str(n): rate for n, rate in found.measured.items()},
         device_source=found.forecast.device_source,
-        power=None if found.power is None else asdict(found.power),
+        power=to_plain(found.power),
         points=[_point(one) for one in found.points],
         before=[_point(one) for one in found.before],
         calibration=_calibration(found.forecast.calibration),
@@ -51,19 +51,9 @@ def document(found: Prediction) -> dict[str, Any]:
 
 
 def _point(one: PredictedPoint) -> dict[str, Any]:
-    point = one.point
     return {
-        "devices": point.devices,
-        "batch_per_device": point.batch_per_device,
-        "samples_per_s": point.samples_per_s,
-        "low": point.low,
-        "high": point.high,
-        "efficiency": point.efficiency,
-        "limit": point.limit,
-        "step_s": point.step_s,
-        "parts_s": dict(point.parts_s),
-        "communication_s": point.communication_s,
-        "exchanged_bytes": point.exchanged_bytes,
+        **to_plain(one.point),
+        "step_s": one.point.step_s,
         "memory_bytes": one.memory_bytes,
         "fits": one.fits,
         "power_watts": one.power_watts,
@@ -73,10 +63,7 @@ def _point(one: PredictedPoint) -> dict[str, Any]:
 
 def _calibration(known: Calibration) -> dict[str, Any]:
     return {
-        "factors": {
-            name: {"value": f.value, "unit": f.unit, "origin": f.origin, "source": f.source}
-            for name, f in known.factors.items()
-        },
+        "factors": to_plain(known.factors),
         "sweeps": [
             {
                 "operation": s.operation,

@@ -9,11 +9,12 @@ from rich.text import Text
 
 from cubemesh.api.published import PublishedFigures
 from cubemesh.papers.published import PeakShare
-from cubemesh.schema import Cell, Column, PublishedFigure, Table
+from cubemesh.schema import PublishedFigure
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import format_count, format_number
 from cubemesh.views import terminal
 from cubemesh.views.json_output import envelope
+from cubemesh.views.tables import table_of_texts
 
 _COLUMNS = (
     *("network", "figure", "unit", "devices", "precision", "batch size", "framework"),
@@ -44,9 +45,8 @@ def _figure_json(figure: PublishedFigure, use: PeakShare) -> dict[str, Any]:
 
 def print_figures(console: Console, found: PublishedFigures) -> None:
     """A line for each figure, the warnings, and how the MFU was computed."""
-    columns = tuple(Column(name=name) for name in _COLUMNS)
-    rows = tuple(_row(figure, use) for figure, use in found.figures)
-    terminal.print_table(console, Table(title="Published figures", columns=columns, rows=rows))
+    rows = [_row(figure, use) for figure, use in found.figures]
+    terminal.print_table(console, table_of_texts("Published figures", _COLUMNS, rows))
     warnings = [use.warning for _, use in found.figures if use.warning is not None]
     terminal.print_warnings(console, warnings)
     text = (
@@ -60,21 +60,20 @@ def print_figures(console: Console, found: PublishedFigures) -> None:
     console.print(Text(text, style=terminal.SOFT), soft_wrap=True)
 
 
-def _row(figure: PublishedFigure, use: PeakShare) -> tuple[Cell, ...]:
+def _row(figure: PublishedFigure, use: PeakShare) -> tuple[object, ...]:
     count = {None: "?× ", 0: "", 1: ""}.get(figure.devices, f"{figure.devices}× ")
     share = "–"
     if use.share is not None:
         share = f"{'≥ ' if use.at_least else ''}{format_number(100 * use.share)}"
         share += " !" if use.warning is not None else ""
-    texts = (
+    return (
         figure.network,
         format_number(figure.value),
         f"{figure.unit} ({figure.metric})" if figure.unit == "ms" else figure.unit,
         f"{count}{figure.device}",
         figure.precision or "–",
-        str(figure.batch_per_device or "–"),
+        figure.batch_per_device or "–",
         figure.framework.split(",")[0].strip() or "–",
         share,
         figure.source,
     )
-    return tuple(Cell(text=text) for text in texts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from cubemesh.schema import Cell, Column, Table
 from cubemesh.views.formatting import SCALED, clean, quantity, with_unit
@@ -31,6 +33,15 @@ class TextTable:
     headings: tuple[tuple[str, bool], ...]
     """Each heading, and whether its column holds numbers."""
     rows: tuple[tuple[TextCell, ...], ...]
+
+
+def table_of_texts(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
+    """A table whose cells are texts, from their names and values."""
+    return Table(
+        title=title,
+        columns=tuple(Column(name=name) for name in columns),
+        rows=tuple(tuple(Cell(text=str(value)) for value in row) for row in rows),
+    )
 
 
 def text_table(table: Table) -> TextTable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from typing import Any
 
 import altair as alt
@@ -232,20 +233,17 @@ def _decades(values: set[float]) -> list[float]:
 
 
 def _interval(point: Point) -> tuple[float, float] | None:
-    ends = (point.low, point.high)
-    if ends[0] is None or ends[1] is None or not all(map(math.isfinite, (ends[0], ends[1]))):
+    if point.low is None or point.high is None:
         return None
-    return ends[0], ends[1]
+    finite = math.isfinite(point.low) and math.isfinite(point.high)
+    return (point.low, point.high) if finite else None
 
 
 def _distinct(names: list[str]) -> list[str]:
     """The names, numbered from their second use on."""
-    seen: dict[str, int] = {}
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-    count: dict[str, int] = {}
+    count: Counter[str] = Counter()
     distinct = []
     for name in names:
-        count[name] = count.get(name, 0) + 1
+        count[name] += 1
         distinct.append(name if count[name] == 1 else f"{name} ({count[name]})")
     return distinct

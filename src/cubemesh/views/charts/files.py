@@ -26,7 +26,8 @@ def write_charts(
 ) -> list[Path]:
     """Write every chart of the answers into `directory` (made where it is missing).
 
-    A file has the name of its chart, prefixed by its experiment's where that name is taken.
+    A file has the name of its chart; where two charts have one name, the second is prefixed by its
+    experiment's.
     Returns the paths in the order they were written. UsageError for a format not in `FORMATS`.
     """
     for name in formats:

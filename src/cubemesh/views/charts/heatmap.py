@@ -6,7 +6,6 @@ with the reason in its tooltip.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import altair as alt
@@ -87,8 +86,7 @@ def _cell(chart: Chart, row: str, point: Point, low: float, high: float) -> dict
         }
     share = (point.y - low) / (high - low) if high > low else 1.0
     opacity = round(_FAINTEST + (1 - _FAINTEST) * share, 3)
-    known = point.low is not None and point.high is not None and math.isfinite(point.y)
-    value = quantity(point.y, chart.y.unit, *((point.low, point.high) if known else (None, None)))
+    value = quantity(point.y, chart.y.unit, point.low, point.high)
     return cell | {
         "opacity": opacity,
         "ink": variable("paper" if opacity > _TURNS else "ink"),

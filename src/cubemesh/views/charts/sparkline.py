@@ -21,15 +21,15 @@ def sparkline(
 ) -> str:
     """An SVG line through `values`, evenly spaced; "" where fewer than two are numbers.
 
-    `label` is what a screen reader says. The scale runs from `low` to `high`, by default the
+    `label` is for screen readers. The scale runs from `low` to `high`, by default the
     extremes of the values. More than 240 values are thinned to the extremes of each stretch, so
     that a spike stays visible.
     """
-    kept = _thinned([value for value in values if math.isfinite(value)])
-    if len(kept) < 2:
+    shown = _thinned([value for value in values if math.isfinite(value)])
+    if len(shown) < 2:
         return ""
-    bottom = min(kept) if low is None else low
-    top = max(kept) if high is None else high
+    bottom = min(shown) if low is None else low
+    top = max(shown) if high is None else high
     span = top - bottom
     pad = 2.0
 
@@ -37,8 +37,8 @@ def sparkline(
         share = (value - bottom) / span if span > 0 else 0.5
         return pad + (height - 2 * pad) * (1 - min(1.0, max(0.0, share)))
 
-    step = (width - 2 * pad) / (len(kept) - 1)
-    points = [(pad + i * step, y(value)) for i, value in enumerate(kept)]
+    step = (width - 2 * pad) / (len(shown) - 1)
+    points = [(pad + i * step, y(value)) for i, value in enumerate(shown)]
     path = "M" + "L".join(f"{px:.1f} {py:.1f}" for px, py in points)
     shapes = f'<path class="spark-line" d="{path}"/>'
     if area:
@@ -61,9 +61,8 @@ def _thinned(values: list[float]) -> list[float]:
     if len(values) <= _MOST_POINTS:
         return values
     stretch = math.ceil(len(values) / (_MOST_POINTS // 2))
-    kept: list[float] = []
+    ends: list[float] = []
     for start in range(0, len(values), stretch):
         part = values[start : start + stretch]
-        ends = sorted({part.index(min(part)), part.index(max(part))})
-        kept += [part[i] for i in ends]
-    return kept
+        ends += [part[i] for i in sorted({part.index(min(part)), part.index(max(part))})]
+    return ends

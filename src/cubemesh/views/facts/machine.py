@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cubemesh.schema import Cell, Column, Cpu, Gpu, GpuLink, Machine, Memory, Software, Table
+from cubemesh.schema import Cpu, Gpu, GpuLink, Machine, Memory, Software, Table
 from cubemesh.units import format_bytes, format_number
 from cubemesh.views.formatting import clean
+from cubemesh.views.tables import table_of_texts
 
 if TYPE_CHECKING:
     from cubemesh.machines.topology.analysis import TopologyAnalysis
@@ -32,33 +33,28 @@ def machine_groups(machine: Machine) -> tuple[FactGroup, ...]:
     return tuple(group for group in groups if group.facts)
 
 
+_GPU_COLUMNS = (
+    *("GPU", "name", "memory", "compute", "clock", "power limit"),
+    *("PCIe gen × lanes", "NVLink"),
+)
+
+
 def gpu_table(gpus: tuple[Gpu, ...]) -> Table:
     """One row a GPU."""
-    columns = (
-        "GPU",
-        "name",
-        "memory",
-        "compute",
-        "clock",
-        "power limit",
-        "PCIe gen × lanes",
-        "NVLink",
+    return table_of_texts("GPUs", _GPU_COLUMNS, map(_gpu_row, gpus))
+
+
+def _gpu_row(gpu: Gpu) -> tuple[object, ...]:
+    return (
+        gpu.index,
+        gpu.name,
+        "" if gpu.memory_bytes is None else format_bytes(gpu.memory_bytes),
+        gpu.compute_capability or "",
+        "" if gpu.sm_clock_max_mhz is None else f"{gpu.sm_clock_max_mhz:,} MHz",
+        "" if gpu.power_limit_watts is None else f"{format_number(gpu.power_limit_watts)} W",
+        _joined(gpu.pcie_generation, " × ", gpu.pcie_width),
+        "" if gpu.nvlinks is None else f"{gpu.nvlinks} links",
     )
-    rows = []
-    for gpu in gpus:
-        pcie = _joined(gpu.pcie_generation, " × ", gpu.pcie_width)
-        texts = (
-            str(gpu.index),
-            gpu.name,
-            "" if gpu.memory_bytes is None else format_bytes(gpu.memory_bytes),
-            gpu.compute_capability or "",
-            "" if gpu.sm_clock_max_mhz is None else f"{gpu.sm_clock_max_mhz:,} MHz",
-            "" if gpu.power_limit_watts is None else f"{format_number(gpu.power_limit_watts)} W",
-            pcie,
-            "" if gpu.nvlinks is None else f"{gpu.nvlinks} links",
-        )
-        rows.append(tuple(Cell(text=text) for text in texts))
-    return Table(title="GPUs", columns=tuple(Column(name=c) for c in columns), rows=tuple(rows))
 
 
 def gpu_topology(machine: Machine) -> TopologyAnalysis | None:

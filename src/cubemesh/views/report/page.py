@@ -27,8 +27,7 @@ from cubemesh.views.charts.files import inline_svg
 from cubemesh.views.charts.sparkline import sparkline
 from cubemesh.views.charts.vega import missing_points, vega_lite
 from cubemesh.views.facts import run as run_facts
-from cubemesh.views.facts.run import PartShare, PhaseShare
-from cubemesh.views.report.timeline import Timeline, timeline
+from cubemesh.views.report.timeline import timeline
 from cubemesh.views.tables import TextTable, text_table
 from cubemesh.views.theme import LineStyle, line_styles, variable
 
@@ -74,19 +73,6 @@ class Chip:
     meaning: str
     seen: tuple[tuple[str, str], ...]
     """(cause, remedy), each pair once."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """One answer: findings, charts, tables, warnings."""
-
-    anchor: str
-    answer: Answer
-    charts: tuple[DrawnChart, ...]
-    tables: tuple[TextTable, ...]
-    chips: tuple[Chip, ...]
-    side_by_side: bool
-    """Whether the only chart and the only table are side by side on a wide screen."""
 
 
 def headline(answers: Sequence[Answer], records: Iterable[RunRecord]) -> str:
@@ -145,18 +131,22 @@ def _card(answer: Answer, finding: Finding, question: str, top: str) -> Card:
     )
 
 
-def section(index: int, answer: Answer) -> Section:
-    """The section of an answer; `index` (from 1) makes its anchor unique."""
+def section(index: int, answer: Answer) -> dict[str, Any]:
+    """The section of an answer; `index` (from 1) makes its anchor unique.
+
+    `side_by_side`: whether its only chart and its only table are next to each other on a wide
+    screen.
+    """
     charts = tuple(_drawn(chart) for chart in answer.charts)
     tables = tuple(text_table(table) for table in answer.tables)
-    return Section(
-        anchor=f"question-{index}",
-        answer=answer,
-        charts=charts,
-        tables=tables,
-        chips=chips(answer.warnings),
-        side_by_side=len(charts) == 1 and len(tables) == 1 and _is_narrow(tables[0]),
-    )
+    return {
+        "anchor": f"question-{index}",
+        "answer": answer,
+        "charts": charts,
+        "tables": tables,
+        "chips": chips(answer.warnings),
+        "side_by_side": len(charts) == 1 and len(tables) == 1 and _is_narrow(tables[0]),
+    }
 
 
 def _drawn(chart: Chart) -> DrawnChart:
@@ -164,29 +154,18 @@ def _drawn(chart: Chart) -> DrawnChart:
     spec = vega_lite(chart, width="container", legend=False, title=False)
     still = {name: value for name, value in spec.items() if name != "autosize"}
     names = [formatting.clean(line.name) for line in chart.lines]
+    heat = chart.kind == "heat"  # its rows have their names
+    lines = f"{'row' if heat else 'line'}{'' if len(names) == 1 else 's'}"
     return DrawnChart(
         title=formatting.clean(chart.title),
         kind=chart.kind,
         summary=f"{formatting.clean(chart.title)}: {formatting.axis_title(chart.y)} against "
-        f"{formatting.axis_title(chart.x)}, {len(chart.lines)} "
-        f"{_kind_of_line(chart)}{'' if len(chart.lines) == 1 else 's'}. Figures: see the table.",
+        f"{formatting.axis_title(chart.x)}, {len(names)} {lines}. Figures: see the table.",
         spec=spec,
         svg=Markup(inline_svg(still | {"width": _STATIC_WIDTH})),
-        legend=_legend(chart, names, looks),
+        legend=tuple(zip(names, looks, strict=True)) if len(names) > 1 and not heat else (),
         missing=_gathered(missing_points(chart)),
     )
-
-
-def _legend(
-    chart: Chart, names: Sequence[str], looks: Sequence[LineStyle]
-) -> tuple[tuple[str, LineStyle], ...]:
-    """Names and styles of the lines; a heat map labels its rows itself."""
-    several = len(names) > 1 and chart.kind != "heat"
-    return tuple(zip(names, looks, strict=True)) if several else ()
-
-
-def _kind_of_line(chart: Chart) -> str:
-    return "row" if chart.kind == "heat" else "line"
 
 
 def _gathered(missing: Sequence[tuple[str, str, str]]) -> tuple[tuple[str, str, str], ...]:
@@ -229,72 +208,41 @@ class SmallChart:
     note: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunEntry:
-    """A run of the page."""
-
-    record: RunRecord
-    name: str
-    outcome: str
-    ending: str
-    result: str
-    spark: Markup
-    facts: tuple[tuple[str, str], ...]
-    settings: tuple[tuple[str, str], ...]
-    phases: tuple[tuple[PhaseShare, str], ...]
-    """Each phase with the CSS variable of its colour."""
-    parts: tuple[tuple[PartShare, str], ...]
-    """The same for the parts of the step."""
-    bottleneck: str
-    """The largest bottleneck among them, with its remedy."""
-    breakdowns: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
-    """(title, its longest rows)."""
-    roofline: Markup
-    """Roofline chart of the layers; empty where layers were not timed."""
-    losses: TextTable | None
-    """The layers with the largest loss."""
-    sweep: tuple[TextTable, ...]
-    """Times of a collective by size."""
-    small: tuple[SmallChart, ...]
-    timeline: Timeline | None
-    chips: tuple[Chip, ...]
-    traceback: str
-
-
-def run_entry(record: RunRecord, series: Sequence[Series]) -> RunEntry:
-    """The entry of a run."""
+def run_entry(record: RunRecord, series: Sequence[Series]) -> dict[str, Any]:
+    """The entry of a run; each phase, and each part of the step, with the CSS variable of its
+    colour."""
     steps = [window.step_s for window in record.measured]
     spark = _steps_spark(steps, "step time of each window", width=120, height=26)
-    return RunEntry(
-        record=record,
-        name=formatting.run_name(record.spec),
-        outcome=formatting.outcome_text(record),
-        ending=STATUS_WORDS[record.outcome.status],
-        result=formatting.result_text(record),
-        spark=Markup(spark),
-        facts=run_facts.run_facts(record),
-        settings=formatting.own_settings(record.spec),
-        phases=tuple(
+    return {
+        "record": record,
+        "name": formatting.run_name(record.spec),
+        "outcome": formatting.outcome_text(record),
+        "ending": STATUS_WORDS[record.outcome.status],
+        "result": formatting.result_text(record),
+        "spark": Markup(spark),
+        "facts": run_facts.run_facts(record),
+        "settings": formatting.own_settings(record.spec),
+        "phases": tuple(
             (phase, variable(_PHASE_COLOURS.get(phase.name, "c6")))
             for phase in run_facts.phase_shares(record)
         ),
-        parts=tuple(
+        "parts": tuple(
             (part, variable(_PART_COLOURS[named.name]))
             for part, named in zip(run_facts.part_shares(record), record.parts, strict=True)
         ),
-        bottleneck=run_facts.bottleneck_text(record),
-        breakdowns=tuple(
+        "bottleneck": run_facts.bottleneck_text(record),
+        "breakdowns": tuple(
             (f"Step time by {formatting.clean(b.name)}", run_facts.breakdown_facts(b))
             for b in record.breakdowns
         ),
-        roofline=_roofline(record),
-        losses=None if (table := roofline_table(record)) is None else text_table(table),
-        sweep=tuple(map(text_table, sweep_tables(record))),
-        small=tuple(_small(record)),
-        timeline=timeline(record, series),
-        chips=chips(record.warnings),
-        traceback=formatting.clean(str(record.outcome.facts.get("traceback", ""))),
-    )
+        "roofline": _roofline(record),
+        "losses": None if (table := roofline_table(record)) is None else text_table(table),
+        "sweep": tuple(map(text_table, sweep_tables(record))),
+        "small": tuple(_small(record)),
+        "timeline": timeline(record, series),
+        "chips": chips(record.warnings),
+        "traceback": formatting.clean(str(record.outcome.facts.get("traceback", ""))),
+    }
 
 
 def _roofline(record: RunRecord) -> Markup:

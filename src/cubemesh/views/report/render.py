@@ -68,7 +68,7 @@ def render(report: Report) -> str:
     """The page as text."""
     sections = [page.section(i, answer) for i, answer in enumerate(report.answers, start=1)]
     scripts = []
-    if any(section.charts for section in sections):
+    if any(section["charts"] for section in sections):
         scripts.append(_bundle())
     scripts.append(_asset("report.js"))
     return (

@@ -30,18 +30,18 @@ def draw_topology(
     In a page the colours are CSS variables; a file has a white background.
     """
     layout = lay_out(topology)
-    said = summary(topology, rings)
+    caption = summary(topology, rings)
     links, marked = _link_legend(topology, rings), _ring_legend(topology, rings)
     # Text widths are estimates: a letter is about half as wide as its size.
     wanted = [layout.width, *(66 + 6.8 * len(words) for words, *_ in (*links, *marked))]
-    width = max([*wanted, 48 + 8.6 * len(title), 48 + 6.6 * len(said)] if title else wanted)
+    width = max([*wanted, 48 + 8.6 * len(title), 48 + 6.6 * len(caption)] if title else wanted)
     columns = [links, marked] if width >= 2 * _LEGEND_COLUMN else [[*links, *marked]]
     top = HEADER if title else 0.0
     rows = max(map(len, columns))
     drawing = Drawing(width, layout.height + top + rows * LEGEND_ROW + 18, in_page=in_page)
     if title:
         drawing.text((24, 26), title, size=16, weight=600, anchor="start")
-        drawing.text((24, 47), said, colour="soft", anchor="start")
+        drawing.text((24, 47), caption, colour="soft", anchor="start")
     left = (width - layout.width) / 2
     drawing.parts.append(f'<g transform="translate({number(left)} {number(top)})">')
     Picture(drawing, topology, layout, rings).draw()
@@ -51,7 +51,7 @@ def draw_topology(
             x, y = 24 + column * width / 2, top + layout.height + 12 + row * LEGEND_ROW
             drawing.path(line([(x, y), (x + 24, y)]), colour, stroke, dash=dash)
             drawing.text((x + 34, y), words, colour="soft", anchor="start")
-    return drawing.svg(f"{title or topology.name}: {said}")
+    return drawing.svg(f"{title or topology.name}: {caption}")
 
 
 def summary(topology: Topology, rings: RingSet | None) -> str:

@@ -60,7 +60,7 @@ def arc_dip(ranks: int) -> float:
 
 def lay_out(topology: Topology) -> Layout:
     """The layout that suits a topology."""
-    # Beside a cube there is room for one processor on either side.
+    # A cube has room for one processor on either side.
     corners = cube_corners(topology) if len(topology.of_kind("cpu")) <= 2 else None
     return _tree(topology) if corners is None else _cube(topology, corners)
 
@@ -94,15 +94,15 @@ def _meshed(four: Sequence[str], joined: set[frozenset[str]]) -> bool:
 
 
 def _edges_by_switch(topology: Topology, face: tuple[str, ...]) -> tuple[str, ...]:
-    """The four GPUs so that those below one switch stand along the upper and the lower edge."""
+    """The four GPUs in an order that puts those of one switch on the upper or the lower edge."""
     a, *others = face
-    beside = next((b for b in others if _above(topology, a) == _above(topology, b)), others[0])
-    c, d = (n for n in others if n != beside)
-    return a, beside, c, d
+    neighbour = next((b for b in others if _above(topology, a) == _above(topology, b)), others[0])
+    c, d = (n for n in others if n != neighbour)
+    return a, neighbour, c, d
 
 
 def _above(topology: Topology, name: str) -> str | None:
-    """What a node hangs on over PCIe."""
+    """The parent of a node on PCIe."""
     for link in topology.links_of(name, "pcie"):
         other = link.second if link.first == name else link.first
         if _depth(topology.node(other)) < _depth(topology.node(name)):
@@ -112,7 +112,7 @@ def _above(topology: Topology, name: str) -> str | None:
 
 def _depth(node: Node) -> int:
     ranks = {"cpu": 0, "host-bridge": 1, "pcie-switch": 2, "gpu": 9, "nic": 9, "nvswitch": 10}
-    # Switches stand below switches by their number, as they are counted from the root on.
+    # Switches are numbered from the root down.
     return ranks[node.kind] * 1000 + (node.index if node.kind == "pcie-switch" else 0)
 
 
@@ -138,14 +138,14 @@ def _cube(topology: Topology, corners: tuple[tuple[str, ...], tuple[str, ...]]) 
             at[switch.name] = (x, 46.0 if below[0] in uppers else bottom)
     for number, cpu in enumerate(topology.of_kind("cpu")):
         at[cpu.name] = (60.0 if number == 0 else width - 60, (46 + bottom) / 2)
-    _put_aside(topology, at, width)
+    _place_adapters(topology, at, width)
     places = {name: _place(topology, name, x, y) for name, (x, y) in at.items()}
     return Layout(shape="cube", width=width, height=bottom + 56, places=places)
 
 
-def _put_aside(topology: Topology, at: dict[str, tuple[float, float]], width: float) -> None:
-    """Adapters stand beside what they hang on, towards the middle; what hangs on nothing that is
-    drawn (a host bridge of its own) above the middle."""
+def _place_adapters(topology: Topology, at: dict[str, tuple[float, float]], width: float) -> None:
+    """Adapters next to their parent, towards the middle; bridges and switches without a place
+    above the middle."""
     count: dict[str, int] = {}
     for nic in topology.of_kind("nic"):
         above = _above(topology, nic.name)
@@ -163,7 +163,7 @@ def _put_aside(topology: Topology, at: dict[str, tuple[float, float]], width: fl
 
 
 class _Trees:
-    """Lays out the PCIe trees of a system, one processor beside the other."""
+    """Layout of the PCIe trees of a system, processors side by side."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -189,7 +189,7 @@ class _Trees:
         return 0 if above is None else 1 + self.level(above)
 
     def own_width(self, name: str) -> float:
-        """Of a node with the adapters beside it."""
+        """Width of a node with its adapters."""
         own = SIZES[self.topology.node(name).kind][0]
         return own + len(self.nics.get(name, ())) * (SIZES["nic"][0] + GAP)
 
@@ -208,7 +208,7 @@ class _Trees:
             x += self.width(child) + GAP
         nics = self.nics.get(name, [])
         own = SIZES[self.topology.node(name).kind][0]
-        # Half of the adapters to the left, so that the node keeps to the middle.
+        # Half of the adapters to the left, so that the node stays in the middle.
         on_left = (len(nics) + 1) // 2
         step = SIZES["nic"][0] + GAP
         middle = left + whole / 2

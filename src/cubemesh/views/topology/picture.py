@@ -67,7 +67,7 @@ class Picture:
         else:
             self._strands()
         for node in self.topology.nodes:
-            if node.kind != "nvswitch":  # drawn already, below the rings that dip into it
+            if node.kind != "nvswitch":  # drawn already, below its rings
                 self._node(node.name)
 
     def _branch(self, link: Link) -> str:
@@ -165,7 +165,7 @@ class Picture:
             if link.kind != "nvlink":
                 upper = min((link.first, link.second), key=lambda n: (self._at(n)[1], n))
                 ends[frozenset((link.first, link.second))] = (upper, self._ends(link))
-        taken: dict[tuple[str, str], int] = {}
+        counts: dict[tuple[str, str], int] = {}
         rings = [
             (ring, self.colour[there.order])
             for there, back in self.pairs
@@ -178,15 +178,15 @@ class Picture:
                     if kind == "pcie":
                         upper, (a, b) = ends[frozenset((first, second))]
                         start, end = (a, b) if first == upper else (b, a)
-                        rank = taken[first, second] = taken.get((first, second), 0) + 1
+                        rank = counts[first, second] = counts.get((first, second), 0) + 1
                         self._one_way(start, end, 5.0 + 5.0 * (rank - 1), colour)
                     elif kind == "smp" and self.layout.shape == "tree":
-                        self._across(first, second, colour, taken)
+                        self._across(first, second, colour, counts)
 
     def _across(
-        self, first: str, second: str, colour: str, taken: dict[tuple[str, str], int]
+        self, first: str, second: str, colour: str, counts: dict[tuple[str, str], int]
     ) -> None:
-        rank = taken[first, second] = taken.get((first, second), 0) + 1
+        rank = counts[first, second] = counts.get((first, second), 0) + 1
         start, end = self._at(first), self._at(second)
         self._one_way(start, end, 5.0 + 5.0 * (rank - 1), colour)
 
