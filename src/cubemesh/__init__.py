@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cubemesh.api.probe import probe, topology
     from cubemesh.api.published import published_figures
     from cubemesh.api.report import report
-    from cubemesh.api.results import record, results
+    from cubemesh.api.results import record, results, telemetry
     from cubemesh.api.run import run
     from cubemesh.api.train import train
     from cubemesh.api.tune import tune
@@ -44,6 +44,7 @@ __all__ = [
     "report",
     "results",
     "run",
+    "telemetry",
     "topology",
     "train",
     "tune",
@@ -56,6 +57,7 @@ _FILES = {
     "network_layers": "networks",
     "published_figures": "published",
     "record": "results",
+    "telemetry": "results",
     "topology": "probe",
 }
 """Function → its file, where that has another name."""

@@ -19,8 +19,8 @@ from cubemesh.store import Store
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory):
-    """One question that needs no run, asked on two machines, on `second` last."""
-    with Store.open(str(tmp_path_factory.mktemp("kept") / "s.sqlite")) as opened:
+    """One experiment that needs no run, on two machines, on `second` last."""
+    with Store.open(str(tmp_path_factory.mktemp("report") / "s.sqlite")) as opened:
         for machine in machines():
             executor = Executor(opened, machine=machine)
             cluster = EXPERIMENTS["cluster"]
@@ -31,7 +31,7 @@ def store(tmp_path_factory: pytest.TempPathFactory):
                 executor,
                 opened,
             )
-            time.sleep(1.1)  # a question is dated by the second
+            time.sleep(1.1)  # start times are whole seconds
         yield opened
 
 

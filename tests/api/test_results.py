@@ -4,9 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import cubemesh
+from cubemesh.cli import app
 from cubemesh.errors import StoreError, UsageError
+from cubemesh.schema import Series
+from cubemesh.store import Store
 
 SCRIPT = "step=0.002,per_sample=0.0001,jitter=0.02"
 
@@ -62,6 +66,17 @@ def test_a_record_by_its_prefix(store):
     assert cubemesh.record(run_id[:6], store=store).run_id == run_id
     with pytest.raises(UsageError):
         cubemesh.record("zzzz", store=store)
+
+
+def test_the_telemetry_of_a_run(store, tmp_path):
+    record = cubemesh.results(store=store).records[0]
+    series = Series(name="gpu_power_watts", device="gpu", times_s=(0.0, 0.5), values=(90.0, 110.0))
+    path = str(tmp_path / "s.sqlite")
+    with Store.open(path) as opened:
+        opened.save(record, [series])
+    assert cubemesh.telemetry(record.run_id[:6], store=path) == [series]
+    done = CliRunner().invoke(app, ["results", record.run_id, "--store", path])
+    assert "90 W to 110 W" in done.stdout
 
 
 def test_a_missing_store_is_a_store_error(tmp_path: Path):

@@ -22,7 +22,7 @@ MINIBATCH = ("run", "minibatch", "--set", "batch_sizes=8,16,32", *SCRIPTED)
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory, cubemesh) -> tuple[str, dict]:
-    """The store of one `MINIBATCH`, and what the command said."""
+    """The store of one `MINIBATCH`, and its output."""
     folder = tmp_path_factory.mktemp("ran")
     store = str(folder / "s.sqlite")
     with pytest.MonkeyPatch.context() as patch:
@@ -83,14 +83,14 @@ def test_version_of_the_command_as_a_process_of_its_own():
 
 
 def test_probe_as_json(cubemesh):
-    said = document(cubemesh("probe", "--json"))
-    assert said["schema"] == 1
-    assert said["cpu"]["usable_cores"] >= 1
+    output = document(cubemesh("probe", "--json"))
+    assert output["schema"] == 1
+    assert output["cpu"]["usable_cores"] >= 1
 
 
 def test_networks_as_json_has_the_reference_counts(cubemesh):
-    said = document(cubemesh("networks", "--json"))
-    found = {n["name"]: n for n in said["networks"]}
+    output = document(cubemesh("networks", "--json"))
+    found = {n["name"]: n for n in output["networks"]}
     assert {
         n: found[n]["parameters"] for n in ("little-cnn", "cifarnet", "vgg16", "resnet-50")
     } == {
@@ -111,15 +111,15 @@ def test_networks_layer_by_layer(cubemesh):
 
 @pytest.mark.parametrize("name", ["minibatch", "batch-accuracy"])
 def test_experiments_lists_every_setting(cubemesh, name: str):
-    said = document(cubemesh("experiments", name, "--json"))
-    assert "networks" in {s["name"] for s in said["settings"]}
-    assert all(s["means"] for s in said["settings"])
-    assert "precision" in {f["name"] for f in said["fields"]}
+    output = document(cubemesh("experiments", name, "--json"))
+    assert "networks" in {s["name"] for s in output["settings"]}
+    assert all(s["means"] for s in output["settings"])
+    assert "precision" in {f["name"] for f in output["fields"]}
 
 
 def test_run_prints_records_and_answer(ran):
-    _, said = ran
-    steps = said["records"][:3]
+    _, output = ran
+    steps = output["records"][:3]
     assert [r["spec"]["batch_per_device"] for r in steps] == [8, 16, 32]
     for record in steps:
         assert record["outcome"] == "ok"
@@ -129,8 +129,8 @@ def test_run_prints_records_and_answer(ran):
         assert record["step_s"]["median"] == pytest.approx(expected, rel=0.05)
         batch = record["spec"]["batch_per_device"]
         assert record["throughput_per_s"] == pytest.approx(batch / expected, rel=0.05)
-    assert said["answer"]["experiment"] == "minibatch"
-    assert said["answer"]["findings"]
+    assert output["answer"]["experiment"] == "minibatch"
+    assert output["answer"]["findings"]
 
 
 def test_the_same_command_measures_nothing_twice(ran, cubemesh, tmp_path: Path):
@@ -138,16 +138,16 @@ def test_the_same_command_measures_nothing_twice(ran, cubemesh, tmp_path: Path):
     shutil.copy(store, tmp_path / "s.sqlite")
     command = (*MINIBATCH, "--json", "--store", str(tmp_path / "s.sqlite"))
     second, again = document(cubemesh(*command)), document(cubemesh(*command, "--no-cache"))
-    ids = [[r["run_id"] for r in said["records"]] for said in (first, second, again)]
+    ids = [[r["run_id"] for r in output["records"]] for output in (first, second, again)]
     assert ids[0] == ids[1]
     assert not set(ids[0]) & set(ids[2])
 
 
 def test_results_lists_and_shows(ran, cubemesh):
-    store, said = ("--store", ran[0]), ran[1]
+    store, output = ("--store", ran[0]), ran[1]
     listed = document(cubemesh("results", *store, "--json"))
-    assert {r["run_id"] for r in listed["records"]} == {r["run_id"] for r in said["records"]}
-    one = said["records"][-1]["run_id"]
+    assert {r["run_id"] for r in listed["records"]} == {r["run_id"] for r in output["records"]}
+    one = output["records"][-1]["run_id"]
     shown = document(cubemesh("results", one[:8], *store, "--json"))
     assert shown["record"]["run_id"] == one
     assert shown["record"]["windows"]
@@ -225,9 +225,9 @@ def test_a_run_that_crashes_is_recorded_and_the_others_go_on(cubemesh, tmp_path:
         *("--set", "batch_sizes=8,16", "--set", "ceiling=false", "--set", "framework=null"),
         *("--set", "script=segfault@5", "--json", "--store", str(tmp_path / "s.sqlite")),
     )
-    said = document(result, code=1)
-    assert [r["outcome"] for r in said["records"]] == ["crashed", "crashed"]
-    assert "SIGSEGV" in said["records"][0]["outcome_detail"]["message"]
+    output = document(result, code=1)
+    assert [r["outcome"] for r in output["records"]] == ["crashed", "crashed"]
+    assert "SIGSEGV" in output["records"][0]["outcome_detail"]["message"]
 
 
 def test_unsupported_is_an_outcome_with_its_reason(cubemesh, tmp_path: Path):
@@ -235,9 +235,9 @@ def test_unsupported_is_an_outcome_with_its_reason(cubemesh, tmp_path: Path):
         *("run", "minibatch", "--set", "batch_sizes=8", "--set", "devices=2", *SCRIPTED),
         *("--json", "--store", str(tmp_path / "s.sqlite")),
     )
-    said = document(result, code=1)
-    assert {r["outcome"] for r in said["records"]} == {"unsupported"}
-    assert "devices=1" in said["records"][-1]["outcome_detail"]["message"]
+    output = document(result, code=1)
+    assert {r["outcome"] for r in output["records"]} == {"unsupported"}
+    assert "devices=1" in output["records"][-1]["outcome_detail"]["message"]
 
 
 def test_a_paper_is_replayed_and_the_report_has_its_claims(cubemesh, tmp_path: Path):
@@ -269,14 +269,14 @@ def test_the_quick_suite_on_a_machine_faster_than_any(cubemesh, tmp_path: Path):
         *("run", "quick", "--set", "framework=null", "--set", "script=step=0.001"),
         *("--set", "seconds=0", "--set", "windows=6", "--set", "warmup_seconds=0"),
     )
-    said = document(cubemesh(*command, "--json", "--store", str(tmp_path / "s.sqlite")))
-    assert [a["experiment"] for a in said["answers"]] == [
+    output = document(cubemesh(*command, "--json", "--store", str(tmp_path / "s.sqlite")))
+    assert [a["experiment"] for a in output["answers"]] == [
         a.experiment for a in SUITES["quick"].entries
     ]
-    batches = [r["spec"]["batch_per_device"] for r in said["records"]]
+    batches = [r["spec"]["batch_per_device"] for r in output["records"]]
     assert 1024 in batches
     assert 2048 not in batches
-    reduced = [w["cause"] for w in said["answers"][0]["warnings"] if w["code"] == "reduced"]
+    reduced = [w["cause"] for w in output["answers"][0]["warnings"] if w["code"] == "reduced"]
     assert "1,438" in reduced[0]
 
 
@@ -303,10 +303,10 @@ def test_a_training_to_a_target_is_a_run_like_any_other(cubemesh, tmp_path: Path
     store = ("--store", str(tmp_path / "s.sqlite"))
     script = ("--set", "framework=null", "--set", "script=accuracy=0.1:0.9")
     asked = ("train", "little-cnn", "--epochs", "5", "--target-accuracy", "0.6", *script, *store)
-    said = document(cubemesh(*asked, "--tensorboard", str(tmp_path / "tb"), "--json"))
-    assert said["kind"] == "record"
-    assert said["record"]["figures"]["target_epoch"]["value"] == 4
-    assert said["record"]["figures"]["epochs_trained"]["value"] == 4
+    output = document(cubemesh(*asked, "--tensorboard", str(tmp_path / "tb"), "--json"))
+    assert output["kind"] == "record"
+    assert output["record"]["figures"]["target_epoch"]["value"] == 4
+    assert output["record"]["figures"]["epochs_trained"]["value"] == 4
     assert len(list((tmp_path / "tb").glob("events.out.tfevents.*"))) == 1
     page = tmp_path / "page.html"
     assert cubemesh("report", "train", "--output", str(page), *store).returncode == 0

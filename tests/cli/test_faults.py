@@ -59,7 +59,7 @@ def wait_for_runs(store: Path, count: int) -> None:
 
 
 def workers_of(home: str) -> list[psutil.Process]:
-    """Living processes that belong to runs kept under this cache folder."""
+    """Living processes that belong to runs in this cache folder."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -92,9 +92,9 @@ def test_kill_9_in_mid_suite_then_the_same_command(tmp_path: Path, own_folders: 
     report = run("report", "--store", str(store), "--output", str(tmp_path / "half.html"))
     assert report.returncode == 0, report.stderr
 
-    said = json.loads(run(*SLOW, "--store", str(store), "--json").stdout)
-    assert [r["run_id"] for r in said["records"]][: len(before)] == before
-    assert [r["outcome"] for r in said["records"]] == ["ok"] * 6
+    output = json.loads(run(*SLOW, "--store", str(store), "--json").stdout)
+    assert [r["run_id"] for r in output["records"]][: len(before)] == before
+    assert [r["outcome"] for r in output["records"]] == ["ok"] * 6
     assert len(ids(store)) == 6
 
 
@@ -116,8 +116,8 @@ def test_ctrl_c_saves_finished_runs_and_exits_130(tmp_path: Path, own_folders: P
     assert out == ""
     assert workers_of(str(own_folders)) == []
     before = ids(store)
-    said = json.loads(run(*SLOW, "--store", str(store), "--json").stdout)
-    assert [r["run_id"] for r in said["records"]][: len(before)] == before
+    output = json.loads(run(*SLOW, "--store", str(store), "--json").stdout)
+    assert [r["run_id"] for r in output["records"]][: len(before)] == before
 
 
 def test_after_an_upgrade_the_same_command_measures_again(tmp_path: Path):
@@ -135,7 +135,7 @@ def test_after_an_upgrade_the_same_command_measures_again(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("script", "status", "says"),
+    ("script", "status", "message"),
     [
         ("segfault@3", "crashed", "SIGSEGV"),
         ("exit:7@3", "crashed", "code 7"),
@@ -145,7 +145,7 @@ def test_after_an_upgrade_the_same_command_measures_again(tmp_path: Path):
         ("nan@3", "diverged", "nan"),
     ],
 )
-def test_faults_are_outcomes_with_their_reason(cubemesh, script, status, says, tmp_path: Path):
+def test_faults_are_outcomes_with_their_reason(cubemesh, script, status, message, tmp_path: Path):
     result = cubemesh(
         *("run", "minibatch", *NULL, "--set", "batch_sizes=8", "--set", f"script={script}"),
         *("--set", "time_limit_s=1", "--json", "--store", str(tmp_path / "s.sqlite")),
@@ -153,7 +153,7 @@ def test_faults_are_outcomes_with_their_reason(cubemesh, script, status, says, t
     assert result.returncode == 1
     (record,) = json.loads(result.stdout)["records"]
     assert record["outcome"] == status
-    assert says in record["outcome_detail"]["message"]
+    assert message in record["outcome_detail"]["message"]
     assert len(ids(tmp_path / "s.sqlite")) == 1
 
 

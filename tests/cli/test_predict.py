@@ -53,21 +53,21 @@ def test_json_has_every_point_with_its_parts() -> None:
 
 def test_what_was_changed_is_in_json_and_on_the_terminal() -> None:
     options = ("--measured", "1=219", "--devices", "8", "--sync", "parameter-server")
-    asked = (*P100, *options, "--what-if", "link=pcie", "--what-if", "straggler=1.1")
-    found = json.loads(typed(*asked, "--json"))
+    arguments = (*P100, *options, "--what-if", "link=pcie", "--what-if", "straggler=1.1")
+    found = json.loads(typed(*arguments, "--json"))
     assert found["sync"] == "parameter-server"
     assert found["what_if"] == {"link": "pcie", "straggler": "1.1"}
     assert found["points"][0]["samples_per_s"] < found["before"][0]["samples_per_s"]
-    said = typed(*asked)
-    assert "link=pcie, straggler=1.1" in said
+    printed = typed(*arguments)
+    assert "link=pcie, straggler=1.1" in printed
     assert found["power"]["origin"] == "assumed"
-    (power,) = (line for line in said.splitlines() if "NVIDIA Tesla P100" in line)
+    (power,) = (line for line in printed.splitlines() if "NVIDIA Tesla P100" in line)
     assert "(assumed: " in power
 
 
 def test_help_names_every_key_of_what_if() -> None:
-    said = re.sub(r"[\s│]+", " ", typed("predict", "--help"))
-    listed = said.replace("- ", "-")
+    printed = re.sub(r"[\s│]+", " ", typed("predict", "--help"))
+    listed = printed.replace("- ", "-")
     for name in KEYS:
         assert name in listed or name.replace("_", "_ ") in listed, name
 
@@ -127,13 +127,13 @@ def test_a_run_of_another_device_does_not() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (("--devices", "0"), "--devices 0"),
+        (("--devices", "0"), "devices: 0"),
         (("--devices", "1,two"), "two"),
         (("--devices", "16"), "8"),
         (("--precision", "fp23"), "fp32"),
         (("--mode", "week"), "weak"),
         (("--measured", "219"), "DEVICES=SAMPLES_PER_S"),
-        (("--measured", "1=0"), "1=0"),
+        (("--measured", "1=0"), "measured: 0.0"),
         (("--measured", "1=fast"), "1=fast"),
         (("--calibrate", "none.csv"), "none.csv"),
         (("--machine", "dgx1-p10"), "dgx1-p100"),

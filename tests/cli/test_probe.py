@@ -44,12 +44,12 @@ def test_a_cluster_of_the_catalogue(golden):
 def test_as_json_with_a_drawing(tmp_path: Path):
     file = tmp_path / "half.svg"
     options = ("--machine", "dgx1-v100", "--gpus", "0-3", "--draw", str(file), "--json")
-    said = json.loads(probed(*options))
-    assert [said["schema"], said["kind"], said["device"]] == [1, "system", "v100-sxm2-16gb"]
-    assert said["topology"]["rings"]["count"] == 4
-    assert said["topology"]["rings"]["rings"][0]["order"] == [0, 1, 2, 3]
-    assert said["topology"]["bisection"]["bandwidth_bytes_per_s"] == 125e9
-    assert said["drawing"] == str(file)
+    output = json.loads(probed(*options))
+    assert [output["schema"], output["kind"], output["device"]] == [1, "system", "v100-sxm2-16gb"]
+    assert output["topology"]["rings"]["count"] == 4
+    assert output["topology"]["rings"]["rings"][0]["order"] == [0, 1, 2, 3]
+    assert output["topology"]["bisection"]["bandwidth_bytes_per_s"] == 125e9
+    assert output["drawing"] == str(file)
     assert file.read_text().startswith("<svg ")
 
 
@@ -57,7 +57,7 @@ def test_as_json_with_a_drawing(tmp_path: Path):
     ("options", "code", "named"),
     [
         (("--machine", "dgx1-v100", "--gpus", "0,9"), 2, "GPU 9"),
-        (("--machine", "dgx1-v100", "--gpus", ""), 2, "--gpus 0-3"),
+        (("--machine", "dgx1-v100", "--gpus", ""), 2, "0-3"),
         (("--machine", "dgx1-v100", "--gpus", "3-1"), 2, "3-1"),
         (("--machine", "dgx1-v100", "--gpus", "0-99999999"), 2, "0-99999999"),
         (("--machine", "knl-7250", "--gpus", "0"), 2, "knl-7250"),
@@ -76,8 +76,8 @@ def test_what_cannot_be_done_is_an_error(options: tuple[str, ...], code: int, na
 def test_this_machine(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(api, "probe", lambda: OWN)
     file = tmp_path / "own.svg"
-    said = json.loads(probed("--draw", str(file), "--json"))
-    assert said["topology"]["rings"]["bandwidth_bytes_per_s"] == 450e9
+    output = json.loads(probed("--draw", str(file), "--json"))
+    assert output["topology"]["rings"]["bandwidth_bytes_per_s"] == 450e9
     assert "node7" in file.read_text()
     assert str(file) in probed("--draw", str(file))
 

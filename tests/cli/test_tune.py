@@ -121,8 +121,8 @@ def test_a_later_run_uses_it(store):
     assert record.ok
     assert (record.spec.program.framework, record.spec.program.precision) == ("null", "bf16")
     assert record.spec.tuned.settings == ("framework=null", "precision=bf16")
-    told = dict(run_facts(record))["tuned"]
-    assert told.startswith("framework=null, precision=bf16 (tuning ")
+    tuned_fact = dict(run_facts(record))["tuned"]
+    assert tuned_fact.startswith("framework=null, precision=bf16 (tuning ")
     assert record.warnings == () or "tuned-for-other-batch-size" not in {
         w.code for w in record.warnings
     }
@@ -255,9 +255,8 @@ def test_a_real_tuning_of_seconds_on_one_core(tmp_path):
     assert result.returncode == 0, result.stderr
     assert document["steps"][0]["throughput_per_s"]["value"] > 0
     assert {one["settings"]["layout"] for one in document["tried"]} <= {"nchw", "nhwc"}
-    # dropout draws other masks for another order of axes: beyond the 1 % it is refused for want of
-    # time to see how far stock runs are from one another, or of losses to tell them apart by (eight
-    # of eight samples each are too few), and never as one that learns otherwise
+    # Dropout has other masks for another order of axes. Beyond 1 % a setting is rejected since the
+    # spread of stock runs is unknown, or too few losses (eight) are too noisy; never as diverging.
     codes = {one["rejected"]["code"] for one in document["tried"] if one["rejected"]}
     assert codes <= {NOISY, "unknown-spread"}
 

@@ -46,7 +46,7 @@ def find_chromium() -> str | None:
 
 
 class Browser:
-    """One Chromium with one page; records what the page says and asks the network for."""
+    """One Chromium with one page; records its console and its network requests."""
 
     def __init__(self, executable: str, profile: Path) -> None:
         theirs_in, ours_out = os.pipe()
@@ -78,7 +78,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, timeout_s: float = 300, **parameters: Any) -> dict[str, Any]:
-        """The result of one command; AssertionError with what Chromium says where it refuses."""
+        """The result of one command; AssertionError with the message of Chromium where it fails."""
         self._id += 1
         message: dict[str, Any] = {"id": self._id, "method": method, "params": parameters}
         if self._session:
@@ -134,7 +134,7 @@ class Browser:
     def wait_for(self, expression: str, timeout_s: float = 120) -> None:
         end = time.monotonic() + timeout_s
         while not self.evaluate(expression):
-            assert time.monotonic() < end, f"never true: {expression}; {self.said()}"
+            assert time.monotonic() < end, f"never true: {expression}; {self.console()}"
             time.sleep(0.05)
 
     def evaluate(self, expression: str) -> Any:
@@ -149,7 +149,7 @@ class Browser:
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(shot["data"]))
 
-    def said(self) -> list[str]:
+    def console(self) -> list[str]:
         """Every line on the console, exception, and browser's complaint since the page opened."""
         self.evaluate("0")  # takes in what is still on its way
         lines = []

@@ -1,4 +1,4 @@
-"""The report in a real browser: what it draws, says, and asks the network for."""
+"""The report in a real browser: drawings, tooltips, console and network requests."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ONLY_ITSELF = ("file:", "data:", "blob:")
 
 
 def assert_quiet(browser: Any) -> None:
-    """Nothing on the console, nothing asked of another host."""
-    assert browser.said() == []
+    """Nothing on the console, no request to another host."""
+    assert browser.console() == []
     assert [url for url in browser.requests() if not url.startswith(ONLY_ITSELF)] == []
 
 
@@ -192,7 +192,7 @@ def test_the_policy_forbids_a_script_that_is_not_the_pages_own(browser: Any, pag
         " {textContent: 'window.broken = true'}))"
     )
     assert browser.evaluate("window.broken === undefined") is True
-    assert any("Content Security Policy" in line for line in browser.said())
+    assert any("Content Security Policy" in line for line in browser.console())
 
 
 @pytest.mark.parametrize("what", ["empty", "failed"])

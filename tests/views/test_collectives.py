@@ -1,4 +1,4 @@
-"""A sweep reads as nccl-tests' output does, and as rows."""
+"""A sweep in the output format of nccl-tests, and as rows."""
 
 import pytest
 
@@ -39,22 +39,22 @@ def point(size, seconds, **fields):
 
 
 def test_a_line_has_the_columns_of_nccl_tests():
-    told = list(lines(record(point(1 << 20, 0.5e-3, in_place=True, wrong=0))))
-    assert told[0].startswith("# ")
-    assert {"all-reduce", "2", "gloo"} <= set(told[0].split())
-    assert told[1:3] == ["#  Rank  0 on h device cpu", "#  Rank  1 on h device cpu"]
-    heading = next(t for t in told if "size" in t).split()
+    printed = list(lines(record(point(1 << 20, 0.5e-3, in_place=True, wrong=0))))
+    assert printed[0].startswith("# ")
+    assert {"all-reduce", "2", "gloo"} <= set(printed[0].split())
+    assert printed[1:3] == ["#  Rank  0 on h device cpu", "#  Rank  1 on h device cpu"]
+    heading = next(t for t in printed if "size" in t).split()
     assert heading == [
         *("#", "size", "count", "type", "redop", "root"),
         *("time", "algbw", "busbw", "#wrong") * 2,
     ]
-    data = next(t for t in told if not t.startswith("#"))
+    data = next(t for t in printed if not t.startswith("#"))
     assert data.split() == [
         *("1048576", "262144", "float", "sum", "-1"),
         *("N/A",) * 4,
         *("500.00", "2.10", "2.10", "0"),
     ]
-    assert told[-2:] == ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 2.09715"]
+    assert printed[-2:] == ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 2.09715"]
 
 
 def test_wrong_and_unchecked_results_differ():
@@ -90,9 +90,9 @@ def test_rows_carry_units_in_their_names():
 def test_the_document_has_rows_pairs_and_how_it_ended():
     work = Collective(collective="send-receive")
     made = record(point(8, 1e-6), point(8, 1e-6, pair=(1, 0), wrong=0), work=work)
-    said = document(Sweeps(records=(made,)))
-    assert said["schema"] == 1
-    assert [r["in_place"] for r in said["rows"]] == [None]
-    (pair,) = said["pairs"]
+    output = document(Sweeps(records=(made,)))
+    assert output["schema"] == 1
+    assert [r["in_place"] for r in output["rows"]] == [None]
+    (pair,) = output["pairs"]
     assert (pair["from"], pair["to"], pair["wrong"]) == (1, 0, 0)
-    assert said["runs"][0]["library"] == "gloo"
+    assert output["runs"][0]["library"] == "gloo"

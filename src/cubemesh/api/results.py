@@ -11,7 +11,7 @@ from cubemesh.api.arguments import AnyStore, open_store
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import entry
 from cubemesh.networks import canonical_name
-from cubemesh.schema import NetworkWork, RunRecord
+from cubemesh.schema import NetworkWork, RunRecord, Series
 from cubemesh.statistics import median
 
 if TYPE_CHECKING:
@@ -85,6 +85,12 @@ def record(run_id: str, *, store: AnyStore = None) -> RunRecord:
     """The stored run with this id or unique prefix; UsageError where none or several have it."""
     with open_store(store, reading=True) as opened:
         return opened.record(run_id)
+
+
+def telemetry(run_id: str, *, store: AnyStore = None) -> list[Series]:
+    """The telemetry of the stored run with this id or unique prefix; empty without telemetry."""
+    with open_store(store, reading=True) as opened:
+        return opened.series(opened.record(run_id).run_id)
 
 
 def _row(record: RunRecord) -> dict[str, Any]:

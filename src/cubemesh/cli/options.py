@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cubemesh.errors import UsageError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+_MOST_NUMBERS, _MOST_LETTERS = 1000, 12
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object with its schema.")]
 StoreAt = Annotated[
@@ -61,3 +64,19 @@ def show(document: Any, as_json: bool, draw: Callable[[Console], None]) -> None:
     from cubemesh.views.terminal import stdout_console
 
     draw(stdout_console())
+
+
+def whole_numbers(option: str, text: str) -> list[int]:
+    """The numbers of an option such as "0,1,4" or "0-3"."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(part) > _MOST_LETTERS:
+            raise UsageError(
+                f"{option} {text}: give numbers, as in {option} 1,2,4 or {option} 0-3."
+            )
+        end = int(last) if dash else int(first)
+        if not 0 <= end - int(first) < _MOST_NUMBERS:
+            raise UsageError(f"{option} {text}: {part} is not a range of at most {_MOST_NUMBERS}.")
+        numbers += range(int(first), end + 1)
+    return numbers

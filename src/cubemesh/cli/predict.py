@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
-from cubemesh.cli.options import AsJson, StoreAt, show
+from cubemesh.cli.options import AsJson, StoreAt, show, whole_numbers
 from cubemesh.errors import UsageError
 
 
@@ -74,7 +73,7 @@ def predict(
     found = forecast(
         network,
         machine,
-        devices=_counts(devices),
+        devices=whole_numbers("--devices", devices),
         batch_per_device=batch_per_device,
         precision=precision,  # type: ignore[arg-type]
         mode=mode,  # type: ignore[arg-type]
@@ -87,33 +86,15 @@ def predict(
     show(view.document(found), as_json, lambda console: view.print_prediction(console, found))
 
 
-def _counts(text: str) -> list[int]:
-    counts = [part.strip() for part in text.split(",")]
-    for part in counts:
-        if not _is_count(part):
-            raise UsageError(
-                f"--devices {text}: {part!r} is not a number of devices. Give whole numbers of 1 "
-                "or more separated by commas: 1,2,4,8."
-            )
-    return [int(part) for part in counts]
-
-
 def _rates(given: Iterable[str]) -> dict[int, float]:
     rates = {}
     for text in given:
         count, _, rate = text.partition("=")
         try:
-            value = float(rate)
+            rates[int(count)] = float(rate)
         except ValueError:
-            value = math.nan
-        if not (_is_count(count) and math.isfinite(value) and value > 0):
             raise UsageError(
                 f"--measured {text}: give DEVICES=SAMPLES_PER_S, a whole number of 1 or more and "
                 "a rate above 0, such as 1=219."
-            )
-        rates[int(count)] = value
+            ) from None
     return rates
-
-
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and int(text) >= 1

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from cubemesh.cli.options import AsJson, show
+from cubemesh.cli.options import AsJson, show, whole_numbers
 from cubemesh.errors import DataError, UsageError
 
 DRAWING = Path("cubemesh-topology.svg")
-MAX_GPUS = 1000
 
 
 def probe(
@@ -49,7 +48,7 @@ def probe(
         found = probe_machine()
         show(machine_json(found), as_json, lambda c: terminal.print_machine(c, found))
         return
-    system = topology(machine, gpus=None if gpus is None else _numbers(gpus))
+    system = topology(machine, gpus=None if gpus is None else whole_numbers("--gpus", gpus))
     drawing = (file or DRAWING) if draw else None
     if drawing is not None:
         try:
@@ -64,17 +63,3 @@ def probe(
         as_json,
         lambda console: systems.print_system(console, system, drawing),
     )
-
-
-def _numbers(gpus: str) -> list[int]:
-    """The numbers of a text such as "0,1,4" or "0-3"."""
-    numbers: list[int] = []
-    for part in gpus.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or len(part) > 12:
-            raise UsageError(f"--gpus {gpus}: give numbers, as in --gpus 0,1,4 or --gpus 0-3.")
-        end = int(last) if dash else int(first)
-        if not 0 <= end - int(first) < MAX_GPUS:
-            raise UsageError(f"--gpus {gpus}: {part} is not a range of GPUs.")
-        numbers += range(int(first), end + 1)
-    return numbers

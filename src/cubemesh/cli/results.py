@@ -26,11 +26,11 @@ def results(
     from cubemesh.views.json_output import envelope, record_json
 
     if run_id is not None:
-        one = api.record(run_id, store=store)
+        one, series = api.record(run_id, store=store), api.telemetry(run_id, store=store)
         show(
             envelope("record", record=record_json(one)),
             as_json,
-            lambda console: terminal.print_record(console, one),
+            lambda console: terminal.print_record(console, one, series),
         )
         return
     found = api.results(

@@ -141,6 +141,6 @@ def _shape(shape: Sequence[int]) -> str:
 
 def _print(console: Console, *tables: Table, note: str = "") -> None:
     for table in tables:
-        terminal.printtable_of_texts(console, table)
+        terminal.print_table(console, table)
     if note:
         console.print(Text(note))

@@ -148,10 +148,10 @@ def test_bars_with_long_names_lie_on_their_side():
 
 
 def test_bars_of_lines_that_share_a_category_stand_side_by_side():
-    apart = vega_lite(chart(line(1.0), line(None, 2.0, name="b"), kind="bar"))
-    assert all("xOffset" in m["encoding"] for m in marks(apart, "bar"))
-    alone = vega_lite(chart(line(1.0), Line(name="b", points=(Point(x="z", y=1.0),)), kind="bar"))
-    assert not any("xOffset" in m["encoding"] for m in marks(alone, "bar"))
+    grouped = vega_lite(chart(line(1.0), line(None, 2.0, name="b"), kind="bar"))
+    assert all("xOffset" in m["encoding"] for m in marks(grouped, "bar"))
+    single = vega_lite(chart(line(1.0), Line(name="b", points=(Point(x="z", y=1.0),)), kind="bar"))
+    assert not any("xOffset" in m["encoding"] for m in marks(single, "bar"))
 
 
 def test_text_as_x_makes_categories():

@@ -1,4 +1,4 @@
-"""What is told of a run on several devices, and of one whose gradients were stale."""
+"""Facts of a run on several devices, and of one whose gradients were stale."""
 
 from dataclasses import replace
 
@@ -29,14 +29,14 @@ def asynchronous(record):
 
 
 def test_staleness_and_whose_updates_came_first(made):
-    told = dict(run_facts(asynchronous(made.training_record())))
-    assert told["mean gradient staleness"] == "1 versions"
-    assert told["staleness rank 1"] == "0.5 versions"
-    assert told["staleness histogram"] == "0 (10.0 %), 1 (80.0 %), 2 (10.0 %)"
-    assert "0 1 1 0" in told.values()
+    facts = dict(run_facts(asynchronous(made.training_record())))
+    assert facts["mean gradient staleness"] == "1 versions"
+    assert facts["staleness rank 1"] == "0.5 versions"
+    assert facts["staleness histogram"] == "0 (10.0 %), 1 (80.0 %), 2 (10.0 %)"
+    assert "0 1 1 0" in facts.values()
 
 
 def test_each_rank_with_its_own_speed(made):
-    told = dict(run_facts(asynchronous(made.training_record())))
-    assert told["rank 0"] == "processors 0, ok, 10 samples/s"
-    assert told["rank 1"] == "processors 1, ok, 30 samples/s"
+    facts = dict(run_facts(asynchronous(made.training_record())))
+    assert facts["rank 0"] == "processors 0, ok, 10 samples/s"
+    assert facts["rank 1"] == "processors 1, ok, 30 samples/s"

@@ -158,12 +158,12 @@ def test_headline_is_the_first_finding_and_its_card_does_not_say_it_again(sample
 
 def test_a_simulated_answer_is_not_the_headline(sample):
     first, *rest = sample.answers
-    warning = warn("simulated", "This run was played by a script.", "Measure.")
-    played = replace(first, warnings=(warning,))
+    warning = warn("simulated", "This run was simulated.", "Measure.")
+    simulated = replace(first, warnings=(warning,))
     measured = next(answer for answer in rest if answer.findings)
-    assert headline([played, measured], ()) == headline([measured], ())
-    assert headline([played], ()) not in [finding.text for finding in played.findings]
-    assert lead([played]) == ""
+    assert headline([simulated, measured], ()) == headline([measured], ())
+    assert headline([simulated], ()) not in [finding.text for finding in simulated.findings]
+    assert lead([simulated]) == ""
 
 
 def test_warnings_of_one_code_share_a_chip(made):
