@@ -13,7 +13,7 @@ from cubemesh.forecast.step import predict, slowest
 from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.catalogue.systems import load_system, system
 from cubemesh.machines.topology import Topology
-from cubemesh.machines.topology.make_link import smp
+from cubemesh.machines.topology.speeds import smp
 
 CLUSTER = """\
 name = "many"

@@ -148,7 +148,7 @@ def test_chunks_of_a_series_are_joined():
 def test_a_torn_event_file_gives_a_record_of_its_complete_lines(tmp_path):
     log = EventLog(events_path(tmp_path, 0), 0, 0.0)
     for number in range(3):
-        log.window(phase="measure", start=float(number), elapsed_s=0.5, steps=5, samples=40)
+        log.window(Window(start_s=float(number), elapsed_s=0.5, steps=5, samples=40))
     log.close()
     path = events_path(tmp_path, 0)
     path.write_bytes(path.read_bytes()[:-20])

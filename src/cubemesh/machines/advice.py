@@ -20,18 +20,13 @@ def advice(machine: Machine) -> tuple[Warning, ...]:
 
     A rule that needs an unknown figure gives no warning; the figure is in `Machine.unknown`.
     """
-    warning = _few_host_memory(machine)
-    return () if warning is None else (warning,)
-
-
-def _few_host_memory(machine: Machine) -> Warning | None:
     times = machine.host_to_gpu_memory
     if times is None or times >= ENOUGH:
-        return None
+        return ()
     gpu = sum(g.memory_bytes or 0 for g in machine.gpus)
     limit, installed = machine.memory.cgroup_limit_bytes, machine.memory.installed_bytes
     limited = limit is not None and installed is not None and limit < installed
-    return warn(
+    warning = warn(
         "low-host-memory",
         f"{'The control group grants' if limited else 'The host has'} {format_bytes(times * gpu)} "
         f"of memory; the GPUs have {format_bytes(gpu)}: {format_number(times)} times as much, "
@@ -40,3 +35,4 @@ def _few_host_memory(machine: Machine) -> Warning | None:
         f"{format_bytes(ENOUGH * gpu)}, or keep what is loaded ahead of the GPUs small: fewer "
         "batches in flight, and no data set held in memory.",
     )
+    return (warning,)

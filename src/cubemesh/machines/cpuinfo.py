@@ -1,8 +1,8 @@
 """Parser of /proc/cpuinfo: processor models and their common instruction sets.
 
 On x86 the file names the model. On Arm it gives the implementer's and the part's number instead,
-which are looked up in the tables below (Arm's MIDR_EL1 register; the numbers stand in the Linux
-kernel's arch/arm64/include/asm/cputype.h). A part that is not in the table stays unknown.
+which are looked up in the tables below (Arm's MIDR_EL1 register; numbers from the Linux kernel's
+arch/arm64/include/asm/cputype.h). A part that is not in the table is unknown.
 """
 
 from __future__ import annotations
@@ -12,34 +12,20 @@ from dataclasses import dataclass
 
 from cubemesh.machines.files import Tree, whole_number
 
+_X86 = (
+    *("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni"),
+    *("avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
+)
+_ARM = ("bf16", "i8mm", "sve", "sve2", "sme")
 INSTRUCTION_SETS: dict[str, str] = {
-    # x86, by the kernel's flag
-    "sse4_2": "sse4_2",
-    "avx": "avx",
-    "avx2": "avx2",
-    "fma": "fma",
-    "f16c": "f16c",
-    "avx_vnni": "avx_vnni",
-    "avx512f": "avx512f",
-    "avx512_vnni": "avx512_vnni",
-    "avx512_bf16": "avx512_bf16",
-    "avx512_fp16": "avx512_fp16",
-    "amx_tile": "amx_tile",
-    "amx_int8": "amx_int8",
-    "amx_bf16": "amx_bf16",
-    "amx_fp16": "amx_fp16",
-    # Arm, by the kernel's feature
+    **{name: name for name in _X86},
     "neon": "neon",  # 32-bit
     "asimd": "neon",  # the same instructions' name on 64-bit
     "asimdhp": "fp16",
     "asimddp": "dotprod",
-    "bf16": "bf16",
-    "i8mm": "i8mm",
-    "sve": "sve",
-    "sve2": "sve2",
-    "sme": "sme",
+    **{name: name for name in _ARM},
 }
-"""Those that matter to training: the kernel's word in cpuinfo, and the name used here."""
+"""The kernel's flag (x86) or feature (Arm) → name here, for those that matter to training."""
 
 ARM_IMPLEMENTERS: dict[int, str] = {
     0x41: "ARM",

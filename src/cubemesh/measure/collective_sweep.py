@@ -10,6 +10,7 @@ The time at a size is the mean over ranks, group by group; points that some rank
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from cubemesh.schema.collective import SweepPoint, bus_factor
 from cubemesh.schema.record import Figure
@@ -67,10 +68,16 @@ def sweep_figures(points: Sequence[SweepPoint], collective: str, ranks: int) -> 
         return {}
     best = max(collective_points, key=lambda p: p.algorithm_bytes_per_s)
     least = min(collective_points, key=lambda p: (p.size_bytes, p.time_s))
-    bus, latency = bus_bandwidth(best, collective, ranks), Figure(value=least.time_s, unit="s")
     found = {
-        "bus_bytes_per_s": _of(bus, f"{collective} of {format_bytes(best.size_bytes)}"),
-        "latency_s": _of(latency, f"{collective} of {format_bytes(least.size_bytes)}"),
+        "bus_bytes_per_s": replace(
+            bus_bandwidth(best, collective, ranks),
+            method=f"{collective} of {format_bytes(best.size_bytes)}",
+        ),
+        "latency_s": Figure(
+            value=least.time_s,
+            unit="s",
+            method=f"{collective} of {format_bytes(least.size_bytes)}",
+        ),
     }
     checked = [p.wrong for p in points if p.wrong is not None]
     if checked:
@@ -78,17 +85,6 @@ def sweep_figures(points: Sequence[SweepPoint], collective: str, ranks: int) -> 
             value=float(sum(checked)), unit="elements", n=len(checked), method="over all sizes"
         )
     return found
-
-
-def _of(figure: Figure, method: str) -> Figure:
-    return Figure(
-        value=figure.value,
-        unit=figure.unit,
-        low=figure.low,
-        high=figure.high,
-        n=figure.n,
-        method=method,
-    )
 
 
 def wrong_results(points: Sequence[SweepPoint], collective: str, library: str) -> Warning | None:

@@ -57,27 +57,10 @@ class Log(ABC):
         )
         self.emit("phase", phase=phase)
 
-    def window(
-        self,
-        *,
-        phase: str,
-        start: float,
-        elapsed_s: float,
-        steps: int,
-        samples: int,
-        marks: tuple[str, ...] = (),
-    ) -> None:
-        """A group of steps has ended; `start` is a reading of the program's clock."""
-        window = Window(
-            rank=self.rank,
-            phase=phase,
-            start_s=start - self.origin,
-            elapsed_s=elapsed_s,
-            steps=steps,
-            samples=samples,
-            marks=marks,
-        )
-        self.emit("window", window=window)
+    def window(self, window: Window) -> None:
+        """A group of steps has ended; its `start_s` is a reading of the program's clock."""
+        start_s = window.start_s - self.origin
+        self.emit("window", window=replace(window, rank=self.rank, start_s=start_s))
 
     def progress(
         self,

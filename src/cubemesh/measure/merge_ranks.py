@@ -35,15 +35,15 @@ def merge_lockstep(windows: Sequence[Window]) -> list[Window]:
     return found
 
 
-def merge_free_running(windows: Sequence[Window], phase: str = "measure") -> list[Window]:
-    """Windows of a run with free-running ranks: rank 0's of `phase`, with the samples that the
-    others trained meanwhile. Steps are rank 0's."""
+def merge_free_running(windows: Sequence[Window]) -> list[Window]:
+    """Windows of a run with free-running ranks: the measured ones of rank 0, with the samples that
+    the others trained meanwhile. Steps are rank 0's."""
     others: dict[int, list[Window]] = {}
     for window in windows:
         if window.rank and window.phase != "evaluate":
             others.setdefault(window.rank, []).append(window)
     found = []
-    for own in (w for w in windows if not w.rank and w.phase == phase):
+    for own in (w for w in windows if not w.rank and w.phase == "measure"):
         rates = (_rate_meanwhile(theirs, own) for theirs in others.values())
         samples = own.samples + round(sum(rates) * own.elapsed_s)
         found.append(dataclasses.replace(own, samples=samples))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from cubemesh.batches import PADDING, Batch
 from cubemesh.frameworks.contract.program import Program
 from cubemesh.measure.log import Log
-from cubemesh.schema.record import Figure
+from cubemesh.schema.record import Figure, Window
 from cubemesh.statistics import Interval
 
 
@@ -86,12 +86,14 @@ def score_all(program: Program, batches: Iterable[Batch], log: Log, mark: str) -
         steps += 1
         samples += batch.samples
     log.window(
-        phase="evaluate",
-        start=start,
-        elapsed_s=program.clock() - start,
-        steps=steps,
-        samples=samples,
-        marks=(mark,),
+        Window(
+            phase="evaluate",
+            start_s=start,
+            elapsed_s=program.clock() - start,
+            steps=steps,
+            samples=samples,
+            marks=(mark,),
+        )
     )
     return total
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from cubemesh.machines.topology import Node, Topology
-from cubemesh.machines.topology.make_link import nvlink, pcie, smp
+from cubemesh.machines.topology.speeds import nvlink, pcie, smp
 
 V100_PAIRS = (
     *((0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 4, 2), (1, 2, 2), (1, 3, 1), (1, 5, 2), (2, 3, 2)),

@@ -7,7 +7,7 @@ import pytest
 
 from cubemesh.errors import DataError, UsageError
 from cubemesh.machines.topology import Node, Topology
-from cubemesh.machines.topology.make_link import nvlink, pcie, smp
+from cubemesh.machines.topology.speeds import nvlink, pcie, smp
 
 
 def two(*links, nodes=None) -> Topology:

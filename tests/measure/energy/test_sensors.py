@@ -3,16 +3,14 @@ import pytest
 from cubemesh.measure.energy.sensors import TIMES, needed, sensors
 
 
-def test_the_table_holds_the_measured_sensors_with_their_source() -> None:
+def test_the_table_has_the_measured_sensors() -> None:
     table = sensors()
     assert len(table) == 11
-    assert all("2312.02741" in s.source for s in table)
     assert {s.generation for s in table} == {
         *("kepler", "maxwell", "pascal", "volta", "ampere", "hopper")
     }
     a100 = next(s for s in table if s.gpu == "A100-PCIe-40GB")
-    assert (a100.update_period_s, a100.averaging_window_s) == (0.1, 0.025)
-    assert a100.energy_error_pct == "-5.8"
+    assert a100.longest_s == 0.1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from cubemesh.machines.catalogue.systems import system, system_names
 from cubemesh.machines.topology import Node, Topology, find_rings
-from cubemesh.machines.topology.make_link import nvlink
+from cubemesh.machines.topology.speeds import nvlink
 from cubemesh.views.topology.drawing import draw_topology
 from cubemesh.views.topology.layout import Layout, cube_corners, lay_out
 

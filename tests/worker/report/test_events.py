@@ -27,7 +27,7 @@ def test_events_are_read_as_they_were_logged(log, tmp_path):
     with log.phase("build"):
         pass
     log.started(host="a", device="cpu", threads=3)
-    log.window(phase="measure", start=start, elapsed_s=0.5, steps=4, samples=32)
+    log.window(Window(start_s=start, elapsed_s=0.5, steps=4, samples=32))
     log.outcome(Outcome(status=Status.OK))
     enter, phase, rank, window, outcome = events_of(tmp_path)
     assert (enter["event"], enter["name"]) == ("enter", "build")

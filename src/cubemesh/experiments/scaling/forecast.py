@@ -21,7 +21,7 @@ from cubemesh.machines.catalogue import find
 from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.catalogue.systems import system, system_names
 from cubemesh.machines.topology import Node, Topology
-from cubemesh.machines.topology.make_link import smp
+from cubemesh.machines.topology.speeds import smp
 from cubemesh.schema import RunRecord
 from cubemesh.schema.work import NetworkWork
 

@@ -40,7 +40,7 @@ from cubemesh.machines.catalogue.system import Cluster, System
 from cubemesh.machines.topology import speeds
 from cubemesh.machines.topology.graph import Link, Node, Topology
 from cubemesh.machines.topology.interconnects import NETWORKS
-from cubemesh.machines.topology.make_link import nvlink, pcie, smp
+from cubemesh.machines.topology.speeds import nvlink, pcie, smp
 
 MOST_GPUS = 64
 

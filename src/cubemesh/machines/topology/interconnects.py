@@ -1,8 +1,8 @@
 """Networks between systems: bandwidth and latency of each technology.
 
-Rates are one way, of one port. If a vendor states a latency from system to system and one of a
-switch, they are separate; otherwise the figure is NCCL's hardware latency of
-a network hop (NVIDIA/nccl 2.30.7, src/graph/tuning.cc: ring, LL), and its note says so.
+Rates are one way, of one port. Latencies are the vendor's, from system to system and of a switch;
+without them NCCL's hardware latency of a network hop (NVIDIA/nccl 2.30.7, src/graph/tuning.cc:
+ring, LL), with a note in the sources.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ _NCCL = "latency: NCCL's tuning model, a fallback that no maker states"
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What one port of a network does."""
+    """A network technology: figures of one port."""
 
     id: str
     name: str
     gbit_per_s: float
     """Of one port, one way, as it is sold."""
-    coding: float
-    """The part of the bits on the wire that carry data."""
-    latency_s: float
+    coding: float = 1.0
+    """Fraction of the bits on the wire that carry data."""
+    latency_s: float = NCCL_LATENCY_S
     """From system to system, without the switches where `hop_latency_s` has them."""
-    hop_latency_s: float
-    """Of one switch; 0 where the latency has it already."""
+    hop_latency_s: float = 0.0
+    """Of one switch; 0 where the latency includes it."""
     switch_ports: int
     """Of the switch that is usual for it."""
     sources: tuple[str, ...]
@@ -45,9 +45,7 @@ NETWORKS: Mapping[str, Network] = {
             id="10gbe",
             name="10 Gb Ethernet",
             gbit_per_s=10,
-            coding=1.0,
             latency_s=5e-6,
-            hop_latency_s=0.0,
             switch_ports=48,
             sources=(
                 "DGX-1 V100 white paper [002], table 1: 5 µs over the whole system, no coding "
@@ -69,8 +67,6 @@ NETWORKS: Mapping[str, Network] = {
             name="InfiniBand HDR",
             gbit_per_s=200,
             coding=64 / 66,
-            latency_s=NCCL_LATENCY_S,
-            hop_latency_s=0.0,
             switch_ports=40,
             sources=("NVIDIA Quantum QM8700: 40 ports of 200 Gb/s", _NCCL),
         ),
@@ -78,9 +74,6 @@ NETWORKS: Mapping[str, Network] = {
             id="ndr",
             name="InfiniBand NDR",
             gbit_per_s=400,
-            coding=1.0,
-            latency_s=NCCL_LATENCY_S,
-            hop_latency_s=0.0,
             switch_ports=64,
             sources=(
                 "NVIDIA Quantum-2 QM9700: 64 ports of 400 Gb/s, after error correction",
@@ -91,9 +84,6 @@ NETWORKS: Mapping[str, Network] = {
             id="omni-path",
             name="Intel Omni-Path",
             gbit_per_s=100,
-            coding=1.0,
-            latency_s=NCCL_LATENCY_S,
-            hop_latency_s=0.0,
             switch_ports=48,
             sources=(
                 "Gawande et al. 2018 [004], section 2.2: 12.5 GB/s a node; figure 14 measures "
@@ -106,9 +96,6 @@ NETWORKS: Mapping[str, Network] = {
             id="aries",
             name="Cray Aries",
             gbit_per_s=64,
-            coding=1.0,
-            latency_s=NCCL_LATENCY_S,
-            hop_latency_s=0.0,
             switch_ports=48,
             sources=(
                 "Gawande et al. 2018 [004], section 2.2: 8 GB/s a node; figure 14 measures 7 GB/s",
@@ -118,4 +105,4 @@ NETWORKS: Mapping[str, Network] = {
         ),
     )
 }
-"""Every network that the catalogue knows, by id."""
+"""All networks of the catalogue, by id."""

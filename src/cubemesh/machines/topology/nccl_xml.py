@@ -20,8 +20,8 @@ from xml.parsers import expat
 from cubemesh.errors import DataError
 from cubemesh.machines.topology import speeds
 from cubemesh.machines.topology.graph import Link, Node, Topology
-from cubemesh.machines.topology.make_link import nvlink, pcie, smp
 from cubemesh.machines.topology.pairs import USUAL_SMP
+from cubemesh.machines.topology.speeds import nvlink, pcie, smp
 
 MOST_BYTES = 4 << 20
 MOST_DEPTH = 32

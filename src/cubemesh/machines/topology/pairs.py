@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from cubemesh.errors import DataError
 from cubemesh.machines.topology import speeds
 from cubemesh.machines.topology.graph import Link, Node, Topology
-from cubemesh.machines.topology.make_link import nvlink, pcie, smp
 from cubemesh.machines.topology.routes import REACHES, Reach
+from cubemesh.machines.topology.speeds import nvlink, pcie, smp
 
 USUAL_LANES = (3, 16)
 USUAL_NVLINK = 2

@@ -1,12 +1,12 @@
-"""Link speeds by kind, one way.
+"""Links by kind, with their speeds one way.
 
 NVLink: NVIDIA's white papers of P100 to B200, as the five documents and the published topologies
 give them. PCIe: transfers a second × lanes × coding (8b/10b up to generation 2, 128b/130b from 3
 on; PCI Express Base Specification). Between sockets: transfers a second × bytes of payload a
-transfer × links. Beside each stands what NCCL's tuning model expects of it (NVIDIA/nccl 2.30.7,
-src/graph/topo.h), which is what is sustained, not what is specified. Latencies are that model's
-hardware latencies of a ring under the LL protocol (src/graph/tuning.cc), for a way of two links
-where it goes through a switch: a fallback, off by 6 to 40 % against measurement.
+transfer × links. The sustained rate of each is that of NCCL's tuning model (NVIDIA/nccl 2.30.7,
+src/graph/topo.h). Latencies are that model's hardware latencies of a ring under the LL protocol
+(src/graph/tuning.cc), for two links where it goes through a switch: a fallback, off by 6 to 40 %
+against measurement.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cubemesh.errors import DataError
+from cubemesh.machines.topology.graph import Link
 
 GB = 1e9
 
@@ -56,7 +57,7 @@ SMP: dict[str, SocketLink] = {
 
 
 def pcie_bytes_per_s(generation: int, width: int) -> float:
-    """What a PCIe link carries one way; DataError for a generation or width there is not."""
+    """Bandwidth of a PCIe link, one way; DataError for an unknown generation or width."""
     if generation not in PCIE_TRANSFERS_PER_S:
         known = ", ".join(map(str, PCIE_TRANSFERS_PER_S))
         raise DataError(f"PCIe generation {generation} is not known; known: {known}.")
@@ -67,7 +68,45 @@ def pcie_bytes_per_s(generation: int, width: int) -> float:
     return PCIE_TRANSFERS_PER_S[generation] * width * coding / 8
 
 
-def pcie_sustained(generation: int, width: int) -> float | None:
-    """What NCCL expects of it; None for generations it has no figure for."""
+def nvlink(first: str, second: str, count: int, generation: int, *, switched: bool = False) -> Link:
+    """`count` NVLinks side by side; `switched` where one end is an NVSwitch."""
+    return Link(
+        first=first,
+        second=second,
+        kind="nvlink",
+        bandwidth_bytes_per_s=NVLINK_BYTES_PER_S[generation] * count,
+        sustained_bytes_per_s=NVLINK_SUSTAINED_BYTES_PER_S[generation] * count,
+        latency_s=NVLINK_LATENCY_S / (2 if switched else 1),
+        count=count,
+        name=f"NVLink {generation}",
+    )
+
+
+def pcie(first: str, second: str, generation: int, width: int) -> Link:
+    """One PCIe link; DataError for an unknown generation or width. NCCL has no sustained bandwidth
+    for generations 1 and 2."""
     full = PCIE_SUSTAINED_X16_BYTES_PER_S.get(generation)
-    return None if full is None else full * width / 16
+    return Link(
+        first=first,
+        second=second,
+        kind="pcie",
+        bandwidth_bytes_per_s=pcie_bytes_per_s(generation, width),
+        sustained_bytes_per_s=None if full is None else full * width / 16,
+        latency_s=PCIE_LATENCY_S,
+        name=f"PCIe {generation} x{width}",
+    )
+
+
+def smp(first: str, second: str, kind: str, count: int) -> Link:
+    """`count` links between two sockets, of a kind in `SMP`."""
+    found = SMP[kind]
+    return Link(
+        first=first,
+        second=second,
+        kind="smp",
+        bandwidth_bytes_per_s=found.bytes_per_s * count,
+        sustained_bytes_per_s=found.sustained_bytes_per_s,
+        latency_s=SMP_LATENCY_S,
+        count=count,
+        name=found.name,
+    )

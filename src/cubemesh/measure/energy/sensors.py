@@ -13,38 +13,27 @@ generation the one-second mean of current drivers.
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import NamedTuple
 
-FILE = "power_sensors.csv"
 TIMES = 10
 """Minimum length of a stretch, in multiples of the sensor's longest time."""
 UNKNOWN_S = 1.0
 """Longest time assumed for an unknown sensor."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sensor:
+class Sensor(NamedTuple):
     """Power sensor of one GPU, for one kind of reading."""
 
     gpu: str
     generation: str
     reading: str
     """`instant`, or `average` for the mean over a second."""
-    update_period_s: float | None
-    averaging_window_s: float | None
-    rise_s: float | None
-    steady_state_error_pct: str
-    energy_error_pct: str
-    behaviour: str
-    source: str
-
-    @property
-    def longest_s(self) -> float:
-        """The longest of its times."""
-        known = (self.update_period_s, self.averaging_window_s, self.rise_s)
-        return max(s for s in known if s is not None)
+    longest_s: float
+    """The longest of its times: update period, averaging window or rise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,21 +47,10 @@ class Need:
 @cache
 def sensors() -> tuple[Sensor, ...]:
     """Every row of the table, in its order."""
-    text = (resources.files(__package__) / FILE).read_text(encoding="utf-8")
+    text = (resources.files(__package__) / "power_sensors.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines())
     return tuple(
-        Sensor(
-            gpu=row["gpu"],
-            generation=row["generation"],
-            reading=row["reading"],
-            update_period_s=_seconds(row["update_period_ms"]),
-            averaging_window_s=_seconds(row["averaging_window_ms"]),
-            rise_s=_seconds(row["rise_ms"]),
-            steady_state_error_pct=row["steady_state_error_pct"],
-            energy_error_pct=row["energy_error_pct"],
-            behaviour=row["behaviour"],
-            source=row["source"],
-        )
-        for row in csv.DictReader(text.splitlines())
+        Sensor(row["gpu"], row["generation"], row["reading"], _longest_s(row)) for row in rows
     )
 
 
@@ -95,8 +73,9 @@ def needed(name: str, generation: str, reading: str) -> Need:
     )
 
 
-def _seconds(text: str) -> float | None:
-    return float(text) / 1000 if text else None
+def _longest_s(row: Mapping[str, str]) -> float:
+    columns = ("update_period_ms", "averaging_window_ms", "rise_ms")
+    return max(float(row[column]) for column in columns if row[column]) / 1000
 
 
 def _words(name: str) -> list[str]:

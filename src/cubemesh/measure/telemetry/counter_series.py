@@ -48,15 +48,13 @@ def series_of(
             for (start, a), (end, b) in pairwise(points[-new - 1 :])
             if end - start >= least_s
         ]
-        return _series(RATES[name], shown, device)
+        return _series(RATES[name], shown, device) if shown else None
     less = first if name in FROM_ZERO else 0.0
     return _series(name, [(t, v - less) for t, v in points[-new:]], device)
 
 
-def _series(name: str, points: Points, device: str = "host") -> Series | None:
-    if not points:
-        return None
-    times, values = zip(*points, strict=True)
+def _series(name: str, points: Points, device: str = "host") -> Series:
+    times, values = (tuple(p[i] for p in points) for i in (0, 1))
     return Series(name=name, device=device, times_s=times, values=values)
 
 
@@ -70,9 +68,7 @@ def percent_series(
         for (start, end), (a, b) in zip(pairwise(times_s), pairwise(counter_s), strict=True)
         if end > start
     ]
-    return Series(
-        name=name, times_s=tuple(t for t, _ in points), values=tuple(v for _, v in points)
-    )
+    return _series(name, points)
 
 
 def cpu_percent(
@@ -80,12 +76,27 @@ def cpu_percent(
 ) -> float | None:
     """CPU time of this process tree between `start` and `end` in percent of `cores`, interpolated
     between readings. None for an empty span."""
+    used = _cores_used(readings, [r.tree_cpu_s for r in readings], start, end)
+    return None if used is None else 100 * used / cores
+
+
+def others_share(readings: Sequence[Reading], cores: int, start: float, end: float) -> float | None:
+    """Fraction (0 to 1) of `cores` processors used by other process trees between `start` and
+    `end`, interpolated between readings. None for an empty span."""
+    others = [r.cores_busy_s - r.tree_cpu_s for r in readings]
+    used = _cores_used(readings, others, start, end)
+    return None if used is None else used / cores
+
+
+def _cores_used(
+    readings: Sequence[Reading], counter_s: Sequence[float], start: float, end: float
+) -> float | None:
     times = [r.time_s for r in readings]
     start, end = max(start, times[0]), min(end, times[-1])
     if end <= start:
         return None
-    first, last = np.interp([start, end], times, [r.tree_cpu_s for r in readings])
-    return max(0.0, 100 * float(last - first) / (end - start) / cores)
+    first, last = np.interp([start, end], times, counter_s)
+    return max(0.0, float(last - first) / (end - start))
 
 
 def curve_since(name: str, points: Points, start: float) -> Curve:
@@ -98,15 +109,3 @@ def curve_since(name: str, points: Points, start: float) -> Curve:
         x=tuple(g[-1][0] - start for g in groups),
         y=tuple(math.fsum(v for _, v in g) / len(g) for g in groups),
     )
-
-
-def others_share(readings: Sequence[Reading], cores: int, start: float, end: float) -> float | None:
-    """Fraction (0 to 1) of `cores` processors used by other process trees between `start` and
-    `end`, interpolated between readings. None for an empty span."""
-    times = [r.time_s for r in readings]
-    start, end = max(start, times[0]), min(end, times[-1])
-    if end <= start:
-        return None
-    others = [r.cores_busy_s - r.tree_cpu_s for r in readings]
-    first, last = np.interp([start, end], times, others)
-    return max(0.0, float(last - first) / (end - start) / cores)

@@ -49,10 +49,6 @@ class StampedWindow:
         return self.end_s - self.start_s
 
 
-def _nothing(start_s: float, end_s: float) -> tuple[Transfer, ...]:
-    return ()
-
-
 @dataclass
 class StampedSteps:
     """A step, called without arguments, that records its timestamps."""
@@ -62,7 +58,7 @@ class StampedSteps:
     place: Callable[[Any], Any]
     queue: Callable[[Any], None]
     clock: Callable[[], float]
-    exchanged: Callable[[float, float], tuple[Transfer, ...]] = _nothing
+    exchanged: Callable[[float, float], tuple[Transfer, ...]] = lambda start_s, end_s: ()
     """Transfers between two times."""
     _stamps: list[Stamp] = field(default_factory=list)
 

@@ -92,23 +92,16 @@ class Stopwatch:
         elapsed_s = self.clock() - start
         if elapsed_s <= 0:
             raise RuntimeError(f"the program's clock stood still over {steps} steps")
-        samples = steps * self.samples_per_step
-        self.log.window(
-            phase=phase,
-            start=start,
-            elapsed_s=elapsed_s,
-            steps=steps,
-            samples=samples,
-            marks=marks,
-        )
-        return Window(
+        window = Window(
             phase=phase,
             start_s=start,
             elapsed_s=elapsed_s,
             steps=steps,
-            samples=samples,
+            samples=steps * self.samples_per_step,
             marks=marks,
         )
+        self.log.window(window)
+        return window
 
 
 class Pace(Protocol):
