@@ -11,6 +11,7 @@ import difflib
 import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from cubemesh.errors import DataError
 
 MOST_BYTES = 1 << 20
 
-_HEADING = re.compile(r"^\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$")
+_HEADING = re.compile(r"^\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?$")
 
 
 def read_toml(text: str, file: str) -> Fields:
@@ -27,7 +28,7 @@ def read_toml(text: str, file: str) -> Fields:
         raise DataError(f"{file}: {len(text):,} characters; a machine file has {MOST_BYTES:,}.")
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:  # its words end in "(at line 3, column 5)"
+    except tomllib.TOMLDecodeError as error:  # the message ends in "(at line 3, column 5)"
         raise DataError(f"{file}: {error}.") from None
     except RecursionError:
         raise DataError(f"{file}: arrays or tables are nested too deeply.") from None
@@ -35,7 +36,7 @@ def read_toml(text: str, file: str) -> Fields:
 
 
 class Fields:
-    """One table of a TOML text, and the complaints about it."""
+    """One table of a TOML text; what does not fit is a DataError."""
 
     def __init__(
         self, values: Mapping[str, Any], file: str, lines: list[str], path: str = ""
@@ -45,30 +46,35 @@ class Fields:
     def __contains__(self, key: str) -> bool:
         return key in self.values
 
+    def _below(self, key: str) -> str:
+        return f"{self.path}.{key}" if self.path else key
+
     def wrong(self, key: str, why: str) -> NoReturn:
-        """Complain about a field, or about the table where it lacks the field."""
-        field = f"{self.path}.{key}" if self.path else key
-        raise DataError(f"{self.file}, line {self._line(key)}, {field}: {why}")
+        """A DataError about a field, at the line of the table where the field is missing."""
+        raise DataError(f"{self.file}, line {self._line(key)}, {self._below(key)}: {why}")
 
     def _line(self, key: str) -> int:
         """The line of a key of this table, else of the table's heading, else 1. For an array
         element (`pairs[3]`) that of the array."""
         key = key.partition("[")[0]
-        table, heading = "", 1
+        table, heading, arrays = "", 1, Counter[str]()
         assignment = re.compile(rf"""^\s*["']?{re.escape(key)}["']?\s*[=.]""")
         for number, line in enumerate(self.lines, start=1):
             found = _HEADING.match(line)
             if found:
-                table = found[1].replace('"', "").replace("'", "")
+                table = found[2].replace('"', "").replace("'", "")
+                if found[1] == "[[":
+                    arrays[table] += 1
+                    table = f"{table}[{arrays[table] - 1}]"
                 heading = number if table == self.path else heading
-                if table == (f"{self.path}.{key}" if self.path else key):
+                if table == self._below(key):
                     return number
             elif table == self.path and assignment.match(line):
                 return number
         return heading
 
     def only(self, known: Collection[str]) -> None:
-        """Complain about a key that is not known, naming the nearest."""
+        """DataError for an unknown key, with the nearest known one."""
         for key in self.values:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
@@ -82,7 +88,15 @@ class Fields:
         value = self.values[key]
         if not isinstance(value, dict):
             self.wrong(key, f"is {value!r} and must be a table, [{key}].")
-        return Fields(value, self.file, self.lines, f"{self.path}.{key}" if self.path else key)
+        return Fields(value, self.file, self.lines, self._below(key))
+
+    def tables(self, key: str) -> list[Fields]:
+        """The elements of an array of tables; none where it is missing."""
+        values = self.values.get(key, [])
+        if not isinstance(values, list) or not all(isinstance(v, dict) for v in values):
+            self.wrong(key, f"is {values!r} and must be tables, [[{key}]].")
+        path = self._below(key)
+        return [Fields(v, self.file, self.lines, f"{path}[{i}]") for i, v in enumerate(values)]
 
     def text(self, key: str, default: str | None = None) -> str:
         """A non-empty string; `default` if the key is missing and there is one."""

@@ -14,25 +14,19 @@
     fp32 = 10e12                     # dense, operations a second
     memory_bytes_per_s = 1e12
 
-What does not fit is an error that names the file, the device and the field.
+What does not fit is an error that names file, line and field (fields.py).
 """
 
 from __future__ import annotations
 
-import math
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import Any, NoReturn
 
-from cubemesh.errors import DataError
 from cubemesh.machines.catalogue.datasheet import FIGURES, PRECISIONS, Datasheet, Sourced
+from cubemesh.machines.catalogue.fields import Fields, read_toml
 
 FILES = ("nvidia.toml", "intel.toml", "amd.toml")
-
-_WORDS = ("name", "kind", "family", "architecture")
-_FIELDS = (*_WORDS, "named", "computes", "note", "figures")
 
 
 @cache
@@ -46,85 +40,50 @@ def datasheets() -> Mapping[str, Datasheet]:
 
 
 def read_datasheets(text: str, file: str) -> dict[str, Datasheet]:
-    """The datasheets of a TOML text; DataError for what does not fit."""
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{file}: {error}.") from None
-    sources = tables.pop("sources", None)
-    if not isinstance(sources, dict) or not all(isinstance(s, str) for s in sources.values()):
-        raise DataError(f"{file}: it must have a table [sources] of strings.")
-    found = {id: _Table(file, id, table).datasheet(sources) for id, table in tables.items()}
+    """The datasheets of a TOML text, by id; DataError for what does not fit."""
+    top = read_toml(text, file)
+    sources = top.table("sources")
+    if sources is None:
+        top.wrong("sources", "is missing: a table of source ids and titles.")
+    titles = {id: sources.text(id) for id in sources.values}
+    tables = {id: table for id in top.values if id != "sources" and (table := top.table(id))}
+    found = {id: _datasheet(id, table, titles) for id, table in tables.items()}
     used = {figure.source for sheet in found.values() for figure in sheet.figures.values()}
-    unused = [key for key, words in sources.items() if words not in used]
-    if unused:
-        raise DataError(f"{file}, [sources]: '{unused[0]}' is not used by any figure.")
+    for id, title in titles.items():
+        if title not in used:
+            sources.wrong(id, "is not used by any figure.")
     return found
 
 
-class _Table:
-    """One device's table, and the complaints about it."""
+def _datasheet(id: str, table: Fields, sources: Mapping[str, str]) -> Datasheet:
+    words = ("name", "kind", "family", "architecture")
+    table.only((*words, "named", "computes", "note", "figures"))
+    computes = table.table("computes")
+    if computes is not None:
+        computes.only(PRECISIONS)
+    return Datasheet(
+        id=id,
+        name=table.text("name"),
+        kind=table.one_of("kind", ("gpu", "cpu")),
+        family=table.text("family"),
+        architecture=table.text("architecture"),
+        named=table.texts("named"),
+        figures=_figures(table, sources),
+        computes={p: computes.one_of(p, PRECISIONS) for p in computes.values} if computes else {},
+        note=table.text("note", default=""),
+    )
 
-    def __init__(self, file: str, id: str, table: Any) -> None:
-        self.file, self.id = file, id
-        if not isinstance(table, dict):
-            self.table: dict[str, Any] = {}
-            self.wrong(f"is {table!r} and must be a table")
-        self.table = table
 
-    def wrong(self, why: str) -> NoReturn:
-        raise DataError(f"{self.file}, [{self.id}]: {why}.")
-
-    def datasheet(self, sources: Mapping[str, str]) -> Datasheet:
-        self.known(self.table, _FIELDS, "field")
-        kind, computes = self.text("kind"), self.table.get("computes", {})
-        if kind not in ("gpu", "cpu"):
-            self.wrong(f"kind is {kind!r} and must be gpu or cpu")
-        for pair in computes.items():
-            if not set(pair) <= set(PRECISIONS):
-                self.wrong(f"computes has {pair!r}; precisions are {', '.join(PRECISIONS)}")
-        named = self.table.get("named")
-        if not isinstance(named, list) or not named or not all(isinstance(n, str) for n in named):
-            self.wrong("named must list at least one name")
-        return Datasheet(
-            id=self.id,
-            name=self.text("name"),
-            kind=kind,  # type: ignore[arg-type]
-            family=self.text("family"),
-            architecture=self.text("architecture"),
-            named=tuple(named),
-            figures=self.figures(sources),
-            computes=computes,
-            note=self.table.get("note", ""),
-        )
-
-    def text(self, name: str) -> str:
-        value = self.table.get(name)
-        if not isinstance(value, str) or not value.strip():
-            self.wrong(f"{name} must be a string")
-        return value
-
-    def figures(self, sources: Mapping[str, str]) -> dict[str, Sourced]:
-        found: dict[str, Sourced] = {}
-        for block in self.table.get("figures", []):
-            self.known(block, ("source", *FIGURES), "figure")
-            source = block.get("source")
-            if source not in sources:
-                self.wrong(f"source is {source!r}, which [sources] does not have")
-            for name, value in block.items():
-                if name == "source":
-                    continue
-                number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                if not number or not (math.isfinite(value) and value > 0):
-                    self.wrong(f"{name} is {value!r} and must be a number above 0")
-                if name in found:
-                    self.wrong(f"{name} is given twice")
-                found[name] = Sourced(value=float(value), source=sources[source])
-        if not found:
-            self.wrong("it has no [[figures]]")
-        return found
-
-    def known(self, given: Mapping[str, Any], allowed: tuple[str, ...], what: str) -> None:
-        for name in given:
-            if name not in allowed:
-                self.wrong(f"unknown {what} '{name}'; known: {', '.join(allowed)}")
+def _figures(table: Fields, sources: Mapping[str, str]) -> dict[str, Sourced]:
+    found: dict[str, Sourced] = {}
+    for block in table.tables("figures"):
+        block.only(("source", *FIGURES))
+        source = sources[block.one_of("source", sources)]
+        for name in block.values:
+            if name in found:
+                block.wrong(name, "is given twice.")
+            if name != "source" and (value := block.above_zero(name)) is not None:
+                found[name] = Sourced(value=value, source=source)
+    if not found:
+        table.wrong("figures", "is missing: at least one figure with its source.")
+    return found
