@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cubemesh.experiments.analysis.answer import answer_of
+from cubemesh.experiments.analysis.answer import answer_of, cell_or_dash
 from cubemesh.experiments.analysis.groups import Group, group_by, titled
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.machines.catalogue import Datasheet, Peak, find
@@ -162,8 +162,8 @@ def _row(group: Group[Key], name: str, stated: float | None) -> tuple[Cell, ...]
         Cell(text=name, run_id=group.run_id),
         group.cell(rate),
         group.cell(fastest),
-        Cell(text="–") if stated is None else Cell(value=stated),
-        Cell(text="–") if stated is None else Cell(value=100 * fastest.value / stated),
+        cell_or_dash(stated),
+        cell_or_dash(stated and 100 * fastest.value / stated),
         Cell(text=rate.method),
     )
 

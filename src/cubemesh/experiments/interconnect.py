@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from cubemesh.experiments.analysis.answer import answer_of
+from cubemesh.experiments.analysis.answer import answer_of, cell_or_dash
 from cubemesh.experiments.analysis.groups import Group, caveats, titled
 from cubemesh.experiments.analysis.matrix import CellKey, Matrix, throughput
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
@@ -281,19 +281,16 @@ def _row(matrix: Matrix, group: Group[CellKey]) -> tuple[Cell, ...]:
     if figure is None:
         return (*head[:3], *[group.cell(None)] * 6)
     first = matrix.found(network, matrix.variants[0])
-    waits, communicated = _waiting(group), group.median_of("exchanged_bytes")
+    waits, size = _waiting(group), group.median_of("exchanged_bytes")
+    communicated = size and size / 2**20
     return (
         *head,
         group.cell(figure),
         group.cell(ratio(figure, first[1])) if first else Cell(text="–"),
         group.cell(waits) if waits else Cell(text="–"),
-        _mebibytes(communicated),
-        _mebibytes(communicated and communicated / (record.spec.batch_per_device or 1)),
+        cell_or_dash(communicated),
+        cell_or_dash(communicated and communicated / (record.spec.batch_per_device or 1)),
     )
-
-
-def _mebibytes(size: float | None) -> Cell:
-    return Cell(text="–") if size is None else Cell(value=size / 2**20)
 
 
 EXPERIMENT = Experiment(

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 from cubemesh.experiments.core.experiment import Scale
 from cubemesh.experiments.frameworks import NETWORKS, QUICK_NETWORKS
 from cubemesh.schema.published import PAPERS, cite
 
+BOTH = {"data_location": "both"}
 
-@dataclass(frozen=True, kw_only=True)
-class SuiteEntry:
-    """One experiment of a suite, with its settings."""
+
+class SuiteEntry(NamedTuple):
+    """One experiment of a suite."""
 
     experiment: str
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = MappingProxyType({})
     """As on the command line: key → value as text."""
     reproduces: str = ""
     """The figure or table of the paper that it reproduces."""
@@ -35,158 +38,115 @@ class Suite:
     """The id of the paper it reproduces, whose claims are checked after the answers."""
 
 
+def _replay(paper: str, contents: str, *entries: SuiteEntry) -> Suite:
+    """The suite of a paper; each entry `reproduces` a figure, table or section of it."""
+    return Suite(
+        summary=f"{PAPERS[paper]}: {contents}, and its claims",
+        entries=tuple(e._replace(reproduces=cite(paper, e.reproduces)) for e in entries),
+        paper=paper,
+    )
+
+
+def _batch_sizes(network: str) -> SuiteEntry:
+    """The figure of a network in Addfor 2016 [000]: its throughput by batch size."""
+    more = {"min_largest_batch": "16"} if network == "alexnet" else {"ceiling": "false"}
+    sizes = {"networks": network, "min_batch_size": "4", "max_batch_size": "128"}
+    return SuiteEntry(
+        "minibatch", sizes | more, "minibatch efficiency", quick=network in QUICK_NETWORKS
+    )
+
+
 SUITES: dict[str, Suite] = {
     "quick": Suite(
         summary="a first look at this machine, in under three minutes on two cores",
         scale=Scale.QUICK,
         entries=(
-            SuiteEntry(experiment="minibatch", settings={"data": "digits"}),
-            SuiteEntry(experiment="batch-accuracy"),
-            SuiteEntry(experiment="cpu-modes", settings={"data": "digits", "batch_sizes": "16"}),
-            SuiteEntry(experiment="time-breakdown", settings={"batch_sizes": "8"}),
-            SuiteEntry(experiment="input-pipeline", settings={"parts": "read,decode,disk,device"}),
-            SuiteEntry(experiment="collectives"),
+            SuiteEntry("minibatch", {"data": "digits"}),
+            SuiteEntry("batch-accuracy"),
+            SuiteEntry("cpu-modes", {"data": "digits", "batch_sizes": "16"}),
+            SuiteEntry("time-breakdown", {"batch_sizes": "8"}),
+            SuiteEntry("input-pipeline", {"parts": "read,decode,disk,device"}),
+            SuiteEntry("collectives"),
         ),
     ),
     "full": Suite(
         summary="all experiments on one machine, in hours",
         scale=Scale.FULL,
         entries=(
-            SuiteEntry(experiment="ceilings"),
-            SuiteEntry(experiment="collectives"),
-            SuiteEntry(experiment="minibatch", settings={"data_location": "both"}),
-            SuiteEntry(experiment="model-size", settings={"data_location": "both"}),
-            SuiteEntry(experiment="precision"),
-            SuiteEntry(experiment="frameworks"),
-            SuiteEntry(experiment="time-breakdown"),
-            SuiteEntry(experiment="power"),
-            SuiteEntry(experiment="cpu-modes"),
-            SuiteEntry(experiment="input-pipeline"),
-            SuiteEntry(experiment="batch-accuracy"),
-            SuiteEntry(experiment="weak-scaling"),
-            SuiteEntry(experiment="strong-scaling"),
-            SuiteEntry(experiment="strategies"),
-            SuiteEntry(experiment="interconnect"),
-            SuiteEntry(experiment="sequential-equivalence"),
-            SuiteEntry(experiment="lr-scaling"),
-            SuiteEntry(experiment="time-to-accuracy"),
+            SuiteEntry("ceilings"),
+            SuiteEntry("collectives"),
+            SuiteEntry("minibatch", BOTH),
+            SuiteEntry("model-size", BOTH),
+            SuiteEntry("precision"),
+            SuiteEntry("frameworks"),
+            SuiteEntry("time-breakdown"),
+            SuiteEntry("power"),
+            SuiteEntry("cpu-modes"),
+            SuiteEntry("input-pipeline"),
+            SuiteEntry("batch-accuracy"),
+            SuiteEntry("weak-scaling"),
+            SuiteEntry("strong-scaling"),
+            SuiteEntry("strategies"),
+            SuiteEntry("interconnect"),
+            SuiteEntry("sequential-equivalence"),
+            SuiteEntry("lr-scaling"),
+            SuiteEntry("time-to-accuracy"),
         ),
     ),
-    "doc-000": Suite(
-        summary=f"{PAPERS['000']}: matrix of frameworks and networks, batch sizes, and its claims",
-        paper="000",
-        entries=(
-            SuiteEntry(experiment="frameworks", reproduces=cite("000", "framework and network")),
-            *(
-                SuiteEntry(
-                    experiment="minibatch",
-                    settings={"networks": network, "min_batch_size": "4", "max_batch_size": "128"}
-                    | (
-                        {"min_largest_batch": "16"}
-                        if network == "alexnet"
-                        else {"ceiling": "false"}
-                    ),
-                    reproduces=cite("000", "minibatch efficiency"),
-                    quick=network in QUICK_NETWORKS,
-                )
-                for network in NETWORKS
-            ),
-        ),
+    "doc-000": _replay(
+        "000",
+        "matrix of frameworks and networks, batch sizes",
+        SuiteEntry("frameworks", {}, "framework and network"),
+        *map(_batch_sizes, NETWORKS),
     ),
-    "doc-001": Suite(
-        summary=f"{PAPERS['001']}: figures 1 to 6, and its claims",
-        paper="001",
-        entries=(
-            SuiteEntry(
-                experiment="minibatch",
-                settings={"data_location": "both"},
-                reproduces=cite("001", "figure 1"),
-            ),
-            SuiteEntry(experiment="batch-accuracy", reproduces=cite("001", "figure 1")),
-            SuiteEntry(
-                experiment="image-size",
-                settings={"data_location": "both"},
-                reproduces=cite("001", "figure 2"),
-            ),
-            SuiteEntry(
-                experiment="model-size",
-                settings={"data_location": "both"},
-                reproduces=cite("001", "figure 3"),
-            ),
-            SuiteEntry(
-                experiment="weak-scaling",
-                settings={"networks": "little-cnn,resnet-50,vgg16"},
-                reproduces=cite("001", "figure 4"),
-                quick=False,
-            ),
-            SuiteEntry(
-                experiment="strategies",
-                settings={"networks": "resnet-50"},
-                reproduces=cite("001", "figure 4"),
-                quick=False,
-            ),
-            SuiteEntry(experiment="lr-scaling", reproduces=cite("001", "figures 5 and 6")),
+    "doc-001": _replay(
+        "001",
+        "figures 1 to 6",
+        SuiteEntry("minibatch", BOTH, "figure 1"),
+        SuiteEntry("batch-accuracy", {}, "figure 1"),
+        SuiteEntry("image-size", BOTH, "figure 2"),
+        SuiteEntry("model-size", BOTH, "figure 3"),
+        SuiteEntry(
+            "weak-scaling", {"networks": "little-cnn,resnet-50,vgg16"}, "figure 4", quick=False
         ),
+        SuiteEntry("strategies", {"networks": "resnet-50"}, "figure 4", quick=False),
+        SuiteEntry("lr-scaling", {}, "figures 5 and 6"),
     ),
-    "doc-002": Suite(
-        summary=f"{PAPERS['002']}: links, collectives, translators, a cluster, and its claims",
-        paper="002",
-        entries=(
-            SuiteEntry(experiment="cluster", reproduces=cite("002", "table 1")),
-            SuiteEntry(experiment="collectives", reproduces=cite("002", "section 4.4")),
-            SuiteEntry(
-                experiment="interconnect", reproduces=cite("002", "figures 5 to 7"), quick=False
-            ),
-            SuiteEntry(experiment="seq2seq", reproduces=cite("002", "figure 15"), quick=False),
-        ),
+    "doc-002": _replay(
+        "002",
+        "links, collectives, translators, a cluster",
+        SuiteEntry("cluster", {}, "table 1"),
+        SuiteEntry("collectives", {}, "section 4.4"),
+        SuiteEntry("interconnect", {}, "figures 5 to 7", quick=False),
+        SuiteEntry("seq2seq", {}, "figure 15", quick=False),
     ),
-    "doc-003": Suite(
-        summary=f"{PAPERS['003']}: scaling over devices, cost of the network, and its claims",
-        paper="003",
-        entries=(
-            SuiteEntry(
-                experiment="weak-scaling",
-                settings={"networks": "googlenet,inception-v3,inception-bn"},
-                reproduces=cite("003", "figures 2 to 6"),
-                quick=False,
-            ),
-            SuiteEntry(
-                experiment="interconnect",
-                settings={"networks": "googlenet,inception-bn"},
-                reproduces=cite("003", "testing methodology"),
-                quick=False,
-            ),
-            SuiteEntry(
-                experiment="time-to-accuracy", reproduces=cite("003", "time to train"), quick=False
-            ),
+    "doc-003": _replay(
+        "003",
+        "scaling over devices, cost of the network",
+        SuiteEntry(
+            "weak-scaling",
+            {"networks": "googlenet,inception-v3,inception-bn"},
+            "figures 2 to 6",
+            quick=False,
         ),
+        SuiteEntry(
+            "interconnect",
+            {"networks": "googlenet,inception-bn"},
+            "testing methodology",
+            quick=False,
+        ),
+        SuiteEntry("time-to-accuracy", {}, "time to train", quick=False),
     ),
-    "doc-004": Suite(
-        summary=f"{PAPERS['004']}: scaling, step time, power, equivalence, and its claims",
-        paper="004",
-        entries=(
-            SuiteEntry(experiment="cpu-modes", reproduces=cite("004", "figure 5")),
-            SuiteEntry(
-                experiment="time-breakdown", reproduces=cite("004", "figures 7, 9, 11 and 13")
-            ),
-            SuiteEntry(experiment="power", reproduces=cite("004", "figures 16 to 19")),
-            SuiteEntry(
-                experiment="strong-scaling", reproduces=cite("004", "section 5.3"), quick=False
-            ),
-            SuiteEntry(experiment="collectives", reproduces=cite("004", "figure 14")),
-            SuiteEntry(
-                experiment="weak-scaling",
-                settings={"networks": "resnet-50"},
-                reproduces=cite("004", "section 5.4"),
-                quick=False,
-            ),
-            SuiteEntry(
-                experiment="interconnect",
-                settings={"networks": "alexnet,googlenet"},
-                reproduces=cite("004", "abstract"),
-                quick=False,
-            ),
-            SuiteEntry(experiment="sequential-equivalence", reproduces=cite("004", "section 5.1")),
-        ),
+    "doc-004": _replay(
+        "004",
+        "scaling, step time, power, equivalence",
+        SuiteEntry("cpu-modes", {}, "figure 5"),
+        SuiteEntry("time-breakdown", {}, "figures 7, 9, 11 and 13"),
+        SuiteEntry("power", {}, "figures 16 to 19"),
+        SuiteEntry("strong-scaling", {}, "section 5.3", quick=False),
+        SuiteEntry("collectives", {}, "figure 14"),
+        SuiteEntry("weak-scaling", {"networks": "resnet-50"}, "section 5.4", quick=False),
+        SuiteEntry("interconnect", {"networks": "alexnet,googlenet"}, "abstract", quick=False),
+        SuiteEntry("sequential-equivalence", {}, "section 5.1"),
     ),
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.core.experiment import Experiment
-from cubemesh.schema import Answer, Chart, Finding, RunRecord, Table, Warning
+from cubemesh.schema import Answer, Cell, Chart, Finding, RunRecord, Table, Warning
 
 
 def answer_of(
@@ -33,6 +33,11 @@ def answer_of(
         run_ids=tuple(r.run_id for r in records),
         notes=tuple(notes),
     )
+
+
+def cell_or_dash(value: float | None, run_id: str = "") -> Cell:
+    """A table's cell; a dash where a figure does not apply."""
+    return Cell(text="–") if value is None else Cell(value=value, run_id=run_id)
 
 
 def failed_run(where: str, group: Group[Any]) -> Finding:

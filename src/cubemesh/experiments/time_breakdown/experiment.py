@@ -17,13 +17,13 @@ from cubemesh.experiments.analysis.roofline_chart import NOTE, rooflines
 from cubemesh.experiments.analysis.utilization_columns import ceiling_specs
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
+from cubemesh.experiments.scaling.analysis import profiled_record
 from cubemesh.experiments.time_breakdown.report import (
     Key,
     attributions,
     charts,
     longest_layers,
     name_of,
-    profiled_record,
     why,
     work_by,
 )

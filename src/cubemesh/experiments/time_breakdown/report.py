@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from cubemesh.experiments.analysis.answer import cell_or_dash
 from cubemesh.experiments.analysis.groups import Group
+from cubemesh.experiments.scaling.analysis import profiled_record
 from cubemesh.measure.attribution.attribution import OTHER, PARTS
 from cubemesh.schema import Axis, Breakdown, Cell, Chart, Column, Line, Point, RunRecord, Table
 
 MOST_LAYERS = 10
 Key = tuple[str, int]
 """(network, batch size)."""
-
-
-def profiled_record(group: Group[Key]) -> RunRecord | None:
-    """The first record of a point with an attribution."""
-    return next((r for r in group.ok if r.parts), None)
 
 
 def name_of(key: Key) -> str:
@@ -31,7 +28,7 @@ def why(group: Group[Key]) -> str:
 
 def attributions(groups: Sequence[Group[Key]]) -> Iterator[Table]:
     """A row per point: the mean step, and the percentage of each part."""
-    names = [n for n in PARTS if any(n in _shares(group) for group in groups)]
+    names = [n for n in PARTS if any(n in _percents(group) for group in groups)]
     columns = (
         Column(name="network"),
         Column(name="batch size"),
@@ -61,51 +58,43 @@ def _attribution_row(
     record, figures = profiled_record(group), _own_figures(groups)
     if record is None:
         return (*head, *(Cell(reason=why(group)) for _ in range(2 + len(names) + len(figures))))
-    shares, step_s = _shares(group), _step_s(record)
+    percents, step_s = _percents(group), _step_s(record)
     profiled = record.figure("profiled_step_s")
     return (
         *head,
         Cell(value=1e3 * step_s, run_id=record.run_id),
-        *(_percent(shares.get(name), record) for name in names),
-        Cell(value=profiled / step_s, run_id=record.run_id) if profiled else Cell(text="–"),
-        *(_figure(record, name) for name, _ in figures),
+        *(cell_or_dash(percents.get(name), record.run_id) for name in names),
+        cell_or_dash(profiled and profiled / step_s, record.run_id),
+        *(cell_or_dash(record.figure(name), record.run_id) for name, _ in figures),
     )
-
-
-def _percent(share: float | None, record: RunRecord) -> Cell:
-    return Cell(text="–") if share is None else Cell(value=100 * share, run_id=record.run_id)
-
-
-def _figure(record: RunRecord, name: str) -> Cell:
-    value = record.figure(name)
-    return Cell(text="–") if value is None else Cell(value=value, run_id=record.run_id)
 
 
 def _step_s(record: RunRecord) -> float:
     return math.fsum(part.seconds for part in record.parts)
 
 
-def _shares(group: Group[Key]) -> dict[str, float]:
+def _percents(group: Group[Key]) -> dict[str, float]:
+    """Each part in percent of the step."""
     record = profiled_record(group)
     if record is None:
         return {}
     step_s = _step_s(record)
-    return {part.name: part.seconds / step_s for part in record.parts}
+    return {part.name: 100 * part.seconds / step_s for part in record.parts}
 
 
-def charts(groups: Sequence[Group[Key]]) -> tuple[Chart, ...]:
+def charts(groups: Sequence[Group[Key]]) -> Iterator[Chart]:
     """A stacked bar of the parts for each profiled point."""
     profiled = [group for group in groups if profiled_record(group)]
     if not profiled:
-        return ()
-    names = [n for n in PARTS if any(n in _shares(group) for group in profiled)]
+        return
+    names = [n for n in PARTS if any(n in _percents(group) for group in profiled)]
     lines = tuple(
         Line(
             name=name.replace("_", " "),
             points=tuple(
                 Point(
                     x=name_of(group.key),
-                    y=max(0.0, 100 * _shares(group).get(name, 0.0)),
+                    y=max(0.0, _percents(group).get(name, 0.0)),
                     run_id=group.run_id,
                 )
                 for group in profiled
@@ -114,7 +103,7 @@ def charts(groups: Sequence[Group[Key]]) -> tuple[Chart, ...]:
         )
         for name in names
     )
-    chart = Chart(
+    yield Chart(
         name="time-breakdown",
         title="Breakdown of the mean step time by network and batch size",
         kind="bar",
@@ -123,7 +112,6 @@ def charts(groups: Sequence[Group[Key]]) -> tuple[Chart, ...]:
         lines=lines,
         stacked=True,
     )
-    return (chart,)
 
 
 def _breakdown(group: Group[Key], name: str) -> Breakdown | None:
@@ -143,15 +131,15 @@ def work_by(groups: Sequence[Group[Key]], name: str, title: str) -> Iterator[Tab
             longest[row.name] = max(longest.get(row.name, 0.0), row.seconds / total if total else 0)
     columns = (Column(name=name), *(Column(name=name_of(g.key), unit="ms") for g, _ in found))
     rows = tuple(
-        (Cell(text=row), *(_seconds(breakdown, row, group) for group, breakdown in found))
+        (Cell(text=row), *(_milliseconds(breakdown, row, group) for group, breakdown in found))
         for row in sorted(longest, key=lambda row: -longest[row])
     )
     yield Table(title=title, columns=columns, rows=rows)
 
 
-def _seconds(breakdown: Breakdown, name: str, group: Group[Key]) -> Cell:
-    row = next((r for r in breakdown.rows if r.name == name), None)
-    return Cell(text="–") if row is None else Cell(value=1e3 * row.seconds, run_id=group.run_id)
+def _milliseconds(breakdown: Breakdown, name: str, group: Group[Key]) -> Cell:
+    ms = next((1e3 * row.seconds for row in breakdown.rows if row.name == name), None)
+    return cell_or_dash(ms, group.run_id)
 
 
 def longest_layers(groups: Sequence[Group[Key]]) -> Iterator[Table]:
