@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations
+from statistics import geometric_mean
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.answer import answer_of
@@ -65,8 +66,7 @@ def priced(prices: Sequence[str]) -> dict[str, float]:
         if not name.strip() or not (math.isfinite(price) and price > 0):
             raise UsageError(
                 f"prices={text} is not a price: write NAME=PRICE with part of a device name and "
-                "its "
-                "price per hour, as in prices=H200=2.5,Xeon=0.2."
+                "its price per hour, as in prices=H200=2.5,Xeon=0.2."
             )
         table[name.strip()] = price
     return table
@@ -200,12 +200,12 @@ def _findings(settings: Settings, matrix: Matrix, prices: dict[str, float]) -> I
         shares = list(matrix.ratios(one, other))
         if not shares:
             continue
-        mean = math.exp(math.fsum(math.log(r.value) for _, r, _ in shares) / len(shares))
-        fast, slow = (one, other) if mean >= 1 else (other, one)
-        yield _comparison(fast, slow, list(matrix.ratios(fast, slow)))
+        faster = geometric_mean(r.value for _, r, _ in shares) >= 1
+        fast, slow = (one, other) if faster else (other, one)
+        speed_up = _comparison(fast, slow, list(matrix.ratios(fast, slow)))
+        yield speed_up
         if fast in prices and slow in prices:
-            noise = caveats(*(g for _, _, groups in shares for g in groups))
-            yield _cost_effectiveness(fast, slow, max(mean, 1 / mean), prices, noise)
+            yield _cost_effectiveness(fast, slow, speed_up, prices)
     for part in priced(settings.prices):
         if not any(part.casefold() in d.casefold() for d in prices):
             yield Finding(
@@ -218,7 +218,7 @@ def _findings(settings: Settings, matrix: Matrix, prices: dict[str, float]) -> I
 def _comparison(
     fast: str, slow: str, shares: Sequence[tuple[str, Figure, tuple[Group[CellKey], ...]]]
 ) -> Finding:
-    mean = math.exp(math.fsum(math.log(r.value) for _, r, _ in shares) / len(shares))
+    mean = geometric_mean(r.value for _, r, _ in shares)
     least, most = (pick(shares, key=lambda s: s[1].value) for pick in (min, max))
     text = f"{fast} trains {mean:.3g}× as fast as {slow}"
     if len(shares) > 1:
@@ -241,9 +241,9 @@ def _comparison(
 
 
 def _cost_effectiveness(
-    fast: str, slow: str, times: float, prices: dict[str, float], noise: tuple[str, ...]
+    fast: str, slow: str, speed_up: Finding, prices: dict[str, float]
 ) -> Finding:
-    worth = times * prices[slow] / prices[fast]
+    worth = (speed_up.value or 0) * prices[slow] / prices[fast]
     better, other = (fast, slow) if worth >= 1 else (slow, fast)
     return Finding(
         code="cost-effectiveness",
@@ -251,7 +251,7 @@ def _cost_effectiveness(
         f"{other} (price per hour: {prices[better]:g} and {prices[other]:g}).",
         value=max(worth, 1 / worth),
         unit="× the samples per unit of money",
-        caveats=noise,
+        caveats=speed_up.caveats,
     )
 
 

@@ -46,14 +46,10 @@ def comparison(systems: int, compared: Mapping[str, FatTree | str]) -> Table:
     rows = []
     for name, found in compared.items():
         if isinstance(found, str):
-            cells = [Cell(text=name), *(Cell(reason=found) for _ in range(3))]
+            cells = [Cell(text=name), *[Cell(reason=found)] * 3]
         else:
-            cells = [
-                Cell(text=name),
-                Cell(value=found.system_gbit_per_s),
-                Cell(value=found.bisection_bytes_per_s / GB),
-                Cell(value=found.latency_s * 1e6),
-            ]
+            system = Cell(value=found.system_gbit_per_s)
+            cells = [Cell(text=name), system, *_bisection_and_latency(found)]
         if published:
             stated = published.get(name)
             cells.append(Cell(text=stated) if stated else Cell(reason="not in the paper"))
@@ -61,15 +57,17 @@ def comparison(systems: int, compared: Mapping[str, FatTree | str]) -> Table:
     return Table(title=f"{systems} systems, by network", columns=tuple(columns), rows=tuple(rows))
 
 
+def _bisection_and_latency(found: FatTree) -> tuple[Cell, Cell]:
+    """In GB/s and µs."""
+    return Cell(value=found.bisection_bytes_per_s / GB), Cell(value=found.latency_s * 1e6)
+
+
 def _published() -> dict[str, str]:
     """Bisection and latency of the same networks in the paper's table 1."""
     values = {c.id: c.values[0] for c in claims() if c.document == PAPER and c.values}
-    bisection, latency = "GB/s", "µs"
     return {
-        "4 × InfiniBand EDR": (
-            f"{format_number(values['002-9'], 4)} {bisection}, {values['002-10']:g} {latency}"
-        ),
-        "2 × 10 Gb Ethernet": f"{format_number(values['002-8'])} {bisection}, 5 {latency}",
+        "4 × InfiniBand EDR": f"{format_number(values['002-9'], 4)} GB/s, {values['002-10']:g} µs",
+        "2 × 10 Gb Ethernet": f"{format_number(values['002-8'])} GB/s, 5 µs",
     }
 
 
@@ -88,18 +86,14 @@ def sizes(system_counts: Sequence[int], design: Design, devices: int) -> Table:
     for systems, found in trees.items():
         cells = [Cell(value=systems), Cell(value=systems * devices)]
         if isinstance(found, str):
-            cells += [Cell(reason=found) for _ in columns[2:]]
+            cells += [Cell(reason=found)] * len(columns[2:])
         else:
             cells.append(Cell(value=min(design.per_leaf, systems)))
             for level in found.levels:
                 used = f"{level.ports_used} of {level.switch_ports}"
                 cells += [Cell(value=level.switches), Cell(text=used)]
-            missing = 2 * (deepest - len(found.levels))
-            cells += [Cell(text="–") for _ in range(missing)]
-            cells += [
-                Cell(value=found.bisection_bytes_per_s / GB),
-                Cell(value=found.latency_s * 1e6),
-            ]
+            cells += [Cell(text="–")] * (2 * (deepest - len(found.levels)))
+            cells += _bisection_and_latency(found)
         rows.append(tuple(cells))
     title = (
         f"{design_name(design)} per system, {design.usable} of {design.switch_ports} switch ports "
@@ -126,8 +120,7 @@ def findings(laid_out: Sequence[Design], compared: Mapping[str, FatTree | str]) 
         findings.append(
             Finding(code="bisection-bandwidth", text=f"{text}.", value=bisection, unit="GB/s")
         )
-    findings += [_full(design) for design in laid_out]
-    return findings
+    return findings + [_full(design) for design in laid_out]
 
 
 def _full(design: Design) -> Finding:

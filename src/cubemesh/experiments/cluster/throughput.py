@@ -42,22 +42,17 @@ class ClusterJob:
 
 def device_counts(system: System, most: int) -> tuple[int, ...]:
     """1, 2, 4, … devices of one system, then 1, 2, 4, … whole systems, up to `most`."""
-    counts = []
-    count = 1
-    while count < min(system.devices, most + 1):
-        counts.append(count)
-        count *= 2
-    count = system.devices
-    while count <= most:
-        counts.append(count)
-        count *= 2
-    return tuple(counts)
+    powers = [2**n for n in range(most.bit_length())]
+    below = [n for n in powers if n < system.devices]
+    return (*below, *(n * system.devices for n in powers if n * system.devices <= most))
 
 
-def forecasts(
-    system: System, designs: Mapping[str, Design], job: ClusterJob
-) -> dict[str, tuple[Point, ...] | str]:
-    """Points by name of the network, or the reason why there are none."""
+Forecasts = Mapping[str, tuple[Point, ...] | str]
+"""Forecast points by name of the network, or the reason why there are none."""
+
+
+def forecasts(system: System, designs: Mapping[str, Design], job: ClusterJob) -> Forecasts:
+    """The forecasts of a training on a cluster with each network."""
     found: dict[str, tuple[Point, ...] | str] = {}
     counts = device_counts(system, job.max_devices)
     for name, design in designs.items():
@@ -81,12 +76,12 @@ def forecasts(
     return found
 
 
-def table(found: Mapping[str, tuple[Point, ...] | str], job: ClusterJob) -> Table:
+def table(found: Forecasts, job: ClusterJob) -> Table:
     """A row for each number of devices and network."""
     rows: list[tuple[Cell, ...]] = []
     for name, points in found.items():
         if isinstance(points, str):
-            rows.append((Cell(text=name), *(Cell(reason=points) for _ in range(4))))
+            rows.append((Cell(text=name), *[Cell(reason=points)] * 4))
             continue
         rows += [
             (
@@ -113,7 +108,7 @@ def table(found: Mapping[str, tuple[Point, ...] | str], job: ClusterJob) -> Tabl
     )
 
 
-def findings(found: Mapping[str, tuple[Point, ...] | str], job: ClusterJob) -> Iterator[Finding]:
+def findings(found: Forecasts, job: ClusterJob) -> Iterator[Finding]:
     """Throughput on the largest number of devices, and where the network becomes the limit."""
     for name, points in found.items():
         if isinstance(points, str):
@@ -126,11 +121,10 @@ def findings(found: Mapping[str, tuple[Point, ...] | str], job: ClusterJob) -> I
             f"{100 * last.efficiency:.0f} %"
         )
         limited = next((p for p in points if ": " in p.limit), None)
-        where = (
-            f"; limited by {limited.limit.partition(': ')[2]} from {limited.devices} devices"
-            if limited
-            else f"; limited by {last.limit}"
-        )
+        where = f"; limited by {last.limit}"
+        if limited:
+            link = limited.limit.partition(": ")[2]
+            where = f"; limited by {link} from {limited.devices} devices"
         yield Finding(
             code="forecast-throughput",
             text=f"{text}{where}.",
@@ -141,9 +135,7 @@ def findings(found: Mapping[str, tuple[Point, ...] | str], job: ClusterJob) -> I
         )
 
 
-def chart(
-    found: Mapping[str, tuple[Point, ...] | str], job: ClusterJob, *, several: bool = False
-) -> Chart:
+def chart(found: Forecasts, job: ClusterJob, *, several: bool) -> Chart:
     """Throughput over devices, a line per network, with linear scaling."""
     lines = []
     for name, points in found.items():

@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 
 from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import group_by
-from cubemesh.experiments.analysis.per_workload import per_workload
+from cubemesh.experiments.analysis.per_workload import per_workload, training_workload
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.cpu_modes.report import CpuMode, charts, findings, mode_of, rate_of, table
 from cubemesh.schema import (
     Answer,
     Machine,
-    NetworkWork,
     Placement,
     ProgramSettings,
     RunRecord,
@@ -107,30 +106,26 @@ def _nodes(machine: Machine) -> list[tuple[int, int]]:
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, table and chart from the records of one `cpu-modes`, by workload."""
-    return per_workload(records, _workload, lambda own: _answer(settings, own))
+    return per_workload(records, _workload, _answer)
 
 
-def _workload(record: RunRecord) -> tuple[str, str]:
-    work = record.spec.work
-    assert isinstance(work, TrainSteps)
-    return work.network, f"batch size {work.batch_per_device}"
+def _workload(record: RunRecord) -> tuple[str, ...]:
+    return training_workload(record)[:2]  # without the threads, which are compared
 
 
-def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    network = _workload(records[0])[0] if records else settings.networks[0]
-    batch = records[0].spec.batch_per_device if records else settings.batch_sizes[0]
+def _answer(records: Sequence[RunRecord]) -> Answer:
+    network, batch = _workload(records[0]) if records else (NETWORK, f"batch size {BATCH}")
     groups = group_by(records, mode_of)
     done = [g for g in groups if g.throughput is not None]
     ranked = sorted(done, key=lambda g: -rate_of(g).value)
-    steps = [r for r in records if isinstance(r.spec.work, NetworkWork)]
     return answer_of(
         EXPERIMENT,
-        f"CPU configurations of {network}, batch size {batch}",
+        f"CPU configurations of {network}, {batch}",
         records,
         findings=findings(network, groups, ranked),
         tables=(table(groups, ranked),) if groups else (),
         charts=charts(network, ranked),
-        warnings=_reduced(steps),
+        warnings=_reduced(records),
         notes=(
             "Pinned threads use as many processors as threads: neighbours (compact), neighbours "
             "with a core each (cores), or distant ones (spread). ± covers windows and processes; "

@@ -63,24 +63,18 @@ def table(groups: Sequence[Group[CpuMode]], ranked: Sequence[Group[CpuMode]]) ->
         mode = group.key
         node = "all" if mode.node is None else str(mode.node)
         figure = group.throughput
-        share = ratio(figure, rate_of(ranked[0])) if figure and ranked else None
+        measured = [group.cell(None)] * 3
+        if figure:
+            best = group is ranked[0]
+            share = Cell(text="fastest") if best else group.cell(ratio(figure, rate_of(ranked[0])))
+            measured = [group.cell(figure), share, Cell(value=len(group.ok))]
         rows.append(
             (
                 Cell(text=str(mode.threads), run_id=group.run_id),
                 Cell(text=mode.pinning),
                 Cell(text=node),
                 Cell(text=mode.layout),
-                group.cell(figure),
-                group.cell(share) if group is not ranked[0] else Cell(text="fastest"),
-                Cell(value=len(group.ok)) if group.ok else group.cell(None),
-            )
-            if figure
-            else (
-                Cell(text=str(mode.threads), run_id=group.run_id),
-                Cell(text=mode.pinning),
-                Cell(text=node),
-                Cell(text=mode.layout),
-                *[group.cell(None)] * 3,
+                *measured,
             )
         )
     return Table(title="", columns=columns, rows=tuple(rows))
@@ -176,7 +170,6 @@ def _versus_default(network: str, best: Group[CpuMode], default: Group[CpuMode])
             caveats=noisy,
         )
     if significance(found) > 0:
-        remedy = _remedy(best.key)
         return Finding.of(
             code="fastest-configuration",
             question=QUESTION,
@@ -184,7 +177,7 @@ def _versus_default(network: str, best: Group[CpuMode], default: Group[CpuMode])
             f"of the default ({default.key.words}).",
             figure=found,
             unit="× the speed",
-            remedy=remedy,
+            remedy=_remedy(best.key),
         )
     return Finding.of(
         code="default-fastest",

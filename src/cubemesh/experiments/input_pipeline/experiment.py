@@ -16,34 +16,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
 
 from cubemesh.data.images.generated_jpegs import NAME as GENERATED
 from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import group_by, titled
-from cubemesh.experiments.analysis.per_workload import per_workload
+from cubemesh.experiments.analysis.per_workload import per_workload, training_workload
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
-from cubemesh.experiments.input_pipeline.report import (
-    BY_DEVICE,
-    COPY,
-    DECODE,
-    DECODE_ONE,
-    DECODED,
-    DEVICE,
-    DISK,
-    MEMORY,
-    MEMORY_BY_DEVICE,
-    READ,
-    SYNTHETIC,
-    charts,
-    findings,
-    notes,
-    tables,
-)
+from cubemesh.experiments.input_pipeline.report import Part, charts, findings, notes, tables
 from cubemesh.schema import (
     Answer,
     Input,
-    NetworkWork,
     ProgramSettings,
     RunRecord,
     RunSpec,
@@ -51,21 +33,8 @@ from cubemesh.schema import (
 )
 from cubemesh.schema.work import Stage
 
-Part = Literal[
-    "read",
-    "decode-one",
-    "decode",
-    "decode-by-device",
-    "copy",
-    "disk",
-    "page-cache",
-    "page-cache-by-device",
-    "decoded",
-    "synthetic",
-    "device",
-]
-NOT_QUICK = (MEMORY, MEMORY_BY_DEVICE, SYNTHETIC)
-GPU_ONLY = (BY_DEVICE, MEMORY_BY_DEVICE)
+NOT_QUICK = ("page-cache", "page-cache-by-device", "synthetic")
+GPU_ONLY = ("decode-by-device", "page-cache-by-device")
 """Measured on a CPU only if requested: there the device is the host."""
 
 
@@ -95,9 +64,9 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 
 def _plan_of(settings: Settings, context: Context, network: str, batch: int) -> Plan:
-    data = "images" if settings.data_path else GENERATED
+    source = "images" if settings.data_path else GENERATED
     common = {"network": network, "image_size": settings.image_size, "batch_per_device": batch}
-    files = {**common, "data": data, "data_path": settings.data_path}
+    files = {**common, "data": source, "data_path": settings.data_path}
 
     def stage(name: Stage, **program: object) -> RunSpec:
         return RunSpec(
@@ -106,51 +75,43 @@ def _plan_of(settings: Settings, context: Context, network: str, batch: int) -> 
             budget=context.budget,
         )
 
-    def training(fed: Mapping[str, object], **program: object) -> RunSpec:
+    def training(data: Mapping[str, object], **program: object) -> RunSpec:
         return RunSpec(
-            work=TrainSteps(**fed),  # type: ignore[arg-type]
+            work=TrainSteps(**data),  # type: ignore[arg-type]
             program=ProgramSettings(**program),  # type: ignore[arg-type]
             budget=context.budget,
         )
 
-    asked = {
-        READ: stage("read", drop_page_cache=True),
-        DISK: training(files, drop_page_cache=True),
-        DECODE_ONE: stage("decode", input_threads=1),
-        DECODE: stage("decode"),
-        BY_DEVICE: stage("decode", decode_location="device"),
-        COPY: stage("copy"),
-        MEMORY: training(files),
-        MEMORY_BY_DEVICE: training(files, decode_location="device"),
-        DECODED: training(files, cache_decoded=True),
-        SYNTHETIC: training(common),
-        DEVICE: training(common, data_location="device"),
+    specs: dict[Part, RunSpec] = {
+        "read": stage("read", drop_page_cache=True),
+        "disk": training(files, drop_page_cache=True),
+        "decode-one": stage("decode", input_threads=1),
+        "decode": stage("decode"),
+        "decode-by-device": stage("decode", decode_location="device"),
+        "copy": stage("copy"),
+        "page-cache": training(files),
+        "page-cache-by-device": training(files, decode_location="device"),
+        "decoded": training(files, cache_decoded=True),
+        "synthetic": training(common),
+        "device": training(common, data_location="device"),
     }
     quick = context.scale is Scale.QUICK
-    left_out = {*(NOT_QUICK if quick else ()), *(() if context.has_gpu else GPU_ONLY)}
-    wanted = settings.parts or [name for name in asked if name not in left_out]
-    yield [spec for name, spec in asked.items() if name in wanted]
+    excluded = {*(NOT_QUICK if quick else ()), *(() if context.has_gpu else GPU_ONLY)}
+    wanted = settings.parts or [name for name in specs if name not in excluded]
+    yield [spec for name, spec in specs.items() if name in wanted]
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and chart from the records of one `input-pipeline`, by workload."""
-    return per_workload(records, _workload, _answer)
-
-
-def _workload(record: RunRecord) -> tuple[str, str]:
-    work = record.spec.work
-    assert isinstance(work, NetworkWork)
-    return work.network, f"batch size {work.batch_per_device}"
+    return per_workload(records, training_workload, _answer)
 
 
 def _answer(records: Sequence[RunRecord]) -> Answer:
     groups = {g.key: g for g in group_by(records, _key)}
-    networks = {r.spec.work.network for r in records if isinstance(r.spec.work, NetworkWork)}
-    batches = {b for r in records if (b := r.spec.batch_per_device)}
-    title = f"Input of {', '.join(sorted(networks))}, batch size {', '.join(map(str, batches))}"
+    workload = f" of {', '.join(training_workload(records[0])[:2])}" if records else ""
     return answer_of(
         EXPERIMENT,
-        titled(title, records),
+        titled(f"Input{workload}", records),
         records,
         findings=findings(groups),
         tables=tables(groups),
@@ -159,22 +120,22 @@ def _answer(records: Sequence[RunRecord]) -> Answer:
     )
 
 
-def _key(record: RunRecord) -> str:
+def _key(record: RunRecord) -> Part:
     work, program = record.spec.work, record.spec.program
     by_device = program.decode_location == "device"
     if isinstance(work, Input):
         if by_device:
-            return BY_DEVICE
+            return "decode-by-device"
         one = work.stage == "decode" and program.input_threads == 1
-        return DECODE_ONE if one else work.stage
+        return "decode-one" if one else work.stage
     assert isinstance(work, TrainSteps)
     if work.data == "synthetic":
-        return DEVICE if program.data_location == "device" else SYNTHETIC
+        return "device" if program.data_location == "device" else "synthetic"
     if program.cache_decoded:
-        return DECODED
+        return "decoded"
     if by_device:
-        return MEMORY_BY_DEVICE
-    return DISK if program.drop_page_cache else MEMORY
+        return "page-cache-by-device"
+    return "disk" if program.drop_page_cache else "page-cache"
 
 
 EXPERIMENT = Experiment(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
 
 from cubemesh.data.images.generated_jpegs import NAME as GENERATED
-from cubemesh.experiments.analysis.answer import failed_run
+from cubemesh.experiments.analysis.answer import cell_or_dash, failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio, significance
 from cubemesh.schema import (
@@ -23,46 +24,66 @@ from cubemesh.schema import (
 )
 from cubemesh.units import format_quantity
 
-READ, DECODE_ONE, DECODE, COPY = "read", "decode-one", "decode", "copy"
-DISK, MEMORY, DECODED, SYNTHETIC = "disk", "page-cache", "decoded", "synthetic"
-DEVICE = "device"
-BY_DEVICE, MEMORY_BY_DEVICE = "decode-by-device", "page-cache-by-device"
-LABELS = {
-    READ: "read from disk",
-    DECODE_ONE: "decode, one thread",
-    DECODE: "decode",
-    BY_DEVICE: "decode on the device",
-    COPY: "copy to the device",
-    DISK: "files on disk",
-    MEMORY: "files in the page cache",
-    MEMORY_BY_DEVICE: "files decoded on the device",
-    DECODED: "decoded images in memory",
-    SYNTHETIC: "synthetic images on the host",
-    DEVICE: "one batch on the device",
+Part = Literal[
+    "read",
+    "decode-one",
+    "decode",
+    "decode-by-device",
+    "copy",
+    "disk",
+    "page-cache",
+    "page-cache-by-device",
+    "decoded",
+    "synthetic",
+    "device",
+]
+"""A stage of the input, or training on data from one place."""
+LABELS: dict[Part, str] = {
+    "read": "read from disk",
+    "decode-one": "decode, one thread",
+    "decode": "decode",
+    "decode-by-device": "decode on the device",
+    "copy": "copy to the device",
+    "disk": "files on disk",
+    "page-cache": "files in the page cache",
+    "page-cache-by-device": "files decoded on the device",
+    "decoded": "decoded images in memory",
+    "synthetic": "synthetic images on the host",
+    "device": "one batch on the device",
 }
-STAGES = (READ, DECODE_ONE, DECODE, BY_DEVICE, COPY)
-TRAININGS = (DISK, MEMORY, MEMORY_BY_DEVICE, DECODED, SYNTHETIC, DEVICE)
-PATHS = {"": (READ, DECODE, COPY), "Decoding on the device: ": (READ, BY_DEVICE)}
+STAGES: tuple[Part, ...] = ("read", "decode-one", "decode", "decode-by-device", "copy")
+TRAININGS: tuple[Part, ...] = (
+    "disk",
+    "page-cache",
+    "page-cache-by-device",
+    "decoded",
+    "synthetic",
+    "device",
+)
+PATHS: dict[str, tuple[Part, ...]] = {
+    "": ("read", "decode", "copy"),
+    "Decoding on the device: ": ("read", "decode-by-device"),
+}
 """Start of a finding → the stages between disk and step."""
 PAPER_READ_BYTES_PER_S = 2e9
 """Streaming read of a DGX-1's four SSDs (DGX-1 V100 white paper [002], section 2.1)."""
 PAPER_IMAGES_PER_S = 12_000
 """Minimum images/s of CNTK's reader, training AlexNet (same, section 5.3)."""
 
-Groups = Mapping[str, Group[str]]
+Groups = Mapping[Part, Group[Part]]
 """Groups of records by stage or training."""
 
 
-def _rate(groups: Groups, name: str) -> Figure | None:
+def _rate(groups: Groups, name: Part) -> Figure | None:
     return groups[name].throughput if name in groups else None
 
 
 def findings(groups: Groups) -> Iterator[Finding]:
     """The bottleneck, the cores and disk needed, what each input costs, and failed runs."""
-    device = _rate(groups, DEVICE)
+    device = _rate(groups, "device")
     if device is not None:
         for how, stages in PATHS.items():
-            if not how or BY_DEVICE in groups:
+            if not how or "decode-by-device" in groups:
                 yield from _bottleneck(groups, device, how, stages)
         yield from _needed(groups, device)
     yield from _loss(groups)
@@ -73,7 +94,7 @@ def findings(groups: Groups) -> Iterator[Finding]:
 
 
 def _bottleneck(
-    groups: Groups, device: Figure, how: str, stages: Iterable[str]
+    groups: Groups, device: Figure, how: str, stages: Iterable[Part]
 ) -> Iterator[Finding]:
     """The slowest stage, compared with the device."""
     rates = {name: f for name in stages if (f := _rate(groups, name)) is not None}
@@ -81,7 +102,7 @@ def _bottleneck(
         return
     name = min(rates, key=lambda n: rates[n].value)
     share = ratio(rates[name], device)
-    sure = caveats(groups[name], groups[DEVICE])
+    sure = caveats(groups[name], groups["device"])
     bound = significance(share) < 0
     if bound:
         text = (
@@ -105,17 +126,17 @@ def _bottleneck(
     )
 
 
-_STAGE = {
-    READ: "reading from disk",
-    DECODE: "decoding",
-    BY_DEVICE: "decoding on the device",
-    COPY: "copying to the device",
+_STAGE: dict[Part, str] = {
+    "read": "reading from disk",
+    "decode": "decoding",
+    "decode-by-device": "decoding on the device",
+    "copy": "copying to the device",
 }
-_REMEDY = {
-    READ: "Use tar shards or a faster disk, or copy the data to a local disk.",
-    DECODE: "Use more cores, set decode_location=device on a GPU, or store smaller images.",
-    BY_DEVICE: "Use more cores with decode_location=host, or store smaller images.",
-    COPY: "Keep data on the device, or copy fewer bytes.",
+_REMEDY: dict[Part, str] = {
+    "read": "Use tar shards or a faster disk, or copy the data to a local disk.",
+    "decode": "Use more cores, set decode_location=device on a GPU, or store smaller images.",
+    "decode-by-device": "Use more cores with decode_location=host, or store smaller images.",
+    "copy": "Keep data on the device, or copy fewer bytes.",
 }
 
 
@@ -126,8 +147,8 @@ def _begun(how: str, first: str) -> str:
 
 def _needed(groups: Groups, device: Figure) -> Iterator[Finding]:
     """Decoding cores and disk bandwidth that the device needs."""
-    decode, one = _rate(groups, DECODE), _rate(groups, DECODE_ONE)
-    threads = groups[DECODE].median_of("input_threads") if DECODE in groups else None
+    decode, one = _rate(groups, "decode"), _rate(groups, "decode-one")
+    threads = groups["decode"].median_of("input_threads") if "decode" in groups else None
     size = _file_bytes(groups)
     if decode is None or not threads or size is None:
         return
@@ -142,13 +163,13 @@ def _needed(groups: Groups, device: Figure) -> Iterator[Finding]:
         f"disk that reads {format_quantity(device.value * size, 'B/s')}.",
         value=cores,
         unit=unit,
-        caveats=caveats(groups[DECODE], groups[DEVICE]),
+        caveats=caveats(groups["decode"], groups["device"]),
     )
 
 
 def _loss(groups: Groups) -> Iterator[Finding]:
     """Throughput of each input compared with data on the device."""
-    best = _rate(groups, DEVICE)
+    best = _rate(groups, "device")
     for name in TRAININGS[:-1]:
         found = _rate(groups, name)
         if found is None or best is None:
@@ -164,12 +185,12 @@ def _loss(groups: Groups) -> Iterator[Finding]:
             text=f"Training on {LABELS[name]} is {how} one batch on the device{waits}.",
             figure=share,
             unit="× the speed",
-            caveats=caveats(groups[name], groups[DEVICE]),
+            caveats=caveats(groups[name], groups["device"]),
         )
 
 
 def _read(groups: Groups) -> Iterator[Finding]:
-    rate, size = _rate(groups, READ), _file_bytes(groups)
+    rate, size = _rate(groups, "read"), _file_bytes(groups)
     if rate is None or size is None:
         return
     bytes_per_s = rate.value * size
@@ -180,7 +201,7 @@ def _read(groups: Groups) -> Iterator[Finding]:
         "GB/s of the disks of a DGX-1 (DGX-1 V100 white paper [002]).",
         value=bytes_per_s,
         unit="B/s",
-        caveats=groups[READ].caveats,
+        caveats=groups["read"].caveats,
     )
 
 
@@ -205,12 +226,7 @@ def tables(groups: Groups) -> Iterator[Table]:
             (
                 Cell(text=LABELS[group.key], run_id=group.run_id),
                 group.cell(group.throughput),
-                _number(group.median_of("input_threads"), group.key != COPY),
-                _number(_per_thread(group), group.key in (DECODE_ONE, DECODE)),
-                _number(
-                    group.throughput.value * size / 1e6 if group.throughput and size else None,
-                    group.key != COPY,
-                ),
+                *_stage_cells(group, size),
             )
             for group in stages
         )
@@ -230,31 +246,34 @@ def tables(groups: Groups) -> Iterator[Table]:
         )
 
 
-def _per_thread(group: Group[str]) -> float | None:
-    """Images/s per thread, one thread per core."""
-    threads = group.median_of("input_threads")
-    return group.throughput.value / threads if group.throughput and threads else None
+def _stage_cells(group: Group[Part], size: float | None) -> tuple[Cell, ...]:
+    """Threads, images/s per thread (one thread per core) and MB/s of a stage."""
+    rate, threads = group.throughput, group.median_of("input_threads")
+    if group.key == "copy" or rate is None:
+        return (cell_or_dash(None),) * 3
+    decodes = threads and group.key in ("decode-one", "decode")
+    return (
+        cell_or_dash(threads),
+        cell_or_dash(rate.value / threads if threads and decodes else None),
+        cell_or_dash(size and rate.value * size / 1e6),
+    )
 
 
-def _training_row(group: Group[str]) -> tuple[Cell, ...]:
+def _training_row(group: Group[Part]) -> tuple[Cell, ...]:
     wait_s, cached = (group.median_of(n) for n in ("input_wait_s", "page_cache_share"))
     return (
         Cell(text=LABELS[group.key], run_id=group.run_id),
         group.cell(group.throughput),
         group.cell(group.step_ms),
-        _number(None if wait_s is None else 1e3 * wait_s),
-        _number(None if cached is None else 100 * cached),
+        cell_or_dash(wait_s and 1e3 * wait_s),
+        cell_or_dash(cached and 100 * cached),
     )
-
-
-def _number(value: float | None, has_one: bool = True) -> Cell:
-    return Cell(text="–") if value is None or not has_one else Cell(value=value)
 
 
 def charts(groups: Groups) -> Iterator[Chart]:
     """All rates as bars."""
 
-    def bars(names: Iterable[str]) -> tuple[Point, ...]:
+    def bars(names: Iterable[Part]) -> tuple[Point, ...]:
         known = (groups[name] for name in names if name in groups)
         return tuple(g.point(LABELS[g.key], g.throughput) for g in known)
 

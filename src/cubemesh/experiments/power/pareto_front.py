@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cubemesh.experiments.analysis.groups import Group
+from cubemesh.experiments.analysis.ratios import plus_minus
 from cubemesh.schema import Figure, NetworkWork, RunRecord
+from cubemesh.units import format_number
 
 
 @dataclass(frozen=True, order=True)
@@ -30,6 +32,11 @@ class PowerSetting:
         return f"batch size {self.batch}, {self.variant}"
 
     @property
+    def name(self) -> str:
+        """`alexnet at batch size 64, fp32`."""
+        return f"{self.network} at {self.words}"
+
+    @property
     def variant(self) -> str:
         """Without the batch size: `fp32`, `fp32, 2 threads`."""
         if self.threads is None:
@@ -41,18 +48,13 @@ def key_of(record: RunRecord) -> PowerSetting:
     """The setting of a record."""
     work = record.spec.work
     assert isinstance(work, NetworkWork)
+    cpu_threads = (rank.threads for rank in record.ranks if rank.device == "cpu")
     return PowerSetting(
         network=work.network,
         batch=work.batch_per_device,
         precision=record.spec.program.precision,
-        threads=record.spec.placement.threads or _threads_of(record),
+        threads=record.spec.placement.threads or next(cpu_threads, None),
     )
-
-
-def _threads_of(record: RunRecord) -> int | None:
-    """Number of threads on a CPU; None on a GPU."""
-    on_cpu = (rank.threads for rank in record.ranks if rank.device == "cpu")
-    return next(on_cpu, None)
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,11 @@ class PowerPoint:
     watts: float
     covered: str
     """Parts of the machine that the power covers."""
+
+    @property
+    def words(self) -> str:
+        """`1,234 ± 5 samples/s at 250 W`."""
+        return f"{plus_minus(self.throughput)} samples/s at {format_number(self.watts)} W"
 
     @property
     def joules(self) -> float:
@@ -81,10 +88,10 @@ def measured(group: Group[PowerSetting]) -> PowerPoint | None:
     return PowerPoint(group, throughput, watts, covered)
 
 
-def pareto_front(settings: Sequence[PowerPoint]) -> list[PowerPoint]:
-    """Settings that no other matches in speed for no more power, by rising power."""
+def pareto_front(points: Sequence[PowerPoint]) -> list[PowerPoint]:
+    """Points that no other matches in speed for no more power, by rising power."""
     best: list[PowerPoint] = []
-    for one in sorted(settings, key=lambda m: (m.watts, -m.throughput.value)):
+    for one in sorted(points, key=lambda m: (m.watts, -m.throughput.value)):
         if not best or one.throughput.value > best[-1].throughput.value:
             best.append(one)
     return best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from cubemesh.experiments.analysis.answer import failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats
@@ -16,7 +17,7 @@ from cubemesh.experiments.power.pareto_front import (
 from cubemesh.measure.energy.energy import INTEGRATED
 from cubemesh.measure.energy.rapl import READABLE
 from cubemesh.schema import Axis, Cell, Chart, Column, Finding, Line, Point, Table
-from cubemesh.units import format_interval, format_list, format_number
+from cubemesh.units import format_list, format_number
 
 PARTS = {"gpu_power_watts": "GPU", "cpu_package_watts": "CPU", "dram_watts": "DRAM"}
 PAPER_COST = 4.0
@@ -26,30 +27,25 @@ PAPER_COST = 4.0
 def findings(data: PowerData) -> Iterator[Finding]:
     """The most efficient setting of each network, its Pareto front, the cost of sampling, and what
     could not be measured."""
-    card = True
-    for network in data.networks:
-        for finding in _front_of(network, data.of(network), card=card):
-            card = False
-            yield finding
+    for number, network in enumerate(n for n in data.networks if data.of(n)):
+        yield from _front_of(network, data.of(network), card=number == 0)
     yield from _without_power(data)
     yield from _agreement(data)
     yield from _idle(data)
     yield from _cost(data)
     for group in data.groups:
         if group.throughput is None:
-            yield failed_run(f"{group.key.network} at {group.key.words}", group)
+            yield failed_run(group.key.name, group)
 
 
 def _front_of(network: str, settings: Sequence[PowerPoint], *, card: bool) -> Iterator[Finding]:
-    if not settings:
-        return
     best = min(settings, key=lambda m: m.joules)
     fastest = max(settings, key=lambda m: m.throughput.value)
     yield Finding(
         code="lowest-energy",
         question="Which setting takes the least energy per sample?" if card else None,
         text=f"{network} takes the least energy at {best.group.key.words}: "
-        f"{_number(best.joules)} J/sample ({_speed(best)} at {_number(best.watts)} W).",
+        f"{format_number(best.joules)} J/sample ({best.words}).",
         value=1 / best.joules if card else None,
         unit="samples/J",
         caveats=best.group.caveats,
@@ -57,9 +53,8 @@ def _front_of(network: str, settings: Sequence[PowerPoint], *, card: bool) -> It
     if fastest is not best:
         yield Finding(
             code="fastest-setting",
-            text=f"{network} is fastest at {fastest.group.key.words}: {_speed(fastest)} at "
-            f"{_number(fastest.watts)} W, {_number(fastest.joules / best.joules)} times the energy "
-            "per sample.",
+            text=f"{network} is fastest at {fastest.group.key.words}: {fastest.words}, "
+            f"{format_number(fastest.joules / best.joules)} times the energy per sample.",
             value=fastest.joules / best.joules,
             unit="× the energy",
             caveats=caveats(best.group, fastest.group),
@@ -106,7 +101,7 @@ def _idle(data: PowerData) -> Iterator[Finding]:
     if idle and board:
         yield Finding(
             code="idle-power",
-            text=f"Idle power of the GPU before a run: {_number(min(idle))} W, "
+            text=f"Idle power of the GPU before a run: {format_number(min(idle))} W, "
             f"{100 * min(idle) / max(board):.0f} % of the highest power in training. The figures "
             "include it.",
             value=min(idle),
@@ -119,7 +114,7 @@ def _cost(data: PowerData) -> Iterator[Finding]:
     if costs:
         yield Finding(
             code="sampling-cost",
-            text=f"Sampling takes at most {_number(max(costs), 2)} % of a run's CPU time "
+            text=f"Sampling takes at most {format_number(max(costs), 2)} % of a run's CPU time "
             f"(Gawande et al. 2018 [004]: {PAPER_COST:.0f} % of performance).",
             value=max(costs),
             unit="% of CPU time",
@@ -138,7 +133,7 @@ def _without_power(data: PowerData) -> Iterator[Finding]:
         why.setdefault(reasons[0] if reasons else usual, []).append(group)
     for reason, groups in why.items():
         everything = len(groups) == len(data.groups)
-        where = "" if everything else f" of {format_list(_name(g) for g in groups)}"
+        where = "" if everything else f" of {format_list(g.key.name for g in groups)}"
         yield Finding(
             code="unknown-power",
             text=f"Power{where} is {reason}. Throughput is shown without it.",
@@ -247,15 +242,8 @@ def _scatter(network: str, settings: Sequence[PowerPoint]) -> Chart:
 
 
 def _point(one: PowerPoint) -> Point:
-    figure = one.throughput
-    return Point(
-        x=round(one.watts, 2),
-        y=figure.value,
-        low=figure.low,
-        high=figure.high,
-        run_id=one.group.run_id,
-        label=str(one.group.key.batch),
-    )
+    point = one.group.point(round(one.watts, 2), one.throughput)
+    return replace(point, label=str(one.group.key.batch))
 
 
 def _bars(network: str, groups: Sequence[Group[PowerSetting]]) -> Chart:
@@ -295,16 +283,3 @@ def notes(data: PowerData) -> Iterator[str]:
         "Gawande et al. 2018 [004], figures 16 to 19, compare the boards of one to eight P100 with "
         "the packages and DRAM of KNL. No power limit and no clock was set here."
     )
-
-
-def _speed(one: PowerPoint) -> str:
-    figure = one.throughput
-    return f"{format_interval(figure.value, figure.low, figure.high)} samples/s"
-
-
-def _name(group: Group[PowerSetting]) -> str:
-    return f"{group.key.network} at {group.key.words}"
-
-
-def _number(value: float, digits: int = 3) -> str:
-    return format_number(value, digits)
