@@ -1,7 +1,6 @@
 """Reports of a store with several machines: the machine measured last, or the one named."""
 
 import dataclasses
-import time
 
 import pytest
 
@@ -31,7 +30,6 @@ def store(tmp_path_factory: pytest.TempPathFactory):
                 executor,
                 opened,
             )
-            time.sleep(1.1)  # start times are whole seconds
         yield opened
 
 

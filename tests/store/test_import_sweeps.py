@@ -42,6 +42,13 @@ def test_a_log_becomes_a_record_with_its_hosts_and_a_question(tmp_path, store):
         import_file(store, path)
 
 
+def test_two_files_of_one_machine_are_two_experiment_runs(tmp_path, store):
+    for name, text in (("a.log", LOG), ("b.log", LOG.replace("40.00", "40.10"))):
+        (tmp_path / name).write_text(text)
+        import_file(store, tmp_path / name)
+    assert [len(run.run_ids) for run in store.experiment_runs()] == [1, 1]
+
+
 def test_our_own_rows_come_back(tmp_path, store):
     from cubemesh.api.collectives import Sweeps
     from cubemesh.views.collectives import document

@@ -54,7 +54,7 @@ def run_experiment(
 
     Raises UsageError or DataError before the first run for an invalid spec.
     """
-    started_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    started_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     settings, overrides = to_plain(request.settings), to_plain(request.overrides)
     if request.against:
         overrides["against"] = to_plain(request.against)

@@ -34,7 +34,6 @@ from cubemesh.schema import (
     Status,
     SweepPoint,
     Unknown,
-    new_experiment_run_id,
 )
 from cubemesh.schema.serialization import digest, from_plain
 from cubemesh.store.nccl_tests_log import LoggedRank, LoggedSweep, read_log
@@ -57,16 +56,17 @@ def import_file(store: Store, path: Path, collective: str | None = None) -> list
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     machine = _machine(sweeps[0].ranks, path)
     records = [_record(sweep, framework, machine, now) for sweep in sweeps]
+    run_ids = tuple(r.run_id for r in records)
     store.save_machine(machine)
     for record in records:
         store.save(record)
     store.save_experiment_run(
         ExperimentRun(
-            experiment_run_id=new_experiment_run_id("collectives", {}, now, machine.machine_id),
+            experiment_run_id=digest(("collectives", run_ids), length=12),
             experiment="collectives",
             machine_id=machine.machine_id,
             started_utc=now,
-            run_ids=tuple(r.run_id for r in records),
+            run_ids=run_ids,
             complete=True,
         )
     )

@@ -7,25 +7,11 @@ rules of a verdict are in `evidence.py`. All other claims cannot be tested here,
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 
-from cubemesh.papers.claims import several_devices
-from cubemesh.papers.claims.evidence import Check, Evidence, never, untested
-from cubemesh.papers.claims.one_device import (
-    accuracy_of,
-    curvature_at,
-    fastest_cpu_configuration,
-    gpu_busy_at_32,
-    gpu_busy_at_64,
-    less_time_per_sample,
-    sampling_cost,
-    step_time_of,
-    superlinear_step_time,
-    throughput_of,
-    throughput_ratio,
-    utilization_at_least,
-    utilization_of,
-    waiting_in_runtime_calls,
-)
+from cubemesh.papers.claims import one_device as one
+from cubemesh.papers.claims import several_devices as several
+from cubemesh.papers.claims.evidence import Check, Evidence, Untested, never
 from cubemesh.schema import Claim, Verdict
 
 UNTESTED_KINDS = {
@@ -37,43 +23,98 @@ UNTESTED_KINDS = {
 
 def check_claim(claim: Claim, evidence: Evidence, experiments: Collection[str]) -> Verdict:
     """The verdict of a claim; `experiments` are those of this version."""
-    if claim.id in CHECKS:
-        return CHECKS[claim.id](claim, evidence)
+    try:
+        if claim.id in CHECKS:
+            return CHECKS[claim.id](claim, evidence)
+    except Untested as why:
+        return why.verdict(claim)
     if claim.kind in UNTESTED_KINDS:
-        return untested(claim, claim.kind, UNTESTED_KINDS[claim.kind])
+        return Untested(claim.kind, UNTESTED_KINDS[claim.kind]).verdict(claim)
     if claim.experiment not in experiments:
         reason = f"it needs the experiment {claim.experiment}, which this version does not have"
-        return untested(claim, "no-experiment", reason)
-    return untested(claim, "no-check", "this version has no check for it")
+        return Untested("no-experiment", reason).verdict(claim)
+    return Untested("no-check", "this version has no check for it").verdict(claim)
 
 
 CHECKS: dict[str, Check] = {
-    "000-1": step_time_of("vgg16", 64),
-    "000-2": step_time_of("vgg16", 128),
-    "000-3": superlinear_step_time("vgg16", 64),
-    "000-4": curvature_at(8),
-    "000-5": curvature_at(8, ("alexnet", "overfeat")),
-    "000-6": less_time_per_sample(),
-    "001-1": throughput_of("little-cnn", 16),
-    "001-2": throughput_of("little-cnn", None),
-    "001-3": throughput_ratio("little-cnn", 64, 16),
-    "001-4": accuracy_of("little-cnn", 2048, "cifar-10", 30),
-    "001-5": accuracy_of("little-cnn", 16, "cifar-10", 30),
-    "001-6": throughput_ratio("little-cnn", 64, 16, side=224),
-    "001-7": utilization_at_least("little-cnn", (16, 32, 64, 128, 256), 224),
-    "001-8": throughput_of("little-cnn", 32, side=224),
-    "001-9": throughput_of("resnet-50", 32, side=224),
-    "001-10": throughput_of("vgg16", 32, side=224),
-    "001-11": utilization_of("little-cnn", 32, 224),
-    "001-12": utilization_of("resnet-50", 32, 224),
-    "001-13": utilization_of("vgg16", 32, 224),
-    "001-14": never("the paper quotes TensorFlow's own page, which names no device"),
-    "001-24": never("a definition, which cubemesh also uses"),
-    "004-7": waiting_in_runtime_calls,
-    "004-8": gpu_busy_at_32,
-    "004-9": gpu_busy_at_64,
-    "004-12": sampling_cost(),
-    **several_devices.CHECKS,
-    "004-13": fastest_cpu_configuration(),
+    "000-1": partial(one.step_time, network="vgg16", batch=64),
+    "000-2": partial(one.step_time, network="vgg16", batch=128),
+    "000-3": partial(one.superlinear_step_time, network="vgg16", batch=64),
+    "000-4": partial(one.curvature, batch=8),
+    "000-5": partial(one.curvature, batch=8, networks=("alexnet", "overfeat")),
+    "000-6": one.less_time_per_sample,
+    "001-1": partial(one.throughput, network="little-cnn", batch=16),
+    "001-2": partial(one.throughput, network="little-cnn"),
+    "001-3": partial(one.throughput_ratio, network="little-cnn", batch=64, over=16),
+    "001-4": partial(one.accuracy, network="little-cnn", batch=2048, data="cifar-10", epochs=30),
+    "001-5": partial(one.accuracy, network="little-cnn", batch=16, data="cifar-10", epochs=30),
+    "001-6": partial(one.throughput_ratio, network="little-cnn", batch=64, over=16, side=224),
+    "001-7": partial(
+        one.utilization_at_least, network="little-cnn", batches=(16, 32, 64, 128, 256), side=224
+    ),
+    "001-8": partial(one.throughput, network="little-cnn", batch=32, side=224),
+    "001-9": partial(one.throughput, network="resnet-50", batch=32, side=224),
+    "001-10": partial(one.throughput, network="vgg16", batch=32, side=224),
+    "001-11": partial(one.utilization, network="little-cnn", batch=32, side=224),
+    "001-12": partial(one.utilization, network="resnet-50", batch=32, side=224),
+    "001-13": partial(one.utilization, network="vgg16", batch=32, side=224),
+    "001-14": partial(
+        never, reason="the paper quotes TensorFlow's own page, which names no device"
+    ),
+    "001-15": partial(several.speed_up, network="vgg16", devices=2, batch=32),
+    "001-16": partial(several.speed_up, network="resnet-50", devices=2, batch=32),
+    "001-17": partial(several.speed_up, network="vgg16", devices=4, batch=32),
+    "001-18": partial(several.speed_up_below, names=("resnet-50", "little-cnn"), devices=4),
+    "001-19": partial(several.slower_with_more, names=("little-cnn", "vgg16"), devices=8, fewer=4),
+    "001-20": partial(several.near_linear, network="resnet-50", sync="asynchronous"),
+    "001-21": partial(
+        never, reason="a claim about epochs to an accuracy; this experiment measures throughput"
+    ),
+    "001-22": several.loss_by_rate,
+    "001-24": partial(never, reason="a definition, which cubemesh also uses"),
+    "002-2": partial(
+        several.link_gain,
+        network="inception-v3",
+        other="shared-memory",
+        reason="it compares two machines, with NVLink and with PCIe",
+    ),
+    "002-6": partial(
+        several.bus_bandwidth, operations=("reduce", "broadcast"), system="8 V100 in a cube mesh"
+    ),
+    "002-7": partial(never, reason="a claim about earlier generations of PCIe"),
+    "002-16": partial(
+        never,
+        reason="it needs four GPUs on a tree of PCIe switches, and control of the sending order",
+    ),
+    "003-3": partial(several.speed_up, network="googlenet", devices=4),
+    "003-4": partial(several.speed_up, network="inception-v3", devices=4),
+    "003-5": partial(several.speed_up, network="googlenet", devices=16),
+    "003-6": partial(several.speed_up, network="inception-bn", devices=16),
+    "003-7": partial(several.weak_efficiency, network="inception-bn", devices=8, batches=(64,)),
+    "003-8": partial(
+        several.link_gain,
+        network="googlenet",
+        other="network",
+        reason="it needs four hosts with two networks",
+    ),
+    "003-9": partial(
+        never,
+        reason="a claim about MXNet; here an unused faster link is the warning faster-link-unused",
+    ),
+    "003-10": several.days_to_train,
+    "004-1": partial(several.weak_efficiency, network="resnet-50", devices=8, batches=(32, 64)),
+    "004-2": partial(never, reason="a claim about KNLs of several hosts"),
+    "004-5": partial(several.super_linear, network="cifarnet", batch=192, devices=2),
+    "004-6": partial(never, reason="absolute figures of P100s, from their monitoring tool"),
+    "004-7": partial(one.attributed, network="alexnet", batch=256, percent=one.waiting),
+    "004-8": partial(one.attributed, network="resnet-50", batch=32, percent=one.gpu_busy),
+    "004-9": partial(one.attributed, network="resnet-50", batch=64, percent=one.gpu_busy),
+    "004-10": partial(several.message_size, network="alexnet"),
+    "004-11": partial(never, reason="a claim about KNLs with Omni-Path and Aries"),
+    "004-12": one.sampling_cost,
+    "004-13": one.fastest_cpu_configuration,
+    "004-14": several.same_error_rates,
+    "004-15": partial(never, reason="a claim about the memory of a P100 with Caffe"),
+    "004-16": partial(several.suffers_more, network="alexnet", than="googlenet", other="network"),
 }
-"""Claims with their checks. The "VGG" of Addfor 2016 [000] is taken to be VGG-16."""
+"""Claim id → its check. "VGG" in Addfor 2016 [000] is read as VGG-16."""

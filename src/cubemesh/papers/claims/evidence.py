@@ -9,12 +9,12 @@ claim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by
-from cubemesh.experiments.analysis.ratios import bounds
+from cubemesh.experiments.analysis.ratios import bounds, ratio
 from cubemesh.networks import entry
 from cubemesh.papers.published import same_device
 from cubemesh.schema import (
@@ -58,6 +58,21 @@ class Evidence:
         own = (w for w in works if isinstance(w, TrainSteps) and w.network == network)
         return sorted({_side(w) for w in own})
 
+    def at(
+        self, network: str, batches: Sequence[int | None], side: int | None = None
+    ) -> tuple[Group[int], ...]:
+        """The timed steps at each of `batches`; `Untested` if one was not measured."""
+        groups = self.steps(network, side)
+        for batch in batches:
+            if batch not in groups:
+                where = "" if side is None else f" on images of {side} pixels"
+                others = ", ".join(str(s) for s in self.sides(network) if side not in (None, s))
+                rest = f"; images of {others} pixels were" if others else ""
+                size = "any batch size" if batch is None else f"batch size {batch}"
+                reason = f"{network} at {size}{where} was not measured{rest}"
+                raise Untested("not-measured", reason)
+        return tuple(groups[batch] for batch in batches if batch is not None)
+
     def trainings(self, network: str, batch: int) -> list[RunRecord]:
         """Completed trainings over epochs at this batch size."""
         return [
@@ -82,7 +97,32 @@ class Evidence:
 
 
 Check = Callable[[Claim, Evidence], Verdict]
-"""Tests a claim against evidence."""
+"""Tests a claim against evidence; raises `Untested` if that does not settle it."""
+
+
+class Untested(Exception):
+    """Why evidence does not settle a claim, with the same quantity as `measured`, if it was."""
+
+    def __init__(
+        self,
+        code: str,
+        reason: str,
+        measured: Figure | None = None,
+        groups: Sequence[Group[Any]] = (),
+    ) -> None:
+        super().__init__(reason)
+        self.code, self.measured, self.groups = code, measured, groups
+
+    def verdict(self, claim: Claim) -> Verdict:
+        """The verdict of the claim that was tested."""
+        return Verdict(
+            claim=claim,
+            state=ClaimState.CANNOT_BE_TESTED_HERE,
+            code=self.code,
+            reason=str(self),
+            measured=self.measured,
+            **_runs(self.groups),
+        )
 
 
 def _side(work: NetworkWork) -> int:
@@ -93,56 +133,85 @@ CLOSE = 0.1
 """Largest relative difference between a measured and a paper's value that agree."""
 
 
-def untested(claim: Claim, code: str, reason: str, measured: Figure | None = None) -> Verdict:
-    """The verdict of a claim that the evidence does not settle."""
-    state = ClaimState.CANNOT_BE_TESTED_HERE
-    return Verdict(claim=claim, state=state, code=code, reason=reason, measured=measured)
+def never(claim: Claim, evidence: Evidence, reason: str) -> Verdict:
+    """A claim that no measurement can settle."""
+    raise Untested("not-testable", reason)
 
 
-def never(reason: str) -> Callable[[Claim, object], Verdict]:
-    """The check of a claim that no measurement can settle."""
-    return lambda claim, evidence: untested(claim, "not-testable", reason)
+def settled(
+    claim: Claim, holds: bool, code: str, reason: str, figure: Figure, *groups: Group[Any]
+) -> Verdict:
+    """A verdict with a run of `groups` and the caveats of all their runs."""
+    state = ClaimState.HOLDS if holds else ClaimState.DOES_NOT_HOLD
+    return Verdict(
+        claim=claim, state=state, code=code, reason=reason, measured=figure, **_runs(groups)
+    )
 
 
-def close(claim: Claim, figure: Figure, what: str) -> Verdict:
+def _runs(groups: Sequence[Group[Any]]) -> dict[str, Any]:
+    return {"run_id": groups[0].run_id, "caveats": caveats(*groups)} if groups else {}
+
+
+def close(claim: Claim, figure: Figure, what: str, *groups: Group[Any]) -> Verdict:
     """Whether the interval of `figure` comes within 10 % of the claim's value."""
     value = claim.values[0]
     low, high = bounds(figure)
     holds = low <= value * (1 + CLOSE) and high >= value * (1 - CLOSE)
-    state = ClaimState.HOLDS if holds else ClaimState.DOES_NOT_HOLD
-    how = "within" if holds else "not within"
-    reason = f"{what}: {how} {100 * CLOSE:.0f} % of {value:g}"
+    reason = f"{what}: {'within' if holds else 'not within'} {100 * CLOSE:.0f} % of {value:g}"
     code = "within-tolerance" if holds else "outside-tolerance"
-    return Verdict(claim=claim, state=state, code=code, reason=reason, measured=figure)
+    return settled(claim, holds, code, reason, figure, *groups)
 
 
-def sided(claim: Claim, figure: Figure, limit: float, side: float, what: str) -> Verdict:
+def absolute(
+    claim: Claim, evidence: Evidence, figure: Figure, what: str, *groups: Group[Any]
+) -> Verdict:
+    """As `close`, on the device of the paper only."""
+    device = claim.system.rpartition(" and ")[2]  # 8 P100 of "1 and 8 P100"
+    if not evidence.ran_on(device):
+        reason = f"an absolute figure of another device; measured here {what}"
+        raise Untested("other-device", reason, figure, groups)
+    return close(claim, figure, what, *groups)
+
+
+def sided(
+    claim: Claim, figure: Figure, limit: float, side: float, what: str, *groups: Group[Any]
+) -> Verdict:
     """Whether the interval of `figure` is above `limit` (side 1) or below it (side -1)."""
     low, high = bounds(figure)
     if low <= limit <= high:
         shown = format_interval(figure.value, low, high)
         reason = f"{what}: the interval {shown} contains {limit:g}; inconclusive without more runs"
-        return untested(claim, "inconclusive", reason, figure)
-    holds = low > limit if side > 0 else high < limit
-    state = ClaimState.HOLDS if holds else ClaimState.DOES_NOT_HOLD
-    code = "above-limit" if low > limit else "below-limit"
-    return Verdict(claim=claim, state=state, code=code, reason=what, measured=figure)
+        raise Untested("inconclusive", reason, figure, groups)
+    above = low > limit
+    code = "above-limit" if above else "below-limit"
+    return settled(claim, above == (side > 0), code, what, figure, *groups)
 
 
 def every(claim: Claim, networks: Iterable[str], one: Callable[[str], Verdict]) -> Verdict:
     """A claim over several networks: the verdict of the first for which it does not hold, else of
     the first that is not settled."""
-    verdicts = [one(network) for network in networks]
+    verdicts = []
+    for network in networks:
+        try:
+            verdicts.append(one(network))
+        except Untested as why:
+            verdicts.append(why.verdict(claim))
     for state in (ClaimState.DOES_NOT_HOLD, ClaimState.CANNOT_BE_TESTED_HERE, ClaimState.HOLDS):
         for verdict in verdicts:
             if verdict.state is state:
                 return verdict
-    return untested(claim, "not-measured", "its networks were not measured")
+    raise Untested("not-measured", "its networks were not measured")
 
 
-def with_runs(verdict: Verdict, *groups: Group[Any]) -> Verdict:
-    """`verdict` with a run behind it, and the caveats of all its runs."""
-    return replace(verdict, run_id=groups[0].run_id, caveats=caveats(*groups))
+def rate(group: Group[Any]) -> Figure:
+    """Throughput of a group that has one, as those of `Evidence.steps`."""
+    assert group.throughput is not None
+    return group.throughput
+
+
+def rate_ratio(group: Group[Any], over: Group[Any]) -> Figure:
+    """Throughput over throughput."""
+    return replace(ratio(rate(group), rate(over)), unit="x")
 
 
 def scaled(figure: Figure, factor: float, unit: str) -> Figure:
