@@ -16,15 +16,15 @@ import argparse
 import time
 
 from ab_comparison import Side, compare
-from cubemesh.data import open_source
+from cubemesh.data import open_for
 from cubemesh.data.feed import Feed
-from cubemesh.data.source import Shape
+from cubemesh.networks import build
 
 INSTANCES = 3
-SOURCES: dict[str, tuple[str, Shape]] = {
-    "digits, 8 x 8": ("digits", (1, 8, 8)),
-    "synthetic, 32 x 32": ("synthetic", (3, 32, 32)),
-    "synthetic, 224 x 224": ("synthetic", (3, 224, 224)),
+SOURCES = {
+    "digits, 8 x 8": ("digits", 8),
+    "synthetic, 32 x 32": ("synthetic", 32),
+    "synthetic, 224 x 224": ("synthetic", 224),
 }
 
 
@@ -46,9 +46,9 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, nargs="*", default=[2.0, 20.0])
     parser.add_argument("--seconds", type=float, default=5.0, help="of each comparison")
     given = parser.parse_args()
-    for name, (source, shape) in SOURCES.items():
+    for name, (source, side) in SOURCES.items():
         for step_ms in given.step_ms:
-            opened = open_source(source, None, "train", shape=shape, classes=10, seed=0)
+            opened = open_for(build("little-cnn", side), source, None, "train", seed=0)
             pairs = [
                 [Feed(opened, given.batch, 0, threads=n) for n in (0, given.threads)]
                 for _ in range(INSTANCES)

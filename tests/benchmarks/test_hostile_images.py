@@ -39,9 +39,9 @@ def test_the_count_is_exact(hostile, threads: int) -> None:
     assert feed.tried.all()
     tally = source.tally(feed.tried)
     assert tally.tried == 60
-    assert tally.set_aside == expected["aside"]
+    assert tally.skipped == expected["aside"]
     assert tally.conversions == expected["converted"]
-    assert (tally.aside, tally.converted) == (
+    assert (tally.skipped_images, tally.converted) == (
         expected["any"]["aside"],
         expected["any"]["converted"],
     )
@@ -62,7 +62,7 @@ def test_the_count_is_the_same_where_the_device_decodes(hostile) -> None:
     feed.close()
     assert min(labels) >= 0
     tally = source.tally(feed.tried)
-    assert tally.set_aside == expected["aside"]
+    assert tally.skipped == expected["aside"]
     assert tally.conversions == expected["converted"]
     assert set(tally.by_host) == {"no plain JPEG"}
 
@@ -123,7 +123,7 @@ resource.setrlimit(resource.RLIMIT_DATA, (256 << 20, 256 << 20))
 feed = Feed(source, 10, 0, threads=4, epochs=1)
 assert sum(batch.samples for batch in feed) == 60
 feed.close()
-print(source.tally(feed.tried).aside)
+print(source.tally(feed.tried).skipped_images)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False

@@ -10,6 +10,7 @@ from cubemesh.data.feed import in_order
 from cubemesh.data.images import generated_jpegs as made_images
 from cubemesh.data.images.cifar10 import FILE_BYTES, FILES
 from cubemesh.errors import DataError, UsageError
+from cubemesh.networks import build
 
 IMAGES = [name for name, line in data.SOURCES.items() if line.open is not None]
 
@@ -37,12 +38,11 @@ def test_every_source_gives_batches(
     name: str, split: data.source.Split, paths: dict[str, str | None]
 ) -> None:
     data.check(name, paths[name], batch_per_device=8)
-    source = data.open_source(
-        name, paths[name], split, shape=(3, 12, 10), classes=16, seed=0, samples_needed=8
-    )
+    network = build("little-cnn", 12, 16)
+    source = data.open_for(network, name, paths[name], split, seed=0, samples_needed=8)
     batch = next(in_order(source, 8))
     assert source.name == name
-    assert batch.images.shape == (min(8, source.samples), 3, 12, 10)
+    assert batch.images.shape == (min(8, source.samples), 3, 12, 12)
     assert 0 <= batch.images.min() <= batch.images.max() <= 1
     assert batch.labels.max() < source.classes <= 16
 
@@ -50,7 +50,7 @@ def test_every_source_gives_batches(
 @pytest.mark.parametrize("name", IMAGES)
 def test_the_table_says_what_opening_finds(name: str, paths: dict[str, str | None]) -> None:
     line = data.entry(name)
-    source = data.open_source(name, paths[name], "train", shape=(3, 8, 8), classes=10, seed=0)
+    source = data.open_for(build("little-cnn", 8, 10), name, paths[name], "train", seed=0)
     assert line.classes in (None, source.classes)
     assert line.train_samples in (None, source.samples)
     assert line.about
@@ -80,7 +80,7 @@ def test_broken_files(tmp_path: Path) -> None:
 def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch, paths: dict[str, str]) -> None:
     monkeypatch.setenv("HOME", paths["cifar-10"])
     data.check("cifar-10", "~")
-    source = data.open_source("cifar-10", "~", "train", shape=(3, 32, 32), classes=10, seed=0)
+    source = data.open_for(build("little-cnn"), "cifar-10", "~", "train", seed=0)
     assert np.array_equal(source.batch(np.array([4])).labels, [0])
 
 

@@ -1,4 +1,4 @@
-"""Stages on their own, made images, and what the page cache holds of files."""
+"""Stages of the input pipeline, generated images, and the page cache."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from cubemesh.data.feed import Feed
 from cubemesh.data.images import generated_jpegs as made_images
-from cubemesh.data.images import timed_reader as wrapped
+from cubemesh.data.images import wrapped_readers
 from cubemesh.data.images.image_source import ImageSource
 from cubemesh.data.images.open_images import ImageOptions, open_images
 from cubemesh.data.page_cache import Extent, drop, resident_fraction
@@ -32,7 +32,7 @@ def opened(root: Path, **reading: bool) -> ImageSource:
     return source
 
 
-def test_made_images_are_of_realistic_size_and_made_once(made: Path) -> None:
+def test_generated_images_have_a_realistic_size_and_are_generated_once(made: Path) -> None:
     files = sorted(made.rglob("*.jpg"))
     assert len(files) == 40
     assert 90e3 < np.mean([f.stat().st_size for f in files]) < 130e3
@@ -44,7 +44,7 @@ def test_made_images_are_of_realistic_size_and_made_once(made: Path) -> None:
     assert opened(made).samples == 40, "no tenth image in classes of four"
 
 
-def test_no_room_for_made_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_for_generated_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cubemesh").write_text("a file where a folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(DataError, match="Make room there"):
@@ -57,17 +57,17 @@ def test_reading_reads_every_file_and_decodes_none(made: Path) -> None:
     feed = Feed(source, 10, 0, threads=2, epochs=1)
     assert sum(b.samples for b in feed) == 40
     feed.close()
-    assert source.tally(feed.tried).aside == 0
+    assert source.tally(feed.tried).skipped_images == 0
     (made / "class-0/00000.jpg").unlink()
     source.batch(np.array([0]))
-    assert source.tally(np.ones(40, bool)).set_aside == {"missing": 1}
+    assert source.tally(np.ones(40, bool)).skipped == {"missing": 1}
 
 
-def test_decoding_alone_needs_no_files(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_only_needs_no_files(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = opened(made)
     images = decode_only(whole)
     expected = whole.batch(np.arange(40)).images
-    monkeypatch.setattr(wrapped, "MEMORY_BYTES", 250_000)
+    monkeypatch.setattr(wrapped_readers, "MEMORY_BYTES", 250_000)
     few = decode_only(whole)
     for file in made.rglob("*.jpg"):
         file.unlink()
@@ -78,12 +78,12 @@ def test_decoding_alone_needs_no_files(made: Path, monkeypatch: pytest.MonkeyPat
     feed.close()
 
 
-def test_files_can_be_dropped_from_memory_and_it_shows(made: Path) -> None:
+def test_files_can_be_dropped_from_the_page_cache(made: Path) -> None:
     files = [Extent(f, 0, f.stat().st_size) for f in made.rglob("*.jpg")]
     for extent in files:
         extent.path.read_bytes()
     if resident_fraction(files) is None:
-        pytest.skip("this file system cannot tell what is in memory")
+        pytest.skip("this file system does not report what is in memory")
     assert resident_fraction(files) == 1
     for extent in files[:20]:
         drop(extent)
@@ -98,7 +98,7 @@ def test_files_can_be_dropped_from_memory_and_it_shows(made: Path) -> None:
     assert source.mean_bytes() == np.mean([e.size for e in files])
 
 
-def test_what_is_not_there_is_neither_in_memory_nor_dropped(tmp_path: Path) -> None:
+def test_missing_files_are_neither_in_memory_nor_dropped(tmp_path: Path) -> None:
     nothing = Extent(tmp_path / "nothing", 0, 10)
     drop(nothing)
     assert resident_fraction([nothing]) is None

@@ -1,7 +1,7 @@
 """Data sets: the table of sources, validation of a choice, and opening.
 
-`SOURCES` is the table of all there are; `check` finds what can be known to be wrong before anything
-runs, `open_source` opens one.
+`SOURCES` lists all of them; `check` and `check_feeds` find errors before anything runs, `open_for`
+opens one for a network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from cubemesh.units import format_count
 __all__ = [
     "SOURCES",
     "ImageOptions",
-    "OpenRequest",
     "Source",
     "SourceEntry",
     "check",
@@ -33,77 +32,63 @@ __all__ = [
     "entry",
     "input_threads",
     "open_for",
-    "open_source",
 ]
 
 
 READERS = 2
-"""Threads where a device decodes, and they mostly read: more hold one another up, by Python's lock
+"""Threads where a device decodes and they mostly read: more contend for the GIL
 (benchmarks/LOG.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRequest:
-    """What a source is opened for."""
-
-    path: Path | None
-    split: Split
-    shape: Shape
-    classes: int
-    """Classes of the network."""
-    seed: int
-    samples_needed: int
-    options: ImageOptions
-    """Of images that are decoded."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenRequest:
-    """Arguments for opening a source of token sequences."""
+    """Arguments for opening a source."""
 
     path: Path | None
     split: Split
     network: Network
     seed: int
     samples_needed: int
+    options: ImageOptions
+    """Of images that are decoded."""
+
+    @property
+    def given_path(self) -> Path:
+        """The path of a source that needs one; `check` has made sure of it."""
+        assert self.path is not None
+        return self.path
+
+    @property
+    def shape(self) -> Shape:
+        """Channels, height and width of the network's images."""
+        channels, height, width = self.network.inputs[0].shape
+        return channels, height, width
+
+    @property
+    def classes(self) -> int:
+        """Classes of the network."""
+        return self.network.targets[0].classes or 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceEntry:
-    """A line of the table."""
+    """A line of `SOURCES`."""
 
     about: str
     open: Callable[[OpenRequest], Source] | None = None
-    """Opens it as images; None has none."""
+    """Opens it as images; None: it has none."""
     classes: int | None = None
-    """Classes it has; None is as many as the network."""
+    """Its classes; None: as many as the network's."""
     train_samples: int | None = None
     """Number of training samples; None: as many as requested."""
     check_path: Callable[[Path], object] | None = None
     """Raises DataError if the data at a path are incomplete; None: takes no path."""
-    open_sequences: Callable[[TokenRequest], Sequences] | None = None
+    open_sequences: Callable[[OpenRequest], Sequences] | None = None
     """Opens it as token sequences; None: images only."""
     is_slow: bool = False
     """Whether samples are read and decoded on access, so that threads prefetch them by default."""
     is_parallel: bool = False
     """Whether it has pairs of source and target sequences, for translators only."""
-
-
-def _open_cifar10(request: OpenRequest) -> Source:
-    assert request.path is not None  # `check` has seen to it
-    return cifar10.open_cifar10(request.path, request.split, request.shape, request.classes)
-
-
-def _open_parallel_text(request: TokenRequest) -> Sequences:
-    assert request.path is not None  # `check` has seen to it
-    return parallel_text.open_parallel_text(request.path, request.split, request.network)
-
-
-def _open_images(request: OpenRequest) -> Source:
-    assert request.path is not None  # `check` has seen to it
-    return open_images.open_images(
-        request.path, request.split, request.shape, request.classes, request.options
-    )
 
 
 SOURCES: dict[str, SourceEntry] = {
@@ -117,21 +102,23 @@ SOURCES: dict[str, SourceEntry] = {
         ),
     ),
     "digits": SourceEntry(
-        about="1,797 real handwritten digits, 8×8, carried by cubemesh (UCI, 1998)",
+        about="1,797 real handwritten digits, 8×8, part of cubemesh (UCI, 1998)",
         open=lambda r: digits.open_digits(r.split, r.shape, r.classes),
         classes=digits.CLASSES,
         train_samples=digits.TRAIN_SAMPLES,
     ),
     "cifar-10": SourceEntry(
         about="60,000 colour images, 32×32, from the folder data_path names (Krizhevsky, 2009)",
-        open=_open_cifar10,
+        open=lambda r: cifar10.open_cifar10(r.given_path, r.split, r.shape, r.classes),
         classes=cifar10.CLASSES,
         train_samples=cifar10.TRAIN_SAMPLES,
         check_path=cifar10.check_files,
     ),
     IMAGES: SourceEntry(
         about="photographs, from the folders of classes or the tar shards that data_path names",
-        open=_open_images,
+        open=lambda r: open_images.open_images(
+            r.given_path, r.split, r.shape, r.classes, r.options
+        ),
         check_path=open_images.check_files,
         is_slow=True,
     ),
@@ -143,7 +130,7 @@ SOURCES: dict[str, SourceEntry] = {
     ),
     parallel_text.NAME: SourceEntry(
         about="sentences and their translations, from the folder or file data_path names",
-        open_sequences=_open_parallel_text,
+        open_sequences=lambda r: parallel_text.open_parallel_text(r.given_path, r.split, r.network),
         is_parallel=True,
         check_path=parallel_text.check_files,
     ),
@@ -158,12 +145,12 @@ def entry(name: str) -> SourceEntry:
 
 
 def input_threads(
-    name: str, asked: int | None, usable_cores: float, decode_location: DataLocation = "host"
+    name: str, threads: int | None, usable_cores: float, decode_location: DataLocation = "host"
 ) -> int:
-    """Threads that prefetch batches of `name`: the given number, or by default one per core for
-    slow sources, and a few if a device decodes."""
-    if asked is not None:
-        return asked
+    """Threads that prefetch batches of `name`: `threads`, or by default one per core for slow
+    sources, and a few if a device decodes."""
+    if threads is not None:
+        return threads
     cores = max(1, int(usable_cores))
     if decode_location == "device":
         cores = min(cores, READERS)
@@ -171,29 +158,29 @@ def input_threads(
 
 
 def check(name: str, path: str | None = None, batch_per_device: int | None = None) -> None:
-    """Raise what can be known before anything runs.
+    """Check what can be checked before anything runs.
 
-    UsageError for an unknown data set, a path that is missing or that none takes, and a batch
-    larger than the data; DataError for files that are missing or not of their published size.
+    UsageError for an unknown data set, a path that is missing or not used, and a batch larger than
+    the data; DataError for files that are missing or not of their published size.
     """
     line = entry(name)
     if line.check_path is None and path is not None:
-        takers = ", ".join(n for n, e in SOURCES.items() if e.check_path is not None)
+        from_files = ", ".join(n for n, e in SOURCES.items() if e.check_path is not None)
         raise UsageError(
-            f"data_path={path} was given, and data={name} takes none. Leave data_path out, or "
-            f"choose data that is read from files: {takers}."
+            f"data_path={path} was given, and data={name} has no path. Leave data_path out, or "
+            f"choose data that is read from files: {from_files}."
         )
     samples = line.train_samples
     if batch_per_device is not None and samples is not None and batch_per_device > samples:
         raise UsageError(
-            f"batch_per_device={batch_per_device} is more than the {format_count(samples)} samples "
-            f"{name} has to train on. Set it to {samples} or less, or use data=synthetic."
+            f"batch_per_device={batch_per_device} is more than the {format_count(samples)} "
+            f"training samples of {name}. Set it to {samples} or less, or use data=synthetic."
         )
     if line.check_path is not None:
         if path is None:
             raise UsageError(
-                f"data={name} is read from files, and none were named. Set data_path to the "
-                "folder that holds them; docs/data.md says which they are."
+                f"data={name} is read from files, and data_path is not set. Set it to their "
+                "folder; docs/data.md lists the files."
             )
         line.check_path(Path(path).expanduser())
 
@@ -203,7 +190,12 @@ def check_feeds(name: str, network: Network) -> None:
     sequences, or pairs of them."""
     line = entry(name)
     if not takes_tokens(network):
-        _check_images(name, network.name)
+        if line.open is None:
+            able = ", ".join(n for n, e in SOURCES.items() if e.open is not None)
+            raise UsageError(
+                f"data={name} has sentences, and {network.name} takes images. Choose data that "
+                f"has them: {able}."
+            )
     elif line.open_sequences is None:
         able = ", ".join(n for n, e in SOURCES.items() if e.open_sequences is not None)
         raise UsageError(
@@ -212,17 +204,8 @@ def check_feeds(name: str, network: Network) -> None:
         )
     elif line.is_parallel and len(network.inputs) != 2:
         raise UsageError(
-            f"data={name} has sentences and their translations, and {network.name} is fed one "
-            "text. Use network=translator or translator-plain, or data=synthetic."
-        )
-
-
-def _check_images(name: str, network: str) -> None:
-    if entry(name).open is None:
-        able = ", ".join(n for n, e in SOURCES.items() if e.open is not None)
-        raise UsageError(
-            f"data={name} has sentences, and {network} is fed images. Choose data that has them: "
-            f"{able}."
+            f"data={name} has sentences and their translations, and {network.name} takes one "
+            "sequence. Use network=translator or translator-plain, or data=synthetic."
         )
 
 
@@ -236,60 +219,22 @@ def open_for(
     samples_needed: int = 1,
     options: ImageOptions | None = None,
 ) -> Source:
-    """The data set `name` in the form that `network` takes; other arguments as in `open_source`."""
-    check_feeds(name, network)
-    line = entry(name)
-    if takes_tokens(network) and line.open_sequences is not None:
-        check(name, path)
-        return line.open_sequences(
-            TokenRequest(
-                path=None if path is None else Path(path).expanduser(),
-                split=split,
-                network=network,
-                seed=seed,
-                samples_needed=samples_needed,
-            )
-        )
-    channels, height, width = network.inputs[0].shape
-    return open_source(
-        name,
-        path,
-        split,
-        shape=(channels, height, width),
-        classes=network.targets[0].classes or 1,
-        seed=seed,
-        samples_needed=samples_needed,
-        options=options,
-    )
+    """The data set `name`, split `train` or `validation`, in the form that `network` takes.
 
-
-def open_source(
-    name: str,
-    path: str | None,
-    split: Split,
-    *,
-    shape: Shape,
-    classes: int,
-    seed: int,
-    samples_needed: int = 1,
-    options: ImageOptions | None = None,
-) -> Source:
-    """The data set `name`, split `train` or `validation`, in a network's `shape`.
-
-    `classes` is the network's number of classes, `seed` that of generated data, `samples_needed` (a
-    batch) the minimum number of generated samples, and `options` how images are decoded. UsageError
-    and DataError as in `check`, and if the network has fewer classes than the data.
+    `seed` is that of generated data, `samples_needed` (a global batch) the minimum number of
+    generated samples, and `options` how images are decoded. UsageError and DataError as in `check`
+    and `check_feeds`, and if the network has fewer classes than the data.
     """
+    check_feeds(name, network)
     check(name, path)
-    opens = entry(name).open
-    if opens is None:
-        raise UsageError(f"data={name} has sentences, and images were asked for.")
+    line = entry(name)
+    opens = line.open_sequences if takes_tokens(network) else line.open
+    assert opens is not None, "`check_feeds` has made sure of it"
     return opens(
         OpenRequest(
             path=None if path is None else Path(path).expanduser(),
             split=split,
-            shape=shape,
-            classes=classes,
+            network=network,
             seed=seed,
             samples_needed=samples_needed,
             options=options or ImageOptions(),

@@ -1,6 +1,6 @@
 """Schema: the frozen standard-library dataclasses that every room shares.
 
-A question becomes `RunSpec`s, a worker turns each into a `RunRecord`, and an `Answer` is computed
+An experiment yields `RunSpec`s, a worker turns each into a `RunRecord`, and an `Answer` is computed
 from records alone. Nothing here measures, reads files or imports anything beyond the standard
 library, so a worker in any Python environment can use it.
 """
@@ -10,7 +10,6 @@ from cubemesh.schema.collective import Collective, SweepPoint
 from cubemesh.schema.cost import Cost
 from cubemesh.schema.experiment_run import ExperimentRun, new_experiment_run_id
 from cubemesh.schema.first_steps_trace import RankTrace, Sketch
-from cubemesh.schema.forecast import MemoryForecast
 from cubemesh.schema.machine import (
     Cache,
     Cpu,
@@ -94,7 +93,6 @@ __all__ = [
     "Line",
     "Machine",
     "Memory",
-    "MemoryForecast",
     "NetworkWork",
     "NumaNode",
     "Outcome",

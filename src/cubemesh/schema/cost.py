@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Cost:
     read_bytes: int = 0
     written_bytes: int = 0
     saved_bytes: int = 0
-    """Kept from the forward pass until the backward pass needs it."""
+    """Saved by the forward pass for the backward pass."""
 
     @property
     def flops(self) -> int:
@@ -41,23 +41,13 @@ class Cost:
         if not isinstance(other, Cost):
             return NotImplemented
         return Cost(
-            matrix_flops=self.matrix_flops + other.matrix_flops,
-            other_flops=self.other_flops + other.other_flops,
-            read_bytes=self.read_bytes + other.read_bytes,
-            written_bytes=self.written_bytes + other.written_bytes,
-            saved_bytes=self.saved_bytes + other.saved_bytes,
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Cost)}
         )
 
     def __radd__(self, other: object) -> Cost:
         return self if other == 0 else NotImplemented
 
     def __mul__(self, times: int) -> Cost:
-        return Cost(
-            matrix_flops=self.matrix_flops * times,
-            other_flops=self.other_flops * times,
-            read_bytes=self.read_bytes * times,
-            written_bytes=self.written_bytes * times,
-            saved_bytes=self.saved_bytes * times,
-        )
+        return Cost(**{f.name: getattr(self, f.name) * times for f in fields(Cost)})
 
     __rmul__ = __mul__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +25,4 @@ class MemoryForecast:
     @property
     def total_bytes(self) -> int:
         """The sum of all parts."""
-        return (
-            self.weight_bytes
-            + self.gradient_bytes
-            + self.optimizer_bytes
-            + self.activation_bytes
-            + self.workspace_bytes
-            + self.input_bytes
-            + self.library_bytes
-        )
+        return sum(astuple(self))

@@ -54,8 +54,8 @@ class Profile:
 
     def between(self, start_s: float, end_s: float) -> Profile:
         """The events that started in that interval."""
-        kept = tuple(e for e in self.events if start_s <= e.start_s < end_s)
-        return replace(self, events=kept)
+        inside = tuple(e for e in self.events if start_s <= e.start_s < end_s)
+        return replace(self, events=inside)
 
     @property
     def on_device(self) -> tuple[ProfileEvent, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from cubemesh.schema.collective import SweepPoint
 from cubemesh.schema.first_steps_trace import RankTrace
 from cubemesh.schema.machine import Software, Unknown
-from cubemesh.schema.outcome import Outcome, Status
+from cubemesh.schema.outcome import Outcome
 from cubemesh.schema.serialization import digest
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import Warning
@@ -202,7 +202,7 @@ class RunRecord:
     @property
     def ok(self) -> bool:
         """Whether the run completed."""
-        return self.outcome.status is Status.OK
+        return self.outcome.ok
 
     @property
     def measured(self) -> tuple[Window, ...]:

@@ -62,10 +62,9 @@ class Forward(NetworkWork):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSteps(NetworkWork):
-    """Training steps (forward, backward, update), repeated; the step time is measured."""
+class OptimizerWork(NetworkWork):
+    """Common fields of work that updates weights."""
 
-    kind: Literal["train_steps"] = "train_steps"
     optimizer: Optimizer = "sgd"
     """Optimizer."""
     learning_rate: float = 0.01
@@ -74,30 +73,33 @@ class TrainSteps(NetworkWork):
     """Momentum of SGD and LARS; the other optimizers ignore it."""
     weight_decay: float = 0.0
     """Weight decay (L2 penalty)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "learning_rate", "momentum", "weight_decay")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSteps(OptimizerWork):
+    """Training steps (forward, backward, update), repeated; the step time is measured."""
+
+    kind: Literal["train_steps"] = "train_steps"
     losses: int = 0
     """Steps on the first batch, repeated, before the measurement; their losses are stored as a
     curve."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "learning_rate", "momentum", "weight_decay", "losses")
+        at_least(self, 0, "losses")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(NetworkWork):
+class Train(OptimizerWork):
     """Training over epochs with an evaluation after each; loss and accuracy are measured."""
 
     kind: Literal["train"] = "train"
     epochs: int = 1
     """Maximum number of epochs."""
-    optimizer: Optimizer = "sgd"
-    """Optimizer."""
-    learning_rate: float = 0.01
-    """Learning rate, for one device."""
-    momentum: float = 0.9
-    """Momentum of SGD and LARS; the other optimizers ignore it."""
-    weight_decay: float = 0.0
-    """Weight decay (L2 penalty)."""
     rate_scaling: RateScaling = "none"
     """`linear`: the learning rate is multiplied by the number of devices (Goyal et al. 2017)."""
     warmup_epochs: float = 0.0
@@ -113,32 +115,23 @@ class Train(NetworkWork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "learning_rate", "momentum", "weight_decay", "warmup_epochs")
+        at_least(self, 0, "warmup_epochs")
         at_least(self, 1, "epochs")
         check_schedule(self.schedule, self.rate_drops, self.epochs)
         check_target(self.target_accuracy)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstSteps(NetworkWork):
+class FirstSteps(OptimizerWork):
     """The first steps of a training, traced and not timed: the samples of each device,
     gradients, losses, and the accuracy after them."""
 
     kind: Literal["first_steps"] = "first_steps"
     iterations: int = 10
     """Number of steps."""
-    optimizer: Optimizer = "sgd"
-    """Optimizer."""
-    learning_rate: float = 0.01
-    """Learning rate, for one device."""
-    momentum: float = 0.9
-    """Momentum of SGD and LARS; the other optimizers ignore it."""
-    weight_decay: float = 0.0
-    """Weight decay (L2 penalty)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "learning_rate", "momentum", "weight_decay")
         at_least(self, 1, "iterations")
 
 

@@ -102,8 +102,8 @@ def test_what_cannot_be_used_is_set_aside_as_on_the_host(root: Path) -> None:
     assert [r.data for r in held if isinstance(r, EncodedImage)] == [source.encoded.read(3)] * 4
     same.batch(np.array([0, 1, 2, 19]))
     tallies = [s.tally(np.ones(20, bool)) for s in (source, same)]
-    assert tallies[0].set_aside == tallies[1].set_aside
-    assert tallies[0].aside == 4
+    assert tallies[0].skipped == tallies[1].skipped
+    assert tallies[0].skipped_images == 4
     assert tallies[0].by_host == {}, "set aside is not decoded"
 
 
@@ -133,7 +133,7 @@ def test_a_file_that_both_refuse_is_replaced(root: Path) -> None:
     pixels, label = held[1].by_host()
     assert (label, pixels.max()) == (PADDING, 0)
     assert held[0].whole() is None
-    assert train.tally(np.ones(20, bool)).aside == 1
+    assert train.tally(np.ones(20, bool)).skipped_images == 1
 
 
 def test_any_number_of_threads_gives_the_same_epochs(root: Path) -> None:

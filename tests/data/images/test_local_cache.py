@@ -1,7 +1,6 @@
 """A pack has what its source has, and no more than it may."""
 
 import re
-import time
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ COUNT = 30
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """30 different files that are taken for images."""
+    """30 different files with names of images."""
     generator = np.random.default_rng(0)
     for split in ("train", "val"):
         place = tmp_path / "source" / split / "a"
@@ -35,7 +34,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def room(monkeypatch: pytest.MonkeyPatch) -> None:
     """However full the disk of this machine is."""
-    monkeypatch.setattr(staging, "FREE_SHARE", 0.0)
+    monkeypatch.setattr(staging, "FREE_FRACTION", 0.0)
 
 
 def opened(source: Path, limit_bytes: int = 1 << 20) -> LocalCache:
@@ -108,7 +107,7 @@ def test_the_limit_holds_and_the_rest_is_read_from_the_source(source: Path) -> N
 def test_a_disk_that_is_nearly_full_is_left_alone(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "FREE_SHARE", 1.0)
+    monkeypatch.setattr(staging, "FREE_FRACTION", 1.0)
     staged = opened(source)
     read_all(staged)
     staged.close()
@@ -127,7 +126,7 @@ def test_of_two_runs_one_writes(source: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no index", b"PK\x03\x04 half a zip"])
-def test_an_index_that_is_none_begins_anew(source: Path, content: bytes) -> None:
+def test_an_invalid_index_is_ignored(source: Path, content: bytes) -> None:
     first = opened(source)
     read_all(first)
     first.close()
@@ -141,13 +140,12 @@ def test_an_index_that_is_none_begins_anew(source: Path, content: bytes) -> None
 
 def test_other_files_have_another_pack(source: Path) -> None:
     before = opened(source).pack
-    time.sleep(0.02)
     (source / "train/a/new.jpg").write_bytes(b"new")
     assert opened(source).pack != before
     assert LocalCache(ImageFolder(source, "validation"), source.parent / "local").pack != before
 
 
-def test_what_cannot_be_read_is_not_kept(source: Path) -> None:
+def test_unreadable_images_are_not_cached(source: Path) -> None:
     staged = opened(source)
     (source / "train/a/03.jpg").unlink()
     with pytest.raises(Skipped, match="missing"):

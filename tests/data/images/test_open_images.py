@@ -19,7 +19,7 @@ from cubemesh.batches import PADDING
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.images import open_images as images
 from cubemesh.data.images import tar_shards
-from cubemesh.data.images.decode import Augmentation, middle, random_crop, uniform_numbers
+from cubemesh.data.images.decode import Augmentation, centre_crop, random_crop, uniform_numbers
 from cubemesh.data.images.image_source import ImageSource
 from cubemesh.data.images.open_images import CachedImages, ImageOptions, open_images
 from cubemesh.data.images.tar_shards import TarShards, find_shards, shuffled
@@ -128,7 +128,7 @@ def test_crops_lie_within_the_image(width: int, height: int, seed: int) -> None:
     left, top, right, bottom = random_crop(random.Random(seed).random, width, height)
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
-    left, top, right, bottom = middle(width, height, 224, 224)
+    left, top, right, bottom = centre_crop(width, height, 224, 224)
     assert -1e-9 < left < right < width + 1e-9
     assert right - left == pytest.approx(0.875 * min(width, height))
 
@@ -183,9 +183,9 @@ def test_a_broken_image_is_replaced_in_training_and_not_counted_in_evaluation(
     (whole,) = in_order(validation, 36)
     assert Counter(whole.labels.tolist()) == {0: 12, 1: 12, 2: 11, PADDING: 1}
     tally = train.tally(np.ones(36, bool))
-    assert (tally.tried, tally.set_aside) == (36, {"empty file": 1})
+    assert (tally.tried, tally.skipped) == (36, {"empty file": 1})
     assert tally.examples == {"empty file": ("class-1/03.jpg",)}
-    assert train.tally(np.zeros(36, bool)).aside == 0
+    assert train.tally(np.zeros(36, bool)).skipped_images == 0
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -220,7 +220,7 @@ def test_images_kept_decoded_are_those_of_evaluation(tmp_path: Path) -> None:
     assert isinstance(kept, CachedImages)
     assert kept.samples == 35
     assert np.array_equal(kept.batch(np.arange(35)).images, fresh.batch(np.arange(1, 36)).images)
-    assert kept.tally(np.zeros(35, bool)).set_aside == {"empty file": 1}
+    assert kept.tally(np.zeros(35, bool)).skipped == {"empty file": 1}
 
 
 def test_without_the_decoder_it_says_what_to_install(
@@ -397,7 +397,7 @@ def test_a_shard_that_is_gone_or_shortened_later(tmp_path: Path) -> None:
     (tmp_path / "00.tar").unlink()
     (tmp_path / "02.tar").write_bytes((tmp_path / "02.tar").read_bytes()[:3000])
     list(in_order(opened, 9))
-    reasons = opened.tally(np.ones(opened.samples, bool)).set_aside
+    reasons = opened.tally(np.ones(opened.samples, bool)).skipped
     assert reasons == {"cannot be read": 9, "truncated": 8}
 
 
@@ -410,7 +410,7 @@ def test_few_shards_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_kept_decoded_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "KEPT_BYTES", 10 * 3 * 32 * 32)
+    monkeypatch.setattr(images, "DECODED_BYTES", 10 * 3 * 32 * 32)
     kept = open_images(folder(tmp_path), "train", SHAPE, 3, ImageOptions(cache_decoded=True))
     assert kept.samples == 10
     assert set(kept.batch(np.arange(10)).labels.tolist()) == {0, 1, 2}, "taken evenly"

@@ -4,8 +4,8 @@
 from Tiny Images", 2009): data_batch_1.bin to data_batch_5.bin for training and test_batch.bin for
 validation. Each file is 10,000 records of one label byte and 3,072 image bytes (red, green, blue
 plane, each row by row), 30,730,000 bytes in all. Files are mapped, not read: what a run does not
-touch is not loaded. The Python format, data_batch_1 to test_batch without an ending, is read whole
-(`cifar10_python.py`); where a folder has both, the binary files are taken.
+touch is not loaded. The Python format, data_batch_1 to test_batch without an extension, is read
+completely (`cifar10_python.py`); if a folder has both, the binary files are used.
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.data.images.arrays import RawImages, prepared
-from cubemesh.data.images.cifar10_python import read_batch
+from cubemesh.data.images.cifar10_python import (
+    CLASSES,
+    IMAGE_BYTES,
+    PYTHON_ARCHIVE,
+    RECORDS,
+    read_batch,
+)
 from cubemesh.data.source import Shape, Source, Split, check_classes
 from cubemesh.errors import DataError
 from cubemesh.units import format_count
 
-CLASSES = 10
-RECORDS = 10_000
-RECORD_BYTES = 1 + 3 * 32 * 32
+RECORD_BYTES = 1 + IMAGE_BYTES
 FILE_BYTES = RECORDS * RECORD_BYTES
 TRAIN_SAMPLES = 50_000
 FILES: dict[Split, tuple[str, ...]] = {
     "train": tuple(f"data_batch_{n}.bin" for n in range(1, 6)),
     "validation": ("test_batch.bin",),
 }
+_NAMES = (*FILES["train"], *FILES["validation"])
 CHILD = "cifar-10-batches-bin"
 """The folder the published archive unpacks into."""
 PYTHON_CHILD = "cifar-10-batches-py"
@@ -63,30 +68,23 @@ def open_cifar10(path: Path, split: Split, shape: Shape, classes: int) -> Source
 
 
 def check_files(path: Path) -> Path:
-    """The folder that holds all six files, each of the right size, checked by size only.
+    """The folder with all six files, each of the right size, checked by size only.
 
-    DataError for a folder or file that is missing and for a file of another size: it names the
-    file, its size, and the expected size. Files of the Python format are validated when they are
-    opened.
+    DataError for a missing folder or file, and for a file of another size. Files of the Python
+    format are validated when they are opened.
     """
     folder = _folder(path)
-    if _is_python(folder):
-        for name in (*FILES["train"], *FILES["validation"]):
-            if not (folder / _python_name(name)).is_file():
-                raise DataError(
-                    f"CIFAR-10 needs {folder / _python_name(name)}, which is not there. Unpack "
-                    f"cifar-10-python.tar.gz again and give its folder {PYTHON_CHILD} as data_path."
-                )
-        return folder
-    for name in (*FILES["train"], *FILES["validation"]):
-        file = folder / name
+    is_python = _is_python(folder)
+    archive, child = (PYTHON_ARCHIVE, PYTHON_CHILD) if is_python else (_ARCHIVE, CHILD)
+    for name in _NAMES:
+        file = folder / (_python_name(name) if is_python else name)
         if not file.is_file():
             raise DataError(
-                f"CIFAR-10 needs {file}, which does not exist. Unpack {_ARCHIVE} again and "
-                f"give its folder {CHILD} as data_path."
+                f"CIFAR-10 needs {file}, which does not exist. Unpack {archive} again and give its "
+                f"folder {child} as data_path."
             )
         size = file.stat().st_size
-        if size != FILE_BYTES:
+        if size != FILE_BYTES and not is_python:
             fault = "truncated" if size < FILE_BYTES else "too long"
             raise DataError(
                 f"{file} is {fault}: it has {format_count(size)} bytes, and a file of CIFAR-10 has "
@@ -98,7 +96,7 @@ def check_files(path: Path) -> Path:
 
 def _folder(path: Path) -> Path:
     if not path.is_dir():
-        found = "a file; unpack it first" if path.exists() else "not there"
+        found = "a file; unpack it first" if path.exists() else "missing"
         raise DataError(
             f"data_path={path} is {found}. Give the folder that holds data_batch_1.bin, which "
             f"comes with {_ARCHIVE}."
@@ -115,9 +113,8 @@ def _python_name(name: str) -> str:
 
 def _is_python(folder: Path) -> bool:
     """Whether `folder` has files of the Python format and none of the binary one."""
-    names = (*FILES["train"], *FILES["validation"])
-    binary = any((folder / name).exists() for name in names)
-    return not binary and any((folder / _python_name(name)).exists() for name in names)
+    binary = any((folder / name).exists() for name in _NAMES)
+    return not binary and any((folder / _python_name(name)).exists() for name in _NAMES)
 
 
 def _mapped(file: Path) -> NDArray[np.uint8]:

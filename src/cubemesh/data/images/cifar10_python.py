@@ -2,8 +2,8 @@
 
 Each of data_batch_1 to data_batch_5 and test_batch is a pickled dictionary with b"data", an array
 (10000, 3072) of bytes, and b"labels", a list of 10,000 numbers. A pickle may name any function to
-be called while it is read, so this one is given nothing but what rebuilds an array of NumPy's:
-whatever else a file asks for is refused before it is looked up.
+be called while it is read, so only the names that rebuild a NumPy array are allowed; every other
+name is refused before it is looked up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ IMAGE_BYTES = 3 * 32 * 32
 CLASSES = 10
 LARGEST_BYTES = 64 * 2**20
 """A published file has 31 MB; a larger one is not opened."""
-_AGAIN = "Unpack cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html again."
+PYTHON_ARCHIVE = "cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html"
+_AGAIN = f"Unpack {PYTHON_ARCHIVE} again."
 _ADMITTED = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
@@ -33,6 +34,13 @@ _ADMITTED = {
 }
 """Names that a pickled byte array refers to, in old and new NumPy; protocol 2 stores bytes as
 text and the call that encodes it. Containers, numbers and strings need no name."""
+
+
+_ERRORS = (
+    *(pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError),
+    *(LookupError, ImportError, MemoryError, OverflowError),
+)
+"""What reading a damaged or hostile pickle raises."""
 
 
 def _encode(text: str, encoding: str) -> bytes:
@@ -65,33 +73,29 @@ def read_batch(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     try:
         with file.open("rb") as opened:
             found = _ArraysOnly(opened, encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{file} is refused: {_why(error)}. {_AGAIN}") from error
-    except (IndexError, KeyError, ImportError, MemoryError, OverflowError, LookupError) as error:
-        raise DataError(f"{file} is refused: {_why(error)}. {_AGAIN}") from error
-    images, labels = _parts(found)
-    if images is None or labels is None:
+    except _ERRORS as error:
+        raise DataError(
+            f"{file} is refused: {error}; only arrays and plain containers are read from a pickle. "
+            f"{_AGAIN}"
+        ) from error
+    if not _is_valid(found):
         raise DataError(
             f"{file} is not a file of CIFAR-10: it must hold data, {format_count(RECORDS)} × "
             f"{format_count(IMAGE_BYTES)} bytes, and as many labels from 0 to 9. {_AGAIN}"
         )
-    return images, labels
+    return found[b"data"], np.array(found[b"labels"], np.int64)
 
 
-def _why(error: Exception) -> str:
-    return f"{error}; only arrays and plain containers are read from a pickle"
-
-
-def _parts(found: object) -> tuple[NDArray[np.uint8] | None, NDArray[np.int64] | None]:
-    """Images and labels, each None if invalid."""
+def _is_valid(found: Any) -> bool:
+    """Whether it has `RECORDS` images of bytes and as many labels."""
     if not isinstance(found, dict):
-        return None, None
+        return False
     data, labels = found.get(b"data"), found.get(b"labels")
-    images = None
-    if isinstance(data, np.ndarray) and data.dtype == np.uint8:
-        images = data if data.shape == (RECORDS, IMAGE_BYTES) else None
-    if not isinstance(labels, list) or len(labels) != RECORDS:
-        return images, None
-    if not all(type(label) is int and 0 <= label < CLASSES for label in labels):
-        return images, None
-    return images, np.array(labels, np.int64)
+    return (
+        isinstance(data, np.ndarray)
+        and data.dtype == np.uint8
+        and data.shape == (RECORDS, IMAGE_BYTES)
+        and isinstance(labels, list)
+        and len(labels) == RECORDS
+        and all(type(label) is int and 0 <= label < CLASSES for label in labels)
+    )

@@ -37,23 +37,17 @@ from cubemesh.batches import Box, Pixels
 from cubemesh.frameworks.contract.program import Unsupported
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP")
-"""What is tried on a file."""
+"""Formats that are decoded."""
 JPEGS = ("JPEG", "MPO")
-"""MPO is what a JPEG is called that has a second image behind it, as some cameras write."""
-SUFFIXES = {
-    ".jpg": "JPEG",
-    ".jpeg": "JPEG",
-    ".png": "PNG",
-    ".gif": "GIF",
-    ".bmp": "BMP",
-}
+"""MPO: a JPEG followed by a second image, as some cameras write it."""
+SUFFIXES = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP"}
 """File name extensions of images → format."""
 LARGE_PIXELS = 1 << 23
-"""Of images with more, one at a time is decoded, so that memory does not grow with the threads."""
+"""Larger images are decoded one at a time, so that memory does not grow with the threads."""
 PILLOW_PIXELS = 89_478_485
 """Pillow's own warning limit, and the maximum of `max_image_pixels`."""
-EVALUATED_SHARE = 224 / 256
-"""Side of what is cut out for evaluation, as a share of the shorter side."""
+EVALUATED_FRACTION = 224 / 256
+"""Side of the crop for evaluation, as a fraction of the shorter side."""
 AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 _LOG_RATIO = math.log(RATIO[0]), math.log(RATIO[1])
 
@@ -99,10 +93,10 @@ def load_decoder() -> ModuleType:
         from PIL import Image
     except ImportError as error:
         raise Unsupported(
-            f"Images are decoded by Pillow, which is not there ({error}). Install it with: "
+            f"Images are decoded by Pillow, which is not installed ({error}). Install it with: "
             "pip install 'cubemesh[images]'"
         ) from error
-    Image.preinit()  # here, because it is not made for threads that come to it at once
+    Image.preinit()  # now, because it is not thread-safe
     return Image
 
 
@@ -119,7 +113,7 @@ class Decoder:
     def decode(
         self, data: bytes, name: str, number: int = 0, draw: Augmentation | None = None
     ) -> Decoded:
-        """The image in `data`, cropped as `draw` says for image `number`, or for evaluation.
+        """The image in `data`, cropped by `draw` for image `number`, or for evaluation.
 
         Skipped with the reason if it cannot be used; MemoryError is left to the caller.
         """
@@ -147,11 +141,11 @@ class Decoder:
     ) -> tuple[Box, bool]:
         """The crop of image `number` by `draw`, or for evaluation; and whether it is mirrored."""
         if draw is None:
-            return middle(width, height, *self._size), False
+            return centre_crop(width, height, *self._size), False
         return draw.box(number, width, height)
 
     def whole(self, data: bytes) -> Pixels:
-        """All of the image in `data`, in its own size; SetAside with the reason."""
+        """All of the image in `data`, in its own size; Skipped with the reason."""
         with _reasons(), self._image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.size[0] * image.size[1] > self._max_pixels:
                 raise Skipped("too many pixels")
@@ -169,7 +163,7 @@ class Decoder:
             scale_x, scale_y = image.size[0] / width, image.size[1] / height
             box = (box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y)
         plain = self._plain(image)
-        # What rounding puts beyond the edge, Pillow would refuse.
+        # Pillow refuses a box that rounding has moved beyond the edge.
         box = (box[0], box[1], min(box[2], plain.size[0]), min(box[3], plain.size[1]))
         resized = plain.resize(self._size, self._image.Resampling.BILINEAR, box=box)
         return _channels_first(resized)
@@ -180,7 +174,7 @@ class Decoder:
             upper = np.asarray(image).clip(0, 65535) >> 8
             image = self._image.fromarray(upper.astype(np.uint8))
         elif image.mode == "P":
-            image = image.convert("RGBA")  # a palette may hold transparency in a form of its own
+            image = image.convert("RGBA")  # a palette may have transparency
         if image.mode != self._mode:
             return image.convert(self._mode)
         image.load()
@@ -188,12 +182,9 @@ class Decoder:
 
 
 _MODES = {
-    "1": "grey",
-    "L": "grey",
-    "LA": "transparent",
-    "RGBA": "transparent",
-    "P": "palette",
-    "PA": "palette",
+    **dict.fromkeys(("1", "L"), "grey"),
+    **dict.fromkeys(("LA", "RGBA"), "transparent"),
+    **dict.fromkeys(("P", "PA"), "palette"),
 }
 
 
@@ -217,7 +208,7 @@ def _channels_first(image: Any) -> Pixels:
 
 @contextmanager
 def _reasons() -> Iterator[None]:
-    """Whatever a decoder raises about a file made to confuse it, as a reason."""
+    """Turn every error of the decoder into `Skipped` with a reason."""
     try:
         yield
     except (Skipped, MemoryError):
@@ -227,12 +218,12 @@ def _reasons() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    kind, words = type(error).__name__, str(error).lower()
+    kind = type(error).__name__
     if kind == "UnidentifiedImageError":
         return "not an image that is read"
     if kind == "DecompressionBombError":
         return "too many pixels"
-    if "truncated" in words or isinstance(error, EOFError):
+    if "truncated" in str(error).lower() or isinstance(error, EOFError):
         return "truncated"
     return "damaged"
 
@@ -241,12 +232,10 @@ def _between(ends: tuple[float, float], share: float) -> float:
     return ends[0] + (ends[1] - ends[0]) * share
 
 
-def middle(width: int, height: int, to_width: int, to_height: int) -> Box:
-    """What is cut from the middle for evaluation: 7/8 of as much as fits, in the shape wanted."""
-    scale = EVALUATED_SHARE * min(width / to_width, height / to_height)
-    across, down = to_width * scale, to_height * scale
-    left, top = (width - across) / 2, (height - down) / 2
-    return left, top, left + across, top + down
+def centre_crop(width: int, height: int, to_width: int, to_height: int) -> Box:
+    """The crop for evaluation: 7/8 of the largest centre crop in this shape."""
+    scale = EVALUATED_FRACTION * min(width / to_width, height / to_height)
+    return _centred(width, height, to_width * scale, to_height * scale)
 
 
 def random_crop(draw: Callable[[], float], width: int, height: int) -> Box:
@@ -261,6 +250,9 @@ def random_crop(draw: Callable[[], float], width: int, height: int) -> Box:
             top = int(draw() * (height - down + 1))
             return left, top, left + across, top + down
     shape = min(max(width / height, RATIO[0]), RATIO[1])
-    across_, down_ = min(width, height * shape), min(height, width / shape)
-    left_, top_ = (width - across_) / 2, (height - down_) / 2
-    return left_, top_, left_ + across_, top_ + down_
+    return _centred(width, height, min(width, height * shape), min(height, width / shape))
+
+
+def _centred(width: int, height: int, across: float, down: float) -> Box:
+    left, top = (width - across) / 2, (height - down) / 2
+    return left, top, left + across, top + down

@@ -37,7 +37,7 @@ class EncodedSource(ImageSource):
         try:
             data = self.encoded.read(number)
         except Skipped as reason:
-            self.ledger.set_aside(number, str(reason))
+            self.ledger.skip(number, str(reason))
             return None
         header = plain_header(data)
         if header is None or header.pixels > min(self.max_pixels, LARGE_PIXELS):

@@ -50,7 +50,7 @@ class EncodedImages(Protocol):
         """The file; Skipped with the reason where it cannot be read."""
 
     def name(self, number: int) -> str:
-        """What people call it, readable whatever bytes the name is made of."""
+        """Its name, printable whatever bytes it consists of."""
 
     def order(self, generator: np.random.Generator) -> Iterable[int]:
         """All numbers once, in the order in which an epoch reads them."""
@@ -63,9 +63,9 @@ class EncodedImages(Protocol):
 
 
 def read_whole(path: str | Path) -> bytes:
-    """The bytes of a regular file of at most `MAX_FILE_BYTES`; SetAside with the reason."""
+    """The bytes of a regular file of at most `MAX_FILE_BYTES`; Skipped with the reason."""
     try:
-        # Without O_NONBLOCK, opening a pipe would wait for someone to write into it.
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         try:
             found = os.fstat(descriptor)
@@ -98,10 +98,10 @@ def readable(name: str) -> str:
 def identity_of(images: Iterable[str], folders: Iterable[Path]) -> str:
     """A value for `EncodedImages.identity` from image names and the modification times of their
     files and folders."""
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in images:
-        told.update(os.fsencode(name) + b"\0")
+        digest.update(os.fsencode(name) + b"\0")
     for folder in folders:
         found = folder.stat()
-        told.update(f"{folder} {found.st_size} {found.st_mtime_ns}\0".encode(errors="replace"))
-    return told.hexdigest()[:16]
+        digest.update(f"{folder} {found.st_size} {found.st_mtime_ns}\0".encode(errors="replace"))
+    return digest.hexdigest()[:16]

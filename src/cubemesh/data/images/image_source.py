@@ -1,9 +1,9 @@
 """Image source: photographs in files or tar shards, decoded whenever they are read.
 
-An image that cannot be used never stops a training: its place in the minibatch is taken by the next
-one that can (by number, and so of the same class mostly), and it is written into the ledger with
-the reason. So every minibatch is full, and what it holds depends on the files alone, not on threads
-or chance. In evaluation nothing takes its place: it is labelled as padding, which is not counted.
+An image that cannot be used never stops a training: it is skipped, with a reason, and the next
+usable one (by number, so mostly of the same class) replaces it. So every batch is full, and depends
+on the files alone, not on threads. In evaluation a skipped image is not replaced: its label is
+padding, which is not counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cubemesh.data.images.arrays import check_indices
 from cubemesh.data.images.decode import PILLOW_PIXELS, Augmentation, Decoder, Skipped
 from cubemesh.data.images.files import EncodedImages
 from cubemesh.data.images.skipped_images import ImageCounts, SkippedImages
-from cubemesh.data.page_cache import resident_fraction
+from cubemesh.data.page_cache import Extent, resident_fraction
 from cubemesh.data.source import Epoch, Indices, Shape, Split, empty_batch
 from cubemesh.errors import DataError
 from cubemesh.units import format_count
@@ -28,7 +28,8 @@ from cubemesh.units import format_count
 NAME = "images"
 DECODED = 255
 """The value that becomes 1.0."""
-LOOKED_AT = 512
+EXAMINED = 512
+"""Files of which the size and the pages in memory are examined."""
 
 T = TypeVar("T")
 
@@ -54,30 +55,32 @@ class ImageSource:
         return empty_batch(samples, self.shape)
 
     def batch(self, indices: Indices, into: Batch | None = None) -> Batch:
-        """See `Source.batch`: cut from the middle, as for evaluation."""
+        """See `Source.batch`: with the crops of evaluation."""
         return self.drawn(indices, into, None)
 
     def epoch(self, number: int, seed: int) -> Epoch:
-        """See `HasEpochs`: cropped and mirrored by chance, in an order that suits the files."""
+        """See `HasEpochs`: randomly cropped and mirrored, in an order that suits the files."""
         order = self.encoded.order(np.random.default_rng((seed, number)))
         return Epoch(source=_Drawn(self, Augmentation(seed, number)), order=order)
 
     def in_page_cache(self) -> float | None:
-        """The share of the files that is in memory, looked at in 512 of them; None: not known."""
-        looked = np.linspace(0, self.samples - 1, min(self.samples, LOOKED_AT)).astype(np.int64)
-        return resident_fraction(map(self.encoded.extent, looked.tolist()))
+        """Fraction of the files that is in the page cache, from 512 of them; None: unknown."""
+        return resident_fraction(self._examined())
 
     def mean_bytes(self) -> float:
-        """Bytes of an encoded image, in the mean of the same ones."""
-        looked = np.linspace(0, self.samples - 1, min(self.samples, LOOKED_AT)).astype(np.int64)
-        return float(np.mean([self.encoded.extent(n).size for n in looked.tolist()]))
+        """Mean size of an encoded image, from the same 512."""
+        return float(np.mean([extent.size for extent in self._examined()]))
+
+    def _examined(self) -> list[Extent]:
+        numbers = np.linspace(0, self.samples - 1, min(self.samples, EXAMINED)).astype(np.int64)
+        return [self.encoded.extent(number) for number in numbers.tolist()]
 
     def tally(self, tried: NDArray[np.bool_]) -> ImageCounts:
-        """What was set aside and converted of the samples marked in `tried`."""
+        """The skipped and converted images among those marked in `tried`."""
         return self.ledger.tally(tried, self.encoded.name, self.encoded.ignored)
 
     def drawn(self, indices: Indices, into: Batch | None, draw: Augmentation | None) -> Batch:
-        """As `batch`, cropped as `draw` says. DataError where not one image can be used."""
+        """As `batch`, cropped by `draw`. DataError if no image can be used."""
         check_indices(indices, self.samples)
         into = into or self.empty(len(indices))
 
@@ -92,7 +95,7 @@ class ImageSource:
         return into
 
     def made(self, number: int, draw: Augmentation | None) -> Pixels | EncodedImage | None:
-        """What a minibatch holds of image `number`; None where it is set aside."""
+        """Image `number` as a batch has it; None if it is skipped."""
         return self.decoded(number, draw)
 
     def put(self, made: Pixels | EncodedImage | None, into: Batch, row: int) -> None:
@@ -101,35 +104,35 @@ class ImageSource:
         np.divide(0 if made is None else made, DECODED, out=into.images[row], dtype=np.float32)
 
     def usable(self, number: int, make: Callable[[int], T | None]) -> tuple[int | None, T | None]:
-        """What `make` makes of image `number`, or of the one that takes its place, and which that
-        is; None where nothing does."""
+        """The number of the image that is used for `number`, itself or its replacement, and what
+        `make` returns for it; None for padding."""
         for candidate in range(number, number + self.samples):
             candidate %= self.samples
             made = make(candidate)
             if made is not None:
                 return candidate, made
-            if self.ledger.aside == self.samples:
+            if self.ledger.count == self.samples:
                 break
             if self.split == "validation":
                 return None, None
         raise self.unusable()
 
     def unusable(self) -> DataError:
-        """The error of a data set in which nothing can be used."""
+        """The error of a data set without a usable image."""
         reasons = ", ".join(f"{n} {reason}" for reason, n in self.ledger.reasons().items())
         return DataError(
-            f"All {format_count(self.ledger.aside)} images tried are unusable: {reasons}."
+            f"All {format_count(self.ledger.count)} images tried are unusable: {reasons}."
         )
 
     def decoded(self, number: int, draw: Augmentation | None = None) -> Pixels | None:
-        """Image `number`, decoded here; None where it is set aside."""
+        """Image `number`, decoded on the host; None if it is skipped."""
         if self.ledger.reason(number) is not None:
             return None
         try:
             data = self.encoded.read(number)
             image = self.decoder.decode(data, self.encoded.name(number), number, draw)
         except Skipped as reason:
-            self.ledger.set_aside(number, str(reason))
+            self.ledger.skip(number, str(reason))
             return None
         if image.converted:
             self.ledger.convert(number, image.converted)
@@ -138,7 +141,7 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """`images` as they look in one epoch of training."""
+    """`images` with the crops of one epoch of training."""
 
     images: ImageSource
     draw: Augmentation

@@ -1,16 +1,16 @@
 """Local cache: images from a slow source are stored on a local disk.
 
 DGX-1 V100 white paper [002], section 2.1: working sets are staged and cached on the local disks
-while training runs. The first epoch reads from the source; each image that comes is handed to a
-thread that appends it to one local file, the *pack*, and from then on it is read from there.
+while training runs. The first epoch reads from the source; a thread appends each image to one local
+file, the *pack*, from which it is read from then on.
 
-The pack is only ever appended to, by the one run that holds its lock. Its index is written beside
-it and takes its name when it is whole (rename), so that whenever a run ends, the index that is
-there is true of the pack: later runs begin with it and go on.
+The pack is only appended to, by the one run that holds its lock. Its index is written to a file
+next to it and renamed when it is complete, so that it is always valid for the pack, however a run
+ends; later runs continue with it.
 
-The pack ends, and the rest is read from the source as before, where it would pass the limit or
-leave the disk with less than a tenth free, or where writing fails. When the writer falls behind,
-images are passed over until the next epoch: training never waits for it.
+The pack stops growing, and other images are read from the source, if it would exceed the limit or
+leave less than a tenth of the disk free, or if writing fails. If the writer falls behind, images
+are left to the next epoch: training never waits for it.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from pathlib import Path
 import numpy as np
 
 from cubemesh.data.images.files import EncodedImages, pread
-from cubemesh.data.images.timed_reader import WrappedReader
+from cubemesh.data.images.wrapped_readers import WrappedReader
 from cubemesh.errors import UsageError
 
 LIMIT_BYTES = 100 << 30
-"""Most that a pack takes where nothing else is asked for."""
-FREE_SHARE = 0.1
-"""Of the disk, to be left free."""
+"""Default size limit of a pack."""
+FREE_FRACTION = 0.1
+"""Fraction of the disk that is left free."""
 WAITING = 64
-"""Images that may wait to be written."""
+"""Most images in the writer's queue."""
 
 _NOWHERE = -1
 
 
 class LocalCache(WrappedReader):
-    """Encoded images that are read from a pack in `folder` once they have come from where they lie.
+    """Encoded images that are read from a pack in `folder` after their first read.
 
-    UsageError where the folder cannot be written to. `close` it, or its pack is forgotten.
+    UsageError if the folder cannot be written. Without `close` the index is not saved.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LocalCache(WrappedReader):
         count = len(encoded.labels)
         self.pack = folder / f"cubemesh-images-{encoded.identity()}.pack"
         self.stopped = ""
-        """Why no more is written; empty while it goes on."""
+        """Why nothing more is written; empty while it is."""
         self._limit_bytes = limit_bytes
         self._offset = np.full(count, _NOWHERE, np.int64)
         self._size = np.zeros(count, np.int64)
@@ -93,19 +93,19 @@ class LocalCache(WrappedReader):
             return data
         data = self._encoded.read(number)
         if not self.stopped:
-            with contextlib.suppress(queue.Full):  # the next epoch has it again
+            with contextlib.suppress(queue.Full):  # left to the next epoch
                 self._waiting.put_nowait((number, data))
         return data
 
     def close(self) -> None:
-        """End the writer when it has written what waits, keep the index and let others write. What
-        is in the pack can be read all the same: threads may be at it."""
+        """End the writer after its queue, save the index and release the lock. Threads may go on
+        reading."""
         if not self._writer.is_alive():
             return
         self._waiting.put(None)
         self._writer.join()
         if self._end > self._begin:
-            self._keep_index()
+            self._save_index()
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def __del__(self) -> None:
@@ -117,7 +117,7 @@ class LocalCache(WrappedReader):
         return self.pack.with_suffix(".npz")
 
     def _load(self) -> None:
-        """Begin with what an earlier run has kept; an index that does not fit is none."""
+        """Load the index of an earlier run; one that does not fit is ignored."""
         try:
             with np.load(self._index, allow_pickle=False) as arrays:
                 offset, size = arrays["offset"], arrays["size"]
@@ -128,22 +128,22 @@ class LocalCache(WrappedReader):
             self._offset, self._size, self._end, self._begin = offset, size, end, end
 
     def _write(self) -> None:
-        while (given := self._waiting.get()) is not None:
-            number, data = given
+        while (item := self._waiting.get()) is not None:
+            number, data = item
             if self.stopped or self._offset[number] != _NOWHERE:
                 continue
             try:
-                self.stopped = self._why_no_more(len(data))
+                self.stopped = self._limit_reached(len(data))
                 if not self.stopped:
                     self._append(number, data)
             except OSError as error:
                 self.stopped = f"writing failed: {error.strerror}"
 
-    def _why_no_more(self, size: int) -> str:
+    def _limit_reached(self, size: int) -> str:
         disk = shutil.disk_usage(self.pack.parent)
         if self._end + size > self._limit_bytes:
             return "the size limit is reached"
-        if disk.free - size < FREE_SHARE * disk.total:
+        if disk.free - size < FREE_FRACTION * disk.total:
             return "the disk has less than a tenth free"
         return ""
 
@@ -153,10 +153,10 @@ class LocalCache(WrappedReader):
             written = os.pwrite(self._file, rest, at)
             rest, at = rest[written:], at + written
         self._size[number] = len(data)
-        self._offset[number] = self._end  # last, because from here on it is read from there
+        self._offset[number] = self._end  # last: from now on it is read from the pack
         self._end = at
 
-    def _keep_index(self) -> None:
+    def _save_index(self) -> None:
         try:
             os.fsync(self._file)
             file, name = tempfile.mkstemp(suffix=".part", dir=self.pack.parent)

@@ -19,13 +19,13 @@ from cubemesh.data.images.image_source import DECODED, NAME, ImageSource
 from cubemesh.data.images.local_cache import LIMIT_BYTES, LocalCache
 from cubemesh.data.images.skipped_images import ImageCounts
 from cubemesh.data.images.tar_shards import TarShards, find_shards
-from cubemesh.data.images.timed_reader import UncachedReader
+from cubemesh.data.images.wrapped_readers import UncachedReader
 from cubemesh.data.source import Shape, Source, Split, check_classes
 from cubemesh.errors import DataError, UsageError
 from cubemesh.units import format_count
 
-KEPT_BYTES = 1 << 30
-"""Most memory that images take which are kept decoded."""
+DECODED_BYTES = 1 << 30
+"""Memory limit of cached decoded images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,23 +33,23 @@ class ImageOptions:
     """How images are read."""
 
     max_pixels: int = PILLOW_PIXELS
-    """An image of more pixels is set aside before it is decoded."""
+    """Images of more pixels are skipped without decoding."""
     cache_decoded: bool = False
-    """Whether they are decoded once, before anything is timed, and kept in memory."""
+    """Whether they are decoded once, before the measurement, and cached in memory."""
     drop_page_cache: bool = False
-    """Whether a file's pages are dropped from memory as soon as it was read."""
+    """Whether a file's pages are dropped from the page cache after it was read."""
     stage_folder: Path | None = None
-    """A folder on a local disk where what was read is kept; None keeps nothing."""
+    """Folder on a local disk that caches the files; None: no cache."""
     stage_limit_bytes: int = LIMIT_BYTES
-    """Most that is kept there."""
+    """Size limit of that cache."""
     stays_encoded: bool = False
-    """Whether minibatches hold the files, for a program that decodes them on its device."""
+    """Whether batches have encoded files, for a program that decodes them on its device."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_pixels <= PILLOW_PIXELS:
             raise UsageError(
-                f"max_image_pixels={self.max_pixels} does not fit: it must be 1 to "
-                f"{format_count(PILLOW_PIXELS)}, beyond which the decoder refuses by itself."
+                f"max_image_pixels={self.max_pixels} is not valid: it must be 1 to "
+                f"{format_count(PILLOW_PIXELS)}, the decoder's own limit."
             )
         if self.cache_decoded and self.stays_encoded:
             raise UsageError(
@@ -60,7 +60,7 @@ class ImageOptions:
 
 
 def check_files(path: Path) -> None:
-    """DataError where there are neither tar shards nor folders of images at `path`."""
+    """DataError if there are neither tar shards nor folders of images at `path`."""
     if not path.is_dir():
         raise DataError(f"data_path={path} is not a folder. Name one with images or tar shards.")
     if not find_shards(path):
@@ -70,10 +70,10 @@ def check_files(path: Path) -> None:
 def open_images(
     path: Path, split: Split, shape: Shape, classes: int, reading: ImageOptions | None = None
 ) -> Source:
-    """The images of `split`, for a network of `classes` classes fed `shape`.
+    """The images of `split`, in `shape`, for a network of `classes` classes.
 
-    Unsupported where the decoder is missing; DataError and UsageError as `check_files` and where
-    the network has fewer classes.
+    Unsupported if the decoder is not installed; DataError as in `check_files`; UsageError if the
+    network has fewer classes.
     """
     reading = reading or ImageOptions()
     if shape[0] not in (1, 3):
@@ -96,11 +96,11 @@ def open_images(
 
 
 class CachedImages(RawImages):
-    """Images decoded once, cut as for evaluation, and kept in memory as bytes: as many as fit
-    `KEPT_BYTES`, taken evenly from all. Those that cannot be used are left out."""
+    """Images decoded once, with the crops of evaluation, and cached as bytes: as many as fit
+    `DECODED_BYTES`, evenly spaced. Unusable ones are left out."""
 
     def __init__(self, images: ImageSource) -> None:
-        fit = KEPT_BYTES // int(np.prod(images.shape))
+        fit = DECODED_BYTES // int(np.prod(images.shape))
         tried = np.linspace(0, images.samples - 1, min(images.samples, fit)).astype(np.int64)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             decoded = pool.map(images.decoded, tried.tolist())
@@ -121,6 +121,5 @@ class CachedImages(RawImages):
         self._tried[tried] = True
 
     def tally(self, tried: NDArray[np.bool_]) -> ImageCounts:
-        """What was set aside and converted of the images that were decoded, which all were tried
-        before the first step."""
+        """The skipped and converted images: all were tried before the first step."""
         return self._images.tally(self._tried)

@@ -29,6 +29,9 @@ from cubemesh.papers.claims.evidence import (
 )
 from cubemesh.schema import Claim, Figure, NetworkWork, RunRecord, Train, Verdict
 
+Percent = Callable[[RunRecord], Figure | None]
+"""A percentage of the step of one run; None if it was not attributed."""
+
 
 def throughput(
     claim: Claim,
@@ -185,7 +188,7 @@ def attributed(
     evidence: Evidence,
     network: str,
     batch: int,
-    percent: Callable[[RunRecord], Figure | None],
+    percent: Percent,
 ) -> Verdict:
     """A percentage of an attributed step on the paper's device."""
     found = [
@@ -224,4 +227,7 @@ def waiting(record: RunRecord) -> Figure | None:
     return Figure(value=100 * waits / total, unit="%")
 
 
-PERCENT_OF = {gpu_busy: "% of time GPU busy", waiting: "% waiting in runtime calls"}
+PERCENT_OF: dict[Percent, str] = {
+    gpu_busy: "% of time GPU busy",
+    waiting: "% waiting in runtime calls",
+}

@@ -103,7 +103,7 @@ def log_files(log: Log, source: Source, threads: int) -> None:
     them in the page cache before anything is timed."""
     if threads:
         log.figure("input_threads", Figure(value=threads, unit=""))
-    if isinstance(source, ImageSource | ReadOnly):
+    if isinstance(source, ImageSource):
         log.figure("image_file_bytes", Figure(value=source.mean_bytes(), unit="B"))
         share = source.in_page_cache()
         if (warning := page_cache(share)) is not None:
@@ -117,7 +117,7 @@ def log_files(log: Log, source: Source, threads: int) -> None:
 
 def warn_if_still_cached(spec: RunSpec, log: Log, source: Source) -> None:
     """Log a warning where files are still in the page cache in spite of drop_page_cache=true."""
-    if not spec.program.drop_page_cache or not isinstance(source, ImageSource | ReadOnly):
+    if not spec.program.drop_page_cache or not isinstance(source, ImageSource):
         return
     share = source.in_page_cache()
     if share is not None and share <= STILL_THERE:
@@ -189,7 +189,7 @@ def log_images(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None
     tallies = [
         source.tally(np.ones(source.samples, np.bool_) if tried is None else tried)
         for source, tried in read
-        if isinstance(source, ImageSource | CachedImages | ReadOnly)
+        if isinstance(source, ImageSource | CachedImages)
     ]
     if not tallies:
         return
@@ -197,7 +197,7 @@ def log_images(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None
     tally = sum(tallies, ImageCounts(tried=0))
     log.figure(
         "images_skipped",
-        Figure(value=tally.aside, unit="", n=tally.tried, method=by_kind(tally.set_aside)),
+        Figure(value=tally.skipped_images, unit="", n=tally.tried, method=by_kind(tally.skipped)),
     )
     log.figure(
         "images_converted",
@@ -233,15 +233,15 @@ def _log_local_cache(log: Log, read: Sequence[ImageSource]) -> None:
 def skipped_warning(tally: ImageCounts) -> Warning | None:
     """The warning `images-skipped`, with each reason, its count and some names; None where every
     file is a usable image."""
-    if not tally.aside and not tally.ignored:
+    if not tally.skipped_images and not tally.ignored:
         return None
     reasons = [
         f"{format_count(count)} {reason} ({', '.join(tally.examples[reason])}"
         f"{', …' if count > len(tally.examples[reason]) else ''})"
-        for reason, count in _most_first(tally.set_aside)
+        for reason, count in _most_first(tally.skipped)
     ]
     cause = (
-        f"{format_count(tally.aside)} of {format_count(tally.tried)} images tried could not be "
+        f"{format_count(tally.skipped_images)} of {format_count(tally.tried)} images tried could not be "
         f"used: {'; '.join(reasons)}."
         if reasons
         else f"All {format_count(tally.tried)} images tried could be used."

@@ -95,7 +95,7 @@ def test_what_is_refused_comes_from_the_host_and_the_rest_from_the_device(
     assert np.abs(images.numpy() - want).max() <= TOLERANCE
     tally = of_files.tally(np.ones(8, bool))
     assert tally.by_host == {REFUSED: 1}
-    assert tally.aside == 1
+    assert tally.skipped_images == 1
     images, _ = placer.place(of_files.batch(np.array([4, 6, 7])))
     want = plain.batch(np.array([4, 6, 7])).images
     assert np.abs(images.numpy() - want).max() <= TOLERANCE, "pixels and files in one minibatch"

@@ -1,7 +1,7 @@
 """Readers of encoded images that change where the bytes come from.
 
-`UncachedReader` drops a file's pages from the page cache as soon as it was read, as if the set were
-larger than the memory. `InMemoryReader` has the bytes in memory, so only decoding is left.
+`UncachedReader` drops a file's pages from the page cache after it was read, as if the data set were
+larger than the memory. `InMemoryReader` has the bytes in memory, so only decoding is measured.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from cubemesh.data.images.files import EncodedImages
 from cubemesh.data.page_cache import Extent, drop
 
 MEMORY_BYTES = 256 << 20
-"""Most that encoded images take which are kept in memory."""
+"""Memory limit of `InMemoryReader`."""
 
 
 class WrappedReader:
-    """`EncodedImages` like those given."""
+    """`EncodedImages` with the same images as `encoded`."""
 
     def __init__(self, encoded: EncodedImages) -> None:
         self._encoded = encoded
@@ -50,7 +50,7 @@ class WrappedReader:
 
 
 class UncachedReader(WrappedReader):
-    """Encoded images whose pages are dropped from memory now, and as soon as they were read."""
+    """Drops the pages of all files when it is made, and those of a file after each read."""
 
     def __init__(self, encoded: EncodedImages) -> None:
         super().__init__(encoded)
@@ -65,7 +65,7 @@ class UncachedReader(WrappedReader):
 
 
 class InMemoryReader(WrappedReader):
-    """Encoded images whose bytes are read now: the first that fit `MEMORY_BYTES` stand for all."""
+    """The first images that fit `MEMORY_BYTES`, read when it is made."""
 
     def __init__(self, encoded: EncodedImages) -> None:
         super().__init__(encoded)
