@@ -1,4 +1,4 @@
-"""A sweep that was measured elsewhere becomes a record; our own JSON comes back as it was."""
+"""Sweeps measured elsewhere become records: logs of nccl-tests, and our own JSON."""
 
 import json
 
@@ -22,7 +22,7 @@ def store(tmp_path):
         yield opened
 
 
-def test_a_log_becomes_a_record_with_its_hosts_and_a_question(tmp_path, store):
+def test_a_log_becomes_a_record_with_its_hosts_and_an_experiment_run(tmp_path, store):
     path = tmp_path / "a.log"
     path.write_text(LOG)
     (record,) = import_file(store, path)
@@ -49,7 +49,7 @@ def test_two_files_of_one_machine_are_two_experiment_runs(tmp_path, store):
     assert [len(run.run_ids) for run in store.experiment_runs()] == [1, 1]
 
 
-def test_our_own_rows_come_back(tmp_path, store):
+def test_json_of_collectives_is_imported(tmp_path, store):
     from cubemesh.api.collectives import Sweeps
     from cubemesh.views.collectives import document
 
@@ -68,15 +68,15 @@ def test_our_own_rows_come_back(tmp_path, store):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is not JSON"),
-        ("{}", "has no schema 1"),
-        ('{"schema": 1, "runs": [], "rows": []}', "has no rows"),
-        ('{"schema": 1, "runs": [{"run_id": "x"}], "rows": [{}]}', "run 1: 'run_id' is missing"),
+        ("{", "JSON"),
+        ("{}", "schema 1"),
+        ('{"schema": 1, "runs": [], "rows": []}', "no rows"),
+        ('{"schema": 1, "runs": [{"run_id": "x"}], "rows": [{}]}', "run 1: 'run_id'"),
         ('{"schema": 1, "runs": [3], "rows": [{"run_id": 1}]}', "run 1: "),
-        ("nothing", "has no line of figures"),
+        ("nothing", "nccl-tests"),
     ],
 )
-def test_files_that_hold_no_sweep_are_refused(tmp_path, store, text, words):
+def test_files_without_a_sweep_are_refused(tmp_path, store, text, words):
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(DataError, match=words):
@@ -84,7 +84,7 @@ def test_files_that_hold_no_sweep_are_refused(tmp_path, store, text, words):
     assert store.records() == []
 
 
-def test_what_is_no_text_or_not_there_is_refused(tmp_path, store):
+def test_missing_and_binary_files_are_refused(tmp_path, store):
     with pytest.raises(DataError, match="cannot be read"):
         import_file(store, tmp_path / "none")
     (tmp_path / "b").write_bytes(b"\xff\xfe\xff")

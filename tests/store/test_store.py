@@ -263,7 +263,7 @@ def test_a_store_in_memory_holds_what_it_is_given(saving):
         assert len(store.records()) == 1
 
 
-def test_ceilings_are_those_of_one_machine_that_ended_well(store, saving):
+def test_records_are_filtered_by_work_machine_and_outcome(store, saving):
     def ceiling(number, **changed):
         record = saving.make_record(number, **changed)
         return dataclasses.replace(record, spec=RunSpec(work=Ceiling()))
@@ -272,6 +272,8 @@ def test_ceilings_are_those_of_one_machine_that_ended_well(store, saving):
     other = dataclasses.replace(other, key=dataclasses.replace(other.key, machine_id="another"))
     for record in (saving.make_record(0), good, other, ceiling(3, status=Status.OOM)):
         store.save(record)
-    assert store.ceilings(good.key.machine_id) == [good]
-    assert store.ceilings("another") == [other]
-    assert store.ceilings("none") == []
+    found = [
+        store.records(machine_id=machine, work="ceiling", outcome="ok")
+        for machine in (good.key.machine_id, "another", "none")
+    ]
+    assert found == [[good], [other], []]

@@ -35,13 +35,13 @@ MAX_CONDITIONS = 72
 
 
 def replay(
-    suite: str, asked: Iterable[tuple[str, Sequence[RunRecord]]], machine: Machine | None
+    suite: str, experiments: Iterable[tuple[str, Sequence[RunRecord]]], machine: Machine | None
 ) -> Answer:
     """Verdicts of all claims of the paper that `suite` replays, each from the records of its own
-    experiment. `asked` are experiments with their records."""
+    experiment. `experiments` are pairs of an experiment and its records."""
     paper = SUITES[suite].paper
     stored: dict[str, dict[str, RunRecord]] = {}
-    for experiment, records in asked:
+    for experiment, records in experiments:
         stored.setdefault(experiment, {}).update({r.run_id: r for r in records})
     verdicts = [
         check_claim(
@@ -101,8 +101,7 @@ def _findings(paper: str, verdicts: list[Verdict]) -> Iterable[Finding]:
         yield Finding(
             code="noisy-claims",
             text=f"{format_list(v.claim.id for v in noisy)} {verb} based on noisy runs; the "
-            "verdict "
-            "may be due to other load.",
+            "verdict may be due to other load.",
             remedy="Measure again on a quiet machine, with --no-cache.",
             caveats=tuple(dict.fromkeys(code for v in noisy for code in v.caveats)),
         )
@@ -125,17 +124,11 @@ def _unreliable(verdict: Verdict) -> bool:
 
 
 def _table(verdicts: list[Verdict]) -> Table:
-    columns = (
-        Column(name="claim"),
-        Column(name="verdict"),
-        Column(name="paper"),
-        Column(name="measured"),
-        Column(name="claim text"),
-        Column(name="reason"),
+    names = ("claim", "verdict", "paper", "measured", "claim text", "reason")
+    ordered = sorted(verdicts, key=lambda v: v.claim.id not in CHECKS)  # those with a check first
+    return Table(
+        title="", columns=tuple(Column(name=n) for n in names), rows=tuple(map(_row, ordered))
     )
-    # testable claims first
-    ordered = sorted(verdicts, key=lambda v: v.claim.id not in CHECKS)
-    return Table(title="", columns=columns, rows=tuple(map(_row, ordered)))
 
 
 def _row(verdict: Verdict) -> tuple[Cell, ...]:

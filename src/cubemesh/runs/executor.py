@@ -177,7 +177,13 @@ class Executor:
         record = dataclasses.replace(
             record, environment=other, artifacts=self._store_artifacts(record.run_id, events)
         )
-        host = Host(machine=self._machine, gpus=gpus, ceilings=self._store.ceilings)
+        host = Host(
+            machine=self._machine,
+            gpus=gpus,
+            ceilings=lambda machine_id: self._store.records(
+                machine_id=machine_id, work="ceiling", outcome="ok"
+            ),
+        )
         record = enrich(record, host)
         self._store.save(record, series)
         remove(folder)

@@ -21,7 +21,7 @@ from cubemesh.store.store import Store
 
 @dataclass(frozen=True, kw_only=True)
 class SettingDifference:
-    """Something that is not the same on both sides."""
+    """A setting or property that differs between the sides."""
 
     what: str
     first: str
@@ -30,7 +30,7 @@ class SettingDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredComparison:
-    """Two sides, side by side."""
+    """Two sides, their throughput ratio and their differences."""
 
     first: RunSelection
     second: RunSelection
@@ -41,14 +41,14 @@ class StoredComparison:
 def compare_texts(
     first: str, second: str, first_store: Store, second_store: Store
 ) -> StoredComparison:
-    """Compare the runs that two words on the command line mean (select.py); UsageError where they
-    mean the same runs, or none."""
+    """Compare the runs that two texts select (select.py); UsageError if they select a common run,
+    or none."""
     sides = select(first_store, first), select(second_store, second)
     ids = [{r.run_id for r in side.records} for side in sides]
     if ids[0] & ids[1]:
         raise UsageError(
-            f"'{first}' and '{second}' mean the same run ({min(ids[0] & ids[1])}). To see how far "
-            "runs of one thing differ, give ids of its repeats: cubemesh results."
+            f"'{first}' and '{second}' select the same run ({min(ids[0] & ids[1])}). To compare "
+            "repeats of one spec, give their run ids, which `cubemesh results` lists."
         )
     return compare(*sides, first_store, second_store)
 
@@ -77,7 +77,7 @@ def compare(
 
 
 def stored_spread(store: Store, record: RunRecord) -> Spread | None:
-    """The spread between repeated runs of the same workload on the same machine; None where none
+    """The spread between repeated runs of the same workload on the same machine; None if none
     was repeated."""
     repeated: dict[tuple[str, str, str], list[RunRecord]] = {}
     for other in store.records(machine_id=record.key.machine_id, outcome="ok"):
@@ -93,7 +93,7 @@ def stored_spread(store: Store, record: RunRecord) -> Spread | None:
 def differences(
     first: Sequence[RunRecord], second: Sequence[RunRecord], machines: Sequence[Machine | None]
 ) -> list[SettingDifference]:
-    """Settings, machine, device, software, version of the code, warnings: whatever is not alike."""
+    """Settings, machine, device, software, version of the code, and warnings that differ."""
     a, b = first[0], second[0]
     own = settings_of(a), settings_of(b)
     names = dict.fromkeys((*own[0], *own[1]))
@@ -128,14 +128,14 @@ def _devices(records: Iterable[RunRecord]) -> str:
 def _software(
     a: RunRecord, b: RunRecord, machines: Sequence[Machine | None]
 ) -> list[tuple[str, str, str]]:
-    """The packages that differ, where the store still knows them; their digests otherwise."""
+    """The packages that differ, or digests if the store no longer knows the packages."""
     if a.key.software_id == b.key.software_id:
         return []
     known = [_packages(record, machine) for record, machine in zip((a, b), machines, strict=True)]
     if known[0] is None or known[1] is None:
         return [("software", a.key.software_id, b.key.software_id)]
     rows = [
-        (name, known[0].get(name, "not there"), known[1].get(name, "not there"))
+        (name, known[0].get(name, "none"), known[1].get(name, "none"))
         for name in sorted({*known[0], *known[1]})
     ]
     different = [row for row in rows if row[1] != row[2]]
@@ -143,7 +143,7 @@ def _software(
 
 
 def _packages(record: RunRecord, machine: Machine | None) -> dict[str, str] | None:
-    """The versions that count for a record; None where the machine has been upgraded since."""
+    """The versions that a record depends on; None if the machine was upgraded since."""
     packages = entry(record.spec.program.framework).packages
     if record.environment is not None:
         software = record.environment.software

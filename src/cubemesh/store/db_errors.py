@@ -22,12 +22,11 @@ _MEANINGS = {
     "Free some space, or name another store with --store.",
     sqlite3.SQLITE_READONLY: "cannot be written. Make its file and folder writable, or name "
     "another store with --store.",
-    sqlite3.SQLITE_CANTOPEN: "cannot be opened. Check that its folder is there and may be read "
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened. Check that its folder exists and can be read "
     "and written, or name another store with --store.",
     sqlite3.SQLITE_PERM: "cannot be opened. Check the permissions of its file and folder, or "
     "name another store with --store.",
-    sqlite3.SQLITE_NOTADB: "is not a database. Name a store with --store; a file that does not "
-    "exist yet is made.",
+    sqlite3.SQLITE_NOTADB: "is not a database. Name a store with --store; a new file is created.",
     sqlite3.SQLITE_CORRUPT: "is damaged. Keep a copy, save what can be read with "
     "`sqlite3 FILE .recover`, and name another store with --store.",
     sqlite3.SQLITE_IOERR: "cannot be read or written: its disk reports an error. Check the disk, "
@@ -56,16 +55,16 @@ def _meaning(location: Location, error: BaseException | None) -> CubemeshError:
     primary = None if code is None else code & 0xFF
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return BusyError(
-            f"The store {location.name} is locked by another process. Wait until that one is "
-            "done and give the same command again, or name another store with --store."
+            f"The store {location.name} is locked by another process. Wait until it has "
+            "finished and run the command again, or name another store with --store."
         )
     if primary == sqlite3.SQLITE_IOERR and _no_room(location):
         primary = sqlite3.SQLITE_FULL
     if primary in _MEANINGS:
         return StoreError(f"The store {location.name} {_MEANINGS[primary]}")
-    said = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     return StoreError(
-        f"The store {location.name} failed: {said}. Check that it can be reached, or name "
+        f"The store {location.name} failed: {message}. Check that it can be reached, or name "
         "another with --store."
     )
 

@@ -39,15 +39,15 @@ from cubemesh.schema.serialization import digest, from_plain
 from cubemesh.store.nccl_tests_log import LoggedRank, LoggedSweep, read_log
 from cubemesh.store.store import Store
 
-MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 IMPORTED = "imported"
 """Code version and software of what was not measured here."""
 
 
 def import_file(store: Store, path: Path, collective: str | None = None) -> list[RunRecord]:
-    """Store the sweeps of a file; the records. DataError naming the line (of JSON the row) that
-    cannot be; StoreError where it is stored already."""
-    text = read_text(path, MOST_BYTES, "test log")
+    """Store the sweeps of a file; the records. DataError with the invalid line (or run, in
+    JSON); StoreError if it is stored already."""
+    text = read_text(path, MAX_BYTES, "test log")
     if text.lstrip().startswith("{"):
         sweeps = _of_json(text, str(path))
         framework = "pytorch"
@@ -134,20 +134,20 @@ def _machine(ranks: Sequence[LoggedRank], path: Path) -> Machine:
 def _of_json(text: str, file: str) -> tuple[LoggedSweep, ...]:
     """The sweeps of `cubemesh collectives --json`."""
     try:
-        said = json.loads(text)
+        document = json.loads(text)
     except ValueError as error:
         raise DataError(f"{file} is not JSON: {error}.") from None
-    if said.get("schema") != 1 or not isinstance(said.get("runs"), list):
-        raise DataError(f"{file} has no schema 1 with rows and runs: `collectives --json` does.")
+    if document.get("schema") != 1 or not isinstance(document.get("runs"), list):
+        raise DataError(f"{file} is not output of `cubemesh collectives --json` (schema 1).")
     found = []
-    for number, run in enumerate(said["runs"], start=1):
+    for number, run in enumerate(document["runs"], start=1):
         where = f"{file}, run {number}"
         try:
-            rows = [r for r in said["rows"] if r["run_id"] == run["run_id"]]
+            rows = [r for r in document["rows"] if r["run_id"] == run["run_id"]]
             if rows:
                 found.append(_sweep(run, rows))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"{where}: {error!s} is missing, or no value that fits.") from None
+            raise DataError(f"{where}: {error!s} is missing or not valid.") from None
     if not found:
         raise DataError(f"{file} has no rows.")
     return tuple(found)
@@ -180,7 +180,7 @@ def _sweep(run: dict[str, Any], rows: list[dict[str, Any]]) -> LoggedSweep:
     }
     sweep = from_plain(LoggedSweep, plain)
     if len(sweep.ranks) < 2 or any(not _sound(point) for point in sweep.points):
-        raise ValueError("a size, a time or the ranks: 2 of these, and each of those above 0,")
+        raise ValueError("a size or time (above 0), or the ranks (2 or more),")
     return sweep
 
 

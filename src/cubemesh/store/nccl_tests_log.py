@@ -32,8 +32,8 @@ from cubemesh.schema.collective import (
     bus_factor,
 )
 
-MOST_LINE = 2000
-"""Characters of a line."""
+MAX_LINE = 2000
+"""Most characters of a line."""
 AGREES = 0.05
 """Tolerance of the bus bandwidth recomputed from size, time and ranks: both are printed with few
 digits."""
@@ -73,8 +73,8 @@ class LoggedSweep:
 
 
 def read_log(text: str, file: str, collective: str | None = None) -> tuple[LoggedSweep, ...]:
-    """The sweeps of a log; `collective` is the operation, where the log does not name it.
-    DataError naming the line for what cannot be."""
+    """The sweeps of a log; `collective` is the operation, if the log does not name it.
+    DataError with the first invalid line."""
     reader = _Reader(file, collective)
     for number, line in enumerate(text.splitlines(), start=1):
         reader.read(number, line)
@@ -84,7 +84,7 @@ def read_log(text: str, file: str, collective: str | None = None) -> tuple[Logge
 class _Reader:
     def __init__(self, file: str, collective: str | None) -> None:
         self._file, self._name = file, collective
-        self._asked = collective
+        self._given = collective
         self._ranks: dict[int, LoggedRank] = {}
         self._library = ""
         self._columns: list[str] = []
@@ -92,8 +92,8 @@ class _Reader:
 
     def read(self, number: int, line: str) -> None:
         where = f"{self._file}, line {number}"
-        if len(line) > MOST_LINE:
-            raise DataError(f"{where} has {len(line):,} characters: no log of nccl-tests has.")
+        if len(line) > MAX_LINE:
+            raise DataError(f"{where} has {len(line):,} characters, which is too long.")
         if line.lstrip().startswith("#"):
             self._heading(where, line.strip())
         elif self._columns and line.split() and line.split()[0].isdecimal():
@@ -102,19 +102,19 @@ class _Reader:
     def _heading(self, where: str, line: str) -> None:
         if (rank := _RANK.match(line) or _OWN_RANK.match(line)) is not None:
             self._rank(where, *rank.groups())
-        elif (starts := _STARTS.match(line)) is not None and self._asked is None:
+        elif (starts := _STARTS.match(line)) is not None and self._given is None:
             self._name = starts[1]
         elif {"size", "time", "busbw"} <= set(line.split()):
             self._columns = line.lstrip("# ").split()
             if not {"count", "type"} <= set(self._columns):
-                raise DataError(f"{where}: a heading without size, count and type.")
+                raise DataError(f"{where}: the heading has no count or type.")
         if (library := _LIBRARY.search(line)) is not None:
             self._library = library[2] or f"nccl {_version(int(library[1]))}"
 
     def _rank(self, where: str, number: str, host: str, device: str, name: str) -> None:
         rank = int(number)
         if rank in self._ranks and self._points:
-            raise DataError(f"{where}: rank {rank} comes twice; give a file for each test.")
+            raise DataError(f"{where}: rank {rank} appears twice; import one test a file.")
         on = f"cuda:{device}" if device.isdecimal() else device
         self._ranks[rank] = LoggedRank(host=host, device=on, device_name=name.strip())
 
@@ -133,7 +133,7 @@ class _Reader:
         reduction = self._reduction(where, collective, fixed.get("redop", "none"))
         size, count = (_whole(where, name, fixed[name]) for name in ("size", "count"))
         if size == 0:
-            return  # less than an element for each rank: nothing was moved
+            return  # less than an element for each rank
         self._check_size(where, collective, size, count, kind)
         points = self._points.setdefault((collective, cast(DataType, kind), reduction), [])
         width = (len(self._columns) - firsts) // (2 if self._columns.count("busbw") == 2 else 1)
@@ -142,7 +142,7 @@ class _Reader:
             point = self._point(where, collective, size, count, bool(way), own)
             if point is not None:
                 if any((p.size_bytes, p.in_place) == (size, bool(way)) for p in points):
-                    raise DataError(f"{where}: size {size} comes twice.")
+                    raise DataError(f"{where}: size {size} appears twice.")
                 points.append(point)
 
     def _collective(self, where: str) -> CollectiveName:
@@ -169,14 +169,14 @@ class _Reader:
         ranks = len(self._ranks)
         if ranks < 2 or set(self._ranks) != set(range(ranks)):
             raise DataError(
-                f"{where}: the log names {ranks} ranks above it, and a collective has ranks 0, 1 "
-                "and on. Give the whole log, with its lines '# Rank'."
+                f"{where}: the lines '# Rank' above it are not those of ranks 0, 1, …: {ranks} "
+                "were found. Import the whole log."
             )
         whole = count * ELEMENT_BYTES[kind] * (ranks if collective in PARTED else 1)
         if size != whole:
             raise DataError(
-                f"{where}: {count} elements of {kind} on {ranks} ranks are {whole} bytes of "
-                f"{collective}, and the size is {size}."
+                f"{where}: {count} elements of {kind} on {ranks} ranks are {whole} bytes in "
+                f"{collective}, but the size is {size}."
             )
 
     def _point(
@@ -196,10 +196,10 @@ class _Reader:
         follows = size / time_s / 1e9 * bus_factor(collective, len(self._ranks))
         if abs(busbw - follows) > AGREES * follows + 0.01:
             raise DataError(
-                f"{where}, field busbw: {own['busbw']} GB/s, and {follows:.4g} follow from {size} "
-                f"bytes in {time} us on {len(self._ranks)} ranks. Is it another operation?"
+                f"{where}, field busbw: {own['busbw']} GB/s, but {size} bytes in {time} us on "
+                f"{len(self._ranks)} ranks are {follows:.4g} GB/s. Check the operation."
             )
-        wrong = own.get("#wrong", "N/A")  # before, there was the largest error, which counts none
+        wrong = own.get("#wrong", "N/A")  # older versions print the largest error instead
         return SweepPoint(
             size_bytes=size,
             count=count,
@@ -213,7 +213,7 @@ class _Reader:
         if not self._points:
             raise DataError(
                 f"{self._file} has no line of figures below a heading with size, count, type, time "
-                "and busbw: it is no output of nccl-tests."
+                "and busbw: it is not output of nccl-tests."
             )
         ranks = tuple(self._ranks[rank] for rank in sorted(self._ranks))
         for (collective, kind, reduction), points in self._points.items():

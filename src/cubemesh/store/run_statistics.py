@@ -45,7 +45,7 @@ class Spread:
     variance: float
     freedom: float
     source: str
-    """Where it is known from, in words."""
+    """Where it comes from, in words."""
 
 
 def run_windows(record: RunRecord) -> list[Window]:
@@ -63,7 +63,10 @@ def ratio_of_runs(first: Sequence[Run], second: Sequence[Run], stored: Spread | 
         raise ValueError("each side needs a run")
     few = any(len(run) < FEWEST_FOR_INTERVAL for run in (*first, *second))
     within = [mean([_within(run) for run in runs]) for runs in (first, second)]
-    own = [_own_spread(values, w) for values, w in zip(sides, within, strict=True)]
+    own = [
+        spread_between(runs, "of the side with several runs", least)
+        for runs, least in zip((first, second), within, strict=True)
+    ]
     difference = mean(sides[1]) - mean(sides[0])
     why, method = "", "Welch's interval over runs"
     if own[0] is not None and own[1] is not None:
@@ -88,12 +91,13 @@ def ratio_of_runs(first: Sequence[Run], second: Sequence[Run], stored: Spread | 
     )
 
 
-def spread_between(runs: Sequence[Run], source: str) -> Spread | None:
-    """The spread of repeated runs of one spec; None for fewer than two."""
-    values = [_value(run) for run in runs]
-    if len(values) < 2:
+def spread_between(runs: Sequence[Run], source: str, least: float = 0.0) -> Spread | None:
+    """The spread of repeated runs of one spec, with at least the variance `least`; None for fewer
+    than two runs."""
+    if len(runs) < 2:
         return None
-    return Spread(variance=float(np.var(values, ddof=1)), freedom=len(values) - 1, source=source)
+    variance = max(float(np.var([_value(run) for run in runs], ddof=1)), least)
+    return Spread(variance=variance, freedom=len(runs) - 1, source=source)
 
 
 def pooled(spreads: Sequence[Spread]) -> Spread | None:
@@ -105,15 +109,6 @@ def pooled(spreads: Sequence[Spread]) -> Spread | None:
         variance=sum(s.variance * s.freedom for s in spreads) / freedom,
         freedom=freedom,
         source=" and ".join(dict.fromkeys(s.source for s in spreads)),
-    )
-
-
-def _own_spread(values: Sequence[float], within: float) -> Spread | None:
-    if len(values) < 2:
-        return None
-    variance = max(float(np.var(values, ddof=1)), within)
-    return Spread(
-        variance=variance, freedom=len(values) - 1, source="of the side with several runs"
     )
 
 

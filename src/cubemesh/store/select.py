@@ -28,8 +28,8 @@ _KEYS: dict[str, Callable[[RunRecord], str]] = {
 }
 """Keys besides the fields of a spec, matched by prefix."""
 _FEWEST_DIGITS = 4
-MOST_TOLD = 4
-"""Of the settings that differ, and of their values."""
+MAX_LISTED = 4
+"""Settings that differ, and values of each, that the message lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def select(store: Store, text: str) -> RunSelection:
         )
     if not isinstance(good[0].spec.work, NetworkWork):
         raise UsageError(f"'{text}' is a ceiling, which has no samples. Compare runs of a network.")
-    _check_one_thing(text, good)
+    _check_one_workload(text, good)
     newest = max(good, key=lambda r: r.started_utc)
     same = [r for r in good if _version(r) == _version(newest)]
     return RunSelection(text=text, records=tuple(same), left_out=len(good) - len(same))
@@ -95,7 +95,7 @@ def _by_settings(stored: Sequence[RunRecord], text: str) -> list[RunRecord]:
     for line in text.split(","):
         key, equals, value = (part.strip() for part in line.partition("="))
         if not key or not equals:
-            raise UsageError(f"'{text}' is not understood at '{line}': write key=value,key=value.")
+            raise UsageError(f"'{line}' in '{text}' is not valid: write key=value,key=value.")
         wanted[key.replace("-", "_")] = value
     known = set(_KEYS) | {name for record in stored for name in settings_of(record)}
     for key in wanted:
@@ -121,7 +121,7 @@ def settings_of(record: RunRecord) -> dict[str, Any]:
 
 
 def format_value(value: Any) -> str:
-    """A field's value as one types it."""
+    """A field's value as typed on the command line."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -131,7 +131,7 @@ def format_value(value: Any) -> str:
     return ",".join(map(format_value, value)) if isinstance(value, list) else str(value)
 
 
-def _check_one_thing(text: str, records: Iterable[RunRecord]) -> None:
+def _check_one_workload(text: str, records: Iterable[RunRecord]) -> None:
     things: dict[tuple[str, str], RunRecord] = {}
     for record in records:
         things.setdefault((record.spec.workload_id, record.key.machine_id), record)
@@ -145,11 +145,11 @@ def _check_one_thing(text: str, records: Iterable[RunRecord]) -> None:
         found = list(dict.fromkeys(format_value(own[name]) for own in settings if name in own))
         if len(found) > 1:
             values[name] = found
-    told = [f"{name} ({', '.join(found[:MOST_TOLD])})" for name, found in values.items()]
-    more = f" and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
+    listed = [f"{name} ({', '.join(found[:MAX_LISTED])})" for name, found in values.items()]
+    more = f" and {len(listed) - MAX_LISTED} more" if len(listed) > MAX_LISTED else ""
     name, found = next(iter(values.items()))
     raise UsageError(
         f"'{text}' matches runs of {len(things)} different workloads, which are compared, never "
-        f"averaged. They differ in {', '.join(told[:MOST_TOLD])}{more}: say which, as in "
+        f"averaged. They differ in {', '.join(listed[:MAX_LISTED])}{more}. Select one, as in "
         f"{text},{name}={found[0]}."
     )

@@ -1,7 +1,7 @@
 """Store of records, series, machines and experiment runs.
 
-A `Store` is a database of records, series, machines and questions. A record is stored in one
-transaction together with its series and is never changed; when `save` returns, it is on the disk.
+A record is stored in one transaction together with its series and is never changed; when `save`
+returns, it is on the disk.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
+    Row,
     Table,
     and_,
     func,
@@ -30,21 +31,23 @@ from sqlalchemy import (
 from cubemesh.errors import StoreError, UsageError, unknown_name
 from cubemesh.schema import ExperimentRun, Machine, RunKey, RunRecord, Series, Status
 from cubemesh.store import tables as schema
-from cubemesh.store.columns import (
-    MOST_CANDIDATES,
-    ambiguous,
-    experiment_run_row,
-    machine_row,
-    record_row,
-)
 from cubemesh.store.db_errors import explained
 from cubemesh.store.engine import connect
 from cubemesh.store.json_text import from_text
 from cubemesh.store.location import Location, locate, make_folder, move_to_files
 from cubemesh.store.migrations import MIGRATIONS, Migration
 from cubemesh.store.series_chunks import Chunk, from_chunks, to_chunks
-from cubemesh.store.tables import experiment_runs, machines, records
+from cubemesh.store.tables import (
+    experiment_run_row,
+    experiment_runs,
+    machine_row,
+    machines,
+    record_row,
+    records,
+)
 
+MAX_CANDIDATES = 10
+"""Runs that the message about an ambiguous prefix lists."""
 _REUSABLE = [status.value for status in Status if status.expected]
 
 
@@ -84,7 +87,7 @@ class Store:
         store = cls(place, engine)
         try:
             if read_only:
-                store._look(migrations, busy_timeout_s)
+                store._check_version(migrations, busy_timeout_s)
             else:
                 with store._write() as connection:
                     schema.prepare(connection, migrations)
@@ -143,17 +146,17 @@ class Store:
             return connection.execute(query).scalar_one()
 
     def record(self, run_id_or_prefix: str) -> RunRecord:
-        """The record whose id begins so. UsageError when none does, or several do."""
+        """The record with this id or unique prefix of an id; UsageError for none or several."""
         prefix = run_id_or_prefix.strip().lower()
         if not prefix:
             raise UsageError("No run id was given. `cubemesh results` lists the stored runs.")
         starts = records.c.run_id.startswith(prefix, autoescape=True)
         query = select(records).where(starts).order_by(records.c.sequence)
         with self._read() as connection:
-            found = connection.execute(query.limit(MOST_CANDIDATES + 1)).all()
+            found = connection.execute(query.limit(MAX_CANDIDATES + 1)).all()
         exact = [row for row in found if row.run_id == prefix]
         if len(exact or found) > 1:
-            raise UsageError(ambiguous(prefix, found))
+            raise UsageError(_ambiguous(prefix, found))
         if not found:
             raise UsageError(
                 f"No run in the store {self.name} has an id that begins with '{prefix}'. "
@@ -170,10 +173,10 @@ class Store:
         framework: str | None = None,
         outcome: str | None = None,
         machine_id: str | None = None,
+        work: str | None = None,
         limit: int | None = None,
     ) -> list[RunRecord]:
-        """Stored records, oldest first: all, or those that fit every filter given; of these the
-        newest `limit`.
+        """Stored records that match every given filter, oldest first; at most the newest `limit`.
 
         UsageError for an id in `run_ids` that is not stored, or an outcome that does not exist.
         """
@@ -184,6 +187,7 @@ class Store:
             "framework": framework,
             "outcome": outcome,
             "machine_id": machine_id,
+            "work": work,
         }
         query = select(records.c.run_id, records.c.record)
         for name, value in filters.items():
@@ -198,22 +202,6 @@ class Store:
             rows = connection.execute(newest_first.limit(limit)).all()
         return [from_text(RunRecord, row.record, f"Run {row.run_id}") for row in reversed(rows)]
 
-    def ceilings(self, machine_id: str) -> list[RunRecord]:
-        """The records of ceilings that were measured on a machine, oldest first; those that ended
-        well."""
-        query = (
-            select(records.c.run_id, records.c.record)
-            .where(
-                records.c.machine_id == machine_id,
-                records.c.work == "ceiling",
-                records.c.outcome == Status.OK.value,
-            )
-            .order_by(records.c.sequence)
-        )
-        with self._read() as connection:
-            rows = connection.execute(query).all()
-        return [from_text(RunRecord, row.record, f"Run {row.run_id}") for row in rows]
-
     def series(self, run_id: str, name: str | None = None) -> list[Series]:
         """The series of a run, all or those of one name; empty if there are none."""
         query = select(schema.series).where(schema.series.c.run_id == run_id)
@@ -224,11 +212,11 @@ class Store:
         return from_chunks(Chunk(**{k: v for k, v in row.items() if k != "run_id"}) for row in rows)
 
     def save_machine(self, machine: Machine) -> None:
-        """Store a machine as it was seen now, in place of what was known of it."""
+        """Store the current description of a machine, replacing an earlier one."""
         self._put(machines, "machine_id", machine_row(machine))
 
     def machine(self, machine_id: str) -> Machine | None:
-        """A machine as it was last seen; None when it was never stored."""
+        """The last description of a machine; None if it was never stored."""
         query = select(machines.c.machine).where(machines.c.machine_id == machine_id)
         with self._read() as connection:
             found = connection.execute(query).scalar()
@@ -264,15 +252,15 @@ class Store:
         if self._engine.dialect.name != "sqlite":
             return
         with self._read() as connection:
-            said = connection.execute(text("PRAGMA integrity_check")).scalars().all()
-        if said != ["ok"]:
+            problems = connection.execute(text("PRAGMA integrity_check")).scalars().all()
+        if problems != ["ok"]:
             raise StoreError(
-                f"The store {self.name} is damaged: {said[0]}. Keep a copy, save what can be read "
-                "with `sqlite3 FILE .recover`, and name another store with --store."
+                f"The store {self.name} is damaged: {problems[0]}. Keep a copy, save what can be "
+                "read with `sqlite3 FILE .recover`, and name another store with --store."
             )
 
     def close(self) -> None:
-        """Close it; what was stored is stored already."""
+        """Close the connections."""
         self._engine.dispose()
 
     def __enter__(self) -> Self:
@@ -296,8 +284,8 @@ class Store:
         with explained(self._location), self._writing.begin() as connection:
             yield connection
 
-    def _look(self, migrations: Sequence[Migration], busy_timeout_s: float) -> None:
-        """Check the version of a store opened for reading; an older one is lifted first."""
+    def _check_version(self, migrations: Sequence[Migration], busy_timeout_s: float) -> None:
+        """Check the version of a store opened for reading; an older one is upgraded first."""
         with self._read() as connection:
             version = schema.stored_version(connection)
         if version is None:
@@ -327,3 +315,16 @@ class Store:
 
 def _of(key: RunKey) -> ColumnElement[bool]:
     return and_(*(records.c[name] == value for name, value in asdict(key).items()))
+
+
+def _ambiguous(prefix: str, found: Sequence[Row[Any]]) -> str:
+    """The message for a prefix of several run ids."""
+    lines = [
+        f"  {row.run_id}  {row.network or row.work}, {row.framework}, "
+        f"batch {row.batch_per_device or '–'}, {row.outcome}, {row.started_utc}"
+        for row in found[:MAX_CANDIDATES]
+    ]
+    if len(found) > MAX_CANDIDATES:
+        lines.append("  …")
+    listed = "\n".join(lines)
+    return f"'{prefix}' is the prefix of several run ids:\n{listed}\nGive more digits."

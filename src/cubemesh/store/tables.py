@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from sqlalchemy import (
     Boolean,
@@ -31,9 +32,8 @@ from sqlalchemy import (
 )
 
 from cubemesh.errors import StoreError
-from cubemesh.schema import RunRecord
-from cubemesh.store.columns import record_row
-from cubemesh.store.json_text import from_text
+from cubemesh.schema import ExperimentRun, Machine, RunRecord
+from cubemesh.store.json_text import from_text, to_text
 from cubemesh.store.migrations import MIGRATIONS, Migration
 
 _OPENING_LOCK = 0x63756265
@@ -104,6 +104,46 @@ experiment_runs = Table(
     Column("complete", Boolean, nullable=False),
     Column("experiment_run", Text, nullable=False),
 )
+
+
+def record_row(record: RunRecord) -> dict[str, Any]:
+    """The row of `records`; the parts of the run's key are separate columns."""
+    work = record.spec.work
+    return {
+        **asdict(record.key),
+        "run_id": record.run_id,
+        "attempt": record.attempt,
+        "workload_id": record.spec.workload_id,
+        "work": work.kind,
+        "network": getattr(work, "network", None),
+        "framework": record.spec.program.framework,
+        "batch_per_device": record.spec.batch_per_device,
+        "outcome": record.outcome.status.value,
+        "started_utc": record.started_utc,
+        "record": to_text(record),
+    }
+
+
+def machine_row(machine: Machine) -> dict[str, Any]:
+    """The row of `machines`."""
+    return {
+        "machine_id": machine.machine_id,
+        "hostname": machine.hostname,
+        "machine": to_text(machine),
+    }
+
+
+def experiment_run_row(experiment_run: ExperimentRun) -> dict[str, Any]:
+    """The row of `experiment_runs`."""
+    return {
+        "experiment_run_id": experiment_run.experiment_run_id,
+        "experiment": experiment_run.experiment,
+        "suite": experiment_run.suite,
+        "machine_id": experiment_run.machine_id,
+        "started_utc": experiment_run.started_utc,
+        "complete": experiment_run.complete,
+        "experiment_run": to_text(experiment_run),
+    }
 
 
 def stored_version(connection: Connection) -> int | None:

@@ -8,7 +8,7 @@ from cubemesh.machines.catalogue import find
 from cubemesh.networks import build
 from cubemesh.networks.cost import totals
 from cubemesh.papers.published import figures, peak_share
-from cubemesh.papers.published.peak import precision_of
+from cubemesh.papers.published.names import precision_of
 from cubemesh.schema import PublishedFigure
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from cubemesh.papers.validation.rows import host_device, machine, peer_access, rows
-from cubemesh.schema import PublishedFigure
+from cubemesh.machines.catalogue.systems import load_system
+from cubemesh.papers.validation.rows import Row, machine, rows
 
 
-def figure(system: str, source: str = "Lambda deeplearning-benchmark v1") -> PublishedFigure:
-    found = [row.figure for row in rows()[0] if row.figure.system == system]
-    return next(f for f in found if f.source.startswith(source))
+def row_of(system: str, source: str = "Lambda deeplearning-benchmark v1") -> Row:
+    found = [row for row in rows()[0] if row.figure.system == system]
+    return next(row for row in found if row.figure.source.startswith(source))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,9 @@ def figure(system: str, source: str = "Lambda deeplearning-benchmark v1") -> Pub
 def test_runs_with_peer_access_off_are_known_by_system(
     system: str, reached: bool, host: str | None
 ) -> None:
-    assert (peer_access(figure(system)), host_device(figure(system))) == (reached, host)
+    row = row_of(system)
+    own = load_system(row.machine).host_device
+    assert (row.peer_access, row.system.host_device) == (reached, own if host is None else host)
 
 
 def test_other_sources_have_peer_access() -> None:
@@ -37,8 +39,8 @@ def test_other_sources_have_peer_access() -> None:
     assert all(row.peer_access for row in others)
 
 
-def test_a_row_without_peer_access_is_forecast_so() -> None:
-    row = next(row for row in rows()[0] if row.figure.system == "2x A100 80GB PCIe")
-    asked = row.request()
+def test_a_row_without_peer_access_is_forecast_without_it() -> None:
+    row = row_of("2x A100 80GB PCIe")
+    request = row.request()
     assert machine(row.figure) == "dual-root-pcie4"
-    assert (asked.peer_access, asked.system.host_device) == (False, "epyc-7742")
+    assert (request.peer_access, request.system.host_device) == (False, "epyc-7742")

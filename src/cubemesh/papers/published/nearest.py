@@ -12,9 +12,10 @@ import math
 import re
 from collections.abc import Iterable
 
+from cubemesh.papers.published.names import precision_of
 from cubemesh.schema.published import PublishedFigure
 
-_FAR = math.inf
+_BITS = {"fp16": 16, "bf16": 16, "tf32": 19, "fp32": 32, "fp64": 64}
 _MAKERS = {"NVIDIA", "TESLA", "GEFORCE", "GTX", "RTX", "QUADRO", "INTEL", "AMD"}
 _FORMS = re.compile(r"SXM\d?|PCIE|GEN\d|DGX|CTS|NVL|\d|\d+GB|\d+W")
 
@@ -110,18 +111,10 @@ def precision_distance(first: str, second: str) -> float:
     does not state it."""
     if not second:
         return 3.0
-    a, b = _bits(first), _bits(second)
+    a, b = (_BITS[precision_of(p) or "fp32"] for p in (first, second))
     return 0.0 if a == b else 2.0 if 16 in (a, b) else 1.0
-
-
-def _bits(precision: str) -> int:
-    """16 for fp16, bf16 and mixed precision, 19 for TF32 (and where it may be used), 32, 64."""
-    text = precision.casefold()
-    if "16" in text or "amp" in text or "mixed" in text:
-        return 16
-    return 19 if "tf32" in text else 64 if "64" in text else 32
 
 
 def _steps(wanted: float, given: float | None) -> float:
     """Doublings between two counts; 0 (a CPU) is one doubling below 1."""
-    return _FAR if given is None else abs(math.log2(max(given, 0.5) / max(wanted, 0.5)))
+    return math.inf if given is None else abs(math.log2(max(given, 0.5) / max(wanted, 0.5)))

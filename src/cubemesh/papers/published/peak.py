@@ -22,6 +22,7 @@ from cubemesh.forecast.fast_algorithms import (
 )
 from cubemesh.machines.catalogue import Peak, find, forms
 from cubemesh.networks import build
+from cubemesh.papers.published.names import precision_of
 from cubemesh.schema.published import PublishedFigure
 from cubemesh.schema.warning import Warning
 from cubemesh.units import format_quantity
@@ -83,21 +84,6 @@ def peak_share(figure: PublishedFigure) -> PeakShare:
     )
 
 
-def precision_of(spelling: str) -> str | None:
-    """Precision of the catalogue for a source's spelling; None if not stated. "fp32/TF32" may use
-    TF32."""
-    text = spelling.casefold()
-    if not text:
-        return None
-    if "pseudo" in text:  # fp16 in memory, fp32 arithmetic
-        return "fp32"
-    if "bf16" in text:
-        return "bf16"
-    if any(word in text for word in ("16", "amp", "mixed")):
-        return "fp16"
-    return "tf32" if "tf32" in text else "fp64" if "64" in text else "fp32"
-
-
 def _work(figure: PublishedFigure) -> tuple[Operations, float] | str:
     """Operations of a figure and their seconds, or why they are unknown."""
     if figure.metric not in (*_TIMES, "throughput"):
@@ -118,7 +104,8 @@ def _operations(figure: PublishedFigure) -> PassOperations | None:
     """Operations of one sample."""
     if figure.canonical is not None:
         return _of_network(figure.canonical)
-    layers = {name: _of_layer(*map(int, sizes)) for name, *sizes in _layers(figure.note)}
+    found = _SINGLE_LAYER.findall(figure.note)
+    layers = {name: _of_layer(*map(int, sizes)) for name, *sizes in found}
     name = figure.network.removeprefix("conv layer ")
     if name == "Total" and layers:
         forward = sum(layers.values(), start=Operations(counted=0.0, least=0.0))
@@ -127,10 +114,6 @@ def _operations(figure: PublishedFigure) -> PassOperations | None:
     else:
         return None
     return PassOperations(forward=forward, backward=forward * 2)
-
-
-def _layers(note: str) -> list[tuple[str, ...]]:
-    return _SINGLE_LAYER.findall(note)
 
 
 def _of_layer(channels: int, filters: int, kernel: int, side: int) -> Operations:

@@ -54,7 +54,7 @@ def findings(data: ValidationData) -> Iterator[Finding]:
     mean, ninth = mean_and_ninth([j.error for j in unseen])
     yield Finding(
         code="mean-error",
-        text=f"Forecasts of two to eight devices from the rate of one have a mean error of "
+        text="Forecasts of two to eight devices from the rate of one have a mean error of "
         f"{100 * mean:.1f} %.",
         value=100 * mean,
         unit="%",
@@ -88,8 +88,7 @@ def findings(data: ValidationData) -> Iterator[Finding]:
         yield Finding(
             code="stored-runs-error",
             text=f"Forecasts of {len(data.stored)} stored runs of several devices have a mean "
-            "error "
-            f"of {100 * mean:.1f} %, 90 % within {100 * ninth:.1f} %.",
+            f"error of {100 * mean:.1f} %, 90 % within {100 * ninth:.1f} %.",
             value=100 * mean,
             unit="%",
         )
@@ -210,22 +209,21 @@ def _stored(stored: Sequence[StoredForecast]) -> Table:
 def _not_forecast() -> Table:
     """Published rates without a forecast, by reason."""
     lines = tuple(
-        (Cell(text=reason), Cell(value=len(those)), Cell(text=", ".join(_sources(those))))
+        (
+            Cell(text=reason),
+            Cell(value=len(those)),
+            Cell(text=", ".join(sorted({f.source for f in those}))),
+        )
         for reason, those in sorted(rows()[1].items())
     )
     columns = (Column(name="reason"), Column(name="rates"), Column(name="sources"))
     return Table(title="Published rates without a forecast", columns=columns, rows=lines)
 
 
-def _sources(figures: Sequence[object]) -> list[str]:
-    return sorted({str(getattr(f, "source", "")) for f in figures})
-
-
 def charts(data: ValidationData) -> Iterator[Chart]:
     """Forecast over published, of several devices and of one, and over stored runs."""
-    names = {True: "fitted half", False: "test half"}
     lines = []
-    for half, name in names.items():
+    for half, name in ((True, "fitted half"), (False, "test half")):
         points = tuple(
             Point(x=100 * j.row.efficiency, y=100 * j.forecast)
             for j in data.several

@@ -37,6 +37,7 @@ from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.networks.graph import Network
 from cubemesh.papers.published import figures, stock_figures
+from cubemesh.papers.published.names import precision_of
 from cubemesh.schema import PublishedFigure
 from cubemesh.schema.spec import Precision
 
@@ -116,8 +117,16 @@ class Row:
 
     @property
     def peer_access(self) -> bool:
-        """Whether its GPUs had peer access."""
-        return peer_access(self.figure)
+        """Whether its GPUs had peer access, as far as is known."""
+        return self._host_without_peer_access is None
+
+    @property
+    def _host_without_peer_access(self) -> str | None:
+        """The processor of a run without peer access; None for other runs."""
+        if not self.figure.source.startswith("Lambda"):
+            return None
+        system = self.figure.system
+        return next((cpu for form, _, cpu in WITHOUT_PEER_ACCESS if re.search(form, system)), None)
 
     @property
     def way(self) -> str:
@@ -131,12 +140,15 @@ class Row:
 
     @property
     def system(self) -> System:
-        """Its system, with its processor if known."""
-        system, host = load_system(self.machine), host_device(self.figure)
-        return system if host is None else replace(system, host_device=host)
+        """Its system. A processor that is known is replaced by one of its generation in the
+        catalogue, or by none."""
+        system, host = load_system(self.machine), self._host_without_peer_access
+        if host is None:
+            return system
+        return replace(system, host_device="epyc-7742" if re.search(ZEN_2, host) else "")
 
     def request(self) -> ForecastRequest:
-        """What is asked of the model."""
+        """Its forecast's request."""
         return ForecastRequest(
             network=built(self.network),
             system=self.system,
@@ -230,7 +242,7 @@ def forecasts(found: Sequence[Row], known: Calibration) -> dict[Row, Point]:
 def forecast_alone(f: PublishedFigure, known: Calibration) -> float | None:
     """Samples/s of one device from its datasheet alone; None if its datasheet, batch size or
     network is unknown, or the figure is not of training on images."""
-    sheet, precision = find(f.device), precision_of(f.precision)
+    sheet, precision = find(f.device), precision_of(f.precision) or "fp32"
     if f.metric != "throughput" or f.devices != 1 or f.unit != "images/s" or sheet is None:
         return None
     peak, bandwidth = sheet.peak(precision), sheet.value("memory_bytes_per_s")
@@ -303,7 +315,7 @@ def _row(f: PublishedFigure, one: float) -> Row:
         rate=f.value / tokens,
         alone=one / tokens,
         machine=where,
-        precision=precision_of(f.precision),
+        precision=precision_of(f.precision) or "fp32",
         sync=_sync(f, network),
     )
 
@@ -337,14 +349,6 @@ def _key(f: PublishedFigure) -> tuple[object, ...]:
     return f.source, system, f.device, framework, f.network, f.precision, batch, note
 
 
-def precision_of(text: str) -> Precision:
-    """The nearest of cubemesh's precisions."""
-    words = text.casefold()
-    if "bf16" in words:
-        return "bf16"
-    return "fp16" if "16" in words else "tf32" if "tf32" in words else "fp32"
-
-
 def without_count(system: str) -> str:
     """A system's name without its number of devices: `2x RTX 3090` → `RTX 3090`."""
     return re.sub(r"\b\d+x ?(?=[A-Z])", "", system)
@@ -362,26 +366,3 @@ def family(system: str) -> str:
 def machine(figure: PublishedFigure) -> str | None:
     """The system of the catalogue of a figure; None if there is none."""
     return next((name for form, name in MACHINES if re.search(form, figure.system)), None)
-
-
-def peer_access(figure: PublishedFigure) -> bool:
-    """Whether the GPUs of a published figure had peer access, as far as is known."""
-    return _without(figure) is None
-
-
-def host_device(figure: PublishedFigure) -> str | None:
-    """Its processor, or one of its generation, as named in the catalogue; None if unknown, empty if
-    not in the catalogue."""
-    found = _without(figure)
-    if found is None:
-        return None
-    return "epyc-7742" if re.search(ZEN_2, found) else ""
-
-
-def _without(figure: PublishedFigure) -> str | None:
-    """Processor of a run without peer access; None for other runs."""
-    if not figure.source.startswith("Lambda"):
-        return None
-    return next(
-        (cpu for form, _, cpu in WITHOUT_PEER_ACCESS if re.search(form, figure.system)), None
-    )

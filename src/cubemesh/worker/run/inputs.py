@@ -241,8 +241,8 @@ def skipped_warning(tally: ImageCounts) -> Warning | None:
         for reason, count in _most_first(tally.skipped)
     ]
     cause = (
-        f"{format_count(tally.skipped_images)} of {format_count(tally.tried)} images tried could not be "
-        f"used: {'; '.join(reasons)}."
+        f"{format_count(tally.skipped_images)} of {format_count(tally.tried)} images tried could "
+        f"not be used: {'; '.join(reasons)}."
         if reasons
         else f"All {format_count(tally.tried)} images tried could be used."
     )

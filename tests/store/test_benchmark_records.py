@@ -1,4 +1,4 @@
-"""The stores under benchmarks/records: each opens as it is, and its answers can be computed."""
+"""Stores in benchmarks/records: each is of the current version, and its answers can be computed."""
 
 import shutil
 import sqlite3
@@ -16,9 +16,9 @@ RECORDS = Path(__file__).parents[2] / "benchmarks" / "records"
 STORES = sorted(RECORDS.glob("*.sqlite"))
 
 
-@pytest.mark.parametrize("kept", STORES, ids=lambda path: path.stem)
-def test_every_kept_store_is_current_and_answers(kept, tmp_path):
-    path = Path(shutil.copy(kept, tmp_path))
+@pytest.mark.parametrize("stored", STORES, ids=lambda path: path.stem)
+def test_stored_benchmarks_are_current_and_have_answers(stored, tmp_path):
+    path = Path(shutil.copy(stored, tmp_path))
     with closing(sqlite3.connect(path)) as plain:
         versions = plain.execute("select version from cubemesh_store").fetchall()
     assert versions == [(len(MIGRATIONS) + 1,)]
