@@ -160,3 +160,19 @@ def check_operation(work: Ceiling, offered: Iterable[str], framework: str) -> No
             f"{framework} does not measure {work.operation} here; it measures {', '.join(known)}. "
             "pytorch on a GPU measures copies between host and device."
         )
+
+
+def build_operation(
+    work: Ceiling,
+    product: Callable[[Shape], C],
+    copy: Callable[[int], C],
+    sides: tuple[int, int],
+    is_out_of_memory: Callable[[BaseException], bool],
+) -> C:
+    """The product or copy of `work`, at its shape or size or else at the fastest."""
+    if work.operation == "copy":
+        if work.size is not None:
+            return copy(work.size)
+        return fastest(copy, *COPY_SIZES, is_out_of_memory, COPY_GROWTH)
+    shape = shape_of(work)
+    return product(shape) if shape else fastest_product(product, sides, is_out_of_memory)

@@ -2,7 +2,7 @@
 
     agent ──fork──▶ rank 0 … rank N − 1     RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
           ◀──exit── one fails: all others are ended
-          serves the key-value store (api/rendezvous.py)
+          serves the key-value store (contract/rendezvous.py)
 
 The calling process must have no threads: they do not survive a fork.
 """

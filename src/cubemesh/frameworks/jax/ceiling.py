@@ -14,16 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cubemesh.frameworks.ceilings import (
-    COPY_GROWTH,
-    COPY_SIZES,
-    Shape,
-    check_operation,
-    fastest,
-    fastest_product,
-    shape_of,
-    shape_words,
-)
+from cubemesh.frameworks.ceilings import Shape, build_operation, check_operation, shape_words
 from cubemesh.frameworks.contract.program import CeilingProgram, monotonic_s
 from cubemesh.frameworks.jax.runtime import NUMERICS, JaxNumerics, is_out_of_memory, prepare
 from cubemesh.schema.spec import ProgramSettings
@@ -95,16 +86,10 @@ def build_ceiling(
     """The operation of `work` in the program's precision, at its size or at the fastest found."""
     check_operation(work, {"matrix_product", "copy"}, "jax")
     (place,), numerics = prepare(device, threads), NUMERICS[program.precision]
-    if work.operation == "copy":
-        if work.size is not None:
-            return JaxCopy(work.size, place)
-        return fastest(
-            lambda size: JaxCopy(size, place), *COPY_SIZES, is_out_of_memory, COPY_GROWTH
-        )
-    asked = shape_of(work)
-    if asked is not None:
-        return JaxMatrixProduct(asked, numerics, place)
-    sides = (1 << 10, 1 << 14) if device != "cpu" else (1 << 9, 1 << 13)
-    return fastest_product(
-        lambda shape: JaxMatrixProduct(shape, numerics, place), sides, is_out_of_memory
+    return build_operation(
+        work,
+        lambda shape: JaxMatrixProduct(shape, numerics, place),
+        lambda size: JaxCopy(size, place),
+        (1 << 9, 1 << 13) if device == "cpu" else (1 << 10, 1 << 14),
+        is_out_of_memory,
     )

@@ -44,7 +44,7 @@ class JaxLossScaling:
         """The initial state: empty, or the scale and the number of finite steps."""
         if self.constant is not None:
             return {}
-        return {"scale": jnp.float32(_FIRST_SCALE), "held": jnp.int32(0)}
+        return {"scale": jnp.float32(_FIRST_SCALE), "finite_steps": jnp.int32(0)}
 
     def scale(self, state: State) -> Any:
         """The factor of the loss."""
@@ -56,14 +56,14 @@ class JaxLossScaling:
             return new, state
         each = (jnp.isfinite(g).all() for g in jax.tree.leaves(gradients))
         finite = reduce(jnp.logical_and, each)
-        kept = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
-        held = jnp.where(finite, state["held"] + jnp.int32(1), jnp.int32(0))
-        grows = held == jnp.int32(_GROWTH_STEPS)
+        selected = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+        steps = jnp.where(finite, state["finite_steps"] + jnp.int32(1), jnp.int32(0))
+        grows = steps == jnp.int32(_GROWTH_STEPS)
         factor = jnp.where(grows, jnp.float32(2.0), jnp.float32(1.0))
         factor = jnp.where(finite, factor, jnp.float32(0.5))
-        return kept, {
+        return selected, {
             "scale": state["scale"] * factor,
-            "held": jnp.where(grows, jnp.int32(0), held),
+            "finite_steps": jnp.where(grows, jnp.int32(0), steps),
         }
 
 

@@ -1,11 +1,6 @@
-"""The optimizers of JAX programs, with exactly PyTorch's update rules.
+"""The optimizers of JAX programs, with the update rules of pytorch/optimizers.py.
 
-    sgd       g + decay · w;  v = momentum · v + g;  w −= rate · v      Sutskever et al. 2013
-    rmsprop   v = 0.99 v + 0.01 g²;  w −= rate · g / (√v + 1e-8)        Tieleman and Hinton 2012
-    adam      betas 0.9 and 0.999, epsilon 1e-8                         Kingma and Ba 2015
-    adamw     w −= rate · decay · w;  then as adam, without decay       Loshchilov and Hutter 2019
-
-In the first three weight decay is added to the gradient. An optimizer is an initial state and a
+An optimizer is an initial state and a
 pure function; XLA fuses the update of each array into one pass. (optax is not used: its RMSprop and
 its decay differ from PyTorch's by default.)
 """

@@ -214,15 +214,15 @@ def make_step(
         )
         gradients = _exact(gradients)
         if scaling is None:
-            parameters, kept = optimizer.update(gradients, carry.optimizer, carry.parameters)
-            return Carry(parameters, state, kept, key, carry.scaling), loss
+            parameters, slots = optimizer.update(gradients, carry.optimizer, carry.parameters)
+            return Carry(parameters, state, slots, key, carry.scaling), loss
         gradients = jax.tree.map(lambda g: g / scale, gradients)
         updated = optimizer.update(gradients, carry.optimizer, carry.parameters)
         before = carry.parameters, carry.optimizer
-        (parameters, kept), scaled = scaling.apply_or_skip(
+        (parameters, slots), scaled = scaling.apply_or_skip(
             carry.scaling, gradients, updated, before
         )
-        return Carry(parameters, state, kept, key, scaled), loss
+        return Carry(parameters, state, slots, key, scaled), loss
 
     return step
 

@@ -54,20 +54,25 @@ def capabilities() -> Capabilities:
 
 class ScriptedClock:
     """Starts at `time.perf_counter()`, then advances by simulated time only; with `real=1` it is
-    the real clock, and simulated time is slept."""
+    the real clock, and simulated time is slept. Each step begins with its scripted failures."""
 
     def __init__(self, script: Script, seed: int) -> None:
         self._script = script
         self._random = np.random.default_rng(seed)
         self._now = monotonic_s()
 
-    def spend(self, step: int, samples: int) -> None:
-        """Advance by the time of step number `step` (from 1), for a batch of `samples`."""
+    def spend(self, step: int, samples: int) -> float:
+        """Advance by the time of step number `step` (from 1), for a batch of `samples`. Returns the
+        clock at its start."""
+        for event in self._script.events_at(step):
+            trigger(event)
+        start_s = self.read()
         seconds = self._script.step_s(step, samples, float(self._random.standard_normal()))
         if self._script.real:
             time.sleep(seconds)
         else:
             self._now += seconds
+        return start_s
 
     def read(self) -> float:
         """Seconds, on the scale of `time.perf_counter()`."""
@@ -104,14 +109,11 @@ class NullProgram:
     def train_step(self, placed: NDArray[np.int64]) -> None:
         """Trigger the events of this step, then advance the clock."""
         self._steps += 1
-        for event in self._script.events_at(self._steps):
-            trigger(event)
-        start = self._clock.read()
-        self._clock.spend(self._steps, len(placed))
-        taken_s = self._clock.read() - start
+        start_s = self._clock.spend(self._steps, len(placed))
+        duration_s = self._clock.read() - start_s
         if self._recording:
             operator = ProfileEvent(
-                name="scripted step", kind="operator", start_s=start, duration_s=taken_s
+                name="scripted step", kind="operator", start_s=start_s, duration_s=duration_s
             )
             self._recorded.append(operator)
 
@@ -192,15 +194,12 @@ class NullCeiling:
             self.work_per_call = (2.0 if work.operation == "copy" else 1.0) * size_bytes
             self.what = format_bytes(size_bytes)
         self.unit = "FLOP/s" if product else "byte/s"
-        self._script = script
         self._clock = ScriptedClock(script, seed=0)
         self._calls = 0
 
     def call(self) -> None:
         """Trigger the events of this call, then advance the clock."""
         self._calls += 1
-        for event in self._script.events_at(self._calls):
-            trigger(event)
         self._clock.spend(self._calls, samples=0)
 
     def synchronize(self) -> None:
@@ -237,18 +236,6 @@ def trigger(event: Event) -> None:
     _FAILURES[event.kind](event)
 
 
-def _segfault(event: Event) -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def _kill(event: Event) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _exit(event: Event) -> None:
-    os._exit(event.value)
-
-
 def _hang(event: Event) -> None:
     while True:
         time.sleep(3600)
@@ -260,22 +247,22 @@ def _error(event: Event) -> None:
 
 def _allocate(event: Event) -> None:
     """Fill memory until an allocation fails. Only sensible under a memory limit."""
-    held: list[NDArray[np.uint8]] = []
+    arrays: list[NDArray[np.uint8]] = []
     try:
         while True:
-            held.append(np.ones(_ALLOCATION_BYTES, np.uint8))  # ones, so that pages are touched
+            arrays.append(np.ones(_ALLOCATION_BYTES, np.uint8))  # ones, so that pages are touched
     except MemoryError as error:
-        taken = len(held) * _ALLOCATION_BYTES
-        held.clear()
+        size_bytes = len(arrays) * _ALLOCATION_BYTES
+        arrays.clear()
         raise OutOfMemory(
-            f"scripted allocation at step {event.step}: failed after {taken} bytes."
+            f"scripted allocation at step {event.step}: failed after {size_bytes} bytes."
         ) from error
 
 
 _FAILURES: Mapping[str, Callable[[Event], None]] = {
-    "segfault": _segfault,
-    "kill": _kill,
-    "exit": _exit,
+    "segfault": lambda event: os.kill(os.getpid(), signal.SIGSEGV),
+    "kill": lambda event: os.kill(os.getpid(), signal.SIGKILL),
+    "exit": lambda event: os._exit(event.value),
     "hang": _hang,
     "error": _error,
     "allocate": _allocate,

@@ -14,8 +14,7 @@ CPU too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
@@ -33,7 +32,7 @@ from cubemesh.frameworks.pytorch.fused_network import FusedNetwork
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed, low_precision_types
 from cubemesh.frameworks.pytorch.precision.loss_scaling import DynamicScaling
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
-from cubemesh.frameworks.pytorch.runtime import other_precision, setup_process
+from cubemesh.frameworks.pytorch.runtime import on_stream, other_precision, setup_process
 from cubemesh.kernels.cpu.allocator import release_freed_memory
 from cubemesh.schema.work import Training
 
@@ -141,21 +140,11 @@ class CapturedProgram(PyTorchProgram):
         with self._capture_stream():
             super().train_step(placed)
 
-    @contextmanager
-    def _capture_stream(self) -> Iterator[None]:
+    def _capture_stream(self) -> AbstractContextManager[None]:
         """Queue work on the stream of the capture, in order with the current stream. All work on
         gradients goes there, from the first hook on: PyTorch accumulates a gradient on the stream
         on which its parameter was first used, and in a graph every other stream is a branch."""
-        if self._stream is None:
-            yield
-            return
-        here = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(here)
-        try:
-            with torch.cuda.stream(self._stream):
-                yield
-        finally:
-            here.wait_stream(self._stream)
+        return on_stream(self._stream)
 
     def _capture(self, placed: Placed) -> None:
         """Capture a step, which does not execute it; the replay does."""
@@ -164,9 +153,8 @@ class CapturedProgram(PyTorchProgram):
             torch.empty_like(array, dtype=dtype or array.dtype)
             for array, dtype in zip(placed, (*self._static_types, None), strict=True)
         )
-        self._optimizer.zero_grad(
-            set_to_none=True
-        )  # so that gradients are in the graph's memory pool
+        # None, so that gradients are allocated in the graph's memory pool.
+        self._optimizer.zero_grad(set_to_none=True)
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):

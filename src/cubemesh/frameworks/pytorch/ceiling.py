@@ -11,6 +11,8 @@ multiplies zeros or integers faster than real data.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -132,20 +134,14 @@ def build_ceiling(
         exact = ARRAY_TYPES.get(program.precision, torch.float32)
         dtype = AUTOCAST_TYPES.get(program.precision, exact)
         return _product(work, dtype, device, (1 << 10, 1 << 14) if on_gpu else (1 << 9, 1 << 13))
-    if work.operation == "copy":
-
-        def make(size: int) -> _Copying:
-            return TorchCopy(size, device)
-
-    else:
-
-        def make(size: int) -> _Copying:
-            to_device = work.operation == "host_to_device"
-            return TorchTransfer(size, device, to_device=to_device, pinned=work.pinned)
-
+    make: Callable[[int], _Copying] = partial(TorchCopy, device=device)
+    sizes = COPY_SIZES
+    if work.operation != "copy":
+        to_device = work.operation == "host_to_device"
+        make = partial(TorchTransfer, device=device, to_device=to_device, pinned=work.pinned)
+        sizes = LINK_SIZES
     if work.size is not None:
         return make(work.size)
-    sizes = COPY_SIZES if work.operation == "copy" else LINK_SIZES
     return fastest(make, *sizes, is_out_of_memory, COPY_GROWTH)
 
 

@@ -109,7 +109,7 @@ class FusedNetwork:
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Images (batch, channels, height, width), or what else the network's inputs are → the
         value of each head, (batch, classes)."""
-        return self._forward(inputs, lambda number, given: self._apply(number, given))
+        return self._forward(inputs, self._apply)
 
     def _apply(self, number: int, given: list[Tensor]) -> Tensor | Sequence[Tensor]:
         made: Tensor | Sequence[Tensor] = self.operations[number](*given)

@@ -66,8 +66,8 @@ class PyTorchProgram:
     def __init__(self, request: BuildRequest) -> None:
         settings, work, self.device = request.program, request.work, request.device
         self._kind = torch.device(self.device).type
-        self._threads = request.threads
-        prepare(self.device, settings.precision, self._threads, settings.deterministic)
+        self._settings, self._threads = settings, request.threads
+        self.apply_process_settings()
         own_seed = 0 if settings.deterministic else RANK_SEEDS * request.group.rank
         self._seed = work.seed + own_seed
         torch.manual_seed(self._seed)
@@ -98,7 +98,6 @@ class PyTorchProgram:
         self._autocast = (
             torch.autocast(self._kind, autocast_dtype) if autocast_dtype else nullcontext()
         )
-        self._settings = settings
         self._sync = request.sync
         if isinstance(self._sync, WeightServerSync) and settings.precision == "fp16":
             raise Unsupported(
@@ -229,15 +228,10 @@ class PyTorchProgram:
         self._built.load(weights)
         self._start_optimizer()
         if isinstance(self._sync, WeightServerSync) and self._optimizer is not None:
-            self._sync.attach(self._replica(self._optimizer))
-
-    def _replica(self, optimizer: torch.optim.Optimizer) -> TorchReplica:
-        return TorchReplica(
-            self._built.parameters,
-            self.buckets,
-            optimizer,
-            lambda parameters: make_optimizer(self._work, parameters),
-        )
+            make = partial(make_optimizer, self._work)
+            self._sync.attach(
+                TorchReplica(self._built.parameters, self.buckets, self._optimizer, make)
+            )
 
     def synchronize_replicas(self) -> None:
         """See `SupportsReplicaSync`."""
@@ -313,12 +307,8 @@ class PyTorchProgram:
 
     def apply_process_settings(self) -> None:
         """See `SupportsProcessSettings`."""
-        prepare(
-            self.device,
-            self._settings.precision,
-            self._threads,
-            self._settings.deterministic,
-        )
+        settings = self._settings
+        prepare(self.device, settings.precision, self._threads, settings.deterministic)
 
     def close(self) -> None:
         """Drop every array; on a GPU, the allocator's cache as well."""

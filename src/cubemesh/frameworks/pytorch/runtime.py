@@ -116,6 +116,21 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
+@contextmanager
+def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Queue work on `stream`, in order with this thread's current stream; None on a CPU."""
+    if stream is None:
+        yield
+        return
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        current.wait_stream(stream)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` means that the device or the system refused memory.
 

@@ -13,16 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cubemesh.frameworks.ceilings import (
-    COPY_GROWTH,
-    COPY_SIZES,
-    Shape,
-    check_operation,
-    fastest,
-    fastest_product,
-    shape_of,
-    shape_words,
-)
+from cubemesh.frameworks.ceilings import Shape, build_operation, check_operation, shape_words
 from cubemesh.frameworks.contract.program import CeilingProgram, monotonic_s
 from cubemesh.frameworks.tensorflow.runtime import NUMERICS, is_out_of_memory, prepare
 from cubemesh.schema.spec import ProgramSettings
@@ -87,13 +78,10 @@ def build_ceiling(
     check_operation(work, {"matrix_product", "copy"}, "tensorflow")
     prepare(threads)
     dtype = NUMERICS[program.precision].products
-    if work.operation == "copy":
-        if work.size is not None:
-            return TensorFlowCopy(work.size)
-        return fastest(TensorFlowCopy, *COPY_SIZES, is_out_of_memory, COPY_GROWTH)
-    asked = shape_of(work)
-    if asked is not None:
-        return TensorFlowMatrixProduct(asked, dtype)
-    return fastest_product(
-        lambda shape: TensorFlowMatrixProduct(shape, dtype), (1 << 9, 1 << 13), is_out_of_memory
+    return build_operation(
+        work,
+        lambda shape: TensorFlowMatrixProduct(shape, dtype),
+        TensorFlowCopy,
+        (1 << 9, 1 << 13),
+        is_out_of_memory,
     )

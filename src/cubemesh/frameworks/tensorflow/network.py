@@ -101,8 +101,8 @@ class TensorFlowFunction:
             return tf.reduce_mean(cross_entropy(labels=labels, logits=full))
         counted = labels != PADDING
         losses = cross_entropy(labels=tf.where(counted, labels, 0), logits=full)
-        kept = tf.where(counted, losses, tf.zeros_like(losses))
-        return tf.reduce_sum(kept) / tf.cast(tf.math.count_nonzero(counted), full.dtype)
+        unpadded = tf.where(counted, losses, tf.zeros_like(losses))
+        return tf.reduce_sum(unpadded) / tf.cast(tf.math.count_nonzero(counted), full.dtype)
 
 
 def check_network(network: Network, lowerings: Any, framework: str) -> None:

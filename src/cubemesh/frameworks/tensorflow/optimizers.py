@@ -1,10 +1,6 @@
-"""The optimizers of TensorFlow programs, with PyTorch's update rules.
+"""The optimizers of TensorFlow programs, with the update rules of pytorch/optimizers.py.
 
-    sgd       g + decay · w;  v = momentum · v + g;  w −= rate · v      Sutskever et al. 2013
-    rmsprop   v = 0.99 v + 0.01 g²;  w −= rate · g / (√v + 1e-8)        Tieleman and Hinton 2012
-    adam      betas 0.9 and 0.999, epsilon 1e-8                         Kingma and Ba 2015
-
-Weight decay is added to the gradient. SGD and Adam are TensorFlow's fused updates, one pass over
+SGD and Adam are TensorFlow's fused updates, one pass over
 each array. Its RMSprop has epsilon under the root, so RMSprop is written out.
 """
 

@@ -3,9 +3,9 @@ batch.
 
 Most layers treat each sample separately. Two do not:
 
-    batch normalization   statistics are those of the global batch dropout               masks are
-    drawn for the global batch on every rank, from one seed, and each
-                          rank uses its own rows
+    batch normalization   statistics are those of the global batch
+    dropout               masks are drawn for the global batch on every rank, from one seed, and
+                          each rank uses its own rows
 
 With n positions on each of N ranks, μᵣ and σᵣ² their mean and variance there, the global statistics
 are μ = mean of μᵣ and σ² = mean of (σᵣ² + (μᵣ - μ)²). Backward, with x̂ = (x - μ) / σ and the

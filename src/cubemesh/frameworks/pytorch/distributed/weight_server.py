@@ -17,6 +17,7 @@ from torch import Tensor, nn, optim
 
 from cubemesh.frameworks.contract.gradient_sync import Bucket, ServerWeights
 from cubemesh.frameworks.pytorch.distributed.buckets import places
+from cubemesh.frameworks.pytorch.runtime import on_stream
 
 MakeOptimizer = Callable[[list[nn.Parameter]], optim.Optimizer | None]
 
@@ -95,26 +96,14 @@ class TorchServerWeights:
             self._optimizer.param_groups, self._own_optimizer.param_groups, strict=True
         ):
             group["lr"] = own["lr"] * rate_factor
-        with self._on_server_stream():
+        with on_stream(self._stream):
             torch._foreach_copy_(list(self._gradients), list(gradients))
             self._optimizer.step()
 
     def read(self, into: Sequence[Tensor]) -> None:
         """See `ServerWeights`."""
-        with self._on_server_stream():
+        with on_stream(self._stream):
             torch._foreach_copy_(list(into), list(self._weights))
-
-    @contextmanager
-    def _on_server_stream(self) -> Iterator[None]:
-        """Queue work on the server's stream, in order with this thread's stream."""
-        if self._stream is None:
-            yield
-            return
-        own = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(own)
-        with torch.cuda.stream(self._stream):
-            yield
-        own.wait_stream(self._stream)
 
 
 def _by_name(

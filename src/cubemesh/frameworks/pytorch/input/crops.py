@@ -1,7 +1,7 @@
 """Crop, resize, mirror and scale decoded images to 0..1, on the device.
 
-As on the host, with Pillow's bilinear filter: output pixel i of a box [low, high) lies
-over position c = low + (i + ½)·s, s = (high - low)/n, and is the mean of the source pixels around
+As on the host, with Pillow's bilinear filter: output pixel i of a box [low, high) has
+its centre at c = low + (i + ½)·s, s = (high - low)/n, and is the mean of the source pixels around
 it, a pixel at distance d weighted max(0, 1 - d/max(s, 1)). So an image that shrinks is averaged
 (antialiased), and one that grows is interpolated. One axis after the other, in fp32; Pillow rounds
 to integers after each axis, the only difference: less than 1/255.

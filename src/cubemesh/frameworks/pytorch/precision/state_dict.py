@@ -6,6 +6,8 @@ the generators of dropout on host and device. Arrays are copied bit by bit, neve
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -101,21 +103,15 @@ def first_nonfinite(
     if run is None:
         return ""
     found: list[str] = []
-    hooks = [
-        layer.register_forward_hook(_finite_check(name, found)) for name, layer in layers.items()
-    ]
-    with torch.no_grad():
-        run()
-    for hook in hooks:
-        hook.remove()
-    return f"the output of {found[0]}" if found else ""
 
-
-def _finite_check(name: str, found: list[str]) -> Any:
-    def check(layer: nn.Module, inputs: Any, output: Any) -> None:
+    def check(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
         values = [v for v in outputs if isinstance(v, Tensor) and v.is_floating_point()]
         if not found and not all(bool(torch.isfinite(v).all()) for v in values):
             found.append(name)
 
-    return check
+    with ExitStack() as hooks, torch.no_grad():
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(partial(check, name)))
+        run()
+    return f"the output of {found[0]}" if found else ""

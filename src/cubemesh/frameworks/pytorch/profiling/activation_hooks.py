@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -17,16 +18,13 @@ InspectCallback = Callable[[str, str, Array], None]
 def inspected_layers(layers: Mapping[str, nn.Module], inspect: InspectCallback) -> Iterator[None]:
     """Call `inspect` with every layer's result, before the next layer may write over it."""
 
-    def hook(node: str) -> Callable[[nn.Module, object, object], None]:
-        def forwarded(module: nn.Module, inputs: object, result: object) -> None:
-            if isinstance(result, Tensor):
-                inspect("output", node, to_host_array(result))
+    def forwarded(node: str, module: nn.Module, inputs: object, result: object) -> None:
+        if isinstance(result, Tensor):
+            inspect("output", node, to_host_array(result))
 
-        return forwarded
-
-    with ExitStack() as stack:
+    with ExitStack() as hooks:
         for node, layer in layers.items():
-            stack.enter_context(layer.register_forward_hook(hook(node)))
+            hooks.enter_context(layer.register_forward_hook(partial(forwarded, node)))
         yield
 
 

@@ -13,8 +13,8 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -39,7 +39,8 @@ def profile(
     if layers and kind == "cuda":
         activities.append(ProfilerActivity.CPU)
     with ExitStack() as stack:
-        stack.enter_context(_annotated(layers))
+        for name, layer in layers.items():
+            _annotate(name, layer, stack)
         profiler = stack.enter_context(torch.profiler.profile(activities=activities))
         offset_ns = _offset_ns()
         run()
@@ -74,36 +75,16 @@ def _exported(profiler: torch.profiler.profile, trace: str | None) -> Any:
             return json.load(file)
 
 
-@contextmanager
-def _annotated(layers: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Annotate the forward pass of each layer with its name."""
-    handles = []
-    for name, layer in layers.items():
-        open_scopes: list[record_function] = []
+def _annotate(name: str, layer: nn.Module, until: ExitStack) -> None:
+    """Annotate the forward pass of a layer with its name, until the stack is closed."""
+    scopes: list[record_function] = []
 
-        def enter(
-            module: nn.Module,
-            args: Any,
-            *,
-            title: str = f"{LAYER}{name}",
-            scopes: list[record_function] = open_scopes,
-        ) -> None:
-            scopes.append(record_function(title))
-            scopes[-1].__enter__()  # type: ignore[no-untyped-call]
+    def enter(module: nn.Module, args: Any) -> None:
+        scopes.append(record_function(f"{LAYER}{name}"))
+        scopes[-1].__enter__()  # type: ignore[no-untyped-call]
 
-        def leave(
-            module: nn.Module,
-            args: Any,
-            result: Any,
-            *,
-            scopes: list[record_function] = open_scopes,
-        ) -> None:
-            scopes.pop().__exit__(None, None, None)
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        scopes.pop().__exit__(None, None, None)
 
-        handles.append(layer.register_forward_pre_hook(enter))
-        handles.append(layer.register_forward_hook(leave))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    until.enter_context(layer.register_forward_pre_hook(enter))
+    until.enter_context(layer.register_forward_hook(leave))
