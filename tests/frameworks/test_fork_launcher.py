@@ -14,24 +14,24 @@ from cubemesh.frameworks.fork_launcher import launch
 RANKS = 3
 
 
-def speak(folder):
-    """Every rank says its number and hears what all have said."""
+def share(folder):
+    """Every rank sets a value and reads those of all."""
     rank = int(os.environ["RANK"])
-    store = connect_store(10.0)
-    store.put(f"said/{rank}", rank * rank)
-    heard = [store.get(f"said/{other}", 10.0) for other in range(RANKS)]
-    assert store.has("said/0")
-    assert not store.has("said/99")
+    store = connect_store(60.0)
+    store.put(f"square/{rank}", rank * rank)
+    values = [store.get(f"square/{other}", 60.0) for other in range(RANKS)]
+    assert store.has("square/0")
+    assert not store.has("square/99")
     assert 1 <= store.add("counted") <= RANKS
-    Path(folder, f"heard-{rank}").write_text(f"{heard} {os.environ['WORLD_SIZE']}")
+    Path(folder, f"values-{rank}").write_text(f"{values} {os.environ['WORLD_SIZE']}")
 
 
 def fail(folder):
-    """One rank fails when all run, the others would wait for ever."""
-    rank, store = int(os.environ["RANK"]), connect_store(10.0)
+    """One rank fails once all run; the others would wait for ever."""
+    rank, store = int(os.environ["RANK"]), connect_store(60.0)
     if rank == 1:
         for other in (0, 2):
-            store.get(f"written/{other}", 10.0)
+            store.get(f"written/{other}", 60.0)
         os._exit(7)
     Path(folder, str(rank)).write_text(str(os.getpid()))
     store.put(f"written/{rank}", True)
@@ -39,15 +39,15 @@ def fail(folder):
 
 
 def run(what, folder):
-    """What `launch` returned, in a process that has no threads."""
+    """The result of `launch` in a process without threads."""
     command = [sys.executable, __file__, what, str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
 
 
 def test_ranks_share_values(tmp_path):
-    assert run("speak", tmp_path) == "{}\n"
-    heard = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert heard == {f"heard-{rank}": "[0, 1, 4] 3" for rank in range(RANKS)}
+    assert run("share", tmp_path) == "{}\n"
+    values = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert values == {f"values-{rank}": "[0, 1, 4] 3" for rank in range(RANKS)}
 
 
 def test_when_one_fails_it_is_named_and_the_others_are_ended(tmp_path):
@@ -65,4 +65,4 @@ def test_a_key_that_is_never_set_times_out():
 
 
 if __name__ == "__main__":
-    print(launch({"speak": speak, "fail": fail}[sys.argv[1]], sys.argv[2], RANKS))
+    print(launch({"share": share, "fail": fail}[sys.argv[1]], sys.argv[2], RANKS))

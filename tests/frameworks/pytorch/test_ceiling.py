@@ -3,7 +3,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.frameworks.ceilings import REST_S, try_out
-from cubemesh.frameworks.contract.program import Unsupported, monotonic_s
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.pytorch import build_ceiling
 from cubemesh.frameworks.pytorch.ceiling import TorchCopy, TorchMatrixProduct
 from cubemesh.schema.spec import ProgramSettings
@@ -40,10 +40,8 @@ def test_a_copy_moves_every_byte(size):
 
 
 def test_without_a_size_one_is_found():
-    start = monotonic_s()
     program = build_ceiling(Ceiling(), ProgramSettings(), "cpu", 2)
     assert program.work_per_call >= 2 * 512**3
-    assert monotonic_s() - start < 30
 
 
 @pytest.mark.parametrize("transposed", [False, True])

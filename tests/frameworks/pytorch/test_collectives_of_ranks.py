@@ -63,8 +63,8 @@ def run_rank(folder):
     for work in CASES:
         program = build_collective(work, "cpu", 1, extent(work, max(SIZES), RANKS))
         results.append(wrong(program, work))
-    told = {"results": results, "spoilt": spoilt(group)}
-    Path(folder, f"{group.rank}.json").write_text(json.dumps(told))
+    found = {"results": results, "spoilt": spoilt(group)}
+    Path(folder, f"{group.rank}.json").write_text(json.dumps(found))
     group.close()
 
 
@@ -73,7 +73,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     subprocess.run([sys.executable, __file__, folder], check=True, timeout=100)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
@@ -82,16 +82,16 @@ def told(tmp_path_factory):
 @pytest.mark.parametrize(
     "index", range(len(CASES)), ids=[f"{w.collective}-{w.reduction}" for w in CASES]
 )
-def test_every_element_is_right_on_every_rank(told, index):
-    for rank in told:
+def test_every_element_is_right_on_every_rank(ranks, index):
+    for rank in ranks:
         results = rank["results"][index]
         assert len(results) >= 2 * len(SIZES)
         assert [r for r in results if r[-1]] == []
 
 
-def test_ways_are_those_that_torch_offers(told):
+def test_in_place_and_out_of_place_are_measured_where_torch_offers_them(ranks):
     ways = {
-        work.collective: {way for _, way, *_ in told[0]["results"][index]}
+        work.collective: {way for _, way, *_ in ranks[0]["results"][index]}
         for index, work in enumerate(CASES)
     }
     assert ways["all-reduce"] == ways["reduce"] == ways["broadcast"] == {True}
@@ -99,5 +99,5 @@ def test_ways_are_those_that_torch_offers(told):
     assert ways["gather"] == ways["all-to-all"] == ways["send-receive"] == {False}
 
 
-def test_what_one_rank_gives_wrong_is_counted_by_all(told):
-    assert [rank["spoilt"] for rank in told] == [3, 3, 3]
+def test_every_rank_counts_the_wrong_elements_of_one(ranks):
+    assert [rank["spoilt"] for rank in ranks] == [3, 3, 3]

@@ -62,7 +62,7 @@ else:
 )
 def test_memory_refused_for_real_is_recognized(batch, room, precision):
     command = [sys.executable, "-c", REFUSED, str(batch), str(room), precision]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("True "), done.stdout
 
