@@ -22,7 +22,7 @@ from cubemesh.schema.work import Train, TrainSteps
 def make_batch() -> Callable[..., Batch]:
     def make(network: Network, samples: int = 4, seed: int = 0) -> Batch:
         rng = np.random.default_rng(seed)
-        fed = [
+        inputs = [
             rng.random((samples, *i.shape), dtype=np.float32)
             if i.dtype == "float"
             else rng.integers(0, i.classes, (samples, *i.shape))
@@ -32,7 +32,7 @@ def make_batch() -> Callable[..., Batch]:
         labels = rng.integers(0, target.classes, (samples, *target.shape))
         if target.shape:
             labels[0, -1] = PADDING
-        return Batch(*fed, labels=labels)
+        return Batch(*inputs, labels=labels)
 
     return make
 
@@ -89,7 +89,7 @@ def make_request() -> Callable[..., BuildRequest]:
 
 @pytest.fixture
 def without_dropout() -> Callable[[Network], Network]:
-    """The network with nothing dropped, for no two frameworks draw alike."""
+    """The network without dropout, since frameworks draw different numbers."""
 
     def replaced(network: Network) -> Network:
         nodes = (

@@ -55,7 +55,7 @@ def test_the_size_is_doubled_until_the_rate_stops_growing(rates, expected):
     assert found.size == expected
 
 
-def test_another_error_ends_more_than_the_search():
+def test_another_error_is_raised():
     with pytest.raises(OutOfMemory):
         fastest(lambda size: Simulated(size, {1: 100, 2: None}), 1, 2, lambda error: False)
 
@@ -67,14 +67,14 @@ class Product(Simulated):
         return 2.0 * math.prod(shape)
 
 
-def test_a_shape_that_is_no_square_wins_where_it_is_faster():
+def test_a_shape_that_is_not_square_is_chosen_where_it_is_faster():
     rates = {(1, 1, 1): 1e3, (2, 2, 2): 4e3, (4, 4, 4): 4e3, (1, 8, 4): 6e3, (8, 1, 4): 5e3}
     shapes = [(8, 1, 4), (1, 8, 4)]
     found = fastest_product(lambda s: Product(s, rates), (1, 4), is_refusal, shapes)
     assert found.size == (1, 8, 4)
 
 
-def test_shapes_that_take_too_long_or_too_much_memory_are_passed_over():
+def test_shapes_that_take_too_long_or_too_much_memory_are_skipped():
     rates = {(1, 1, 1): 1e3, (2, 2, 2): 1e3, (9, 9, 9): 1e9, (1, 2, 1): None, (1, 1, 2): 2e3}
     shapes = [(9, 9, 9), (1, 2, 1), (1, 1, 2)]
     found = fastest_product(lambda s: Product(s, rates), (1, 2), is_refusal, shapes)
@@ -95,7 +95,7 @@ def test_short_calls_are_timed_in_groups_of_some_milliseconds():
     assert trial.groups >= 20
 
 
-def test_an_operation_that_is_not_offered_is_refused_with_those_that_are():
+def test_an_unsupported_operation_is_refused_with_the_supported_ones():
     check_operation(Ceiling(), {"matrix_product"}, "jax")
     with pytest.raises(Unsupported, match=r"host_to_device.*copy, matrix"):
         check_operation(Ceiling(operation="host_to_device"), {"matrix_product", "copy"}, "jax")

@@ -50,7 +50,7 @@ def request_for(name, make_request, layout):
     return make
 
 
-def test_the_layout_it_is_compared_in_is_offered(name, framework):
+def test_the_usual_layout_is_supported(name, framework):
     assert FRAMEWORKS[name].layout in framework.capabilities().layouts
 
 
@@ -145,7 +145,7 @@ def test_capabilities_are_sane(framework, name, layout):
 
 
 @pytest.mark.timeout(300)  # some compile each of them, twice
-def test_every_precision_layout_and_optimizer_offered_on_the_cpu_takes_a_step(
+def test_every_supported_precision_layout_and_optimizer_takes_a_step_on_the_cpu(
     framework, request_for, make_batch, tiny
 ):
     able = framework.capabilities()
@@ -181,7 +181,7 @@ def test_a_placed_batch_is_a_copy(framework, request_for, make_batch):
     assert np.array_equal(program.evaluate(placed), expected)
 
 
-def test_a_batch_that_may_not_be_written_to_is_placed(framework, request_for, make_batch, recwarn):
+def test_a_read_only_batch_is_placed(framework, request_for, make_batch, recwarn):
     request = request_for()
     batch = make_batch(request.network)
     batch.images.flags.writeable = False
@@ -192,7 +192,7 @@ def test_a_batch_that_may_not_be_written_to_is_placed(framework, request_for, ma
     assert not recwarn.list
 
 
-def test_state_and_load_are_each_other_s_inverse(framework, request_for, make_batch):
+def test_load_restores_what_state_returned(framework, request_for, make_batch):
     request = request_for(every_layer())
     first, second = framework.build(request), framework.build(request)
     drawn = request.network.draw(3)
@@ -200,13 +200,13 @@ def test_state_and_load_are_each_other_s_inverse(framework, request_for, make_ba
     for name, array in first.state().items():
         assert np.array_equal(array, drawn[name]), name
     first.train_step(first.place(make_batch(request.network)))
-    kept = first.state()
-    assert list(kept) == [*request.network.parameters, *request.network.state]
-    second.load(kept)
+    saved = first.state()
+    assert list(saved) == [*request.network.parameters, *request.network.state]
+    second.load(saved)
     for name, array in second.state().items():
-        assert np.array_equal(array, kept[name]), name
+        assert np.array_equal(array, saved[name]), name
         array += 1
-    assert all(np.array_equal(array, kept[n]) for n, array in second.state().items())
+    assert all(np.array_equal(array, saved[n]) for n, array in second.state().items())
 
 
 def test_weights_of_another_network_are_refused(framework, request_for):
@@ -248,7 +248,7 @@ def test_a_ceiling_can_be_called(framework, name):
         assert program.clock() > start
 
 
-def test_refused_memory_is_told_from_other_errors(framework):
+def test_refused_memory_is_distinguished_from_other_errors(framework):
     assert framework.is_out_of_memory(MemoryError())
     assert framework.is_out_of_memory(OutOfMemory())
     assert not framework.is_out_of_memory(ValueError("out of memory"))

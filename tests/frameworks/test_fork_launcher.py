@@ -50,7 +50,7 @@ def test_ranks_share_values(tmp_path):
     assert values == {f"values-{rank}": "[0, 1, 4] 3" for rank in range(RANKS)}
 
 
-def test_when_one_fails_it_is_named_and_the_others_are_ended(tmp_path):
+def test_the_failed_rank_is_returned_and_the_others_are_ended(tmp_path):
     assert run("fail", tmp_path) == "{1: 7}\n"
     files = sorted(tmp_path.iterdir())
     assert [path.name for path in files] == ["0", "2"]

@@ -7,11 +7,11 @@ of normalizations of a first step, and for weights and evaluation scores after f
 PyTorch's weights (differences in the last digit grow from step to step). In fp32 a framework may be
 four times as far from fp64 as PyTorch's fp32 is, in outputs, statistics and gradients each (a
 gradient is the change of a weight, so fp32 says little of one far smaller than its weight). PyTorch
-itself is held against networks written by hand in pytorch/test_module.py. Dropout is taken out, for
-no two frameworks draw alike.
+itself is compared with handwritten networks in pytorch/test_module.py. Dropout is removed, since
+frameworks draw different numbers.
 
 Compiling the deep networks takes minutes, so they are marked `sweep`, and so is most of what
-pytorch-compiled does; CONTRIBUTING.md has the command. `--junitxml=FILE` keeps each distance.
+pytorch-compiled does; CONTRIBUTING.md has the command. `--junitxml=FILE` stores each distance.
 """
 
 import dataclasses
@@ -143,22 +143,22 @@ def five_steps(ours, theirs, network, make_batch, turned=dict):
     for seed in range(5):
         before = theirs.state()
         ours.load(turned(before))
-        for program, kept in zip((ours, theirs), found, strict=True):
+        for program, values in zip((ours, theirs), found, strict=True):
             program.train_step(program.place(make_batch(network, 4, seed)))
             state = program.state() if program is theirs else turned(program.state())
-            kept.update(state)
+            values.update(state)
             if seed == 0:  # the change of a weight in such a step is rate times its gradient
-                kept["loss"] = np.array(program.loss())
-                kept.update({f"∂{n}": (before[n] - state[n]) / RATE for n in network.parameters})
-                kept.update({f"first {n}": state[n] for n in network.state})
-    for program, kept in zip((ours, theirs), found, strict=True):
-        kept["scores"] = program.evaluate(program.place(make_batch(network, 4, 99)))
-    assert np.ptp(kept["scores"], axis=0).any()  # what is fed does reach the scores
+                values["loss"] = np.array(program.loss())
+                values.update({f"∂{n}": (before[n] - state[n]) / RATE for n in network.parameters})
+                values.update({f"first {n}": state[n] for n in network.state})
+    for program, values in zip((ours, theirs), found, strict=True):
+        values["scores"] = program.evaluate(program.place(make_batch(network, 4, 99)))
+    assert np.ptp(values["scores"], axis=0).any()  # the scores depend on the input
     return found
 
 
 @pytest.mark.parametrize(("framework", "name"), cases())
-def test_the_same_in_fp64(framework, name, program, make_batch, record_property):
+def test_equal_to_pytorch_in_fp64(framework, name, program, make_batch, record_property):
     network = build(name)
     step = {"precision": "fp64", "learning_rate": RATE}
     pair = [program(f, network, **step) for f in (framework, "pytorch")]
@@ -168,7 +168,7 @@ def test_the_same_in_fp64(framework, name, program, make_batch, record_property)
 
 
 @pytest.mark.parametrize(("framework", "name"), cases())
-def test_fp32_is_as_near_to_fp64_as_pytorch_s(
+def test_fp32_is_as_close_to_fp64_as_pytorch_s(
     framework, name, program, make_batch, record_property
 ):
     network = build(name)
@@ -190,7 +190,7 @@ def test_fp32_is_as_near_to_fp64_as_pytorch_s(
 
     ours, theirs = first_step(framework, "fp32"), first_step("pytorch", "fp32")
     reference = first_step("pytorch", "fp64")
-    kinds = {  # apart, for a gradient much smaller than its weight is lost in the weight's digits
+    kinds = {  # separate: a gradient much smaller than its weight is lost in the weight's digits
         "outputs": [*LOSSES, "scores"],
         "statistics": list(network.state),
         "gradients": list(network.parameters),
@@ -205,7 +205,7 @@ def test_fp32_is_as_near_to_fp64_as_pytorch_s(
 
 
 @pytest.mark.parametrize(("framework", "name"), cases({"little-cnn", "mixed"}, sorted(QUICK)))
-def test_the_same_in_every_layout(framework, name, program, make_batch):
+def test_equal_in_every_layout(framework, name, program, make_batch):
     network = build(name)
     layouts = FRAMEWORKS[framework].load().capabilities().layouts
     if len(layouts) == 1:
@@ -270,7 +270,7 @@ MUTATIONS = {
 
 
 @pytest.mark.parametrize(("framework", "mutation"), cases(set(MUTATIONS), MUTATIONS))
-def test_a_change_of_one_setting_is_seen(framework, mutation, program, make_batch):
+def test_the_comparison_detects_one_changed_setting(framework, mutation, program, make_batch):
     kind, setting = MUTATIONS[mutation]
     network = small_lstm() if kind is LayerNorm else small_cnn()
     nodes = tuple(
@@ -305,7 +305,7 @@ def gates(order):
 @pytest.mark.parametrize(
     ("framework", "order"), cases({"ifgo", "figo", "ifog"}, ["ifgo", "figo", "ifog"])
 )
-def test_another_order_of_gates_is_seen(framework, order, program, make_batch):
+def test_the_comparison_detects_another_order_of_gates(framework, order, program, make_batch):
     network = small_lstm()
     step = {"precision": "fp64", "learning_rate": RATE}
     pair = [program(f, network, **step) for f in (framework, "pytorch")]

@@ -45,7 +45,7 @@ def stepped(program, tiny, make_batch, steps=1):
     return program.state()
 
 
-def test_a_static_scale_leaves_the_step_as_it_is(start, tiny, make_batch):
+def test_a_static_scale_does_not_change_the_step(start, tiny, make_batch):
     exact = stepped(start(), tiny, make_batch)
     scaled = start(precision="fp16", loss_scale=512.0)
     found, drawn = stepped(scaled, tiny, make_batch), tiny.draw(0)
@@ -65,7 +65,7 @@ def test_small_gradients_need_the_scale(start, tiny, make_batch):
     assert not np.array_equal(after[first], tiny.draw(0)[first])
 
 
-def test_a_dynamic_scale_leaves_out_a_step_that_overflows_and_is_halved(start, tiny, make_batch):
+def test_a_dynamic_scale_skips_a_step_that_overflows_and_is_halved(start, tiny, make_batch):
     program = start(gain=200.0, precision="fp16", loss_scale="dynamic")
     assert program.loss_scale() == (65536.0, "dynamic")
     before = program.state()
@@ -97,7 +97,7 @@ def test_all_layers_in_fp32_are_the_fp32_program(start, tiny, make_batch):
         np.testing.assert_allclose(found[array], exact[array], rtol=1e-5, atol=1e-7)
 
 
-def test_a_layer_in_fp32_answers_in_float32(start, tiny, make_batch):
+def test_a_layer_in_fp32_returns_float32(start, tiny, make_batch):
     """A bfloat16 has 8 digits of significand, so a float32 that is no bfloat16 came from fp32."""
 
     def scores(**settings):
@@ -110,6 +110,6 @@ def test_a_layer_in_fp32_answers_in_float32(start, tiny, make_batch):
     assert np.abs(wide - scores(precision_of=("*=fp32",))).max() > 0  # the convolution is narrow
 
 
-def test_a_name_the_network_has_not_is_refused(start):
+def test_an_unknown_layer_is_refused(start):
     with pytest.raises(UsageError, match="classifier"):
         start(precision="bf16", precision_of=("clasifier=fp32",))

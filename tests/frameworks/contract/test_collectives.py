@@ -14,7 +14,7 @@ NAMES = st.sampled_from(COLLECTIVES)
 
 
 @given(NAMES, RANKS, st.integers(1, 1 << 20), st.sampled_from(sorted(ELEMENT_BYTES)))
-def test_a_size_is_whole_elements_and_alike_for_each_rank(name, ranks, size, kind):
+def test_a_size_is_whole_elements_and_equal_for_each_rank(name, ranks, size, kind):
     work = Collective(collective=name, data_type=kind)
     found = extent(work, size, ranks)
     unit = ELEMENT_BYTES[kind] * (ranks if name in PARTED else 1)
@@ -26,7 +26,7 @@ def test_a_size_is_whole_elements_and_alike_for_each_rank(name, ranks, size, kin
 
 
 @given(NAMES, RANKS, st.integers(1, 4096))
-def test_what_a_rank_must_have_fills_what_it_gets(name, ranks, size):
+def test_the_expected_pieces_cover_the_result(name, ranks, size):
     work = Collective(collective=name)
     of = extent(work, size, ranks)
     for rank in range(ranks):
@@ -39,7 +39,7 @@ def test_what_a_rank_must_have_fills_what_it_gets(name, ranks, size):
         assert all(0 <= p.from_start <= of.gives - p.length for p in found)
 
 
-def test_pieces_by_hand():
+def test_pieces_equal_those_derived_by_hand():
     def got(name, rank, pair=None):
         work = Collective(collective=name)
         return pieces(work, extent(work, 24, 3), rank, 3, pair)  # 6 floats, 2 for each rank
@@ -61,14 +61,14 @@ def test_pieces_by_hand():
 
 
 @given(RANKS, st.sampled_from(sorted(ELEMENT_BYTES)))
-def test_sums_stay_below_what_a_type_holds_exactly(ranks, kind):
+def test_sums_are_exact_in_their_type(ranks, kind):
     whole = {"int8": 128, "uint8": 256, "half": 2048, "bfloat16": 256}.get(kind, 2**24)
     drawn = span(Collective(data_type=kind), ranks)
     assert 2 <= drawn <= 256
     assert ranks * (drawn - 1) < whole
 
 
-def test_what_cannot_be_checked_exactly_is_refused_unless_nothing_is():
+def test_a_reduction_that_cannot_be_checked_is_refused_unless_checks_are_off():
     odd = Collective(reduction="avg")
     assert span(odd, 4) > 1
     with pytest.raises(Unsupported, match="3 devices"):
@@ -78,7 +78,7 @@ def test_what_cannot_be_checked_exactly_is_refused_unless_nothing_is():
     assert span(Collective(reduction="avg", checks=0), 3) == 2
 
 
-def test_arrays_are_forecast():
+def test_memory_of_the_arrays():
     work = Collective(collective="all-gather")
     of = extent(work, 8 << 20, 4)
     assert needs_bytes(work, of, on_cpu=False) == (2 << 20) + (8 << 20)

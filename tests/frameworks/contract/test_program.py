@@ -9,7 +9,7 @@ from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.frameworks.contract.program import monotonic_s
 
 
-def test_a_batch_knows_its_size():
+def test_the_size_of_a_batch():
     batch = Batch(images=np.zeros((3, 1, 2, 2), np.float32), labels=np.zeros(3, np.int64))
     assert batch.samples == 3
     assert batch.size_bytes == 3 * 4 * 4 + 3 * 8
@@ -28,7 +28,7 @@ def test_the_clock_never_goes_back():
     assert readings == sorted(readings)
 
 
-def test_an_unknown_framework_names_the_nearest():
+def test_an_unknown_framework_suggests_the_nearest():
     assert entry("null") is FRAMEWORKS["null"]
     with pytest.raises(UsageError, match="pytorch"):
         entry("pytorc")

@@ -55,7 +55,7 @@ def test_losses_of_two_steps_equal_those_of_handwritten_code(
         assert program.loss() == pytest.approx(loss, rel=1e-9)
 
 
-def test_in_bfloat16_the_losses_are_those_of_float32_about(by_hand, make_batch, monkeypatch):
+def test_losses_in_bfloat16_are_close_to_those_in_float32(by_hand, make_batch, monkeypatch):
     network = networks.build("little-cnn", 8, 10)
     weights, batch = network.draw(1), make_batch(network, 16)
     monkeypatch.setattr(by_hand, "dropout", lambda x, rate, key: x)

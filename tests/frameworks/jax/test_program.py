@@ -59,7 +59,7 @@ def test_a_step_computes_in_the_types_of_its_precision(
     }
 
 
-def test_a_step_writes_over_the_arrays_it_was_given(loaded, make_batch, tiny):
+def test_a_step_overwrites_its_arrays(loaded, make_batch, tiny):
     program = loaded()
     before = program._carry
     program.train_step(program.place(make_batch(tiny)))
@@ -67,18 +67,18 @@ def test_a_step_writes_over_the_arrays_it_was_given(loaded, make_batch, tiny):
     assert all(array.is_deleted() for array in before.parameters.values())
 
 
-def test_weights_that_were_read_stay_as_they_were_read(loaded, make_batch, tiny):
+def test_weights_that_were_read_do_not_change(loaded, make_batch, tiny):
     program = loaded()
     read = program.state()
-    kept = {name: array.copy() for name, array in read.items()}
+    copies = {name: array.copy() for name, array in read.items()}
     for _ in range(3):
         program.train_step(program.place(make_batch(tiny)))
     program.synchronize()
-    assert all(np.array_equal(read[name], kept[name]) for name in kept)
-    assert any(not np.array_equal(program.state()[name], kept[name]) for name in kept)
+    assert all(np.array_equal(read[name], copies[name]) for name in copies)
+    assert any(not np.array_equal(program.state()[name], copies[name]) for name in copies)
 
 
-def test_losses_of_one_seed_are_the_same_and_dropout_draws_anew(loaded, make_batch, tiny):
+def test_losses_are_equal_for_one_seed_and_dropout_differs_between_steps(loaded, make_batch, tiny):
     def losses(seed):
         program = loaded(seed=seed, learning_rate=0.0)
         placed = program.place(make_batch(tiny))
@@ -93,7 +93,7 @@ def test_losses_of_one_seed_are_the_same_and_dropout_draws_anew(loaded, make_bat
     assert len({*first, *losses(2)}) == 6
 
 
-def test_the_forward_pass_keeps_weights_and_moves_the_statistics(tiny, make_request, make_batch):
+def test_the_forward_pass_changes_statistics_only(tiny, make_request, make_batch):
     work = Forward(network="tiny", batch_per_device=4)
     program = build(make_request(tiny, work=work))
     with pytest.raises(UsageError, match="load"):
@@ -121,14 +121,14 @@ def test_one_value_a_channel_cannot_be_normalized(make_request, make_batch):
         program.train_step(program.place(make_batch(network, 1)))
 
 
-def test_a_placed_batch_lies_where_it_was_copied_to(loaded, make_batch, tiny):
+def test_a_placed_batch_uses_the_copy_in_place(loaded, make_batch, tiny):
     images, labels = loaded().place(make_batch(tiny))
     assert images.unsafe_buffer_pointer() % 64 == 0
     assert (images.dtype, labels.dtype) == (np.float32, np.int32)
     assert loaded(layout="nhwc").place(make_batch(tiny))[0].shape == (4, 6, 5, 3)
 
 
-def test_xla_s_refusal_of_memory_is_known():
+def test_xla_s_refusal_of_memory_is_recognized():
     refusal = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes.")
     assert is_out_of_memory(refusal)
     assert not is_out_of_memory(jax.errors.JaxRuntimeError("INTERNAL: something else"))
@@ -150,7 +150,7 @@ print(sum(name.startswith("tf_XLAEigen") for name in names))
 
 
 @pytest.mark.parametrize("threads", ["1", "3"])
-def test_xla_computes_with_the_threads_asked_for(threads):
+def test_xla_computes_with_the_requested_threads(threads):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", THREADS, threads],

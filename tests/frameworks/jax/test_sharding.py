@@ -73,7 +73,7 @@ def trained(program, make_batch, network):
     ],
     ids=lambda value: value["precision"] if isinstance(value, dict) else "",
 )
-def test_several_devices_make_the_steps_of_one(fields, tolerance, make, make_batch, normed):
+def test_several_devices_equal_one(fields, tolerance, make, make_batch, normed):
     found = trained(make(DEVICES, **fields), make_batch, normed)
     expected = trained(make(1, "none", **fields), make_batch, normed)
     for name, array in expected.items():
@@ -103,7 +103,7 @@ def test_a_batch_normalization_over_each_devices_own_samples(layout, make, make_
     over_all = after_a_step(make(DEVICES, batch_norm="global", **fields))
     assert max(np.abs(found[name] - over_all[name]).max() for name in normed.parameters) > 1e-6
     text = program._step.lower(program._carry, *program.place(whole)).compile().as_text()
-    assert "all-gather" not in text, "every device normalizes what lies on it"
+    assert "all-gather" not in text, "every device normalizes its own part"
 
 
 def test_every_device_has_the_weights_and_a_part_of_the_batch(make, make_batch, normed):
@@ -121,7 +121,7 @@ def test_every_device_has_the_weights_and_a_part_of_the_batch(make, make_batch, 
     assert "all-reduce" in text
 
 
-def test_devices_that_train_alone_are_refused_and_forward_passes_need_no_exchange(
+def test_training_without_synchronization_is_refused_and_forward_passes_need_none(
     make, make_batch, normed
 ):
     with pytest.raises(Unsupported, match="sync=all-reduce"):
@@ -137,7 +137,7 @@ def test_devices_that_train_alone_are_refused_and_forward_passes_need_no_exchang
     sum(device.startswith("cuda") for device in capabilities().devices) < DEVICES,
     reason="JAX finds no two GPUs here",
 )
-def test_two_gpus_make_the_steps_of_one(make, make_batch, normed):
+def test_two_gpus_equal_one(make, make_batch, normed):
     fields = {"precision": "fp64", "device": "cuda:0", "momentum": 0.9}
     found = trained(make(DEVICES, **fields), make_batch, normed)
     expected = trained(make(1, "none", **fields), make_batch, normed)

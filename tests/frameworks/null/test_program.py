@@ -116,7 +116,7 @@ def test_a_ceiling_has_its_operation_s_size():
         ("exit:7@3", 7),
     ],
 )
-def test_the_process_really_ends(script, code):
+def test_the_process_ends_with_its_code(script, code):
     done = run_script(script)
     assert done.returncode == code
     assert done.stdout.split() == ["1", "2", "3"]
@@ -128,7 +128,7 @@ def test_an_error_is_raised():
     assert "step 2" in last
 
 
-def test_memory_is_really_filled():
+def test_allocation_fills_memory():
     limit = 1 << 30
 
     def limited():

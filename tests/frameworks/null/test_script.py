@@ -13,7 +13,7 @@ from cubemesh.frameworks.null.script import EVENTS, Event, Script, read_script
 POSITIVE = st.floats(1e-6, 1e3)
 
 
-def test_no_script_is_the_default():
+def test_no_script_has_default_settings():
     assert read_script(None) == read_script("") == Script()
     assert Script().step == 0.001
 
@@ -35,13 +35,13 @@ def test_settings_and_events_are_read():
 @given(
     step=POSITIVE, jitter=st.floats(0, 1), at=st.integers(1, 10**6), kind=st.sampled_from(EVENTS)
 )
-def test_what_is_written_is_what_is_read(step, jitter, at, kind):
+def test_a_written_script_is_read_back(step, jitter, at, kind):
     script = read_script(f"{kind}@{at},step={step!r},jitter={jitter!r}")
     assert script == Script(step=step, jitter=jitter, events=(Event(kind=kind, step=at),))
 
 
 @given(st.text(alphabet="abcdeilnoprstu_=@:,.0123456789- ", max_size=40))
-def test_any_text_is_read_or_refused(text):
+def test_any_text_is_a_script_or_a_usage_error(text):
     try:
         script = read_script(text)
     except UsageError:
@@ -71,7 +71,7 @@ def test_any_text_is_read_or_refused(text):
         ("exit:256@3", ("exit:256@3", "255")),
     ],
 )
-def test_mistakes_name_the_part_and_what_is_known(text, named):
+def test_errors_name_the_part_and_the_allowed_values(text, named):
     with pytest.raises(UsageError) as error:
         read_script(text)
     assert [name for name in named if name not in str(error.value)] == []
@@ -95,19 +95,19 @@ def test_loss_and_accuracy():
     assert script.accuracy_of(1, 1) == 0.8
 
 
-def test_the_module_lists_what_it_reads():
+def test_the_docstring_lists_every_setting_and_event():
     rows = set(re.findall(r"^\| (\w+)", null_script.__doc__ or "", flags=re.M))
     settings = set(Script.__dataclass_fields__) - {"events", "only"}
     assert rows - {"setting", "event"} == settings | set(EVENTS)
 
 
-def test_the_page_describes_all_of_it():
+def test_the_documentation_lists_every_setting_and_event():
     page = (Path(__file__).parents[3] / "docs" / "frameworks.md").read_text()
     for name in (set(Script.__dataclass_fields__) - {"events", "only"}) | set(EVENTS):
         assert f"`{name}" in page, f"docs/frameworks.md does not describe {name}"
 
 
-def test_a_setting_may_hold_under_one_condition_alone():
+def test_a_setting_may_apply_under_one_condition_only():
     script = read_script("step=0.01,bf16.step=0.002,2-threads.jitter=0.5,nhwc.loss=2:1")
     assert script.step == 0.01
     assert script.under("bf16", "nchw", "1-threads").step == 0.002

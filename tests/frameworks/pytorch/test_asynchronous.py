@@ -177,7 +177,7 @@ def follow(case, workers, carried):
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[case[0] for case in CASES])
-def test_the_servers_account_leads_to_its_weights(ranks, number):
+def test_the_logged_updates_reproduce_the_server_s_weights(ranks, number):
     first, second = (ranks[number, n] for n in range(RANKS))
     workers, carried = first.pop("workers").tolist(), first.pop("carried").tolist()
     assert sorted(workers) == [0] * STEPS + [1] * STEPS

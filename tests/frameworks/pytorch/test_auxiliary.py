@@ -85,9 +85,7 @@ def test_losses_gradients_and_updates_equal_those_of_handwritten_code(pair, make
         np.testing.assert_allclose(state[name], theirs.detach().numpy(), rtol=1e-9, atol=1e-12)
 
 
-def test_evaluation_equals_handwritten_code_and_runs_nothing_of_the_auxiliary_head(
-    pair, make_batch
-):
+def test_evaluation_equals_handwritten_code_without_the_auxiliary_head(pair, make_batch):
     program, by_hand = pair
     network = small_inception()
     run = []
@@ -109,7 +107,7 @@ def test_evaluation_equals_handwritten_code_and_runs_nothing_of_the_auxiliary_he
     assert np.array_equal(program.state()["side.bn.running_mean"], before)
 
 
-def test_the_weight_scales_what_comes_back_from_the_auxiliary_head(make_request, make_batch):
+def test_the_weight_scales_the_gradient_of_the_auxiliary_head(make_request, make_batch):
     gradients = {}
     for weight in (0.0, 0.5, 1.0):
         network = small_inception(weight)

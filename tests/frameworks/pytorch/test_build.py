@@ -13,7 +13,7 @@ from cubemesh.parallel import strategies
 
 
 @pytest.mark.parametrize("sync", ["asynchronous", "model-parallel"])
-def test_a_global_normalization_needs_ranks_in_step(make_request, sync):
+def test_global_batch_norm_needs_ranks_that_step_together(make_request, sync):
     request = make_request("resnet-18")
     group = SimpleNamespace(rank=0, size=2, point_to_point=lambda: None)
     request = dataclasses.replace(

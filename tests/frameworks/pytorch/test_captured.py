@@ -40,7 +40,7 @@ def trained(make, request, batches):
     return losses, state
 
 
-def test_on_a_cpu_it_is_the_eager_program_and_says_so(make_request, make_batch):
+def test_on_a_cpu_the_step_is_eager_with_a_reason(make_request, make_batch):
     network = networks.build("resnet-18", 32, 10)
     request = make_request(network, precision="fp64", learning_rate=0.01)
     batches = [make_batch(network, 2, seed) for seed in range(3)]
@@ -61,7 +61,7 @@ def test_work_that_does_not_train_is_not_captured(make_request, tiny):
     assert "training" in captured.build(request).not_captured
 
 
-def test_a_step_of_another_rate_is_captured_anew(make_request, tiny):
+def test_another_learning_rate_captures_again(make_request, tiny):
     ours = captured.build(make_request(tiny, learning_rate=0.1))
     ours.load(tiny.draw(0))
     ours._why_not, ours._graph, ours._done = "", object(), 5  # as on a GPU after its third step
@@ -76,51 +76,53 @@ def test_a_step_of_another_rate_is_captured_anew(make_request, tiny):
     assert ours._graph is None
 
 
-class Told:
+class Recorder:
     """Of an exchange: which buckets it waited for, and which weights had moved by then."""
 
     def __init__(self):
         self.rank, self.size, self.moved = 0, 2, []
 
     def all_reduce_mean(self, array, low_precision=False):
-        told = self
+        recorder = self
 
         class Waited:
             def wait(self):
-                told.moved.append({n for n, w in told.now().items() if (w != told.before[n]).any()})
+                recorder.moved.append(
+                    {n for n, w in recorder.now().items() if (w != recorder.before[n]).any()}
+                )
 
         return Waited()
 
 
 @pytest.mark.parametrize("sync", ["all-reduce", "all-reduce-16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "lars"])
-def test_all_but_the_last_bucket_are_updated_while_that_travels(
+def test_all_but_the_last_bucket_are_updated_during_its_transfer(
     sync, optimizer, make_request, make_batch, without_dropout
 ):
-    network, told = without_dropout(networks.build("little-cnn", 16, 10)), Told()
+    network, recorder = without_dropout(networks.build("little-cnn", 16, 10)), Recorder()
 
     def built(group):
         made = strategies.make(sync, group, 4096)
         request = make_request(network, learning_rate=0.01, optimizer=optimizer)
         return captured.build(dataclasses.replace(request, sync=made))
 
-    ours, plain = built(told), built(SingleProcessGroup())
+    ours, plain = built(recorder), built(SingleProcessGroup())
     ours._why_not = ""  # as on a GPU
     for program in (ours, plain):
         program.load(network.draw(0))
-    told.now = ours.parameters
+    recorder.now = ours.parameters
     late = set(ours.buckets[-1].parameters)
     assert len(ours.buckets) > 2
     for step in range(3):
-        told.moved, told.before = [], ours.parameters()
+        recorder.moved, recorder.before = [], ours.parameters()
         for program in (ours, plain):
             PyTorchProgram.train_step(program, program.place(make_batch(network, 8, step)))
-        *before, last = told.moved
+        *before, last = recorder.moved
         assert not any(before)
         assert last
         assert not last & late
         after = ours.parameters()
-        assert all((after[name] != told.before[name]).any() for name in late | last)
+        assert all((after[name] != recorder.before[name]).any() for name in late | last)
         for name, array in plain.parameters().items():
             np.testing.assert_array_equal(after[name], array, err_msg=name)
         assert all(p.grad is not None for p in ours._built.parameters.values())
@@ -128,7 +130,7 @@ def test_all_but_the_last_bucket_are_updated_while_that_travels(
 
 @gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="PyTorch finds no two GPUs here")
-def test_a_program_of_another_gpu_leaves_it_the_current_one(make_request, make_batch):
+def test_a_program_leaves_its_gpu_the_current_one(make_request, make_batch):
     network = networks.build("little-cnn")
     torch.cuda.set_device(0)
     program = captured.build(make_request(network, device="cuda:1"))
@@ -143,11 +145,9 @@ def test_a_program_of_another_gpu_leaves_it_the_current_one(make_request, make_b
 @gpu
 @needs_gpu
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_every_replayed_step_is_the_eager_one_from_the_same_weights(
-    layout, make_request, make_batch
-):
-    """Step by step, in fp32: over several, rounding grows as training lets it; losses were 0.14 %
-    apart after six."""
+def test_every_replayed_step_equals_the_eager_one(layout, make_request, make_batch):
+    """Step by step, in fp32: rounding errors grow during training; losses differed by 0.14 % after
+    six steps."""
     network = networks.build("resnet-18", 64, 10)
     request = make_request(network, device=GPU, layout=layout, learning_rate=0.005)
     ours, plain = captured.build(request), build(request)
@@ -179,7 +179,7 @@ def test_every_replayed_step_is_the_eager_one_from_the_same_weights(
     ("precision", "tolerance"), [("tf32", 2e-2), ("bf16", 3e-2), ("fp16", 3e-2)]
 )
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_a_replayed_step_trains_as_the_eager_one(
+def test_replayed_training_equals_eager_training(
     precision, tolerance, layout, make_request, make_batch
 ):
     network = networks.build("resnet-18", 64, 10)
@@ -189,7 +189,7 @@ def test_a_replayed_step_trains_as_the_eager_one(
     if precision == "fp16":
         settings = dataclasses.replace(request.program, loss_scale=128.0)
         request = dataclasses.replace(request, program=settings)
-    # Two to be learnt, or all losses look alike; in turn, or nobody sees one that is not copied.
+    # Two batches, so that losses differ; alternating, so that a batch that is not copied shows.
     batches = [make_batch(network, 32, step % 2) for step in range(STEPS)]
     losses, _ = trained(captured.build, request, batches)
     plain, _ = trained(build, request, batches)
@@ -217,7 +217,7 @@ def test_every_optimizer_is_captured(optimizer, make_request, make_batch):
 
 @gpu
 @needs_gpu
-def test_a_changing_loss_scale_is_not_captured_and_trains_all_the_same(make_request, make_batch):
+def test_a_dynamic_loss_scale_runs_eagerly(make_request, make_batch):
     network = networks.build("resnet-18", 32, 10)
     request = make_request(network, device=GPU, precision="fp16")
     ours = captured.build(request)
@@ -243,7 +243,7 @@ def bottleneck():
 
 @gpu
 @needs_gpu
-def test_convolutions_that_take_sums_train_as_others(make_request, make_batch, monkeypatch):
+def test_convolutions_with_sums_train_like_others(make_request, make_batch, monkeypatch):
     """Wherever they can, whatever is faster; with a smaller batch between, which they cannot."""
     pytest.importorskip("triton.tools.tensor_descriptor")
     if torch.cuda.get_device_capability() < conv1x1_bn_stats.TENSOR_DESCRIPTORS:
@@ -273,7 +273,7 @@ def test_convolutions_that_take_sums_train_as_others(make_request, make_batch, m
 
 @gpu
 @needs_gpu
-def test_a_batch_of_another_shape_runs_as_it_is(make_request, make_batch):
+def test_a_batch_of_another_shape_runs_eagerly(make_request, make_batch):
     network = networks.build("resnet-18", 64, 10)
     request = make_request(network, device=GPU, layout="nhwc", learning_rate=0.005)
     batches = [make_batch(network, n, seed) for seed, n in enumerate((8, 8, 8, 5, 8, 8))]
@@ -291,7 +291,7 @@ def test_a_batch_of_another_shape_runs_as_it_is(make_request, make_batch):
         ({}, FirstSteps, "work 'first_steps'"),
     ],
 )
-def test_what_fused_and_compiled_layers_cannot_do_is_refused(framework, asked, work, says):
+def test_settings_that_need_single_layers_are_refused(framework, asked, work, says):
     able = dataclasses.replace(
         framework.capabilities(), devices=("cpu",), precisions={"cpu": frozenset({"fp32"})}
     )

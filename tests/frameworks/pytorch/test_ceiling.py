@@ -19,7 +19,7 @@ from cubemesh.schema.work import Ceiling
         ("fp16", torch.float16),
     ],
 )
-def test_a_product_is_computed_in_the_precision_asked_for(precision, dtype):
+def test_a_product_is_computed_in_the_precision_of_the_settings(precision, dtype):
     program = build_ceiling(Ceiling(size=48), ProgramSettings(precision=precision), "cpu", 2)
     assert isinstance(program, TorchMatrixProduct)
     program.call()
@@ -45,7 +45,7 @@ def test_without_a_size_one_is_found():
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_a_product_has_the_shape_asked_for(transposed):
+def test_a_product_has_the_shape_of_its_work(transposed):
     program = TorchMatrixProduct((3, 5, 7), torch.float64, "cpu", transposed)
     program.call()
     assert program.work_per_call == 2 * 3 * 5 * 7
@@ -88,7 +88,7 @@ def test_a_transfer_crosses_the_link(operation, pinned):
 @pytest.mark.parametrize(
     ("name", "operation", "least"), [("H200", "matrix_product", 750e12), ("H200", "copy", 4.2e12)]
 )
-def test_an_h200_reaches_what_is_known_of_it(name, operation, least):
+def test_an_h200_reaches_its_known_rates(name, operation, least):
     if name not in torch.cuda.get_device_name():
         pytest.skip(f"this GPU is no {name}")
     settings = ProgramSettings(precision="bf16")

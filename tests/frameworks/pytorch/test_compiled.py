@@ -1,4 +1,4 @@
-"""What compiling must not change, and what it must say. Compiled networks are kept tiny."""
+"""Compiled programs: equality with eager, the cache, missing compilers. Networks are tiny."""
 
 import _ctypes
 import ctypes
@@ -58,7 +58,7 @@ def assert_near(one, other):
 
 @compiles
 @pytest.mark.parametrize(("compile_by", "graphs"), [("network", 1), ("segment", 2)])
-def test_in_fp64_it_is_the_eager_program(compile_by, graphs, make_request, make_batch):
+def test_compiled_equals_eager_in_fp64(compile_by, graphs, make_request, make_batch):
     request = make_request(small(), precision="fp64", learning_rate=0.1, weight_decay=0.01)
     settings = dataclasses.replace(request.program, compile_by=compile_by)
     request = dataclasses.replace(request, program=settings)
@@ -89,7 +89,7 @@ def test_in_fp64_it_is_the_eager_program(compile_by, graphs, make_request, make_
 
 
 @compiles
-def test_dropout_is_drawn_anew_each_step_and_alike_for_one_seed(make_request, make_batch):
+def test_dropout_differs_between_steps_and_is_equal_for_one_seed(make_request, make_batch):
     request = make_request(dropping(), learning_rate=0.0)
     losses = []
     for precompiled in (True, False):
@@ -105,7 +105,7 @@ def test_dropout_is_drawn_anew_each_step_and_alike_for_one_seed(make_request, ma
     assert losses[:3] == losses[3:]
 
 
-def test_without_a_compiler_it_says_what_to_install(monkeypatch, tmp_path):
+def test_a_missing_compiler_has_an_installation_hint(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -118,7 +118,7 @@ def test_without_a_compiler_it_says_what_to_install(monkeypatch, tmp_path):
     assert "no-such-compiler" in compiled.capabilities().hint
 
 
-def test_a_gpu_without_a_cpu_compiler_says_why_the_cpu_is_refused():
+def test_a_gpu_without_a_cpu_compiler_has_a_hint_for_the_cpu():
     able = dataclasses.replace(
         compiled.capabilities(), devices=("cuda:0",), hint="Install g++ for the CPU."
     )
@@ -127,14 +127,14 @@ def test_a_gpu_without_a_cpu_compiler_says_why_the_cpu_is_refused():
         check_supported(spec, able)
 
 
-def test_memory_refused_inside_the_compiler_is_seen():
+def test_memory_refused_inside_the_compiler_is_recognized():
     wrapped = RuntimeError("backend failed")
     wrapped.__cause__ = MemoryError()
     assert compiled.is_out_of_memory(wrapped)
     assert not compiled.is_out_of_memory(RuntimeError("backend failed"))
 
 
-def test_what_is_compiled_is_kept_in_the_cache_folder(tmp_path):
+def test_compiled_code_is_stored_in_the_cache_folder(tmp_path):
     code = (
         "import os; from cubemesh.frameworks.pytorch import compiled; compiled.preload();"
         "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir());"
@@ -182,7 +182,7 @@ print(program.loss())
 """
 
 
-def test_libraries_that_a_killed_process_was_writing_are_made_anew(tmp_path):
+def test_truncated_libraries_are_compiled_again(tmp_path):
     """The system's own loader refuses them; `run` stands for what compiles where nothing is."""
     libraries = [tmp_path / name for name in ("forward.so", "backward.so")]
     for library in libraries:
@@ -200,7 +200,7 @@ def test_libraries_that_a_killed_process_was_writing_are_made_anew(tmp_path):
     assert made == libraries
 
 
-def test_what_stays_broken_is_raised(tmp_path):
+def test_a_library_that_stays_damaged_is_an_error(tmp_path):
     library = tmp_path / "kernel.so"
 
     def run():
@@ -213,25 +213,25 @@ def test_what_stays_broken_is_raised(tmp_path):
 
 @pytest.mark.sweep
 @compiles
-def test_a_library_that_a_killed_process_was_writing_is_compiled_anew(tmp_path):
+def test_truncated_libraries_of_torchinductor_are_compiled_again(tmp_path):
     own = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
     own["PYTHONPATH"] = os.pathsep.join(sys.path)
-    told = []
+    outputs = []
     for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-c", COMPILING], env=own, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-        told.append(done.stdout)
-        libraries = list(tmp_path.rglob("*.main.so"))  # the rest tells what the processor can do
+        outputs.append(done.stdout)
+        libraries = list(tmp_path.rglob("*.main.so"))  # the others hold properties of the processor
         assert libraries
         assert all(library.stat().st_size > 0 for library in libraries)
         for library in libraries:
             library.write_bytes(b"")
-    assert told[0] == told[1]
+    assert outputs[0] == outputs[1]
 
 
-def test_only_a_library_of_the_own_cache_is_given_up(tmp_path):
+def test_only_libraries_of_the_own_cache_are_deleted(tmp_path):
     cut = tmp_path / "inductor" / "ab" / "cut.so"
     cut.parent.mkdir(parents=True)
     cut.write_bytes(b"")
@@ -243,7 +243,7 @@ def test_only_a_library_of_the_own_cache_is_given_up(tmp_path):
     assert compiled.damaged_cache_library(said, lambda: tmp_path / "inductor") is None
 
 
-def test_what_is_no_damage_to_a_library_leaves_it_and_the_compiler_alone(tmp_path, monkeypatch):
+def test_other_errors_do_not_delete_a_library(tmp_path, monkeypatch):
     """Memory may be refused, a symbol may lack; and every other error comes by here as well."""
     whole = tmp_path / "whole.so"
     whole.write_bytes(b"x")

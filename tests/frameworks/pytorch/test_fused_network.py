@@ -1,4 +1,4 @@
-"""Other ways to compute the same: each is held against PyTorch's own, in fp64 on the CPU."""
+"""Fused kernels compared with PyTorch's operations, in fp64 on the CPU."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def gradients(run, built, x):
 
 
 @pytest.mark.parametrize("casts", [False, True])
-def test_the_fused_network_is_the_network(casts):
+def test_the_fused_network_equals_the_network(casts):
     network = residual()
     built = build_modules(network, dtype=torch.float64, overwrite=False)
     x = torch.rand(4, 3, 16, 16, dtype=torch.float64)
@@ -58,7 +58,7 @@ def test_the_fused_network_is_the_network(casts):
     assert len(fused.norms) == 4
 
 
-def test_the_fused_translator_is_the_translator(make_batch):
+def test_the_fused_translator_equals_the_translator(make_batch):
     network = networks.build("translator", sequence_length=6, vocabulary=30, hidden=16)
     built = build_modules(network, dtype=torch.float64, overwrite=False)
     built.load(network.draw(0))
@@ -76,7 +76,7 @@ def test_the_fused_translator_is_the_translator(make_batch):
     torch.testing.assert_close(of(fused), of(built.training), rtol=1e-12, atol=1e-12)
 
 
-def test_a_weight_that_several_layers_share_is_not_narrowed():
+def test_a_shared_weight_is_not_cast():
     network = networks.build("gpt2", sequence_length=4, vocabulary=30)
     fused = FusedNetwork(build_modules(network, device="meta", overwrite=False))
     names = [s.name if isinstance(s, Node) else s.last.name for s in fused.steps]
@@ -86,7 +86,7 @@ def test_a_weight_that_several_layers_share_is_not_narrowed():
     assert len(cast) == 48, "four products of each of twelve blocks"
 
 
-def test_a_layer_makes_a_normalization_s_input_for_it_alone():
+def test_the_producer_of_a_normalization_has_no_other_reader():
     network = residual()
     fused = FusedNetwork(build_modules(network, overwrite=False))
     makers = fused.producers()
@@ -96,7 +96,7 @@ def test_a_layer_makes_a_normalization_s_input_for_it_alone():
         assert fused.steps[norm].inputs[0] == fused.steps[maker].name
 
 
-def test_what_two_read_is_made_for_neither():
+def test_a_value_with_two_readers_has_no_producer():
     net = NetworkBuilder("shared")
     x = net.conv(net.input("image", (3, 8, 8)), 16, kernel=1, bias=False)
     y = net.add(net.batch_norm(x), x)
@@ -104,7 +104,7 @@ def test_what_two_read_is_made_for_neither():
     assert FusedNetwork(build_modules(net.build(), overwrite=False)).producers() == {}
 
 
-def test_weights_narrowed_together_round_as_autocast_does():
+def test_weights_cast_together_round_as_autocast_does():
     network = residual()
     built = build_modules(network, overwrite=False)
     x = torch.rand(4, 3, 16, 16)
@@ -123,7 +123,7 @@ def test_weights_narrowed_together_round_as_autocast_does():
     ("kernel", "stride", "padding", "size"),
     [(7, 2, 3, 16), (3, 2, 1, 12), (11, 4, 2, 64), (3, 2, 0, 20), (5, 3, 2, 21)],
 )
-def test_a_folded_convolution_is_the_convolution(kernel, stride, padding, size):
+def test_a_space_to_depth_convolution_equals_the_convolution(kernel, stride, padding, size):
     conv = nn.Conv2d(3, 4, kernel, stride, padding, dtype=torch.float64)
     assert can_fold(conv, (size, size))
     x = torch.randn(2, 3, size, size, dtype=torch.float64)
@@ -138,14 +138,14 @@ def test_a_folded_convolution_is_the_convolution(kernel, stride, padding, size):
         torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
 
 
-def test_what_does_not_divide_or_would_not_gain_is_not_folded():
+def test_space_to_depth_is_used_only_where_it_divides_and_gains():
     assert not can_fold(nn.Conv2d(3, 4, 7, 2, 3), (15, 16))
     assert not can_fold(nn.Conv2d(3, 4, 3, 1, 1), (16, 16))
     assert not can_fold(nn.Conv2d(64, 64, 3, 2, 1), (16, 16))
     assert not can_fold(nn.Conv2d(3, 4, (3, 1), (2, 1)), (16, 16))
 
 
-def test_without_kernels_every_reader_gets_what_pytorch_makes():
+def test_without_kernels_every_reader_receives_pytorch_s_result():
     norm = nn.BatchNorm2d(8)
     norm.num_batches_tracked = None
     x, other = torch.randn(2, 2, 8, 3, 3)
@@ -159,7 +159,7 @@ def test_without_kernels_every_reader_gets_what_pytorch_makes():
     assert torch.equal(pool(x), nn.functional.max_pool2d(x, 3, 2, 1))
 
 
-def test_tuning_off_a_gpu_chooses_nothing():
+def test_tuning_without_a_gpu_chooses_no_kernel():
     network = residual()
     built = build_modules(network, overwrite=False)
     built.load(network.draw(0))

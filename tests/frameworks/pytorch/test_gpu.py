@@ -36,9 +36,7 @@ def test_the_gpu_comes_first():
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "tf32", "bf16", "fp16"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_resnet_takes_steps_and_says_how_much_memory(
-    precision, layout, resnet, make_request, make_batch
-):
+def test_resnet_takes_steps_and_reports_memory(precision, layout, resnet, make_request, make_batch):
     if precision not in capabilities().precisions["cuda"]:
         pytest.skip(f"this GPU has no {precision}")
     program = build(make_request(resnet, device=GPU, precision=precision, layout=layout))
@@ -118,7 +116,7 @@ def test_fp32_without_tf32_matches_fp64(optimizer, resnet, make_request, make_ba
         np.testing.assert_allclose(scores["fp32"], scores["fp64"], rtol=1e-3, atol=1e-4)
 
 
-def test_tf32_is_used_when_asked_for_and_only_then():
+def test_tf32_is_used_only_with_precision_tf32():
     if "tf32" not in capabilities().precisions["cuda"]:
         pytest.skip("this GPU has no TF32")
     errors = {}
@@ -164,7 +162,7 @@ def test_placing_and_stepping_do_not_wait_for_the_gpu(resnet, make_request, make
     assert queued_s < 0.5 * (program.clock() - start)
 
 
-def test_a_batch_too_large_is_refused_and_recognized(resnet, make_request):
+def test_a_batch_that_is_too_large_is_out_of_memory(resnet, make_request):
     torch.cuda.set_per_process_memory_fraction(0.02)
     try:
         program = build(make_request(resnet, device=GPU))
@@ -178,7 +176,7 @@ def test_a_batch_too_large_is_refused_and_recognized(resnet, make_request):
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def test_preloading_leaves_the_gpu_alone():
+def test_preloading_does_not_initialize_cuda():
     code = (
         "import cubemesh.frameworks.pytorch as p, torch; p.preload();"
         "print(torch.cuda.is_initialized(), torch.cuda.device_count() and 'seen')"
@@ -207,7 +205,7 @@ print(launch(lambda job: torch.zeros(1, device="cuda:0").item(), "", 1), flush=T
 """
 
 
-def test_ranks_that_are_launched_find_their_gpus():
+def test_launched_ranks_use_their_gpus():
     """The launcher asks for GPUs before it forks; had it asked CUDA, no rank could use one."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)

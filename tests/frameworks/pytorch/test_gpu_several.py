@@ -117,7 +117,7 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.parametrize("sync", SAME)
-def test_two_gpus_make_the_steps_of_one(found, sync):
+def test_two_gpus_equal_one(found, sync):
     own = sync if sync == NORMED else "none"  # eager
     alone = train(own, SingleProcessGroup(), "cuda:0", slice(None))
     for n in range(RANKS):
@@ -128,7 +128,7 @@ def test_two_gpus_make_the_steps_of_one(found, sync):
 
 
 @pytest.mark.parametrize("sync", ROUNDED)
-def test_gradients_sent_as_16_bits_are_near_and_the_same_everywhere(found, sync):
+def test_gradients_sent_as_16_bits_are_close_and_equal_on_all_ranks(found, sync):
     begun = small().draw(1)
     alone = train(
         "none, bf16" if "bf16" in sync else "none", SingleProcessGroup(), "cuda:0", slice(None)

@@ -101,7 +101,7 @@ def test_nvjpeg_decodes_as_the_host_does_and_refuses_broken_files(made):
         assert off.mean() <= WHOLE
 
 
-def test_nvjpeg_decodes_what_comes_in_several_scans(made):
+def test_nvjpeg_decodes_progressive_images(made):
     try:
         decoder = jpeg.NvJpeg(torch.device("cuda:0"), 3)
     except ImportError as error:
@@ -124,7 +124,7 @@ def test_nvjpeg_decodes_what_comes_in_several_scans(made):
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
 )
-def test_minibatches_are_what_the_host_would_have_made(made, decoding, layout, precision, dtype):
+def test_minibatches_equal_those_of_the_host(made, decoding, layout, precision, dtype):
     (made / "class-0/00000.jpg").write_bytes(b"")
     Image.new("RGB", (300, 200), (9, 99, 199)).save(made / "class-0/00010.jpg", "PNG")
     want = opened(made).epoch(1, 3).source.batch(np.arange(20))
@@ -140,7 +140,7 @@ def test_minibatches_are_what_the_host_would_have_made(made, decoding, layout, p
 
 @needs_nvjpeg
 @pytest.mark.parametrize("make", [build, captured.build])
-def test_a_training_decodes_ahead_of_its_steps(make, made, decoding):
+def test_training_decodes_ahead_of_its_steps(make, made, decoding):
     request = decoding(precision="bf16", layout="nhwc")
     program = make(request)
     program.load(request.network.draw(0))

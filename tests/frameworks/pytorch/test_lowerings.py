@@ -104,7 +104,7 @@ def test_a_layer_computes_what_it_says(case, layout):
         torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-9)
 
 
-def test_running_statistics_are_the_new_batch_s_share():
+def test_running_statistics_are_a_moving_average():
     net = NetworkBuilder("norm")
     net.classify(net.batch_norm(net.input("image", (4, 7, 8)), momentum=0.3, name="bn"))
     network = net.build()
@@ -132,7 +132,7 @@ def test_features_are_normalized_too():
     torch.testing.assert_close(y.mean(0), torch.zeros(5), atol=1e-5, rtol=0)
 
 
-def test_in_place_only_where_nobody_needs_the_input():
+def test_in_place_only_where_the_input_has_no_other_reader():
     net = NetworkBuilder("places")
     image = net.input("image", (4, 8, 8))
     first = net.relu(image, name="reads-the-input")

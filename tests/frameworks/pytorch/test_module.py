@@ -73,21 +73,21 @@ def test_running_statistics_and_evaluation_equal_those_of_handwritten_code(pair)
         torch.testing.assert_close(built.evaluation(images)[0], by_hand(images))
 
 
-def test_the_forward_pass_keeps_no_more_than_handwritten_code(pair):
+def test_the_forward_pass_stores_no_more_than_handwritten_code(pair):
     built, by_hand, images, _ = pair
 
     def saved_bytes(module):
-        kept = {}
+        storages = {}
 
         def pack(tensor):
             storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = (tensor, storage.nbytes())
+            storages[storage.data_ptr()] = (tensor, storage.nbytes())
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             result = module(images)
         assert result is not None
-        return sum(size for _, size in kept.values())
+        return sum(size for _, size in storages.values())
 
     own, theirs = saved_bytes(built.training), saved_bytes(by_hand)
     if built.network.name == "cifarnet":  # its normalization is written differently by hand
@@ -116,7 +116,7 @@ def test_a_value_is_freed_after_its_last_reader():
     assert most == 2, "in a chain a layer's input and output are all there is"
 
 
-def test_a_module_reads_like_the_network():
+def test_print_shows_the_layers_of_the_network():
     built = build_modules(networks.build("resnet-18", 32, 10))
     text = str(built.training)
     assert text.startswith("Resnet18(\n")
@@ -129,7 +129,7 @@ def test_a_module_reads_like_the_network():
     assert {"layer4.1.bn2", "layer2.0.downsample.0", "fc"} <= names
 
 
-def test_any_name_will_do_for_a_layer():
+def test_any_name_of_a_layer_is_possible():
     net = NetworkBuilder("odd-names")
     x = net.flatten(net.input("class", (1, 2, 2)), name="run_x")
     for name in ("x", "a.b", "a_b", "2nd", "if", "x y"):
@@ -174,7 +174,7 @@ def test_a_shared_parameter_stays_shared():
     torch.testing.assert_close(built.parameters["first.weight"].grad, weight.grad)
 
 
-def test_evaluation_leaves_out_what_only_training_needs():
+def test_evaluation_omits_layers_for_training_only():
     built = build_modules(two_heads())
     built.load(two_heads().draw(0))
     assert [v.shape for v in built.training(torch.rand(2, 3, 8, 8))] == [(2, 10), (2, 10)]
@@ -199,7 +199,7 @@ def test_dropout_is_active_in_training_only():
     assert torch.equal(built.evaluation(ones)[0], ones.flatten(1))
 
 
-def test_channels_last_weights_are_converted_once_and_given_back_as_the_graph_has_them():
+def test_channels_last_weights_are_converted_once_and_returned_in_the_graph_s_layout():
     network = networks.build("resnet-18", 32, 10)
     built = build_modules(network, memory_format=torch.channels_last)
     drawn = network.draw(1)

@@ -35,7 +35,7 @@ def test_steps_follow_the_formula(shape):
     np.testing.assert_allclose(parameter.detach().numpy(), expected, rtol=1e-12)
 
 
-def test_an_array_of_zeros_moves_as_without_adaptation():
+def test_lars_does_not_adapt_an_array_of_zeros():
     parameter = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.float64))
     optimizer = Lars([parameter], **SETTINGS)
     parameter.grad = torch.ones(2, 2, dtype=torch.float64)
@@ -43,7 +43,7 @@ def test_an_array_of_zeros_moves_as_without_adaptation():
     np.testing.assert_allclose(parameter.detach().numpy(), -2.0)
 
 
-def test_the_size_of_a_gradient_does_not_matter_without_decay():
+def test_lars_without_decay_ignores_the_norm_of_the_gradient():
     moved = []
     for size in (1.0, 1e4):
         parameter = torch.nn.Parameter(torch.full((3, 3), 0.5, dtype=torch.float64))
@@ -54,7 +54,7 @@ def test_the_size_of_a_gradient_does_not_matter_without_decay():
     np.testing.assert_allclose(moved[0], moved[1], rtol=1e-12)
 
 
-def test_a_parameter_without_a_gradient_stays():
+def test_a_parameter_without_a_gradient_is_unchanged():
     parameters = [torch.nn.Parameter(torch.ones(2, 2)) for _ in range(2)]
     parameters[0].grad = torch.ones(2, 2)
     Lars(parameters, **SETTINGS).step()

@@ -121,7 +121,7 @@ def test_before_the_first_step_there_is_no_loss(make_request):
     assert np.isnan(build(make_request()).loss())
 
 
-def test_gradients_do_not_pile_up(make_request, make_batch):
+def test_gradients_do_not_accumulate_over_steps(make_request, make_batch):
     request = make_request(precision="fp64", learning_rate=0.0)
     program = build(request)
     program.load(request.network.draw(0))
@@ -134,7 +134,7 @@ def test_gradients_do_not_pile_up(make_request, make_batch):
     torch.testing.assert_close(*gradients)
 
 
-def test_loading_starts_the_optimizer_anew(make_request, make_batch):
+def test_loading_resets_the_optimizer(make_request, make_batch):
     request = make_request(precision="fp64", momentum=0.9)
     program = build(request)
     without_dropout(program.module)
@@ -173,7 +173,7 @@ def test_a_placed_batch_has_the_program_s_layout_and_type(layout, make_request, 
 
 
 @pytest.mark.parametrize("network", ["cifarnet", "resnet-18"])
-def test_channels_last_computes_the_same(network, make_request, make_batch):
+def test_channels_last_equals_contiguous(network, make_request, make_batch):
     network = networks.build(network, 32, 10)
     states = []
     for layout in ("nchw", "nhwc"):
@@ -186,7 +186,7 @@ def test_channels_last_computes_the_same(network, make_request, make_batch):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_mixed_precision_computes_narrow_and_keeps_wide_weights(
+def test_mixed_precision_computes_in_low_precision_with_master_weights(
     precision, make_request, make_batch
 ):
     request = make_request(precision=precision)
@@ -209,7 +209,7 @@ def test_mixed_precision_computes_narrow_and_keeps_wide_weights(
         assert np.linalg.norm(step - expected) < share * np.linalg.norm(expected), name
 
 
-def test_it_learns(make_request, make_batch):
+def test_the_loss_decreases(make_request, make_batch):
     request = make_request("little-cnn", optimizer="adam", learning_rate=0.001)
     program = build(request)
     program.load(request.network.draw(0))
@@ -221,7 +221,7 @@ def test_it_learns(make_request, make_batch):
     assert right.mean() > 0.9
 
 
-def test_closing_gives_memory_back(make_request):
+def test_closing_frees_memory(make_request):
     import gc
     import weakref
 
@@ -232,7 +232,7 @@ def test_closing_gives_memory_back(make_request):
     assert weight() is None
 
 
-def test_a_program_sets_again_what_another_has_changed_for_the_process(make_request):
+def test_a_program_restores_its_process_settings(make_request):
     network = networks.build("little-cnn", 16, 10)
     before = torch.get_num_threads()
     try:

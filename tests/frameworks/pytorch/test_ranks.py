@@ -153,7 +153,7 @@ def assert_close(found, expected, kind, tolerance):
 
 
 @pytest.mark.parametrize("case", SYNCHRONOUS, ids="-".join)
-def test_two_ranks_make_the_steps_of_one_with_the_same_global_minibatch(ranks, case):
+def test_two_ranks_equal_one_with_the_same_global_batch(ranks, case):
     _, precision, layout = case
     alone = train(("none", precision, layout), SingleProcessGroup())
     for n in range(RANKS):
@@ -165,7 +165,7 @@ def test_two_ranks_make_the_steps_of_one_with_the_same_global_minibatch(ranks, c
     assert_close(ranks[case, 0], ranks[case, 1], "w/", 0)
 
 
-def test_where_one_rank_updates_all_have_its_loss_scale(ranks):
+def test_a_single_updating_rank_shares_its_loss_scale(ranks):
     """A gradient that overflows halves it; a rank that did not hear of that would count twice."""
     alone = train(("none", *SCALED[1:]), SingleProcessGroup())
     start = without_dropout(networks.build("little-cnn", 16, 10)).draw(1)
@@ -179,7 +179,7 @@ def test_where_one_rank_updates_all_have_its_loss_scale(ranks):
             assert off < 0.05 * moved, name
 
 
-def test_compiled_ranks_make_the_steps_of_one_that_is_not(ranks):
+def test_compiled_ranks_equal_one_eager_rank(ranks):
     alone = train(("none", "fp64", "nchw"), SingleProcessGroup())
     for n in range(RANKS):
         found = ranks[COMPILED, n]
@@ -187,14 +187,14 @@ def test_compiled_ranks_make_the_steps_of_one_that_is_not(ranks):
         assert_close(found, alone, "w/", TOLERANCE["fp64"])
 
 
-def test_ranks_that_train_for_themselves_differ(ranks):
+def test_ranks_without_synchronization_differ(ranks):
     first, second = ranks[INDEPENDENT, 0], ranks[INDEPENDENT, 1]
     weights = [name for name in first if name.startswith("w/")]
     assert any(np.abs(first[name] - second[name]).max() > 1e-6 for name in weights)
     assert_close(first, train(INDEPENDENT, SingleProcessGroup(), own_part(0)), "w/", 0)
 
 
-def test_gradients_sent_as_16_bits_are_rounded_and_the_same_everywhere(ranks):
+def test_gradients_sent_as_16_bits_are_rounded_and_equal_on_all_ranks(ranks):
     alone = train(("none", *ROUNDED[1:]), SingleProcessGroup())
     for name in (n for n in alone if n.startswith("g/")):
         first, second = ranks[ROUNDED, 0][name], ranks[ROUNDED, 1][name]
@@ -204,7 +204,7 @@ def test_gradients_sent_as_16_bits_are_rounded_and_the_same_everywhere(ranks):
     assert_close(ranks[ROUNDED, 0], ranks[ROUNDED, 1], "w/", 0)
 
 
-def test_local_sgd_leaves_the_mean_of_what_each_would_have_reached_alone(ranks):
+def test_local_sgd_averages_the_weights_of_independent_ranks(ranks):
     reached = [
         train(INDEPENDENT, SingleProcessGroup(), own_part(n), AVERAGE_EVERY) for n in range(RANKS)
     ]
@@ -214,7 +214,7 @@ def test_local_sgd_leaves_the_mean_of_what_each_would_have_reached_alone(ranks):
 
 
 @pytest.mark.parametrize("case", SPLIT, ids="-".join)
-def test_a_network_in_two_parts_makes_the_steps_of_the_whole(ranks, case):
+def test_a_network_in_two_parts_equals_the_whole(ranks, case):
     _, precision, layout = case
     alone = train(("none", precision, layout), SingleProcessGroup())
     parts = [{name for name in ranks[case, n] if name.startswith("g/")} for n in range(RANKS)]

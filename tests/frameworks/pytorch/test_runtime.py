@@ -41,8 +41,8 @@ program = build(
 program.load(network.draw(0))
 small = Batch(images=np.zeros((2, 3, 32, 32), np.float32), labels=np.zeros(2, np.int64))
 program.train_step(program.place(small))
-held = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_DATA, (held + room, resource.RLIM_INFINITY))
+data_bytes = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_DATA, (data_bytes + room, resource.RLIM_INFINITY))
 try:
     images = np.zeros((batch, 3, 32, 32), np.float32)
     placed = program.place(Batch(images=images, labels=np.zeros(batch, np.int64)))
@@ -60,7 +60,7 @@ else:
     ("batch", "room", "precision"),
     [(4096, 40 << 20, "fp32"), (2048, 200 << 20, "bf16")],
 )
-def test_memory_refused_for_real_is_recognized(batch, room, precision):
+def test_a_real_refusal_of_memory_is_recognized(batch, room, precision):
     command = [sys.executable, "-c", REFUSED, str(batch), str(room), precision]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -84,7 +84,7 @@ def test_known_refusals_are_recognized(words):
     assert runtime.is_out_of_memory(RuntimeError(words))
 
 
-def test_other_errors_are_not():
+def test_other_errors_are_not_out_of_memory():
     with pytest.raises(RuntimeError) as caught:
         torch.ones(2, 3) @ torch.ones(2, 3)
     assert not runtime.is_out_of_memory(caught.value)
@@ -101,10 +101,10 @@ def test_an_impossible_array_is_refused_and_recognized():
 
 @pytest.fixture
 def _keep_settings():
-    kept = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
     yield
-    torch.set_num_threads(kept[0])
-    torch.set_float32_matmul_precision(kept[1])
+    torch.set_num_threads(before[0])
+    torch.set_float32_matmul_precision(before[1])
 
 
 @pytest.mark.usefixtures("_keep_settings")
@@ -143,7 +143,7 @@ print(int(torch.count_nonzero(torch.full((1 << 20,), 1e-20) * 1e-20)))
     ("decode_location", "set_before", "set_after"),
     [("device", None, "32"), ("device", "8", "8"), ("host", None, None)],
 )
-def test_where_a_decoder_works_beside_steps_streams_have_queues_of_their_own(
+def test_decoding_on_the_device_raises_the_number_of_hardware_queues(
     decode_location, set_before, set_after, monkeypatch
 ):
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -152,17 +152,17 @@ def test_where_a_decoder_works_beside_steps_streams_have_queues_of_their_own(
     assert os.environ.get(name) == set_after
 
 
-def test_lstms_on_a_gpu_under_bf16_are_told_to_run_in_fp16(make_request):
-    told_by = {
+def test_lstms_on_a_gpu_under_bf16_are_reported_to_run_in_fp16(make_request):
+    reporting = {
         name
         for name in ("pytorch", "pytorch-compiled", "pytorch-captured")
         if isinstance(entry(name).load(), ReportsPrecision)
     }
-    assert told_by == {"pytorch", "pytorch-captured"}, "compiled, an LSTM is taken apart"
+    assert reporting == {"pytorch", "pytorch-captured"}, "compiled, an LSTM is decomposed"
     small = translator(sequence_length=4, vocabulary=32, hidden=8)
-    told = runtime.other_precision(make_request(small, precision="bf16", device="cuda:0"))
+    message = runtime.other_precision(make_request(small, precision="bf16", device="cuda:0"))
     for name in ("encoder.lstm", "decoder.lstm", "fp16"):
-        assert name in told
+        assert name in message
     for case in ({"precision": "fp16"}, {"precision": "fp32"}):
         assert runtime.other_precision(make_request(small, device="cuda:0", **case)) == ""
     assert runtime.other_precision(make_request(small, precision="bf16")) == "", "a CPU has bf16"

@@ -61,7 +61,7 @@ def test_every_layer_of_sequences_is_compared():
     assert compared == set(S.SEQUENCE_LAYERS.values())
 
 
-def test_an_embedding_gives_each_token_its_row():
+def test_an_embedding_returns_the_row_of_each_token():
     net = NetworkBuilder("one")
     net.classify(net.embedding(net.token_input("tokens", 5, 9), 4, name="e"))
     built = build_modules(net.build(), dtype=torch.float64)

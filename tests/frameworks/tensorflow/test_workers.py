@@ -93,12 +93,12 @@ def assert_close(found, expected, tolerance):
         np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-def test_two_workers_make_the_steps_of_one_with_the_same_global_minibatch(found):
+def test_two_workers_equal_one_with_the_same_global_batch(found):
     assert_close(found["all-reduce-0"], found["alone"], TOLERANCE)
     assert_close(found["all-reduce-1"], found["all-reduce-0"], 0)
 
 
-def test_workers_that_train_for_themselves_differ(found):
+def test_workers_without_synchronization_differ(found):
     assert_close(found["none-0"], found["first"], TOLERANCE)
     assert any(np.abs(found["none-0"][n] - found["none-1"][n]).max() > 1e-6 for n in found["alone"])
 

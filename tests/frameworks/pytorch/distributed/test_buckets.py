@@ -18,9 +18,7 @@ PARAMETERS = st.lists(st.tuples(st.integers(1, 50), st.sampled_from(sorted(TYPES
 
 
 @given(PARAMETERS, st.integers(1, 500))
-def test_every_parameter_is_packed_once_last_first_and_no_bucket_is_larger_than_it_must_be(
-    sizes, bucket_bytes
-):
+def test_every_parameter_is_in_one_bucket_last_first(sizes, bucket_bytes):
     parameters = {
         f"p{n}": torch.empty(size, dtype=getattr(torch, kind))
         for n, (size, kind) in enumerate(sizes)
@@ -63,7 +61,7 @@ def plain_gradients(x):
 
 @pytest.mark.parametrize("placed", [True, False])
 @pytest.mark.parametrize("bucket_bytes", [1, 10_000])
-def test_gradients_that_travel_narrow_are_wide_again_for_the_optimizer(bucket_bytes, placed):
+def test_gradients_sent_in_low_precision_are_fp32_for_the_optimizer(bucket_bytes, placed):
     weights = {n: nn.Parameter(torch.randn(4, 3)) for n in ("first", "second")}
     handed = []
     buckets = GradientBuckets(
@@ -91,7 +89,7 @@ def test_gradients_that_travel_narrow_are_wide_again_for_the_optimizer(bucket_by
     assert sum(bucket.gradients.numel() for bucket in handed) == 24
 
 
-def test_two_gradients_of_a_weight_whose_place_was_given_away_are_an_error():
+def test_two_gradients_of_a_weight_with_a_destination_are_an_error():
     weight = nn.Parameter(torch.randn(4, 3))
     buckets = GradientBuckets(
         {"tied": weight}, 1, lambda bucket: None, low_precision_dtype=torch.bfloat16
@@ -102,7 +100,7 @@ def test_two_gradients_of_a_weight_whose_place_was_given_away_are_an_error():
         loss.backward()
 
 
-def test_closed_buckets_let_go_of_their_memory():
+def test_closed_buckets_free_their_memory():
     module = Chain()
     buckets, _ = bucketed(module, 100)
     seen = weakref.ref(buckets.buckets[0].gradients.untyped_storage())
@@ -112,7 +110,7 @@ def test_closed_buckets_let_go_of_their_memory():
     assert seen() is None
 
 
-def test_buckets_lie_where_there_is_room_for_them():
+def test_buckets_are_in_the_memory_that_the_strategy_allocates():
     module, handed, made = Chain(), [], []
 
     def room(numbers, like):
@@ -137,7 +135,7 @@ def test_buckets_lie_where_there_is_room_for_them():
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 60, 10_000])
-def test_a_gradient_that_is_written_into_its_place_is_not_copied(bucket_bytes):
+def test_a_gradient_written_to_its_destination_is_not_copied(bucket_bytes):
     weights = {n: nn.Parameter(torch.randn(4, 3)) for n in ("first", "second", "third")}
     weights["third"].data = weights["third"].data.t().contiguous().t()  # as channels last are
     came = {}
@@ -167,7 +165,7 @@ def test_a_gradient_that_is_written_into_its_place_is_not_copied(bucket_bytes):
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 150, 10_000])
-def test_a_bucket_holds_the_gradients_and_is_what_the_optimizer_reads(bucket_bytes):
+def test_the_optimizer_reads_gradients_from_their_bucket(bucket_bytes):
     x = torch.randn(5, 4, dtype=torch.float64)
     expected = plain_gradients(x)
     module = Chain()
@@ -187,7 +185,7 @@ def test_a_bucket_holds_the_gradients_and_is_what_the_optimizer_reads(bucket_byt
     assert all((p.grad == 7.0).all() for p in module.parameters())
 
 
-def test_buckets_are_handed_over_in_their_order_whatever_order_gradients_come_in():
+def test_buckets_are_synchronized_in_order_whatever_the_order_of_gradients():
     class Backwards(nn.Module):
         """Registered the other way round than they are used, so the first bucket fills last."""
 
@@ -214,7 +212,7 @@ def test_buckets_are_handed_over_in_their_order_whatever_order_gradients_come_in
     assert before["last.bias"] == before["last.weight"] == 0, "they waited for the first's"
 
 
-def test_a_gradient_that_never_comes_is_an_error_and_not_a_wait_for_ever():
+def test_a_missing_gradient_is_an_error():
     module = Chain()
     buckets, handed = bucketed(module, bucket_bytes=1)
     module.last(torch.randn(1, 4, dtype=torch.float64)).sum().backward()
@@ -223,7 +221,7 @@ def test_a_gradient_that_never_comes_is_an_error_and_not_a_wait_for_ever():
         buckets.check_complete()
 
 
-def test_a_gradient_lies_in_its_bucket_as_its_parameter_lies_in_memory():
+def test_a_gradient_has_the_strides_of_its_parameter():
     torch.manual_seed(0)
     module = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     x = torch.randn(2, 3, 6, 6).contiguous(memory_format=torch.channels_last)

@@ -35,7 +35,7 @@ def program(size=4096, **fields):
 
 @pytest.mark.parametrize("kind", sorted(TYPES))
 @pytest.mark.parametrize("name", [n for n in COLLECTIVES if n != "send-receive"])
-def test_what_arrives_is_right(name, kind):
+def test_results_are_correct(name, kind):
     assert program(collective=name, data_type=kind).wrong(1) == 0
 
 
@@ -57,7 +57,7 @@ def test_a_result_of_another_repetition_or_place_is_wrong():
     assert found.wrong(1) > 900
 
 
-def test_a_result_that_never_came_is_wrong():
+def test_a_result_that_was_not_received_is_wrong():
     found = program(collective="broadcast")
     found._got.zero_()
     assert found.wrong(1) > 900
@@ -72,7 +72,7 @@ def test_elements_of_two_ranks_differ():
     assert int(own.max()) == 255
 
 
-def test_small_sizes_go_from_place_to_place():
+def test_small_sizes_use_successive_offsets():
     work = Collective()
     moving = TorchCollective(work, "cpu", extent(work, 4096, 1))
     moving.lay_out(extent(work, 1024, 1), True)
@@ -83,7 +83,7 @@ def test_small_sizes_go_from_place_to_place():
     assert starts == [0, 1, 2, 3, 0]
 
 
-def test_what_a_library_does_not_offer_is_unsupported(monkeypatch):
+def test_an_operation_that_the_library_refuses_is_unsupported(monkeypatch):
     def refuse(*arguments):
         raise RuntimeError("Cannot use ReduceOp.AVG with Gloo\nand more")
 

@@ -37,7 +37,7 @@ def staged_and_eager(network, compiled=lambda function: function):
     return staged, lambda x, y: total_loss(weights, built.training(x), y), built.parameters
 
 
-def test_a_stage_reads_what_others_made_and_gives_what_others_read():
+def test_inputs_and_results_of_stages():
     stem, middle, end = partition(two_heads(), "segment")
     conv, relu, _, head = (node.name for node in stem.nodes)
     assert (stem.inputs, stem.results) == (("image",), (relu, head))
@@ -66,7 +66,7 @@ def test_the_network_as_one_stage_has_every_layer_its_heads_need():
 
 
 @pytest.mark.parametrize("network", [two_heads(), networks.build("resnet-18", 32, 10)])
-def test_stages_compute_what_the_whole_does(network):
+def test_stages_equal_the_whole_network(network):
     staged, eager, parameters = staged_and_eager(network)
     rng = np.random.default_rng(0)
     shape = (4, *network.inputs[0].shape)

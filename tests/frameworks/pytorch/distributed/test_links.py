@@ -45,11 +45,11 @@ IB = "host:71:71 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:192.
         ([START], None),
     ],
 )
-def test_nccl_names_the_way_between_each_pair_of_ranks(lines, expected):
+def test_nccl_s_log_names_the_transport(lines, expected):
     assert nccl_link([f"host:71:99 [0] NCCL INFO {line}" for line in lines]) == expected
 
 
-def test_the_log_of_nccl_is_asked_for_unless_somebody_asked_already(monkeypatch):
+def test_nccl_s_log_is_enabled_unless_the_environment_sets_it(monkeypatch):
     for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE"):
         monkeypatch.delenv(name, raising=False)
     log = NcclLog()
@@ -68,7 +68,7 @@ def test_the_log_of_nccl_is_asked_for_unless_somebody_asked_already(monkeypatch)
     assert os.environ["NCCL_DEBUG"] == "WARN"
 
 
-def test_a_link_is_chosen_by_the_librarys_own_settings():
+def test_a_link_is_chosen_by_the_library_s_settings():
     names = ["eth0", "lo"]
     assert link_environment("auto", "cuda", names) == {}
     assert link_environment("shared-memory", "cuda", names) == {"NCCL_P2P_DISABLE": "1"}

@@ -26,7 +26,7 @@ def test_every_number_is_in_one_part(numbers, ranks):
 
 
 @given(st.integers(1, 10**9), st.integers(1, 72))
-def test_parts_are_even_and_begin_where_copies_may(numbers, ranks):
+def test_parts_are_equal_and_aligned(numbers, ranks):
     found = parts(numbers, ranks)
     sizes = [part.stop - part.start for part in found]
     assert sizes == sorted(sizes, reverse=True), "who is last has least"

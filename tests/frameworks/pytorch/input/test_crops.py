@@ -15,7 +15,7 @@ ROUNDED = 1.02 / 255
 
 
 def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
-    """Noise, of all images the one that tells filters apart."""
+    """Noise, in which filters differ most."""
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
@@ -39,7 +39,7 @@ shares = st.floats(0, 1)
 
 @settings(deadline=None, max_examples=60)
 @given(sides, sides, st.tuples(shares, shares, shares, shares), st.booleans(), st.integers(1, 40))
-def test_any_box_of_any_image_is_cut_as_pillow_cuts_it(height, width, cut, mirrored, size):
+def test_any_crop_equals_pillow_s(height, width, cut, mirrored, size):
     left, top = cut[0] * (width - 1), cut[1] * (height - 1)
     right = left + max(1.0, cut[2] * (width - left))
     bottom = top + max(1.0, cut[3] * (height - top))
@@ -49,7 +49,7 @@ def test_any_box_of_any_image_is_cut_as_pillow_cuts_it(height, width, cut, mirro
     assert np.abs(cropped(pixels, box, mirrored, size) - want).max() <= ROUNDED
 
 
-def test_a_photograph_s_usual_crop_in_every_type_and_layout():
+def test_a_usual_crop_in_every_type_and_layout():
     pixels, box = picture(375, 500), (37.0, 20.0, 430.0, 371.0)
     want = by_pillow(pixels, box, True, 64)
     for dtype, error in ((torch.float32, 0), (torch.float16, 2**-11), (torch.bfloat16, 2**-8)):
@@ -58,17 +58,17 @@ def test_a_photograph_s_usual_crop_in_every_type_and_layout():
             assert np.abs(made - want).max() <= ROUNDED + error
 
 
-def test_an_even_image_stays_even_and_white_is_one():
+def test_a_uniform_image_stays_uniform_and_white_is_one():
     for value in (0, 77, 255):
         pixels = np.full((50, 40, 3), value, np.uint8)
         made = cropped(pixels, (3.0, 2.0, 31.0, 48.0), False, 8)
         assert made == pytest.approx(value / 255, abs=1e-6)
 
 
-def test_nothing_to_crop_is_nothing_to_do():
+def test_no_crops_change_nothing():
     images = torch.empty(0, 3, 4, 4)
     crop_into(images, [])
     assert images.shape == (0, 3, 4, 4)
-    kept = torch.full((2, 3, 4, 4), 0.5)
-    crop_into(kept, [])
-    assert (kept == 0.5).all()
+    images = torch.full((2, 3, 4, 4), 0.5)
+    crop_into(images, [])
+    assert (images == 0.5).all()

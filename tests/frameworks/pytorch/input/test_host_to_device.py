@@ -62,7 +62,7 @@ def decoding(make_request):
     ("precision", "dtype", "error"),
     [("fp32", torch.float32, 0), ("fp64", torch.float64, 0), ("bf16", torch.bfloat16, 2**-8)],
 )
-def test_it_is_what_the_host_would_have_made(root, decoding, layout, precision, dtype, error):
+def test_device_decoding_equals_host_decoding(root, decoding, layout, precision, dtype, error):
     wanted = source(root).epoch(2, 7).source.batch(np.arange(8))
     encoded = source(root, stays_encoded=True).epoch(2, 7).source.batch(np.arange(8))
     placer = HostToDevice(decoding(precision=precision, layout=layout))
@@ -73,9 +73,7 @@ def test_it_is_what_the_host_would_have_made(root, decoding, layout, precision, 
     assert np.abs(images.double().numpy() - wanted.images).max() <= TOLERANCE + error
 
 
-def test_what_is_refused_comes_from_the_host_and_the_rest_from_the_device(
-    root, decoding, monkeypatch
-):
+def test_refused_images_are_decoded_by_the_host(root, decoding, monkeypatch):
     (root / "train/class-0/1.jpg").write_bytes(b"none of it")
     of_files = source(root, stays_encoded=True)
     plain = source(root)
@@ -101,7 +99,7 @@ def test_what_is_refused_comes_from_the_host_and_the_rest_from_the_device(
     assert np.abs(images.numpy() - want).max() <= TOLERANCE, "pixels and files in one minibatch"
 
 
-def test_an_image_of_another_size_than_its_header_said_comes_from_the_host(
+def test_an_image_of_another_size_than_its_header_is_decoded_by_the_host(
     root, decoding, monkeypatch
 ):
     class FindsAnother(jpeg.HostDecoder):
@@ -117,7 +115,7 @@ def test_an_image_of_another_size_than_its_header_said_comes_from_the_host(
     assert of_files.tally(np.ones(8, bool)).by_host == {REFUSED: 1}
 
 
-def test_a_training_on_files_goes_as_on_decoded_images(root, decoding, make_request):
+def test_training_on_files_equals_training_on_decoded_images(root, decoding, make_request):
     network = build_network("little-cnn", SIZE, 10)
     losses = {}
     for way, request in (("device", decoding()), ("host", make_request(network))):
@@ -138,7 +136,7 @@ def test_a_training_on_files_goes_as_on_decoded_images(root, decoding, make_requ
     assert len(losses["device"]) == 6
 
 
-def test_inputs_are_narrow_only_where_every_reader_is(make_request):
+def test_inputs_are_in_low_precision_only_where_every_reader_is(make_request):
     little = build_network("little-cnn", SIZE, 10)
     assert low_precision_types(make_request(little, precision="bf16")) == (torch.bfloat16,)
     assert low_precision_types(make_request(little, precision="fp32")) == (None,)
@@ -147,7 +145,7 @@ def test_inputs_are_narrow_only_where_every_reader_is(make_request):
     assert captured.build(make_request(little, precision="fp16"))._static_types == (torch.float16,)
 
 
-def test_a_gpu_without_nvjpeg_says_what_to_install(monkeypatch):
+def test_a_missing_nvjpeg_has_an_installation_hint(monkeypatch):
     monkeypatch.setattr(nvjpeg, "_libraries", list)
     with pytest.raises(Unsupported, match=r"nvidia-nvjpeg.*decode_location=host"):
         jpeg.open_decoder(torch.device("cuda:0"), 3)

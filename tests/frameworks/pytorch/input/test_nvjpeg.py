@@ -1,5 +1,5 @@
-"""What nvJPEG is told, and what is never left to it. The library here is Pillow, called as nvJPEG
-is and writing where it is told to; test_jpeg_gpu.py calls nvJPEG itself."""
+"""Calls of nvJPEG, and images that it must not decode. Here the library is Pillow behind nvJPEG's
+functions; test_jpeg_gpu.py calls nvJPEG itself."""
 
 import contextlib
 import ctypes
@@ -92,7 +92,7 @@ def encoded(width, height, mode="RGB", said=None, cut=None, progressive=False):
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(3, "RGB"), (1, "L")])
-def test_each_image_lies_where_it_was_told_to(library, channels, mode):
+def test_each_image_is_written_to_its_buffer(library, channels, mode):
     images = [encoded(33, 17, mode), encoded(8, 40, mode), encoded(64, 64, mode)]
     found = nvjpeg.NvJpeg(torch.device("cpu"), channels).decode(images)
     for image, tensor in zip(images, map(tensor_of, found), strict=True):
@@ -103,14 +103,14 @@ def test_each_image_lies_where_it_was_told_to(library, channels, mode):
         np.testing.assert_array_equal(tensor.permute(1, 2, 0).numpy().squeeze(), want)
 
 
-def test_what_is_larger_than_was_said_is_not_decoded(library):
+def test_an_image_larger_than_its_header_is_not_decoded(library):
     images = [encoded(20, 20), encoded(300, 300, said=(20, 20)), encoded(20, 20)]
     found = nvjpeg.NvJpeg(torch.device("cpu"), 3).decode(images)
     assert [one is None for one in found] == [False, True, False]
     assert library.calls == [(nvjpeg.HARDWARE, 2)]
 
 
-def test_a_broken_image_costs_no_other(library):
+def test_a_broken_image_does_not_affect_others(library):
     images = [encoded(20 + n, 20) for n in range(5)]
     images[3] = encoded(30, 30, cut=400)
     decoder = nvjpeg.NvJpeg(torch.device("cpu"), 3)
@@ -120,21 +120,21 @@ def test_a_broken_image_costs_no_other(library):
     assert decoder.decode([]) == []
 
 
-def test_what_comes_in_several_scans_is_left_to_the_kernels(library):
+def test_progressive_images_are_decoded_by_kernels(library):
     images = [encoded(20 + n, 20, progressive=n % 3 == 0) for n in range(7)]
     found = nvjpeg.NvJpeg(torch.device("cpu"), 3).decode(images)
     assert all(one is not None for one in found)
     assert sorted(library.calls) == [(nvjpeg.HYBRID, 3), (nvjpeg.HARDWARE, 4)]
 
 
-def test_a_gpu_without_circuits_decodes_by_kernels(library, monkeypatch):
+def test_a_gpu_without_jpeg_hardware_decodes_by_kernels(library, monkeypatch):
     monkeypatch.setattr(library, "backends", (nvjpeg.HYBRID,))
     assert None not in nvjpeg.NvJpeg(torch.device("cpu"), 3).decode([encoded(20, 20)])
     assert library.calls == [(nvjpeg.HYBRID, 1)]
 
 
 @pytest.mark.parametrize(("status", "words"), [(5, "out of memory"), (8, "status 8")])
-def test_what_is_no_image_s_fault_is_raised(library, monkeypatch, status, words):
+def test_a_failure_that_no_image_caused_is_raised(library, monkeypatch, status, words):
     decoder = nvjpeg.NvJpeg(torch.device("cpu"), 3)
     monkeypatch.setattr(library, "fails", status)
     with pytest.raises(RuntimeError, match=words):
@@ -152,7 +152,7 @@ def test_the_next_library_is_tried_where_one_does_not_start(library, monkeypatch
         nvjpeg.NvJpeg(torch.device("cpu"), 3)
 
 
-def test_a_library_that_is_not_there_is_an_import_error(monkeypatch):
+def test_a_missing_library_is_an_import_error(monkeypatch):
     monkeypatch.setattr(nvjpeg, "NAMES", ("libnothing.so.1",))
     monkeypatch.setattr(nvjpeg, "PACKAGES", (("cubemesh", "*.nothing"), ("no_such_package", "*")))
     with pytest.raises(ImportError, match="not installed"):

@@ -74,7 +74,7 @@ def gpu_profile():
     return Profile(events=read_trace(GPU_TRACE, lambda ns: (ns - BASE_NS) / 1e9), by_layer=True)
 
 
-def test_kernels_find_their_layer_through_the_call_that_launched_them(gpu_profile):
+def test_a_kernel_belongs_to_the_layer_of_its_launch(gpu_profile):
     found = {e.name: (e.layer, e.update) for e in gpu_profile.on_device}
     assert found == {
         "Memcpy HtoD (Pinned -> Device)": ("", False),
@@ -94,7 +94,7 @@ def test_times_are_those_of_the_programs_clock(gpu_profile):
     )
 
 
-def test_a_gpus_breakdowns_are_those_of_its_kernels(gpu_profile):
+def test_a_breakdown_on_a_gpu_is_of_kernels(gpu_profile):
     layers = {r.name: (r.seconds, r.calls) for r in by_layer([gpu_profile], 1).rows}
     assert layers["conv1"] == (pytest.approx(500e-6), 2)
     assert layers["(update)"] == (pytest.approx(20e-6), 1)
