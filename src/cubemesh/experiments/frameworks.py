@@ -16,7 +16,12 @@ from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import Group, caveats, titled
 from cubemesh.experiments.analysis.matrix import CellKey, Matrix
 from cubemesh.experiments.analysis.per_workload import batch_size, per_workload
-from cubemesh.experiments.analysis.published_rows import above_peak, time_rows, time_table
+from cubemesh.experiments.analysis.published_rows import (
+    FORWARD_BACKWARD_TIME,
+    above_peak,
+    nearest_table,
+    time_rows,
+)
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
@@ -126,7 +131,7 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         findings=_findings(forward, training),
         tables=(
             *(m.table(title, "ms", _step_ms) for m, title, _ in passes if m.groups),
-            *time_table(published),
+            *nearest_table(published, FORWARD_BACKWARD_TIME),
         ),
         charts=tuple(
             chart

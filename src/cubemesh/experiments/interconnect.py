@@ -29,7 +29,6 @@ from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.scaling.analysis import mean_parts, profiled_record
 from cubemesh.experiments.scaling.design import (
     VARIES,
-    DeviceSetting,
     MultiDeviceSettings,
     device_counts,
     is_small,
@@ -95,7 +94,7 @@ class Settings(MultiDeviceSettings):
 def plan(settings: Settings, context: Context) -> Plan:
     """Each network over each link."""
     counts = settings.devices or device_counts(settings, context)[-1:]
-    links = settings.links or (("auto",) if on_cpu(settings, context) else GPU_LINKS)
+    links = settings.links or (("auto",) if on_cpu(settings.device, context) else GPU_LINKS)
     yield [
         _spec(settings, context, case, framework, sync, threads, devices, link)
         for case in cases(settings, context)
@@ -118,7 +117,7 @@ def _spec(
     link: str,
 ) -> RunSpec:
     profiled = settings.attribution and entry(framework).profiles and strategy(sync).profiled
-    where = placement(DeviceSetting(settings.device, threads), devices, context)
+    where = placement(settings.device, threads, devices, context)
     return RunSpec(
         work=TrainSteps(network=case.network, batch_per_device=case.batch, hidden=case.hidden),
         placement=replace(where, link=link),
@@ -130,7 +129,7 @@ def _spec(
 def cases(settings: Settings, context: Context) -> list[LinkCase]:
     """The given networks and batch sizes; by default the papers', or small networks if those would
     take too long."""
-    defaults = SMALL if is_small(settings, context) else PUBLISHED
+    defaults = SMALL if is_small(settings.device, context) else PUBLISHED
     found = []
     for network in dict.fromkeys(settings.networks or (case.network for case in defaults)):
         own = [c for c in defaults if c.network == network]

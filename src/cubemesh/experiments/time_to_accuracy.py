@@ -19,7 +19,7 @@ from cubemesh.experiments.analysis.groups import Group, caveats, group_by, title
 from cubemesh.experiments.analysis.per_workload import per_workload, training_workload
 from cubemesh.experiments.analysis.trainings import training_of, training_s
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
-from cubemesh.experiments.scaling.design import PLACED, DeviceSetting, on_cpu, placement
+from cubemesh.experiments.scaling.design import PLACED, on_cpu, placement
 from cubemesh.measure.energy.energy import WHAT as ENERGY
 from cubemesh.schema import (
     Answer,
@@ -95,7 +95,7 @@ def plan(settings: Settings, context: Context) -> Plan:
                 rate_scaling=settings.rate_scaling if devices > 1 else "none",
                 target_accuracy=target,
             ),
-            placement=placement(DeviceSetting(settings.device, threads), devices, context),
+            placement=placement(settings.device, threads, devices, context),
             program=ProgramSettings(sync="all-reduce" if devices > 1 else "none"),
             budget=context.budget,
         )
@@ -111,7 +111,7 @@ def _counts(settings: Settings, context: Context, threads: int) -> Sequence[int]
         return sorted(set(settings.devices))
     machine = context.machine
     cores = int(machine.cpu.usable_cores or 1) // max(1, threads)
-    most = max(1, cores) if on_cpu(settings, context) else len(machine.gpus)
+    most = max(1, cores) if on_cpu(settings.device, context) else len(machine.gpus)
     return [2**n for n in range(most.bit_length()) if 2**n <= most]
 
 

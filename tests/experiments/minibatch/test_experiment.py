@@ -36,23 +36,23 @@ def steps(asked):
     return [batch_of(s) for s in own if not s.budget.attribution]
 
 
-def test_named_minibatches_are_all_asked_for_after_the_ceiling(context, play, record_of):
+def test_given_batch_sizes_are_measured_after_the_ceiling(context, play, record_of):
     asked, _ = play(EXPERIMENT.plan(Settings(batch_sizes=(32, 8, 8)), context), record_of)
     assert isinstance(asked[0].work, Ceiling)
     assert steps(asked) == [8, 32]
 
 
-def test_no_ceiling_when_it_is_switched_off(context, play, record_of):
+def test_no_ceiling_with_ceiling_false(context, play, record_of):
     asked, _ = play(EXPERIMENT.plan(Settings(batch_sizes=(8,), ceiling=False), context), record_of)
     assert [type(s.work) for s in asked] == [TrainSteps]
 
 
-def test_the_default_list_is_the_documents_where_runs_are_short(context, play, record_of):
+def test_the_default_sweep_is_the_papers_if_runs_are_short(context, play, record_of):
     asked, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
     assert tuple(steps(asked)) == PAPER_BATCH_SIZES
 
 
-def test_the_default_list_ends_where_a_run_would_take_too_long(machine, play, record_of):
+def test_the_default_sweep_ends_if_a_run_would_take_too_long(machine, play, record_of):
     quick = Context(machine=machine, scale=Scale.QUICK)
     asked, sent = play(
         EXPERIMENT.plan(Settings(), quick),
@@ -65,7 +65,7 @@ def test_the_default_list_ends_where_a_run_would_take_too_long(machine, play, re
     assert "64" in reduced[0].cause
 
 
-def test_a_list_goes_as_far_as_it_must_however_long_that_takes(machine, play, record_of):
+def test_min_largest_batch_is_measured_however_long_a_run_takes(machine, play, record_of):
     quick = Context(machine=machine, scale=Scale.QUICK)
     settings = Settings(min_batch_size=4, max_batch_size=64, min_largest_batch=16)
     asked, sent = play(EXPERIMENT.plan(settings, quick), lambda s: record_of(s, step_s=30.0))
@@ -76,7 +76,7 @@ def test_a_list_goes_as_far_as_it_must_however_long_that_takes(machine, play, re
         Settings(min_batch_size=0)
 
 
-def test_the_default_list_ends_where_memory_does(context, play, record_of):
+def test_the_default_sweep_ends_out_of_memory(context, play, record_of):
     def make(spec):
         full = batch_of(spec) >= 32
         message = "out of memory: needs 27 GiB, 24 GiB here; 16 fits"
@@ -100,19 +100,19 @@ def answer_for(record_of, step_s, **settings):
     return EXPERIMENT.answer(wanted, [record_of(s, step_s=step_s[batch_of(s)]) for s in specs])
 
 
-def test_where_throughput_stops_growing(record_of):
+def test_the_knee_of_the_throughput(record_of):
     answer = answer_for(record_of, {8: 0.02, 16: 0.02, 32: 0.02, 64: 0.0397, 128: 0.079})
     assert finding(answer, "throughput-knee").value == 32
     assert finding(answer, "small-batch-cost").value == pytest.approx(4.0)
 
 
-def test_throughput_that_still_grows_says_so(record_of):
+def test_throughput_that_still_increases_has_a_remedy(record_of):
     answer = answer_for(record_of, {8: 0.02, 16: 0.021, 32: 0.022})
     assert finding(answer, "throughput-rising").value == 32
     assert "batch_sizes=64,128" in finding(answer, "throughput-rising").remedy
 
 
-def test_throughput_that_never_grew(record_of):
+def test_throughput_that_does_not_increase(record_of):
     answer = answer_for(record_of, {8: 0.02, 16: 0.041})
     assert "throughput-flat" in codes(answer)
 
@@ -174,13 +174,13 @@ def test_more_than_the_ceiling_is_a_warning_with_its_cause(record_of):
 
 def test_a_noisy_run_has_a_caveat_and_is_not_compared(record_of):
     specs = [RunSpec(work=TrainSteps(network="vgg16", batch_per_device=b)) for b in (64, 128)]
-    calm, loaded = record_of(specs[0], step_s=0.42), record_of(specs[1], step_s=0.90)
-    loaded = replace(loaded, warnings=(warn("busy-host", "others", "stop them"),))
-    answer = EXPERIMENT.answer(Settings(networks=("vgg16",), batch_sizes=(64, 128)), [calm, loaded])
+    quiet, noisy = record_of(specs[0], step_s=0.42), record_of(specs[1], step_s=0.90)
+    noisy = replace(noisy, warnings=(warn("busy-host", "others", "stop them"),))
+    answer = EXPERIMENT.answer(Settings(networks=("vgg16",), batch_sizes=(64, 128)), [quiet, noisy])
     assert "superlinear-doubling" not in codes(answer)
-    assert EXPERIMENT.answer(Settings(batch_sizes=(64,)), [calm]).findings[0].caveats == ()
-    alone = EXPERIMENT.answer(Settings(batch_sizes=(128,)), [loaded])
-    assert alone.findings[0].caveats == ("busy-host",)
+    assert EXPERIMENT.answer(Settings(batch_sizes=(64,)), [quiet]).findings[0].caveats == ()
+    single = EXPERIMENT.answer(Settings(batch_sizes=(128,)), [noisy])
+    assert single.findings[0].caveats == ("busy-host",)
 
 
 def test_full_measures_the_forward_pass_too(machine, play, record_of):
@@ -192,7 +192,7 @@ def test_full_measures_the_forward_pass_too(machine, play, record_of):
     assert len(answer.charts[0].lines) == 2
 
 
-def fed(record_of, on, step_s, utilization):
+def records_fed(record_of, on, step_s, utilization):
     """Records of a network fed from the host or the device, with the GPU's utilization."""
     return [
         record_of(
@@ -210,8 +210,8 @@ def fed(record_of, on, step_s, utilization):
 def test_a_waiting_gpu_is_input_bound(record_of):
     settings = Settings(batch_sizes=(16, 256), data_location="both")
     records = [
-        *fed(record_of, "host", {16: 0.02, 256: 0.05}, {16: 35.0, 256: 97.0}),
-        *fed(record_of, "device", {16: 0.01, 256: 0.05}, {16: 90.0, 256: 98.0}),
+        *records_fed(record_of, "host", {16: 0.02, 256: 0.05}, {16: 35.0, 256: 97.0}),
+        *records_fed(record_of, "device", {16: 0.01, 256: 0.05}, {16: 90.0, 256: 98.0}),
     ]
     answer = EXPERIMENT.answer(settings, records)
     found = finding(answer, "input-bound")
@@ -226,16 +226,16 @@ def test_a_waiting_gpu_is_input_bound(record_of):
 def test_a_busy_gpu_is_not_input_bound(record_of, host_s, expected):
     settings = Settings(batch_sizes=(256,), data_location="both")
     records = [
-        *fed(record_of, "host", {256: host_s}, {256: 95.0}),
-        *fed(record_of, "device", {256: 0.05}, {256: 98.0}),
+        *records_fed(record_of, "host", {256: host_s}, {256: 95.0}),
+        *records_fed(record_of, "device", {256: 0.05}, {256: 98.0}),
     ]
     found = codes(EXPERIMENT.answer(settings, records))
     assert {"input-bound", "copy-cost", "no-input-cost"} & set(found) == {expected}
 
 
-def test_a_noisy_run_is_not_called_input_bound(record_of):
-    (host,) = fed(record_of, "host", {16: 0.02}, {16: 35.0})
-    device = fed(record_of, "device", {16: 0.01}, {16: 90.0})
+def test_a_noisy_run_is_not_input_bound(record_of):
+    (host,) = records_fed(record_of, "host", {16: 0.02}, {16: 35.0})
+    device = records_fed(record_of, "device", {16: 0.01}, {16: 90.0})
     host = replace(host, warnings=(warn("busy-host", "others", "stop them"),))
     answer = EXPERIMENT.answer(Settings(batch_sizes=(16,), data_location="both"), [host, *device])
     assert "input-bound" not in codes(answer)
@@ -315,10 +315,10 @@ def test_steps_around_a_curvature_are_profiled_and_its_cause_is_found(machine, r
         (16, True),
         (32, True),
     ]
-    apart = [profiled_run(record_of, s) for s in asked]
+    profiled = [profiled_run(record_of, s) for s in asked]
     with pytest.raises(StopIteration):
-        plan.send(apart)
-    answer = EXPERIMENT.answer(wanted, [*records, *apart])
+        plan.send(profiled)
+    answer = EXPERIMENT.answer(wanted, [*records, *profiled])
     cause = finding(answer, "curvature-cause")
     assert in_order(cause.text, "16", "launch gaps")
     assert in_order(cause.text, "2.25", "1.12", "0.562 ms/sample")

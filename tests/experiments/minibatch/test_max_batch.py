@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from answers import finding
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.minibatch.experiment import Settings
-from cubemesh.experiments.minibatch.max_batch import FIRST, max_batch, search
+from cubemesh.experiments.minibatch.max_batch import FIRST, max_batch, max_batch_findings, search
 from cubemesh.experiments.registry import EXPERIMENTS, Context
 from cubemesh.networks import build
 from cubemesh.networks.memory import forecast
@@ -32,9 +32,9 @@ def holding(record_of, most, **facts):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(most=st.integers(1, 3000))
-def test_what_is_found_fits_and_an_eighth_more_does_not(most, machine, play, record_of):
+def test_the_result_fits_and_an_eighth_more_does_not(most, machine, play, record_of):
     asked, sent = play(search(specs_of, machine), holding(record_of, most))
-    (found,) = max_batch(sent)
+    found = max_batch(sent)
     assert found.fits <= most < found.refused
     assert found.refused - found.fits <= max(1, found.fits // 8)
     assert len(asked) <= 16
@@ -42,7 +42,7 @@ def test_what_is_found_fits_and_an_eighth_more_does_not(most, machine, play, rec
     assert len(set(batches)) == len(batches)
 
 
-def test_what_the_refusal_forecasts_is_tried_next(machine, play, record_of):
+def test_the_batch_size_that_a_refused_run_forecasts_is_tried_next(machine, play, record_of):
     asked, _ = play(search(specs_of, machine), holding(record_of, 100, largest_batch_that_fits=99))
     assert [s.batch_per_device for s in asked][:6] == [8, 16, 32, 64, 128, 96]
 
@@ -50,25 +50,25 @@ def test_what_the_refusal_forecasts_is_tried_next(machine, play, record_of):
 def test_nothing_fits(machine, play, record_of):
     asked, sent = play(search(specs_of, machine), holding(record_of, 0))
     assert [s.batch_per_device for s in asked] == [FIRST, 4, 2, 1]
-    (found,) = max_batch(sent)
-    assert (found.fits, found.refused, found.finding().value) == (None, 1, None)
+    assert max_batch(sent) == (None, 1)
+    assert next(max_batch_findings(sent)).value is None
 
 
-def test_the_samples_there_are_end_the_search(machine, play, record_of):
+def test_the_number_of_samples_limits_the_search(machine, play, record_of):
     asked, sent = play(search(specs_of, machine, most=20), holding(record_of, 10**6))
     assert [s.batch_per_device for s in asked] == [8, 16, 20]
-    (found,) = max_batch(sent)
-    assert (found.fits, found.refused, found.finding().value) == (20, None, 20)
+    assert max_batch(sent) == (20, None)
+    assert next(max_batch_findings(sent)).value == 20
 
 
-def test_where_nothing_ran_it_is_not_said_that_nothing_fits(record_of):
+def test_crashed_runs_do_not_count_as_out_of_memory(record_of):
     spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))
     crashed = record_of(spec, status=Status.CRASHED, message="segmentation fault")
-    (found,) = max_batch([crashed])
-    assert (found.fits, found.refused, found.finding().value) == (None, None, None)
+    assert max_batch([crashed]) == (None, None)
+    assert next(max_batch_findings([crashed])).value is None
 
 
-def test_a_hopeless_doubling_is_not_tried(machine, play, record_of):
+def test_a_doubling_far_beyond_the_memory_is_not_tried(machine, play, record_of):
     limit_bytes = forecast(build("little-cnn"), 40).total_bytes
 
     def limited(batch):
@@ -85,7 +85,7 @@ def test_a_crash_ends_the_search(machine, play, record_of):
     assert len(asked) == 1
 
 
-def test_minibatch_takes_auto_and_says_what_fits(machine, play, record_of):
+def test_minibatch_with_auto_reports_the_largest_batch_size(machine, play, record_of):
     experiment = EXPERIMENTS["minibatch"]
     wanted = request(experiment, {"batch_sizes": "auto"}).settings
     assert wanted == Settings(batch_sizes="auto")

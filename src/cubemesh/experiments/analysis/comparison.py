@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.caveats import mark_simulated, noise_codes
 from cubemesh.measure.timing.interleaved_ab import ratio_of
-from cubemesh.schema import Answer, Cell, Column, Figure, Finding, NetworkWork, RunRecord, Table
+from cubemesh.schema import Answer, Cell, Column, Finding, NetworkWork, RunRecord, Table
 from cubemesh.schema.comparison import Difference, Ratio
 from cubemesh.schema.record import AGAINST
 from cubemesh.schema.serialization import to_plain
 from cubemesh.store.compare import StoredComparison
-from cubemesh.store.select import PARTS, RunSelection, format_value
+from cubemesh.store.select import PARTS, format_value
 
 THRESHOLD_BREACHED = 99
 """Exit code of `--fail-below`."""
@@ -78,7 +78,7 @@ def with_comparisons(answer: Answer, records: Iterable[RunRecord]) -> Answer:
         answer,
         findings=(*(_finding(r) for r in found), *answer.findings),
         tables=(_table(found), *answer.tables),
-        notes=(*_notes(found), *answer.notes),
+        notes=(*_notes(found[0]), *answer.notes),
     )
 
 
@@ -119,9 +119,7 @@ def sentence(ratio: Ratio, first: str, second: str) -> str:
 
 def _finding(record: RunRecord) -> Finding:
     ratio, where = ratio_of_record(record), _name(record)
-    pairs = changes(record)
-    first = ", ".join(f"{name}={a}" for name, a, _ in pairs) or "the program"
-    second = ", ".join(f"{name}={b}" for name, _, b in pairs) or "itself"
+    first, second = _programs(record)
     if ratio is None:
         return Finding(
             code="not-compared",
@@ -137,19 +135,24 @@ def _finding(record: RunRecord) -> Finding:
     )
 
 
+def _programs(record: RunRecord) -> tuple[str, str]:
+    """The two programs of an interleaved run, by the settings that differ."""
+    pairs = changes(record)
+    first = ", ".join(f"{name}={a}" for name, a, _ in pairs)
+    second = ", ".join(f"{name}={b}" for name, _, b in pairs)
+    return first or "the program", second or "itself"
+
+
 def _name(record: RunRecord) -> str:
     work = record.spec.work
     if not isinstance(work, NetworkWork):
         return work.kind
-    return f"{work.network}{' forward' if work.kind == 'forward' else ''}, batch size " + str(
-        work.batch_per_device
-    )
+    forward = " forward" if work.kind == "forward" else ""
+    return f"{work.network}{forward}, batch size {work.batch_per_device}"
 
 
 def _table(records: Sequence[RunRecord]) -> Table:
-    pairs = changes(records[0])
-    first = ", ".join(f"{name}={a}" for name, a, _ in pairs) or "A"
-    second = ", ".join(f"{name}={b}" for name, _, b in pairs) or "A again"
+    first, second = _programs(records[0])
     rows: list[tuple[Cell, ...]] = []
     for record in records:
         ratio, why = ratio_of_record(record), record.outcome.message or "no complete block"
@@ -157,11 +160,11 @@ def _table(records: Sequence[RunRecord]) -> Table:
         if ratio is None:
             rows.append((name, *(Cell(reason=why, run_id=record.run_id),) * 4))
             continue
-        steps = [record.figures.get(n) for n in ("step_s", "against_step_s")]
+        steps = (record.figures.get(n) for n in ("step_s", "against_step_s"))
         rows.append(
             (
                 name,
-                *(_cell(step) for step in steps),
+                *(Cell.of(step) if step else Cell(reason="not measured") for step in steps),
                 Cell.of(ratio, run_id=record.run_id),
                 Cell(text=ratio.verdict.value),
             )
@@ -179,31 +182,24 @@ def _table(records: Sequence[RunRecord]) -> Table:
     )
 
 
-def _cell(figure: Figure | None) -> Cell:
-    if figure is None:
-        return Cell(reason="not measured")
-    return Cell.of(figure)
-
-
-def _notes(records: Sequence[RunRecord]) -> list[str]:
-    notes = [
-        f"Programs are interleaved in blocks of four windows; {found.method}. The rest of this "
-        "answer is about A."
-        for record in records[:1]
-        if (found := ratio_of_record(record)) is not None
-    ]
-    if not changes(records[0]):
-        notes.append("The two programs do not differ: this compares A with itself.")
-    return notes
+def _notes(record: RunRecord) -> Iterator[str]:
+    if (found := ratio_of_record(record)) is not None:
+        yield (
+            f"Programs are interleaved in blocks of four windows; {found.method}. The rest of this "
+            "answer is about A."
+        )
+    if not changes(record):
+        yield "The two programs do not differ: this compares A with itself."
 
 
 def comparison_answer(found: StoredComparison, gate: Gate | None = None) -> Answer:
     """The answer of `cubemesh compare`."""
-    ratio = found.ratio
+    ratio, sides = found.ratio, (found.first, found.second)
+    records = [record for side in sides for record in side.records]
     notes = [f"Method of the interval: {ratio.method}."]
     notes += [
         f"{name} excludes {side.left_out} runs of older versions of the software or of cubemesh."
-        for name, side in (("A", found.first), ("B", found.second))
+        for name, side in zip("AB", sides, strict=True)
         if side.left_out
     ]
     if gate is not None:
@@ -219,19 +215,15 @@ def comparison_answer(found: StoredComparison, gate: Gate | None = None) -> Answ
                 question="How fast is B compared with A?",
                 figure=ratio,
                 unit="×",
-                caveats=noise_codes((*found.first.records, *found.second.records)),
+                caveats=noise_codes(records),
             ),
         ),
         tables=(_sides(found), *_different(found)),
-        warnings=tuple(
-            dict.fromkeys(
-                w for s in (found.first, found.second) for r in s.records for w in r.warnings
-            )
-        ),
-        run_ids=tuple(r.run_id for s in (found.first, found.second) for r in s.records),
+        warnings=tuple(dict.fromkeys(w for r in records for w in r.warnings)),
+        run_ids=tuple(r.run_id for r in records),
         notes=tuple(notes),
     )
-    return mark_simulated(answer, [*found.first.records, *found.second.records])
+    return mark_simulated(answer, records)
 
 
 def _sides(found: StoredComparison) -> Table:
@@ -241,7 +233,7 @@ def _sides(found: StoredComparison) -> Table:
         rows.append(
             (
                 Cell(text=name, run_id=side.records[0].run_id),
-                Cell(text=_what(side)),
+                Cell(text=f"{_name(side.records[0])}, {side.records[0].started_utc[:10]}"),
                 Cell(value=len(side.records)),
                 Cell(value=len(windows)),
                 Cell(value=sum(w.samples for w in windows) / sum(w.elapsed_s for w in windows)),
@@ -261,10 +253,6 @@ def _sides(found: StoredComparison) -> Table:
         ),
         rows=tuple(rows),
     )
-
-
-def _what(side: RunSelection) -> str:
-    return f"{_name(side.records[0])}, {side.records[0].started_utc[:10]}"
 
 
 def _different(found: StoredComparison) -> tuple[Table, ...]:

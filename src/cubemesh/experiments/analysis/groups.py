@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from cubemesh.experiments.analysis.caveats import noise_codes
-from cubemesh.experiments.analysis.ratios import bounds
+from cubemesh.experiments.analysis.ratios import reciprocal
 from cubemesh.schema import Cell, Figure, Placement, Point, ProgramSettings, RunRecord
 from cubemesh.schema.outcome import STATUS_WORDS
 from cubemesh.statistics import median, nested_throughput_interval
@@ -78,18 +78,7 @@ class Group(Generic[K]):
     def step_ms(self) -> Figure | None:
         """Milliseconds a step takes on average, elapsed time over steps, with its interval."""
         figure, batch = self.throughput, self.records[0].spec.batch_per_device
-        if figure is None or not batch:
-            return None
-        low, high = bounds(figure)
-        ms = 1e3 * batch
-        sure = figure.low is not None
-        return Figure(
-            value=ms / figure.value,
-            unit="ms",
-            low=ms / high if sure else None,
-            high=ms / low if sure else None,
-            n=figure.n,
-        )
+        return reciprocal(figure, 1e3 * batch, "ms") if figure and batch else None
 
     def median_of(self, name: str) -> float | None:
         """The median of a figure over the successful runs."""

@@ -1,5 +1,5 @@
 """Answers of several workloads joined into one: an experiment that compares within a network and a
-batch size answers each on its own, and this puts the parts behind one another."""
+batch size answers each separately, and the parts follow one another, labelled by workload."""
 
 from __future__ import annotations
 
@@ -10,34 +10,33 @@ from dataclasses import replace
 from cubemesh.experiments.analysis.groups import setting_label
 from cubemesh.schema import Answer, NetworkWork, RunRecord
 
+Workload = tuple[str, ...]
+"""Such as `("resnet-18", "batch size 64")`."""
+
 
 def per_workload(
     records: Sequence[RunRecord],
-    workload: Callable[[RunRecord], tuple[str, ...]],
+    workload: Callable[[RunRecord], Workload | None],
     answer: Callable[[Sequence[RunRecord]], Answer],
 ) -> Answer:
-    """`answer` of the records of each `workload` (such as `("resnet-18", "batch size 64")`),
-    joined; parts are labelled by what differs between them."""
-    own: dict[tuple[str, ...], list[RunRecord]] = {}
-    for record in records:
-        own.setdefault(workload(record), []).append(record)
-    if len(own) < 2:
+    """`answer` of the records of each `workload`, joined, each part labelled by what differs.
+    Records without a workload, such as ceilings, belong to every part."""
+    keys = [workload(record) for record in records]
+    workloads = list(dict.fromkeys(key for key in keys if key is not None))
+    if len(workloads) < 2:
         return answer(records)
-    differs = [len(set(column)) > 1 for column in zip(*own, strict=True)]
-    return joined(
+    differs = [len(set(column)) > 1 for column in zip(*workloads, strict=True)]
+    return _joined(
         {
-            ", ".join(p for p, shown in zip(parts, differs, strict=True) if shown): answer(found)
-            for parts, found in own.items()
+            ", ".join(p for p, shown in zip(own, differs, strict=True) if shown): answer(
+                [r for r, key in zip(records, keys, strict=True) if key in (None, own)]
+            )
+            for own in workloads
         }
     )
 
 
-def batch_size(record: RunRecord) -> tuple[str, ...]:
-    """The batch size per device as a workload."""
-    return (f"batch size {record.spec.batch_per_device}",)
-
-
-def training_workload(record: RunRecord) -> tuple[str, ...]:
+def training_workload(record: RunRecord) -> Workload:
     """Network, batch size per device, and threads per device where they are set."""
     work, threads = record.spec.work, record.spec.placement.threads
     assert isinstance(work, NetworkWork)
@@ -45,26 +44,29 @@ def training_workload(record: RunRecord) -> tuple[str, ...]:
     return work.network, f"batch size {work.batch_per_device}", *cores
 
 
-def joined(answers: Mapping[str, Answer]) -> Answer:
-    """One answer from several, by label; as it is when there is only one."""
-    first, *others = answers.values()
-    if not others:
-        return first
+def batch_size(record: RunRecord) -> Workload:
+    """The batch size per device as a workload."""
+    return (f"batch size {record.spec.batch_per_device}",)
+
+
+def _joined(answers: Mapping[str, Answer]) -> Answer:
+    """One answer from several, by label; only findings of the first keep their questions."""
+    first, *_ = answers.values()
     return replace(
         first,
         title="; ".join(dict.fromkeys(a.title for a in answers.values())),
         findings=tuple(
-            replace(f, text=f"{label}: {f.text}", question=f.question if a is first else None)
+            replace(f, text=_labelled(label, f.text), question=f.question if a is first else None)
             for label, a in answers.items()
             for f in a.findings
         ),
         tables=tuple(
-            replace(t, title=f"{label}: {t.title}".rstrip(": "))
+            replace(t, title=_labelled(label, t.title))
             for label, a in answers.items()
             for t in a.tables
         ),
         charts=tuple(
-            replace(c, name=f"{c.name}-{_slug(label)}", title=f"{label}: {c.title}")
+            replace(c, name=_file_name(label, c.name), title=_labelled(label, c.title))
             for label, a in answers.items()
             for c in a.charts
         ),
@@ -74,5 +76,10 @@ def joined(answers: Mapping[str, Answer]) -> Answer:
     )
 
 
-def _slug(label: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+def _labelled(label: str, text: str) -> str:
+    return text if label in text else f"{label}: {text}".rstrip(": ")
+
+
+def _file_name(label: str, name: str) -> str:
+    slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+    return name if slug in name else f"{name}-{slug}"

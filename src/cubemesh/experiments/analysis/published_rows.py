@@ -16,6 +16,8 @@ from cubemesh.units import format_number
 
 ROWS = 5
 FORWARD_BACKWARD = "forward+backward time"
+THROUGHPUT = Column(name="throughput", unit="samples/s")
+FORWARD_BACKWARD_TIME = Column(name="forward + backward", unit="ms")
 HIGHEST = 3.0
 """A published line this many times as high as the measured one is left out."""
 
@@ -38,8 +40,10 @@ def nearest_rows(network: str, groups: Sequence[Group[int]]) -> list[PublishedFi
     )
 
 
-def nearest_table(found: Sequence[PublishedFigure]) -> tuple[Table, ...]:
-    """Published rows as a table; the source is the last column, because it is long."""
+def nearest_table(
+    found: Sequence[PublishedFigure], value: Column = THROUGHPUT
+) -> tuple[Table, ...]:
+    """Published rows as a table with the column `value`; the source is last, because it is long."""
     if not found:
         return ()
     columns = (
@@ -47,7 +51,7 @@ def nearest_table(found: Sequence[PublishedFigure]) -> tuple[Table, ...]:
         Column(name="framework"),
         Column(name="precision"),
         Column(name="batch size"),
-        Column(name="throughput", unit="samples/s"),
+        value,
         Column(name="of peak", unit="%"),
         Column(name="network"),
         Column(name="system"),
@@ -63,7 +67,7 @@ def above_peak(found: Sequence[PublishedFigure]) -> tuple[Warning, ...]:
     return tuple(share.warning for share in shares if share.warning is not None)
 
 
-def share_cell(figure: PublishedFigure) -> Cell:
+def _share_cell(figure: PublishedFigure) -> Cell:
     """The percentage of its device's peak that a published figure reached."""
     found = peak_share(figure)
     if found.share is None:
@@ -81,7 +85,7 @@ def time_rows(groups: Sequence[Group[tuple[str, str]]]) -> list[PublishedFigure]
         record = next((g.ok[0] for g in groups if g.key[0] == network and g.ok), None)
         if record is None:
             continue
-        found = nearest(
+        rows += nearest(
             figures(),
             network=network,
             devices=_devices(record),
@@ -90,36 +94,7 @@ def time_rows(groups: Sequence[Group[tuple[str, str]]]) -> list[PublishedFigure]
             metric=FORWARD_BACKWARD,
             limit=2,
         )
-        rows += found
     return rows
-
-
-def time_table(found: Sequence[PublishedFigure]) -> tuple[Table, ...]:
-    """Published times as a table."""
-    columns = (
-        Column(name="network"),
-        Column(name="device"),
-        Column(name="framework"),
-        Column(name="batch size"),
-        Column(name="forward + backward", unit="ms"),
-        Column(name="of peak", unit="%"),
-        Column(name="source"),
-    )
-    title = "Nearest published results"
-    rows = tuple(map(_time_row, found))
-    return (Table(title=title, columns=columns, rows=rows),) if rows else ()
-
-
-def _time_row(figure: PublishedFigure) -> tuple[Cell, ...]:
-    return (
-        Cell(text=figure.canonical or figure.network),
-        Cell(text=_device(figure)),
-        Cell(text=_short(figure.framework) or "not stated"),
-        Cell(text=str(figure.batch_per_device or "not stated")),
-        Cell(value=figure.value),
-        share_cell(figure),
-        Cell(text=figure.source),
-    )
 
 
 def published_sweep(network: str, groups: Sequence[Group[int]]) -> Series:
@@ -171,7 +146,7 @@ def _row(figure: PublishedFigure) -> tuple[Cell, ...]:
         Cell(text=f"{figure.precision or 'not stated'}{implied}"),
         Cell(text=str(figure.batch_per_device or "not stated")),
         Cell(value=figure.value),
-        share_cell(figure),
+        _share_cell(figure),
         Cell(text=figure.network),
         Cell(text=figure.system),
         Cell(text=figure.source),

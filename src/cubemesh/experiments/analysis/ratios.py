@@ -40,6 +40,17 @@ def ratio(over: Figure, under: Figure) -> Figure:
     )
 
 
+def reciprocal(figure: Figure, times: float, unit: str) -> Figure:
+    """`times` over `figure`, which is above 0, with its interval."""
+    return Figure(
+        value=times / figure.value,
+        unit=unit,
+        low=None if figure.high is None else times / figure.high,
+        high=None if figure.low is None else times / figure.low,
+        n=figure.n,
+    )
+
+
 def significance(found: Figure) -> int:
     """1 for a ratio significantly above 1, -1 below; 0 for no significant difference, and without
     an interval."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from cubemesh.forecast.roofline import LayerPoint, measured_roof, points_of
 from cubemesh.forecast.utilization import Limits, datasheet_limits
@@ -30,7 +31,7 @@ NOTE = (
 )
 
 
-def roofline(record: RunRecord, name: str = "roofline") -> Chart | None:
+def roofline(record: RunRecord) -> Chart | None:
     """The chart of a record whose layers were timed; None without them."""
     roof = measured_roof(record)
     points = points_of(record, roof)
@@ -42,17 +43,19 @@ def roofline(record: RunRecord, name: str = "roofline") -> Chart | None:
         if limits.flops_per_s and limits.bytes_per_s:
             ends.append(2 * limits.flops_per_s / limits.bytes_per_s)
     span = min(ends), max(ends)
-    lines = [*_layers(points, record.run_id)]
-    lines += _roof(roof, span, "measured", "reference")
-    lines += _roof(sheet, span, "datasheet", "published")
+    lines = (
+        *_layers(points, record.run_id),
+        *_roof(roof, span, "measured", "reference"),
+        *_roof(sheet, span, "datasheet", "published"),
+    )
     network, batch = getattr(record.spec.work, "network", ""), record.spec.batch_per_device
     return Chart(
-        name=name,
+        name=f"roofline-{network}-{batch}",
         title=f"{network} at batch size {batch}: roofline of its layers",
         kind="scatter",
         x=Axis(name="arithmetic intensity", unit="FLOP/B", scale="log10"),
         y=Axis(name="compute rate", unit="FLOP/s", scale="log10"),
-        lines=tuple(lines),
+        lines=lines,
     )
 
 
@@ -78,13 +81,7 @@ def roofline_table(record: RunRecord) -> Table | None:
 
 def rooflines(records: Iterable[RunRecord]) -> tuple[Chart, ...]:
     """The charts of the records whose layers were timed."""
-    charts = []
-    for record in records:
-        batch = record.spec.batch_per_device
-        network = getattr(record.spec.work, "network", "")
-        if (chart := roofline(record, f"roofline-{network}-{batch}")) is not None:
-            charts.append(chart)
-    return tuple(charts)
+    return tuple(chart for record in records if (chart := roofline(record)) is not None)
 
 
 def _row(point: LayerPoint, run_id: str) -> tuple[Cell, ...]:
@@ -143,7 +140,12 @@ def _named(points: Sequence[LayerPoint]) -> set[str]:
     return {point.layer for point in chosen}
 
 
-def _roof(limits: Limits, span: tuple[float, float], name: str, role: str) -> list[Line]:
+def _roof(
+    limits: Limits,
+    span: tuple[float, float],
+    name: str,
+    role: Literal["reference", "published"],
+) -> list[Line]:
     """The roof over the intensities in `span`: rising to the ridge, then flat."""
     rate, bandwidth = limits.flops_per_s, limits.bytes_per_s
     if not rate or not bandwidth:
@@ -152,10 +154,5 @@ def _roof(limits: Limits, span: tuple[float, float], name: str, role: str) -> li
     ridge = rate / bandwidth
     xs = [low, *([ridge] if low < ridge < high else []), high]
     words = f"{name}: {format_quantity(rate, 'FLOP/s')}, {format_quantity(bandwidth, 'B/s')}"
-    return [
-        Line(
-            name=words,
-            points=tuple(Point(x=x, y=min(rate, x * bandwidth)) for x in xs),
-            role="reference" if role == "reference" else "published",
-        )
-    ]
+    points = tuple(Point(x=x, y=min(rate, x * bandwidth)) for x in xs)
+    return [Line(name=words, points=points, role=role)]

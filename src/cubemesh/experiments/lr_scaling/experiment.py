@@ -17,7 +17,7 @@ from cubemesh.experiments.analysis.groups import titled
 from cubemesh.experiments.analysis.per_workload import per_workload, training_workload
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.lr_scaling import report
-from cubemesh.experiments.scaling.design import PLACED, DeviceSetting, on_cpu, placement
+from cubemesh.experiments.scaling.design import PLACED, on_cpu, placement
 from cubemesh.schema import Answer, ProgramSettings, RunRecord, RunSpec, Train
 from cubemesh.schema.spec import Device
 from cubemesh.schema.work import RateScaling
@@ -67,7 +67,7 @@ def plan(settings: Settings, context: Context) -> Plan:
 def _counts(settings: Settings, context: Context) -> Sequence[int]:
     if settings.devices:
         return sorted(set(settings.devices))
-    if on_cpu(settings, context):
+    if on_cpu(settings.device, context):
         return CPU_DEVICES
     return [n for n in DEVICES if n <= len(context.machine.gpus)]
 
@@ -81,7 +81,7 @@ def _spec(
     batch: int,
     threads: int,
 ) -> RunSpec:
-    epochs = EPOCHS[context.scale if on_cpu(settings, context) else Scale.FULL]
+    epochs = EPOCHS[context.scale if on_cpu(settings.device, context) else Scale.FULL]
     return RunSpec(
         work=Train(
             network=network,
@@ -93,7 +93,7 @@ def _spec(
             rate_scaling=scaling,
         ),
         placement=replace(
-            placement(DeviceSetting(settings.device, threads), devices, context),
+            placement(settings.device, threads, devices, context),
             oversubscribe=devices > 1,
         ),
         program=ProgramSettings(sync="all-reduce" if devices > 1 else "none"),

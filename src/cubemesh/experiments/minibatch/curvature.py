@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from cubemesh.experiments.analysis.groups import Group, group_by
-from cubemesh.experiments.analysis.ratios import bounds, ratio, significance
+from cubemesh.experiments.analysis.ratios import bounds, ratio, reciprocal, significance
 from cubemesh.experiments.minibatch.input_bound import device_utilization
 from cubemesh.frameworks import entry
 from cubemesh.parallel.strategies import strategy
@@ -74,10 +74,7 @@ def second_difference(three: Sequence[Figure], unit: str) -> Figure:
 def sample_ms(group: Group[int]) -> Figure | None:
     """Milliseconds per sample, with its interval."""
     rate = group.throughput
-    if rate is None:
-        return None
-    low, high = bounds(rate)
-    return Figure(value=1e3 / rate.value, unit="ms", low=1e3 / high, high=1e3 / low)
+    return reciprocal(rate, 1e3, "ms") if rate else None
 
 
 def curvatures(groups: Sequence[Group[int]]) -> list[Curvature]:
@@ -108,30 +105,26 @@ def curvature_table(found: Sequence[Curvature]) -> tuple[Table, ...]:
     """Each curvature with its sign, and device utilization on both sides if it was sampled."""
     if not found:
         return ()
-    columns: tuple[Column, ...] = (
+    columns = [
         Column(name="batch size"),
         Column(name="throughput", unit="samples/s"),
         Column(name="throughput is"),
         Column(name="time per sample", unit="ms"),
         Column(name="time per sample is"),
-    )
-    busy = (
-        Column(name="utilization at half", unit="%"),
-        Column(name="utilization at twice", unit="%"),
-    )
-    sides = (side for one in found for side in (one.before, one.after))
-    columns += busy if any(device_utilization(side) for side in sides) else ()
+    ]
+    if any(device_utilization(side) for one in found for side in (one.before, one.after)):
+        columns.append(Column(name="utilization at half", unit="%"))
+        columns.append(Column(name="utilization at twice", unit="%"))
     rows = tuple(_row(one)[: len(columns)] for one in found)
     title = "Curvature over doublings of the batch size"
-    return (Table(title=title, columns=columns, rows=rows),)
+    return (Table(title=title, columns=tuple(columns), rows=rows),)
 
 
 def _row(found: Curvature) -> tuple[Cell, ...]:
     cells = [Cell(text=str(found.batch))]
     for figure in (found.throughput, found.sample_ms):
-        cells.append(Cell.of(figure))
         word = "noisy" if found.noisy else WORDS[found.sign(figure)]
-        cells.append(Cell(text=word))
+        cells += [Cell.of(figure), Cell(text=word)]
     for side in (found.before, found.after):
         busy = device_utilization(side)
         cells.append(Cell(text="–") if busy is None else Cell(value=round(busy[1], 1)))

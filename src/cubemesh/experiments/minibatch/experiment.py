@@ -15,6 +15,7 @@ from typing import Literal
 from cubemesh.data import entry
 from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.groups import titled
+from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.analysis.published_rows import (
     above_peak,
     nearest_rows,
@@ -39,24 +40,23 @@ from cubemesh.experiments.minibatch.curvature import (
 from cubemesh.experiments.minibatch.input_bound import DataLocations, programs_by_location
 from cubemesh.experiments.minibatch.max_batch import (
     estimated_run_s,
-    max_batch,
+    max_batch_findings,
     may_double,
     search,
 )
 from cubemesh.schema import (
     Answer,
     Ceiling,
-    Finding,
     Forward,
     NetworkWork,
+    ProgramSettings,
     RunRecord,
     RunSpec,
-    Table,
     TrainSteps,
     Warning,
     warn,
 )
-from cubemesh.units import format_list, format_seconds
+from cubemesh.units import format_seconds
 
 PAPER_BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """The paper 001 measures up to 2048."""
@@ -162,64 +162,43 @@ def _specs(settings: Settings, network: str, batch: int, context: Context) -> li
     """Training steps for each data location; the forward pass is measured once."""
     programs = programs_by_location(settings.data_location)
     forward = context.scale is Scale.FULL if settings.forward is None else settings.forward
-    works: list[tuple[type[TrainSteps | Forward], int]] = [(TrainSteps, len(programs))]
-    if forward:
-        works.insert(0, (Forward, 1))
+    works: list[tuple[type[TrainSteps | Forward], ProgramSettings]] = [
+        *([(Forward, programs[0])] if forward else []),
+        *((TrainSteps, program) for program in programs),
+    ]
     return [
         RunSpec(
             work=kind(network=network, batch_per_device=batch, data=settings.data),
             program=program,
             budget=context.budget,
         )
-        for kind, count in works
-        for program in programs[:count]
+        for kind, program in works
     ]
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    """Findings, tables and charts from the records of one `minibatch`."""
-    timed = [r for r in records if isinstance(r.spec.work, NetworkWork)]
-    networks = list(dict.fromkeys(_network_of(r) for r in timed)) or list(settings.networks)
-    parts = [_answer_of(settings, network, records) for network in networks]
-    if len(parts) > 1:
-        parts = [_named(network, part) for network, part in zip(networks, parts, strict=True)]
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled(f"{format_list(networks)} by batch size", timed),
-        findings=tuple(f for part in parts for f in part.findings),
-        tables=tuple(t for part in parts for t in part.tables),
-        charts=tuple(c for part in parts for c in part.charts),
-        warnings=(
-            *(w for part in parts for w in part.warnings),
-            *(w for r in records for w in r.warnings),
-        ),
-        run_ids=tuple(r.run_id for r in records),
-        notes=tuple(dict.fromkeys(n for part in parts for n in part.notes)),
-    )
+    """Findings, tables and charts from the records of one `minibatch`, by network."""
+    return per_workload(records, _workload, lambda own: _answer(settings, own))
 
 
-def _network_of(record: RunRecord) -> str:
-    assert isinstance(record.spec.work, NetworkWork)
-    return record.spec.work.network
+def _workload(record: RunRecord) -> tuple[str] | None:
+    work = record.spec.work
+    return (work.network,) if isinstance(work, NetworkWork) else None
 
 
-def _answer_of(settings: Settings, network: str, records: Sequence[RunRecord]) -> Answer:
-    """The part of the answer that is about one network."""
-    own = [
-        r for r in records if not isinstance(r.spec.work, NetworkWork) or _network_of(r) == network
-    ]
-    timed, profiled = split_profiled(own)
+def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    (network,) = next(filter(None, map(_workload, records)), settings.networks[:1])
+    timed, profiled = split_profiled(records)
     data = minibatch_data(network, timed, settings.data_location)
     nearest = nearest_rows(network, data.training)
     return Answer(
         experiment=EXPERIMENT.name,
         question=EXPERIMENT.question,
-        title=network,
+        title=titled(f"{network} by batch size", [r for r in records if _workload(r)]),
         findings=(
             *report.findings(data),
             *profile_findings(data.curvatures, profiled),
-            *_max_batch_findings(settings, timed),
+            *(max_batch_findings(timed) if settings.batch_sizes == "auto" else ()),
         ),
         tables=(
             report.table(data),
@@ -232,34 +211,11 @@ def _answer_of(settings: Settings, network: str, records: Sequence[RunRecord]) -
             *_reduced(settings, data.training),
             *above_ceiling(data),
             *above_peak(nearest),
+            *(w for r in records for w in r.warnings),
         ),
+        run_ids=tuple(r.run_id for r in records),
         notes=(*report.notes(data), *published_note(published_sweep(network, data.training))),
     )
-
-
-def _named(network: str, part: Answer) -> Answer:
-    """`part` with the network's name on every finding and table."""
-    return replace(
-        part,
-        findings=tuple(_named_finding(network, f) for f in part.findings),
-        tables=tuple(_named_table(network, t) for t in part.tables),
-    )
-
-
-def _named_finding(network: str, finding: Finding) -> Finding:
-    if network in finding.text:
-        return finding
-    return replace(finding, text=f"{network}: {finding.text}")
-
-
-def _named_table(network: str, table: Table) -> Table:
-    return replace(table, title=f"{network}: {table.title}" if table.title else network)
-
-
-def _max_batch_findings(settings: Settings, timed: Sequence[RunRecord]) -> Iterator[Finding]:
-    if settings.batch_sizes == "auto":
-        steps = [r for r in timed if isinstance(r.spec.work, NetworkWork)]
-        yield from (found.finding() for found in max_batch(steps))
 
 
 def _reduced(settings: Settings, groups: BatchGroups) -> Iterator[Warning]:
@@ -267,8 +223,7 @@ def _reduced(settings: Settings, groups: BatchGroups) -> Iterator[Warning]:
     if settings.batch_sizes or not groups or groups[-1].throughput is None:
         return
     last = groups[-1]
-    wanted = replace(settings, data="synthetic")
-    if last.key == default_batch_sizes(wanted)[-1]:
+    if last.key == default_batch_sizes(replace(settings, data="synthetic"))[-1]:
         return
     ends = f"The batch sizes end at {last.key} instead of {settings.max_batch_size}."
     if last.key == default_batch_sizes(settings)[-1]:

@@ -12,10 +12,10 @@ need over twice the available memory is not tried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
-from cubemesh.experiments.core.experiment import Scale
+from cubemesh.experiments.core.experiment import Plan, Scale
 from cubemesh.networks import build_for
 from cubemesh.networks.memory import forecast, memory_settings
 from cubemesh.schema import Budget, Finding, Machine, NetworkWork, RunRecord, RunSpec, Status
@@ -31,8 +31,6 @@ _HOPELESS = 2
 _FITS = (Status.OK, Status.DIVERGED)
 """A run that diverged did fit."""
 
-Search = Generator[Sequence[RunSpec], Sequence[RunRecord], None]
-
 
 def search(
     specs_of: Callable[[int], Sequence[RunSpec]],
@@ -41,7 +39,7 @@ def search(
     most: int | None = None,
     may_continue: Callable[[RunRecord], bool] = lambda record: True,
     also: Sequence[RunSpec] = (),
-) -> Search:
+) -> Plan:
     """Part of a plan: the runs that find the largest batch size that fits in memory.
 
     `most` is the upper limit (the number of samples). `may_continue` decides, from the last record,
@@ -106,54 +104,44 @@ def forecast_bytes(spec: RunSpec, batch: int, device: str) -> int:
     return forecast(build_for(work), batch, **memory_settings(spec, device)).total_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaxBatch:
+class MaxBatch(NamedTuple):
     """The result of a search for the largest batch size."""
 
     fits: int | None
     """The largest batch size that ran."""
     refused: int | None
     """The smallest that ran out of memory."""
-    spec: RunSpec
-    device: str
-
-    def finding(self) -> Finding:
-        """The largest that fits, the smallest that does not, and the memory forecast for both."""
-        code = "max-batch-size"
-        if self.fits is None and self.refused is None:
-            return Finding(code=code, text="No batch size ran, and none ran out of memory.")
-        if self.fits is None:
-            text = "No batch size fits"
-        else:
-            needs = format_bytes(forecast_bytes(self.spec, self.fits, self.device))
-            which = "that fits" if self.refused is not None else "measured"
-            text = f"The largest batch size {which} is {self.fits} (forecast {needs})"
-        if self.refused is None:
-            text += "; no run was out of memory."
-        else:
-            needs = format_bytes(forecast_bytes(self.spec, self.refused, self.device))
-            text += f"; {self.refused} ran out of memory (forecast {needs})."
-        return Finding(code=code, text=text, value=self.fits, unit="samples")
 
 
-def max_batch(records: Sequence[RunRecord]) -> list[MaxBatch]:
-    """The result of a search, from its records; empty without records."""
-    tried: dict[int, list[RunRecord]] = {}
-    for record in records:
-        if record.spec.batch_per_device is not None:
-            tried.setdefault(record.spec.batch_per_device, []).append(record)
-    if not tried:
-        return []
-    refused = [b for b, own in tried.items() if any(r.outcome.status is Status.OOM for r in own)]
-    fits = [b for b, own in tried.items() if all(r.outcome.status in _FITS for r in own)]
-    return [
-        MaxBatch(
-            fits=max(fits, default=None),
-            refused=min(refused, default=None),
-            spec=records[-1].spec,
-            device=device_of(records[-1]),
-        )
-    ]
+def max_batch(records: Sequence[RunRecord]) -> MaxBatch:
+    """The result of a search, from its records."""
+    tried = [(b, r.outcome.status) for r in records if (b := r.spec.batch_per_device)]
+    refused = {batch for batch, status in tried if status is Status.OOM}
+    failed = {batch for batch, status in tried if status not in _FITS}
+    fits = {batch for batch, _ in tried} - failed
+    return MaxBatch(max(fits, default=None), min(refused, default=None))
+
+
+def max_batch_findings(records: Sequence[RunRecord]) -> Iterator[Finding]:
+    """The largest batch size that fits, the smallest that does not, and the memory forecast for
+    both; none without records of networks."""
+    records = [r for r in records if isinstance(r.spec.work, NetworkWork)]
+    if not records:
+        return
+    fits, refused = max_batch(records)
+    spec, device = records[-1].spec, device_of(records[-1])
+    if fits is not None:
+        which = "that fits" if refused is not None else "measured"
+        needs = format_bytes(forecast_bytes(spec, fits, device))
+        text = f"The largest batch size {which} is {fits} (forecast {needs})"
+    else:
+        text = "No batch size fits" if refused is not None else "No batch size ran"
+    if refused is not None:
+        needs = format_bytes(forecast_bytes(spec, refused, device))
+        text += f"; {refused} ran out of memory (forecast {needs})."
+    else:
+        text += "; no run was out of memory."
+    yield Finding(code="max-batch-size", text=text, value=fits, unit="samples")
 
 
 def may_double(record: RunRecord, scale: Scale) -> bool:

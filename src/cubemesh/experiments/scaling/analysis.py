@@ -164,11 +164,15 @@ class StepOverhead:
         return name if seconds >= MIN_FRACTION * self.step_s else ""
 
     @property
+    def percent(self) -> float:
+        """Percentage of the step that is the largest overhead."""
+        return 100 * next(iter(self.by_part.values())) / self.step_s
+
+    @property
     def remedy(self) -> str:
-        """What to do about the largest."""
-        if not self.largest:
-            return ""
-        return _SLOWER if self.largest == COMPUTE else remedy_of(self.largest)
+        """What to do about the largest; empty for nothing."""
+        remedy = _SLOWER if self.largest == COMPUTE else remedy_of(self.largest)
+        return f"{remedy[0].upper()}{remedy[1:]}." if remedy else ""
 
 
 def step_overhead(several: Group[Any], one: Group[Any]) -> StepOverhead | None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.groups import Group, group_by
@@ -40,7 +40,7 @@ from cubemesh.schema import (
     RunSpec,
     TrainSteps,
 )
-from cubemesh.schema.spec import Device
+from cubemesh.schema.spec import Device, Pinning
 
 NO_SYNC = "none"
 """The strategy without synchronization."""
@@ -69,11 +69,9 @@ class ScalingMode(StrEnum):
     @property
     def constant(self) -> str:
         """The batch size that is constant."""
-        return {
-            ScalingMode.WEAK: "batch size per device",
-            ScalingMode.STRONG: "global batch size",
-            ScalingMode.CONSTANT_BATCH: "batch size per host",
-        }[self]
+        if self is ScalingMode.STRONG:
+            return "global batch size"
+        return f"batch size per {'device' if self is ScalingMode.WEAK else 'host'}"
 
 
 def batch_per_device(mode: ScalingMode, batch: int, devices: int, hosts: int = 1) -> int | None:
@@ -194,7 +192,7 @@ def _curve_specs(
                 work=TrainSteps(
                     network=case.network, batch_per_device=batch, image_size=case.image_size
                 ),
-                placement=placement(DeviceSetting(settings.device, threads), devices, context),
+                placement=placement(settings.device, threads, devices, context),
                 program=ProgramSettings(
                     framework=framework, layout=entry(framework).layout, sync=sync
                 ),
@@ -202,37 +200,18 @@ def _curve_specs(
             )
 
 
-class HasDevice(Protocol):
-    """Settings with a kind of device."""
-
-    @property
-    def device(self) -> Device:
-        """A GPU (`cuda`) or a group of cores (`cpu`)."""
-
-
-class DeviceSetting(NamedTuple):
-    """A kind of device, and its cores on a CPU."""
-
-    device: Device
-    threads: int
-
-
-def on_cpu(settings: HasDevice, context: Context) -> bool:
+def on_cpu(device: Device, context: Context) -> bool:
     """Whether a device is a group of cores."""
-    return settings.device == "cpu" or (settings.device == "auto" and not context.has_gpu)
+    return device == "cpu" or (device == "auto" and not context.has_gpu)
 
 
-def placement(setting: DeviceSetting, devices: int, context: Context) -> Placement:
-    """The placement of `devices`. A single device of a CPU is pinned to its cores, as each of
-    several is."""
-    if not on_cpu(setting, context):
-        return Placement(device=setting.device, devices=devices)
-    return Placement(
-        device=setting.device,
-        devices=devices,
-        threads=setting.threads,
-        pinning="cores" if devices == 1 else "none",
-    )
+def placement(device: Device, threads: int, devices: int, context: Context) -> Placement:
+    """The placement of `devices`, on a CPU of `threads` cores each. A single device of a CPU is
+    pinned to its cores, as each of several is."""
+    if not on_cpu(device, context):
+        return Placement(device=device, devices=devices)
+    pinning: Pinning = "cores" if devices == 1 else "none"
+    return Placement(device=device, devices=devices, threads=threads, pinning=pinning)
 
 
 def device_counts(settings: MultiDeviceSettings, context: Context) -> list[int]:
@@ -242,17 +221,17 @@ def device_counts(settings: MultiDeviceSettings, context: Context) -> list[int]:
         return sorted({1, *settings.devices})
     cores = context.machine.cpu.usable_cores
     available = min(len(context.machine.gpus), cores)
-    if on_cpu(settings, context):
+    if on_cpu(settings.device, context):
         available = cores // max(settings.threads)
     most = min(max(1, available), MAX_DEVICES if context.scale is not Scale.QUICK else 2)
     each = [2**n for n in range(most.bit_length())]
     return each if context.hosts == 1 else [1, *(context.hosts * n for n in each)]
 
 
-def is_small(settings: HasDevice, context: Context) -> bool:
+def is_small(device: Device, context: Context) -> bool:
     """Whether the papers' networks would take too long here as the default."""
     quick, full = context.scale is Scale.QUICK, context.scale is Scale.FULL
-    return quick or (on_cpu(settings, context) and not full)
+    return quick or (on_cpu(device, context) and not full)
 
 
 def chosen_cases(
@@ -265,7 +244,7 @@ def chosen_cases(
     """The cases to measure. Networks: the given ones, else the papers', or the small ones if those
     take too long. Batch sizes: the given ones, else the papers' (their smallest for any other
     network), reduced on a CPU."""
-    defaults = small if is_small(settings, context) else published
+    defaults = small if is_small(settings.device, context) else published
     least = min(case.batch for case in published)
     found = []
     for network in dict.fromkeys(settings.networks or (case.network for case in defaults)):

@@ -211,17 +211,15 @@ def _overhead_finding(found: StepOverhead, last: ScalingGroup, one: ScalingGroup
         for name, seconds in list(found.by_part.items())[:MAX_NAMED]
         if seconds >= MIN_FRACTION * found.step_s
     ]
-    percent = 100 * found.by_part[found.largest] / found.step_s
     longer = "longer" if found.extra_s >= 0 else "shorter"
-    remedy = found.remedy
     return Finding(
         code=code,
         text=f"A step on {devices} devices takes {step}, {format_seconds(abs(found.extra_s))} "
         f"{longer} than {ideal}, with {format_list(named)} more. The largest overhead is "
-        f"{found.largest.replace('_', ' ')}, {percent:.1f} % of the step.",
-        value=percent,
+        f"{found.largest.replace('_', ' ')}, {found.percent:.1f} % of the step.",
+        value=found.percent,
         unit="%",
-        remedy=f"{remedy[0].upper()}{remedy[1:]}." if remedy else "",
+        remedy=found.remedy,
         caveats=caveats(last, one),
     )
 
@@ -320,8 +318,7 @@ def _largest_overhead(group: ScalingGroup, one: ScalingGroup | None) -> str:
         return "–"
     if not found.largest:
         return "none"
-    percent = 100 * found.by_part[found.largest] / found.step_s
-    return f"{found.largest.replace('_', ' ')}, {percent:.1f} % of the step"
+    return f"{found.largest.replace('_', ' ')}, {found.percent:.1f} % of the step"
 
 
 def parts_table(data: ScalingData) -> Iterator[Table]:
@@ -426,12 +423,10 @@ def _throughput_chart(data: ScalingData, curve: ScalingCurve, name: str) -> Iter
     lines = []
     for sync in curve.strategies:
         groups = [one, *(g for g in curve.together if g.key[1] == sync)]
-        points = tuple(g.point(g.key[0], g.throughput) for g in groups)
-        lines.append(Line(name=sync, points=points))
+        lines.append(_rates(sync, groups))
     independent = [g for g in curve.groups if g.key[0] > 1 and g.key[1] == NO_SYNC]
     if independent:
-        points = tuple(g.point(g.key[0], g.throughput) for g in independent)
-        lines.append(Line(name="no sync", points=points))
+        lines.append(_rates("no sync", independent))
     lines += _forecast_lines(data, curve)
     if one.throughput is not None:
         counts = sorted({g.key[0] for g in curve.groups})
@@ -446,6 +441,10 @@ def _throughput_chart(data: ScalingData, curve: ScalingCurve, name: str) -> Iter
         y=Axis(name="throughput", unit="samples/s", from_zero=True),
         lines=tuple(lines),
     )
+
+
+def _rates(name: str, groups: Sequence[ScalingGroup]) -> Line:
+    return Line(name=name, points=tuple(g.point(g.key[0], g.throughput) for g in groups))
 
 
 def _forecast_lines(data: ScalingData, curve: ScalingCurve) -> Iterator[Line]:
