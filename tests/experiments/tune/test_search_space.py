@@ -1,4 +1,4 @@
-"""What a configuration is, and where each lever leads from it."""
+"""Configurations of `tune`, and the options of its knobs."""
 
 import dataclasses
 
@@ -6,40 +6,26 @@ from cubemesh.experiments.tune import experiment as tune
 from cubemesh.experiments.tune.search_space import (
     KNOBS,
     Configuration,
-    SearchSpace,
     configuration_of,
     usual_frameworks,
 )
 from cubemesh.schema import RunSpec, TrainSteps
 
 
-def test_only_what_takes_a_loss_scale_is_given_one():
+def test_only_frameworks_with_a_static_scale_have_a_loss_scale():
     now = Configuration(framework="pytorch", precision="fp16", loss_scale=1.0, batch_per_device=8)
-    asked = tune.Settings(frameworks=("pytorch", "jax", "tensorflow")).request()
-    space = SearchSpace(
-        frameworks=asked.frameworks,
-        precisions=("fp16",),
-        layouts=asked.layouts,
-        compile_by=asked.compile_by,
-        strategies=(),
-        buckets=(),
-        threads=(),
-        pinnings=(),
-        batch_sizes=(),
-        on_gpu=True,
-        usable_threads=None,
-    )
+    space = tune.Settings(frameworks=("pytorch", "jax", "tensorflow")).request()
     (framework,) = (knob for knob in KNOBS if knob.name == "framework")
     scales = {c.framework: c.loss_scale for c in framework.options(now, space)}
     assert scales == {"pytorch": 1024.0, "jax": 1024.0, "tensorflow": None}
 
 
-def test_the_fastest_framework_so_far_is_tried_before_the_others():
+def test_the_usually_fastest_framework_is_tried_before_the_others():
     assert usual_frameworks()[:3] == ("pytorch", "pytorch-captured", "pytorch-compiled")
     assert "null" not in usual_frameworks()
 
 
-def test_a_configuration_is_what_it_sets():
+def test_a_configuration_survives_its_spec_and_names_its_changes():
     first = Configuration(framework="pytorch", batch_per_device=8)
     spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=1))
     for changes in (
@@ -53,9 +39,9 @@ def test_a_configuration_is_what_it_sets():
         assert len(other.changes(first)) == len(changes)
         assert other.words(first) != "stock"
     assert first.words(first) == "stock"
-    narrow = dataclasses.replace(first, precision="fp16", loss_scale=1024.0)
-    assert narrow.words(first) == "fp16"
-    dynamic = dataclasses.replace(narrow, loss_scale=None)
-    assert narrow.words(dynamic) == "loss_scale 1024.0"
-    assert dataclasses.replace(dynamic, framework="tensorflow").words(narrow) == "tensorflow"
-    assert narrow.changes(first) == ("precision=fp16", "loss_scale=1024.0")
+    low = dataclasses.replace(first, precision="fp16", loss_scale=1024.0)
+    assert low.words(first) == "fp16"
+    dynamic = dataclasses.replace(low, loss_scale=None)
+    assert low.words(dynamic) == "loss_scale 1024.0"
+    assert dataclasses.replace(dynamic, framework="tensorflow").words(low) == "tensorflow"
+    assert low.changes(first) == ("precision=fp16", "loss_scale=1024.0")

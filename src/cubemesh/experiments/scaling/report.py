@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 
 from cubemesh.experiments.analysis.groups import caveats, titled
-from cubemesh.experiments.analysis.ratios import ratio, significance
+from cubemesh.experiments.analysis.ratios import plus_minus, ratio, significance
 from cubemesh.experiments.core.experiment import Experiment
 from cubemesh.experiments.scaling.analysis import (
     MIN_FRACTION,
@@ -49,7 +49,7 @@ from cubemesh.schema import (
     Warning,
     warn,
 )
-from cubemesh.units import format_devices, format_interval, format_list, format_seconds
+from cubemesh.units import format_devices, format_list, format_quantity, format_seconds
 
 MAX_NAMED = 3
 """Most parts that are named as overhead."""
@@ -132,9 +132,8 @@ def _curve_findings(
         code="scaling-efficiency",
         question="How far does it scale?" if card else None,
         text=f"{data.name(curve, sync)}, {_batch_words(data, last)}: {devices} devices train "
-        f"{format_interval(figure.value, figure.low, figure.high)} samples/s, "
-        f"{devices * reached.value / 100:.2f}× one device: an efficiency of "
-        f"{format_interval(reached.value, reached.low, reached.high)} %.",
+        f"{plus_minus(figure)} samples/s, {devices * reached.value / 100:.2f}× one device: an "
+        f"efficiency of {plus_minus(reached)} %.",
         figure=reached,
         unit="%",
         caveats=caveats(last, one),
@@ -175,14 +174,14 @@ def _independent_finding(
     slowest, devices = min(rates, key=lambda rank: rates[rank]), last.key[0]
     text = (
         f"Without synchronization the slowest of the {devices} devices (rank {slowest}) trains "
-        f"{format_interval(rates[slowest], None, None)} samples/s; synchronized training reaches "
-        f"{format_interval(found.value, found.low, found.high)} % of {devices} times that."
+        f"{format_quantity(rates[slowest], 'samples/s')}; synchronized training reaches "
+        f"{plus_minus(found)} % of {devices} times that."
     )
     own = efficiency(independent, one)
     if own is not None and own.high is not None and own.high < 100:
         text += (
             f" The devices without synchronization reach "
-            f"{format_interval(own.value, own.low, own.high)} % of {devices} times one: the rest "
+            f"{plus_minus(own)} % of {devices} times one: the rest "
             "is lost to shared resources, independent of the strategy."
         )
     yield Finding.of(

@@ -16,9 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from cubemesh.experiments.analysis.ratios import bounds
 from cubemesh.experiments.sequential_equivalence.divergence_causes import (
+    LATER_STEPS,
+    UPDATE,
     DivergenceCause,
     cause_of_final_weights,
     cause_of_gradients,
@@ -36,16 +40,13 @@ FIRST_LOSSES = {"fp64": 5}
 """Number of steps whose losses are compared, by precision; otherwise the first. Updates amplify
 rounding errors: in fp32 the fifth losses of resnet-18 differ by 5 %, and its first gradients by
 6e-6."""
-
-
-FEWER = "Rounding errors grow from step to step; compare fewer iterations."
-"""The remedy if later steps cannot be compared."""
+SYNCHRONIZED, ERROR_RATE = "synchronized gradient", "error rate"
+"""Names of two steps of the chain."""
 FINER = {"fp64": 3, "fp32": 2, "tf32": 1}
 """Rank of the precisions; the others are the coarsest."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckStep:
+class CheckStep(NamedTuple):
     """One step of the chain."""
 
     name: str
@@ -74,7 +75,7 @@ class EquivalenceCheck:
     @property
     def passes(self) -> bool:
         """Whether every step is equal within its tolerance."""
-        return all(link.passes for link in self.chain)
+        return all(step.passes for step in self.chain)
 
     @property
     def passes_by_rounding(self) -> bool:
@@ -97,60 +98,30 @@ def compare(
     (one,) = reference.replicas
     ranks, limit = run.replicas, tolerance(run)
     server = ranks[0]
-    steps: list[tuple[CheckStep, Callable[[], DivergenceCause]]] = [
+    mean = mean_of(r.own_gradients for r in ranks)
+    start = partial(cause_of_start, ranks, one, limit)
+    gradients = partial(cause_of_gradients, run, one, limit)
+    away = max(relative(r.final_weights, server.final_weights) for r in ranks)
+    final_weights = partial(cause_of_final_weights, ranks, limit)
+    errors = _errors(run, (reference, *finer))
+    steps: tuple[tuple[CheckStep, Callable[[], DivergenceCause]], ...] = (
+        (CheckStep("initial weights", _start(ranks, one), limit), start),
+        (CheckStep("samples fed", _fed(ranks, one), 0.0), start),
+        (CheckStep("local gradients", relative(mean, one.own_gradients), limit), gradients),
         (
-            CheckStep(name="initial weights", distance=_start(ranks, one), limit=limit),
-            lambda: cause_of_start(ranks, one, limit),
+            CheckStep(SYNCHRONIZED, relative(server.gradients, one.gradients), limit),
+            partial(cause_of_sync, ranks),
         ),
-        (
-            CheckStep(name="samples fed", distance=_fed(ranks, one), limit=0.0),
-            lambda: cause_of_start(ranks, one, limit),
-        ),
-        (
-            CheckStep(
-                name="local gradients",
-                distance=relative(mean_of(r.own_gradients for r in ranks), one.own_gradients),
-                limit=limit,
-            ),
-            lambda: cause_of_gradients(run, one, limit),
-        ),
-        (
-            CheckStep(
-                name="synchronized gradient",
-                distance=relative(server.gradients, one.gradients),
-                limit=limit,
-            ),
-            lambda: cause_of_sync(ranks),
-        ),
-        (
-            CheckStep(name="losses", distance=_losses(run, one), limit=limit),
-            lambda: DivergenceCause(
-                name="the update",
-                text="the first gradients are equal, and the losses after them are not",
-                remedy="Check that the optimizer does the same on every device.",
-            ),
-        ),
-        (
-            CheckStep(
-                name="final weights of the ranks",
-                distance=max(relative(r.final_weights, server.final_weights) for r in ranks),
-                limit=limit,
-            ),
-            lambda: cause_of_final_weights(ranks, limit),
-        ),
-        (
-            CheckStep(name="error rate", distance=_errors(run, (reference, *finer)), limit=0.0),
-            lambda: DivergenceCause(
-                name="later steps",
-                text="the first steps are equal, and the error rates after the last one are not",
-                remedy=FEWER,
-            ),
-        ),
-    ]
-    chain = tuple(link for link, _ in steps)
-    cause = next((why() for link, why in steps if not link.passes), None)
+        (CheckStep("losses", _losses(run, one), limit), lambda: UPDATE),
+        (CheckStep("final weights of the ranks", away, limit), final_weights),
+        (CheckStep(ERROR_RATE, errors, 0.0), lambda: LATER_STEPS),
+    )
     return EquivalenceCheck(
-        run=run, reference=reference, chain=chain, cause=cause, finer=tuple(finer)
+        run=run,
+        reference=reference,
+        chain=tuple(step for step, _ in steps),
+        cause=next((why() for step, why in steps if not step.passes), None),
+        finer=tuple(finer),
     )
 
 

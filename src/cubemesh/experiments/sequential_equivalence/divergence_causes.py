@@ -50,6 +50,20 @@ class DivergenceCause:
     remedy: str
 
 
+FEWER = "Rounding errors grow from step to step; compare fewer iterations."
+"""The remedy if later steps cannot be compared."""
+UPDATE = DivergenceCause(
+    name="the update",
+    text="the first gradients are equal, and the losses after them are not",
+    remedy="Check that the optimizer does the same on every device.",
+)
+LATER_STEPS = DivergenceCause(
+    name="later steps",
+    text="the first steps are equal, and the error rates after the last one are not",
+    remedy=FEWER,
+)
+
+
 def cause_of_start(ranks: Sequence[RankTrace], one: RankTrace, limit: float) -> DivergenceCause:
     """The cause if ranks began with other weights or were fed other samples."""
     other_weights = {r.rank for r in ranks if relative(r.weights, one.weights) > limit}
@@ -87,11 +101,8 @@ def cause_of_start(ranks: Sequence[RankTrace], one: RankTrace, limit: float) -> 
 
 def _part(replica: RankTrace, one: RankTrace, ranks: int) -> tuple[tuple[int, ...], ...]:
     """This rank's part of the samples that one device is fed."""
-    own = []
-    for fed in one.fed:
-        size = len(fed) // ranks
-        own.append(fed[replica.rank * size : (replica.rank + 1) * size])
-    return tuple(own)
+    sizes = [(fed, len(fed) // ranks) for fed in one.fed]
+    return tuple(fed[replica.rank * n : (replica.rank + 1) * n] for fed, n in sizes)
 
 
 def _skipped(replica: RankTrace, one: RankTrace, ranks: int) -> tuple[int, int] | None:
@@ -108,20 +119,16 @@ def _skipped(replica: RankTrace, one: RankTrace, ranks: int) -> tuple[int, int] 
 def cause_of_gradients(run: RunRecord, one: RankTrace, limit: float) -> DivergenceCause:
     """The cause if the mean of the local gradients differs, with equal weights and samples."""
     ranks = run.replicas
-    found = distances(sum_of(r.outputs for r in ranks), one.outputs)
-    first = next(((name, far) for name, far in found if far > limit), None)
-    if first is None:
-        worst, far = max(
-            distances(mean_of(r.own_gradients for r in ranks), one.own_gradients),
-            key=lambda pair: pair[1],
-        )
-        return DivergenceCause(
-            name="the backward pass",
-            text=f"every layer's output is equal, and the gradient of {worst} differs by {far:.1g}",
-            remedy="Look for a layer whose backward pass uses only the samples of its device.",
-        )
-    name, far = first
-    return _of_layer(run, name, far)
+    for name, far in distances(sum_of(r.outputs for r in ranks), one.outputs):
+        if far > limit:
+            return _of_layer(run, name, far)
+    gradients = distances(mean_of(r.own_gradients for r in ranks), one.own_gradients)
+    worst, far = max(gradients, key=lambda pair: pair[1])
+    return DivergenceCause(
+        name="the backward pass",
+        text=f"every layer's output is equal, and the gradient of {worst} differs by {far:.1g}",
+        remedy="Look for a layer whose backward pass uses only the samples of its device.",
+    )
 
 
 def _of_layer(run: RunRecord, name: str, far: float) -> DivergenceCause:
@@ -162,10 +169,12 @@ def cause_of_sync(ranks: Sequence[RankTrace]) -> DivergenceCause:
     weights = ", ".join(f"{share:.3g}" for share in shares)
     missing = {r.rank for r, share in zip(ranks, shares, strict=True) if abs(share) < NEAR}
     if missing:
-        text = (
-            f"the gradient of {_ranks(missing)} is not in the synchronized one (weights {weights})"
+        return DivergenceCause(
+            name="a missing rank",
+            text=f"the gradient of {_ranks(missing)} is not in the synchronized one (weights "
+            f"{weights})",
+            remedy="Include every rank.",
         )
-        return DivergenceCause(name="a missing rank", text=text, remedy="Include every rank.")
     level = sum(shares) / count
     if any(abs(share - level) > NEAR * level for share in shares):
         text = f"the local gradients have unequal weights ({weights})"

@@ -6,14 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.groups import Group
+from cubemesh.experiments.analysis.ratios import plus_minus
 from cubemesh.experiments.sequential_equivalence.compare import (
-    FEWER,
+    ERROR_RATE,
     FIRST_LOSSES,
+    SYNCHRONIZED,
     EquivalenceCheck,
     error_rate,
     interval_gap,
     tolerance,
 )
+from cubemesh.experiments.sequential_equivalence.divergence_causes import FEWER
 from cubemesh.experiments.sequential_equivalence.sketch_distance import relative
 from cubemesh.schema import (
     Axis,
@@ -27,7 +30,7 @@ from cubemesh.schema import (
     RunRecord,
     Table,
 )
-from cubemesh.units import format_devices, format_interval, format_list
+from cubemesh.units import format_devices, format_list
 
 NOTES = (
     "The distance of two gradients is ‖a - b‖ / ‖b‖ of the parameter where it is largest, from "
@@ -107,8 +110,7 @@ def _by_rounding(comparison: EquivalenceCheck) -> str:
 
 
 def _percent(record: RunRecord) -> str:
-    error = error_rate(record)
-    return f"{format_interval(error.value, error.low, error.high)} %"
+    return f"{plus_minus(error_rate(record))} %"
 
 
 def _farthest(passed: Sequence[EquivalenceCheck]) -> str:
@@ -116,13 +118,13 @@ def _farthest(passed: Sequence[EquivalenceCheck]) -> str:
     worst: dict[str, float] = {}
     for comparison in passed:
         precision = comparison.run.spec.program.precision
-        worst[precision] = max(worst.get(precision, 0.0), _of(comparison, "synchronized gradient"))
+        worst[precision] = max(worst.get(precision, 0.0), _first_gradient(comparison))
     parts = [f"{distance:.1e} in {precision}" for precision, distance in worst.items()]
     return f"; distance of the first gradients at most {format_list(parts)}" if parts else ""
 
 
-def _of(comparison: EquivalenceCheck, name: str) -> float:
-    return next(link.distance for link in comparison.chain if link.name == name)
+def _first_gradient(comparison: EquivalenceCheck) -> float:
+    return next(step.distance for step in comparison.chain if step.name == SYNCHRONIZED)
 
 
 def failures(records: Iterable[RunRecord]) -> Iterator[Finding]:
@@ -136,33 +138,33 @@ def tables(
     comparisons: Sequence[EquivalenceCheck], machines: Sequence[MachinePair]
 ) -> tuple[Table, ...]:
     """A row for each training on several devices; another table for other machines."""
-    found = []
-    if comparisons:
-        names = [link.name for link in comparisons[0].chain if link.name != "error rate"]
-        found.append(
-            Table(
-                title="Distance from training on one device",
-                columns=(
-                    Column(name="training"),
-                    *(Column(name=name) for name in names),
-                    Column(name="error rate", unit="%"),
-                    Column(name="error rate of one device", unit="%"),
-                    Column(name="verdict"),
-                ),
-                rows=tuple(map(_row, comparisons)),
-            )
-        )
-    if machines:
-        found.append(_machines_table(machines))
-    return tuple(found)
+    return (
+        *([_comparisons_table(comparisons)] if comparisons else []),
+        *([_machines_table(machines)] if machines else []),
+    )
+
+
+def _comparisons_table(comparisons: Sequence[EquivalenceCheck]) -> Table:
+    names = [step.name for step in comparisons[0].chain if step.name != ERROR_RATE]
+    return Table(
+        title="Distance from training on one device",
+        columns=(
+            Column(name="training"),
+            *(Column(name=name) for name in names),
+            Column(name="error rate", unit="%"),
+            Column(name="error rate of one device", unit="%"),
+            Column(name="verdict"),
+        ),
+        rows=tuple(map(_row, comparisons)),
+    )
 
 
 def _row(comparison: EquivalenceCheck) -> tuple[Cell, ...]:
     run = comparison.run
-    links = [link for link in comparison.chain if link.name != "error rate"]
+    steps = [step for step in comparison.chain if step.name != ERROR_RATE]
     return (
         Cell(text=_name(run), run_id=run.run_id),
-        *(Cell(text=_distance(link.name, link.distance), run_id=run.run_id) for link in links),
+        *(Cell(text=_distance(step.name, step.distance), run_id=run.run_id) for step in steps),
         _error_cell(run),
         _error_cell(comparison.reference),
         Cell(text="passes" if comparison.cause is None else f"fails: {comparison.cause.name}"),
@@ -176,16 +178,13 @@ def _distance(name: str, distance: float) -> str:
 
 
 def _error_cell(record: RunRecord) -> Cell:
-    error = error_rate(record)
-    return Cell.of(error, run_id=record.run_id)
+    return Cell.of(error_rate(record), run_id=record.run_id)
 
 
 def charts(comparisons: Sequence[EquivalenceCheck]) -> tuple[Chart, ...]:
     """The distance of the first gradient of each training, and its tolerance."""
     if not comparisons:
         return ()
-    names = [_name(c.run) for c in comparisons]
-    gradients = [max(_of(c, "synchronized gradient"), SMALLEST) for c in comparisons]
     return (
         Chart(
             name="sequential-equivalence",
@@ -197,17 +196,18 @@ def charts(comparisons: Sequence[EquivalenceCheck]) -> tuple[Chart, ...]:
                 Line(
                     name="first gradient",
                     points=tuple(
-                        Point(x=name, y=distance, run_id=c.run.run_id)
-                        for name, distance, c in zip(names, gradients, comparisons, strict=True)
+                        Point(
+                            x=_name(c.run),
+                            y=max(_first_gradient(c), SMALLEST),
+                            run_id=c.run.run_id,
+                        )
+                        for c in comparisons
                     ),
                 ),
                 Line(
                     name="tolerance",
                     role="reference",
-                    points=tuple(
-                        Point(x=name, y=tolerance(c.run))
-                        for name, c in zip(names, comparisons, strict=True)
-                    ),
+                    points=tuple(Point(x=_name(c.run), y=tolerance(c.run)) for c in comparisons),
                 ),
             ),
         ),
@@ -242,18 +242,13 @@ def machine_findings(machines: Sequence[MachinePair]) -> Iterator[Finding]:
     )
     for machine in machines:
         if not machine.agrees:
-            here, there = (_error_text(r) for r in (machine.own, machine.other))
+            here, there = (_percent(r) for r in (machine.own, machine.other))
             yield Finding(
                 code="machines-differ",
                 text=f"{_name(machine.own)} after {_work(machine.own).iterations} iterations: "
                 f"{here} wrong on {_where(machine.own)}, {there} on {_where(machine.other)}.",
                 remedy="Compare their first gradients and losses in the table.",
             )
-
-
-def _error_text(record: RunRecord) -> str:
-    error = error_rate(record)
-    return format_interval(error.value, error.low, error.high, "%")
 
 
 def _where(record: RunRecord) -> str:
@@ -280,7 +275,7 @@ def _machines_table(machines: Sequence[MachinePair]) -> Table:
                 Cell(value=_work(m.own).iterations),
                 _error_cell(m.own),
                 _error_cell(m.other),
-                Cell(text=_distance("", _gradient(m))),
+                Cell(text=_distance(SYNCHRONIZED, _gradient(m))),
                 Cell(text="agrees" if m.agrees else "differs"),
             )
             for m in machines

@@ -23,7 +23,7 @@ from cubemesh.experiments.tune.report import charts, findings, notes, tables, ti
 from cubemesh.experiments.tune.search import Search, Trial
 from cubemesh.experiments.tune.search_space import (
     Configuration,
-    SearchRequest,
+    SearchSpace,
     configuration_of,
     usual_frameworks,
 )
@@ -117,9 +117,9 @@ class Settings:
         """The batch size of the baseline."""
         return self.batch_sizes[0]
 
-    def request(self) -> SearchRequest:
+    def request(self) -> SearchSpace:
         """The request of a search."""
-        return SearchRequest(
+        return SearchSpace(
             batch_per_device=self.batch_per_device,
             devices=self.devices[0],
             frameworks=self.frameworks or usual_frameworks(),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.comparison import ratio_of_record
 from cubemesh.experiments.analysis.groups import Group
-from cubemesh.experiments.analysis.ratios import format_ratio, ratio
+from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio
 from cubemesh.experiments.tune.convergence_check import ROUNDING
 from cubemesh.experiments.tune.search import SEEDS, Search
 from cubemesh.experiments.tune.search_space import Configuration
@@ -23,7 +23,7 @@ from cubemesh.schema import (
     Status,
     Table,
 )
-from cubemesh.units import format_interval, format_seconds
+from cubemesh.units import format_seconds
 
 MAX_NAMED = 6
 """Untried configurations that are named; the others are counted."""
@@ -57,24 +57,20 @@ def rate_of(search: Search, configuration: Configuration) -> Figure | None:
 def step_results(search: Search) -> list[StepResult]:
     """The accepted steps, the baseline first; empty if nothing ran."""
     stock = search.stock
-    top = None if stock is None else rate_of(search, stock)
-    if stock is None or top is None:
+    if stock is None:
         return []
-    first = search.group(stock)
-    steps = [
-        StepResult(changes=(), label="stock", group=first, rate=top, to_before=None, to_stock=None)
-    ]
-    for step in search.steps_taken:
-        rate = rate_of(search, step.after)
+    steps: list[StepResult] = []
+    for before, after in ((stock, stock), *((s.before, s.after) for s in search.steps_taken)):
+        rate = rate_of(search, after)
         assert rate is not None, "an accepted configuration has run"
         steps.append(
             StepResult(
-                changes=step.after.changes(step.before),
-                label=step.after.words(step.before),
-                group=search.group(step.after),
+                changes=after.changes(before),
+                label=after.words(before),
+                group=search.group(after),
                 rate=rate,
-                to_before=ratio(rate, steps[-1].rate),
-                to_stock=ratio(rate, top),
+                to_before=ratio(rate, steps[-1].rate) if steps else None,
+                to_stock=ratio(rate, steps[0].rate) if steps else None,
             )
         )
     return steps
@@ -188,9 +184,10 @@ def findings(network: str, search: Search) -> Iterator[Finding]:
     """The fastest configuration and how to use it; rejected ones, and why; untried ones."""
     steps = step_results(search)
     if not steps:
+        reasons = "; ".join(f"{c.framework}: {search.group(c).why}" for c in search.tried)
         yield Finding(
             code="nothing-measured",
-            text=_nothing(search),
+            text=f"No setting could be measured{reasons and f': {reasons}'}.",
             remedy="Raise --minutes, or choose other frameworks.",
         )
         return
@@ -215,11 +212,6 @@ def findings(network: str, search: Search) -> Iterator[Finding]:
             text="The time ran out before the fastest settings were compared in all rounds.",
             remedy="Raise --minutes; stored trials are not measured again.",
         )
-
-
-def _nothing(search: Search) -> str:
-    reasons = [f"{c.framework}: {search.group(c).why}" for c in search.tried]
-    return f"No setting could be measured{': ' if reasons else ''}{'; '.join(reasons)}."
 
 
 def gain(search: Search) -> Figure | None:
@@ -249,7 +241,7 @@ def _fastest(network: str, search: Search, steps: list[StepResult]) -> Finding:
     question = "Which settings are fastest?"
     rate = rate_of(search, best)
     assert rate is not None, "the best has run"
-    speed = f"{format_interval(rate.value, rate.low, rate.high)} samples/s"
+    speed = f"{plus_minus(rate)} samples/s"
     if gained is None:
         others = sum(search.speed(c) is not None for c in search.tried) - 1
         rest = f"No other of {others + 1} was 1 % faster" if others else "No other ran"

@@ -33,14 +33,9 @@ from cubemesh.experiments.tune.search_space import (
     STOCK_STRATEGY,
     Configuration,
     Options,
-    SearchRequest,
     SearchSpace,
-    device_of,
     loss_scale_of,
     prefers_nhwc,
-    usual_precisions,
-    usual_strategies,
-    usual_threads,
 )
 from cubemesh.frameworks import entry
 from cubemesh.schema import RunRecord, Status
@@ -92,7 +87,7 @@ Walk = Generator[Trial, RunRecord | None, None]
 class Search:
     """State of a search; see the module."""
 
-    request: SearchRequest
+    request: SearchSpace
     stock: Configuration | None = None
     """The baseline: the first configuration that ran."""
     best: Configuration | None = None
@@ -131,7 +126,7 @@ class Search:
         yield from self._find_stock()
         if self.stock is None:
             return
-        space = self._space()
+        space = self.request.on_device(self.tried[self.stock][0])
         for number in range(PASSES):
             before, held_back = self.best, False
             for knob in KNOBS:
@@ -165,25 +160,6 @@ class Search:
                 self.stock = self.best = configuration
                 self._checked.add(configuration)
                 return
-
-    def _space(self) -> SearchSpace:
-        assert self.stock is not None
-        asked = self.request
-        on_gpu, usable = device_of(self.tried[self.stock][0])
-        set_already = on_gpu or asked.devices > 1  # each of several devices has its own cores
-        return SearchSpace(
-            frameworks=asked.frameworks,
-            precisions=asked.precisions or usual_precisions(on_gpu),
-            layouts=asked.layouts,
-            compile_by=asked.compile_by,
-            strategies=(asked.strategies or usual_strategies(on_gpu)) if asked.devices > 1 else (),
-            buckets=asked.buckets,
-            threads=() if set_already else asked.threads or usual_threads(usable),
-            pinnings=asked.pinnings,
-            batch_sizes=asked.batch_sizes,
-            on_gpu=on_gpu,
-            usable_threads=usable,
-        )
 
     def _turn(self, knob: str, offers: Options, space: SearchSpace) -> Walk:
         """Measure the options of a knob, and set it to the fastest admitted one."""

@@ -29,6 +29,9 @@ TRIED_FIRST = ("pytorch", "pytorch-captured")
 """The baseline framework, and the fastest on an H200 and on the CPUs of benchmarks/LOG.md."""
 
 SIXTEEN_BITS = ("bf16", "fp16")
+CPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
+GPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
+"""Precisions that may train as well as fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +110,12 @@ def configuration_of(spec: RunSpec) -> Configuration:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchRequest:
-    """Values to choose from, as requested; an empty list is the default of the device."""
+class SearchSpace:
+    """Values to choose from. As requested, an empty list is the default of the device, which is
+    unknown until the baseline has run; `on_device` fills it in."""
 
     batch_per_device: int
+    """Of the baseline."""
     devices: int
     frameworks: Sequence[str]
     precisions: Sequence[Precision]
@@ -122,26 +127,27 @@ class SearchRequest:
     buckets: Sequence[int]
     """Bytes."""
     batch_sizes: Sequence[int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchSpace:
-    """Values to choose from, with the defaults of the device of the baseline run."""
-
-    frameworks: Sequence[str]
-    precisions: Sequence[Precision]
-    layouts: Sequence[Layout]
-    compile_by: Sequence[CompileBy]
-    strategies: Sequence[str]
-    """Empty on one device."""
-    buckets: Sequence[int]
-    threads: Sequence[int]
-    """Empty where threads are not varied."""
-    pinnings: Sequence[Pinning]
-    batch_sizes: Sequence[int]
-    on_gpu: bool
-    usable_threads: int | None
+    on_gpu: bool = False
+    usable_threads: int | None = None
     """Number of threads by default; None if unknown."""
+
+    def on_device(self, stock: RunRecord) -> SearchSpace:
+        """The space with the defaults of the device of the baseline run. Strategies are only varied
+        on several devices, and threads only on one device of a CPU."""
+        rank = stock.ranks[0] if stock.ranks else None
+        on_gpu = rank is not None and rank.device != "cpu"
+        usable = None if rank is None or on_gpu else rank.threads
+        precisions = GPU_PRECISIONS if on_gpu else CPU_PRECISIONS
+        fewer = () if usable is None else tuple(sorted({1, max(1, usable // 2)} - {usable}))
+        several = self.devices > 1
+        return replace(
+            self,
+            precisions=self.precisions or precisions,
+            strategies=(self.strategies or usual_strategies(on_gpu)) if several else (),
+            threads=() if on_gpu or several else self.threads or fewer,
+            on_gpu=on_gpu,
+            usable_threads=usable,
+        )
 
 
 Options = Callable[[Configuration, SearchSpace], list[Configuration]]
@@ -261,27 +267,8 @@ def usual_frameworks() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*TRIED_FIRST, *computing)))
 
 
-def usual_precisions(on_gpu: bool) -> tuple[Precision, ...]:
-    """Precisions that may train as well as fp32."""
-    return ("fp32", "tf32", "bf16", "fp16") if on_gpu else ("fp32", "bf16")
-
-
 def usual_strategies(on_gpu: bool) -> tuple[str, ...]:
     """Strategies after which all devices have the same weights, without a parameter server."""
     return tuple(
         name for name, s in STRATEGIES.items() if s.tuned and (on_gpu or not s.needs_peer_access)
     )
-
-
-def device_of(stock: RunRecord) -> tuple[bool, int | None]:
-    """(whether a run used a GPU, its number of threads on a CPU); unknown if it never started."""
-    if not stock.ranks:
-        return False, None
-    rank = stock.ranks[0]
-    on_gpu = rank.device != "cpu"
-    return on_gpu, None if on_gpu else rank.threads
-
-
-def usual_threads(usable: int | None) -> tuple[int, ...]:
-    """One, and half of the usable cores; all of them is the default."""
-    return () if usable is None else tuple(sorted({1, max(1, usable // 2)} - {usable}))
