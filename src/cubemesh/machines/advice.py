@@ -32,7 +32,7 @@ def advice(machine: Machine) -> tuple[Warning, ...]:
         f"of memory; the GPUs have {format_bytes(gpu)}: {format_number(times)} times as much, "
         f"where {format_number(ENOUGH)} times is normally enough and a DGX-1 has 4.",
         f"{'Raise the memory limit' if limited else 'Add memory'} to "
-        f"{format_bytes(ENOUGH * gpu)}, or keep what is loaded ahead of the GPUs small: fewer "
-        "batches in flight, and no data set held in memory.",
+        f"{format_bytes(ENOUGH * gpu)}, or load less in advance: fewer batches in "
+        "flight, and no data set in memory.",
     )
     return (warning,)

@@ -56,11 +56,11 @@ def usable_cores(
     affinity: Collection[int] | None,
     granted: float | None,
 ) -> int:
-    """Physical cores that the process may be scheduled on, no more than the time it is granted.
+    """Physical cores that the process may be scheduled on, at most those it is granted.
 
-    `online` are the logical processors, `cores` tells the core of each (empty where that is not
-    known: then every logical processor counts as a core), `affinity` those the process may be
-    scheduled on (None: all), `granted` the control groups' cores' worth of time (None: no limit).
+    `online` are the logical processors, `cores` has the core of each (empty if unknown: every
+    logical processor counts as a core), `affinity` those the process may be scheduled on (None:
+    all), `granted` the limit of the control groups in cores (None: no limit).
     At least 1.
     """
     reachable = online if affinity is None else affinity
@@ -98,8 +98,8 @@ def read_caches(tree: Tree, online: Collection[int]) -> tuple[Cache, ...]:
 def read_numa_nodes(tree: Tree) -> tuple[NumaNode, ...]:
     """The NUMA nodes, with the processors and the memory of each.
 
-    Some virtual machines hand out memory as it is used and count it to no node before that; the
-    nodes' figures are left out where they add up to less than half of the machine's memory.
+    Some virtual machines add memory to a node only when it is used; the nodes' figures are left out
+    where they add up to less than half of the machine's memory.
     """
     nodes = []
     for number in tree.numbered(NODES, "node"):
@@ -114,7 +114,7 @@ def read_numa_nodes(tree: Tree) -> tuple[NumaNode, ...]:
     in_nodes = sum(n.memory_bytes or 0 for n in nodes)
     if nodes and total and in_nodes < total / 2:
         shown = f"{format_bytes(in_nodes)} of the machine's {format_bytes(total)}"
-        why = f"the nodes count only {shown} as theirs"
+        why = f"the nodes have only {shown}"
         tree.missing("memory of each NUMA node", why)
         return tuple(NumaNode(node=n.node, cpus=n.cpus) for n in nodes)
     return tuple(nodes)
@@ -136,7 +136,7 @@ def _online(tree: Tree, info: Cpuinfo) -> tuple[int, ...]:
 
 
 def _cores(tree: Tree, info: Cpuinfo, online: tuple[int, ...]) -> dict[int, str]:
-    """What identifies the core of each logical processor; empty unless it is known for all."""
+    """An id of the core of each logical processor; empty unless known for all."""
     cores: dict[int, str] = {}
     places = info.places()
     for cpu in online:

@@ -88,12 +88,12 @@ class Cpuinfo:
 
     @property
     def is_x86(self) -> bool:
-        """Whether the processors are x86, whose flags also tell a hypervisor."""
+        """Whether the processors are x86, whose flags include that of a hypervisor."""
         return bool(self.processors) and all("flags" in p for p in self.processors)
 
     @property
     def flags(self) -> frozenset[str]:
-        """The kernel's words for what every processor can do."""
+        """The kernel's flags that every processor has."""
         texts = {p.get("flags") or p.get("Features") or "" for p in self.processors}
         sets = [frozenset(t.split()) for t in texts]
         return frozenset.intersection(*sets) if sets else frozenset()

@@ -2,7 +2,7 @@
 
 /proc/meminfo for what the kernel manages, the control groups for their limit. The total of a
 virtual machine may change: some microVMs start with a part of their memory and add more on use, and
-a balloon can hold memory back. The kernel knows the whole from the start, as memory blocks
+a balloon can reserve some. The kernel knows all of it from the start, as memory blocks
 (/sys/devices/system/memory, Documentation/admin-guide/mm/memory-hotplug.rst of the Linux kernel):
 if these exceed the total clearly, that is recorded.
 """
@@ -16,20 +16,20 @@ from cubemesh.units import format_bytes
 
 BLOCKS = "/sys/devices/system/memory"
 
-KERNELS_SHARE = 1.25
-"""The blocks of an ordinary machine hold up to so many times its total: the rest is the kernel's
-own, memory reserved at boot, and holes in the last block."""
+MOST_BLOCKS = 1.25
+"""Size of the blocks of an ordinary machine, at most, as a multiple of its total: the rest is the
+kernel's own, reserved at boot, and holes in the last block."""
 
 
 def read_memory(tree: Tree) -> Memory:
     """The memory; unknown properties are noted in `tree`."""
     total = _noted(tree, "MemTotal", "total memory")
     present = _present_bytes(tree)
-    if total and present and present > total * KERNELS_SHARE:
+    if total and present and present > total * MOST_BLOCKS:
         tree.missing(
             "memory this machine will have",
             f"the total is {format_bytes(total)} so far, but the memory blocks hold "
-            f"{format_bytes(present)}: more joins as it is used, or a balloon holds it back",
+            f"{format_bytes(present)}: the rest is added on use, or reserved by a balloon",
         )
     return Memory(
         total_bytes=total,

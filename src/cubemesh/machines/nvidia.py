@@ -48,13 +48,13 @@ def probe_nvidia(tree: Tree) -> Nvidia:
     try:
         return read_nvidia(tree, pynvml)
     finally:
-        # What was read stands, even if a GPU was lost meanwhile and NVML does not end cleanly.
+        # The readings are valid even if a GPU was lost meanwhile and NVML does not end cleanly.
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
 
 def read_nvidia(tree: Tree, nvml: Any) -> Nvidia:
-    """The GPUs that `nvml` shows: the module pynvml, initialized, or what answers as it does."""
+    """The GPUs that `nvml` reports: the initialized module pynvml, or a test double."""
     return _Queries(tree, nvml).all()
 
 
@@ -168,7 +168,7 @@ class _Queries:
         if direct:
             return GpuLink(**ends, kind="nvlink", links=direct)
         switched = min(Counter(d.remotes)["switch"] for d in (a, b))
-        # Being linked to switches is not enough: the two may stand in different partitions.
+        # Being linked to switches is not enough: the two may be in different partitions.
         if switched and (
             self.ask(
                 f"NVLink {pair}",

@@ -1,11 +1,11 @@
 """Virtualization: whether this process runs in a virtual machine or a container.
 
-On x86 a hypervisor shows itself by the `hypervisor` flag of /proc/cpuinfo: without it the processor
-is a real one, whatever the firmware is called (a cloud's bare-metal servers carry its name too).
-Who the hypervisor is stands in the firmware's DMI table, in the ACPI tables' OEM id (readable as
-root), in /sys/hypervisor or in the device tree; systemd-detect-virt, where installed, also asks
-the CPUID instruction. A container leaves marker files, environment variables or its name in the
-path of the control group. Sources: systemd's src/basic/virt.c for the DMI names and the
+On x86 a hypervisor sets the `hypervisor` flag of /proc/cpuinfo; without it the machine is bare
+metal, whatever the firmware's name (a cloud's bare-metal servers have the cloud's). The name of the
+hypervisor is in the firmware's DMI table, in the ACPI tables' OEM id (readable as root), in
+/sys/hypervisor or in the device tree; systemd-detect-virt, where installed, also reads the CPUID
+instruction. A container leaves marker files, environment variables or its name in the path of the
+control group. Sources: systemd's src/basic/virt.c for the DMI names and the
 `container` variable; the documentation of each container engine.
 """
 
@@ -39,7 +39,7 @@ DMI_NAMES: tuple[tuple[str, str], ...] = (
     ("KVM", "KVM"),
     ("Bochs", "Bochs"),
 )
-"""What stands in the DMI table (maker and product, joined by a space), and the name used here."""
+"""Text in the DMI table (maker and product, joined by a space) → name used here."""
 
 ACPI_NAMES: Mapping[str, str] = {
     "FIRECK": "Firecracker",
@@ -48,10 +48,10 @@ ACPI_NAMES: Mapping[str, str] = {
     "VBOX": "VirtualBox",
     "Xen": "Xen",
 }
-"""The OEM id in the header of an ACPI table, and the name used here."""
+"""OEM id in the header of an ACPI table → name used here."""
 
 UNNAMED = "unnamed"
-"""There is a hypervisor, and it does not say which."""
+"""Name of a hypervisor that does not give its own."""
 
 CGROUP_NAMES: tuple[tuple[str, str], ...] = (
     (r"kubepods", "kubernetes"),
@@ -61,11 +61,11 @@ CGROUP_NAMES: tuple[tuple[str, str], ...] = (
     (r"cri-containerd|/containerd/", "containerd"),
     (r"/machine\.slice/(systemd-nspawn|machine-)", "systemd-nspawn"),
 )
-"""What the path of the control group contains (a pattern), and the container's name used here."""
+"""Pattern in the path of the control group → the container's name used here."""
 
 
 def virtualization(tree: Tree, info: Cpuinfo) -> str | None:
-    """The hypervisor's name, "unnamed" where it does not tell, None where there is none to see."""
+    """The hypervisor's name; "unnamed" if it gives none, None without a visible hypervisor."""
     shown = "hypervisor" in info.flags
     if info.is_x86 and not shown:
         return None
@@ -78,9 +78,9 @@ def virtualization(tree: Tree, info: Cpuinfo) -> str | None:
 
 def container(tree: Tree, environment: Mapping[str, str]) -> str | None:
     """`docker`, `podman`, `kubernetes`, `apptainer`, …; `slurm` for a bare Slurm job, whose control
-    group limits the process as a container's does; None where there is nothing to see.
+    group limits the process as a container's does; None without a sign of one.
 
-    Where several apply, the innermost or the most telling one: Apptainer inside a Kubernetes pod
+    Where several apply, the innermost or most specific one: Apptainer inside a Kubernetes pod
     is `apptainer`, Docker under Kubernetes is `kubernetes`.
     """
     paths = " ".join(cgroup_paths(tree.root).values())
@@ -120,7 +120,7 @@ def _named_by_files(tree: Tree) -> str | None:
 
 
 def _named_by_systemd(tree: Tree) -> str | None:
-    """The name systemd-detect-virt gives, which knows more hypervisors than the tables here."""
+    """The name that systemd-detect-virt gives; it knows more hypervisors than the tables here."""
     program = shutil.which("systemd-detect-virt") if tree.live else None
     if program is None:
         return None

@@ -12,17 +12,17 @@ import re
 from cubemesh.machines.catalogue.datasheet import Datasheet
 from cubemesh.machines.catalogue.load import datasheets
 
-_SAYS_NOTHING = re.compile(
+_IGNORED = re.compile(
     r"nvidia|tesla|geforce|intel|r|tm|cpu|gpu|processor|\d|\d+(?:gb|gib|w|ghz|mhz)"
 )
 """A single digit is a part of a clock ("2.20GHz") or of a system's name ("DGX-1")."""
 _FORMS = frozenset({"sxm", "sxm2", "sxm4", "sxm5", "pcie", "hbm2", "hbm2e", "hbm3", "gen5", "cts"})
-"""Words for a form, of which none that is not in the catalogue is faster than all that are."""
+"""Words for variants; no variant outside the catalogue is faster than all in it."""
 
 
 def find(name: str) -> Datasheet | None:
-    """The datasheet of the device that a driver, a kernel or a table calls `name`; None if there
-    is none, or if the name fits several variants."""
+    """The datasheet of the device that a driver, a kernel or a table calls `name`; None for an
+    unknown device, or if the name fits several variants."""
     given = _words(name)
     matching = [
         sheet
@@ -42,10 +42,10 @@ def forms(name: str) -> tuple[Datasheet, ...]:
     return tuple(s for s in datasheets().values() if _means(given, _words(s.family), _FORMS))
 
 
-def _means(given: frozenset[str], own: frozenset[str], may_stand: frozenset[str]) -> bool:
-    """Whether all words of `own` are given, and the others say nothing or are in `may_stand`."""
-    rest = given - own - may_stand
-    return own <= given and all(_SAYS_NOTHING.fullmatch(word) for word in rest)
+def _means(given: frozenset[str], own: frozenset[str], allowed: frozenset[str]) -> bool:
+    """Whether all words of `own` are given, and the others are ignored or in `allowed`."""
+    rest = given - own - allowed
+    return own <= given and all(_IGNORED.fullmatch(word) for word in rest)
 
 
 def _words(name: str) -> frozenset[str]:

@@ -23,14 +23,15 @@
     ports = 2
     port_to_switch = [0, 1]
 
-A cluster names the system it is of: `system = "dgx1-v100"` and a table [cluster]. Every complaint
-names the line and the field.
+A cluster names its system: `system = "dgx1-v100"` and a table [cluster]. Every error names the line
+and the field.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from cubemesh.errors import DataError, UsageError
@@ -47,7 +48,7 @@ MOST_GPUS = 64
 _WORDS = ("name", "title", "sources", "facts")
 _PARTS = ("gpus", "cpus", "pcie", "nvlink", "network")
 _RATES = ("gb_per_s", "latency_us")
-"""What a table of links may say instead of its kind's own figures: of one link, one way."""
+"""Own figures of a table of links, instead of those of its kind: of one link, one way."""
 
 
 def read_system(text: str, file: str, known: Callable[[str], System]) -> System:
@@ -203,8 +204,7 @@ class _Parts:
         count = cpus.whole("links", 1, 16, default=1)
         self.links += [
             _rated(cpus, smp(f"cpu{a}", f"cpu{b}", kind, count))
-            for a in range(self.cpus)
-            for b in range(a + 1, self.cpus)
+            for a, b in combinations(range(self.cpus), 2)
         ]
 
     def _pcie(self, table: Fields) -> None:

@@ -50,13 +50,13 @@ def _flow_graph(topology: Topology, names: set[str]) -> Any:
     import networkx
 
     left_out = {n.name for n in topology.devices} - names if topology.gpus else set()
-    kept = [x for x in topology.links if not {x.first, x.second} & left_out]
-    nvlinks = [link for link in kept if link.kind == "nvlink"]
+    links = [x for x in topology.links if not {x.first, x.second} & left_out]
+    nvlinks = [link for link in links if link.kind == "nvlink"]
     meshed = networkx.Graph([(x.first, x.second) for x in nvlinks])
     meshed.add_nodes_from(names)
     one_mesh = names <= networkx.node_connected_component(meshed, min(names))
     graph = networkx.DiGraph()
-    for link in nvlinks if one_mesh else kept:
+    for link in nvlinks if one_mesh else links:
         for a, b in ((link.first, link.second), (link.second, link.first)):
             before = graph.get_edge_data(a, b, {"capacity": 0.0})["capacity"]
             graph.add_edge(a, b, capacity=before + link.bandwidth_bytes_per_s)

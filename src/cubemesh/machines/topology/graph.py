@@ -127,7 +127,7 @@ class Topology:
         wanted = list(gpus)
         what = "GPU" if self.gpus else "processor"
         if not wanted:
-            raise UsageError(f"0 devices were asked for; {self.name} has {len(names)}: name some.")
+            raise UsageError(f"0 devices are given; {self.name} has {len(names)}.")
         for number in wanted:
             if number not in names:
                 known = ", ".join(map(str, names))
@@ -139,8 +139,8 @@ class Topology:
 
     def subset(self, gpus: Sequence[int]) -> Topology:
         """The same system with only these GPUs; UsageError as in `named`."""
-        kept = set(self.named(gpus))
-        gone = {node.name for node in self.gpus} - kept
+        names = set(self.named(gpus))
+        gone = {node.name for node in self.gpus} - names
         return Topology(
             name=self.name,
             nodes=tuple(n for n in self.nodes if n.name not in gone),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import NoReturn
 from xml.parsers import expat
 
@@ -123,7 +124,7 @@ class _Builder:
             notes=tuple(self.notes),
         )
 
-    def wrong(self, element: _Element, attribute: str, why: str) -> None:
+    def wrong(self, element: _Element, attribute: str, why: str) -> NoReturn:
         raise DataError(f"{self.file}, line {element.line}, {attribute} of <{element.name}>: {why}")
 
     def whole(self, element: _Element, attribute: str, most: int) -> int:
@@ -131,7 +132,6 @@ class _Builder:
         if text is None or not re.fullmatch(r"\d{1,9}", text) or int(text) > most:
             given = "is missing" if text is None else f"is '{text}'"
             self.wrong(element, attribute, f"{given} and must be a number from 0 to {most}.")
-        assert text is not None
         return int(text)
 
     def add(self, node: Node, element: _Element) -> str:
@@ -145,7 +145,7 @@ class _Builder:
     def pci(self, element: _Element, above: str, narrowest: tuple[float, int, int] | None) -> None:
         """A PCI device below `above`; `narrowest` are the lanes of bridges that got no node."""
         lanes = self.lanes(element)
-        kept = min(narrowest, lanes) if narrowest and lanes else narrowest or lanes
+        narrowest_lanes = min(narrowest, lanes) if narrowest and lanes else narrowest or lanes
         below = [c for c in element.children if c.name in ("pci", "gpu", "nic")]
         if not below:
             return
@@ -153,15 +153,15 @@ class _Builder:
             number = sum(n.kind == "pcie-switch" for n in self.nodes)
             node = Node(name=f"switch{number}", kind="pcie-switch", index=number)
             name = self.add(node, element)
-            self.join(name, above, kept)
-            above, kept = name, None
+            self.join(name, above, narrowest_lanes)
+            above, narrowest_lanes = name, None
         for child in below:
             if child.name == "pci":
-                self.pci(child, above, kept)
+                self.pci(child, above, narrowest_lanes)
             elif child.name == "gpu":
-                self.gpu(child, element, above, kept or lanes)
+                self.gpu(child, element, above, narrowest_lanes or lanes)
             else:
-                self.nic(child, above, kept or lanes)
+                self.nic(child, above, narrowest_lanes or lanes)
 
     def gpu(
         self,
@@ -196,7 +196,6 @@ class _Builder:
             if width in ("", "0"):
                 return None
             self.wrong(element, "link_width", f"is '{width}'; known: 1, 2, 4, 8 and 16.")
-        assert generation is not None
         rate_bytes = speeds.pcie_bytes_per_s(generation, int(width))
         return rate_bytes, generation, int(width)
 
@@ -222,9 +221,8 @@ class _Builder:
         self.notes.append(
             f"How many links join the processors is not given: one {name} is assumed."
         )
-        for a in range(len(cpus)):
-            for b in range(a + 1, len(cpus)):
-                self.links.append(smp(f"cpu{a}", f"cpu{b}", kind, 1))
+        for a, b in combinations(range(len(cpus)), 2):
+            self.links.append(smp(f"cpu{a}", f"cpu{b}", kind, 1))
 
     def mesh(self) -> None:
         addresses = {address: name for name, address, _ in self.gpus if address}
@@ -243,7 +241,7 @@ class _Builder:
                 elif target in addresses and addresses[target] != name:
                     ends = (min(name, addresses[target]), max(name, addresses[target]))
                     if joined.setdefault(ends, count) != count:
-                        self.wrong(link, "count", f"is {count}; its other end says {joined[ends]}.")
+                        self.wrong(link, "count", f"is {count}; its other end has {joined[ends]}.")
                 elif target not in addresses and not link.attributes.get("tclass", "").startswith(
                     "0x0302"
                 ):

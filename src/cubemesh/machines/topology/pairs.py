@@ -11,7 +11,8 @@ slowest common one, with a note in the topology.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 from cubemesh.errors import DataError
 from cubemesh.machines.topology import speeds
@@ -48,13 +49,13 @@ class DevicePairs:
     devices: Sequence[str] = ()
     """Each GPU's id in the catalogue, where known."""
     nics: Sequence[str] = ()
-    """What the adapters are called."""
+    """Names of the adapters."""
     near: Sequence[str] = ()
-    """Of each GPU something that is the same for those near the same processor; "" is unknown."""
+    """A text for each GPU, the same for GPUs near the same processor; "" if unknown."""
     lanes: Sequence[tuple[int, int] | None] = ()
     """PCIe generation and width of each GPU."""
     nvlink_generation: int | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 def from_pairs(seen: DevicePairs) -> Topology:
@@ -72,7 +73,7 @@ class _Builder:
         self.nodes: list[Node] = []
         self.links: list[Link] = []
         self.notes = list(seen.notes)
-        self.told_sockets = True
+        self.sockets_given = True
 
     def build(self) -> Topology:
         seen = self.seen
@@ -100,25 +101,24 @@ class _Builder:
         for number, socket in enumerate(sockets):
             cpu = f"cpu{number}"
             self.nodes.append(Node(name=cpu, kind="cpu", index=number))
-            told_apart = any(
+            has_bridges = any(
                 p.reach == "numa-node" and set(ends) <= set(socket)
                 for ends, p in self.seen.pairs.items()
             )
             for bridge in (b for b in bridges if b[0] in socket):
-                above = self._bridge(cpu, bridge) if told_apart else cpu
+                above = self._bridge(cpu, bridge) if has_bridges else cpu
                 for switch in (s for s in switches if s[0] in bridge):
                     self._switch(above, switch)
-        if not self.told_sockets:
+        if not self.sockets_given:
             self.notes.append(
-                "Which processor GPUs joined by NVLink are at is not given: as few processors as "
-                "the rest allows are assumed."
+                "The processors of GPUs joined by NVLink are not given: as few processors as the "
+                "other paths allow are assumed."
             )
         if len(sockets) > 1:
             self.notes.append("The link between processors is not given: one QPI is assumed.")
         self.links += [
             _assumed(smp(f"cpu{a}", f"cpu{b}", USUAL_SMP, 1))
-            for a in range(len(sockets))
-            for b in range(a + 1, len(sockets))
+            for a, b in combinations(range(len(sockets)), 2)
         ]
 
     def _groups(
@@ -139,10 +139,10 @@ class _Builder:
             if 0 < REACHES.index(pair.reach) <= farthest
         ]
         if near:
-            beside: dict[str, int] = {}
+            first_near: dict[str, int] = {}
             for i, words in enumerate(self.seen.near):
                 if words:
-                    joined.append((beside.setdefault(words, i), i))
+                    joined.append((first_near.setdefault(words, i), i))
         for a, b in joined:
             first, second = sorted((root(a), root(b)))
             parent[second] = first
@@ -153,19 +153,19 @@ class _Builder:
         return self._fewest(groups) if near and not any(self.seen.near) else groups
 
     def _fewest(self, groups: list[list[int]]) -> list[list[int]]:
-        """Groups of which nothing says that they are at different processors, put together."""
+        """Groups joined unless two of their members are at different processors."""
         found: list[list[int]] = []
         for group in groups:
             for other in found:
-                if not any(self._apart(a, b) for a in group for b in other):
+                if not any(self._different_processors(a, b) for a in group for b in other):
                     other += group
-                    self.told_sockets = False
+                    self.sockets_given = False
                     break
             else:
                 found.append(list(group))
         return [sorted(group) for group in found]
 
-    def _apart(self, a: int, b: int) -> bool:
+    def _different_processors(self, a: int, b: int) -> bool:
         pair = self.seen.pairs.get((min(a, b), max(a, b)))
         return pair is not None and pair.reach == "system"
 
@@ -186,11 +186,13 @@ class _Builder:
         self.links += [self._pcie(self.names[i], above, [i]) for i in members]
 
     def _pcie(self, name: str, above: str, members: list[int]) -> Link:
-        """A link as wide as the widest of what its members have."""
-        told = [
+        """A link with the lanes of the fastest of its members."""
+        known = [
             lanes for i in members if i < len(self.seen.lanes) and (lanes := self.seen.lanes[i])
         ]
-        return pcie(name, above, *max(told)) if told else _assumed(pcie(name, above, *USUAL_LANES))
+        return (
+            pcie(name, above, *max(known)) if known else _assumed(pcie(name, above, *USUAL_LANES))
+        )
 
     def _mesh(self) -> None:
         direct = {

@@ -1,24 +1,26 @@
 """Topology of the probed machine.
 
-GPUs and the nearness of each two come from NVML (nvidia.py); NVLink's generation from the GPUs'
+GPUs and the path between each two come from NVML (nvidia.py); NVLink's generation from the GPUs'
 compute capability, PCIe's generation and width from NVML too.
 """
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from cubemesh.errors import DataError
 from cubemesh.machines.catalogue.names import find
 from cubemesh.machines.topology.graph import Topology
 from cubemesh.machines.topology.pairs import DevicePairs, Pair, from_pairs, generation_of
-from cubemesh.machines.topology.routes import REACHES, Reach
+from cubemesh.machines.topology.routes import REACHES
 from cubemesh.schema import GpuLink, Machine
 
 
 def topology_of(machine: Machine) -> Topology:
     """The graph of a probed machine's GPUs.
 
-    DataError, with the reason, for a machine without GPUs, or where NVML does not tell how two of
-    them reach one another.
+    DataError, with the reason, for a machine without GPUs, or where NVML does not report the path
+    between two of them.
     """
     gpus = machine.gpus
     if not gpus:
@@ -29,13 +31,13 @@ def topology_of(machine: Machine) -> Topology:
         for link in machine.gpu_links
         if len(ends := {place.get(link.first, -1), place.get(link.second, -1)} - {-1}) == 2
     }
-    for a in range(len(gpus)):
-        for b in range(a + 1, len(gpus)):
-            if (a, b) not in pairs:
-                raise DataError(
-                    f"How GPU {gpus[a].index} and GPU {gpus[b].index} of {machine.hostname} reach "
-                    "one another is not known; `cubemesh probe` says why under Not known."
-                )
+    for a, b in combinations(range(len(gpus)), 2):
+        if (a, b) not in pairs:
+            raise DataError(
+                f"The path between GPU {gpus[a].index} and GPU {gpus[b].index} of "
+                f"{machine.hostname} is not known; `cubemesh probe` gives the reason under "
+                "Not known."
+            )
     sheets = [find(gpu.name) for gpu in gpus]
     return from_pairs(
         DevicePairs(
@@ -54,7 +56,7 @@ def topology_of(machine: Machine) -> Topology:
 
 
 def _pair(link: GpuLink) -> Pair:
-    reach: dict[str, Reach] = {word: word for word in REACHES}
-    if link.kind not in reach:
-        raise DataError(f"A link between GPUs is of kind '{link.kind}', which is not known.")
-    return Pair(reach=reach[link.kind], nvlinks=link.links or 0)
+    for reach in REACHES:
+        if link.kind == reach:
+            return Pair(reach=reach, nvlinks=link.links or 0)
+    raise DataError(f"A link between GPUs is of unknown kind '{link.kind}'.")

@@ -1,9 +1,9 @@
 """Rings for collectives on the GPUs of a system, and their total bandwidth.
 
-A ring goes through every GPU once and back to the first. As NCCL does it (NVIDIA/nccl,
-src/graph/search.cc), rings are looked for over NVLink alone first, then with hops over ever farther
-parts of the PCIe tree; on the first of these levels that has any, the set with the highest total
-bandwidth stands. On NVLink every ring uses single links, on PCIe a ring is as fast as the narrowest
+A ring goes through every GPU once and back to the first. As in NCCL (NVIDIA/nccl,
+src/graph/search.cc), the search is over NVLink alone first, then with hops over ever farther parts
+of the PCIe tree; the first of these levels with any rings gives the set of the highest total
+bandwidth. On NVLink every ring uses single links, on PCIe a ring is as fast as the narrowest
 link it goes through. No link is used by more rings, in either direction, than it can carry: the
 rings are disjoint.
 
@@ -46,7 +46,7 @@ class RingSet:
     """Rings that run side by side."""
 
     rings: tuple[Ring, ...]
-    """Those in opposite directions stand next to one another."""
+    """Those in opposite directions are neighbours."""
     reach: Reach | None
     """The farthest hop any of them makes; None where there are no rings: a single GPU."""
     most: int
@@ -180,7 +180,7 @@ def _bound(names: tuple[str, ...], room: dict[Arc, int], least: int) -> int:
 
 
 class _Search:
-    """A backtracking search for several Hamiltonian cycles that share links no link can bear.
+    """A backtracking search for several Hamiltonian cycles that share no link beyond its capacity.
 
     `paired` looks for cycles that are used in both directions.
     """
@@ -218,7 +218,7 @@ class _Search:
         self._extend([], wanted)
 
     def _extend(self, found: list[tuple[str, ...]], wanted: int) -> bool:
-        """Add cycles to those found, whose links are taken; whether all are there."""
+        """Add cycles to those found, which use their links; whether all are found."""
         if len(found) > len(self.best):
             self.best = list(found)
         if len(found) == wanted:
@@ -232,7 +232,7 @@ class _Search:
 
     def _paths(self, path: list[str], least: tuple[str, ...] | None) -> Iterator[tuple[str, ...]]:
         """The cycles that begin with `path` and that there is room for, from `least` on; while one
-        is yielded its room is taken."""
+        is yielded it uses its links."""
         if self.gave_up:
             return
         self.steps += 1
@@ -270,8 +270,8 @@ class _Search:
         arcs = self.arcs[first, second]
         for i, arc in enumerate(arcs):
             if not self.room[arc]:
-                for taken in arcs[:i]:
-                    self.room[taken] += 1
+                for used in arcs[:i]:
+                    self.room[used] += 1
                 return False
             self.room[arc] -= 1
         return True

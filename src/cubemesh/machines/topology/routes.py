@@ -1,11 +1,11 @@
 """Routes between GPUs, and bandwidth sharing between concurrent transfers.
 
-A route is chosen as NCCL chooses it: over NVLink where the two are joined by it, directly or
-through NVSwitches, else over PCIe by the fewest links, between sockets only where nothing nearer
-joins them. It never goes through another GPU; `hops` counts such forwarding where a program does
-it itself. Concurrent transfers share every link and direction fairly: rates rise together until a
-link is full, its transfers stay, and the others rise on (max-min fairness; Bertsekas and Gallager,
-Data Networks, section 6.5.2).
+A route is chosen as in NCCL: over NVLink where it joins the two, directly or through NVSwitches,
+else over PCIe by the fewest links, between sockets only without a nearer path. It never goes
+through another GPU; `hops` counts such forwarding, which a program may do itself. Concurrent
+transfers share every link and direction fairly: rates rise together until a link is full, its
+transfers stay, and the others rise further (max-min fairness; Bertsekas and Gallager, Data
+Networks, section 6.5.2).
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _shortest(topology: Topology, first: str, second: str, kinds: set[str]) -> R
             if known is None or link.bandwidth_bytes_per_s > known.bandwidth_bytes_per_s:
                 best[ends] = link
     for ends, link in best.items():
-        # Between ways of as many links the wider one wins, without ever making up for a link.
+        # Of ways with equally many links, the one of the highest bandwidth is the shortest.
         graph.add_edge(*ends, weight=1 + 1e-3 / (1 + link.bandwidth_bytes_per_s / 1e9))
     try:
         nodes = networkx.shortest_path(graph, first, second, weight="weight")

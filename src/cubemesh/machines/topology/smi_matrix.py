@@ -4,7 +4,7 @@ A matrix: a line and a column for each GPU and each network adapter, and in each
 thing two of them share (NVIDIA, System Management Interface, "topo"): `X` itself, `NV#` so many
 NVLinks, `PIX` one PCIe switch, `PXB` several, `PHB` a host bridge, `NODE` a NUMA node, `SYS` (`SOC`
 in old drivers) the link between sockets. Columns with CPU and NUMA affinity may follow, and below
-a legend, also one that says which adapter NIC0 is. Colours of a terminal in the text are ignored.
+a legend, also one with the name of adapter NIC0. Colours of a terminal in the text are ignored.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _LABELS: dict[str, Reach] = {
 
 
 def read_smi_matrix(text: str, file: str = "nvidia-smi topo -m") -> Topology:
-    """The graph that the matrix tells of; DataError, with line and field, for what is none."""
+    """The graph of the matrix; DataError, with line and field, for invalid content."""
     lines = [_COLOURS.sub("", line) for line in text.splitlines()]
-    # The heading, and not the line of GPU0, in which an X stands next.
+    # The heading, not the line of GPU0, whose next field is X.
     start = next(
         (
             i
@@ -49,7 +49,7 @@ def read_smi_matrix(text: str, file: str = "nvidia-smi topo -m") -> Topology:
     )
     if start is None:
         raise DataError(
-            f"{file}: no line has the heading GPU0. It must hold what `nvidia-smi topo -m` prints."
+            f"{file}: no line has the heading GPU0. Save the output of `nvidia-smi topo -m` in it."
         )
     names = _heading(file, start + 1, lines[start])
     rows = _rows(file, lines, start, names)
@@ -89,7 +89,7 @@ def _heading(file: str, number: int, line: str) -> list[str]:
 def _rows(
     file: str, lines: list[str], start: int, names: list[str]
 ) -> dict[str, tuple[int, list[str], str]]:
-    """By device: its line's number, its labels, and what it says of its processor."""
+    """Device → (number of its line, labels, CPU affinity)."""
     rows: dict[str, tuple[int, list[str], str]] = {}
     for number, line in enumerate(lines[start + 1 :], start=start + 2):
         words = line.split()

@@ -24,14 +24,13 @@ import numpy as np
 
 from cubemesh.measure.energy.rapl import DRAM, PACKAGE
 from cubemesh.measure.energy.sensors import Need
+from cubemesh.measure.telemetry.counter_series import Points
 from cubemesh.measure.telemetry.gpu import ENERGY, POWER
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.record import Figure
 from cubemesh.schema.warning import Warning, warn
 from cubemesh.units import format_seconds
 
-Points = Sequence[tuple[float, float]]
-"""(time, value) in rising order of time."""
 Span = tuple[float, float]
 """(start, end) in seconds."""
 AGREE = 0.05
@@ -146,26 +145,26 @@ def energy(
         return Energy(figures={})
     if not any(sampled.get(name) for name in (POWER, ENERGY, PACKAGE, DRAM)):
         return Energy(figures={}, unmeasured=(unknown(_no_sensor(missing)),))
-    ledger = _Ledger(sampled=sampled, spans=spans, every_s=every_s, missing=missing)
+    energies = _EnergyOfParts(sampled=sampled, spans=spans, every_s=every_s, missing=missing)
     if gpu_needs is not None:
-        ledger.enter_board(gpu_needs)
+        energies.add_board(gpu_needs)
     for name in _PARTS:
         if sampled.get(name):
-            ledger.enter_counter(name)
-    figures = ledger.figures
+            energies.add_rapl(name)
+    figures = energies.figures
     # On a GPU, there is no total without the GPU.
-    if ledger.parts and (gpu_needs is None or ledger.parts[0].mean_name == POWER):
-        figures |= totals(ledger.parts, ledger.seconds, samples, len(spans))
+    if energies.parts and (gpu_needs is None or energies.parts[0].mean_name == POWER):
+        figures |= totals(energies.parts, energies.seconds, samples, len(spans))
     return Energy(
         figures=figures,
-        unmeasured=tuple(map(unknown, ledger.why)),
+        unmeasured=tuple(map(unknown, energies.why)),
         warnings=tuple(_disagreement(figures)),
     )
 
 
 @dataclass(kw_only=True)
-class _Ledger:
-    """Energy part by part."""
+class _EnergyOfParts:
+    """Energy of the machine's parts, added one by one."""
 
     sampled: Mapping[str, Points]
     spans: Sequence[Span]
@@ -176,7 +175,7 @@ class _Ledger:
     why: list[str] = field(default_factory=list)
     """Reasons for what could not be measured."""
 
-    def enter_board(self, need: Need) -> None:
+    def add_board(self, need: Need) -> None:
         """Add the GPU's board, from its counter, else from integrated power."""
         if self._too_short("", need.seconds, need.why):
             return
@@ -192,12 +191,12 @@ class _Ledger:
         for name in (ENERGY, INTEGRATED):
             if name in self.figures:
                 figure = self.figures[name]
-                self._enter(BOARD, figure.method, figure.value, POWER)
+                self._add(BOARD, figure.method, figure.value, POWER)
                 return
         reasons = (self.missing.get(name) for name in ("gpu", POWER, ENERGY))
         self.why.append(f"{BOARD}: {next(filter(None, reasons), _OUTSIDE)}")
 
-    def enter_counter(self, name: str) -> None:
+    def add_rapl(self, name: str) -> None:
         """Add a part that RAPL counts."""
         words = _PARTS[name]
         if self._too_short(f"{words}: ", RAPL_S, "RAPL needs two readings"):
@@ -206,14 +205,14 @@ class _Ledger:
         if joules is None:
             self.why.append(f"{words}: {_OUTSIDE}")
         else:
-            self._enter(words, "RAPL", joules, _MEANS[name])
+            self._add(words, "RAPL", joules, _MEANS[name])
 
     @property
     def seconds(self) -> float:
         """Total time of all windows."""
         return math.fsum(end - start for start, end in self.spans)
 
-    def _enter(self, name: str, how: str, joules: float, mean_name: str) -> None:
+    def _add(self, name: str, how: str, joules: float, mean_name: str) -> None:
         self.parts.append(Part(name=name, how=how, joules=joules, mean_name=mean_name))
         watts = joules / self.seconds
         self.figures[mean_name] = Figure(value=watts, unit="W", n=len(self.spans), method=how)

@@ -48,6 +48,7 @@ def _forecast(
     devices: tuple[int, ...],
     batch: int = 64,
     precision: Precision = "fp32",
+    /,
     **changes: str,
 ) -> Forecast:
     request = ForecastRequest(
