@@ -1,4 +1,4 @@
-"""Statistics agree with their formulas, cover what they promise, and cry wolf seldom."""
+"""Statistics equal their formulas, intervals have their coverage, false alarms are rare."""
 
 import math
 import statistics as standard
@@ -69,7 +69,7 @@ def test_statistics_need_a_finite_nonempty_list(function, wrong):
 @quick
 @given(values.filter(lambda x: len(x) > 1), st.integers(0, 5))
 def test_an_interval_lies_within_the_values_and_repeats(x, seed):
-    for statistic in (median, mean):
+    for statistic in ("median", "mean"):
         interval = bootstrap_interval(x, statistic, resamples=200, seed=seed)
         slack = 1e-9 * (1 + max(abs(v) for v in x))
         assert min(x) - slack <= interval.low <= interval.high <= max(x) + slack
@@ -79,25 +79,16 @@ def test_an_interval_lies_within_the_values_and_repeats(x, seed):
 @quick
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=15))
 def test_the_median_of_all_resamples_equals_numpys(x):
-    quick = bootstrap_interval(x, median, resamples=100)
-    slow = bootstrap_interval(x, lambda row: float(np.median(row)), resamples=100)
-    assert (quick.low, quick.high) == pytest.approx((slow.low, slow.high))
+    rows = np.array(x)[np.random.default_rng(0).integers(0, len(x), (100, len(x)))]
+    expected = np.percentile(np.median(rows, axis=1), (2.5, 97.5))
+    interval = bootstrap_interval(x, resamples=100)
+    assert (interval.low, interval.high) == pytest.approx(expected)
 
 
-def test_any_statistic_can_be_resampled():
-    x = np.random.default_rng(0).normal(0, 1, 100)
-    interval = bootstrap_interval(x, lambda row: percentile(row, 90), resamples=500)
-    assert interval.low < 1.28 < interval.high
-
-
-def test_more_confidence_is_a_wider_interval_and_more_values_a_narrower():
+def test_more_values_have_a_narrower_interval():
     x = np.random.default_rng(3).lognormal(0, 0.3, 200)
-
-    def width(interval: Interval) -> float:
-        return interval.high - interval.low
-
-    assert width(bootstrap_interval(x, confidence=0.5)) < width(bootstrap_interval(x))
-    assert width(bootstrap_interval(x)) < width(bootstrap_interval(x[:20]))
+    all_values, few = bootstrap_interval(x), bootstrap_interval(x[:20])
+    assert all_values.high - all_values.low < few.high - few.low
 
 
 def test_one_value_gives_an_interval_of_no_width():
@@ -115,7 +106,7 @@ def test_intervals_of_skewed_windows_cover_95_percent(windows):
     for seed in range(rounds):
         x = rng.lognormal(0, sigma, windows)
         by_median = bootstrap_interval(x, resamples=500, seed=seed)
-        by_mean = bootstrap_interval(x, mean, resamples=500, seed=seed)
+        by_mean = bootstrap_interval(x, "mean", resamples=500, seed=seed)
         rate = throughput_interval(np.full(windows, 32), x, resamples=500, seed=seed)
         covered += (
             by_median.low <= 1 <= by_median.high,
@@ -139,7 +130,7 @@ def test_throughput_is_a_ratio_of_sums(seconds):
 
 def test_short_windows_do_not_count_as_much_as_long_ones():
     assert throughput([1, 1000], [0.001, 10]) == pytest.approx(1001 / 10.001)
-    with pytest.raises(ValueError, match=r"^2 .* 1 windows"):
+    with pytest.raises(ValueError, match="shorter"):
         throughput_interval([1, 2], [1])
 
 
@@ -170,7 +161,6 @@ def test_outliers_by_hand():
     assert outliers([10, 11, 10, 12, 11, 10, 30]) == [6]
     assert outliers([10.0, 11, 10, 12, 11, 10, 9]) == []
     assert outliers([5.0] * 19 + [6.0]) == [19]
-    assert outliers([5.0] * 19 + [6.0], threshold=100) == []
     assert outliers([5.0] * 4) == []
     assert outliers([1.0]) == []
 
@@ -203,7 +193,6 @@ def test_a_drift_must_be_both_unlikely_and_large():
     small = [1 + 0.0005 * i for i in range(20)]
     assert drift(small).p_value < 0.001
     assert not drift(small).significant
-    assert drift(small, threshold=0.005).significant
     assert not drift([1.0, 1.5, 1.1]).significant
     assert drift([1.0]) == Drift(relative_change=0.0, p_value=1.0, significant=False)
     assert drift([2.0] * 9) == Drift(relative_change=0.0, p_value=1.0, significant=False)

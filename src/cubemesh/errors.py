@@ -1,10 +1,10 @@
 """Errors that cubemesh raises on purpose, each with the exit code of the command.
 
-    CubemeshError            1   something failed; the message says what and what to do
+    CubemeshError            1   something failed; the message has cause and remedy
     ├── UsageError           2   an invalid name, value or combination
     ├── DataError            1   an invalid or damaged file of data or of a machine
     ├── StoreError           1   the store of results cannot be read or written
-    └── BusyError           75   a device or store is taken; the same command may work later
+    └── BusyError           75   a device or store is in use; the same command may work later
 
 Two more exit codes: 99, the threshold of `--fail-below` is breached; 130, interrupted.
 

@@ -44,7 +44,7 @@ _UNSPACED = ("×",)
 
 
 def format_count(count: int) -> str:
-    """A whole number, every digit of it: `1,234,567`."""
+    """A whole number, with every digit: `1,234,567`."""
     return f"{count:,d}"
 
 
@@ -87,10 +87,10 @@ def format_bytes(size: float, digits: int = 3) -> str:
 
 
 def format_seconds(seconds: float, digits: int = 3) -> str:
-    """A span of time in the units people say it in.
+    """A duration in common units.
 
     Below a minute `12.3 ms` or `4.5 s`; then `1 min 30 s`, `2 h 5 min` and `12.3 days`, where
-    `digits` counts for the days alone.
+    `digits` applies to days only.
     """
     if not math.isfinite(seconds):
         return _with_unit(_not_finite(seconds), "s")
@@ -111,11 +111,11 @@ def format_seconds(seconds: float, digits: int = 3) -> str:
 def format_interval(
     value: float, low: float | None = None, high: float | None = None, unit: str = ""
 ) -> str:
-    """A value and how far it may be off: `2,170 ± 14 samples/s`, `12.3 ± 0.4 ms`.
+    """A value and its uncertainty: `2,170 ± 14 samples/s`, `12.3 ± 0.4 ms`.
 
-    What follows ± is the longer side of the interval, rounded to the digits it can bear, and the
-    value is rounded to the same place. Without an interval the value stands alone. An interval
-    that ± would stretch beyond zero, though it lies above, is said by its ends: `210 (84 to 530)`.
+    What follows ± is the longer side of the interval, rounded to its significant digits, and the
+    value is rounded to the same place. Without an interval only the value is shown. An interval
+    that ± would stretch beyond zero, though it lies above, is shown by its ends: `210 (84 to 530)`.
     """
     if low is None or high is None:
         return format_quantity(value, unit)

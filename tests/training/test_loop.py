@@ -13,9 +13,9 @@ from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed
 from cubemesh.data.images.arrays import FloatImages
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.contract.program import Diverged, Unsupported
+from cubemesh.frameworks.contract.program import Diverged
 from cubemesh.schema.work import Train
-from cubemesh.training.loop import train, window_sizes
+from cubemesh.training.loop import Training, window_sizes
 from in_memory_log import InMemoryLog
 
 CLASSES = 10
@@ -99,6 +99,10 @@ def run(
     work = Train(network="little-cnn", batch_per_device=batch, epochs=epochs)
     train(pupil, feed(samples, work), validation(), work, log)
     return log
+
+
+def train(pupil: Pupil, feed: Feed, validation: FloatImages, work: Train, log: InMemoryLog) -> None:
+    Training(program=pupil, feed=feed, validation=validation, work=work, log=log).run()
 
 
 def test_every_epoch_passes_through_the_data_in_full_batches() -> None:
@@ -195,12 +199,6 @@ def test_scores_that_are_nan_are_diverged() -> None:
 
     with pytest.raises(Diverged, match=r"validation .*\bnan .*\bepoch 1 of 3"):
         run(Lost())
-
-
-def test_resident_batches_are_unsupported() -> None:
-    work = Train(network="little-cnn", batch_per_device=4)
-    with pytest.raises(Unsupported, match="data_location=host"):
-        train(Pupil(), feed(8, work), source(8), work, InMemoryLog(), data_location="device")
 
 
 def test_a_batch_larger_than_the_data_is_refused() -> None:

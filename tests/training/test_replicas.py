@@ -29,7 +29,7 @@ from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunS
 from cubemesh.training import replica_check
 from cubemesh.training.checkpoint import load, path_of
 from cubemesh.training.evaluation import score_all
-from cubemesh.training.loop import train
+from cubemesh.training.loop import Training
 from cubemesh.worker.run import checkpointing as checkpointing
 from in_memory_log import InMemoryLog
 
@@ -82,17 +82,17 @@ def run(folder, sync, group, *, resume=False, epochs=3, sabotage=None, every=1):
     if sabotage is not None:
         step = program.train_step
         program.train_step = lambda placed: (sabotage(program, group.rank), step(placed))[1]
-    train(
-        program,
-        feed,
-        source(8),
-        work,
-        log,
+    Training(
+        program=program,
+        feed=feed,
+        validation=source(8),
+        work=work,
+        log=log,
         group=group,
         writer=checkpointing.training_writer(spec, group),
         history=begin.history,
         same_weights=strategy(sync).same_weights,
-    )
+    ).run()
 
 
 def made(spec, group):

@@ -21,7 +21,7 @@ from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies
 from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
 from cubemesh.training.checkpoint import load, path_of, steps_in
-from cubemesh.training.loop import train
+from cubemesh.training.loop import Training
 from cubemesh.worker.run import checkpointing
 from in_memory_log import InMemoryLog
 
@@ -68,7 +68,15 @@ def run(spec):
     program.load(network.draw(work.seed))
     begin.restore(program, log)
     writer = checkpointing.training_writer(spec, group)
-    train(program, feed, source(8), work, log, writer=writer, history=begin.history)
+    Training(
+        program=program,
+        feed=feed,
+        validation=source(8),
+        work=work,
+        log=log,
+        writer=writer,
+        history=begin.history,
+    ).run()
     return log
 
 

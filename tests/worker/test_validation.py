@@ -103,6 +103,10 @@ def test_refused_by_capabilities(spec, given, supported):
         (replace(program(script="step=1"), work=TrainSteps(**FEED, data="images")), "data=images"),
         (program(decode_location="device"), "data=synthetic"),
         (
+            replace(program(data_location="device"), work=Train(**FEED)),
+            "data_location=host",
+        ),
+        (
             replace(
                 program(decode_location="device"), work=Input(**FEED, data="images", stage="read")
             ),

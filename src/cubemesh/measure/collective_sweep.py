@@ -56,7 +56,7 @@ def bus_bandwidth(point: SweepPoint, collective: str, ranks: int) -> Figure:
     value = moved / point.time_s
     if n < FEWEST_FOR_INTERVAL:
         return Figure(value=value, unit="B/s", n=n)
-    time = bootstrap_interval(point.seconds, mean)
+    time = bootstrap_interval(point.seconds, "mean")
     low, high = moved / time.high, moved / time.low
     return Figure(value=value, unit="B/s", low=min(low, value), high=max(high, value), n=n)
 

@@ -12,7 +12,7 @@ staleness where that is above 1 (Zhang, Gupta, Lian and Liu, IJCAI 2016).
 
 The server is a thread of rank 0, which is a worker too. Updates are made one at a time, and so are
 the sends of weights to the other ranks; rank 0's own gradient is not sent. So rank 0's device makes
-the updates beside its steps, and holds the weights twice.
+the updates in addition to its steps, and holds the weights twice.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     rank 0  ├ stem layer1 ┤─ value ─▶ rank 1  ├ layer2 layer3 ┤─ value ─▶ rank 2  ├ layer4 … loss ┤
                            ◀ gradient ┘                        ◀ gradient ┘
 
-NVIDIA's DGX-1 with Tesla V100 white paper, section 3.2, describes it besides data parallelism. A
+NVIDIA's DGX-1 with Tesla V100 white paper, section 3.2, describes it next to data parallelism. A
 network can be cut between two segments where a single activation crosses and no weights are shared;
 the cuts minimize the operations (forward and backward, as counted by networks/cost.py) of the
-largest part. The global batch goes through whole, so a step equals that of one device, and one
-device computes at a time: the gain is memory.
+largest part. Every part computes the whole global batch, so a step equals that of one device, and
+one device computes at a time: the gain is memory.
 """
 
 from __future__ import annotations

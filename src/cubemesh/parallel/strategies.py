@@ -38,7 +38,7 @@ def strategy(name: str) -> type[Strategy]:
 
 
 def same_steps(one: str, other: str) -> bool:
-    """Whether two strategies lead to the same weights, apart from the rounding of a sum."""
+    """Whether two strategies lead to the same weights, except for the rounding of a sum."""
     first, second = strategy(one), strategy(other)
     if first.same_weights and second.same_weights:
         return first.low_precision == second.low_precision

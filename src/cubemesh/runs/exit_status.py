@@ -177,9 +177,9 @@ def run_outcome(outcomes: list[Outcome], reported: Mapping[int, Outcome]) -> Out
         return outcomes[0]
     own = [rank for rank in reported if rank in failed]
     crashed = [rank for rank in own if reported[rank].status is Status.CRASHED]
-    gave_up = [rank for rank in own if rank not in crashed]
+    reported_limits = [rank for rank in own if rank not in crashed]
     died = [r for r in failed if r not in reported and "ended_with" not in outcomes[r].facts]
-    rank = [*gave_up, *died, *crashed, *failed][0]
+    rank = [*reported_limits, *died, *crashed, *failed][0]
     reason = outcomes[rank]
     if reason.status is Status.UNSUPPORTED:  # what the spec asks for, not what one of them did
         return reason

@@ -98,10 +98,11 @@ def _environment(framework: str, path: str, own: Software) -> Environment:
     if tuple(found["version"]) < OLDEST:
         raise UsageError(f"{given} is Python {version}; cubemesh's workers need 3.11 or newer.")
     if found["missing"]:
-        what = " and ".join(found["missing"])
+        missing = found["missing"]
+        packages = [line.packages[0] if name == line.requires else name for name in missing]
         raise UsageError(
-            f"{given} has no {what}. Install it there: {python} -m pip install "
-            f"{' '.join(_distributions(framework, found['missing']))}"
+            f"{given} has no {' and '.join(missing)}. Install it there: {python} -m pip install "
+            f"{' '.join(packages)}"
         )
     plain = found["software"] | {"driver": own.driver, "cuda": own.cuda}
     return Environment(python=str(python), software=from_plain(Software, plain))
@@ -140,10 +141,3 @@ def source_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, st
         link.symlink_to(Path(cubemesh.__file__).parent, target_is_directory=True)
     own = {k: v for k, v in environ.items() if k not in ("PYTHONHOME", "VIRTUAL_ENV")}
     return own | {"PYTHONPATH": str(link.parent)}
-
-
-def _distributions(framework: str, missing: Iterable[str]) -> list[str]:
-    """Names on the package index of missing modules; a framework's first package is its
-    distribution."""
-    line = entry(framework)
-    return [line.packages[0] if name == line.requires else name for name in missing]

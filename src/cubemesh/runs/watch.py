@@ -101,31 +101,31 @@ class _Watcher:
         self.events: list[dict[str, Any]] = []
         self.phase = "start"
         self.steps = 0
-        self._heard: dict[int, float] = {}
-        self._looked = time.monotonic()
+        self._last_heartbeat: dict[int, float] = {}
+        self._last_poll = time.monotonic()
 
     def poll(self) -> None:
         """Read new events, and report progress to the observer."""
         now = time.monotonic()
-        if now - self._looked > STALLED_S:  # this process was suspended
-            self._heard = dict.fromkeys(self._heard, now)
-        self._looked = now
+        if now - self._last_poll > STALLED_S:  # this process was suspended
+            self._last_heartbeat = dict.fromkeys(self._last_heartbeat, now)
+        self._last_poll = now
         for rank, reader in enumerate(self._readers):
             for event in reader.read():
-                if event["event"] == "alive" or rank in self._heard:
-                    self._heard[rank] = now
+                if event["event"] == "alive" or rank in self._last_heartbeat:
+                    self._last_heartbeat[rank] = now
                 if event["event"] == "alive":
                     continue
                 self.events.append({**event, "of_rank": rank})
                 if event["event"] == "outcome":
-                    self._heard.pop(rank, None)  # its last event
+                    self._last_heartbeat.pop(rank, None)  # its last event
                 if rank == 0:
                     self._follow(event)
 
     def silent(self, most_s: float) -> dict[int, float]:
         """Ranks with heartbeats whose last one is older than `most_s` → seconds since."""
-        now = self._looked
-        return {r: now - heard for r, heard in self._heard.items() if now - heard > most_s}
+        now = self._last_poll
+        return {r: now - last for r, last in self._last_heartbeat.items() if now - last > most_s}
 
     def _follow(self, event: dict[str, Any]) -> None:
         if event["event"] == "enter":

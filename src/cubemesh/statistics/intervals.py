@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TypeAlias
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.statistics.typical import Values, array, mean, median
+from cubemesh.statistics.typical import Values, array
 
-Statistic: TypeAlias = Callable[[Values], float]
-
+CONFIDENCE = 0.95
+"""Of every interval."""
 FEWEST_FOR_INTERVAL = 6
 """Fewer values than this cannot bound their median at 95 %: all n lie on one side of it with
 probability 2 · 0.5ⁿ, which falls below 5 % at n = 6."""
@@ -29,27 +29,21 @@ class Interval:
 
 
 def bootstrap_interval(
-    values: Values,
-    statistic: Statistic = median,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    values: Values, of: Literal["median", "mean"] = "median", resamples: int = 2000, seed: int = 0
 ) -> Interval:
-    """Percentile bootstrap: `statistic` of `resamples` samples drawn with replacement, and the
-    range that holds the middle `confidence` of them (Efron & Tibshirani, An Introduction to the
-    Bootstrap, 1993, chapter 13).
+    """Percentile bootstrap: the statistic of `resamples` samples drawn with replacement, and the
+    range of the middle 95 % of them (Efron & Tibshirani, An Introduction to the Bootstrap, 1993,
+    chapter 13).
 
-    `median` and `mean` are computed for all resamples at once. For `mean` the range is expanded
-    for small samples as by `throughput_interval`; the median needs no such help. A single value
-    gives an interval of no width, which says nothing: see `FEWEST_FOR_INTERVAL`.
+    The interval of a mean is expanded for small samples as by `nested_throughput_interval`; a
+    median needs no expansion. A single value gives an interval of no width: see
+    `FEWEST_FOR_INTERVAL`.
     """
     x = array(values)
     drawn = x[np.random.default_rng(seed).integers(0, x.size, (resamples, x.size))]
-    if statistic is mean:
-        return _middle(drawn.mean(axis=1), _expanded(confidence, x.size))
-    if statistic is median:
-        return _middle(_row_medians(drawn), confidence)
-    return _middle(np.array([statistic(row) for row in drawn]), confidence)
+    if of == "mean":
+        return draws_interval(drawn.mean(axis=1), x.size)
+    return _middle(_row_medians(drawn), CONFIDENCE)
 
 
 def throughput(samples: Values, seconds: Values) -> float:
@@ -58,52 +52,37 @@ def throughput(samples: Values, seconds: Values) -> float:
 
 
 def throughput_interval(
-    samples: Values,
-    seconds: Values,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    samples: Values, seconds: Values, resamples: int = 2000, seed: int = 0
 ) -> Interval:
-    """The interval of `throughput`, by drawing whole windows: a window's samples and seconds
-    stay together, and every resample is again a ratio of sums.
-
-    A percentile interval of few windows is too narrow, so it is taken at the wider level
-    2 · Φ(√(n/(n-1)) · t) that a t interval of n values would have (Hesterberg, What Teachers
-    Should Know About the Bootstrap, The American Statistician 69, 2015, section 3.3).
-    """
-    counts, spans = array(samples), array(seconds)
-    if counts.size != spans.size:
-        raise ValueError(f"{counts.size} sample counts for {spans.size} windows")
-    drawn = np.random.default_rng(seed).integers(0, counts.size, (resamples, counts.size))
-    rates = counts[drawn].sum(axis=1) / spans[drawn].sum(axis=1)
-    return _middle(rates, _expanded(confidence, counts.size))
+    """The interval of `throughput`: `nested_throughput_interval` of one run."""
+    windows = list(zip(array(samples), array(seconds), strict=True))
+    return nested_throughput_interval([windows], resamples, seed)
 
 
 def nested_throughput_interval(
-    runs: Sequence[Sequence[tuple[float, float]]],
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    runs: Sequence[Sequence[tuple[float, float]]], resamples: int = 2000, seed: int = 0
 ) -> Interval:
-    """The interval of the throughput of several runs taken together, each a sequence of windows
-    (samples, seconds): runs are drawn first, then windows inside each drawn run (Davison &
-    Hinkley, Bootstrap Methods and their Application, 1997, section 3.8).
+    """The interval of the throughput of several runs together, each a sequence of windows (samples,
+    seconds): runs are drawn first, then windows inside each drawn run (Davison & Hinkley, Bootstrap
+    Methods and their Application, 1997, section 3.8). A window's samples and seconds stay together,
+    and every resample is a ratio of sums.
 
-    So runs that differ more than their windows do widen the interval. With one run it is
-    `throughput_interval`. Two or three runs cannot bound what a next run would give: the interval
-    then covers some 60 or 75 % of the time, not 95.
+    So runs that differ more than their windows do widen the interval. Two or three runs cannot
+    bound what a next run would give: the interval then covers some 60 or 75 % of the time, not 95.
+
+    A percentile interval of few windows is too narrow, so it is computed at the wider level
+    2 · Φ(√(n/(n-1)) · t) that a t interval of n values would have (Hesterberg, What Teachers
+    Should Know About the Bootstrap, The American Statistician 69, 2015, section 3.3).
     """
-    arrays = _runs(runs)
-    drawn = throughput_draws(runs, resamples, seed)
-    n = len(arrays) if len(arrays) > 1 else len(arrays[0])
-    return _middle(drawn, _expanded(confidence, n))
+    n = len(runs) if len(runs) > 1 else len(_runs(runs)[0])
+    return draws_interval(throughput_draws(runs, resamples, seed), n)
 
 
 def throughput_draws(
     runs: Sequence[Sequence[tuple[float, float]]], resamples: int = 2000, seed: int = 0
 ) -> NDArray[np.float64]:
-    """The throughput of several runs in each of `resamples` resamples, drawn as
-    `nested_throughput_interval` says: shape (resamples,). ValueError where a run has no window."""
+    """The throughput of several runs in each of `resamples` resamples, drawn as by
+    `nested_throughput_interval`: shape (resamples,). ValueError where a run has no window."""
     arrays = _runs(runs)
     rng = np.random.default_rng(seed)
     if len(arrays) == 1:
@@ -119,10 +98,10 @@ def throughput_draws(
     return np.asarray(samples.sum(axis=0) / seconds.sum(axis=0))
 
 
-def draws_interval(draws: Values, n: int, confidence: float = 0.95) -> Interval:
-    """The middle `confidence` of resampled estimates, expanded as by `throughput_interval` for the
+def draws_interval(draws: Values, n: int) -> Interval:
+    """The middle 95 % of resampled estimates, expanded as by `nested_throughput_interval` for the
     `n` values that were drawn from."""
-    return _middle(array(draws), _expanded(confidence, n))
+    return _middle(array(draws), _expanded(n))
 
 
 def _runs(runs: Sequence[Sequence[tuple[float, float]]]) -> list[NDArray[np.float64]]:
@@ -151,17 +130,15 @@ def student_t(confidence: float, freedom: float) -> float:
     return math.sqrt(freedom) * math.tan(np.interp(confidence, below / below[-1], angles))
 
 
-def t_interval(
-    values: Values, confidence: float = 0.95, *, least_variance: float = 0.0
-) -> Interval:
+def t_interval(values: Values, *, least_variance: float = 0.0) -> Interval:
     """Student's interval of the mean of values that are drawn independently from a distribution
-    near the normal, whose variance is known to be `least_variance` or more: values that agree by
-    chance are then no surer than that. ValueError for fewer than two."""
+    near the normal, whose variance is known to be `least_variance` or more. ValueError for
+    fewer than two."""
     x = array(values)
     if x.size < 2:
         raise ValueError("one value has no spread, and so no interval")
     variance = max(float(x.var(ddof=1)), least_variance)
-    half = student_t(confidence, x.size - 1) * math.sqrt(variance / x.size)
+    half = student_t(CONFIDENCE, x.size - 1) * math.sqrt(variance / x.size)
     return Interval(low=float(x.mean()) - half, high=float(x.mean()) + half)
 
 
@@ -180,9 +157,9 @@ def _middle(estimates: NDArray[np.float64], confidence: float) -> Interval:
     return Interval(low=float(low), high=float(high))
 
 
-def _expanded(confidence: float, n: int) -> float:
+def _expanded(n: int) -> float:
     """The confidence at which a percentile interval of n values is as wide as one of t."""
     if n < 2:
-        return confidence
-    t = student_t(confidence, n - 1)
+        return CONFIDENCE
+    t = student_t(CONFIDENCE, n - 1)
     return 2 * NormalDist().cdf(t * math.sqrt(n / (n - 1))) - 1

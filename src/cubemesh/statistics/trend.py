@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cubemesh.statistics.typical import Values, array
 
 _MOST_FOR_PAIRS = 512
+_THRESHOLD = 0.02
 
 
 @dataclass(frozen=True)
@@ -18,21 +19,21 @@ class Drift:
     """Whether values rise or fall along their order."""
 
     relative_change: float
-    """From the first value to the last along the trend, as a share of the median."""
+    """From the first value to the last along the trend, as a fraction of the median."""
     p_value: float
     """How often values without a trend would look at least this ordered."""
     significant: bool
     """Whether the trend is both unlikely to be chance and large enough to matter."""
 
 
-def drift(values: Values, threshold: float = 0.02, significance: float = 0.05) -> Drift:
+def drift(values: Values, significance: float = 0.05) -> Drift:
     """Whether `values`, in the order they were measured, rise or fall.
 
     The test is Mann's and Kendall's: S counts the pairs that rise less those that fall, and
     z = (S - sign S) / √Var S with ties taken off the variance (Kendall, Rank Correlation Methods,
     1975, chapter 4). The size is the Theil-Sen slope, the median over all pairs of rise per step
     (Sen, JASA 63, 1968), times n - 1, over the median. `significant` needs p < `significance` and
-    a change of more than `threshold` in size: with many windows the smallest trend is unlikely to
+    a change of more than 2 % in size: with many windows the smallest trend is unlikely to
     be chance, and does not matter.
 
     More than 512 values are first joined into medians of neighbours, since pairs grow with n².
@@ -45,18 +46,18 @@ def drift(values: Values, threshold: float = 0.02, significance: float = 0.05) -
     p_value = _kendall_p(x, float(np.sign(rises).sum()))
     change = float(np.median(rises / (later - earlier))) * (x.size - 1)
     relative = change / abs(float(np.median(x))) if change else 0.0
-    significant = p_value < significance and abs(relative) > threshold
+    significant = p_value < significance and abs(relative) > _THRESHOLD
     return Drift(relative_change=relative, p_value=p_value, significant=significant)
 
 
-def is_steady(recent: Values, threshold: float = 0.02) -> bool:
+def is_steady(recent: Values) -> bool:
     """Whether the warm-up may end: the `recent` windows no longer drift.
 
     Fewer than five windows cannot tell, and are not steady. The test is `drift` at a significance
     of 0.2 where 0.05 is usual: warming up a window longer costs little, and stopping too early
     bends every figure that follows.
     """
-    return len(recent) >= 5 and not drift(recent, threshold, significance=0.2).significant
+    return len(recent) >= 5 and not drift(recent, significance=0.2).significant
 
 
 def _thinned(x: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 Values: TypeAlias = Sequence[float] | NDArray[np.float64]
 
+_OUTLIER_SCORE = 3.5
 _MAD_TO_SIGMA = 1.4826
 _MEAN_DEVIATION_TO_SIGMA = 1.253314
 
@@ -55,8 +56,8 @@ def trimmed_mean(values: Values, cut: float = 0.2) -> float:
     return float(x[gone : x.size - gone].mean())
 
 
-def outliers(values: Values, threshold: float = 3.5) -> list[int]:
-    """Positions of the values whose modified z-score exceeds `threshold`.
+def outliers(values: Values) -> list[int]:
+    """Positions of the values whose modified z-score exceeds 3.5.
 
     The score is |x - median| / (1.4826 · MAD) (Iglewicz & Hoaglin, How to Detect and Handle
     Outliers, 1993). Where more than half of the values are equal the MAD is 0, and the mean
@@ -69,4 +70,4 @@ def outliers(values: Values, threshold: float = 3.5) -> list[int]:
         spread = _MEAN_DEVIATION_TO_SIGMA * float(deviations.mean())
     if spread == 0:
         return []
-    return [int(i) for i in np.nonzero(deviations / spread > threshold)[0]]
+    return [int(i) for i in np.nonzero(deviations / spread > _OUTLIER_SCORE)[0]]

@@ -10,8 +10,8 @@ statistics and under some strategies in weights. A file is written under a tempo
 the disk (fsync), then renamed. A checkpoint is complete when it has the files of all ranks; no rank
 waits for another. A rank that fails to write its file leaves an empty `.failed` file instead.
 Rank 0 removes old checkpoints: those older than the newest `keep` complete ones, and those that can
-never be completed. So at any moment, however a run ends, the newest complete checkpoint is whole;
-damage by the disk is detected by a checksum in the metadata, and the previous checkpoint is used.
+never be completed. So a complete checkpoint remains however a run ends. Damage by the
+disk is detected by a checksum in the metadata, and the previous checkpoint is used.
 """
 
 from __future__ import annotations
@@ -134,20 +134,17 @@ def newest_whole(folder: Path, group: Group) -> tuple[Checkpoint | None, list[st
     damaged: list[str] = []
     steps = group.broadcast_object(steps_in(folder, group.size) if group.rank == 0 else None)
     for step in reversed(steps):
-        found, wrong = _load_or_why(folder, step, group.rank)
+        found, wrong = None, ""
+        try:
+            found = load(folder, step, group.rank)
+        except DataError as error:
+            wrong = str(error)
         group.barrier()
         wrongs = [text for text in group.all_gather_object(wrong) if text]
         if not wrongs:
             return found, damaged
         damaged.append(wrongs[0])
     return None, damaged
-
-
-def _load_or_why(folder: Path, step: int, rank: int) -> tuple[Checkpoint | None, str]:
-    try:
-        return load(folder, step, rank), ""
-    except DataError as error:
-        return None, str(error)
 
 
 def mark_failed(folder: Path, step: int, rank: int) -> None:

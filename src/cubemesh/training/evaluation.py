@@ -55,7 +55,7 @@ class EvaluationResult:
 
 
 def score(scores: NDArray[Any], labels: NDArray[np.int64]) -> EvaluationResult:
-    """Judge the scores (batch, classes) of one batch against its labels (batch,).
+    """Score (batch, classes) of one batch with its labels (batch,).
 
     Where each position has a label, (batch, positions, classes) and (batch, positions), a position
     is a sample, and those of padding are left out.
@@ -98,14 +98,14 @@ def score_all(program: Program, batches: Iterable[Batch], log: Log, mark: str) -
     return total
 
 
-def wilson_interval(hits: int, n: int, confidence: float = 0.95) -> Interval:
-    """Wilson's score interval for a share of which `hits` of `n` were seen; ValueError for n = 0.
+def wilson_interval(hits: int, n: int) -> Interval:
+    """Wilson's 95 % interval of the fraction `hits` / `n`; ValueError for n = 0.
 
     (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n), with p = hits / n.
     """
     if n < 1:
         raise ValueError("no samples, so no fraction")
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf(0.975)
     p = hits / n
     middle = p + z * z / (2 * n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
@@ -114,6 +114,6 @@ def wilson_interval(hits: int, n: int, confidence: float = 0.95) -> Interval:
 
 
 def accuracy_figure(hits: int, n: int) -> Figure:
-    """A share of right answers with its interval."""
+    """The fraction of right answers with its interval."""
     interval = wilson_interval(hits, n)
     return Figure(value=hits / n, unit="", low=interval.low, high=interval.high, n=n)

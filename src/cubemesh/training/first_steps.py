@@ -28,11 +28,12 @@ from cubemesh.frameworks.contract.program import (
 )
 from cubemesh.measure.log import Log
 from cubemesh.schema.first_steps_trace import COUNTERS, RankTrace, Sketch
-from cubemesh.schema.record import Curve, Figure
+from cubemesh.schema.record import Figure
 from cubemesh.schema.work import FirstSteps
 from cubemesh.training.evaluation import EvaluationResult, accuracy_figure, score
+from cubemesh.training.history import by_step
 
-FED_KEPT = 16
+FED_STEPS = 16
 """Number of first steps whose sample indices are stored."""
 EVALUATED = 64
 """Samples that are evaluated at a time; how many changes no score."""
@@ -53,14 +54,7 @@ def first_steps(
     with log.phase("steps"):
         replica = _steps(program, feed, work, group)
     log.replica(replica)
-    log.curve(
-        Curve(
-            name="training_loss",
-            x_name="step",
-            x=tuple(float(n) for n in range(1, work.iterations + 1)),
-            y=replica.losses,
-        )
-    )
+    log.curve(by_step("training_loss", dict(enumerate(replica.losses, start=1))))
     synchronize_replicas(program)
     if group.rank == 0:
         with log.phase("evaluate"):
@@ -82,13 +76,13 @@ def _steps(
     fed, losses = [], []
     for step in range(work.iterations):
         placed = program.place(next(feed))
-        if step < FED_KEPT:
+        if step < FED_STEPS:
             fed.append(tuple(map(int, feed.taken)))
         if step == 0:
             program.inspected_step(placed, look)
         else:
             program.train_step(placed)
-        losses.append(_finite(program.loss(), step))
+        losses.append(finite_loss(program, step + 1))
     return RankTrace(
         rank=group.rank,
         fed=tuple(fed),
@@ -101,9 +95,11 @@ def _steps(
     )
 
 
-def _finite(loss: float, step: int) -> float:
+def finite_loss(program: Program, step: int) -> float:
+    """The loss of `step`; Diverged where it is not finite."""
+    loss = program.loss()
     if not math.isfinite(loss):
-        raise Diverged(f"the loss was {loss} in step {step + 1}. Lower learning_rate.")
+        raise Diverged(f"the loss was {loss} in step {step}. Lower learning_rate.")
     return loss
 
 

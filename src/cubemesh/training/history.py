@@ -45,9 +45,9 @@ class History:
 
     def log_training(self, log: Log) -> None:
         """Log the training loss, and the learning rate if it changes, by step."""
-        log.curve(_by_step("training_loss", self.losses))
+        log.curve(by_step("training_loss", self.losses))
         if self.rates:
-            log.curve(_by_step("learning_rate", self.rates))
+            log.curve(by_step("learning_rate", self.rates))
 
     def log_validation(self, classes: int, log: Log) -> None:
         """Log validation loss and accuracy by epoch."""
@@ -72,7 +72,8 @@ class History:
         log.figure("epochs_trained", Figure(value=len(self.validation), unit=""))
 
 
-def _by_step(name: str, values: dict[int, float]) -> Curve:
+def by_step(name: str, values: dict[int, float]) -> Curve:
+    """A curve of values by step."""
     return Curve(
         name=name, x_name="step", x=tuple(map(float, values)), y=tuple(map(float, values.values()))
     )

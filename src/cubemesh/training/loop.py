@@ -36,7 +36,6 @@ from cubemesh.frameworks.contract.program import (
 from cubemesh.measure.log import Log
 from cubemesh.measure.timing.timer import Stopwatch
 from cubemesh.schema.record import Figure, Window
-from cubemesh.schema.spec import DataLocation
 from cubemesh.schema.work import Train
 from cubemesh.training import replica_check
 from cubemesh.training.checkpoint_writer import TrainingWriter
@@ -49,86 +48,54 @@ WINDOWS = 12
 """Minimum number of windows of the whole training, if it has as many steps."""
 
 
-def train(
-    program: Program,
-    feed: Feed,
-    validation_source: Source,
-    work: Train,
-    log: Log,
-    data_location: DataLocation = "host",
-    *,
-    group: Group | None = None,
-    devices: int | None = None,
-    writer: TrainingWriter | None = None,
-    history: History | None = None,
-    same_weights: bool = False,
-) -> list[Window]:
-    """Train up to `work.epochs` epochs of `feed` with an evaluation after each, and log the
-    results. Returns the measured windows.
+@dataclass(kw_only=True)
+class Training:
+    """A training of `program` for up to `work.epochs` epochs of `feed`, with an evaluation after
+    each.
 
     Windows are marked `epoch-N`. Curves: training_loss and, if it changes, learning_rate by step;
     validation_loss, validation_accuracy and, with more than five classes, validation_top5_accuracy
     by epoch. Figures, of the last epoch: accuracy, top5_accuracy, validation_loss, epochs_trained.
-    Validation samples are prepared like the feed's. `devices` is the number by which the learning
-    rate may be scaled; default: one per rank. `history` is that of the checkpoint from which `feed`
-    and `program` resume. With `same_weights` the weights of all ranks are compared before each
-    checkpoint and after each epoch.
-
-    Diverged as soon as a loss is not finite; ReplicasDiffer; Unsupported for
-    `data_location="device"`, and for what the program does not support.
     """
-    if data_location == "device":
-        raise Unsupported(
-            "Training over epochs feeds every sample, so its batches are copied from the host one "
-            "by one. Set data_location=host, or measure single steps with train_steps."
-        )
-    group = group or SingleProcessGroup()
-    training = _Training(
-        program=program,
-        feed=feed,
-        validation=validation_source,
-        work=work,
-        log=log,
-        schedule=Schedule(work, devices or group.size, feed.steps_per_epoch),
-        group=group,
-        writer=writer or TrainingWriter(),
-        history=history or History(),
-        compares=same_weights,
-    )
-    training.check_offered()
-    try:
-        training.run()
-    finally:
-        training.writer.report(log)
-    return training.measured
-
-
-@dataclass
-class _Training:
-    """A training under way."""
 
     program: Program
     feed: Feed
     validation: Source
+    """Its samples are prepared like the feed's."""
     work: Train
     log: Log
-    schedule: Schedule
-    group: Group
-    writer: TrainingWriter
-    history: History
-    compares: bool
-    measured: list[Window] = field(default_factory=list)
+    group: Group = field(default_factory=SingleProcessGroup)
+    devices: int | None = None
+    """The number by which the learning rate may be scaled; None: one per rank."""
+    writer: TrainingWriter = field(default_factory=TrainingWriter)
+    history: History = field(default_factory=History)
+    """That of the checkpoint from which `feed` and `program` resume."""
+    same_weights: bool = False
+    """Whether the weights of all ranks are compared before each checkpoint and after each epoch."""
+    _measured: list[Window] = field(default_factory=list)
     _batch: Batch | None = None
     _begun: bool = False
     _same_at: int = 0
     """The last step after which the ranks' weights were equal."""
 
-    @property
-    def total_steps(self) -> int:
-        """Steps of all epochs."""
-        return self.work.epochs * self.feed.steps_per_epoch
+    def __post_init__(self) -> None:
+        devices = self.devices or self.group.size
+        self.schedule = Schedule(self.work, devices, self.feed.steps_per_epoch)
 
-    def check_offered(self) -> None:
+    def run(self) -> list[Window]:
+        """Train and log the results; the measured windows.
+
+        Diverged as soon as a loss is not finite; ReplicasDiffer; Unsupported for what the program
+        does not support.
+        """
+        self._check_supported()
+        try:
+            self._run()
+        finally:
+            self.writer.report(self.log)
+        return self._measured
+
+    def _check_supported(self) -> None:
         """Unsupported if the program lacks what the work or the writer needs."""
         if self.schedule.changes and not isinstance(self.program, SupportsLearningRate):
             raise Unsupported(
@@ -141,7 +108,7 @@ class _Training:
                 "framework=pytorch."
             )
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Run the remaining epochs."""
         each = self.feed.steps_per_epoch
         classes = self.validation.classes
@@ -225,10 +192,10 @@ class _Training:
         for end in ends:
             window = watch.window(phase, end - history.done, (f"epoch-{epoch}",))
             if phase == "measure":
-                self.measured.append(window)
+                self._measured.append(window)
             history.done = end
             self._read_loss(epoch)
-            fraction = end / self.total_steps
+            fraction = end / (self.work.epochs * self.feed.steps_per_epoch)
             self.log.progress(phase, end, window.step_s, fraction, self._note(epoch))
             ends_epoch = end == epoch * self.feed.steps_per_epoch
             if not ends_epoch and self.writer.due(end, ends_epoch=False):
@@ -293,7 +260,7 @@ class _Training:
         return total
 
     def _compare(self) -> None:
-        if self.compares:
+        if self.same_weights:
             replica_check.check_weights(self.program, self.group, self.history.done, self._same_at)
             self._same_at = self.history.done
 

@@ -24,7 +24,7 @@ from cubemesh.schema.work import Train
 
 DROP = 0.1
 DROPS_AT = (1 / 3, 2 / 3, 8 / 9)
-"""Shares of all epochs."""
+"""Fractions of all epochs."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,8 @@ class Schedule:
     def changes(self) -> bool:
         """Whether any step has another rate than `learning_rate`."""
         work = self.work
-        return work.schedule != "constant" or self.warmup_steps > 0 or self.full != self.first
-
-    @property
-    def first(self) -> float:
-        """The rate of one device."""
-        return self.work.learning_rate
+        changed = self.full != work.learning_rate
+        return changed or work.schedule != "constant" or self.warmup_steps > 0
 
     @property
     def warmup_steps(self) -> int:
@@ -61,7 +57,8 @@ class Schedule:
         """Of the step that is made after `step` others."""
         warmup = self.warmup_steps
         if step < warmup:
-            begin = self.first if self.full > self.first else 0.0
+            own = self.work.learning_rate
+            begin = own if self.full > own else 0.0
             return begin + (self.full - begin) * (step + 1) / warmup
         if self.work.schedule == "cosine":
             total = self.work.epochs * self.steps_per_epoch
@@ -74,6 +71,6 @@ class Schedule:
     def _drops(self) -> list[int]:
         """The steps before which the rate falls."""
         epochs: tuple[float, ...] = self.work.rate_drops or tuple(
-            share * self.work.epochs for share in DROPS_AT
+            fraction * self.work.epochs for fraction in DROPS_AT
         )
         return [round(epoch * self.steps_per_epoch) for epoch in epochs]

@@ -61,7 +61,7 @@ class Server:
         # A framework that prints as it is imported must not print into the protocol.
         self._requests = os.dup(0)
         self._replies = os.dup(1)
-        _point(0, os.devnull, os.O_RDONLY)
+        redirect(0, os.devnull, os.O_RDONLY)
         os.dup2(2, 1)
         # SIGCHLD only has to end the wait: its number arrives in this pipe.
         self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -175,7 +175,8 @@ def work(job_path: Path) -> int:
         if isinstance(framework, SupportsDistributed):
             prepare(job.agent_output_path)
             signal.signal(signal.SIGUSR1, forward_stack_request)
-            ranks.launch(framework, job, work_as_rank)
+            failed = framework.launch(work_as_rank, str(job.path), job.spec.placement.devices)
+            ranks.write_exit_codes(job, failed)
             return 0
     job = ranks.as_rank(job)
     prepare(job.output_path)
@@ -208,7 +209,7 @@ def prepare(output: Path) -> None:
     limits.name_process("cubemesh-worker")
     limits.no_core_dump()
     limits.first_to_be_killed()
-    _point(1, output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    redirect(1, output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(1, 2)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a killed worker's output is complete
@@ -228,7 +229,7 @@ def _stack_dumps(stacks_path: Path) -> Iterator[None]:
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
-def _point(fd: int, path: str | Path, flags: int) -> None:
+def redirect(fd: int, path: str | Path, flags: int) -> None:
     """Redirect `fd` to the file at `path`."""
     opened = os.open(path, flags, 0o644)
     os.dup2(opened, fd)

@@ -171,6 +171,11 @@ def _check_input(spec: RunSpec, able: Capabilities) -> None:
         _refuse("decode_location", "device", {"host"}, program.framework)
     if not isinstance(work, NetworkWork):
         return
+    if isinstance(work, Train) and program.data_location == "device":
+        raise Unsupported(
+            "Training over epochs feeds every sample, so its batches are copied from the host one "
+            "by one. Set data_location=host, or measure single steps with train_steps."
+        )
     decoded = data.entry(work.data).is_slow
     if program.script is not None and decoded:
         raise Unsupported(
@@ -193,23 +198,23 @@ def _check_alternating(spec: RunSpec) -> None:
     """Whether the two programs of `spec` can alternate in one process."""
     other = spec.other
     assert other is not None
-    apart = "Measure both, and compare the runs: cubemesh compare A B."
+    remedy = "Measure both, and compare the runs: cubemesh compare A B."
     if spec.work.kind != other.work.kind or not isinstance(spec.work, NetworkWork):
         raise Unsupported("two programs can alternate in the same kind of work on networks only.")
     if isinstance(spec.work, Train):
         raise Unsupported("training over epochs does not alternate; compare steps (train_steps).")
     if max(spec.placement.devices, other.placement.devices) > 1:
-        raise Unsupported(f"two programs alternate on one device. {apart}")
+        raise Unsupported(f"two programs alternate on one device. {remedy}")
     for name in ("pinning", "numa_node"):
         if getattr(spec.placement, name) != getattr(other.placement, name):
             raise Unsupported(
                 f"{name} applies to the whole process, so it cannot differ between two programs "
-                f"that alternate in one. {apart}"
+                f"that alternate in one. {remedy}"
             )
     if spec.placement.device != other.placement.device:
         raise Unsupported(
             f"device={spec.placement.device} and device={other.placement.device} are two devices; "
-            f"two programs alternate on one. {apart}"
+            f"two programs alternate on one. {remedy}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Which device is a rank's own, and what several devices cannot be asked."""
+"""Devices and cores of ranks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from cubemesh.worker.launch.ranks import (
     RankInfo,
     can_launch,
     check_devices,
-    driven_devices,
+    devices_here,
     own_cores,
-    own_device,
     processors_of,
     shared_cores,
 )
@@ -62,14 +61,6 @@ def test_too_many_cores_are_refused():
         own_cores(spec(devices=2, threads=2), own, (0, 1, 2))
 
 
-def test_each_rank_has_a_gpu_of_its_own():
-    own = RankInfo(rank=5, local_rank=1, ranks=8, local_ranks=4)
-    assert own_device("cuda", own, 2) == "cuda:1"
-    assert own_device("cpu", own, 0) == "cpu"
-    with pytest.raises(Unsupported, match="1 GPU"):
-        own_device("cuda", own, 1)
-
-
 def test_oversubscribed_cores_are_assigned_cyclically():
     asked = spec(devices=4, oversubscribe=True)
     selves = [RankInfo(rank=r, local_rank=r, ranks=4, local_ranks=4) for r in range(4)]
@@ -91,8 +82,8 @@ def test_shared_cores_are_a_warning_unless_nothing_is_timed():
     assert shared_cores(RunSpec(work=work, placement=asked.placement), 2) is None
 
 
-def test_a_process_that_drives_several_devices_names_them_all():
-    assert driven_devices("cpu", 2, 0) == ("cpu:0", "cpu:1")
-    assert driven_devices("cuda", 2, 4) == ("cuda:0", "cuda:1")
+def test_more_gpus_than_available_are_refused():
+    assert devices_here("cpu", 2, 0) == ("cpu:0", "cpu:1")
+    assert devices_here("cuda", 2, 4) == ("cuda:0", "cuda:1")
     with pytest.raises(Unsupported, match="devices=4"):
-        driven_devices("cuda", 5, 4)
+        devices_here("cuda", 5, 4)

@@ -1,4 +1,4 @@
-"""What a program needed, as it is said when it is done with."""
+"""Peak memory of a program, and warnings about it."""
 
 import json
 import os
@@ -9,10 +9,10 @@ import pytest
 
 from cubemesh import networks
 from cubemesh.frameworks import entry
-from cubemesh.frameworks.contract.group import SingleProcessGroup
 from cubemesh.schema import ProgramSettings, RunSpec, TrainSteps
 from cubemesh.worker.report.events import EventLog, read_events
 from cubemesh.worker.run.program_lifecycle import ready_program
+from cubemesh.worker.run.task import Task
 
 pytest.importorskip("torch")
 
@@ -25,10 +25,10 @@ import numpy as np
 
 from cubemesh.frameworks import entry
 from cubemesh.batches import Batch
-from cubemesh.frameworks.contract.group import SingleProcessGroup
 from cubemesh.schema import ProgramSettings, RunSpec, TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.worker.run.program_lifecycle import ready_program
+from cubemesh.worker.run.task import Task
 from cubemesh.worker.report.events import EventLog, read_events
 
 BATCH = 64
@@ -46,13 +46,14 @@ for name in sys.argv[2:]:
         work=TrainSteps(network="wide", batch_per_device=BATCH),
         program=ProgramSettings(framework=name),
     )
-    log, alone = EventLog(path, 0, 0.0), SingleProcessGroup()
     framework = entry(name).load()
-    framework.preload()  # as the server of workers does
-    with ready_program(spec, framework, "cpu", 1, network, lambda: batch, log, alone) as program:
+    framework.preload()  # as the forkserver does
+    log = EventLog(path, 0, 0.0)
+    task = Task(spec=spec, framework=framework, device="cpu", threads=1, usable_cores=1, log=log)
+    with ready_program(task, network, lambda: batch) as program:
         program.train_step(program.place(batch))
-    told = [e["figure"] for e in read_events(path) if e.get("name") == "peak_memory_bytes"]
-    (peaks[name],) = (figure["value"] for figure in told)
+    logged = [e["figure"] for e in read_events(path) if e.get("name") == "peak_memory_bytes"]
+    (peaks[name],) = (figure["value"] for figure in logged)
 print(json.dumps(peaks))
 """
 
@@ -86,14 +87,15 @@ def test_layers_in_another_precision_than_requested_are_a_warning(tmp_path, monk
     def warnings(name):
         path = tmp_path / name
         log = EventLog(path, 0, 0.0)
-        with ready_program(
-            spec, framework, "cpu", 1, network, lambda: None, log, SingleProcessGroup()
-        ):
+        task = Task(
+            spec=spec, framework=framework, device="cpu", threads=1, usable_cores=1, log=log
+        )
+        with ready_program(task, network, lambda: None):
             pass
-        told = [e["warning"] for e in read_events(path) if "warning" in e]
-        return [(warning["code"], warning["cause"]) for warning in told]
+        logged = [e["warning"] for e in read_events(path) if "warning" in e]
+        return [(warning["code"], warning["cause"]) for warning in logged]
 
     assert warnings("as-asked") == []
-    told = "PyTorch computes lstm in fp16."
-    monkeypatch.setattr(framework, "other_precision", lambda request: told, raising=False)
-    assert warnings("otherwise") == [("precision-mismatch", told)]
+    message = "PyTorch computes lstm in fp16."
+    monkeypatch.setattr(framework, "other_precision", lambda request: message, raising=False)
+    assert warnings("otherwise") == [("precision-mismatch", message)]

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -277,7 +278,7 @@ def test_a_framework_whose_profile_is_not_read_refuses_an_attribution(tmp_path):
         budget=dataclasses.replace(EFFORT, attribution=True),
     )
     with pytest.raises(Unsupported, match="pytorch-compiled"):
-        attribute(spec, Plain(), None, None, None, "", SingleProcessGroup(), None)
+        attribute(SimpleNamespace(spec=spec, group=SingleProcessGroup()), Plain(), None, None, None)
 
 
 def test_first_losses_are_logged_before_anything_is_timed(tmp_path):

@@ -32,8 +32,13 @@ from cubemesh.frameworks.contract.rendezvous import Rendezvous, SupportsDistribu
 from cubemesh.measure.telemetry.gpu_set import gpu_of, read_gpus, visible
 from cubemesh.schema.machine import Gpu
 from cubemesh.schema.serialization import from_plain
-from cubemesh.worker.forkserver import forward_stack_request, prepare, work_as_rank
-from cubemesh.worker.launch.ranks import EXITS_FILE
+from cubemesh.worker.forkserver import (
+    forward_stack_request,
+    prepare,
+    redirect,
+    work_as_rank,
+)
+from cubemesh.worker.launch.ranks import EXITS_FILE, write_exit_codes
 from cubemesh.worker.report import limits
 from cubemesh.worker.report.events import EventReader
 from cubemesh.worker.run.job_file import Job
@@ -51,9 +56,7 @@ class HostAgent:
     def __init__(self) -> None:
         # A framework that prints must not print into the protocol.
         self._requests, self._replies = os.dup(0), os.dup(1)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
+        redirect(0, os.devnull, os.O_RDONLY)
         os.dup2(2, 1)
         self._unread = b""
 
@@ -135,8 +138,8 @@ class HostAgent:
                 return None
             self._unread += text
         line, _, self._unread = self._unread.partition(b"\n")
-        heard: dict[str, Any] = json.loads(line)
-        return heard
+        request: dict[str, Any] = json.loads(line)
+        return request
 
     def _reply(self, **reply: Any) -> None:
         line = json.dumps(reply).encode() + b"\n"
@@ -154,7 +157,7 @@ def _become_agent(job: Job, framework: SupportsDistributed, rendezvous: Rendezvo
         prepare(job.agent_output_path)
         ranks = job.spec.placement.devices // rendezvous.hosts
         failed = framework.launch(work_as_rank, str(job.path), ranks, rendezvous)
-        Path(job.folder, EXITS_FILE).write_text(json.dumps(failed))
+        write_exit_codes(job, failed)
         code = 0
     finally:
         try:
@@ -220,12 +223,12 @@ def _greeting(address: str, framework: str) -> dict[str, Any]:
 
 
 def _exits(folder: Path) -> dict[str, int]:
-    """Exit codes of this host's failed ranks; where the agent died, of all that had begun."""
+    """Exit codes of this host's failed ranks; where the agent died, of all that had started."""
     try:
         found: dict[str, int] = json.loads((folder / EXITS_FILE).read_text())
     except (FileNotFoundError, ValueError):
-        begun = (p.stem.rpartition("-")[2] for p in folder.glob("events-*.jsonl"))
-        return dict.fromkeys(begun, 1)
+        started = (p.stem.rpartition("-")[2] for p in folder.glob("events-*.jsonl"))
+        return dict.fromkeys(started, 1)
     return found
 
 

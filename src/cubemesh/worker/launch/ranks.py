@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,12 +63,6 @@ def rank_from_env() -> RankInfo:
         ranks=int(environ["WORLD_SIZE"]),
         local_ranks=int(environ.get("LOCAL_WORLD_SIZE", environ["WORLD_SIZE"])),
     )
-
-
-def launch(framework: Framework, job: Job, run_rank: Callable[[str], None]) -> None:
-    """Run `job` on all its devices and write the exit codes of failed ranks."""
-    assert isinstance(framework, SupportsDistributed)
-    write_exit_codes(job, framework.launch(run_rank, str(job.path), job.spec.placement.devices))
 
 
 def write_exit_codes(job: Job, failed: Mapping[int, int]) -> None:
@@ -123,31 +117,17 @@ def shared_cores(spec: RunSpec, cores: int) -> Warning | None:
     )
 
 
-def own_device(kind: str, own: RankInfo, available: int) -> str:
-    """Device of this rank, of `available` GPUs; `cpu` for CPU ranks."""
-    if kind != "cuda":
-        return "cpu"
-    if own.local_rank >= available:
+def devices_here(kind: str, devices: int, gpus: int) -> tuple[str, ...]:
+    """The `devices` devices of a process or of the ranks of this host, of `gpus` GPUs."""
+    if kind == "cuda" and devices > gpus:
         raise Unsupported(
-            f"devices={own.local_ranks}: {available} GPUs are available. Set "
-            f"devices={available} or less."
+            f"devices={devices}: {gpus} GPUs are available. Set devices={gpus} or less."
         )
-    return f"cuda:{own.local_rank}"
-
-
-def driven_devices(kind: str, devices: int, available: int) -> tuple[str, ...]:
-    """Devices of a process that drives `devices` devices, of `available` GPUs."""
-    if kind != "cuda":
-        return tuple(f"cpu:{n}" for n in range(devices))
-    if devices > available:
-        raise Unsupported(
-            f"devices={devices}: {available} GPUs are available. Set devices={available} or less."
-        )
-    return tuple(f"cuda:{n}" for n in range(devices))
+    return tuple(f"{kind}:{n}" for n in range(devices))
 
 
 def own_cores(spec: RunSpec, own: RankInfo, cores: tuple[int, ...]) -> tuple[int, ...]:
-    """Cores of this rank, of all `cores` (`processors_of`): `threads` of them, or an even share, as
+    """Cores of this rank, of all `cores` (`processors_of`): `threads` of them, or an equal part, as
     processor numbers. With too few cores and `oversubscribe`, they are assigned cyclically."""
     ranks = own.local_ranks
     each = spec.placement.threads or max(1, len(cores) // ranks)

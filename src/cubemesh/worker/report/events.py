@@ -131,11 +131,11 @@ class EventReader:
                 text = file.read()
         except FileNotFoundError:
             return []
-        whole = text.rpartition(b"\n")[0]
-        if not whole:
+        complete = text.rpartition(b"\n")[0]
+        if not complete:
             return []
-        self._offset += len(whole) + 1
-        events = (_parsed(line) for line in whole.split(b"\n"))
+        self._offset += len(complete) + 1
+        events = (_parsed(line) for line in complete.split(b"\n"))
         return [event for event in events if event is not None]
 
 

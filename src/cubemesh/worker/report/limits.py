@@ -87,7 +87,7 @@ class MemoryLimit:
             limit = min(limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._reserve = None
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

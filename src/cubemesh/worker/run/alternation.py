@@ -10,7 +10,6 @@ every figure of the record is A's, except those prefixed `against_` and the rati
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -131,20 +130,15 @@ def _side(program: Program, plan: _Plan) -> Side:
     feed = Feed(plan.source, work.batch_per_device, work.seed)
     batches = placed_batches(program, feed, plan.spec.program.data_location)
     queue = program.forward if isinstance(work, Forward) else program.train_step
-    resume: Callable[[], None] = (
-        program.apply_process_settings if isinstance(program, SupportsProcessSettings) else _nothing
-    )
-    return Side(
+    side = Side(
         step=lambda: queue(next(batches)),
         synchronize=program.synchronize,
         clock=program.clock,
         samples_per_step=work.batch_per_device,
-        resume=resume,
     )
-
-
-def _nothing() -> None:
-    """The framework has no process-wide settings."""
+    if isinstance(program, SupportsProcessSettings):
+        side = dataclasses.replace(side, resume=program.apply_process_settings)
+    return side
 
 
 def _check_threads(plans: tuple[_Plan, _Plan], programs: list[Program]) -> None:

@@ -95,7 +95,7 @@ def _steps(work: Collective, places: tuple[bool, ...], ranks: int) -> Iterator[S
 def _groups(program: CollectiveProgram, budget: Budget, agree: Callable[[Any], Any]) -> list[float]:
     """Seconds of one operation in each group."""
     seconds: list[float] = []
-    begun = program.clock()
+    begin = program.clock()
     while True:
         program.barrier()
         start = program.clock()
@@ -104,7 +104,7 @@ def _groups(program: CollectiveProgram, budget: Budget, agree: Callable[[Any], A
         program.synchronize()
         end = program.clock()
         seconds.append((end - start) / budget.steps)
-        if agree(len(seconds) >= budget.windows or end - begun >= budget.seconds):
+        if agree(len(seconds) >= budget.windows or end - begin >= budget.seconds):
             return seconds
 
 

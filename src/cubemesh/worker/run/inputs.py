@@ -6,8 +6,7 @@ converted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from cubemesh.data.images.skipped_images import ImageCounts
 from cubemesh.data.source import Split
 from cubemesh.data.stage_benchmark import ReadOnly, decode_only
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
-from cubemesh.frameworks.contract.program import Program, SupportsDecoding, Unsupported, monotonic_s
+from cubemesh.frameworks.contract.program import Unsupported, monotonic_s
 from cubemesh.measure.log import Log
 from cubemesh.measure.timing.timer import Measured
 from cubemesh.measure.validity import page_cache
@@ -94,10 +93,6 @@ class HostClock:
         return monotonic_s()
 
 
-def discard(made: object) -> None:
-    """Drop the result of a stage."""
-
-
 def log_files(log: Log, source: Source, threads: int) -> None:
     """Log the threads that prepare batches; for image files, their mean size and the fraction of
     them in the page cache before anything is timed."""
@@ -159,19 +154,6 @@ def feed(
         taken_by=group.size if whole else 1,
         start=start,
     )
-
-
-@contextmanager
-def decoded(spec: RunSpec, feed: Feed, program: Program) -> Iterator[None]:
-    """Have `program` decode the feed's batches, where the spec says so. The feed is closed at the
-    end, before the program."""
-    if spec.program.decode_location == "device":
-        assert isinstance(program, SupportsDecoding), "check_supported has seen to it"
-        feed.decode_by(program)
-    try:
-        yield
-    finally:
-        feed.close()
 
 
 def wait(measured: Measured, fed: Feed) -> Figure:

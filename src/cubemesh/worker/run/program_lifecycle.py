@@ -9,11 +9,11 @@ memory is returned to the kernel before: otherwise the step would reuse it and s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import cast
 
 from cubemesh.batches import Batch
-from cubemesh.frameworks.contract.group import Group
+from cubemesh.data.feed import Feed
 from cubemesh.frameworks.contract.program import (
     BuildRequest,
     Framework,
@@ -22,36 +22,44 @@ from cubemesh.frameworks.contract.program import (
     ReportsPrecision,
     SupportsCapture,
     SupportsCompilation,
+    SupportsDecoding,
     SupportsLossScaling,
     SupportsMemoryRelease,
 )
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import staleness, strategies
 from cubemesh.schema.record import Figure
-from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import warn
 from cubemesh.schema.work import NetworkWork
 from cubemesh.units import format_bytes
 from cubemesh.worker.report import memory
 from cubemesh.worker.report.events import EventLog
+from cubemesh.worker.run.task import Task
 
 
 @contextmanager
-def ready_program(
-    spec: RunSpec,
-    framework: Framework,
-    device: str,
-    threads: int,
-    network: Network,
-    sample: Callable[[], Batch],
-    log: EventLog,
-    group: Group,
-) -> Iterator[Program]:
+def program_for(task: Task, network: Network, feed: Feed) -> Iterator[Program]:
+    """A program of `network` for the batches of `feed`, which it decodes where the spec says so.
+    The feed is closed at the end."""
+    with (
+        closing(feed),
+        ready_program(task, network, lambda: next(feed.epoch(0))) as program,
+        closing(feed),  # before the program
+    ):
+        if task.spec.program.decode_location == "device":
+            assert isinstance(program, SupportsDecoding), "check_supported requires it"
+            feed.decode_by(program)
+        yield program
+
+
+@contextmanager
+def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> Iterator[Program]:
     """A program of `network` with its initial weights, compiled for `sample()` if it compiles. Logs
     its peak memory at the end. After an error it is not closed: the process ends."""
+    spec, framework, log = task.spec, task.framework, task.log
     work = cast(NetworkWork, spec.work)
     before_bytes = _held_bytes(framework)
-    sync = strategies.make(spec.program.sync, group, spec.program.bucket_bytes)
+    sync = strategies.make(spec.program.sync, task.group, spec.program.bucket_bytes)
     with log.phase("build"):
         request = BuildRequest(
             network=network,
@@ -59,9 +67,9 @@ def ready_program(
             placement=spec.placement,
             program=spec.program,
             sync=sync,
-            device=device,
-            threads=threads,
-            group=group,
+            device=task.device,
+            threads=task.threads,
+            group=task.group,
         )
         program = framework.build(request)
     if isinstance(framework, ReportsPrecision) and (other := framework.other_precision(request)):
@@ -80,7 +88,7 @@ def ready_program(
     _log_loss_scale(program, log)
     if isinstance(program, SupportsCapture) and program.not_captured:
         remedy = "Set framework=pytorch, or change what prevents the capture."
-        if device == "cpu":
+        if task.device == "cpu":
             remedy = (
                 "Ignore it to use the fused operations of a CPU's step, or set framework=pytorch."
             )

@@ -86,15 +86,21 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
         able = framework.capabilities()
     check_supported(spec, able)
     own = ranks.rank_from_env()
-    device = known.device = _own_device(spec, able, own)
-    shared_out = ranks.processors_of(job, on_cpu=device == "cpu")
+    device = choose_device(spec, able)
+    kind = device.split(":")[0]
     here = own.local_ranks if own.ranks > 1 else spec.placement.devices
+    driven = ranks.devices_here(kind, here, sum(d.startswith("cuda") for d in able.devices))
+    if own.ranks > 1:
+        device = driven[own.local_rank] if kind == "cuda" else "cpu"
+    if own.ranks > 1 or here == 1:
+        driven = ()  # the framework does not drive several devices from this process
+    known.device = device
+    shared_out = ranks.processors_of(job, on_cpu=device == "cpu")
     ranks.check_devices(here, len(shared_out), spec.placement.oversubscribe)
     if (warning := ranks.shared_cores(spec, len(shared_out))) is not None:
         log.warning(warning)
     usable_cores: float = job.usable_cores or len(os.sched_getaffinity(0))
     threads = spec.placement.threads or int(usable_cores)
-    driven = _driven(spec, able, own)
     if max(own.ranks, len(driven)) > 1 and device == "cpu":
         processors = _cores(spec, own, len(driven), shared_out)
         os.sched_setaffinity(0, processors)
@@ -152,23 +158,6 @@ def _input_threads(spec: RunSpec, usable_cores: float) -> int:
         spec.work.data, program.input_threads, usable_cores, program.decode_location
     )
     return (program.decode_location == "device") + 2 * threads
-
-
-def _own_device(spec: RunSpec, able: Capabilities, own: ranks.RankInfo) -> str:
-    device = choose_device(spec, able)
-    if own.ranks == 1:
-        return device
-    kind = device.split(":")[0]
-    return ranks.own_device(kind, own, sum(d.startswith("cuda") for d in able.devices))
-
-
-def _driven(spec: RunSpec, able: Capabilities, own: ranks.RankInfo) -> tuple[str, ...]:
-    """Devices of a process that drives several, because its framework starts no ranks."""
-    devices = spec.placement.devices
-    if own.ranks > 1 or devices == 1:
-        return ()
-    kind = choose_device(spec, able).split(":")[0]
-    return ranks.driven_devices(kind, devices, sum(d.startswith("cuda") for d in able.devices))
 
 
 def _cores(

@@ -8,7 +8,6 @@ is right they fall within a few steps for any data, and two programs agree on th
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.data.text.sequences import Sequences
 from cubemesh.frameworks.contract.group import Group
-from cubemesh.frameworks.contract.program import Diverged, Program, SupportsProfiling, Unsupported
+from cubemesh.frameworks.contract.program import Program, SupportsProfiling, Unsupported
 from cubemesh.measure.attribution.profile_windows import StepProfiler
 from cubemesh.measure.attribution.transfers import Transfers
 from cubemesh.measure.figures import figures
@@ -27,15 +26,17 @@ from cubemesh.measure.log import Log
 from cubemesh.measure.timing.step_timestamps import StampedSteps
 from cubemesh.measure.timing.timer import Measured
 from cubemesh.parallel.timed_group import TimedGroup
-from cubemesh.schema.record import FIRST_LOSSES, Curve, Figure
+from cubemesh.schema.record import FIRST_LOSSES, Figure
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.work import NetworkWork, TrainSteps
+from cubemesh.training.first_steps import finite_loss
+from cubemesh.training.history import by_step
 from cubemesh.worker.run import inputs
+from cubemesh.worker.run.program_lifecycle import program_for
 from cubemesh.worker.run.task import (
     Task,
     check_loss,
     network_of,
-    program_for,
     start_meters,
     time_steps,
 )
@@ -52,15 +53,12 @@ def measure_steps(task: Task, step_of: Callable[[Program], Callable[[object], No
         feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
         inputs.log_files(log, source, feed.threads)
     group, transfers = timed_group(task.spec, task.group)
-    exchanging = replace(task, group=group)
-    with program_for(exchanging, network, feed) as program:
+    with program_for(replace(task, group=group), network, feed) as program:
         queue = step_of(program)
         if isinstance(work, TrainSteps) and work.losses:
             with log.phase("losses"):
                 log_losses(program, next(feed.epoch(0)), work.losses, log)
-        attributed = attribute(
-            task.spec, program, feed, queue, log, task.folder, task.group, transfers
-        )
+        attributed = attribute(task, program, feed, queue, transfers)
         step: Callable[[], None]
         if attributed is None:
             batches = placed_batches(program, feed, task.spec.program.data_location)
@@ -87,21 +85,15 @@ def measure_steps(task: Task, step_of: Callable[[Program], Callable[[object], No
 
 
 def attribute(
-    spec: RunSpec,
-    program: Program,
-    feed: Feed,
-    queue: Callable[[Any], None],
-    log: Log,
-    folder: str,
-    group: Group,
-    transfers: Transfers,
+    task: Task, program: Program, feed: Feed, queue: Callable[[Any], None], transfers: Transfers
 ) -> StepProfiler | None:
-    """The profiler of the steps of `spec`; None where no attribution is asked for. On several
+    """The profiler of the steps of a task; None where no attribution is requested. On several
     devices each rank has its own, and `transfers` are its transfers. Unsupported where cubemesh
     reads no profile of the framework, or where communication cannot be timestamped.
 
     The step calls its three parts one by one, so that the clock can be read between them: take a
     batch from the feed, place it, queue the work."""
+    spec, group = task.spec, task.group
     if not is_attributed(spec):
         return None
     if not isinstance(program, SupportsProfiling):
@@ -122,9 +114,9 @@ def attribute(
             take=take, place=place, queue=queue, clock=program.clock, exchanged=transfers.cut
         ),
         samples_per_step=spec.batch_per_device or 1,
-        log=log,
+        log=task.log,
         fed=fed,
-        trace=os.path.join(folder, trace_file(group.rank)) if spec.budget.trace else None,
+        trace=os.path.join(task.folder, trace_file(group.rank)) if spec.budget.trace else None,
         agree=group.broadcast_object,
         share=group.all_gather_object if group.size > 1 else None,
     )
@@ -147,15 +139,12 @@ def timed_group(spec: RunSpec, group: Group) -> tuple[Group, Transfers]:
 def log_losses(program: Program, batch: Batch, steps: int, log: Log) -> None:
     """Make `steps` steps on `batch` and log the loss of each as a curve. Diverged where a loss is
     not finite."""
-    placed, losses = program.place(batch), []
+    placed = program.place(batch)
+    losses: dict[int, float] = {}
     for step in range(1, steps + 1):
         program.train_step(placed)
-        loss = program.loss()
-        if not math.isfinite(loss):
-            raise Diverged(f"the loss was {loss} in step {step}. Lower learning_rate.")
-        losses.append(loss)
-    numbers = tuple(float(step) for step in range(1, steps + 1))
-    log.curve(Curve(name=FIRST_LOSSES, x_name="step", x=numbers, y=tuple(losses)))
+        losses[step] = finite_loss(program, step)
+    log.curve(by_step(FIRST_LOSSES, losses))
 
 
 def tokens(measured: Measured, source: Sequences) -> Figure:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cubemesh import networks
-from cubemesh.data.feed import Feed
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.frameworks.contract.program import (
     CeilingProgram,
@@ -29,7 +27,6 @@ from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.work import NetworkWork
 from cubemesh.worker.report.events import EventLog
 from cubemesh.worker.run import inputs
-from cubemesh.worker.run.program_lifecycle import ready_program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +41,7 @@ class Task:
     """CPU time that this process is granted, in cores."""
     gpu_uuid: str | None = None
     """The GPU to sample; None on the CPU."""
-    gpu_processes: GpuProcessWatch
+    gpu_processes: GpuProcessWatch = field(default_factory=lambda: GpuProcessWatch(None))
     """Other processes on that GPU."""
     log: EventLog
     group: Group = field(default_factory=SingleProcessGroup)
@@ -124,27 +121,6 @@ def network_of(work: NetworkWork) -> Network:
             f"per sample. Set batch_per_device={network.smallest_batch} or more."
         )
     return network
-
-
-@contextmanager
-def program_for(task: Task, network: Network, feed: Feed) -> Iterator[Program]:
-    """A program of `network` for the batches of `feed`, which it decodes where the spec says so.
-    The feed is closed at the end."""
-    with (
-        closing(feed),
-        ready_program(
-            task.spec,
-            task.framework,
-            task.device,
-            task.threads,
-            network,
-            lambda: next(feed.epoch(0)),
-            task.log,
-            task.group,
-        ) as program,
-        inputs.decoded(task.spec, feed, program),
-    ):
-        yield program
 
 
 def check_loss(program: Program) -> None:

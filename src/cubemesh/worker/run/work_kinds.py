@@ -26,14 +26,14 @@ from cubemesh.measure.validity import window_warnings
 from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.work import FirstSteps, Input, Stage, Train
 from cubemesh.training.first_steps import first_steps as record_first_steps
-from cubemesh.training.loop import train as train_epochs
+from cubemesh.training.loop import Training
 from cubemesh.worker.run import ceilings, checkpointing, collectives, inputs
+from cubemesh.worker.run.program_lifecycle import program_for
 from cubemesh.worker.run.steps import measure_steps
 from cubemesh.worker.run.task import (
     Task,
     log_machine_warnings,
     network_of,
-    program_for,
     start_meters,
     time_steps,
 )
@@ -72,19 +72,19 @@ def train(task: Task) -> None:
         writer = checkpointing.training_writer(task.spec, task.group)
         with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
             started = time.perf_counter()
-            windows = train_epochs(
-                program,
-                feed,
-                validation,
-                work,
-                log,
-                task.spec.program.data_location,
+            training = Training(
+                program=program,
+                feed=feed,
+                validation=validation,
+                work=work,
+                log=log,
                 group=task.group,
                 devices=task.spec.placement.devices,
                 writer=writer,
                 history=begin.history,
                 same_weights=strategy(task.spec.program.sync).same_weights,
             )
+            windows = training.run()
             ended = time.perf_counter()
         log_machine_warnings(telemetry, task, started, ended)
         if windows:  # none where it resumed at its end
@@ -121,10 +121,12 @@ def input_stage(task: Task) -> None:
             host, step = inputs.HostClock(program.synchronize), _placing(program, feed, work.stage)
             time_steps(task, meters, host, step, samples)
     else:
+
+        def take() -> None:
+            next(feed)
+
         with closing(feed):
-            time_steps(
-                task, meters, inputs.HostClock(), lambda: inputs.discard(next(feed)), samples
-            )
+            time_steps(task, meters, inputs.HostClock(), take, samples)
     if work.stage != "copy":
         inputs.log_images(log, (source, feed.tried))
         inputs.warn_if_still_cached(task.spec, log, source)
@@ -134,8 +136,8 @@ def _placing(program: Program, feed: Feed, stage: Stage) -> Callable[[], None]:
     """A step that places the same batch again, or the next one for decoding."""
     if stage == "copy":
         batch = next(feed)
-        return lambda: inputs.discard(program.place(batch))
-    return lambda: inputs.discard(program.place(next(feed)))
+        return lambda: program.place(batch)
+    return lambda: program.place(next(feed))
 
 
 def ceiling(task: Task) -> None:
