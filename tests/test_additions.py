@@ -47,7 +47,7 @@ def train(network="little-cnn", framework="null", placement=Placement(), **progr
 def run(specs):
     with (
         Store.open(str(FOLDER / "results.db")) as store,
-        Executor(store, machine=MACHINE, runs_folder=FOLDER / "runs", wait_s=10.0) as executor,
+        Executor(store, machine=MACHINE, runs_folder=FOLDER / "runs", wait_s=60.0) as executor,
     ):
         records = executor.run(specs)
     for record in records:

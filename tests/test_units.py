@@ -226,7 +226,7 @@ def test_a_size_is_its_number_times_its_unit(number, prefix, ending, spaced):
 
 @pytest.mark.parametrize("text", ["", "G", "8X", "-1", "1,5G", "nan", "1e9", "8 G B", "1_000", "٣"])
 def test_an_invalid_size_is_a_usage_error(text):
-    with pytest.raises(UsageError, match=r"is not a size.*8G") as raised:
+    with pytest.raises(UsageError, match="8G") as raised:
         parse_size(text)
     assert f"'{text}'" in str(raised.value)
 
@@ -262,6 +262,6 @@ def test_a_duration_is_the_sum_of_its_parts(hours, minutes, seconds):
     "text", ["", "m", "8X", "-1", "5m5m", "30m1h", "5s x", "1e3", "s5", "5 5s"]
 )
 def test_an_invalid_duration_is_a_usage_error(text):
-    with pytest.raises(UsageError, match=r"is not a duration.*1h30m") as raised:
+    with pytest.raises(UsageError, match="1h30m") as raised:
         parse_duration(text)
     assert f"'{text}'" in str(raised.value)

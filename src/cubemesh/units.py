@@ -40,8 +40,6 @@ _SCALES: dict[str, tuple[tuple[tuple[float, str], ...], str]] = {
 _EXACT = Context(prec=1000)
 """Room for every digit between the largest and the smallest float."""
 
-_UNSPACED = ("×",)
-
 
 def format_count(count: int) -> str:
     """A whole number, with every digit: `1,234,567`."""
@@ -219,7 +217,7 @@ def _scale(value: float | Decimal, unit: str) -> tuple[float, str]:
 def _with_unit(number: str, unit: str) -> str:
     if not unit:
         return number
-    return f"{number}{unit}" if unit in _UNSPACED else f"{number} {unit}"
+    return f"{number}{unit}" if unit == "×" else f"{number} {unit}"
 
 
 def _not_finite(value: float) -> str:

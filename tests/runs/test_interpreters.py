@@ -68,8 +68,10 @@ def test_invalid_options_are_refused(lines, words):
 def test_a_path_without_a_python_is_refused(tmp_path, machine):
     with pytest.raises(UsageError):
         environments([f"null={tmp_path}/python"], {}, machine.software)
-    with pytest.raises(UsageError):
-        environments(["null=/bin/true"], {}, machine.software)
+    blank = script(tmp_path / "blank", "#!/bin/sh\necho\n")
+    for path in ("/bin/true", blank):
+        with pytest.raises(UsageError, match="exit code 0"):
+            environments([f"null={path}"], {}, machine.software)
 
 
 def test_an_old_python_is_refused(tmp_path, machine):

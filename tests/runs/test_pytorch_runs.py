@@ -41,9 +41,8 @@ def test_a_step_is_measured(measured):
     assert good.figure("throughput_per_s") > 0
     assert 9e6 < good.figure("peak_memory_bytes") < 300 << 20
     assert good.ranks[0].device.startswith(("cpu", "cuda"))
-    assert good.figure("model_flops_per_s") > 1e6
+    assert good.figure("model_flops_per_s") > 0
     assert good.figure("ceiling_mfu_percent") is None, "no ceiling was measured before"
-    print("a worker with torch starts in", good.phases[0].start_s, "s")
 
 
 def test_memory_over_the_limit_is_an_outcome(measured):

@@ -1,4 +1,4 @@
-"""Checkpoints on a real disk: what counts, what is damaged, what a full disk does to them."""
+"""Checkpoints on a real disk: complete ones, damaged ones, a full disk."""
 
 import errno
 import json
@@ -95,7 +95,7 @@ def test_old_checkpoints_are_removed_once_enough_newer_ones_are_complete(tmp_pat
 
 
 def test_a_checkpoint_completed_during_pruning_is_not_removed(tmp_path, monkeypatch):
-    """Ranks write while rank 0 looks: what lacked a file when it began may be whole by now."""
+    """Ranks write during the pruning of rank 0, which may complete a checkpoint."""
     save(tmp_path, 0, made(10))
     look = checkpoints.steps_in
 
@@ -110,12 +110,12 @@ def test_a_checkpoint_completed_during_pruning_is_not_removed(tmp_path, monkeypa
 
 
 def test_later_steps_do_not_change_a_snapshot(tmp_path, monkeypatch):
-    """That a snapshot is a copy is the program's word, and has a test there."""
+    """Programs test that a snapshot is a copy."""
     may_write = threading.Event()
     real = checkpoint_writer.save
 
     def held_back(*given):
-        may_write.wait(10)
+        assert may_write.wait(600)
         return real(*given)
 
     monkeypatch.setattr(checkpoint_writer, "save", held_back)
@@ -124,7 +124,7 @@ def test_later_steps_do_not_change_a_snapshot(tmp_path, monkeypatch):
     snapshot = Snapshot(weights={"w": weights.copy()})
     writer.save(Checkpoint(step=1, snapshot=snapshot, progress={}))
     weights += 1
-    assert steps_in(tmp_path, 1) == [], "training goes on meanwhile"
+    assert steps_in(tmp_path, 1) == [], "training continues meanwhile"
     may_write.set()
     writer.wait()
     assert load(tmp_path, 1, 0).snapshot.weights["w"].tolist() == [0.0] * 4
@@ -153,7 +153,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     ids=["no name in the format", "memory"],
 )
 def test_every_reason_for_a_failed_write_is_reported(tmp_path, array, message):
-    """The mask of what is finite of 2^50 weights has no room in any memory."""
+    """The mask of finite values of 2^50 weights fits into no memory."""
     writer = CheckpointWriter(tmp_path, rank=0, ranks=1, keep=2)
     writer.save(made(10))
     snapshot = Snapshot(weights={"w": array})
@@ -207,8 +207,7 @@ print(json.dumps([w.cause for w in log.warnings]))
 
 
 def test_a_failed_write_loses_no_earlier_checkpoint(tmp_path):
-    """A limit on the size of files, kept by the kernel, stops the write half-way as a full disk
-    does: the call fails when part of the file is there."""
+    """The kernel's limit on the size of files stops a write half-way, as a full disk does."""
     paths = [str(Path(__file__).parent), str(Path(in_memory_log.__file__).parent)]
     code = FULL.format(paths=paths, folder=str(tmp_path), limit=50_000)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -216,7 +215,7 @@ def test_a_failed_write_loses_no_earlier_checkpoint(tmp_path):
     assert f"step 20: {os.strerror(errno.EFBIG)}" in cause
     assert "newest: step 10" in cause
     assert whole(tmp_path) == 10
-    assert [p.name for p in tmp_path.iterdir()] == ["step-00000010"], "no half of it is left"
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000010"], "no part of it is left"
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 
@@ -237,7 +236,7 @@ def small_disk(tmp_path):
 def test_after_a_full_disk_checkpoints_are_written_again(small_disk):
     writer = CheckpointWriter(small_disk, rank=0, ranks=1, keep=1)
     writer.save(made(10, size=20_000))
-    writer.save(made(20, size=60_000))  # 240 kB beside 80 kB
+    writer.save(made(20, size=60_000))  # 240 kB in addition to 80 kB
     writer.save(made(30, size=20_000))
     log = InMemoryLog()
     writer.report(log)

@@ -25,10 +25,10 @@ from cubemesh.schema.serialization import from_plain
 
 VARIABLE = "CUBEMESH_PYTHON"
 OLDEST = (3, 11)
-ASK_S = 60.0
+QUERY_S = 60.0
 """Time limit of the query; a cold network file system is slow."""
 
-_QUESTION = """
+_QUERY = """
 import json, sys
 found = {"version": list(sys.version_info[:3])}
 if sys.version_info >= (3, 11):
@@ -93,7 +93,7 @@ def _environment(framework: str, path: str, own: Software) -> Environment:
         )
     line = entry(framework)
     needed = [name for name in (line.requires, "numpy", "psutil") if name]
-    found = _ask(python, needed, given)
+    found = _query(python, needed, given)
     version = ".".join(map(str, found["version"]))
     if tuple(found["version"]) < OLDEST:
         raise UsageError(f"{given} is Python {version}; cubemesh's workers need 3.11 or newer.")
@@ -108,19 +108,19 @@ def _environment(framework: str, path: str, own: Software) -> Environment:
     return Environment(python=str(python), software=from_plain(Software, plain))
 
 
-def _ask(python: Path, needed: list[str], given: str) -> dict[str, Any]:
+def _query(python: Path, needed: list[str], given: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="cubemesh-") as folder:
         try:
             done = subprocess.run(
-                [str(python), "-c", _QUESTION, ",".join(needed)],
+                [str(python), "-c", _QUERY, ",".join(needed)],
                 capture_output=True,
                 text=True,
-                timeout=ASK_S,
+                timeout=QUERY_S,
                 env=source_environment(Path(folder), os.environ),
                 cwd=folder,
                 check=False,
             )
-            answer = json.loads(done.stdout.strip().splitlines()[-1]) if done.stdout else None
+            answer = json.loads((done.stdout.strip().splitlines() or ["null"])[-1])
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             raise UsageError(f"{given} is not a working Python: {error}") from None
     if done.returncode != 0 or not isinstance(answer, dict):

@@ -73,6 +73,7 @@ def watch(
         watcher.poll()
     kills_after = oom_kills()
     failed = _failed_ranks(Path(job.folder, EXITS_FILE))
+    agent = job.agent_output_path
     ending = WorkerExit(
         exit_code=exit_code,
         elapsed_s=time.perf_counter() - job.origin,
@@ -81,9 +82,9 @@ def watch(
         rank_stacks=stacks,
         silent=silent,
         oom_kills=(kills_after or 0) - (kills_before or 0),
-        output=_text(_printed(job)),
+        output=_text(agent if agent.exists() else job.output_path),
         failed_ranks=failed,
-        rank_outputs={rank: _text(_output_of(job, rank)) for rank in failed},
+        rank_outputs={r: _text(dataclasses.replace(job, rank=r).output_path) for r in failed},
         phase=watcher.phase,
         steps=watcher.steps,
         server_died=server_died,
@@ -149,7 +150,8 @@ def _request_stacks(server: Forkserver, pid: int, job: Job) -> dict[int, str]:
     """Stacks of each rank's threads; without ranks that do not respond."""
     server.signal(pid, signal.SIGUSR1)
     deadline = time.perf_counter() + STACKS_S
-    paths = [dataclasses.replace(job, rank=r).stacks_path for r in range(_ranks(job))]
+    ranks = range(job.spec.placement.devices)
+    paths = [dataclasses.replace(job, rank=rank).stacks_path for rank in ranks]
     before: list[str] = []
     texts = [""] * len(paths)
     while time.perf_counter() < deadline and (not all(texts) or texts != before):
@@ -158,25 +160,10 @@ def _request_stacks(server: Forkserver, pid: int, job: Job) -> dict[int, str]:
     return {rank: text for rank, text in enumerate(texts) if text}
 
 
-def _ranks(job: Job) -> int:
-    return job.spec.placement.devices
-
-
 def _failed_ranks(path: Path) -> dict[int, int]:
     """Exit codes of failed ranks, which the agent of a run on several devices writes."""
     text = _text(path)
     return {int(rank): code for rank, code in json.loads(text).items()} if text else {}
-
-
-def _printed(job: Job) -> Path:
-    """Output file of the worker that the server has forked: of the agent that starts ranks, else of
-    the only rank."""
-    agent = job.agent_output_path
-    return agent if agent.exists() else job.output_path
-
-
-def _output_of(job: Job, rank: int) -> Path:
-    return dataclasses.replace(job, rank=rank).output_path
 
 
 def _text(path: Path) -> str:

@@ -43,14 +43,12 @@ class History:
             rates=dict(plain["rates"]),
         )
 
-    def log_training(self, log: Log) -> None:
-        """Log the training loss, and the learning rate if it changes, by step."""
+    def log_curves(self, classes: int, log: Log) -> None:
+        """Log the training loss, and the learning rate if it changes, by step; validation loss and
+        accuracy by epoch."""
         log.curve(by_step("training_loss", self.losses))
         if self.rates:
             log.curve(by_step("learning_rate", self.rates))
-
-    def log_validation(self, classes: int, log: Log) -> None:
-        """Log validation loss and accuracy by epoch."""
         shown = [
             ("validation_loss", [scored.loss for scored in self.validation]),
             ("validation_accuracy", [scored.accuracy for scored in self.validation]),

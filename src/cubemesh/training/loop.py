@@ -120,14 +120,12 @@ class Training:
             synchronize_replicas(self.program)
             with self.log.phase("evaluate"), closing(self._in_order()) as batches:
                 self.history.validation.append(self._evaluate(batches, epoch))
-            self.history.log_training(self.log)
-            self.history.log_validation(classes, self.log)
+            self.history.log_curves(classes, self.log)
             self._compare()
             done = self._is_done()
             if done or self.writer.due(self.history.done, ends_epoch=True):
                 self.writer.save(self.program, self.history)
-        self.history.log_training(self.log)
-        self.history.log_validation(classes, self.log)
+        self.history.log_curves(classes, self.log)
         self.writer.finish(self.group)
         self.history.log_figures(classes, self.log)
         self._log_target()

@@ -127,7 +127,7 @@ def test_ranks_that_mpirun_started_train_and_save_checkpoints(tmp_path):
         )
         for n in range(2)
     ]
-    assert [rank.wait(100) for rank in ranks] == [0, 0]
+    assert [rank.wait() for rank in ranks] == [0, 0]
     events = [read_events(events_path(tmp_path, n)) for n in range(2)]
     assert [own[-1]["outcome"]["status"] for own in events] == ["ok", "ok"]
     figures = {e["name"]: e["figure"]["value"] for e in events[0] if e["event"] == "figure"}

@@ -89,11 +89,11 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     device = choose_device(spec, able)
     kind = device.split(":")[0]
     here = own.local_ranks if own.ranks > 1 else spec.placement.devices
-    driven = ranks.devices_here(kind, here, sum(d.startswith("cuda") for d in able.devices))
+    needed = own.local_rank + 1 if own.ranks > 1 else here
+    devices = ranks.devices_here(kind, needed, sum(d.startswith("cuda") for d in able.devices))
+    driven = devices if own.ranks == 1 < here else ()
     if own.ranks > 1:
-        device = driven[own.local_rank] if kind == "cuda" else "cpu"
-    if own.ranks > 1 or here == 1:
-        driven = ()  # the framework does not drive several devices from this process
+        device = devices[-1] if kind == "cuda" else "cpu"
     known.device = device
     shared_out = ranks.processors_of(job, on_cpu=device == "cpu")
     ranks.check_devices(here, len(shared_out), spec.placement.oversubscribe)
