@@ -11,23 +11,25 @@ from cubemesh.api.predict import PredictedPoint, Prediction
 from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.energy import BusyPower
 from cubemesh.forecast.request import Forecast
-from cubemesh.schema import Cell, Column, Table
+from cubemesh.schema import Table
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import format_quantity
 from cubemesh.views import terminal
 from cubemesh.views.json_output import envelope
+from cubemesh.views.tables import table_of_figures
 
-_COLUMNS = (
-    Column(name="devices"),
-    Column(name="batch per device"),
-    Column(name="throughput", unit="samples/s"),
-    Column(name="low", unit="samples/s"),
-    Column(name="high", unit="samples/s"),
-    Column(name="efficiency", unit="%"),
-    Column(name="step", unit="ms"),
-    Column(name="memory", unit="GiB"),
-    Column(name="limit"),
-)
+_COLUMNS = {
+    "devices": "",
+    "batch per device": "",
+    "throughput": "samples/s",
+    "low": "samples/s",
+    "high": "samples/s",
+    "efficiency": "%",
+    "step": "ms",
+    "memory": "GiB",
+    "limit": "",
+}
+"""Column → its unit."""
 
 
 def document(found: Prediction) -> dict[str, Any]:
@@ -86,8 +88,7 @@ def print_prediction(console: Console, found: Prediction) -> None:
         f"{found.network} on {request.system.name}, {request.precision}, {request.mode} "
         f"scaling, {request.sync}"
     )
-    rows = tuple(map(_row, found.points))
-    terminal.print_table(console, Table(title=title, columns=_COLUMNS, rows=rows))
+    terminal.print_table(console, table_of_figures(title, _COLUMNS, map(_row, found.points)))
     terminal.print_table(console, _parts(found.forecast))
     if found.power is not None:
         terminal.print_table(console, _energy(found, found.power))
@@ -97,72 +98,41 @@ def print_prediction(console: Console, found: Prediction) -> None:
 
 def _before(found: Prediction) -> Table:
     """Throughput without and with the changes."""
-    rows = tuple(
-        (
-            Cell(value=old.point.devices),
-            Cell(value=old.point.samples_per_s),
-            Cell(value=new.point.samples_per_s),
-            Cell(value=new.point.samples_per_s / old.point.samples_per_s),
-            Cell(text=old.point.limit),
-        )
-        for old, new in zip(found.before, found.points, strict=True)
-    )
+    pairs = [(a.point, b.point) for a, b in zip(found.before, found.points, strict=True)]
+    rows = [
+        (a.devices, a.samples_per_s, b.samples_per_s, b.samples_per_s / a.samples_per_s, a.limit)
+        for a, b in pairs
+    ]
+    units = {"before": "samples/s", "after": "samples/s", "ratio": "×", "limit before": ""}
     what = ", ".join(f"{key}={value}" for key, value in found.changes.items())
-    return Table(
-        title=f"What if {what}",
-        columns=(
-            Column(name="devices"),
-            Column(name="before", unit="samples/s"),
-            Column(name="after", unit="samples/s"),
-            Column(name="ratio", unit="×"),
-            Column(name="limit before"),
-        ),
-        rows=rows,
-    )
+    return table_of_figures(f"What if {what}", {"devices": "", **units}, rows)
 
 
 def _parts(found: Forecast) -> Table:
     """The parts that are above 0 for any number of devices."""
     names = [n for n in found.points[0].parts_s if any(p.parts_s[n] for p in found.points)]
-    return Table(
-        title="Breakdown of the step time",
-        columns=(Column(name="devices"), *(Column(name=n, unit="ms") for n in names)),
-        rows=tuple(
-            (Cell(value=p.devices), *(Cell(value=1e3 * p.parts_s[n]) for n in names))
-            for p in found.points
-        ),
-    )
+    columns = {"devices": "", **dict.fromkeys(names, "ms")}
+    rows = ((p.devices, *(1e3 * p.parts_s[n] for n in names)) for p in found.points)
+    return table_of_figures("Breakdown of the step time", columns, rows)
 
 
 def _energy(found: Prediction, power: BusyPower) -> Table:
-    return Table(
-        title=f"Power of the devices ({power.origin}: {power.source})",
-        columns=(
-            Column(name="devices"),
-            Column(name="power", unit="W"),
-            Column(name="energy", unit="J/sample"),
-        ),
-        rows=tuple(
-            (
-                Cell(value=one.point.devices),
-                Cell(value=one.power_watts),
-                Cell(value=one.joules_per_sample),
-            )
-            for one in found.points
-        ),
-    )
+    title = f"Power of the devices ({power.origin}: {power.source})"
+    columns = {"devices": "", "power": "W", "energy": "J/sample"}
+    rows = ((p.point.devices, p.power_watts, p.joules_per_sample) for p in found.points)
+    return table_of_figures(title, columns, rows)
 
 
-def _row(one: PredictedPoint) -> tuple[Cell, ...]:
+def _row(one: PredictedPoint) -> tuple[float | str, ...]:
     point = one.point
     return (
-        Cell(value=point.devices),
-        Cell(value=point.batch_per_device),
-        *(Cell(value=rate) for rate in (point.samples_per_s, point.low, point.high)),
-        Cell(value=100 * point.efficiency),
-        Cell(value=1e3 * point.step_s),
-        Cell(value=one.memory_bytes / (1 << 30)),
-        Cell(text=point.limit),
+        point.devices,
+        point.batch_per_device,
+        *(point.samples_per_s, point.low, point.high),
+        100 * point.efficiency,
+        1e3 * point.step_s,
+        one.memory_bytes / (1 << 30),
+        point.limit,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +37,19 @@ class TextTable:
 
 def table_of_texts(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
     """A table whose cells are texts, from their names and values."""
-    return Table(
-        title=title,
-        columns=tuple(Column(name=name) for name in columns),
-        rows=tuple(tuple(Cell(text=str(value)) for value in row) for row in rows),
+    cells = tuple(tuple(Cell(text=str(value)) for value in row) for row in rows)
+    return Table(title=title, columns=tuple(Column(name=name) for name in columns), rows=cells)
+
+
+def table_of_figures(
+    title: str, columns: Mapping[str, str], rows: Iterable[Iterable[float | str | None]]
+) -> Table:
+    """A table of numbers, texts and gaps; `columns` maps each name to its unit."""
+    cells = tuple(
+        tuple(Cell(text=v) if isinstance(v, str) else Cell(value=v) for v in row) for row in rows
     )
+    heads = tuple(Column(name=name, unit=unit) for name, unit in columns.items())
+    return Table(title=title, columns=heads, rows=cells)
 
 
 def text_table(table: Table) -> TextTable:

@@ -15,46 +15,29 @@ from typing import Any
 
 from cubemesh.schema import Line
 
-LIGHT: Mapping[str, str] = {
-    "ink": "#14181f",
-    "soft": "#5b6472",
-    "line": "#e4e7ec",
-    "paper": "#ffffff",
-    "wash": "#f6f7f9",
-    "accent": "#0b6e4f",
-    "caution": "#8a5a00",
-    "caution-wash": "#fdf6e3",
-    "fault": "#b3261e",
-    "published": "#6f7885",
-    "c1": "#0b6e4f",
-    "c2": "#d55e00",
-    "c3": "#7b5ea7",
-    "c4": "#e0a100",
-    "c5": "#2f7fc1",
-    "c6": "#b04a7a",
-    "c7": "#6b4226",
-    "c8": "#3c4858",
+_COLOURS: Mapping[str, tuple[str, str]] = {
+    "ink": ("#14181f", "#e8ebf0"),
+    "soft": ("#5b6472", "#9ba4b2"),
+    "line": ("#e4e7ec", "#2a313c"),
+    "paper": ("#ffffff", "#12161c"),
+    "wash": ("#f6f7f9", "#1a2029"),
+    "accent": ("#0b6e4f", "#3ecf9a"),
+    "caution": ("#8a5a00", "#f2c14e"),
+    "caution-wash": ("#fdf6e3", "#262214"),
+    "fault": ("#b3261e", "#ff8a80"),
+    "published": ("#6f7885", "#8b94a3"),
+    "c1": ("#0b6e4f", "#3ecf9a"),
+    "c2": ("#d55e00", "#ff8a3d"),
+    "c3": ("#7b5ea7", "#a98be0"),
+    "c4": ("#e0a100", "#f2c14e"),
+    "c5": ("#2f7fc1", "#6cb2f0"),
+    "c6": ("#b04a7a", "#e58bb5"),
+    "c7": ("#6b4226", "#c8a07a"),
+    "c8": ("#3c4858", "#c3cad5"),
 }
-DARK: Mapping[str, str] = {
-    "ink": "#e8ebf0",
-    "soft": "#9ba4b2",
-    "line": "#2a313c",
-    "paper": "#12161c",
-    "wash": "#1a2029",
-    "accent": "#3ecf9a",
-    "caution": "#f2c14e",
-    "caution-wash": "#262214",
-    "fault": "#ff8a80",
-    "published": "#8b94a3",
-    "c1": "#3ecf9a",
-    "c2": "#ff8a3d",
-    "c3": "#a98be0",
-    "c4": "#f2c14e",
-    "c5": "#6cb2f0",
-    "c6": "#e58bb5",
-    "c7": "#c8a07a",
-    "c8": "#c3cad5",
-}
+"""Colour → its value on a light and on a dark page."""
+LIGHT: Mapping[str, str] = {name: light for name, (light, _) in _COLOURS.items()}
+DARK: Mapping[str, str] = {name: dark for name, (_, dark) in _COLOURS.items()}
 
 FONT = "Inter, system-ui, -apple-system, 'Segoe UI', sans-serif"
 

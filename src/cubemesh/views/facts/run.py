@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from cubemesh.experiments.analysis.comparison import changes, ratio_of_record
 from cubemesh.experiments.analysis.utilization_columns import COLUMNS
@@ -52,15 +52,14 @@ MOST_RANKS = 24
 """Updates whose rank is listed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhaseShare:
-    """A phase of the run and its fraction of the time of all phases."""
+class TimeShare(NamedTuple):
+    """A phase of the run, or a part of its step, as a fraction of all of them."""
 
     name: str
     seconds: str
     share: float
     """0 to 1."""
-    note: str = ""
+    note: str
 
 
 def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
@@ -161,27 +160,35 @@ def _figure_text(name: str, figure: Figure) -> str:
     return formatting.clean(f"{text}, {figure.method}") if explained and figure.method else text
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartShare:
-    """A part of the step, its time, and its fraction of the mean step."""
-
-    name: str
-    seconds: str
-    share: float
-    method: str
+def part_shares(record: RunRecord) -> tuple[TimeShare, ...]:
+    """The attribution of the step, with methods; empty where it was not profiled."""
+    return _shares((formatting.words(p.name), p.seconds, p.method) for p in record.parts)
 
 
-def part_shares(record: RunRecord) -> tuple[PartShare, ...]:
-    """The attribution of the step; empty where it was not profiled."""
-    step_s = math.fsum(part.seconds for part in record.parts)
+def phase_shares(record: RunRecord) -> tuple[TimeShare, ...]:
+    """The phases of rank 0 in their order; those of one name are added."""
+    seconds: dict[str, float] = {}
+    notes: dict[str, str] = {}
+    for phase in record.phases:
+        if phase.rank == 0:
+            seconds[phase.name] = seconds.get(phase.name, 0.0) + phase.elapsed_s
+            if phase.cached is not None:
+                notes[phase.name] = "cached" if phase.cached else "not cached"
+    return _shares((name, spent, notes.get(name, "")) for name, spent in seconds.items())
+
+
+def _shares(spent: Iterable[tuple[str, float, str]]) -> tuple[TimeShare, ...]:
+    """(name, seconds, note) as fractions of their sum."""
+    known = list(spent)
+    total = math.fsum(seconds for _, seconds, _ in known)
     return tuple(
-        PartShare(
-            name=formatting.words(part.name),
-            seconds=format_seconds(part.seconds),
-            share=part.seconds / step_s if step_s > 0 else 0.0,
-            method=formatting.clean(part.method),
+        TimeShare(
+            name=formatting.clean(name),
+            seconds=format_seconds(seconds),
+            share=seconds / total if total > 0 else 0.0,
+            note=formatting.clean(note),
         )
-        for part in record.parts
+        for name, seconds, note in known
     )
 
 
@@ -225,27 +232,6 @@ def _tuned(record: RunRecord) -> list[tuple[str, str]]:
     when = formatting.moment(tuned.tuned_utc)
     source = f"tuning {tuned.experiment_run_id} of {when}, batch size {tuned.batch_per_device}"
     return [("tuned", formatting.clean(f"{chosen} ({source})"))]
-
-
-def phase_shares(record: RunRecord) -> tuple[PhaseShare, ...]:
-    """The phases of rank 0 in their order; those of one name are added."""
-    seconds: dict[str, float] = {}
-    notes: dict[str, str] = {}
-    for phase in record.phases:
-        if phase.rank == 0:
-            seconds[phase.name] = seconds.get(phase.name, 0.0) + phase.elapsed_s
-            if phase.cached is not None:
-                notes[phase.name] = "cached" if phase.cached else "not cached"
-    total = math.fsum(seconds.values())
-    return tuple(
-        PhaseShare(
-            name=formatting.clean(name),
-            seconds=format_seconds(spent),
-            share=spent / total if total > 0 else 0.0,
-            note=notes.get(name, ""),
-        )
-        for name, spent in seconds.items()
-    )
 
 
 def series_note(series: Series) -> str:

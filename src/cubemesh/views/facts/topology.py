@@ -8,10 +8,11 @@ from cubemesh.machines.catalogue.system import Cluster, System
 from cubemesh.machines.topology import NETWORKS, Link, Topology, fat_tree
 from cubemesh.machines.topology.analysis import TopologyAnalysis
 from cubemesh.machines.topology.routes import describe
-from cubemesh.schema import Cell, Column, Table
+from cubemesh.schema import Table
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import format_number, format_quantity
 from cubemesh.views.formatting import clean
+from cubemesh.views.tables import table_of_figures
 from cubemesh.views.topology.drawing import bandwidth_words
 
 Facts = tuple[tuple[str, str], ...]
@@ -91,60 +92,34 @@ def link_table(topology: Topology) -> Table:
     kinds: dict[tuple[str, int], list[Link]] = {}
     for link in topology.links:
         kinds.setdefault((link.name, link.count), []).append(link)
+    columns = {"link": "", "count": "", "peak": "GB/s", "NCCL expects": "GB/s", "latency": "µs"}
     rows = []
     for (name, count), links in kinds.items():
         one = links[0]
         sustained = one.sustained_bytes_per_s
         rows.append(
             (
-                Cell(text=f"{count} × {name}" if count > 1 else name),
-                Cell(value=len(links)),
-                Cell(value=one.bandwidth_bytes_per_s / 1e9),
-                Cell(reason="no figure in NCCL")
-                if sustained is None
-                else Cell(value=sustained / 1e9),
-                Cell(value=one.latency_s * 1e6),
+                f"{count} × {name}" if count > 1 else name,
+                len(links),
+                one.bandwidth_bytes_per_s / 1e9,
+                "no figure in NCCL" if sustained is None else sustained / 1e9,
+                one.latency_s * 1e6,
             )
         )
-    return Table(
-        title="Links, one way",
-        columns=(
-            Column(name="link"),
-            Column(name="count"),
-            Column(name="peak", unit="GB/s"),
-            Column(name="NCCL expects", unit="GB/s"),
-            Column(name="latency", unit="µs"),
-        ),
-        rows=tuple(rows),
-    )
+    return table_of_figures("Links, one way", columns, rows)
 
 
 def ring_table(found: TopologyAnalysis) -> Table:
     """One row for each order of GPUs."""
-    rows: dict[tuple[str, ...], list[int]] = {}
+    counts: dict[tuple[str, ...], list[int]] = {}
     for there, back in found.rings.pairs:
-        counts = rows.setdefault(there.order, [0, 0])
-        counts[0] += 1
-        counts[1] += back is not None
+        ways = counts.setdefault(there.order, [0, 0])
+        ways[0] += 1
+        ways[1] += back is not None
     one = found.rings.rings[0].bandwidth_bytes_per_s if found.rings.rings else 0.0
-    return Table(
-        title="Rings",
-        columns=(
-            Column(name="order"),
-            Column(name="forward"),
-            Column(name="backward"),
-            Column(name="bandwidth each", unit="GB/s"),
-        ),
-        rows=tuple(
-            (
-                Cell(text="–".join(_bare(name) for name in order)),
-                Cell(value=there),
-                Cell(value=back),
-                Cell(value=one / 1e9),
-            )
-            for order, (there, back) in rows.items()
-        ),
-    )
+    columns = {"order": "", "forward": "", "backward": "", "bandwidth each": "GB/s"}
+    rows = (("–".join(map(_bare, order)), *ways, one / 1e9) for order, ways in counts.items())
+    return table_of_figures("Rings", columns, rows)
 
 
 def system_facts(system: System) -> Facts:

@@ -31,7 +31,7 @@ _LEFT_OUT = (REASONS, "gpu_energy_joules", ORDER, STALENESS)
 """Series without a panel: shown as text, or redundant (power is the derivative of energy)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Group:
     """Quantities of one panel."""
 
@@ -46,62 +46,42 @@ class _Group:
 
 _GROUPS = (
     _Group(
-        title="utilization",
-        unit="%",
-        top=100.0,
-        names={
+        "utilization",
+        "%",
+        {
             "gpu_utilization_percent": "GPU",
             "cpu_utilization_percent": "CPU, this run",
             "host_cpu_percent": "CPU, machine",
         },
+        top=100.0,
     ),
     _Group(
-        title="power",
-        unit="W",
-        names={
-            "gpu_power_watts": "GPU board",
-            "cpu_package_watts": "CPU package",
-            "dram_watts": "DRAM",
-        },
+        "power",
+        "W",
+        {"gpu_power_watts": "GPU board", "cpu_package_watts": "CPU package", "dram_watts": "DRAM"},
     ),
-    _Group(title="SM clock", unit="MHz", names={"gpu_clock_sm_mhz": "GPU"}, from_zero=False),
+    _Group("SM clock", "MHz", {"gpu_clock_sm_mhz": "GPU"}, from_zero=False),
+    _Group("memory clock", "MHz", {"gpu_clock_memory_mhz": "GPU"}, from_zero=False),
+    _Group("temperature", "°C", {"gpu_temperature_celsius": "GPU"}, from_zero=False),
+    _Group("GPU memory", "bytes", {"gpu_memory_bytes": "in use"}),
+    _Group("memory", "bytes", {"resident_bytes": "this run", "memory_used_bytes": "machine"}),
     _Group(
-        title="memory clock", unit="MHz", names={"gpu_clock_memory_mhz": "GPU"}, from_zero=False
-    ),
-    _Group(
-        title="temperature",
-        unit="°C",
-        names={"gpu_temperature_celsius": "GPU"},
-        from_zero=False,
-    ),
-    _Group(title="GPU memory", unit="bytes", names={"gpu_memory_bytes": "in use"}),
-    _Group(
-        title="memory",
-        unit="bytes",
-        names={"resident_bytes": "this run", "memory_used_bytes": "machine"},
+        "PCIe",
+        "bytes/s",
+        {"pcie_rx_bytes_per_s": "to the GPU", "pcie_tx_bytes_per_s": "from the GPU"},
     ),
     _Group(
-        title="PCIe",
-        unit="bytes/s",
-        names={"pcie_rx_bytes_per_s": "to the GPU", "pcie_tx_bytes_per_s": "from the GPU"},
+        "NVLink",
+        "bytes/s",
+        {"nvlink_rx_bytes_per_s": "to the GPU", "nvlink_tx_bytes_per_s": "from the GPU"},
     ),
     _Group(
-        title="NVLink",
-        unit="bytes/s",
-        names={"nvlink_rx_bytes_per_s": "to the GPU", "nvlink_tx_bytes_per_s": "from the GPU"},
+        "disks", "bytes/s", {"disk_read_bytes_per_s": "read", "disk_write_bytes_per_s": "written"}
     ),
     _Group(
-        title="disks",
-        unit="bytes/s",
-        names={"disk_read_bytes_per_s": "read", "disk_write_bytes_per_s": "written"},
-    ),
-    _Group(
-        title="network",
-        unit="bytes/s",
-        names={
-            "network_receive_bytes_per_s": "received",
-            "network_transmit_bytes_per_s": "sent",
-        },
+        "network",
+        "bytes/s",
+        {"network_receive_bytes_per_s": "received", "network_transmit_bytes_per_s": "sent"},
     ),
 )
 
@@ -168,12 +148,12 @@ def timeline(record: RunRecord, series: Sequence[Series]) -> Timeline | None:
 
 
 def measured_spans(record: RunRecord) -> list[tuple[float, float]]:
-    """When steps were measured, in seconds of the run; neighbouring phases are one."""
-    spans: list[tuple[float, float]] = []
-    for phase in record.phases:
-        if phase.name == "measure" and phase.rank == 0:
-            spans.append((phase.start_s, phase.start_s + phase.elapsed_s))
-    return sorted(spans)
+    """When steps were measured, in seconds of the run."""
+    return sorted(
+        (phase.start_s, phase.start_s + phase.elapsed_s)
+        for phase in record.phases
+        if phase.name == "measure" and phase.rank == 0
+    )
 
 
 def _throttling(series: Sequence[Series], spans: Sequence[tuple[float, float]]) -> Iterator[str]:
@@ -189,7 +169,7 @@ def _others(drawn: Sequence[Series]) -> Iterator[_Group]:
     known = {name for group in _GROUPS for name in group.names} | set(_LEFT_OUT)
     for name in dict.fromkeys(s.name for s in drawn):
         if name not in known:
-            yield _Group(title=name, unit="", names={name: ""})
+            yield _Group(name, "", {name: ""})
 
 
 def _panel(
