@@ -26,7 +26,8 @@ from math import hypot
 from cubemesh.forecast.calibration import Calibration, defaults
 from cubemesh.forecast.communication import host_factor
 from cubemesh.forecast.fabric import fabric
-from cubemesh.forecast.step import Point, slowest
+from cubemesh.forecast.request import Point
+from cubemesh.forecast.step import slowest
 from cubemesh.papers.validation.rows import (
     Row,
     forecasts,

@@ -133,7 +133,7 @@ def test_gloo_is_slower_than_nccl_on_the_same_devices() -> None:
         assert seconds(where, "all-reduce", size, "gloo") > seconds(where, "all-reduce", size)
 
 
-def test_a_measured_sweep_stands_for_its_own_collective_alone() -> None:
+def test_a_measured_sweep_replaces_the_model_for_its_own_collective_only() -> None:
     sweep = Sweep(
         operation="all-reduce",
         devices=8,
@@ -148,7 +148,7 @@ def test_a_measured_sweep_stands_for_its_own_collective_alone() -> None:
     assert collective(on("dgx-a100", 2), "all-reduce", 1e9, known).origin == "assumed"
 
 
-def test_one_device_exchanges_nothing() -> None:
+def test_one_device_does_not_communicate() -> None:
     assert seconds(on("knl-aries", 1), "all-reduce", GB) == 0
 
 
@@ -160,7 +160,7 @@ def test_one_device_exchanges_nothing() -> None:
         ("dgx1-v100-edr", 12, "Nearest: 8 or 16"),
     ],
 )
-def test_devices_that_there_are_not_are_refused(name: str, devices: int, says: str) -> None:
+def test_impossible_device_counts_are_refused(name: str, devices: int, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         fabric(system(name), devices)
 

@@ -1,4 +1,4 @@
-"""Power of devices that wait is lower, energy of a sample is higher; and who says so."""
+"""Power of devices that wait is lower, energy of a sample is higher."""
 
 import pytest
 
@@ -18,13 +18,13 @@ def test_waiting_devices_draw_less_and_take_more_for_a_sample() -> None:
     power = busy_power("p100-pcie-16gb")
     assert power is not None
     assert (power.origin, power.watts) == ("assumed", 250)
-    alone, together = (device_watts(p, power, defaults()) for p in (one, many))
-    assert 50 < together < alone <= 250
-    assert sample_joules(one, power, defaults()) == pytest.approx(alone / one.samples_per_s)
+    single, together = (device_watts(p, power, defaults()) for p in (one, many))
+    assert 50 < together < single <= 250
+    assert sample_joules(one, power, defaults()) == pytest.approx(single / one.samples_per_s)
     assert sample_joules(many, power, defaults()) > sample_joules(one, power, defaults())
 
 
-def test_measured_power_stands_before_the_datasheet() -> None:
+def test_measured_power_replaces_the_datasheet() -> None:
     power = busy_power("p100-pcie-16gb", 180.0)
     assert power is not None
     assert (power.origin, power.watts, power.limit_watts) == ("measured", 180, 250)

@@ -60,7 +60,7 @@ def swept(record: RunRecord, operation: str = "all-reduce", sizes=SIZES) -> RunR
     return replace(record, spec=replace(record.spec, work=work), sweep=tuple(points))
 
 
-def test_one_and_several_devices_tell_their_rates(trained: RunRecord) -> None:
+def test_runs_on_one_and_several_devices_give_rates(trained: RunRecord) -> None:
     one = measured_inputs(trained, "resnet-50", ASKED)
     assert one.rates == {1: pytest.approx(3894.97, abs=0.01)}
     assert one.sweeps == ()
@@ -70,12 +70,12 @@ def test_one_and_several_devices_tell_their_rates(trained: RunRecord) -> None:
     assert found.points[0].efficiency == pytest.approx(0.9, rel=1e-3)
 
 
-def test_another_exchange_is_another_run(trained: RunRecord) -> None:
+def test_a_run_with_another_strategy_is_refused(trained: RunRecord) -> None:
     with pytest.raises(UsageError, match=r"\bsync\b.*local-sgd"):
         measured_inputs(several(trained, 8, "local-sgd"), "resnet-50", ASKED)
 
 
-def test_a_sweep_of_a_collective_is_taken_as_measured(trained: RunRecord) -> None:
+def test_a_sweep_of_a_collective_becomes_a_measured_sweep(trained: RunRecord) -> None:
     (sweep,) = measured_inputs(swept(trained), "resnet-50", ASKED).sweeps
     assert (sweep.operation, sweep.devices, sweep.size_bytes) == ("all-reduce", 8, SIZES)
     assert sweep.seconds == pytest.approx([size / 1e11 for size in SIZES])

@@ -43,8 +43,8 @@ def test_every_strategy_costs_time_and_none_on_one_device(kind, machine) -> None
     assert found.busy_s >= found.exposed_s - 1e-12 or kind == "asynchronous"
     assert found.slowdown_s >= 0
     assert found.limit
-    alone = sync_time(kind, fabric(system, 1), OWN, defaults(), library)
-    assert (alone.busy_s, alone.exposed_s, alone.bytes) == (0, 0, 0)
+    single = sync_time(kind, fabric(system, 1), OWN, defaults(), library)
+    assert (single.busy_s, single.exposed_s, single.bytes) == (0, 0, 0)
 
 
 def test_half_the_bytes_take_less_than_all_of_them() -> None:

@@ -153,15 +153,15 @@ def test_where_nothing_was_computed_nothing_is_added(run):
     assert with_utilization(run, []) == run
 
 
-def test_several_devices_are_held_against_what_so_many_can_do():
-    alone = with_utilization(steps(rate=3000.0), [])
-    (rank,) = alone.ranks
+def test_several_devices_are_compared_with_the_peak_of_as_many():
+    single = with_utilization(steps(rate=3000.0), [])
+    (rank,) = single.ranks
     two = dataclasses.replace(
         steps(rate=6000.0), ranks=(rank, dataclasses.replace(rank, rank=1, device="cuda:1"))
     )
     found = with_utilization(two, [product(500e12)])
-    assert found.figure("mfu_percent") == pytest.approx(alone.figure("mfu_percent"))
-    assert found.figure("model_flops_per_s") == 2 * alone.figure("model_flops_per_s")
+    assert found.figure("mfu_percent") == pytest.approx(single.figure("mfu_percent"))
+    assert found.figure("model_flops_per_s") == 2 * single.figure("model_flops_per_s")
     method = found.figures["ceiling_mfu_percent"].method
     assert "1 PFLOP/s" in method
     assert "2 devices: " in method

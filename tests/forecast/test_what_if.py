@@ -92,7 +92,7 @@ def test_nvlink_against_pcie() -> None:
 
 
 def test_without_peer_access_nvlink_is_of_no_use() -> None:
-    """Lambda's eight A100 with NCCL_P2P_DISABLE=1 lost more than PCIe alone would have taken."""
+    """Lambda's eight A100 with NCCL_P2P_DISABLE=1 lost more than with PCIe only."""
     assert gain("vgg16", "dgx-a100", 8, "link=host") > 1.2
     assert 1 < gain("vgg16", "dgx-a100", 8, "link=pcie") < 1.1
 
@@ -116,8 +116,8 @@ def test_measured_collectives_do_not_hold_over_other_links() -> None:
         without = predict(request, [8], defaults(), {1: 1000}, asked)
         assert found.points[0].samples_per_s == without.points[0].samples_per_s
         assert found.before[0].samples_per_s != without.before[0].samples_per_s
-    kept = predict(request, [8], measured, {1: 1000}, read_changes(["device_speed=2"]))
-    assert kept.points[0].communication_s == pytest.approx(kept.before[0].communication_s)
+    unchanged = predict(request, [8], measured, {1: 1000}, read_changes(["device_speed=2"]))
+    assert unchanged.points[0].communication_s == pytest.approx(unchanged.before[0].communication_s)
 
 
 def test_many_parameters_let_the_interconnect_decide() -> None:
@@ -238,9 +238,9 @@ def test_launches_come_with_gpus_and_with_who_asks_for_them() -> None:
         network=networks.build("resnet-50"), system=load_system("hgx-h200"), batch_per_device=1
     )
     captured = {1: 1000.0}
-    kept = predict(small, [1], defaults(), captured, read_changes(["link=pcie"]))
+    unchanged = predict(small, [1], defaults(), captured, read_changes(["link=pcie"]))
     asked = predict(small, [1], defaults(), captured, read_changes(["launch_us=200"]))
-    assert kept.points[0].parts_s["launch"] == kept.before[0].parts_s["launch"] == 0
+    assert unchanged.points[0].parts_s["launch"] == unchanged.before[0].parts_s["launch"] == 0
     assert asked.points[0].parts_s["launch"] > 0.01
     from_processor = dataclasses.replace(small, system=load_system("knl-7250"))
     moved = predict(from_processor, [1], defaults(), {1: 0.5}, read_changes(["machine=hgx-h200"]))
@@ -258,7 +258,7 @@ def test_what_needs_gpus_or_processors_says_so(tmp_path: Path) -> None:
 
 WITHOUT_PROCESSORS = """\
 name = "bare"
-title = "GPUs alone"
+title = "GPUs only"
 sources = ["made up"]
 [gpus]
 device = "p100-sxm2-16gb"

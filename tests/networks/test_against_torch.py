@@ -1,4 +1,4 @@
-"""Shapes, operations, kept arrays and peak memory, held against PyTorch's own account of them.
+"""Shapes, operations, saved arrays and peak memory, compared with PyTorch's own counts.
 
 The graph is run by a small interpreter, on PyTorch's `meta` device: every array has its size and
 its lifetime and nothing is computed, so whole networks at their own image size take no time.
@@ -90,7 +90,7 @@ LOWER = {
 
 
 class Interpreted:
-    """A network on the meta device unless told otherwise; values are dropped after their last
+    """A network on the meta device by default; values are dropped after their last
     reader."""
 
     def __init__(self, network, device="meta"):
@@ -125,19 +125,19 @@ class Interpreted:
             weight * F.cross_entropy(scores.flatten(0, -2), labels) for weight, scores in heads
         )
 
-    def kept_bytes(self, batch):
+    def saved_bytes(self, batch):
         """Bytes of all storages autograd saves in a forward pass, parameters and state left out."""
         own = {storage(a)._cdata for a in self.arrays.values()}
-        kept = {}
+        saved = {}
 
         def pack(tensor):
-            kept[storage(tensor)._cdata] = tensor  # held, so that no address comes twice
+            saved[storage(tensor)._cdata] = tensor  # referenced, so that no address is reused
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             loss = self.loss(batch)
         assert loss.requires_grad
-        return sum(storage(t).nbytes() for key, t in kept.items() if key not in own)
+        return sum(storage(t).nbytes() for key, t in saved.items() if key not in own)
 
 
 def storage(tensor):
@@ -160,18 +160,18 @@ def test_matrix_operations_agree_with_the_flop_counter(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_kept_bytes_agree_with_what_autograd_saves(name):
+def test_saved_bytes_agree_with_what_autograd_saves(name):
     network = build(name)
     fed_bytes = forecast(network, BATCH).input_bytes
-    found = Interpreted(network).kept_bytes(BATCH) - fed_bytes
+    found = Interpreted(network).saved_bytes(BATCH) - fed_bytes
     assert totals(network, BATCH).forward.saved_bytes == pytest.approx(found, rel=0.001)
 
 
 @pytest.mark.parametrize("name", ["little-cnn", "cifarnet", "googlenet", "resnet-18"])
-def test_kept_bytes_agree_with_what_autograd_saves_in_mixed_precision(name):
+def test_saved_bytes_agree_with_what_autograd_saves_in_mixed_precision(name):
     network = build(name, image_size=32)
     with torch.autocast("cpu", torch.bfloat16):
-        found = Interpreted(network, "cpu").kept_bytes(4) - 4 * LABEL_BYTES
+        found = Interpreted(network, "cpu").saved_bytes(4) - 4 * LABEL_BYTES
     products = (layers.Convolution, layers.Linear)
     multiplied = [n for n in network.nodes if isinstance(n.layer, products)]
     names = {p for node in multiplied for p in node.parameters.values()}

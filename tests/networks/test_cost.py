@@ -80,7 +80,7 @@ def test_linear():
 
 
 def test_batch_norm():
-    # 4 channels: scale and shift 8 values, running statistics 8, the batch's own 8 (kept).
+    # 4 channels: scale and shift 8 values, running statistics 8, the batch's own 8 (saved).
     cost = of_last(lambda net, x: net.batch_norm(x))
     assert cost == LayerCost(
         forward=Cost(
@@ -95,21 +95,21 @@ def test_batch_norm():
 
 
 @pytest.mark.parametrize(
-    ("layer", "neighbours", "kept"),
+    ("layer", "neighbours", "saved"),
     [
         # x, the squares under 4 channels of padding (2 · 8 · 36), the base and its power
         (LocalResponseNorm(size=5), 5, X + 576 + 2 * X),
         (LocalResponseNorm(size=3, region="within"), 9, 4 * X),
     ],
 )
-def test_local_response_norm(layer, neighbours, kept):
+def test_local_response_norm(layer, neighbours, saved):
     cost = of_last(lambda net, x: net.lrn(x, layer))
     assert cost == LayerCost(
         forward=Cost(
             other_flops=(neighbours + 4) * X,
             read_bytes=4 * X,
             written_bytes=4 * X,
-            saved_bytes=4 * kept,
+            saved_bytes=4 * saved,
         ),
         data_gradient=Cost(
             other_flops=(neighbours + 5) * X, read_bytes=4 * 3 * X, written_bytes=4 * X
@@ -117,7 +117,7 @@ def test_local_response_norm(layer, neighbours, kept):
     )
 
 
-def test_relu_keeps_its_output():
+def test_relu_saves_its_output():
     cost = of_last(lambda net, x: net.relu(x))
     assert cost == LayerCost(
         forward=Cost(other_flops=X, read_bytes=4 * X, written_bytes=4 * X, saved_bytes=4 * X),
@@ -125,12 +125,12 @@ def test_relu_keeps_its_output():
     )
 
 
-def test_add_hands_its_gradient_on():
+def test_add_passes_its_gradient_on():
     cost = of_last(lambda net, x: net.add(net.relu(x), net.batch_norm(x)))
     assert cost == LayerCost(forward=Cost(other_flops=X, read_bytes=4 * 2 * X, written_bytes=4 * X))
 
 
-def test_concat_is_a_copy_and_hands_slices_of_its_gradient_on():
+def test_concat_is_a_copy_and_passes_slices_of_its_gradient_on():
     cost = of_last(lambda net, x: net.concat(net.relu(x), net.batch_norm(x)))
     assert cost == LayerCost(forward=Cost(read_bytes=4 * 2 * X, written_bytes=4 * 2 * X))
 
@@ -141,14 +141,14 @@ def test_gradients_of_a_value_with_two_readers_are_added_up():
     y = net.add(net.relu(x, name="first"), net.relu(x, name="second"))
     net.classify(net.flatten(y))
     found = costs(net.build(), batch=2)
-    # Backward, `second` comes first and its gradient is taken as it is.
+    # Backward, `second` comes first and its gradient is used as it is.
     assert found["second"].data_gradient.other_flops == X
     assert found["first"].data_gradient == found["second"].data_gradient + Cost(
         other_flops=X, read_bytes=4 * 2 * X, written_bytes=4 * X
     )
 
 
-def test_dropout_keeps_a_byte_a_value():
+def test_dropout_saves_a_byte_a_value():
     cost = of_last(lambda net, x: net.dropout(x, 0.5))
     assert cost == LayerCost(
         forward=Cost(other_flops=2 * X, read_bytes=4 * X, written_bytes=5 * X, saved_bytes=X),
@@ -204,18 +204,18 @@ def test_nothing_is_sent_back_to_the_image():
     first = of_last(lambda net, x: net.conv(x, 8, kernel=3), before=False)
     assert first.data_gradient == Cost()
     assert first.weight_gradient.matrix_flops == first.forward.matrix_flops
-    # Its input lies in memory as the batch, and a layer without parameters keeps nothing for it.
+    # Its input is in memory as the batch, and a layer without parameters saves nothing for it.
     assert first.forward.saved_bytes == 0
     pooled = of_last(lambda net, x: net.max_pool(x, 2), before=False)
     assert pooled.backward == Cost()
     assert pooled.forward.saved_bytes == 0
 
 
-def test_a_value_two_nodes_keep_counts_once():
+def test_a_value_that_two_nodes_save_counts_once():
     network = build("vgg11", 32)
     found = costs(network)
     assert found["relu1_1"].forward.saved_bytes == 4 * 64 * 32 * 32  # its output
-    assert found["pool1"].forward.saved_bytes == 8 * 64 * 16 * 16  # its indices alone
+    assert found["pool1"].forward.saved_bytes == 8 * 64 * 16 * 16  # its indices only
     assert found["conv2_1"].forward.saved_bytes == 4 * 64 * 16 * 16  # its input, the pool's result
 
 
@@ -287,7 +287,7 @@ def test_layer_norm():
 
 
 @pytest.mark.parametrize(("form", "operations"), [("erf", 5), ("tanh", 9)])
-def test_gelu_keeps_its_input(form, operations):
+def test_gelu_saves_its_input(form, operations):
     assert of_sequence(lambda net, x: net.gelu(x, form)) == LayerCost(
         forward=Cost(
             other_flops=operations * V, read_bytes=4 * V, written_bytes=4 * V, saved_bytes=4 * V

@@ -23,7 +23,7 @@ def test_a_summary_has_the_reference_counts():
     assert "He et al." in found.source
 
 
-def test_a_summary_tells_what_an_evaluation_uses():
+def test_a_summary_has_the_parameters_of_an_evaluation():
     assert summary("resnet-18").evaluation_parameters == 11_689_512
     found = summary("inception-v3")
     assert (found.parameters, found.evaluation_parameters) == (27_161_264, 23_834_568)

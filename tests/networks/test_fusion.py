@@ -1,4 +1,4 @@
-"""Fusions come from the graph: whatever is drawn, nothing that is read is fused away."""
+"""Fusions in random graphs: no value that is read is fused away."""
 
 import ast
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_nothing_that_is_fused_away_is_read_and_every_norm_is_in_a_fusion(networ
 
 @settings(max_examples=40, deadline=None)
 @given(graphs())
-def test_a_relu_is_fused_with_a_pooling_or_a_convolution_that_nobody_else_reads(network):
+def test_a_relu_is_fused_with_a_pooling_or_a_convolution_that_has_no_other_reader(network):
     needed = network.needed()
     layers = {node.name: node.layer for node in needed}
     read = reads(network, fused_steps(network, relus=True))
@@ -108,8 +108,8 @@ def test_a_residual_block_is_two_fusions_and_the_later_norm_takes_the_sum():
 
 
 @pytest.mark.parametrize("twice", [True, False])
-def test_a_normalized_value_with_two_readers_is_kept(twice):
-    net = NetworkBuilder("kept")
+def test_a_normalized_value_with_two_readers_is_not_fused(twice):
+    net = NetworkBuilder("two-readers")
     norm = net.batch_norm(net.input("image", (3, 4, 4)))
     other = norm if twice else net.conv(norm, 3, kernel=1)
     net.classify(net.linear(net.flatten(net.add(net.relu(norm), other)), 3))
@@ -139,7 +139,7 @@ def test_the_scores_of_a_perceptron_are_one_step():
 
 
 @pytest.mark.parametrize("other", [{"bias": True}, {"features": 4}, {"features": 4, "head": True}])
-def test_a_perceptron_that_makes_more_than_one_number_of_a_pair_is_left_alone(other):
+def test_a_perceptron_with_more_than_one_output_per_pair_is_not_fused(other):
     assert score_fusions(perceptron(**other)) == ()
 
 

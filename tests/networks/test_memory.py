@@ -33,8 +33,8 @@ def test_a_forecast_worked_out_by_hand():
     assert needed.workspace_bytes == 4 * 4 * 50
 
 
-def test_narrow_copies_go_layer_by_layer_and_a_gradient_is_widened_last():
-    # As fc1's weight gradient is widened, no narrow weight is left, and nothing fc1 gave.
+def test_low_precision_copies_are_freed_layer_by_layer_and_gradients_converted_last():
+    # When fc1's weight gradient is converted, no low-precision weight is left, nor fc1's result.
     needed = forecast(two_layers(), 4, "bf16")
     assert needed.weight_bytes == needed.optimizer_bytes == 4 * (100 * 50 + 50 + 50 * 10 + 10)
     assert needed.gradient_bytes == 4 * (100 * 50 + 50 * 10 + 10)
@@ -43,7 +43,7 @@ def test_narrow_copies_go_layer_by_layer_and_a_gradient_is_widened_last():
     assert forward.weight_bytes == (4 + 2) * (100 * 50 + 50 + 50 * 10 + 10)
 
 
-def test_the_fullest_moment_moves_with_the_batch():
+def test_the_peak_moves_with_the_batch():
     # With 1000 samples it comes as relu's gradient is made: fc2's own is there, fc1's not yet.
     needed = forecast(two_layers(), 1000)
     assert needed.gradient_bytes == 4 * (50 * 10 + 10)
@@ -54,27 +54,27 @@ def test_the_fullest_moment_moves_with_the_batch():
 @pytest.mark.parametrize(
     ("optimizer", "arrays"), [("rmsprop", 1), ("adam", 2), ("adamw", 2), ("lars", 1)]
 )
-def test_optimizers_keep_arrays_as_large_as_the_weights(optimizer, arrays):
+def test_optimizers_have_arrays_as_large_as_the_weights(optimizer, arrays):
     needed = forecast(CIFARNET, 8, optimizer=optimizer)
     assert needed.optimizer_bytes == arrays * 4 * 89_578
 
 
 def test_the_update_can_be_the_peak():
-    # One image through AlexNet keeps little; RMSprop's square roots take as much as the weights.
+    # One image through AlexNet saves little; RMSprop's square roots are as large as the weights.
     needed = forecast(build("alexnet"), 1, optimizer="rmsprop")
     assert needed.workspace_bytes == needed.gradient_bytes == 4 * 61_100_840
     assert needed.activation_bytes == 0
     assert forecast(build("alexnet"), 1).total_bytes < 0.8 * needed.total_bytes
 
 
-def test_mixed_precision_keeps_master_weights_and_halves_activations():
+def test_mixed_precision_has_master_weights_and_halves_activations():
     network = build("resnet-18", 64)
     full, half = forecast(network, 256), forecast(network, 256, "bf16")
     multiplied = network.parameter_count - 9_600  # batch norm stays in fp32
-    assert 0 < half.weight_bytes - full.weight_bytes < 2 * multiplied  # let go of one by one
+    assert 0 < half.weight_bytes - full.weight_bytes < 2 * multiplied  # freed one by one
     assert half.optimizer_bytes == full.optimizer_bytes
     assert half.input_bytes == full.input_bytes
-    # Indices and statistics stay wide, and the image is kept a second time, narrow.
+    # Indices and statistics stay as large, and the image is saved again in low precision.
     assert 0.5 < half.activation_bytes / full.activation_bytes < 0.6
     double = forecast(network, 256, "fp64")
     assert double.weight_bytes == 2 * full.weight_bytes
@@ -82,7 +82,7 @@ def test_mixed_precision_keeps_master_weights_and_halves_activations():
     assert forecast(network, 256, "tf32") == full
 
 
-def test_without_training_only_the_widest_moment_counts():
+def test_without_training_only_the_peak_of_the_forward_pass_counts():
     needed = forecast(CIFARNET, 8, training=False)
     assert needed.gradient_bytes == needed.optimizer_bytes == needed.activation_bytes == 0
     # conv1's output and pool1's: 32 · 32 · 32 and 32 · 16 · 16 values a sample.

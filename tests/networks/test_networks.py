@@ -1,4 +1,4 @@
-"""Contracts every line of NETWORKS keeps, and what docs/networks.md says of each."""
+"""Contracts of every network in NETWORKS, and its row in docs/networks.md."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_spelling_does_not_matter(given, expected):
     assert build(given).name == expected
 
 
-def test_spellings_stay_apart():
+def test_spellings_are_unique():
     bare = {re.sub("[-_]", "", name).lower() for name in NETWORKS}
     assert len(bare) == len(NETWORKS)
 
@@ -198,7 +198,7 @@ def test_the_document_derives_inception_bn_block_by_block():
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_document_tells_of_it(name):
+def test_the_document_describes_it(name):
     text, found = DOCUMENT.read_text(encoding="utf-8"), summary(name)
     headings = [line for line in text.splitlines() if line.startswith("## ")]
     assert sum(f"`{name}`" in heading for heading in headings) == 1

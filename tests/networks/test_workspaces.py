@@ -1,4 +1,4 @@
-"""What libraries take for themselves on a GPU, against what one H200 was seen to take."""
+"""Workspaces of libraries on a GPU, compared with those measured on an H200."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_algorithms_in_full_fp32_have_the_workspaces_that_were_measured(
         assert forecast_bytes / MB == pytest.approx(measured, rel=0.03)
 
 
-def test_tensor_cores_turn_what_lies_in_nchw():
+def test_tensor_cores_transpose_nchw():
     found = workspaces(128, 112, 128, 64, "bf16")
     assert found.forward == 2 * (2 * 64 * 128 * 112 * 112 + 9 * 128 * 128)
     assert found.forward / MB == pytest.approx(411.3, rel=0.01)
@@ -60,7 +60,7 @@ def test_a_larger_batch_never_takes_less(batch, precision, side):
     assert less.weight_gradient <= more.weight_gradient
 
 
-def test_a_gpu_holds_what_its_matrix_library_keeps():
+def test_a_gpu_has_the_workspaces_of_its_matrix_library():
     on_cpu, on_gpu = (forecast(build("cifarnet"), 8, device=kind) for kind in ("cpu", "cuda"))
     assert on_cpu.library_bytes == 0
     assert on_gpu.library_bytes == library_bytes(training=True) == 65 * MIB

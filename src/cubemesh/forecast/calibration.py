@@ -13,9 +13,10 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 from cubemesh.errors import DataError, unknown_name
@@ -40,8 +41,8 @@ class Factor:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Measured times of one collective on so many devices; sizes rise, and there are two at
-    least. DataError for what does not fit."""
+    """Measured times of one collective on a number of devices, of two or more rising sizes;
+    DataError for anything else."""
 
     operation: Operation
     devices: int
@@ -58,14 +59,14 @@ class Sweep:
             raise DataError(f"{where} needs at least two sizes, each with a time.")
         if not all(math.isfinite(v) and v > 0 for v in (*self.size_bytes, *self.seconds)):
             raise DataError(f"{where}: every size and every time must be above 0.")
-        if any(b <= a for a, b in zip(self.size_bytes, self.size_bytes[1:], strict=False)):
+        if any(b <= a for a, b in pairwise(self.size_bytes)):
             raise DataError(f"{where}: the sizes must rise, each given once.")
 
     def at(self, size_bytes: float) -> float:
         """Seconds for this size, by linear interpolation of logarithms. Below the smallest size
         its time is used (latency), above the largest its bandwidth. A time that falls with
         growing size is noise: the longest time of the smaller sizes is used."""
-        sizes, times = self.size_bytes, _rising(self.seconds)
+        sizes, times = self.size_bytes, tuple(accumulate(self.seconds, max))
         if size_bytes <= sizes[0]:
             return times[0]
         if size_bytes >= sizes[-1]:
@@ -80,7 +81,7 @@ class Calibration:
     """The factors by name, and the sweeps."""
 
     factors: Mapping[str, Factor]
-    sweeps: tuple[Sweep, ...] = field(default=())
+    sweeps: tuple[Sweep, ...] = ()
 
     def __getitem__(self, name: str) -> float:
         """The value of a factor; UsageError for an unknown one."""
@@ -96,13 +97,13 @@ class Calibration:
 
     def with_sweeps(self, *sweeps: Sweep) -> Calibration:
         """The same with these sweeps; each replaces one of its operation and device count."""
-        kept = {(s.operation, s.devices): s for s in (*self.sweeps, *sweeps)}
-        return replace(self, sweeps=tuple(kept.values()))
+        by_key = {(s.operation, s.devices): s for s in (*self.sweeps, *sweeps)}
+        return replace(self, sweeps=tuple(by_key.values()))
 
     def sweep(self, operation: Operation, devices: int) -> Sweep | None:
         """The measured times of this collective on so many devices; None where there are none."""
-        alike = [s for s in self.sweeps if (s.operation, s.devices) == (operation, devices)]
-        return alike[-1] if alike else None
+        key = operation, devices
+        return next((s for s in self.sweeps if (s.operation, s.devices) == key), None)
 
 
 @cache
@@ -143,7 +144,7 @@ def read_sweeps(text: str, file: str) -> tuple[Sweep, ...]:
     for number, line in lines:
         where = f"{file}, line {number}"
         if len(line) != len(SWEEP_COLUMNS):
-            raise DataError(f"{where}: {len(line)} fields where {len(SWEEP_COLUMNS)} belong.")
+            raise DataError(f"{where}: {len(line)} fields instead of {len(SWEEP_COLUMNS)}.")
         operation = next((o for o in OPERATIONS if o == line[0]), None)
         if operation is None:
             known = ", ".join(OPERATIONS)
@@ -154,10 +155,10 @@ def read_sweeps(text: str, file: str) -> tuple[Sweep, ...]:
         at = points.setdefault((operation, int(devices)), {})
         size = _number(where, "bytes", line[2])
         if size in at:
-            raise DataError(f"{where}, field bytes: {line[2]} comes twice.")
+            raise DataError(f"{where}, field bytes: {line[2]} is given twice.")
         at[size] = _number(where, "seconds", line[3])
     if not points:
-        raise DataError(f"{file} has no lines below its heading.")
+        raise DataError(f"{file} has no lines after its heading.")
     return tuple(
         Sweep(
             operation=operation,
@@ -186,13 +187,13 @@ _GLOO = (
         "gloo_step_s",
         50e-6,
         "s",
-        "taken as a round trip over TCP between two processes; measure it",
+        "assumed round trip over TCP between two processes; measure it",
     ),
     (
         "gloo_local_bytes_per_s",
         2e9,
         "B/s",
-        "taken as a TCP stream inside one machine, two copies by a core; measure it",
+        "assumed rate of TCP inside one machine, two copies by a core; measure it",
     ),
     (
         "tcp_efficiency",
@@ -201,22 +202,22 @@ _GLOO = (
         "IEEE 802.3, RFC 7323: 1,448 bytes of data in 1,538 on the wire, frames of 1,500",
     ),
 )
-_BAND = "a factor up and down that nine in ten published rates are within,"
+_BAND = "factor within which nine of ten published rates are,"
 _STEP = (
-    ("attained_flops", 0.4, "", "taken as the share of the peak that training attains"),
-    ("attained_bytes", 0.7, "", "taken as the share of the bandwidth that training attains"),
-    ("overhead_scale", 1.0, "", "taken: what several devices lose, over what is forecast"),
+    ("attained_flops", 0.4, "", "assumed fraction of the peak that training attains"),
+    ("attained_bytes", 0.7, "", "assumed fraction of the bandwidth that training attains"),
+    ("overhead_scale", 1.0, "", "assumed loss of several devices, over the forecast loss"),
     ("gradient_scale", 1.0, "", "a gradient has four bytes; 0.5 for two"),
     ("average_every", 8, "", "cubemesh's local-sgd: steps between two averages"),
-    ("idle_power_share", 0.2, "", "taken: what a waiting device draws, of its power limit"),
-    ("device_speed", 1.0, "", "how many times as fast as found a device computes"),
+    ("idle_power_share", 0.2, "", "assumed power of a waiting device, over its power limit"),
+    ("device_speed", 1.0, "", "speed of a device, over its measured or datasheet speed"),
     ("straggler", 1.0, "", "step time of the slowest device over that of the others"),
     ("first_bucket_bytes", 1 << 20, "B", "PyTorch, DistributedDataParallel: 1 MiB"),
     ("bucket_bytes", 25 << 20, "B", "PyTorch, DistributedDataParallel: 25 MiB"),
-    ("band_uncalibrated", 2.5, "", f"taken: {_BAND} of one device, without a measured step"),
-    ("band_one_system", 1.15, "", f"taken: {_BAND} of several devices of a system, with one"),
-    ("band_systems", 1.2, "", f"taken: {_BAND} beyond one system, with one"),
-    ("band_one_device", 1.03, "", "taken: likewise, on one device"),
+    ("band_uncalibrated", 2.5, "", f"{_BAND} of one device, without a measured step"),
+    ("band_one_system", 1.15, "", f"{_BAND} of several devices of a system, with one"),
+    ("band_systems", 1.2, "", f"{_BAND} beyond one system, with one"),
+    ("band_one_device", 1.03, "", f"{_BAND} of one device, with a measured step"),
 )
 
 _THROUGH_HOST = "bus bandwidth of NCCL through the host's memory, without peer access"
@@ -227,13 +228,13 @@ _FITTED = (
         "",
         "slow-down of the backward pass by overlapped synchronization, over its time",
     ),
-    ("copy_slowdown", 0.1, "", "the same of copies to and from a parameter server"),
-    ("pcie_share", 1.0, "", "what NCCL attains over PCIe of what it expects of the links"),
+    ("copy_slowdown", 0.1, "", "the same by copies to and from a parameter server"),
+    ("pcie_share", 1.0, "", "rate that NCCL attains over PCIe, over the one it expects"),
     ("host_exchange_bytes_per_s", 6e9, "B/s", _THROUGH_HOST),
     ("host_exchange_zen2_bytes_per_s", 2e9, "B/s", f"{_THROUGH_HOST}, AMD's Zen 2"),
     ("step_spread", 0.0125, "", "standard deviation of a device's step, over its mean"),
     ("length_spread", 1.8, "", "the same of the work of one sentence, in recurrent networks"),
-    ("board_share", 0.04, "", "what a step grows by where two GPUs share a K80's board and power"),
+    ("board_share", 0.04, "", "growth of a step where two GPUs share a K80's board and power"),
 )
 _FITTED_TO = "180 published rates on half of their systems (benchmarks/prediction_accuracy.py)"
 _LAUNCHED = (
@@ -241,21 +242,13 @@ _LAUNCHED = (
     ("launch_several", 2.0, "", "the same, relative, on several devices"),
 )
 _LAUNCHED_ON = (
-    "read off one system, ResNet-50 at batch size 32 in bf16 by torch.compile on H200: 19.4 ms a "
+    "read from one system, ResNet-50 at batch size 32 in bf16 by torch.compile on H200: 19.4 ms a "
     "step on one device where the captured step takes 6.8, 36.7 ms on eight; 175 layers"
 )
 
 
 def _assumed(value: float, unit: str, source: str) -> Factor:
     return Factor(value=value, unit=unit, origin="assumed", source=source)
-
-
-def _rising(values: tuple[float, ...]) -> tuple[float, ...]:
-    longest, found = 0.0, []
-    for value in values:
-        longest = max(longest, value)
-        found.append(longest)
-    return tuple(found)
 
 
 def _number(where: str, name: str, text: str) -> float:

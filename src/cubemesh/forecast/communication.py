@@ -14,7 +14,7 @@ NVIDIA/nccl, src/graph/tuning.cc):
 
 A step from system to system takes the library's own time and the network's latency besides, as
 NCCL adds what a network card states. `fill` is the part of a step that the last receive does not
-overlap (`ring_fill_steps`). The fastest stands, as a library chooses. Through the host's memory
+overlap (`ring_fill_steps`). The fastest is used, as a library chooses. Through the host's memory
 NCCL's kernels write and read buffers there themselves, far below what the links carry, and on AMD's
 Zen 2 slower still (`host_factor`). gloo runs rings over TCP. Sizes and bus bandwidths are those of
 nccl-tests (doc/PERFORMANCE.md).
@@ -40,11 +40,9 @@ class Collective:
     """One collective: its time, how it would run, and what bounds it."""
 
     seconds: float
-    latency_s: float
-    """The part that does not depend on the size; 0 if measured as a whole."""
     algorithm: Algorithm
     limit: str
-    """`latency`, or the link that is narrowest."""
+    """`latency`, or the slowest link."""
     origin: Origin
     source: str
 
@@ -67,19 +65,12 @@ def collective(
     if not (math.isfinite(size_bytes) and size_bytes > 0):
         raise UsageError(f"size_bytes={size_bytes} must be above 0.")
     if on.devices == 1:
-        return Collective(
-            seconds=0.0,
-            latency_s=0.0,
-            algorithm="none",
-            limit="",
-            origin="assumed",
-            source="one device does not synchronize",
-        )
+        source = "one device does not synchronize"
+        return Collective(seconds=0.0, algorithm="none", limit="", origin="assumed", source=source)
     sweep = calibration.sweep(operation, on.devices)
     if sweep is not None:
         return Collective(
             seconds=sweep.at(size_bytes),
-            latency_s=0.0,
             algorithm="measured",
             limit=_narrowest(on),
             origin="measured",
@@ -91,7 +82,6 @@ def collective(
     )
     return Collective(
         seconds=latency_s + moving_s,
-        latency_s=latency_s,
         algorithm=algorithm,
         limit="latency" if latency_s > moving_s else link,
         origin="assumed",

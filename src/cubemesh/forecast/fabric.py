@@ -10,8 +10,10 @@ a collective goes through the host's memory.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from typing import Literal
 
 from cubemesh.errors import UsageError
@@ -36,7 +38,7 @@ class Fabric:
     local_bytes_per_s: float | None = None
     """Of all rings inside a system together, one way; None for one device a system."""
     pcie_bytes_per_s: float | None = None
-    """Of the same rings as far as their PCIe links alone go; None over NVLink."""
+    """Of the PCIe links of the same rings only; None over NVLink."""
     sockets_bytes_per_s: float | None = None
     """Likewise of their links between processors; None where they need none."""
     through_host: bool = False
@@ -137,40 +139,35 @@ def _rings(topology: Topology, devices: int) -> RingSet:
 
 
 def _to_host(system: System, devices: int) -> float | None:
-    """What is left to each of the first devices on the way to its nearest processor."""
+    """Rate of each of the first devices to its nearest processor while all use their links."""
     cpus = [node.name for node in system.topology.of_kind("cpu")]
     gpus = [node.name for node in system.topology.gpus[:devices]]
     if not gpus or not cpus:
         return None
-    ways = [min((route(system.topology, g, c) for c in cpus), key=_length) for g in gpus]
-    users = Counter(arc for way in ways for arc in way.arcs)
-    return min(
-        (link.sustained_bytes_per_s or link.bandwidth_bytes_per_s) / users[arc]
-        for way in ways
-        for arc, link in zip(way.arcs, way.links, strict=True)
-    )
-
-
-def _length(way: Route) -> int:
-    return len(way.links)
+    routes = [
+        min((route(system.topology, g, c) for c in cpus), key=lambda way: len(way.links))
+        for g in gpus
+    ]
+    return min(rate for rate, _ in _link_rates(routes, routes))
 
 
 def sustained(rings: RingSet, kind: LinkKind | None = None) -> tuple[float, Link]:
     """Total bandwidth of rings at the links' sustained rates, and the narrowest link; with a
     `kind`, that of its links only."""
-    users = Counter(arc for ring in rings.rings for way in ring.routes for arc in way.arcs)
-    total, narrowest, least = 0.0, None, float("inf")
+    routes = [way for ring in rings.rings for way in ring.routes]
+    total, slowest = 0.0, []
     for ring in rings.rings:
-        shares = [
-            ((link.sustained_bytes_per_s or link.bandwidth_bytes_per_s) / users[arc], link)
-            for way in ring.routes
-            for arc, link in zip(way.arcs, way.links, strict=True)
-            if kind in (None, link.kind)
-        ]
-        rate, link = min(shares, key=lambda share: share[0])
-        total += min(rate, ring.bandwidth_bytes_per_s)
-        if rate < least:
-            narrowest, least = link, rate
-    if narrowest is None:
-        raise ValueError("there are no rings")
-    return total, narrowest
+        rates = [r for r in _link_rates(ring.routes, routes) if kind in (None, r[1].kind)]
+        slowest.append(min(rates, key=itemgetter(0)))
+        total += min(slowest[-1][0], ring.bandwidth_bytes_per_s)
+    return total, min(slowest, key=itemgetter(0))[1]
+
+
+def _link_rates(of: Sequence[Route], routes: Sequence[Route]) -> list[tuple[float, Link]]:
+    """(bytes/s, link) of each link of some routes, while all `routes` use theirs."""
+    users = Counter(arc for way in routes for arc in way.arcs)
+    return [
+        ((link.sustained_bytes_per_s or link.bandwidth_bytes_per_s) / users[arc], link)
+        for way in of
+        for arc, link in zip(way.arcs, way.links, strict=True)
+    ]

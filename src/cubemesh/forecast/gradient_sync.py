@@ -164,11 +164,11 @@ def _host_copies(
 def _asynchronous(links: _Links, own: Passes, size: float) -> SyncTime:
     """A device waits only for its own bytes, unless the server's links are saturated."""
     crowded, limit = links.to_host(size)
-    alone = size / min(links.host_rate(), links.wire())
+    own_s = size / min(links.host_rate(), links.wire())
     full = crowded - own.step_s  # each direction of a link carries S of every device in a step
     return SyncTime(
-        exposed_s=max(2 * alone, full),
-        busy_s=max(2 * alone, crowded),
+        exposed_s=max(2 * own_s, full),
+        busy_s=max(2 * own_s, crowded),
         limit=limit,
         bytes=round(size),
         waiting=0.0,

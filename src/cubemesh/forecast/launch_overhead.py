@@ -20,12 +20,19 @@ SHARES = (0.25, 0.5, 0.25)
 """Of what a layer takes the host in a step: forward, backward, update."""
 
 
+def _launches(own: Passes, layer_s: float) -> tuple[list[tuple[float, float]], float]:
+    """((host seconds, device seconds) of each layer and pass in order, host seconds of the
+    update)."""
+    forward, backward, update = (share * layer_s for share in SHARES)
+    ahead = [(forward, seconds) for seconds in own.forward if seconds]
+    back = [(backward, layer.seconds) for layer in own.backward if layer.seconds]
+    return [*ahead, *back], update * len(ahead)
+
+
 def host_s(own: Passes, layer_s: float) -> float:
     """Seconds in which the host has launched a step, at so many a layer."""
-    forward, backward, update = SHARES
-    working = sum(1 for seconds in own.forward if seconds)
-    backing = sum(1 for layer in own.backward if layer.seconds)
-    return layer_s * (forward * working + backward * backing + update * working)
+    launches, update_s = _launches(own, layer_s)
+    return sum(host for host, _ in launches) + update_s
 
 
 def stall_s(own: Passes, layer_s: float, times: float = 1.0) -> float:
@@ -33,19 +40,12 @@ def stall_s(own: Passes, layer_s: float, times: float = 1.0) -> float:
     times as long as `own`."""
     if not layer_s:
         return 0.0
-    forward, backward, update = SHARES
-    launched, done, working = 0.0, 0.0, 0
-    for seconds in own.forward:
-        if seconds:
-            working += 1
-            launched += forward * layer_s
-            done = max(done, launched) + seconds * times
-    for layer in own.backward:
-        if layer.seconds:
-            launched += backward * layer_s
-            done = max(done, launched) + layer.seconds * times
-    launched += update * layer_s * working
-    return max(done + own.update_s * times, launched) - own.step_s * times
+    launches, update_s = _launches(own, layer_s)
+    launched = done = 0.0
+    for host, device in launches:
+        launched += host
+        done = max(done, launched) + device * times
+    return max(done + own.update_s * times, launched + update_s) - own.step_s * times
 
 
 def times_for(own: Passes, layer_s: float, step_s: float) -> float:

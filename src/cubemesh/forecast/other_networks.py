@@ -6,7 +6,7 @@ Only forecasts are made for these; none of them is in the table of networks.
                SQuAD. Written as GPT-2's blocks, whose matrices are the same; its head is left out.
     gnmt       four LSTMs of 1024 on either side, the first of the encoder in both directions, with
                attention (Y. Wu et al. 2016), as NVIDIA's DeepLearningExamples have it: 32,320
-               tokens. What an LSTM's gates get from the context stands as a product of its own.
+               tokens. An LSTM's gates from the context are a product of their own.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ def bert_base() -> Network:
 @cache
 def gnmt() -> Network:
     """160,670,272 parameters."""
-    net, wide = NetworkBuilder("gnmt"), GNMT_WIDTH
+    net, width = NetworkBuilder("gnmt"), GNMT_WIDTH
     source = net.token_input("source", GNMT_LENGTH, GNMT_VOCABULARY)
     target = net.token_input("target", GNMT_LENGTH, GNMT_VOCABULARY)
-    words = net.embedding(source, wide, name="embedding")
-    forth = net.lstm(words, wide, name="encoder.0.forth")
-    back = net.lstm(words, wide, name="encoder.0.back")
+    words = net.embedding(source, width, name="embedding")
+    forth = net.lstm(words, width, name="encoder.0.forth")
+    back = net.lstm(words, width, name="encoder.0.back")
     x = net.add(forth, back, name="encoder.0.both")
-    net.linear(back, 4 * wide, bias=False, name="encoder.1.gates_of_back")
+    net.linear(back, 4 * width, bias=False, name="encoder.1.gates_of_back")
     for i in range(1, GNMT_DEPTH):
-        x = net.lstm(x, wide, name=f"encoder.{i}")
+        x = net.lstm(x, width, name=f"encoder.{i}")
     shared = {"weight": "embedding.weight"}
-    same = Embedding(vocabulary=GNMT_VOCABULARY, features=wide)
+    same = Embedding(vocabulary=GNMT_VOCABULARY, features=width)
     y = net.add_layer(same, target, name="decoder.embedding", share=shared)
-    y = net.lstm(y, wide, name="decoder.0")
-    query = net.linear(y, wide, bias=False, name="attention.query")
-    key = net.linear(x, wide, bias=False, name="attention.key")
+    y = net.lstm(y, width, name="decoder.0")
+    query = net.linear(y, width, bias=False, name="attention.query")
+    key = net.linear(x, width, bias=False, name="attention.key")
     pairs = net.tanh(net.pair_sum(query, key, name="attention.sum"), name="attention.tanh")
     scores = net.linear(pairs, 1, bias=False, name="attention.score")
     context = net.mix(scores, x, name="attention.context")
     for i in range(1, GNMT_DEPTH):
-        net.linear(context, 4 * wide, bias=False, name=f"decoder.{i}.gates_of_context")
-        y = net.lstm(y, wide, name=f"decoder.{i}")
+        net.linear(context, 4 * width, bias=False, name=f"decoder.{i}.gates_of_context")
+        y = net.lstm(y, width, name=f"decoder.{i}")
     net.classify(net.linear(y, GNMT_VOCABULARY, name="output"))
     return net.build()
 

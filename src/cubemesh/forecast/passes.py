@@ -1,7 +1,8 @@
 """Forward and backward time of each layer on one device, and when each gradient is ready.
 
-By the roofline (`compute.py`): each layer's passes take the longer of operations and bytes at the
-attainable rates of the device, a fraction of its datasheet's peaks. A measured time of the whole
+By the roofline (S. Williams, A. Waterman, D. Patterson, CACM 52(4), 2009): each layer's passes take
+the longer of operations and bytes at the attainable rates of the device, a fraction of its
+datasheet's peaks. A measured time of the whole
 step scales all of them alike. The update reads weights, gradients and momenta and writes weights
 and momenta. Weights and their gradients have four bytes in every precision.
 """
@@ -9,7 +10,8 @@ and momenta. Weights and their gradients have four bytes in every precision.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from cubemesh.errors import UsageError
 from cubemesh.forecast.calibration import Calibration
@@ -39,8 +41,8 @@ PROPORTIONS = DeviceSpeed(
     bytes_per_s=500e9,
     source="no datasheet: layers in proportion as on a device of 20 operations a byte",
 )
-"""A placeholder for a device with no known figure but its training speed: only the distribution
-of time among layers is taken from it."""
+"""A placeholder for a device of which only the training speed is known: only the distribution of
+time among layers is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +87,11 @@ class Passes:
 
     def scaled(self, times: float) -> Passes:
         """The same, every pass so many times as long."""
-        return Passes(
+        return replace(
+            self,
             forward=tuple(seconds * times for seconds in self.forward),
-            backward=tuple(
-                Gradient(seconds=g.seconds * times, gradient_bytes=g.gradient_bytes)
-                for g in self.backward
-            ),
+            backward=tuple(replace(g, seconds=g.seconds * times) for g in self.backward),
             update_s=self.update_s * times,
-            memory_bound=self.memory_bound,
         )
 
 
@@ -110,16 +109,20 @@ def speed(system: System, precision: Precision, calibration: Calibration) -> Dev
     )
 
 
+def roofline_s(costs: Iterable[Cost], flops_per_s: float, bytes_per_s: float) -> float:
+    """Least seconds of some passes, one after another: of each the longer of its matrix operations
+    and its bytes at these rates."""
+    return sum(max(c.matrix_flops / flops_per_s, c.moved_bytes / bytes_per_s) for c in costs)
+
+
 def passes(network: Network, batch: int, precision: Precision, at: DeviceSpeed) -> Passes:
     """The passes on `batch` samples; UsageError for fewer than one."""
     if batch < 1:
         raise UsageError(f"batch_per_device={batch} must be 1 or more.")
     counted = costs(network, batch, precision)
 
-    def seconds(*pieces: Cost) -> float:
-        return sum(
-            max(p.matrix_flops / at.flops_per_s, p.moved_bytes / at.bytes_per_s) for p in pieces
-        )
+    def seconds(*costs: Cost) -> float:
+        return roofline_s(costs, at.flops_per_s, at.bytes_per_s)
 
     names = {node.name for node in network.nodes}
     losses = [layer.data_gradient for name, layer in counted.items() if name not in names]

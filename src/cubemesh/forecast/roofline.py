@@ -7,7 +7,8 @@ pass, data gradient and weight gradient together, every operand read once and ev
 once (`networks/cost.py`); a fused or cached layer moves fewer and may be above the roof.
 
 What a layer *loses* is its time less its floor, the least that its passes take under the roof
-(`compute.py`).
+(`passes.py`). Both
+rates are measured on the device, not from a datasheet.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cubemesh.forecast.compute import layer_floor_s
+from cubemesh.forecast.passes import roofline_s
 from cubemesh.forecast.utilization import Limits
 from cubemesh.networks import build_for
 from cubemesh.networks.cost import costs
@@ -117,4 +118,5 @@ def measured_roof(record: RunRecord) -> Limits:
 def _floor_s(cost: LayerCost, roof: Limits) -> float | None:
     if roof.flops_per_s is None or roof.bytes_per_s is None:
         return None
-    return layer_floor_s(cost, roof.flops_per_s, roof.bytes_per_s)
+    passes = (cost.forward, cost.data_gradient, cost.weight_gradient)
+    return roofline_s(passes, roof.flops_per_s, roof.bytes_per_s)

@@ -30,8 +30,6 @@ from cubemesh.forecast.request import Forecast, ForecastRequest, Point
 from cubemesh.forecast.what_if import apply_changes
 from cubemesh.networks.layers import LSTM
 
-__all__ = ["Forecast", "ForecastRequest", "Point", "predict", "slowest"]
-
 GOOD = 0.9
 """From this efficiency on a device's own speed is named as the limit."""
 NOISE = 0.03
@@ -53,8 +51,8 @@ def predict(
     With a measured point of one device its step is that long; with the largest other one what
     several devices lose is fitted to it; with only such a point the device's step is. `what_if` is
     changed after that fit: the points are those of the changed machine or program. UsageError
-    for device counts that the system does not have, rates that are not above 0, or a device of
-    which neither datasheet nor a measured point is known.
+    for device counts that the system does not have, rates that are not above 0, or a device
+    with neither a datasheet nor a measured point.
     """
     model = _Model(request, calibration, dict(measured or {}))
     model.fit()
@@ -106,7 +104,7 @@ class _Model:
         self.launch_s = known["launch_layer_s"] if request.library == "nccl" else 0.0
         self.fabrics: dict[int, Fabric] = {1: ONE}
         self.known_passes: dict[int, Passes] = {}
-        self.alone: float | None = None
+        self.single_rate: float | None = None
         """The forecast rate of one device, computed once."""
         self.fitted: set[int] = set()
         """The numbers of devices whose measured rate the model passes through."""
@@ -176,13 +174,13 @@ class _Model:
         if lost < 1e-9 * own:
             raise UsageError(
                 f"measured {devices}={self.measured[devices]:g}: so many devices are expected to "
-                "lose nothing, so no loss can be fitted to it. Give the rate of one device alone."
+                "lose nothing, so no loss can be fitted to it. Give the rate of one device only."
             )
         step_s = devices * self.asked.batch(devices) / self.measured[devices]
         if step_s < own / (1 + NOISE):
             raise UsageError(
                 f"measured {devices}={self.measured[devices]:g} is more than {devices} times what "
-                "one device reached. Give rates of the same minibatch, precision and program."
+                "one device reached. Give rates of the same batch size, precision and program."
             )
         source = f"what was measured on {devices} devices"
         self.known = self.known.with_factor(
@@ -205,12 +203,12 @@ class _Model:
         own = own or self.passes(devices)
         found = found or self.sync(devices, own)
         more = known["overhead_scale"]
-        alone = stall_s(own, self.launch_s)
+        stall = stall_s(own, self.launch_s)
         several = known["launch_several"] if devices > 1 else 1.0
         return {
             "forward": own.forward_s,
             "backward": own.backward_s,
-            "launch": alone + (stall_s(own, several * self.launch_s) - alone) * more,
+            "launch": stall + (stall_s(own, several * self.launch_s) - stall) * more,
             "slowdown": found.slowdown_s * more,
             "exposed": found.exposed_s * more,
             "update": own.update_s,
@@ -256,9 +254,9 @@ class _Model:
         found = self.sync(devices, own)
         parts = self.parts(devices, own, found)
         rate = devices * self.asked.batch(devices) / sum(parts.values())
-        if self.alone is None:
-            self.alone = self._rate(1)
-        efficiency = rate / devices / self.alone
+        if self.single_rate is None:
+            self.single_rate = self._rate(1)
+        efficiency = rate / devices / self.single_rate
         band = self._band(devices)
         return Point(
             devices=devices,

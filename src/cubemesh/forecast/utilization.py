@@ -8,9 +8,9 @@
 
 each against the datasheet, where the catalogue knows the device, and against the fastest matrix
 product and copy that were measured on the same device with as many threads; of several devices,
-against so many times that. The update is left out
-of both counts. Kernels that fuse layers move fewer bytes than are counted, so memory use may exceed
-100 %; MFU may where a fast algorithm takes fewer operations (`fast_algorithms.py`).
+against so many times that. The update is left out of both counts. Kernels that fuse layers move
+fewer bytes than are counted, so memory use may exceed 100 %; MFU may where a fast algorithm takes
+fewer operations (`fast_algorithms.py`).
 """
 
 from __future__ import annotations
@@ -144,11 +144,9 @@ def _shares(
         ("memory_use", moves, limits.bytes_per_s, "B/s", limits.bytes_source),
     ):
         if limit is not None:
+            fraction = _times(figure, 100 / limit, "%")
             method = f"of {format_quantity(limit, unit)} ({source})"
-            yield (
-                f"{prefix}{name}_percent",
-                replace(_times(figure, 100 / limit, "%"), method=method),
-            )
+            yield f"{prefix}{name}_percent", replace(fraction, method=method)
 
 
 def _excess(code: str, flops: Figure, limits: Limits, done: Operations) -> Iterator[Warning]:
@@ -162,10 +160,5 @@ def _excess(code: str, flops: Figure, limits: Limits, done: Operations) -> Itera
 
 
 def _times(figure: Figure, factor: float, unit: str) -> Figure:
-    return Figure(
-        value=figure.value * factor,
-        unit=unit,
-        low=None if figure.low is None else figure.low * factor,
-        high=None if figure.high is None else figure.high * factor,
-        n=figure.n,
-    )
+    low, high = (None if bound is None else bound * factor for bound in (figure.low, figure.high))
+    return Figure(value=figure.value * factor, unit=unit, low=low, high=high, n=figure.n)

@@ -140,7 +140,7 @@ SAVED_TENSOR_RULES: dict[type[Layer], SavedTensorRule] = {
     layers.MaxPool: SavedTensorRule(input=True, own=_indices),
     layers.AveragePool: SavedTensorRule(
         input=True
-    ),  # for its shape alone, but autograd holds the array
+    ),  # only for its shape, but autograd saves the array
     layers.GlobalAveragePool: SavedTensorRule(),
     layers.LayerNorm: SavedTensorRule(input=True, own=_moments),
     layers.GELU: SavedTensorRule(input=True),

@@ -26,7 +26,7 @@ _SHORT = {
     layers.AveragePool: "pool",
     layers.GlobalAveragePool: "pool",
 }
-"""What nodes are called after; any other layer lends its own name."""
+"""Node names by layer; other nodes have the name of their layer type."""
 
 
 class Assembly:

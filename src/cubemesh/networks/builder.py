@@ -98,7 +98,7 @@ class NetworkBuilder(Assembly):
         return self.add_layer(layers.Add(), x, y, name=name)
 
     def concat(self, *values: str, name: str | None = None) -> str:
-        """Values one behind the other, channel after channel."""
+        """Concatenation along the channels."""
         return self.add_layer(layers.Concat(), *values, name=name)
 
     def dropout(self, x: str, rate: float, *, name: str | None = None) -> str:
@@ -152,7 +152,7 @@ class NetworkBuilder(Assembly):
         return self.add_layer(layers.GlobalAveragePool(), x, name=name)
 
     def token_input(self, name: str, length: int, vocabulary: int) -> str:
-        """Tokens fed in from outside, `length` a sample."""
+        """An input of tokens, `length` a sample."""
         return self.input(name, (length,), vocabulary=vocabulary)
 
     def embedding(self, x: str, features: int, *, name: str | None = None) -> str:
@@ -174,7 +174,7 @@ class NetworkBuilder(Assembly):
     def attention(
         self, x: str, heads: int, *, causal: bool = False, name: str | None = None
     ) -> str:
-        """Attention within a sequence; `x` holds queries, keys and values beside each other."""
+        """Attention within a sequence; `x` is queries, keys and values side by side."""
         return self.add_layer(layers.Attention(heads=heads, causal=causal), x, name=name)
 
     def tokens(self, x: str, *, name: str | None = None) -> str:
@@ -188,11 +188,11 @@ class NetworkBuilder(Assembly):
     def position_embedding(
         self, x: str, *, initializer: Initializer = SMALL_NORMAL, name: str | None = None
     ) -> str:
-        """What is learned of each place, added."""
+        """A learned vector of each position, added."""
         return self.add_layer(layers.PositionEmbedding(initializer=initializer), x, name=name)
 
     def select(self, x: str, position: int = 0, *, name: str | None = None) -> str:
-        """One position alone."""
+        """One position."""
         return self.add_layer(layers.SelectPosition(position=position), x, name=name)
 
     def tanh(self, x: str, *, name: str | None = None) -> str:

@@ -148,7 +148,7 @@ def _relu(layer: layers.ReLU, s: Sizes) -> LayerCost:
 
 
 def _add(layer: layers.Add, s: Sizes) -> LayerCost:
-    """1 per y forward; backward hands the gradient on as it is."""
+    """1 per y forward; backward passes the gradient on as it is."""
     return LayerCost(forward=s.cost(other=(s.inputs - 1) * s.y, read=s.x, written=s.y))
 
 
@@ -232,7 +232,7 @@ def _gelu(layer: layers.GELU, s: Sizes) -> LayerCost:
 
 
 def _attention(layer: layers.Attention, s: Sizes) -> LayerCost:
-    """Two products forward, four backward, each 2 · length per y. Beside them 6 a score forward
+    """Two products forward, four backward, each 2 · length per y. Also 6 a score forward
     (scale, largest, difference, exponential, sum, division) and 3 a score backward (difference,
     product, scale) with 2 per y (dy · y summed). A fused kernel writes no score."""
     length, features = s.shape
@@ -293,18 +293,18 @@ def _tanh(layer: layers.Tanh, s: Sizes) -> LayerCost:
 
 
 def _lstm(layer: layers.LSTM, s: Sizes) -> LayerCost:
-    """Two products of 4 rows a y forward, their gradients backward. Beside them 21 per y forward
+    """Two products of 4 rows a y forward, their gradients backward. Also 21 per y forward
     (four gates: three additions and a function each; the cell 3, its tanh and product 2) and 20
-    backward; the biases' gradients 8. Kept are the gates and the cell."""
+    backward; the biases' gradients 8. The gates and the cell are saved."""
     work = 2 * 4 * s.y * (s.weight_shape[1] + layer.hidden)
     weights = 4 * layer.hidden * (s.weight_shape[1] + layer.hidden)
-    kept = 5 * s.y
+    saved = 5 * s.y
     return LayerCost(
         forward=s.cost(
-            matrix=work, other=21 * s.y, read=s.x + s.y + s.parameters, written=s.y + kept
+            matrix=work, other=21 * s.y, read=s.x + s.y + s.parameters, written=s.y + saved
         ),
         data_gradient=s.cost(
-            matrix=work, other=20 * s.y, read=s.y + kept + weights, written=s.x + 4 * s.y
+            matrix=work, other=20 * s.y, read=s.y + saved + weights, written=s.x + 4 * s.y
         ),
         weight_gradient=s.cost(
             matrix=work, other=8 * s.y, read=s.x + 5 * s.y, written=s.parameters
@@ -332,7 +332,7 @@ def _pair_product(layer: layers.PairProduct, s: Sizes) -> LayerCost:
 
 
 def _mix(layer: layers.Mix, s: Sizes) -> LayerCost:
-    """A product of 2 · keys per y forward, two backward; beside them the softmax, 5 a score forward
+    """A product of 2 · keys per y forward, two backward; and the softmax, 5 a score forward
     (largest, difference, exponential, sum, division) and 4 backward."""
     features = s.shape[1]
     scores, work = s.y // features * layer.keys, 2 * s.y * layer.keys

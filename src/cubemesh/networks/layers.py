@@ -217,7 +217,7 @@ class Add(Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class Concat(Layer):
-    """Values one behind the other along the first axis: where branches of a block meet."""
+    """Concatenation along the first axis: the end of parallel branches."""
 
     category: ClassVar[str] = "copy"
 
@@ -225,14 +225,14 @@ class Concat(Layer):
         """(channels of all inputs together, height, width), or (features of all together,)."""
         if len({shape[1:] for shape in inputs}) != 1:
             raise UsageError(
-                f"Concat needs values alike but for their channels, was given {inputs}."
+                f"Concat needs values that differ only in their channels, was given {inputs}."
             )
         return (sum(shape[0] for shape in inputs), *inputs[0][1:])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dropout(Layer):
-    """In training, zeroes a share `rate` of the values and scales the rest by 1 / (1 − rate)."""
+    """In training, zeroes a fraction `rate` of the values and scales the rest by 1 / (1 − rate)."""
 
     rate: float = 0.5
 
@@ -387,7 +387,7 @@ class ClassToken(Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class PositionEmbedding(Layer):
-    """Adds to each position what is learned of its place."""
+    """Adds a learned vector to each position."""
 
     initializer: Initializer = SMALL_NORMAL
 

@@ -3,8 +3,8 @@
 `precision_of` holds lines `name=precision`. A name stands for a node (`fc8`, `layer1.0.conv1`), for
 the nodes of a segment, or for those under a part of their names (`layer1` for `layer1.0.conv1`);
 `*` and `?` stand for any characters, as in a shell. Of several lines that fit a layer the last one
-counts: `*=fp32,conv1=bf16`. Only convolutions and matrix products are meant, for the other layers
-are computed in whatever their inputs come in.
+counts: `*=fp32,conv1=bf16`. Only convolutions and matrix products are affected; other layers
+compute in the precision of their inputs.
 """
 
 from __future__ import annotations

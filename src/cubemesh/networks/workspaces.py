@@ -13,7 +13,7 @@ it will select is unknown beforehand, but each has a workspace of a known form:
 
 with N the batch, C and K channels in and out; the last three are for full fp32 at stride 1. (FFT:
 Mathieu et al. 2014; Winograd: Lavin and Gray 2016; the transforms of data, result and weights are
-what is held.) Which of them is selected when, and the constants beside them, were fitted to the
+what is stored.) Which of them is selected when, and the other constants, were fitted to the
 workspaces of 196 convolutions of five networks on an H200 with cuDNN as PyTorch 2.11 brings it
 (benchmarks/LOG.md); another GPU selects differently.
 """

@@ -1,4 +1,4 @@
-"""A process that was told to keeps what it frees, and who has chosen an allocator keeps that."""
+"""Freed memory is reused by the process, unless the user configured the allocator."""
 
 import os
 import subprocess
@@ -16,35 +16,35 @@ from cubemesh.kernels.cpu.compiler import cpp_compiler
 STEPS = """
 import resource, runpy, sys
 module, how = sys.argv[1:]
-kept = runpy.run_path(module)["keep_freed_memory"]() if how == "keep" else False
+reused = runpy.run_path(module)["keep_freed_memory"]() if how == "keep" else False
 def step():
     return len(b"x" * (48 << 20))
 step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(3):
     step()
-print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(reused, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
 def faults(how):
-    """(whether memory is kept, pages that the kernel had to hand out in three steps)."""
+    """(whether the settings were applied, page faults of three steps)."""
     command = [sys.executable, "-c", STEPS, allocator.__file__, how]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={})
-    kept, count = done.stdout.split()
-    return kept == "True", int(count)
+    reused, count = done.stdout.split()
+    return reused == "True", int(count)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator is Linux's")
-def test_memory_that_was_freed_is_not_asked_for_again():
-    kept, count = faults("keep")
-    if not kept:
+def test_freed_memory_is_not_requested_again():
+    reused, count = faults("keep")
+    if not reused:
         pytest.skip("this C library has no mallopt")
     assert count < 200  # of some thousand pages of 4 KiB in each step
     assert faults("leave")[1] > 10 * (count + 1)
 
 
-def test_an_allocator_that_was_chosen_is_left_alone():
+def test_a_configured_allocator_is_not_changed():
     assert user_has_chosen({"MALLOC_ARENA_MAX": "2"})
     assert user_has_chosen({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"})
     assert not user_has_chosen({"HOME": "/", "THP_MEM_ALLOC_ENABLE": "1"})
@@ -55,8 +55,8 @@ needs_a_compiler = pytest.mark.skipif(
 )
 
 
-def told_by(script):
-    """What a process of its own prints; it has `held`, the bytes that are kept, and `torch`."""
+def output_of(script):
+    """Words that a script prints in a process of its own, with `made`, `held` and `torch`."""
     head = """
 import os, resource, threading
 import torch
@@ -77,10 +77,10 @@ def held():
 
 
 @needs_a_compiler
-def test_what_an_array_leaves_is_the_next_ones_of_its_size():
-    told = told_by("""
+def test_a_freed_array_is_reused_for_its_size():
+    output = output_of("""
         places = set()
-        for _ in range(3):  # as many as lie side by side, however often they are made
+        for _ in range(3):  # as many as exist at once, however often they are made
             arrays = [made(48, 1.0), made(48, 2.0), made(30, 3.0), made(3, 4.0)]
             places |= {a.data_ptr() for a in arrays}
             assert [float(a.sum()) / a.numel() for a in arrays] == [1, 2, 3, 4]
@@ -92,12 +92,12 @@ def test_what_an_array_leaves_is_the_next_ones_of_its_size():
         grown.resize_(9 * MB // 4)[5 * MB // 4 :] = 7.0  # the sum of what was there and what is new
         print(float(grown.mean()), float(small.sum()), held() > before)
     """)
-    assert told == ["4", "129", "7.0", "100.0", "True"]
+    assert output == ["4", "129", "7.0", "100.0", "True"]
 
 
 @needs_a_compiler
-def test_sizes_that_come_and_go_do_not_add_up():
-    (most,) = told_by("""
+def test_varying_sizes_do_not_add_up():
+    (most,) = output_of("""
         most = 0
         for megabytes in range(20, 120, 3):
             del_me = made(megabytes)
@@ -105,46 +105,46 @@ def test_sizes_that_come_and_go_do_not_add_up():
             most = max(most, held())
         print(most)
     """)
-    assert int(most) <= 2 * 128  # of 2,200 that were asked for, each at its time
+    assert int(most) <= 2 * 128  # of 2,200 requested one after another
 
 
 @needs_a_compiler
-def test_what_no_array_uses_goes_back_to_the_kernel_when_it_is_asked_for():
-    told = told_by("""
+def test_unused_memory_is_released_on_request():
+    output = output_of("""
         from cubemesh.frameworks import entry
         from cubemesh.frameworks.contract.program import SupportsMemoryRelease
-        kept, freed = made(30, 5.0), made(50)
+        used, freed = made(30, 5.0), made(50)
         del freed
         before = held()
         for name in ("pytorch", "pytorch-captured", "pytorch-compiled"):
             framework = entry(name).load()
             assert isinstance(framework, SupportsMemoryRelease)
             framework.release_freed_memory()
-        print(before, held(), float(kept.mean()))
+        print(before, held(), float(used.mean()))
     """)
-    assert told == ["82", "30", "5.0"]
+    assert output == ["82", "30", "5.0"]
 
 
 @needs_a_compiler
-def test_what_lies_unused_is_given_back_before_memory_is_refused():
-    told = told_by("""
+def test_unused_memory_is_released_before_an_allocation_fails():
+    output = output_of("""
         arrays = [made(64) for _ in range(8)]
         del arrays
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 100 * MB,) * 2)
-        large = made(400, 1.0)  # no room beside the others
+        large = made(400, 1.0)  # no room next to the others
         print(float(large.mean()), held())
         try:
             made(4000)
         except RuntimeError as error:
             print("can't allocate memory" in str(error))
     """)
-    assert told == ["1.0", "416", "True"]
+    assert output == ["1.0", "416", "True"]
 
 
 @needs_a_compiler
 def test_threads_have_arrays_of_their_own():
-    told = told_by("""
+    output = output_of("""
         wrong = []
         def work(number):
             for turn in range(20):
@@ -156,4 +156,4 @@ def test_threads_have_arrays_of_their_own():
         [t.join() for t in threads]
         print(len(wrong), held() <= 2 * 4 * (2 + 3))
     """)
-    assert told == ["0", "True"]
+    assert output == ["0", "True"]

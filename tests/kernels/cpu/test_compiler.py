@@ -1,4 +1,4 @@
-"""What is compiled is kept, and where nothing can be compiled it is said what to do."""
+"""Compiled libraries are cached; without a compiler the error names the remedy."""
 
 import pytest
 
@@ -21,19 +21,19 @@ def test_a_library_is_compiled_once(tmp_path, monkeypatch):
     assert library.stat().st_mtime_ns == made
 
 
-def test_a_changed_header_is_compiled_anew(tmp_path, monkeypatch):
+def test_after_a_change_of_a_header_it_is_compiled_again(tmp_path, monkeypatch):
     if compiler.missing_compiler():
         pytest.skip(compiler.missing_compiler())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source, header = tmp_path / "told.cpp", tmp_path / "told.h"
-    source.write_text('#include "told.h"\nextern "C" int answer() { return told; }')
-    for told in (1, 2):
-        header.write_text(f"constexpr int told = {told};")
+    source, header = tmp_path / "value.cpp", tmp_path / "value.h"
+    source.write_text('#include "value.h"\nextern "C" int answer() { return value; }')
+    for value in (1, 2):
+        header.write_text(f"constexpr int value = {value};")
         compiler.compiled_library.cache_clear()
-        assert compiler.compiled_library(source).answer() == told
+        assert compiler.compiled_library(source).answer() == value
 
 
-def test_what_does_not_compile_says_why(tmp_path, monkeypatch):
+def test_a_failed_compilation_names_the_file(tmp_path, monkeypatch):
     if compiler.missing_compiler():
         pytest.skip(compiler.missing_compiler())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -44,7 +44,7 @@ def test_what_does_not_compile_says_why(tmp_path, monkeypatch):
     assert list((tmp_path / "cubemesh" / "compile").iterdir()) == []
 
 
-def test_without_a_compiler_it_is_said_what_to_install(tmp_path, monkeypatch):
+def test_without_a_compiler_the_error_names_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "no-such-compiler" in compiler.missing_compiler()
     with pytest.raises(OSError, match="install g"):
@@ -55,7 +55,7 @@ def test_without_a_compiler_it_is_said_what_to_install(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b"half of it", None])
-def test_a_library_that_was_cut_short_is_compiled_anew(content, tmp_path, monkeypatch):
+def test_a_truncated_library_is_compiled_again(content, tmp_path, monkeypatch):
     if compiler.missing_compiler():
         pytest.skip(compiler.missing_compiler())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -73,7 +73,7 @@ def test_a_library_that_was_cut_short_is_compiled_anew(content, tmp_path, monkey
     assert len(list((tmp_path / "cubemesh" / "compile").iterdir())) == 1
 
 
-def test_a_library_that_cannot_be_read_is_left_as_it_is(tmp_path, monkeypatch):
+def test_a_library_that_cannot_be_loaded_is_not_compiled_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     refused = OSError("failed to map segment from shared object: Cannot allocate memory")
     made = []
@@ -92,7 +92,7 @@ def test_a_library_that_cannot_be_read_is_left_as_it_is(tmp_path, monkeypatch):
 
 
 def test_a_compiler_that_hangs_is_an_error_of_the_system(tmp_path, monkeypatch):
-    """For it is caught as one, and PyTorch's own operations are used."""
+    """The caller catches OSError and uses PyTorch's own operations."""
     hangs = tmp_path / "hangs"
     hangs.write_text("#!/bin/sh\nexec sleep 60\n")
     hangs.chmod(0o755)

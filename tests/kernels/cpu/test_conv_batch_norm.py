@@ -97,7 +97,7 @@ def test_both_passes(threads_used, inputs, filters, add, relu, readers):
         assert relative(ours, theirs) < TOLERANCE
 
 
-def test_a_row_is_enough_and_few_are_too():
+def test_few_rows():
     for rows in (2, 5, 13):
         shape = (1, 32, rows, 1)
         op, x = operation(shape, 32), image(shape)
@@ -112,7 +112,7 @@ def test_a_row_is_enough_and_few_are_too():
         assert error < TOLERANCE * max(1.0, float(want_grads[0].norm()), float(terms))
 
 
-def test_what_needs_no_gradient_gets_none():
+def test_an_input_without_gradient_gets_none():
     shape = (2, 32, 5, 5)
     op = operation(shape, 64)
     (result,) = op(image(shape).detach())
@@ -196,7 +196,7 @@ def test_the_fused_network_joins_the_two_where_that_is_faster(monkeypatch, faste
     fused.tune(x)
     fused_conv_batch_norm = [op for op in fused.operations if isinstance(op, FusedConvBatchNorm)]
     assert len(fused_conv_batch_norm) == (3 if faster else 0), (
-        "the 1×1s whose results nobody else reads"
+        "the 1×1s whose results have no other reader"
     )
     for name, value in learned(fused).items():
         # rounding may let another value through a ReLU, one of 20,000

@@ -72,7 +72,7 @@ def test_normalization(add, relu, readers):
         torch.testing.assert_close(norm.running_var.double(), own.running_var, rtol=1e-5, atol=0)
 
 
-def test_what_is_no_number_stays_none():
+def test_nan_stays_nan():
     norm = nn.BatchNorm2d(16)
     norm.num_batches_tracked = None
     x = image((2, 16, 3, 3)).detach()
@@ -107,7 +107,7 @@ def test_pooling(kernel, stride, padding, ceil, relu):
     assert y.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_of_two_that_tie_the_first_wins_as_pytorchs_does():
+def test_of_equal_values_the_first_is_the_maximum_as_in_pytorch():
     pool = nn.MaxPool2d(3, 2, 1)
     x = torch.ones(1, 16, 7, 7).contiguous(memory_format=torch.channels_last).requires_grad_()
     (want,) = torch.autograd.grad(pool(x).sum(), x)
@@ -135,7 +135,7 @@ def test_a_convolution_with_its_relu(bias, groups):
     assert max(errors) < TOLERANCE, errors
 
 
-def test_what_the_kernels_take():
+def test_supported_arrays():
     assert cpu_kernels.usable(image((2, 16, 3, 3)))
     assert not cpu_kernels.usable(image((2, 24, 3, 3)))
     assert not cpu_kernels.usable(torch.rand(2, 16, 3, 3))
@@ -148,11 +148,11 @@ def known_answer(place):
     ones, least, most = torch.ones(64), 0, 2**32 - 1
     while least < most:
         middle = (least + most + 1) // 2
-        kept = torch.empty_like(ones)
+        passed = torch.empty_like(ones)
         cpu_kernels.library().dropout(
-            ones.data_ptr(), kept.data_ptr(), ones.numel(), 0, middle, 1.0, 1
+            ones.data_ptr(), passed.data_ptr(), ones.numel(), 0, middle, 1.0, 1
         )
-        least, most = (middle, most) if kept[place] else (least, middle - 1)
+        least, most = (middle, most) if passed[place] else (least, middle - 1)
     return least
 
 
@@ -163,7 +163,7 @@ def test_dropout_draws_what_philox_does():
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 33, 7), (5, 1000)])
-def test_dropout_keeps_its_share_and_sends_back_where_it_kept(shape):
+def test_dropout_zeroes_its_fraction_and_passes_the_other_gradients(shape):
     op = FusedDropout(nn.Dropout(0.3))
     op.kernels = True
     x = (torch.rand(shape) + 1).requires_grad_()
@@ -171,18 +171,18 @@ def test_dropout_keeps_its_share_and_sends_back_where_it_kept(shape):
         x = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
     torch.manual_seed(3)
     y = op(x)
-    kept = y != 0
-    torch.testing.assert_close(y[kept], x[kept] / 0.7)
+    passed = y != 0
+    torch.testing.assert_close(y[passed], x[passed] / 0.7)
     spread = (0.3 * 0.7 / x.numel()) ** 0.5
-    assert abs((~kept).float().mean().item() - 0.3) < 5 * spread
+    assert abs((~passed).float().mean().item() - 0.3) < 5 * spread
     (found,) = torch.autograd.grad(y, x, torch.ones(shape))  # another layout than x's
-    torch.testing.assert_close(found, kept / 0.7)
+    torch.testing.assert_close(found, passed / 0.7)
     assert not torch.equal(op(x), y)
     torch.manual_seed(3)
     assert torch.equal(op(x), y)
 
 
-def test_dropout_leaves_alone_what_it_cannot_take_or_must_not_change():
+def test_dropout_uses_pytorch_for_unsupported_arrays_and_in_evaluation():
     op = FusedDropout(nn.Dropout(0.5))
     op.kernels = True
     x = torch.rand(4, 6)

@@ -78,7 +78,7 @@ def test_the_weight_gradient_of_larger_kernels(
     assert found[0].stride() == conv.weight.stride()
 
 
-def test_what_it_takes():
+def test_supported_passes():
     assert gemm_conv.supports(nn.Conv2d(16, 5, 1, stride=2)) == frozenset(PASSES)
     assert gemm_conv.supports(nn.Conv2d(16, 5, 3, stride=2, padding=1)) == {"weight"}
     for other in (
@@ -92,7 +92,7 @@ def test_what_it_takes():
         assert not gemm_conv.supports(nn.Conv2d(**settings)), other
 
 
-def test_it_is_tried_in_channels_last_alone():
+def test_it_is_tried_in_channels_last_only():
     for layout, tried in ((torch.channels_last, True), (torch.contiguous_format, False)):
         tuning = CpuAutotuner()
         x = torch.rand(2, 16, 8, 8).contiguous(memory_format=layout)

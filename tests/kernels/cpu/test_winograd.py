@@ -19,7 +19,7 @@ TOLERANCE = 2e-6
 TIMES = 6
 """How many times the error of a direct convolution in float32 it may be."""
 GUARD = 64
-"""Values before and after an array that nobody may touch."""
+"""Values before and after an array that must not change."""
 
 
 def relative(ours, want):
@@ -98,7 +98,7 @@ def test_all_passes(shape, filters, padding, number, threads):
 
 
 @compiled
-def test_errors_stand_to_a_direct_convolutions_as_is_stated():
+def test_errors_are_within_the_documented_factor_of_a_direct_convolution():
     torch.manual_seed(0)
     x, weight, grad_output = image(2, 256, 12, 12), torch.randn(64, 256, 3, 3), image(2, 64, 12, 12)
     given = (x, weight, torch.zeros(64), grad_output)
@@ -111,22 +111,21 @@ def test_errors_stand_to_a_direct_convolutions_as_is_stated():
 
 
 @compiled
-def test_a_rectified_result_without_a_bias():
+def test_relu_without_a_bias():
     torch.manual_seed(1)
     x, weight = image(2, 32, 6, 7), torch.randn(16, 32, 3, 3)
     x[0, 3, 2, 2] = float("nan")
     y = winograd.convolve(x, layer(weight, None, (1, 1)), relu=True)
     want = F.conv2d(x.double(), weight.double(), padding=1).relu()
-    assert bool(y[0, :, 1:4, 1:4].isnan().all())  # what is no number stays none
+    assert bool(y[0, :, 1:4, 1:4].isnan().all())  # NaN stays NaN
     assert relative(y[1], want[1]) < TOLERANCE
     assert float(y[1].min()) == 0
 
 
 @compiled
 @pytest.mark.parametrize(("channels", "number"), [(16, 2), (176, 2)])
-def test_nothing_outside_of_the_arrays_is_touched(channels, number, threads):
-    """Arrays lie between values that are no numbers: read, they would spread; written, they would
-    be numbers."""
+def test_nothing_outside_of_the_arrays_is_read_or_written(channels, number, threads):
+    """Arrays are surrounded by NaN: read, it would spread; written, it would be a number."""
     threads(number)
     torch.manual_seed(channels)
     library = winograd.library()
@@ -152,13 +151,13 @@ def test_nothing_outside_of_the_arrays_is_touched(channels, number, threads):
         given.append(inner.data_ptr())
     made = [guarded(n) for n in (x.numel(), weight.numel(), channels)]
     works = [guarded(library.winograd_floats(sizes, kind, number)) for kind in (0, 1)]
-    at_x, at_weight, at_slope, at_bias = given
+    at_x, at_weight, at_gradient, at_bias = given
     at_y, at_dweight, at_dbias = (inner.data_ptr() for _, inner in made)
     library.winograd_convolve(
         sizes, at_x, at_weight, strides, at_bias, at_y, works[0][1].data_ptr(), 0, 0, number
     )
     library.winograd_weight_gradient(
-        sizes, at_x, at_slope, at_dweight, strides, at_dbias, works[1][1].data_ptr(), number
+        sizes, at_x, at_gradient, at_dweight, strides, at_dbias, works[1][1].data_ptr(), number
     )
     for whole in [*wholes, *(whole for whole, _ in made + works)]:
         assert bool(whole[:GUARD].isnan().all())
@@ -182,7 +181,7 @@ def test_threads_may_call_at_once_and_get_the_same(threads):
             assert all(map(torch.equal, found, want))
 
 
-def test_what_it_takes():
+def test_supported_layers():
     assert winograd.supports(nn.Conv2d(16, 32, 3, padding=1, device="meta")) == frozenset(PASSES)
     others = (
         {"kernel_size": 1},

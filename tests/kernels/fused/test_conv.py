@@ -36,7 +36,7 @@ def image(*shape):
 
 @compiled
 @pytest.mark.parametrize("relu", [False, True])
-def test_a_layer_with_any_of_its_passes_by_it(relu):
+def test_every_pass_by_its_alternative_algorithm(relu):
     draw = random.Random(relu)
     torch.manual_seed(3)
     for own in ((), ("result",), ("input",), ("weight",), ("result", "weight"), PASSES):
@@ -59,7 +59,7 @@ def test_a_layer_with_any_of_its_passes_by_it(relu):
 
 @compiled
 @pytest.mark.parametrize("fed", [False, True])
-def test_passes_are_chosen_by_time_each_by_itself(fed, monkeypatch):
+def test_each_pass_is_chosen_by_its_own_time(fed, monkeypatch):
     timed = []
 
     def fastest_s(ways, run):
@@ -80,7 +80,7 @@ def test_passes_are_chosen_by_time_each_by_itself(fed, monkeypatch):
     assert once == len(timed) == (2 if fed else 3)
 
 
-def test_without_a_compiler_it_is_pytorchs_own(monkeypatch):
+def test_without_a_compiler_pytorchs_own_runs(monkeypatch):
     def lacking():
         raise OSError("no compiler")
 
@@ -108,7 +108,7 @@ def residual():
 
 @compiled
 @pytest.mark.parametrize("build", [lambda: networks.build("little-cnn", 16, 5), residual])
-def test_a_network_stays_as_near_to_fp64_as_any_framework_must(build):
+def test_a_network_agrees_with_fp64_as_every_framework_must(build):
     """By the measure of test_parity.py: four times as far as PyTorch's fp32 at most."""
     network = build()
     torch.manual_seed(4)

@@ -1,4 +1,4 @@
-"""How arrays are cut into programs: nothing left out, nothing done twice."""
+"""How arrays are divided among programs: every value exactly once."""
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,7 @@ def test_every_row_and_channel_is_in_one_program(rows, channels, processors):
 
 
 class Compiled:
-    """What Triton says of a kernel that it has compiled."""
+    """A compiled kernel, as Triton describes it."""
 
     def __init__(self, n_regs, n_spills=0, shared=0):
         self.n_regs, self.n_spills = n_regs, n_spills
@@ -45,7 +45,7 @@ class Compiled:
 
 
 class Gpu:
-    """Of an H200, what counts here."""
+    """The properties of an H200 that matter here."""
 
     multi_processor_count = 132
     max_threads_per_multi_processor = 2048
@@ -59,11 +59,11 @@ class Gpu:
         (True, Compiled(64), False),  # 8: 792
         (True, Compiled(40, shared=64 * 1024), False),  # 3
         (True, Compiled(40, n_spills=8), False),
-        (False, Compiled(64), True),  # nobody waits for anybody
+        (False, Compiled(64), True),  # no barrier
         (False, Compiled(64, n_spills=8), False),
     ],
 )
-def test_what_meets_is_on_the_gpu_at_once(barrier, compiled, fits, monkeypatch):
+def test_with_a_barrier_all_parts_fit_on_the_gpu(barrier, compiled, fits, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Gpu)
     kernel = type("Kernel", (), {"warmup": lambda self, *args, **options: compiled})()
     launch = Launch(block_rows=64, block_cols=32, warps=4)

@@ -70,7 +70,7 @@ def test_normalization_in_launches_that_fit(dtype, add, relu, readers):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("readers", [1, 2])
-def test_every_launch_that_is_tried_computes_the_same(dtype, readers):
+def test_every_candidate_launch_computes_the_same(dtype, readers):
     """Of a shape as networks have them: parts and slices by the dozen."""
     from cubemesh.kernels.triton.batch_norm import autotune
 
@@ -88,7 +88,7 @@ def test_every_launch_that_is_tried_computes_the_same(dtype, readers):
 
 
 @pytest.mark.parametrize("pieces", [{"one-launch"}, {"reduce", "apply"}])
-def test_a_step_without_numbers_does_not_reach_the_next(pieces):
+def test_nan_in_a_step_does_not_reach_the_next(pieces):
     """As after an overflow, or before weights are loaded."""
     from cubemesh.kernels.triton.batch_norm import autotune
 
@@ -111,7 +111,7 @@ def test_a_step_without_numbers_does_not_reach_the_next(pieces):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("add", "size"), [(0, 7), (1, 16)])  # of 3 · 7² rows no tile is full
-def test_a_product_that_takes_sums(dtype, add, size):
+def test_a_product_that_computes_sums(dtype, add, size):
     from cubemesh.kernels.triton import conv1x1_bn_stats
     from cubemesh.kernels.triton.batch_norm import autotune
 
@@ -153,7 +153,7 @@ def operation(shape, dtype, add, relu, readers):
     x = image(shape, dtype, mean=3.0)
     residual = image(shape, dtype) if add else None
     grad_outputs = [image(shape, dtype).detach() for _ in range(readers)]
-    if relu:  # what lies at zero goes either way: no slope there
+    if relu:  # near zero either is right: no gradient there
         at_zero = before_relu(x, residual, norm).abs() < AT_ZERO
         grad_outputs = [grad_output.masked_fill(at_zero, 0) for grad_output in grad_outputs]
     return op, x, residual, grad_outputs

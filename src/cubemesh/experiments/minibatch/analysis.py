@@ -14,8 +14,8 @@ from functools import cached_property
 from cubemesh.experiments.analysis.groups import Group, group_by
 from cubemesh.experiments.minibatch.curvature import Curvature, curvatures
 from cubemesh.experiments.minibatch.input_bound import DataLocations, data_location
-from cubemesh.forecast.compute import utilization
 from cubemesh.networks import build_for
+from cubemesh.networks.cost import totals
 from cubemesh.schema import (
     Ceiling,
     Figure,
@@ -68,7 +68,8 @@ class MinibatchData:
         work = group.records[0].spec.work
         assert isinstance(work, NetworkWork)
         assert self.rate
-        return utilization(build_for(work), group.key, group.key / figure.value, self.rate)
+        flops = totals(build_for(work), group.key).total.matrix_flops
+        return flops / group.key * figure.value / self.rate
 
 
 def minibatch_data(

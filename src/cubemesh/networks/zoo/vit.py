@@ -3,7 +3,7 @@
     patches    conv 16×16 / 16, 768      a class token before them, plus a learned position each
     12 ×       layer norm, attention of 12 heads, added to the block's input
                layer norm, 3072, GELU, 768, added again
-    head       layer norm, the class token alone, fully connected
+    head       layer norm, the class token only, fully connected
 
 Layer norms have an epsilon of 1e-6, GELU is the error function's, and there is no dropout (its rate
 is 0.0 in torchvision; the paper trains on ImageNet-1k with 0.1). Biases start at zero, and the head

@@ -31,7 +31,8 @@ from cubemesh.forecast.calibration import Calibration, defaults
 from cubemesh.forecast.launch_overhead import stall_s
 from cubemesh.forecast.other_networks import GNMT_TOKENS, OTHERS
 from cubemesh.forecast.passes import DeviceSpeed, passes
-from cubemesh.forecast.step import ForecastRequest, Point, predict
+from cubemesh.forecast.request import ForecastRequest, Point
+from cubemesh.forecast.step import predict
 from cubemesh.machines.catalogue import find
 from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.catalogue.systems import load_system
