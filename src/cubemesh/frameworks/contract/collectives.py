@@ -24,28 +24,17 @@ ROOT = 0
 """The rank that sends or receives the whole array."""
 WIDEST = 256
 """Largest span."""
-_WHOLE_TO: Mapping[str, int] = {
-    "int8": 2**7,
-    "uint8": 2**8,
-    "int32": 2**31,
-    "int64": 2**63,
-    "half": 2**11,
-    "bfloat16": 2**8,
-    "float": 2**24,
-    "double": 2**53,
+_EXACT: Mapping[str, tuple[int, int]] = {
+    "int8": (2**7, 6),
+    "uint8": (2**8, 7),
+    "int32": (2**31, 30),
+    "int64": (2**63, 62),
+    "half": (2**11, 15),
+    "bfloat16": (2**8, 127),
+    "float": (2**24, 127),
+    "double": (2**53, 1023),
 }
-"""Data type → integers below this are exact."""
-_DOUBLINGS: Mapping[str, int] = {
-    "int8": 6,
-    "uint8": 7,
-    "int32": 30,
-    "int64": 62,
-    "half": 15,
-    "bfloat16": 127,
-    "float": 127,
-    "double": 1023,
-}
-"""Data type → how often 1 can be doubled."""
+"""Data type → the integer below which all are exact, and how often 1 can be doubled."""
 SCRAMBLE = (1103515245, 1597334677, 0x7FFFFFFF)
 """Two odd factors, and the mask of the hash."""
 
@@ -165,7 +154,7 @@ def _whole(of: Extent, source: int) -> Piece:
 
 def span(work: Collective, ranks: int) -> int:
     """The span of elements; `Unsupported` where no result could be checked exactly."""
-    whole_to = _WHOLE_TO[work.data_type]
+    whole_to, doublings = _EXACT[work.data_type]
     found = min(WIDEST, whole_to)
     if work.collective in REDUCING:
         if work.reduction == "sum":
@@ -173,7 +162,7 @@ def span(work: Collective, ranks: int) -> int:
         elif work.reduction == "avg":
             found = min(WIDEST, whole_to // ranks**2) if ranks & (ranks - 1) == 0 else 0
         elif work.reduction == "prod":
-            found = 2 if ranks <= _DOUBLINGS[work.data_type] else 0
+            found = 2 if ranks <= doublings else 0
     if found < 2 and work.checks:
         raise Unsupported(
             f"reduction={work.reduction} of {work.data_type} on {ranks} devices cannot be checked "

@@ -81,7 +81,7 @@ class CompiledProgram(PyTorchProgram):
         )
         loss = partial(total_loss, self._weights)
         self.staged = build_stages(self._built, loss, compiled, request.program.compile_by)
-        """The compiled function; `staged.code` and `staged.stage_codes` are its Python."""
+        """The compiled function; `staged.code` is its Python."""
 
     def compile(self, placed: Placed) -> bool | None:
         """Compile by one run without an update, on uninitialized weights; whether all of it came
@@ -128,11 +128,10 @@ def capabilities() -> Capabilities:
     able = runtime.capabilities()
     devices, missing = [], []
     for device in able.devices:
-        reason = _missing_for_cpu() if device == "cpu" else _missing_for_gpu(device)
-        if reason is None:
-            devices.append(device)
-        else:
+        if reason := _missing_for(device):
             missing.append(reason)
+        else:
+            devices.append(device)
     kinds = {device.split(":")[0] for device in devices}
     return replace(
         able,
@@ -235,13 +234,10 @@ def _cache_counts() -> tuple[int, int]:
     return graphs["fxgraph_cache_hit"], misses
 
 
-def _missing_for_cpu() -> str | None:
-    """What must be installed to compile for the CPU; None if nothing."""
-    return missing_compiler() or _missing_headers("CPU")
-
-
-def _missing_for_gpu(device: str) -> str | None:
-    """The same for a GPU."""
+def _missing_for(device: str) -> str | None:
+    """What must be installed to compile for a device; None if nothing."""
+    if device == "cpu":
+        return missing_compiler() or _missing_headers("CPU")
     if torch.cuda.get_device_capability(device) < _VOLTA:
         return f"{device} is older than compute capability 7.0, the first that Triton compiles for."
     if find_spec("triton") is None:

@@ -155,10 +155,9 @@ def _layers(
     replace: Callable[[nn.Module], nn.Module],
 ) -> dict[str, nn.Module]:
     """Node name → module with the network's own arrays."""
-    shapes = {i.name: i.shape for i in network.inputs} | {n.name: n.shape for n in network.nodes}
     layers = {}
     for node in network.nodes:
-        module = replace(lower(node, shapes[node.inputs[0]], node.name in overwriting))
+        module = replace(lower(node, network.shapes[node.inputs[0]], node.name in overwriting))
         attributes = LSTM_ATTRIBUTES if isinstance(module, nn.LSTM) else ATTRIBUTES
         for role, name in {**node.parameters, **node.state}.items():
             setattr(module, attributes.get(role, role), arrays[name])

@@ -30,7 +30,7 @@ from cubemesh.frameworks.contract.gradient_sync import (
 from cubemesh.frameworks.contract.group import RANK_SEEDS
 from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported, monotonic_s
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
-from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import SyncLayers
+from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import synchronized
 from cubemesh.frameworks.pytorch.distributed.weight_server import TorchReplica
 from cubemesh.frameworks.pytorch.input.host_to_device import HostToDevice, Placed
 from cubemesh.frameworks.pytorch.module import build_modules
@@ -84,8 +84,9 @@ class PyTorchProgram:
             memory_format=self._memory_format,
             overwrite=self.overwrites,
             layer_types=_layer_types(request),
-            replace=SyncLayers(
-                request.group,
+            replace=partial(
+                synchronized,
+                group=request.group,
                 norm=settings.batch_norm == "global",
                 dropout=settings.deterministic,
             ),

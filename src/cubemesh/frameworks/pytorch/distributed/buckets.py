@@ -27,11 +27,6 @@ AllocateBucket = Callable[[int, Tensor], "Tensor | None"]
 """(numbers, an array of their dtype) → a flat array of zeros; None for PyTorch's allocator."""
 
 
-def default_allocation(numbers: int, like: Tensor) -> Tensor | None:
-    """PyTorch's allocator."""
-    return None
-
-
 class GradientBuckets:
     """The buckets of a network's parameters; `ready` is called with each when it is full."""
 
@@ -40,7 +35,7 @@ class GradientBuckets:
         parameters: Mapping[str, nn.Parameter],
         bucket_bytes: int,
         ready: Callable[[Bucket], None],
-        allocate: AllocateBucket = default_allocation,
+        allocate: AllocateBucket | None = None,
         low_precision_dtype: torch.dtype | None = None,
     ) -> None:
         """`low_precision_dtype`: dtype of the buckets; None for the parameters' own."""
@@ -114,7 +109,7 @@ class GradientBuckets:
         like = {name: self._parameters[name] for name in names}
         size, first = sum(p.numel() for p in like.values()), like[names[0]]
         kind = first.new_empty(0, dtype=self._travels_as)
-        flat = self._allocate(size, kind)
+        flat = self._allocate(size, kind) if self._allocate else None
         if flat is None:
             flat = kind.new_zeros(size)
         else:
@@ -172,7 +167,7 @@ def buckets_for(
         parameters,
         sync.bucket_bytes,
         sync.ready,
-        sync.allocate if isinstance(sync, AllocatesBuckets) else default_allocation,
+        sync.allocate if isinstance(sync, AllocatesBuckets) else None,
         LOW_PRECISION if sync.low_precision else None,
     )
 

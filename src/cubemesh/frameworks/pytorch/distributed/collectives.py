@@ -8,6 +8,8 @@ largest size, so that small ones are not always in a cache."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -85,7 +87,7 @@ class TorchCollective:
     def _operation(self, given: Tensor, got: Tensor) -> Callable[[], object]:
         if self._pair is not None:
             return self._sending(given, got, *self._pair)
-        name, op = self._work.collective, _OPS[self._work.reduction]
+        name, (op, _) = self._work.collective, _REDUCTIONS[self._work.reduction]
         parts = list((given if name == "scatter" else got).chunk(self.ranks))
         mine = parts if self.rank == ROOT else None
         before, after = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
@@ -149,9 +151,7 @@ class TorchCollective:
                     self._numbers(piece.from_start + start, len(part), source, repetition)
                     for source in piece.sources
                 )
-                right = next(each)
-                for other in each:
-                    right = self._reduced(right, other)
+                right = reduce(_REDUCTIONS[self._work.reduction][1], each)
                 if self._averages:
                     right //= self.ranks
                 found += int((part != right.to(part.dtype)).sum())
@@ -175,27 +175,18 @@ class TorchCollective:
             number += 1
         return number * self.ranks if self._averages else number
 
-    def _reduced(self, one: Tensor, other: Tensor) -> Tensor:
-        reduce: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-            "sum": torch.add,
-            "avg": torch.add,
-            "prod": torch.mul,
-            "min": torch.minimum,
-            "max": torch.maximum,
-        }
-        return reduce[self._work.reduction](one, other)
-
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """The current names; the older ones warn at each call."""
-_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "prod": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "avg": dist.ReduceOp.AVG,
+_REDUCTIONS: dict[str, tuple[Any, Callable[[Tensor, Tensor], Tensor]]] = {
+    "sum": (dist.ReduceOp.SUM, torch.add),
+    "prod": (dist.ReduceOp.PRODUCT, torch.mul),
+    "min": (dist.ReduceOp.MIN, torch.minimum),
+    "max": (dist.ReduceOp.MAX, torch.maximum),
+    "avg": (dist.ReduceOp.AVG, torch.add),
 }
+"""Reduction → operation of torch.distributed, and of two arrays for the check."""
 
 
 def library(device: str) -> str:

@@ -75,7 +75,6 @@ class StagedLoss:
     code: str
     """Python source of the function that calls the stages."""
     stages: tuple[Stage, ...]
-    stage_codes: tuple[str, ...]
     run: Callable[..., Tensor]
     """(each input, labels) → loss."""
 
@@ -86,7 +85,7 @@ def build_stages(
     """The stages of a built network, each compiled by `compiled`."""
     network, stages = built.network, partition(built.network, compile_by)
     names = identifiers(network)
-    codes, called = [], {}
+    called = {}
     for stage in stages:
         code = write_forward(names, stage.inputs, stage.nodes, stage.results, built.layer_types)
         if stage is stages[-1]:
@@ -95,13 +94,12 @@ def build_stages(
         defined = define(
             code, f"{network.name}, {stage.name}", {**scope, "loss_of": loss, "torch": torch}
         )
-        codes.append(code)
         called[f"run_{stage.name}"] = compiled(
             defined["forward_to_loss" if stage is stages[-1] else "forward"]
         )
     code = _write_calls(names, stages, [i.name for i in network.inputs])
     run = define(code, f"{network.name}, by stages", called)["forward"]
-    return StagedLoss(code=code, stages=stages, stage_codes=tuple(codes), run=run)
+    return StagedLoss(code=code, stages=stages, run=run)
 
 
 def _write_loss(names: Mapping[str, str], stage: Stage, network: Network) -> str:

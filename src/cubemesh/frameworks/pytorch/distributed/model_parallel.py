@@ -91,7 +91,7 @@ class ModelParallelProgram(PyTorchProgram):
     def evaluate(self, placed: Placed) -> Array:
         """Scores, on every rank."""
         self.module.eval()
-        head = self._parts[-1].shape(self._whole.output)
+        head = self._parts[-1].shapes[self._whole.output]
         with torch.no_grad(), self._autocast:
             (values,) = self._built.evaluation(*self._inputs(placed))
         self.module.train()

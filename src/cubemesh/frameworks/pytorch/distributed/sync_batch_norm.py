@@ -25,20 +25,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from cubemesh.frameworks.contract.group import Group
 
 
-class SyncLayers:
-    """Replaces batch normalization and dropout by their synchronized versions."""
-
-    def __init__(self, group: Group, *, norm: bool, dropout: bool) -> None:
-        self._group, self._dropout = group, dropout
-        self._norm = norm and group.size > 1
-
-    def __call__(self, layer: nn.Module) -> nn.Module:
-        """The layer to use for `layer`: itself, if it treats samples separately."""
-        if self._norm and isinstance(layer, _BatchNorm):
-            return SyncBatchNorm(layer, self._group)
-        if self._dropout and isinstance(layer, nn.Dropout):
-            return SyncDropout(layer.p, self._group)
-        return layer
+def synchronized(layer: nn.Module, *, group: Group, norm: bool, dropout: bool) -> nn.Module:
+    """The synchronized version of a batch normalization (`norm`) or dropout; else the layer."""
+    if norm and group.size > 1 and isinstance(layer, _BatchNorm):
+        return SyncBatchNorm(layer, group)
+    if dropout and isinstance(layer, nn.Dropout):
+        return SyncDropout(layer.p, group)
+    return layer
 
 
 class SyncDropout(nn.Module):

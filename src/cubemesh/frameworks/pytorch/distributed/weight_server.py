@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn, optim
 
-from cubemesh.frameworks.contract.gradient_sync import Bucket, ServerWeights
+from cubemesh.frameworks.contract.gradient_sync import Bucket
 from cubemesh.frameworks.pytorch.distributed.buckets import places
 from cubemesh.frameworks.pytorch.runtime import on_stream
 
@@ -33,8 +34,9 @@ class TorchReplica:
         own_optimizer: optim.Optimizer,
         make_optimizer: MakeOptimizer,
     ) -> None:
-        self._parameters, self._buckets = parameters, buckets
-        self._own_optimizer, self._make_optimizer = own_optimizer, make_optimizer
+        self.server_weights = partial(
+            TorchServerWeights, parameters, buckets, own_optimizer, make_optimizer
+        )
         self.received: Sequence[Tensor] = [torch.empty_like(b.gradients) for b in buckets]
         received = _by_name(self.received, buckets, parameters)
         self._received = [received[name] for name in parameters]
@@ -43,12 +45,6 @@ class TorchReplica:
     def load_received(self) -> None:
         """See `Replica`."""
         torch._foreach_copy_(self._weights, self._received)
-
-    def server_weights(self) -> ServerWeights:
-        """See `Replica`."""
-        return TorchServerWeights(
-            self._parameters, self._buckets, self._own_optimizer, self._make_optimizer
-        )
 
 
 class TorchServerWeights:

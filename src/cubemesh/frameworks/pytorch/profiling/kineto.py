@@ -54,7 +54,6 @@ def read_trace(trace: TraceEvent, clock_of: Callable[[int], float]) -> tuple[Pro
         if event.get("ph") == "X" and event.get("cat") in _KINDS and "dur" in event
     ]
     events.sort(key=lambda event: (event["ts"], -event["dur"]))
-    attributed = _Attribution(events)
     return tuple(
         ProfileEvent(
             name=str(event["name"]),
@@ -67,7 +66,7 @@ def read_trace(trace: TraceEvent, clock_of: Callable[[int], float]) -> tuple[Pro
             update=update,
             occupancy=_occupancy(event),
         )
-        for event, (layer, update) in zip(events, attributed.found, strict=True)
+        for event, (layer, update) in zip(events, _attributions(events), strict=True)
     )
 
 
@@ -93,38 +92,32 @@ def _occupancy(event: TraceEvent) -> float | None:
     return None if percent is None else float(percent) / 100
 
 
-class _Attribution:
-    """The attribution of each event: (layer, whether in the optimizer's update)."""
+def _attributions(events: list[TraceEvent]) -> Iterable[tuple[str, bool]]:
+    """Of each event: its layer, and whether it is in the optimizer's update."""
+    host = [r for r in events if _KINDS[r["cat"]] in ("operator", "scope", "runtime")]
+    layer_of_sequence = _layers_by_sequence(host)
+    by_event: dict[int, tuple[str, bool]] = {}
+    by_launch: dict[int | None, tuple[str, bool]] = {}
+    for event, enclosing in _nested(host):
+        by_event[id(event)] = _attribution((*enclosing, event), layer_of_sequence)
+        by_launch[_launch(event)] = by_event[id(event)]
+    by_launch[None] = ("", False)
+    for event in events:
+        yield by_event.get(id(event)) or by_launch.get(_launch(event), ("", False))
 
-    def __init__(self, events: list[TraceEvent]) -> None:
-        host = [r for r in events if _KINDS[r["cat"]] in ("operator", "scope", "runtime")]
-        self._layer_of_sequence = _layers_by_sequence(host)
-        attributed: dict[int, tuple[str, bool]] = {}
-        launched: dict[int, tuple[str, bool]] = {}
-        for event, enclosing in _nested(host):
-            attribution = self._attribute((*enclosing, event))
-            attributed[id(event)] = attribution
-            launch = _launch(event)
-            if launch is not None:
-                launched[launch] = attribution
-        unattributed = ("", False)
-        self.found = [
-            attributed[id(event)]
-            if id(event) in attributed
-            else launched.get(_launch(event) or 0, unattributed)
-            for event in events
-        ]
 
-    def _attribute(self, enclosing: tuple[TraceEvent, ...]) -> tuple[str, bool]:
-        """The innermost event that names a layer decides."""
-        update = any(str(event["name"]).startswith(_UPDATE) for event in enclosing)
-        for event in reversed(enclosing):
-            layer = _layer_named(event)
-            if layer is None and _is_backward(event):
-                layer = self._layer_of_sequence.get(_sequence(event))
-            if layer is not None:
-                return layer, update
-        return "", update
+def _attribution(
+    enclosing: tuple[TraceEvent, ...], layer_of_sequence: Mapping[int | None, str]
+) -> tuple[str, bool]:
+    """The innermost event that names a layer decides."""
+    update = any(str(event["name"]).startswith(_UPDATE) for event in enclosing)
+    for event in reversed(enclosing):
+        layer = _layer_named(event)
+        if layer is None and _is_backward(event):
+            layer = layer_of_sequence.get(_sequence(event))
+        if layer is not None:
+            return layer, update
+    return "", update
 
 
 def _layers_by_sequence(host: list[TraceEvent]) -> dict[int | None, str]:
