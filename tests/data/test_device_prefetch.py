@@ -15,7 +15,7 @@ class Numbered:
     """Minibatches 0, 1, … as a pipeline makes them; may raise instead of one."""
 
     def __init__(self, count: int, fails_at: int | None = None) -> None:
-        self.waited_s, self.taken, self.closed = 0.0, None, False
+        self.waited_s, self.current, self.closed = 0.0, None, False
         self._count, self._fails_at, self.made = count, fails_at, 0
         self.full = threading.Event()
 
@@ -28,7 +28,7 @@ class Numbered:
         if self.made == self._count:
             raise StopIteration
         number = np.array([self.made])
-        self.taken, self.made = PlannedBatch(None, number), self.made + 1
+        self.current, self.made = PlannedBatch(None, number), self.made + 1
         if self.made == AHEAD + 2:
             self.full.set()
         return EncodedBatch(np.empty(1, object), labels=number)
@@ -52,7 +52,7 @@ class Decoder:
 def test_batches_come_in_order_with_their_plan_from_one_thread():
     decoder = Decoder()
     ahead = DevicePrefetcher(Numbered(7), decoder)
-    seen = [(b.labels[0], ahead.taken.indices[0]) for b in ahead]
+    seen = [(b.labels[0], ahead.current.indices[0]) for b in ahead]
     assert seen == [(100 + n, n) for n in range(7)]
     assert decoder.threads == {"cubemesh-decode"}
     ahead.close()

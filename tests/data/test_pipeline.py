@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from cubemesh.batches import Batch
 from cubemesh.data import input_threads
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.images.arrays import FloatImages
-from cubemesh.data.pipeline import Batches, PlannedBatch, PrefetchLoader, SyncLoader, batches
+from cubemesh.data.pipeline import SLOTS, Batches, PlannedBatch, PrefetchLoader, SyncLoader, batches
 from cubemesh.data.source import Indices, Source
 from cubemesh.errors import DataError, UsageError
 from cubemesh.schema.spec import ProgramSettings
@@ -60,15 +61,14 @@ def input_threads_alive() -> list[str]:
 @given(
     st.lists(st.integers(1, 9), max_size=12),
     st.integers(1, 4),
-    st.integers(2, 4),
     st.sampled_from([1, 200, 700]),
 )
 def test_threads_change_neither_order_nor_content(
-    sizes: list[int], threads: int, slots: int, side: int
+    sizes: list[int], threads: int, side: int
 ) -> None:
     source = Numbers(20, side)  # of 700 pixels a piece holds one image, of 1 all of them
     wanted = plan(source, sizes)
-    with PrefetchLoader(iter(wanted), source, 9, threads, slots) as ahead:
+    with closing(PrefetchLoader(iter(wanted), source, 9, threads)) as ahead:
         assert seen(ahead) == seen(SyncLoader(iter(wanted), source, 9))
     assert [n for n, _ in seen(SyncLoader(iter(wanted), source, 9))] == [
         w.indices.tolist() for w in wanted
@@ -93,24 +93,24 @@ def test_samples_in_order(threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_a_batch_stays_until_the_next_is_taken(threads: int) -> None:
+def test_a_batch_is_valid_until_the_next_is_requested(threads: int) -> None:
     source = Numbers(64)
     made = batches(iter(plan(source, [8] * 200)), source, 8, threads)
     for batch, wanted in zip(made, plan(source, [8] * 200), strict=True):
         time.sleep(0.0002)
         assert batch.labels.tolist() == wanted.indices.tolist()
-        assert made.taken is not None
-        assert made.taken.indices.tolist() == wanted.indices.tolist()
+        assert made.current is not None
+        assert made.current.indices.tolist() == wanted.indices.tolist()
     made.close()
 
 
 def test_memory_is_bounded_by_the_slots() -> None:
     source = Numbers(64)
-    with PrefetchLoader(iter(plan(source, [8] * 300)), source, 8, threads=4, slots=3) as ahead:
+    with closing(PrefetchLoader(plan(source, [8] * 300), source, 8, threads=4)) as ahead:
         next(ahead)
-        time.sleep(0.05)  # time enough to run away
+        time.sleep(0.05)  # in which it must not use more memory
         assert len(list(ahead)) == 299
-    assert source.emptied == 3
+    assert source.emptied == SLOTS
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
@@ -127,7 +127,7 @@ def test_an_error_comes_where_its_minibatch_would_have(threads: int) -> None:
     made.close()
 
 
-def test_of_two_errors_in_a_minibatch_the_first_in_order_is_told() -> None:
+def test_of_two_errors_in_a_batch_the_first_in_order_is_raised() -> None:
     source = Numbers(8, side=700)  # a piece an image
     source.broken = {2: DataError("the second"), 5: DataError("the fifth")}
     for _ in range(20):
@@ -137,7 +137,7 @@ def test_of_two_errors_in_a_minibatch_the_first_in_order_is_told() -> None:
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_a_plan_that_fails_is_told_too(threads: int) -> None:
+def test_an_error_of_the_plan_is_raised(threads: int) -> None:
     source = Numbers(8)
 
     def failing() -> Iterator[PlannedBatch]:
@@ -151,7 +151,7 @@ def test_a_plan_that_fails_is_told_too(threads: int) -> None:
     made.close()
 
 
-def test_closing_ends_the_threads_and_frees_a_taker() -> None:
+def test_closing_ends_the_threads_and_the_iteration() -> None:
     source = Numbers(64)
     source.slow_s = 0.01
     ahead = PrefetchLoader(iter(plan(source, [8] * 1000)), source, 8, threads=3)
@@ -170,7 +170,7 @@ def test_closing_before_the_first_minibatch_starts_nothing() -> None:
     assert input_threads_alive() == []
 
 
-def test_how_long_the_taker_waited() -> None:
+def test_the_time_waited_for_batches_is_counted() -> None:
     source = Numbers(64)
     source.slow_s = 0.03
     feed = Feed(source, 8, 0)
@@ -200,7 +200,7 @@ class Gated(Numbers):
 
 def test_the_next_batch_is_made_before_it_is_asked_for() -> None:
     source = Gated(64)
-    with PrefetchLoader(iter(plan(source, [8] * 3)), source, 8, threads=1) as loader:
+    with closing(PrefetchLoader(plan(source, [8] * 3), source, 8, threads=1)) as loader:
         source.permits.release()
         next(loader)
         assert source.made.acquire(timeout=60)
@@ -231,8 +231,3 @@ def test_threads_are_chosen_by_what_the_data_need() -> None:
     assert input_threads("synthetic", None, 8, "device") == 0
     with pytest.raises(UsageError, match="input_threads=-1 "):
         ProgramSettings(input_threads=-1)
-
-
-def test_too_few_slots() -> None:
-    with pytest.raises(ValueError, match="two slots"):
-        PrefetchLoader(iter([]), Numbers(8), 4, threads=1, slots=1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cubemesh.data import synthetic
-from cubemesh.data.images import cifar10, digits, generated_jpegs, open_images
+from cubemesh.data.images import cifar10, cifar10_python, digits, generated_jpegs, open_images
 from cubemesh.data.images.image_source import NAME as IMAGES
 from cubemesh.data.images.open_images import ImageOptions
 from cubemesh.data.source import Shape, Source, Split
@@ -110,7 +110,7 @@ SOURCES: dict[str, SourceEntry] = {
     "cifar-10": SourceEntry(
         about="60,000 colour images, 32×32, from the folder data_path names (Krizhevsky, 2009)",
         open=lambda r: cifar10.open_cifar10(r.given_path, r.split, r.shape, r.classes),
-        classes=cifar10.CLASSES,
+        classes=cifar10_python.CLASSES,
         train_samples=cifar10.TRAIN_SAMPLES,
         check_path=cifar10.check_files,
     ),

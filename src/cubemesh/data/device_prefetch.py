@@ -26,7 +26,7 @@ class DevicePrefetcher:
 
     def __init__(self, encoded: Batches, program: SupportsDecoding) -> None:
         self.waited_s = 0.0
-        self.taken: PlannedBatch | None = None
+        self.current: PlannedBatch | None = None
         self._encoded, self._program = encoded, program
         self._ready: deque[tuple[Batch, PlannedBatch | None]] = deque()
         self._error: BaseException | None = None
@@ -47,7 +47,7 @@ class DevicePrefetcher:
                 if self._error is not None:
                     raise self._error
                 raise StopIteration
-            batch, self.taken = self._ready.popleft()
+            batch, self.current = self._ready.popleft()
             self._changed.notify_all()
         self.waited_s += time.perf_counter() - start
         return batch
@@ -69,7 +69,7 @@ class DevicePrefetcher:
                 decoded = self._program.decode(batch)
                 if not self._hand_over(decoded):
                     return
-        except BaseException as raised:  # it is the taker's, whatever it is
+        except BaseException as raised:  # raised in the consumer
             self._error = raised
         finally:
             with self._changed:
@@ -82,6 +82,6 @@ class DevicePrefetcher:
             self._changed.wait_for(lambda: len(self._ready) < AHEAD or self._closed)
             if self._closed:
                 return False
-            self._ready.append((decoded, self._encoded.taken))
+            self._ready.append((decoded, self._encoded.current))
             self._changed.notify_all()
         return True

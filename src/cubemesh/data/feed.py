@@ -48,7 +48,7 @@ class Feed:
         epochs: int | None = None,
         rank: int = 0,
         ranks: int = 1,
-        taken_by: int = 1,
+        shared_by: int = 1,
         start: int = 0,
     ) -> None:
         if batch_per_device * ranks > source.samples:
@@ -64,16 +64,16 @@ class Feed:
         self.seed = seed
         self.threads = threads
         self.rank, self.ranks = rank, ranks
-        self.samples_per_step = batch_per_device // taken_by
-        """Samples that this rank counts as its own, where `taken_by` ranks take the same ones."""
+        self.samples_per_step = batch_per_device // shared_by
+        """Samples that this rank counts as its own, if `shared_by` ranks use the same batch."""
         self.tried: NDArray[np.bool_] = np.zeros(source.samples, np.bool_)
-        """The samples of a batch."""
+        """Whether each sample was in a batch."""
         first, passed = divmod(start, self.steps_per_epoch)
         numbers = itertools.count(first) if epochs is None else range(first, epochs)
         epochs_plan = itertools.chain.from_iterable(map(self.plan, numbers))
         plan = itertools.islice(epochs_plan, passed, None)
         self._batches: Batches = batches(plan, source, batch_per_device, threads)
-        self._taken_at, self._waits_s = array("d"), array("d")
+        self._received_at, self._waits_s = array("d"), array("d")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -81,15 +81,15 @@ class Feed:
         return self.source.samples // (self.batch_per_device * self.ranks)
 
     @property
-    def taken(self) -> NDArray[np.int64]:
+    def indices(self) -> NDArray[np.int64]:
         """Indices of the samples in the last batch."""
-        assert self._batches.taken is not None, "a minibatch was taken"
-        return self._batches.taken.indices
+        assert self._batches.current is not None, "after the first batch"
+        return self._batches.current.indices
 
     def waited_s(self, started: float, ended: float) -> float:
         """Seconds that the training thread waited for batches, or prepared them, between two
         readings of `time.perf_counter()`: the time lost to the input."""
-        first, last = (bisect.bisect_left(self._taken_at, t) for t in (started, ended))
+        first, last = (bisect.bisect_left(self._received_at, t) for t in (started, ended))
         return sum(self._waits_s[first:last])
 
     def plan(self, number: int) -> Iterator[PlannedBatch]:
@@ -116,9 +116,9 @@ class Feed:
     def __next__(self) -> Batch:
         before_s = self._batches.waited_s
         batch = next(self._batches)
-        self._taken_at.append(time.perf_counter())
+        self._received_at.append(time.perf_counter())
         self._waits_s.append(self._batches.waited_s - before_s)
-        self.tried[self.taken] = True
+        self.tried[self.indices] = True
         return batch
 
     def decode_by(self, program: SupportsDecoding) -> None:

@@ -48,16 +48,12 @@ def _is_resident(extent: Extent) -> bool | None:
     except OSError:
         return None
     try:
-        if not _is_told_of(descriptor, extent.path):
+        # For files of other users mincore reports all pages as resident (Linux 5.2).
+        if os.fstat(descriptor).st_uid != os.geteuid() and not os.access(extent.path, os.W_OK):
             return None
         return _page_is_resident(descriptor, extent.offset + extent.size // 2)
     finally:
         os.close(descriptor)
-
-
-def _is_told_of(descriptor: int, path: Path) -> bool:
-    """For files of other users mincore reports all pages as resident (Linux 5.2)."""
-    return os.fstat(descriptor).st_uid == os.geteuid() or os.access(path, os.W_OK)
 
 
 def _page_is_resident(descriptor: int, offset: int) -> bool | None:

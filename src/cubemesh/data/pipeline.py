@@ -22,8 +22,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from cubemesh.batches import Batch
 from cubemesh.data.source import BatchMaker, Indices, Source
@@ -48,7 +47,7 @@ class Batches(Protocol):
 
     waited_s: float
     """Seconds that the consumer has spent in `next` so far."""
-    taken: PlannedBatch | None
+    current: PlannedBatch | None
     """The plan of the last batch."""
 
     def __iter__(self) -> Iterator[Batch]: ...
@@ -77,7 +76,7 @@ class SyncLoader:
 
     def __init__(self, plan: Iterable[PlannedBatch], like: Source, samples: int) -> None:
         self.waited_s = 0.0
-        self.taken: PlannedBatch | None = None
+        self.current: PlannedBatch | None = None
         self._plan = iter(plan)
         self._slots = itertools.cycle([like.empty(samples) for _ in range(2)])
 
@@ -89,7 +88,7 @@ class SyncLoader:
         wanted = next(self._plan)
         slot = next(self._slots)
         batch = wanted.source.batch(wanted.indices, rows(slot, 0, len(wanted.indices)))
-        self.taken = wanted
+        self.current = wanted
         self.waited_s += time.perf_counter() - start
         return batch
 
@@ -113,14 +112,6 @@ class _Filling:
 
 
 @dataclass(frozen=True)
-class _Broken:
-    """The end of a plan that could not go on."""
-
-    error: BaseException
-    missing: int = 0
-
-
-@dataclass(frozen=True)
 class _Piece:
     filling: _Filling
     start: int
@@ -128,25 +119,19 @@ class _Piece:
 
 
 class PrefetchLoader:
-    """Prefetches batches in `threads` threads and `slots` slots."""
+    """Prefetches batches in `threads` threads and `SLOTS` slots."""
 
     def __init__(
-        self,
-        plan: Iterable[PlannedBatch],
-        like: Source,
-        samples: int,
-        threads: int,
-        slots: int = SLOTS,
+        self, plan: Iterable[PlannedBatch], like: Source, samples: int, threads: int
     ) -> None:
-        if threads < 1 or slots < 2:
-            raise ValueError("prefetching takes a thread and two slots at least")
         self.waited_s = 0.0
-        self.taken: PlannedBatch | None = None
+        self.current: PlannedBatch | None = None
         self._plan: Iterator[PlannedBatch] | None = iter(plan)
-        self._free = [like.empty(samples) for _ in range(slots)]
+        self._free = [like.empty(samples) for _ in range(SLOTS)]
         sample_bytes = max(1, self._free[0].size_bytes // samples)
         self._piece = max(1, min(PIECE_BYTES // sample_bytes, samples // threads))
-        self._coming: deque[_Filling | _Broken] = deque()
+        self._plan_error: BaseException | None = None
+        self._coming: deque[_Filling] = deque()
         """In the plan's order."""
         self._pieces: deque[_Piece] = deque()
         self._held: _Filling | None = None
@@ -157,17 +142,6 @@ class PrefetchLoader:
             for n in range(threads)
         ]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __iter__(self) -> Iterator[Batch]:
         return self
 
@@ -177,23 +151,21 @@ class PrefetchLoader:
             self._start()
             self._give_back()
             self._changed.wait_for(self._is_settled)
-            if not self._coming:
-                raise StopIteration
-            first = self._coming.popleft()
-            if isinstance(first, _Filling):
-                self._held = first
+            first = self._held = self._coming.popleft() if self._coming else None
+            error = self._plan_error if first is None else first.error
         self.waited_s += time.perf_counter() - start
-        if first.error is not None:
+        if error is not None:
             self.close()
-            raise first.error
-        assert isinstance(first, _Filling), "all else has an error"
-        self.taken = first.wanted
+            raise error
+        if first is None:
+            raise StopIteration
+        self.current = first.wanted
         return rows(first.slot, 0, len(first.wanted.indices))
 
     def close(self) -> None:
         """See `Batches.close`. Waits for the pieces that are being made."""
         with self._changed:
-            self._plan = None
+            self._plan = self._plan_error = None
             self._pieces.clear()
             self._coming.clear()
             self._free.clear()
@@ -225,7 +197,7 @@ class PrefetchLoader:
             error = None
             try:
                 _fill(piece)
-            except BaseException as raised:  # it is the taker's, whatever it is
+            except BaseException as raised:  # raised in the consumer
                 error = raised
             filling = piece.filling
             with self._changed:
@@ -252,9 +224,8 @@ class PrefetchLoader:
         assert self._plan is not None, "asked of a plan that has not ended"
         try:
             wanted = next(self._plan, None)
-        except BaseException as raised:  # a plan that cannot go on: the taker's as well
-            self._coming.append(_Broken(raised))
-            wanted = None
+        except BaseException as raised:  # raised in the consumer, after the batches before it
+            self._plan_error, wanted = raised, None
         if wanted is None:
             self._plan = None
         else:

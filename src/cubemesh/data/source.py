@@ -25,6 +25,8 @@ Shape = tuple[int, int, int]
 """Channels, height and width of one image."""
 Indices = NDArray[np.int64]
 
+VALIDATION_EVERY = 10
+"""In data without splits every tenth sample is for validation."""
 CACHE_BYTES = 256 * 2**20
 """Memory limit for images held in the network's shape. A larger set is converted batch by batch."""
 
@@ -71,6 +73,11 @@ class HasEpochs(Protocol):
 
     def epoch(self, number: int, seed: int) -> Epoch:
         """The pass counted from 0; the same for the same seed."""
+
+
+def in_split(split: Split, position: int) -> bool:
+    """Whether the sample at `position` (from 1) belongs to `split`, in data without splits."""
+    return (position % VALIDATION_EVERY == 0) == (split == "validation")
 
 
 def empty_batch(samples: int, shape: Shape) -> Batch:

@@ -77,7 +77,7 @@ def _steps(
     for step in range(work.iterations):
         placed = program.place(next(feed))
         if step < FED_STEPS:
-            fed.append(tuple(map(int, feed.taken)))
+            fed.append(tuple(map(int, feed.indices)))
         if step == 0:
             program.inspected_step(placed, look)
         else:

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from cubemesh.data.images.decode import SUFFIXES
 from cubemesh.data.images.files import identity_of, read_whole, readable
 from cubemesh.data.page_cache import Extent
-from cubemesh.data.source import Split
+from cubemesh.data.source import Split, in_split
 from cubemesh.errors import DataError
 from cubemesh.units import format_count
 
 SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "validation": ("val", "validation")}
-VALIDATION_EVERY = 10
 
 
 class ImageFolder:
@@ -48,7 +47,7 @@ class ImageFolder:
                 continue
             files = sorted(self._images(name), key=os.fsencode)
             if folder is None:
-                files = [f for n, f in enumerate(files, 1) if is_of(split, n)]
+                files = [f for n, f in enumerate(files, 1) if in_split(split, n)]
             self._names += files
             labels += [label] * len(files)
         self.labels: NDArray[np.int64] = np.array(labels, np.int64)
@@ -89,7 +88,7 @@ class ImageFolder:
                     if os.path.splitext(entry.name)[1].lower() in SUFFIXES:
                         yield entry.name
                     else:
-                        self.ignored["no image by its name"] += 1
+                        self.ignored["not an image by its name"] += 1
         except OSError as error:
             raise DataError(f"{self.root / name} cannot be read: {error.strerror}.") from error
 
@@ -104,11 +103,6 @@ def split_folder(root: Path, split: Split) -> Path | None:
     """The folder of a split, where the data have one each."""
     found = (root / name for name in SPLITS[split])
     return next((folder for folder in found if folder.is_dir()), None)
-
-
-def is_of(split: Split, position: int) -> bool:
-    """Whether what comes `position`-th (from 1) is for `split`, where the data are not split."""
-    return (position % VALIDATION_EVERY == 0) == (split == "validation")
 
 
 def class_names(folder: Path) -> tuple[str, ...]:

@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 
 from cubemesh.data.images.decode import SUFFIXES, Skipped
 from cubemesh.data.images.files import MAX_FILE_BYTES, identity_of, pread, readable
-from cubemesh.data.images.image_folder import SPLITS, is_of
+from cubemesh.data.images.image_folder import SPLITS
 from cubemesh.data.page_cache import Extent
-from cubemesh.data.source import Split
+from cubemesh.data.source import Split, in_split
 from cubemesh.errors import DataError
 
 MOST_CLASSES = 1 << 20
@@ -74,7 +74,7 @@ class TarShards:
         members = [m for m, label in zip(own.images, labels, strict=True) if label >= 0]
         labels = labels[labels >= 0]
         if not shards["validation"]:
-            chosen = [n for n in range(len(members)) if is_of(split, n + 1)]
+            chosen = [n for n in range(len(members)) if in_split(split, n + 1)]
             members, labels = [members[n] for n in chosen], labels[chosen]
         if not members:
             raise DataError(f"{self._files[0].parent} has no images for {split} in its tar files.")
@@ -229,7 +229,7 @@ def _sort_in(
         else:
             found.classes[number, key] = label
     else:
-        ignored["no image by its name"] += 1
+        ignored["not an image by its name"] += 1
 
 
 def _key_of(name: str) -> tuple[str, str]:

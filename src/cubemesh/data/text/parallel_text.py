@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from cubemesh.batches import PADDING
-from cubemesh.data.source import Split
+from cubemesh.data.source import VALIDATION_EVERY, Split, in_split
 from cubemesh.data.text.sequences import Sequences
 from cubemesh.errors import DataError, UsageError
 from cubemesh.networks.graph import Network
@@ -28,7 +28,6 @@ NAME = "parallel-text"
 FILES = ("source.txt", "target.txt")
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 PAD, UNKNOWN, BEGIN, END = range(len(SPECIAL))
-VALIDATION_EVERY = 10
 
 Words = list[str]
 Pair = tuple[Words, Words]
@@ -146,7 +145,7 @@ def _line_count(file: Path) -> int:
 
 def _pairs_of(path: Path, split: Split) -> Iterator[Pair]:
     for number, pair in enumerate(_pairs(path), 1):
-        if (number % VALIDATION_EVERY == 0) == (split == "validation"):
+        if in_split(split, number):
             yield pair
 
 

@@ -11,6 +11,7 @@ import gzip
 import io
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from functools import cache
 from importlib import resources
 from typing import get_args
@@ -20,14 +21,8 @@ from cubemesh.papers.published.names import CANONICAL
 from cubemesh.schema.published import Claim, ClaimKind, PublishedFigure
 
 FIGURES, STOCK, CLAIMS = "figures.csv.gz", "stock.csv", "claims.csv"
-FIGURE_COLUMNS = (
-    *("source", "url", "system", "device", "devices", "framework", "network", "precision"),
-    *("precision_implied", "batch_per_device", "metric", "unit", "value", "note"),
-)
-CLAIM_COLUMNS = (
-    *("id", "document", "place", "experiment", "network", "system", "conditions", "quantity"),
-    *("values", "unit", "kind"),
-)
+FIGURE_COLUMNS = tuple(f.name for f in fields(PublishedFigure) if f.name != "canonical")
+CLAIM_COLUMNS = tuple(f.name for f in fields(Claim))
 
 
 @cache

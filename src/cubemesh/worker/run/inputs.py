@@ -151,7 +151,7 @@ def feed(
         epochs=epochs,
         rank=0 if whole else group.rank,
         ranks=1 if whole else group.size,
-        taken_by=group.size if whole else 1,
+        shared_by=group.size if whole else 1,
         start=start,
     )
 
