@@ -1,4 +1,4 @@
-"""Document 002's rule: four times the GPUs' memory is what a DGX-1 has, twice is enough."""
+"""The rule of the DGX-1 V100 white paper [002]: twice the GPUs' memory is enough."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_enough_or_unknown_memory_gives_no_warning(memory, gpus):
     assert advice(machine(memory, *gpus)) == ()
 
 
-def test_less_than_twice_is_told_with_its_figures():
+def test_less_than_twice_gives_a_warning_with_its_figures():
     (warning,) = advice(machine(total(255), *(16,) * 8))
     assert warning.code == "low-host-memory"
     assert warning.code in WARNINGS
@@ -48,7 +48,7 @@ def test_less_than_twice_is_told_with_its_figures():
     assert "limit" not in warning.remedy
 
 
-def test_a_control_groups_limit_is_what_counts_and_what_to_raise():
+def test_the_control_groups_limit_counts_and_can_be_raised():
     (warning,) = advice(machine(total(512, cgroup_limit_bytes=64), 64, 64))
     assert "control group" in warning.cause
     assert "64 GiB" in warning.cause
@@ -57,7 +57,7 @@ def test_a_control_groups_limit_is_what_counts_and_what_to_raise():
     assert "limit" in warning.remedy
 
 
-def test_memory_that_may_still_join_counts_and_may_not_be_enough():
+def test_memory_that_may_be_added_counts():
     (warning,) = advice(machine(total(31, present_bytes=200), 141))
     assert "200 GiB" in warning.cause
     assert "control group" not in warning.cause

@@ -27,7 +27,7 @@ from cubemesh.machines.catalogue import PRECISIONS, datasheets, find, forms, rea
         ("Intel(R) Xeon Phi(TM) CPU 7250 @ 1.40GHz", "xeon-phi-7250"),
     ],
 )
-def test_a_device_is_found_by_what_its_driver_calls_it(name, id):
+def test_a_device_is_found_by_its_driver_s_name(name, id):
     sheet = find(name)
     assert sheet is not None
     assert sheet.id == id
@@ -91,7 +91,7 @@ fp32 = 1e12
 """
 
 
-def test_a_table_of_ones_own_is_read():
+def test_a_table_is_read():
     sheet = read_datasheets(GOOD, "own.toml")["x1"]
     assert sheet.peak("fp32").source == "A"
 

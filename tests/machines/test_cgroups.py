@@ -68,7 +68,7 @@ def test_version_1_container_sees_limits_above_it_through_memory_stat(make_tree,
     assert cgroup_memory_bytes(tree.root) == 2 << 30
 
 
-def test_the_mounted_group_is_taken_off_the_path(make_tree, v1_mounts):
+def test_the_mounted_group_is_removed_from_the_path(make_tree, v1_mounts):
     mounts = v1_mounts.replace(
         " / /sys/fs/cgroup/cpu,cpuacct ", " /docker/abc /sys/fs/cgroup/cpu,cpuacct "
     )
@@ -117,7 +117,7 @@ def test_no_control_groups_at_all(make_tree):
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.none() | st.integers(1000, 10**7), min_size=1, max_size=5))
-def test_the_smallest_quota_on_the_way_up_holds(make_tree, v2_mount, quotas):
+def test_the_smallest_quota_of_all_parent_groups_applies(make_tree, v2_mount, quotas):
     levels = {}
     path = ""
     for depth, quota in enumerate(quotas):

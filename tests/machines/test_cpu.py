@@ -56,14 +56,14 @@ def test_arm_is_named_by_its_part_number(make_tree, arm):
     assert (cpu.physical_cores, cpu.usable_cores) == (4, 4)
 
 
-def test_an_arm_part_not_in_the_table_stays_unknown_and_says_its_number(make_tree, arm):
+def test_an_unknown_arm_part_is_noted_with_its_number(make_tree, arm):
     tree = make_tree(arm("0xfff"))
     assert cpu_of(tree).model is None
     why = next(u.why for u in tree.unknown if u.what == "processor model")
     assert "implementer 0x41, part 0xfff" in why
 
 
-def test_big_and_little_cores_give_both_names_and_only_what_both_can_do(make_tree):
+def test_big_and_little_cores_give_both_names_and_common_instruction_sets(make_tree):
     little = "processor: 0\nFeatures: fp asimd\nCPU implementer: 0x41\nCPU part: 0xd05\n"
     big = "processor: 1\nFeatures: asimd bf16\nCPU implementer: 0x41\nCPU part: 0xd0b\n"
     info = read_cpuinfo(make_tree({"/proc/cpuinfo": f"{little}\n{big}\nHardware: BCM2712\n"}))
@@ -72,7 +72,7 @@ def test_big_and_little_cores_give_both_names_and_only_what_both_can_do(make_tre
     assert info.numbers() == (0, 1)
 
 
-def test_cpuinfo_alone_tells_sockets_and_cores(make_tree, epyc):
+def test_sockets_and_cores_from_cpuinfo_alone(make_tree, epyc):
     cpu = cpu_of(make_tree({"/proc/cpuinfo": epyc["/proc/cpuinfo"]}))
     assert (cpu.sockets, cpu.physical_cores, cpu.logical_cores) == (2, 8, 16)
 
@@ -120,7 +120,7 @@ def test_usable_cores_never_exceed_any_limit(online, affinity, granted, threads)
     assert reach is None or usable <= max(len(reach), 1)
 
 
-def test_nodes_that_do_not_own_the_memory_yet_give_no_figure(make_tree, laptop):
+def test_nodes_without_most_of_the_memory_give_no_figure(make_tree, laptop):
     laptop["/sys/devices/system/node/node0/meminfo"] = "Node 0 MemTotal:  5000000 kB\n"
     tree = make_tree(laptop)
     assert cpu_of(tree).numa_nodes == (NumaNode(node=0, cpus=tuple(range(8))),)
@@ -129,7 +129,7 @@ def test_nodes_that_do_not_own_the_memory_yet_give_no_figure(make_tree, laptop):
     assert "15.3 GiB" in why
 
 
-def test_a_node_without_processors_is_kept(make_tree, laptop):
+def test_a_node_without_processors_is_listed(make_tree, laptop):
     laptop["/sys/devices/system/node/node1/cpulist"] = "\n"
     laptop["/sys/devices/system/node/node1/meminfo"] = "Node 1 MemTotal:  1000 kB\n"
     nodes = cpu_of(make_tree(laptop)).numa_nodes

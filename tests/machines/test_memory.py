@@ -21,12 +21,12 @@ def test_memory_of_a_laptop(make_tree, laptop):
     assert tree.unknown == []
 
 
-def test_the_control_groups_limit_is_what_can_be_used(make_tree, laptop):
+def test_usable_memory_is_limited_by_the_control_group(make_tree, laptop):
     laptop["/sys/fs/cgroup/user.slice/memory.max"] = "4294967296\n"
     assert read_memory(make_tree(laptop)).usable_bytes == 4 << 30
 
 
-def test_a_virtual_machine_that_grows_says_so(make_tree, laptop):
+def test_a_virtual_machine_that_grows_has_a_note(make_tree, laptop):
     tree = make_tree(laptop, blocks(256, "40000000"))
     memory = read_memory(tree)
     assert memory.installed_bytes == 256 << 30

@@ -17,7 +17,7 @@ SWITCH, GPU_END = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, pynvml.NVML_NVLINK_DEVI
 
 
 class ScriptedNvml:
-    """pynvml's constants and errors, with answers played from dicts in place of a driver's.
+    """pynvml's constants and errors, with scripted answers in place of a driver's.
 
     `gpus[i]` maps a query's name to its answer for GPU i; a query without one is answered with
     NVML's "Not Supported". `ends[i]` lists (device type, bus id) of GPU i's active links; None is
@@ -170,7 +170,7 @@ def test_pcie_paths_by_their_nearest_common_point(level, kind):
     assert found.links == (GpuLink(first=0, second=1, kind=kind),)
 
 
-def test_every_query_that_is_not_answered_leaves_none_and_a_note():
+def test_every_failing_query_leaves_none_and_a_note():
     found, unknown = read(ScriptedNvml([{}, {}]))
     assert found.gpus[0] == Gpu(index=0, name="", uuid="")
     assert found.links == ()
@@ -249,13 +249,13 @@ def smi() -> str:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("query", QUERIES)
-def test_the_probe_says_what_nvidia_smi_says(smi, query):
+def test_the_probe_agrees_with_nvidia_smi(smi, query):
     command = [smi, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    told = [line.strip() for line in done.stdout.splitlines()]
-    if any("N/A" in answer or "Not Supported" in answer for answer in told):
-        pytest.skip(f"nvidia-smi does not know {query} here: {told[0]}")
-    assert [QUERIES[query](gpu) for gpu in probe_nvidia(Tree()).gpus] == told
+    reported = [line.strip() for line in done.stdout.splitlines()]
+    if any("N/A" in answer or "Not Supported" in answer for answer in reported):
+        pytest.skip(f"nvidia-smi does not know {query} here: {reported[0]}")
+    assert [QUERIES[query](gpu) for gpu in probe_nvidia(Tree()).gpus] == reported
 
 
 @pytest.mark.gpu
@@ -270,16 +270,16 @@ def test_driver_and_links_are_those_of_nvidia_smi(smi):
     count = len(found.gpus)
     assert len(found.links) == count * (count - 1) // 2
     for link in found.links:
-        told = rows[f"GPU{link.first}"][link.second]
+        reported = rows[f"GPU{link.first}"][link.second]
         expected = (f"NV{link.links}",) if link.kind == "nvlink" else short.get(link.kind, ("SYS",))
-        assert told in expected
+        assert reported in expected
 
 
 @pytest.mark.gpu
 def test_active_links_are_those_of_nvidia_smi(smi):
     done = subprocess.run([smi, "nvlink", "--status"], capture_output=True, text=True)
     per_gpu = done.stdout.split("GPU ")[1:]
-    told = [sum("GB/s" in line for line in block.splitlines()) for block in per_gpu]
-    if not told:
+    reported = [sum("GB/s" in line for line in block.splitlines()) for block in per_gpu]
+    if not reported:
         pytest.skip(f"nvidia-smi nvlink says nothing here: {done.stdout.strip()}")
-    assert [gpu.nvlinks or 0 for gpu in probe_nvidia(Tree()).gpus] == told
+    assert [gpu.nvlinks or 0 for gpu in probe_nvidia(Tree()).gpus] == reported

@@ -72,7 +72,7 @@ def test_no_files_at_all_leave_everything_unknown(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe", b"a: b\n\n: \n-1-\n" * 50])
-def test_rubbish_in_every_file_never_raises(make_tree, laptop, content):
+def test_malformed_files_never_raise(make_tree, laptop, content):
     tree = make_tree(dict.fromkeys(laptop, content))
     machine = probe(tree.root)
     assert machine.cpu.model is None
@@ -84,17 +84,6 @@ def test_folders_in_place_of_files_never_raise(tmp_path, laptop):
     for path in laptop:
         (tmp_path / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
     assert probe(tmp_path).cpu.logical_cores is None
-
-
-def test_it_imports_no_framework():
-    script = (
-        "import sys; from cubemesh.machines import probe; probe()\n"
-        "print(*{'torch', 'jax', 'tensorflow', 'keras', 'numpy'} & sys.modules.keys())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == []
 
 
 def test_a_root_may_be_given_as_text(make_tree, laptop):

@@ -56,13 +56,13 @@ def test_the_stack(make_tree, laptop, distribution):
     assert tree.unknown == []
 
 
-def test_libraries_for_two_cuda_versions_are_both_told(make_tree, laptop, distribution):
+def test_libraries_for_two_cuda_versions_are_both_listed(make_tree, laptop, distribution):
     distribution("nvidia-cudnn-cu12", "9.10.2.21")
     distribution("nvidia-cudnn-cu13", "9.15.1.9")
     assert read(make_tree(laptop)).cudnn == "9.10.2.21 (cu12), 9.15.1.9 (cu13)"
 
 
-def test_file_names_beside_torch_tell_where_there_is_no_distribution(
+def test_file_names_next_to_torch_replace_a_missing_distribution(
     make_tree, laptop, distribution, tmp_path
 ):
     distribution("torch", "1.9.0")
@@ -83,7 +83,7 @@ def test_library_version_takes_the_first_folder_that_has_one(tmp_path):
     assert library_version([first], "libnccl.so") is None
 
 
-def test_a_system_without_a_name_gives_its_kernel_and_says_so(make_tree):
+def test_a_system_without_a_name_gives_its_kernel_and_a_note(make_tree):
     tree = make_tree({"/proc/sys/kernel/ostype": "Linux", "/proc/sys/kernel/osrelease": "6.1.0"})
     assert read(tree).system == "Linux 6.1.0"
     assert "operating system's name" in {u.what for u in tree.unknown}

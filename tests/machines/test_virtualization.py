@@ -91,5 +91,5 @@ POD = {"/proc/self/cgroup": "0::/kubepods.slice/kubepods-pod1.slice/cri-containe
         ({}, {}, None),
     ],
 )
-def test_a_container_is_told_by_its_signs(make_tree, files, environment, name):
+def test_a_container_is_recognized_by_its_signs(make_tree, files, environment, name):
     assert container(make_tree(files), environment) == name

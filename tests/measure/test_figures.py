@@ -31,7 +31,7 @@ def test_ninety_epochs() -> None:
     assert found.unit == "days"
 
 
-def test_wall_time_alone_without_windows() -> None:
+def test_without_windows_there_is_only_wall_time() -> None:
     assert list(figures([], 3.5)) == ["wall_s"]
     assert figures([], 3.5)["wall_s"].value == 3.5
 
@@ -55,7 +55,7 @@ def test_ranks_are_not_mixed() -> None:
         max_size=20,
     )
 )
-def test_intervals_hold_their_values_and_the_projection_mirrors_throughput(
+def test_intervals_include_their_values_and_the_projection_is_inverse(
     pairs: list[tuple[int, float]],
 ) -> None:
     found = figures(windows(*pairs), 1.0)

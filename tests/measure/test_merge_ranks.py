@@ -14,7 +14,7 @@ def window(rank, start_s, elapsed_s, phase="measure", samples=8):
     )
 
 
-def test_a_rank_alone_keeps_its_windows():
+def test_a_single_rank_s_windows_are_unchanged():
     windows = [window(0, 1.0, 0.5), window(0, 1.5, 0.5)]
     assert merge_lockstep(windows) == windows
 
@@ -34,7 +34,7 @@ def test_windows_of_two_ranks_last_from_the_first_start_to_the_last_end():
     ]
 
 
-def test_phases_stay_apart_and_what_one_rank_did_more_is_left_out():
+def test_phases_are_merged_separately_and_extra_windows_left_out():
     windows = [window(0, 0.0, 1.0, "warm-up"), window(0, 1.0, 1.0), window(0, 2.0, 1.0)]
     found = merge_lockstep([*windows, window(1, 0.0, 1.0, "warm-up"), window(1, 1.0, 1.0)])
     assert [(w.phase, w.start_s) for w in found] == [("warm-up", 0.0), ("measure", 1.0)]
@@ -45,14 +45,14 @@ def test_phases_stay_apart_and_what_one_rank_did_more_is_left_out():
         st.tuples(st.floats(0, 1), st.floats(0.01, 1), st.integers(1, 9)), min_size=2, max_size=8
     )
 )
-def test_no_rank_was_faster_than_the_run_says_of_all(timed):
+def test_the_run_takes_at_least_as_long_as_each_rank(timed):
     windows = [window(n, *times, samples=s) for n, (*times, s) in enumerate(timed)]
     (run,) = merge_lockstep(windows)
     assert run.samples == sum(w.samples for w in windows)
     assert run.elapsed_s >= max(w.elapsed_s for w in windows) - 1e-9
 
 
-def test_apart_a_window_of_rank_0_holds_what_all_did_meanwhile():
+def test_free_running_a_window_of_rank_0_has_the_samples_of_all_ranks():
     windows = [
         window(0, 1.0, 1.0, samples=10),
         window(0, 2.0, 1.0, samples=10),
@@ -68,7 +68,7 @@ def test_apart_a_window_of_rank_0_holds_what_all_did_meanwhile():
     assert [w.samples for w in found] == [10 + 6, 10 + 8]
 
 
-def test_apart_a_rank_without_a_window_at_that_time_counts_with_all_of_its_own():
+def test_free_running_a_rank_without_a_window_then_counts_with_its_mean_rate():
     (found,) = merge_free_running(
         [window(0, 10.0, 2.0, samples=10), window(1, 0.0, 4.0, samples=12)]
     )
@@ -77,7 +77,7 @@ def test_apart_a_rank_without_a_window_at_that_time_counts_with_all_of_its_own()
 
 
 @given(st.lists(st.floats(0.1, 2.0), min_size=1, max_size=9), st.integers(1, 50))
-def test_apart_the_rate_of_ranks_at_a_constant_speed_is_the_sum_of_theirs(lengths, rate):
+def test_free_running_constant_rates_are_summed(lengths, rate):
     start_s, theirs = 0.0, []
     for elapsed_s in lengths:
         theirs.append((start_s, elapsed_s))

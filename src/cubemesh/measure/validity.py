@@ -99,10 +99,10 @@ def shared_gpu(others: Sequence[GpuProcess]) -> Warning | None:
     """A warning where other processes had a context on the GPU."""
     if not others:
         return None
-    held = sum(p.memory_bytes or 0 for p in others)
+    used_bytes = sum(p.memory_bytes or 0 for p in others)
     who = "Another process" if len(others) == 1 else f"{len(others)} other processes"
     pids = ", ".join(str(p.pid) for p in others[:5])
-    memory = f", holding {format_bytes(held)} of its memory" if held else ""
+    memory = f", holding {format_bytes(used_bytes)} of its memory" if used_bytes else ""
     return warn(
         "shared-gpu",
         f"{who} had a context on this GPU ({pids}{', …' if len(others) > 5 else ''}){memory}.",
@@ -128,12 +128,12 @@ def throttled(reasons: Sequence[float]) -> Warning | None:
     `gpu_throttle_reasons`, a bit for each."""
     if not reasons:
         return None
-    held = {
+    shares = {
         words: sum(bool(int(r) & bit) for r in reasons) / len(reasons)
         for bit, words in THROTTLE_REASONS.items()
         if bit in SLOWING
     }
-    active = {words: share for words, share in held.items() if share >= THROTTLED_SHARE}
+    active = {words: share for words, share in shares.items() if share >= THROTTLED_SHARE}
     if not active:
         return None
     seen = ", ".join(f"{words} in {_percent(share)}" for words, share in active.items())

@@ -74,7 +74,7 @@ def test_every_system_of_the_catalogue(name: str):
         ("dual-root-pcie", 1, 15.75),
     ],
 )
-def test_what_the_rings_carry(name: str, rings: int, gb_per_s: float):
+def test_bandwidth_of_the_rings(name: str, rings: int, gb_per_s: float):
     found = find_rings(system(name).topology)
     assert len(found.rings) == rings
     assert found.bandwidth_bytes_per_s / 1e9 == pytest.approx(gb_per_s, rel=1e-3)
@@ -99,7 +99,7 @@ def test_clusters_know_their_systems():
     assert system("pcie-tree-4").network_bytes_per_s is None
 
 
-def test_a_file_of_ones_own(tmp_path):
+def test_a_system_and_a_cluster_from_files(tmp_path):
     path = tmp_path / "four.toml"
     path.write_text(OWN)
     found = load_system(str(path))
@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_named_with_line_and_field(old: str, new: str, mess
         read_system(OWN.replace(old, new), "own.toml", system)
 
 
-def test_figures_of_ones_own_stand_instead_of_the_kinds():
+def test_own_figures_replace_those_of_the_kind():
     text = OWN.replace("generation = 4", "generation = 4\ngb_per_s = 50\nlatency_us = 2")
     (link,) = read_system(text, "own.toml", system).topology.links_of("gpu0", "nvlink")
     assert (link.bandwidth_bytes_per_s, link.latency_s) == (6 * 50e9, pytest.approx(2e-6))
@@ -175,7 +175,7 @@ def test_a_disconnected_system_is_refused():
         read_system('name = "none"\n', "own.toml", system)
 
 
-def test_files_that_are_none(tmp_path):
+def test_invalid_files(tmp_path):
     with pytest.raises(UsageError, match="Nearest: dgx1-"):
         load_system("dgx1-v10")
     with pytest.raises(DataError, match=f"none.toml.*{os.strerror(errno.ENOENT)}"):
@@ -209,6 +209,6 @@ def with_line(number: int, value: str) -> str:
         ),
     )
 )
-def test_any_text_is_a_system_or_an_error_that_says_why(text: str):
+def test_any_text_is_a_system_or_an_error_with_a_reason(text: str):
     with contextlib.suppress(CubemeshError):  # any other kind of error fails the test
         assert read_system(text, "own.toml", system).devices >= 1

@@ -80,6 +80,6 @@ def test_subsets_keep_the_rest_of_the_system(dgx1_v100: Topology):
 @pytest.mark.parametrize(
     ("gpus", "message"), [([], "0 devices"), ([9], "no GPU 9"), ([1, 1], "named twice")]
 )
-def test_subsets_that_cannot_be_meant(dgx1_v100: Topology, gpus: list[int], message: str):
+def test_invalid_subsets(dgx1_v100: Topology, gpus: list[int], message: str):
     with pytest.raises(UsageError, match=message):
         dgx1_v100.subset(gpus)

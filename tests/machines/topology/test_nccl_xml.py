@@ -36,10 +36,10 @@ def dgx_a100() -> str:
         below = pci(f"{socket}7", gpu(first, SWITCHES)) + pci(
             f"{socket}8", gpu(first + 1, SWITCHES)
         )
-        beside = pci(f"{socket}3", pci(f"{socket}4", NIC.format(socket)))
+        nics = pci(f"{socket}3", pci(f"{socket}4", NIC.format(socket)))
         sockets.append(
             f'<cpu numaid="{socket}" affinity="ffff" arch="x86_64" vendor="AuthenticAMD" '
-            f'familyid="143" modelid="49">\n{pci(f"{socket}1", pci(f"{socket}5", below) + beside)}'
+            f'familyid="143" modelid="49">\n{pci(f"{socket}1", pci(f"{socket}5", below) + nics)}'
             "\n</cpu>"
         )
     return '<system version="1">\n' + "\n".join(sockets) + "\n</system>\n"
@@ -96,7 +96,7 @@ OUTSIDE = '<!DOCTYPE system SYSTEM "http://example.invalid/x.dtd">\n<system vers
         ("<system>\n<cpu/>\n</system>", "gpu of <system>: there is none: 0 devices"),
     ],
 )
-def test_what_strangers_send_is_refused(text: str, message: str):
+def test_unsafe_xml_is_refused(text: str, message: str):
     with pytest.raises(DataError, match=message):
         read_nccl_xml(text, "strange.xml")
 
@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_named_with_its_line(old: str, new: str, message: s
         read_nccl_xml(dgx_a100().replace(old, new), "a100.xml")
 
 
-def test_speeds_that_are_not_told_are_assumed_and_said():
+def test_missing_speeds_are_assumed_with_a_note():
     topology = read_nccl_xml(dgx_a100().replace("16.0 GT/s PCIe", "Unknown speed"))
     assert topology.links_of("gpu0", "pcie")[0].name == "PCIe 3 x16"
     assert any("PCIe 3 x16 is assumed" in note for note in topology.notes)
@@ -157,6 +157,6 @@ def elements(draw: st.DrawFn, depth: int = 0) -> str:
         ),
     )
 )
-def test_any_text_is_a_topology_or_an_error_that_says_why(text: str):
+def test_any_text_is_a_topology_or_an_error_with_a_reason(text: str):
     with contextlib.suppress(CubemeshError):  # any other kind of error fails the test
         assert read_nccl_xml(text).gpus

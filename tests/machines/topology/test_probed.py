@@ -60,7 +60,7 @@ def test_one_gpu_has_a_graph_too():
     assert [n.name for n in topology_of(machine(1, "system", None)).gpus] == ["gpu0"]
 
 
-def test_without_gpus_or_links_the_reason_is_told():
+def test_without_gpus_or_links_there_is_a_reason():
     with pytest.raises(DataError, match="node7 has 0 GPUs"):
         topology_of(machine(0, "system", None))
     with pytest.raises(DataError, match=r"GPU 0 .*GPU 1 .*node7"):
@@ -69,7 +69,7 @@ def test_without_gpus_or_links_the_reason_is_told():
         topology_of(machine(2, "tin-can", None))
 
 
-def test_a_cube_mesh_has_two_processors_though_nvlink_hides_which(dgx1_v100):
+def test_a_cube_mesh_has_two_processors_without_pcie_paths(dgx1_v100):
     """Pairs across the sockets that NVLink does not join say that they are; the others nothing."""
     joined = {
         (a.index, b.index): links[0].count
@@ -81,7 +81,7 @@ def test_a_cube_mesh_has_two_processors_though_nvlink_hides_which(dgx1_v100):
         )
     }
     bare = machine(8, "system", None, "7.0")
-    told = replace(
+    machine_of_two = replace(
         bare,
         gpu_links=tuple(
             replace(x, kind="nvlink", links=joined[x.first, x.second])
@@ -90,7 +90,7 @@ def test_a_cube_mesh_has_two_processors_though_nvlink_hides_which(dgx1_v100):
             for x in bare.gpu_links
         ),
     )
-    topology = topology_of(told)
+    topology = topology_of(machine_of_two)
     assert len(topology.of_kind("cpu")) == 2
     assert len(topology.links_of("cpu0", "pcie")) == 4
     assert len(find_rings(topology).rings) == 6
@@ -104,11 +104,11 @@ def test_the_probe_and_nvidia_smi_agree_on_this_machine():
     text = subprocess.run(
         ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=True
     ).stdout
-    probed, told = topology_of(own), read_smi_matrix(text)
-    assert [n.name for n in probed.gpus] == [n.name for n in told.gpus]
+    probed, reported = topology_of(own), read_smi_matrix(text)
+    assert [n.name for n in probed.gpus] == [n.name for n in reported.gpus]
     counts = [
         {(x.first, x.second): x.count for x in t.links if x.kind == "nvlink"}
-        for t in (probed, told)
+        for t in (probed, reported)
     ]
     assert counts[0] == counts[1]
-    assert len(find_rings(probed).rings) == len(find_rings(told).rings)
+    assert len(find_rings(probed).rings) == len(find_rings(reported).rings)

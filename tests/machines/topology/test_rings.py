@@ -66,7 +66,7 @@ def test_the_p100_has_two(dgx1_p100: Topology):
     assert found.bandwidth_bytes_per_s == 80e9
 
 
-def test_a_pcie_tree_is_gone_around_in_order(tree: Topology):
+def test_a_ring_of_a_pcie_tree_is_in_order(tree: Topology):
     """Document 002, figure 12: 0, 1, 2, 3 and back, at the full rate of one link."""
     found = find_rings(tree)
     assert [r.order for r in found.rings] == [("gpu0", "gpu1", "gpu2", "gpu3")]

@@ -11,7 +11,7 @@ X16 = pytest.approx(15.754e9, rel=1e-4)
 
 
 def test_the_wrong_order_halves_the_bandwidth(tree: Topology):
-    """Document 002, figure 11: 0→2 beside 1→3 meet on the upper links, 0→1 beside 2→3 do not."""
+    """Document 002, figure 11: 0→2 and 1→3 share the upper links, 0→1 and 2→3 do not."""
     right = shared_rates(tree, [("gpu0", "gpu1"), ("gpu2", "gpu3")])
     wrong = shared_rates(tree, [("gpu0", "gpu2"), ("gpu1", "gpu3")])
     assert right == (X16, X16)
@@ -38,12 +38,12 @@ def test_routes_take_nvlink_where_there_is_one(dgx1_v100: Topology):
     assert far.arcs[0] == ("gpu0", "switch0", "pcie")
 
 
-def test_the_reach_is_the_nearest_thing_shared(tree: Topology):
+def test_the_reach_is_the_nearest_shared_component(tree: Topology):
     assert route(tree, "gpu0", "gpu1").reach == "pcie-switch"
     assert route(tree, "gpu1", "gpu2").reach == "host-bridge"
 
 
-def test_switches_are_no_stop(switched):
+def test_a_switch_is_not_a_hop(switched):
     topology = switched(8, 18)
     assert hops(topology, "gpu0", "gpu7") == 1
     way = route(topology, "gpu0", "gpu7")
@@ -52,13 +52,13 @@ def test_switches_are_no_stop(switched):
 
 
 def test_rates_rise_until_a_link_is_full(tree: Topology):
-    """Two share the links up, a third beside them is held only by its own switch's link."""
+    """Two share the links up, a third is limited only by its own switch's link."""
     rates = shared_rates(tree, [("gpu0", "gpu2"), ("gpu1", "gpu2"), ("gpu3", "gpu0")])
     assert rates[0] == rates[1] == pytest.approx(15.754e9 / 2, rel=1e-4)
     assert rates[2] == X16
 
 
-def test_no_way_where_only_other_gpus_lead(tree: Topology, meshed):
+def test_no_route_goes_through_other_gpus(tree: Topology, meshed):
     chain = meshed(3, [(0, 1, 1), (1, 2, 1)])
     bare = type(chain)(
         name="bare",

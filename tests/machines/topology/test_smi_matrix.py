@@ -32,7 +32,7 @@ Legend:
 
 
 def hopper(gpus: int = 8) -> str:
-    """An HGX board with a network adapter beside each GPU, and colours as a terminal has them."""
+    """An HGX board with a network adapter for each GPU, with terminal colours."""
     names = [f"GPU{i}" for i in range(gpus)] + [f"NIC{i}" for i in range(gpus)]
     lines = ["\t\x1b[4m" + "\t".join(names) + "\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m"]
     for a, name in enumerate(names):
@@ -124,6 +124,6 @@ LABEL = st.sampled_from(["X", "NV1", "NV12", "NV99", "PIX", "PHB", "NODE", "SYS"
         ),
     )
 )
-def test_any_text_is_a_topology_or_an_error_that_says_why(text: str):
+def test_any_text_is_a_topology_or_an_error_with_a_reason(text: str):
     with contextlib.suppress(CubemeshError):  # any other kind of error fails the test
         assert read_smi_matrix(text).gpus

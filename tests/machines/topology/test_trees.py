@@ -1,4 +1,4 @@
-"""Trees: whom to send to first, and two trees that share the work."""
+"""Trees: order of a broadcast, and the double binary tree."""
 
 import math
 
@@ -11,8 +11,8 @@ from cubemesh.machines.topology import Topology, broadcast_steps, double_tree
 from cubemesh.machines.topology.trees import step
 
 
-def test_the_far_half_is_served_first(tree: Topology):
-    """Document 002, figure 11: GPU 0 to GPU 2, then 0 to 1 beside 2 to 3, at full bandwidth."""
+def test_the_far_half_is_sent_to_first(tree: Topology):
+    """Document 002, figure 11: GPU 0 to GPU 2, then 0 to 1 and 2 to 3, at full bandwidth."""
     first, second = broadcast_steps(tree)
     assert first.transfers == (("gpu0", "gpu2"),)
     assert second.transfers == (("gpu0", "gpu1"), ("gpu2", "gpu3"))
@@ -22,7 +22,7 @@ def test_the_far_half_is_served_first(tree: Topology):
 
 
 @pytest.mark.parametrize("gpus", [None, [0], [1, 2], [7, 0, 4], range(6)])
-def test_everyone_is_served_once(dgx1_v100: Topology, gpus):
+def test_every_gpu_receives_once(dgx1_v100: Topology, gpus):
     steps = broadcast_steps(dgx1_v100, gpus)
     have = {dgx1_v100.named(gpus)[0]}
     for one in steps:
@@ -34,7 +34,7 @@ def test_everyone_is_served_once(dgx1_v100: Topology, gpus):
     assert len(steps) == math.ceil(math.log2(len(have)))
 
 
-def test_a_root_elsewhere(dgx1_v100: Topology):
+def test_another_root(dgx1_v100: Topology):
     assert broadcast_steps(dgx1_v100, root=5)[0].transfers[0][0] == "gpu5"
     with pytest.raises(UsageError, match="not among"):
         broadcast_steps(dgx1_v100, [0, 1], root=5)
@@ -59,6 +59,6 @@ def test_the_inner_ranks_of_one_tree_are_leaves_of_the_other(ranks: int):
     assert len(inner[0] & inner[1]) <= 1  # an odd number's one tree begins where the other ends
 
 
-def test_no_ranks_no_tree():
+def test_a_tree_needs_a_rank():
     with pytest.raises(UsageError, match="0 were given"):
         double_tree(0)

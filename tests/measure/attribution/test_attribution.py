@@ -69,7 +69,7 @@ def operators(stamped, *spans, kind="operator"):
     )
 
 
-def test_on_the_host_operators_compute_and_what_lies_between_them_is_a_gap():
+def test_on_the_host_time_between_operators_is_a_gap():
     measured = window((2, 1, 10, 0.5), (2, 1, 10, 0.5), wait=0.5)
     profile = Profile(events=operators(measured, (1, 4), (6, 3)))
     found = ms(on_host([measured], [(measured, profile)]))
@@ -84,7 +84,7 @@ def test_on_the_host_operators_compute_and_what_lies_between_them_is_a_gap():
     )
 
 
-def test_what_a_step_waits_for_its_exchange_is_no_computing_and_parted_by_the_last_rank():
+def test_the_wait_for_communication_is_split_at_the_arrival_of_the_last_rank():
     """Each step computes 7 of 10 ms and waits 3, 2 of them for a rank that comes late."""
     measured = window((0, 0, 10, 0), (0, 0, 10, 0))
     transfers = tuple(
@@ -118,7 +118,7 @@ def test_what_a_step_waits_for_its_exchange_is_no_computing_and_parted_by_the_la
     assert last_arrivals([[1.0, 2.0], [1.5]]) is None
 
 
-def test_recording_is_taken_off_where_it_falls():
+def test_profiler_overhead_is_subtracted_where_it_occurs():
     measured, slow = window((0, 0, 0.984, 0)), window((0, 0, 1.0, 0))
     nested = operators(slow, (0.2, 0.4), (0.3, 0.1), (0.4, 0.1))  # one operator with two inside
     scope = operators(slow, (0, 0.1), kind="scope")
@@ -130,7 +130,7 @@ def test_recording_is_taken_off_where_it_falls():
 
 
 @pytest.mark.parametrize("profiled_ms", [40, 10])
-def test_a_machine_at_another_speed_changes_both_shares_alike(profiled_ms):
+def test_another_speed_of_the_machine_scales_both_parts(profiled_ms):
     measured, other = window((0, 0, 20, 0)), window((0, 0, profiled_ms, 0))
     profile = Profile(events=operators(other, (0, 0.75 * profiled_ms)))
     found = ms(on_host([measured], [(other, profile)]))
@@ -138,7 +138,7 @@ def test_a_machine_at_another_speed_changes_both_shares_alike(profiled_ms):
     assert found["launch_gaps"] == pytest.approx(5, rel=0.01)
 
 
-def test_a_hiccup_of_one_measured_window_is_other():
+def test_an_outlier_window_is_other():
     windows = [window((0, 0, step, 0)) for step in (10, 10, 40, 10, 10)]
     profiled = [window((0, 0, 11, 0)) for _ in windows]
     pairs = [(w, Profile(events=operators(w, (0, 11)))) for w in profiled]
@@ -156,7 +156,7 @@ def test_a_device_that_waits_for_launches_has_gaps():
     )
 
 
-def test_a_device_that_is_always_busy_hides_what_the_host_does():
+def test_a_busy_device_hides_the_time_of_the_host():
     """20 ms of work a step, 3 + 1 + 5 ms of the host: only the first filling is seen."""
     steps = [(3, 1, 5, 1)] * 4
     stamped = window(*steps, wait=4 * 20 + 4 - 4 * 10 + 1)
@@ -168,7 +168,7 @@ def test_a_device_that_is_always_busy_hides_what_the_host_does():
     assert found["other"] == pytest.approx(0, abs=1e-6)
 
 
-def test_a_slow_batch_stalls_the_device_by_what_the_step_does_not_hide():
+def test_a_slow_batch_stalls_the_device_beyond_the_step():
     """Batches every 30 ms, 12 ms of work: after the first, 18 ms of each are a stall."""
     stamped = window(*[(29, 0, 1, 0)] * 50, wait=11)
     found = ms(on_device([stamped], recorded((launched(0.0, 12),))))
@@ -178,14 +178,14 @@ def test_a_slow_batch_stalls_the_device_by_what_the_step_does_not_hide():
     assert found["other"] == pytest.approx(0, abs=1e-6)
 
 
-def test_a_slow_hand_over_is_the_hosts():
+def test_slow_placing_is_host_time():
     stamped = window(*[(0, 5, 1, 0)] * 10, wait=0)
     found = ms(on_device([stamped], recorded((launched(0.0, 0.5),))))
     assert found["host"] == pytest.approx(5)
     assert found["launch_gaps"] == pytest.approx(0.5)
 
 
-def test_a_copy_counts_for_the_hand_over_only_where_nothing_hides_it():
+def test_a_copy_is_host_time_only_where_nothing_overlaps_it():
     copy = launched(0.0, 2, stretch="place", use="copy")
     alone = window(*[(0, 1, 3, 0)] * 10, wait=0)
     found = ms(on_device([alone], recorded((copy, launched(0.5, 1.0)))))
@@ -208,7 +208,7 @@ def test_communication_is_exposed_where_nothing_computes():
     assert found["other"] == pytest.approx(0, abs=1e-6)
 
 
-def test_on_one_device_what_needs_several_is_absent():
+def test_one_device_has_no_parts_of_several():
     stamped = window((0, 0, 1, 0), wait=5)
     found = ms(on_device([stamped], recorded((launched(0.0, 6),))))
     assert "exposed_communication" not in found
@@ -224,7 +224,7 @@ def test_delays_of_the_device_are_launch_gaps():
     assert found["other"] == pytest.approx(0, abs=1e-6)
 
 
-def test_the_way_to_the_device_is_told_by_what_found_all_of_it_idle():
+def test_launch_latency_comes_from_kernels_on_an_idle_device():
     stamped = window((0, 0, 1, 0), wait=20)
     begin = stamped.stamps[0].step
     calls_and_work = [  # (called, began, lasted, stream), in milliseconds
@@ -244,8 +244,8 @@ def test_the_way_to_the_device_is_told_by_what_found_all_of_it_idle():
     assert found.turnaround_s == pytest.approx(0.1 * MS)
 
 
-def test_an_exchange_follows_what_it_exchanges_and_the_update_follows_the_exchange():
-    """Backward 4 ms, its first half exchanged beside the second; then the update."""
+def test_communication_follows_its_gradients_and_the_update_follows_communication():
+    """Backward 4 ms, its first half communicated during the second; then the update."""
     stamped = window((0, 0, 1, 0), wait=9)
     steps = (
         launched(0.0, 2),
@@ -254,8 +254,8 @@ def test_an_exchange_follows_what_it_exchanges_and_the_update_follows_the_exchan
         launched(0.3, 3, use="communication", lane=20),
         launched(0.4, 1, joins=True),
     )
-    played = simulate(stamped, recorded(steps))
-    begins = [(b.start_s - stamped.start_s) / MS for b in played]
+    simulated = simulate(stamped, recorded(steps))
+    begins = [(b.start_s - stamped.start_s) / MS for b in simulated]
     assert begins == pytest.approx([0, 2, 2, 5, 8], abs=1e-6)
     found = ms(on_device([stamped], recorded(steps)))
     assert found["compute"] == pytest.approx(5)
@@ -346,21 +346,21 @@ def on_gpu(stamped, kernels, *, latency=0.0):
     return Profile(events=tuple(events))
 
 
-def test_what_was_recorded_is_played_back_as_it_was():
+def test_simulating_the_recorded_window_repeats_it():
     stamped = window((1, 1, 4, 0), (1, 1, 4, 0), wait=1)
     kernels = [(2.5, 0.5), (4.0, 1.0), (8.5, 0.5), (10.0, 1.0)]
     profile = on_gpu(stamped, kernels, latency=0.05)
     found = record([(stamped, profile)])
     assert [len(step) for step in found.steps] == [2, 2]
     assert found.latency_s == pytest.approx(0.05 * MS)
-    played = simulate(stamped, found)
+    simulated = simulate(stamped, found)
     wanted = [e for e in profile.events if e.kind == "kernel"]
-    assert [b.start_s for b in played] == pytest.approx([e.start_s for e in wanted])
-    assert [b.end_s for b in played] == pytest.approx([e.end_s for e in wanted])
+    assert [b.start_s for b in simulated] == pytest.approx([e.start_s for e in wanted])
+    assert [b.end_s for b in simulated] == pytest.approx([e.end_s for e in wanted])
 
 
 def test_a_profile_that_slows_the_host_does_not_make_the_measured_step_wait():
-    """The device is busy all the time when nobody looks, and waits when the profiler does."""
+    """The device is busy all the time without the profiler, and waits under it."""
     slow = window(*[(0, 0, 20, 0)] * 3, wait=5)
     kernels = [(20 * step + at, 5) for step in range(3) for at in (1, 11)]
     measured = window(*[(0, 0, 8, 0)] * 3, wait=3 * 10 - 24 + 0.4)
@@ -370,7 +370,7 @@ def test_a_profile_that_slows_the_host_does_not_make_the_measured_step_wait():
     assert found["other"] == pytest.approx(0, abs=1e-6)
 
 
-def test_a_profile_without_a_device_cannot_be_played():
+def test_a_profile_without_a_device_cannot_be_simulated():
     stamped = window((0, 0, 1, 0))
     with pytest.raises(ValueError, match="kernel"):
         record([(stamped, Profile(events=operators(stamped, (0, 1))))])

@@ -105,7 +105,7 @@ SEEN = {
 @pytest.mark.parametrize(
     ("category", "name"), [(c, name) for c, names in SEEN.items() for name in names]
 )
-def test_a_name_that_was_seen_has_its_category(category, name):
+def test_an_observed_name_has_its_category(category, name):
     assert category_of(name) == category
 
 
@@ -125,14 +125,14 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("word", OWN)
-def test_every_kernel_of_its_own_has_its_category(word):
+def test_every_handwritten_kernel_has_its_category(word):
     names = {name for name in KERNELS if word in name}
     assert names
     assert {category_of(name) for name in names} == {OWN[word]}
 
 
 @pytest.mark.parametrize("name", ["my_own_kernel", "void foo<int>()", "", "converter"])
-def test_a_name_that_no_rule_knows_has_none(name):
+def test_a_name_without_a_rule_has_no_category(name):
     assert category_of(name) is None
 
 

@@ -15,7 +15,7 @@ STEP_S = 0.01
 
 
 class Clock:
-    """Time that passes when it is told to, a microsecond with each reading."""
+    """A scripted clock: it advances by `sleep`, and a microsecond with each reading."""
 
     def __init__(self):
         self.now = 50.0
@@ -101,7 +101,7 @@ class Ahead:
         self.stock -= 1
 
 
-def test_a_program_that_loses_nothing_computes():
+def test_a_program_without_overhead_computes():
     parts, log = taken_apart(Scripted())
     assert parts["compute"] == pytest.approx(STEP_S, rel=0.01)
     assert all(parts[name] < 0.01 * STEP_S for name in ("input_stall", "host", "launch_gaps"))
@@ -111,7 +111,7 @@ def test_a_program_that_loses_nothing_computes():
     assert not log.warnings
 
 
-def test_what_the_profiler_costs_is_told_and_taken_off():
+def test_profiler_overhead_is_logged_and_subtracted():
     parts, log = taken_apart(Scripted(gap_s=0.004, slowing=1.2))
     assert log.figures["profiled_step_s"].value == pytest.approx(1.2 * STEP_S + 0.004, rel=0.01)
     assert parts["compute"] + parts["launch_gaps"] == pytest.approx(STEP_S + 0.004, rel=0.01)
@@ -119,13 +119,13 @@ def test_what_the_profiler_costs_is_told_and_taken_off():
 
 
 @pytest.mark.parametrize(("every_s", "stall_s"), [(0.005, 0.0), (0.03, 0.02)])
-def test_a_slow_source_stalls_by_what_the_step_does_not_hide(every_s, stall_s):
+def test_a_slow_source_stalls_beyond_the_step(every_s, stall_s):
     program = Scripted()
     parts, _ = taken_apart(program, take=Ahead(program.clock, every_s))
     assert parts["input_stall"] == pytest.approx(stall_s, rel=0.1, abs=1e-4)
 
 
-def test_a_slow_hand_over_is_the_hosts():
+def test_slow_placing_is_host_time():
     program = Scripted()
     parts, _ = taken_apart(program, place=lambda batch: program.clock.sleep(0.005))
     assert parts["host"] == pytest.approx(0.005, abs=0.0001)
@@ -137,7 +137,7 @@ def test_a_pause_between_launches_is_a_gap():
     assert parts["compute"] == pytest.approx(STEP_S, rel=0.01)
 
 
-def test_what_stays_without_a_name_is_warned_of():
+def test_unattributed_time_gives_a_warning():
     program = Scripted()
     program.synchronize = lambda: program.clock.sleep(0.02)
     _, log = taken_apart(program)
@@ -202,7 +202,7 @@ class ScriptedGpu:
         self.clock.now = max(self.clock.now, self.free) + 1e-5
 
 
-def test_a_gpu_that_is_always_busy_computes_even_where_the_profiler_makes_it_wait():
+def test_a_busy_gpu_computes_even_if_the_profiler_delays_it():
     parts, log = taken_apart(ScriptedGpu(kernel_s=500e-6, launch_s=300e-6))
     assert parts["compute"] == pytest.approx(0.01)
     assert parts["launch_gaps"] < 0.01 * 0.01
@@ -220,7 +220,7 @@ def test_a_gpu_that_waits_for_its_host_has_launch_gaps_of_the_unprofiled_host():
     assert abs(parts["other"]) < 0.02 * 0.01
 
 
-def test_losses_planted_beside_a_gpu_are_found():
+def test_planted_host_overheads_of_a_gpu_are_found():
     plain, _ = taken_apart(ScriptedGpu(kernel_s=100e-6, launch_s=500e-6))
     program = ScriptedGpu(kernel_s=100e-6, launch_s=500e-6)
     parts, _ = taken_apart(program, place=lambda batch: program.clock.sleep(0.005))

@@ -17,7 +17,7 @@ def cells(intervals):
 
 
 @given(pairs)
-def test_a_union_covers_what_its_parts_cover_once(intervals):
+def test_a_union_covers_its_parts_once(intervals):
     found = union(intervals)
     assert cells(found) == cells(intervals)
     assert all(a[1] < b[0] for a, b in itertools.pairwise(found))
@@ -25,7 +25,7 @@ def test_a_union_covers_what_its_parts_cover_once(intervals):
 
 
 @given(pairs, pairs)
-def test_what_is_outside_is_in_one_and_not_in_the_other(intervals, taken):
-    found = outside(intervals, union(taken))
-    assert cells(found) == cells(intervals) - cells(taken)
+def test_outside_is_the_set_difference(intervals, excluded):
+    found = outside(intervals, union(excluded))
+    assert cells(found) == cells(intervals) - cells(excluded)
     assert length(found) == len(cells(found))

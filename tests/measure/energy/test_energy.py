@@ -40,7 +40,7 @@ def test_the_integral_over_parts_is_that_over_the_whole(points, parts) -> None:
 
 
 @given(readings(), shares)
-def test_a_span_draws_between_the_least_and_the_most_power(points, parts) -> None:
+def test_energy_of_a_span_is_between_least_and_most_power(points, parts) -> None:
     moments = cut(points, parts)
     for start, end in pairwise(moments):
         joules = integrated(points, [(start, end)])
@@ -50,7 +50,7 @@ def test_a_span_draws_between_the_least_and_the_most_power(points, parts) -> Non
 
 
 @given(st.floats(1, 1000), readings(), shares)
-def test_at_one_power_counter_and_integral_agree(watts, points, parts) -> None:
+def test_at_constant_power_counter_and_integral_agree(watts, points, parts) -> None:
     moments = cut(points, parts)
     spans = [(moments[0], moments[-1])]
     level = [(t, watts) for t, _ in points]
@@ -72,7 +72,7 @@ def test_the_growth_of_a_counter_adds_up(points, parts) -> None:
     assert counted(grown, list(pairwise(moments))) == pytest.approx(whole, abs=1e-6)
 
 
-def test_a_ramp() -> None:
+def test_the_integral_of_a_ramp() -> None:
     ramp = [(0.0, 0.0), (10.0, 100.0)]
     assert integrated(ramp, [(0.0, 10.0)]) == 500.0
     assert integrated(ramp, [(0.0, 5.0)]) == 125.0
@@ -80,7 +80,7 @@ def test_a_ramp() -> None:
 
 
 @pytest.mark.parametrize("span", [(-1.0, 5.0), (5.0, 11.0), (20.0, 30.0)])
-def test_outside_the_readings_nothing_is_said(span: tuple[float, float]) -> None:
+def test_outside_the_readings_there_is_no_energy(span: tuple[float, float]) -> None:
     points = [(0.0, 1.0), (10.0, 2.0)]
     assert integrated(points, [span]) is None
     assert counted(points, [span]) is None
@@ -121,7 +121,7 @@ def test_a_gpu_by_counter_and_by_integration() -> None:
     assert found.warnings == ()
 
 
-def test_the_counter_stands_and_a_disagreement_is_told() -> None:
+def test_the_counter_is_used_and_a_mismatch_gives_a_warning() -> None:
     found = gpu_run(5.0, power=360.0)
     assert found.figures["mean_power_watts"].value == pytest.approx(400.0)
     (warning,) = found.warnings
@@ -131,7 +131,7 @@ def test_the_counter_stands_and_a_disagreement_is_told() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.02, 0.3, 0.9])
-def test_a_stretch_below_the_sensors_is_not_measurable(seconds: float) -> None:
+def test_a_stretch_too_short_for_the_sensor_is_not_measurable(seconds: float) -> None:
     found = gpu_run(seconds, every_s=0.1)
     assert not found.figures
     (unmeasured,) = found.unmeasured
@@ -139,7 +139,7 @@ def test_a_stretch_below_the_sensors_is_not_measurable(seconds: float) -> None:
     assert "10 times 100 ms" in unmeasured.why
 
 
-def test_without_a_sensor_the_reasons_are_told_once() -> None:
+def test_without_a_sensor_each_reason_is_given_once() -> None:
     found = energy({}, [(0.0, 5.0)], 10, gpu_needs=None, every_s=0.5, missing=NO_RAPL)
     assert not found.figures
     (unmeasured,) = found.unmeasured
@@ -162,7 +162,7 @@ def test_processors_and_memory_by_rapl() -> None:
     assert "CPU package (RAPL) + DRAM (RAPL)" in found.figures["samples_per_joule"].method
 
 
-def test_of_a_run_on_a_gpu_the_processors_alone_are_no_answer() -> None:
+def test_a_gpu_run_without_the_gpus_energy_has_no_total() -> None:
     times = [0.5 * n for n in range(20)]
     sampled = {"cpu_package_joules": [(t, 80.0 * t) for t in times]}
     missing = {"gpu_power_watts": "this GPU or driver does not support it", "dram_joules": "none"}
@@ -171,7 +171,7 @@ def test_of_a_run_on_a_gpu_the_processors_alone_are_no_answer() -> None:
     assert "does not support" in found.unmeasured[0].why
 
 
-def test_a_program_with_a_clock_of_its_own_has_no_energy() -> None:
+def test_a_program_with_its_own_clock_has_no_energy() -> None:
     times = [1000.0 + n for n in range(20)]
     sampled = {"gpu_power_watts": [(t, 100.0) for t in times]}
     found = energy(sampled, [(0.0, 5.0)], 5, gpu_needs=HOPPER, every_s=0.5, missing={})
@@ -179,7 +179,7 @@ def test_a_program_with_a_clock_of_its_own_has_no_energy() -> None:
     assert "outside the readings" in found.unmeasured[0].why
 
 
-def test_without_a_count_of_samples_there_is_power_alone() -> None:
+def test_without_samples_there_is_only_power() -> None:
     times = [0.5 * n for n in range(20)]
     sampled = {"gpu_power_watts": [(t, 100.0) for t in times]}
     found = energy(sampled, [(1.0, 6.0)], None, gpu_needs=HOPPER, every_s=0.5, missing={})
@@ -188,7 +188,7 @@ def test_without_a_count_of_samples_there_is_power_alone() -> None:
     assert "integrated power" in found.figures["mean_power_watts"].method
 
 
-def test_a_sensor_that_fell_silent_while_steps_were_measured_has_no_energy() -> None:
+def test_a_sensor_that_stopped_during_the_windows_has_no_energy() -> None:
     times = [0.5 * n for n in range(40) if not 3 < 0.5 * n < 8]
     sampled = {"gpu_power_watts": [(t, 100.0) for t in times]}
     found = energy(sampled, [(1.0, 15.0)], 5, gpu_needs=HOPPER, every_s=0.5, missing={})
@@ -198,7 +198,7 @@ def test_a_sensor_that_fell_silent_while_steps_were_measured_has_no_energy() -> 
     assert before.figures["mean_power_watts"].value == pytest.approx(100.0)
 
 
-def test_stretches_between_evaluations_are_held_to_the_sensor_one_by_one() -> None:
+def test_each_stretch_between_evaluations_must_be_long_enough() -> None:
     times = [0.1 * n for n in range(1000)]
     sampled = {"gpu_power_watts": [(t, 100.0) for t in times]}
     short = [(2.0 * n, 2.0 * n + 0.4) for n in range(1, 20)]

@@ -1,4 +1,4 @@
-"""Energy of several devices, from what each of their ranks told."""
+"""Energy of several devices, from the figures of their ranks."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def watts(value, method):
     return Figure(value=value, unit="W", n=2, method=method)
 
 
-def told(board=None, package=None, **more):
+def of_rank(board=None, package=None, **more):
     """What a rank tells of its own board and of the packages of its host."""
     found = {name: Figure(value=value, unit="J") for name, value in more.items()}
     if board is not None:
@@ -43,7 +43,7 @@ def told(board=None, package=None, **more):
 
 def test_boards_are_summed_and_a_hosts_packages_counted_once():
     ranks = [rank(n, host="ab"[n // 2]) for n in range(4)]
-    each = {n: told(board=100.0 + n, package=(50.0, 50.0, 70.0, 70.0)[n]) for n in range(4)}
+    each = {n: of_rank(board=100.0 + n, package=(50.0, 50.0, 70.0, 70.0)[n]) for n in range(4)}
     figures = energy_of_ranks(ranks, each, windows(4)).figures
     assert figures["gpu_power_watts"].value == 406
     assert figures["gpu_energy_joules"].value == 4060
@@ -59,9 +59,11 @@ def test_boards_are_summed_and_a_hosts_packages_counted_once():
     assert "CPU" not in absent
 
 
-def test_on_a_cpu_the_hosts_joules_are_those_of_the_samples_of_all_ranks():
+def test_on_a_cpu_the_hosts_joules_are_divided_by_the_samples_of_all_ranks():
     ranks = [rank(n, device="cpu") for n in range(4)]
-    figures = energy_of_ranks(ranks, {n: told(package=80.0) for n in range(4)}, windows(4)).figures
+    figures = energy_of_ranks(
+        ranks, {n: of_rank(package=80.0) for n in range(4)}, windows(4)
+    ).figures
     assert figures["mean_power_watts"].value == pytest.approx(80)
     assert figures["energy_joules_per_sample"].value == pytest.approx(80 * SECONDS / 400)
     covered, _, absent = figures["mean_power_watts"].method.partition(";")
@@ -71,33 +73,36 @@ def test_on_a_cpu_the_hosts_joules_are_those_of_the_samples_of_all_ranks():
 
 def test_without_one_board_there_is_no_sum():
     ranks = [rank(0), rank(1)]
-    each = {0: told(board=100.0, package=50.0), 1: {"cpu_package_watts": watts(50.0, "RAPL")}}
+    each = {
+        0: of_rank(board=100.0, package=50.0),
+        1: {"cpu_package_watts": watts(50.0, "RAPL")},
+    }
     figures = energy_of_ranks(ranks, each, windows(2)).figures
     assert set(figures) == {"cpu_package_watts"}
     assert energy_of_ranks(ranks, {}, windows(2)).figures == {}
 
 
-def test_a_host_that_tells_less_leaves_that_part_out():
+def test_a_part_that_one_host_lacks_is_left_out():
     ranks = [rank(0, host="a"), rank(1, host="b")]
-    each = {0: told(board=100.0, package=50.0), 1: told(board=100.0)}
+    each = {0: of_rank(board=100.0, package=50.0), 1: of_rank(board=100.0)}
     figures = energy_of_ranks(ranks, each, windows(2)).figures
     assert figures["mean_power_watts"].value == pytest.approx(200)
     _, _, absent = figures["mean_power_watts"].method.partition(";")
     assert "CPU package, DRAM" in absent
 
 
-def test_a_process_that_drives_several_gpus_has_read_one_and_says_so():
+def test_a_process_that_drives_several_gpus_reads_only_one():
     ranks = [rank(0, devices=("cuda:0", "cuda:1"))]
-    found = energy_of_ranks(ranks, {0: told(board=100.0)}, windows(1))
+    found = energy_of_ranks(ranks, {0: of_rank(board=100.0)}, windows(1))
     assert set(found.figures) == {"gpu_power_watts", "gpu_energy_joules"}
     assert found.figures["gpu_power_watts"].method.endswith(" 2 GPUs")
     (why,) = found.unmeasured
     assert "drives 2 GPUs" in why.why
     on_cpu = [rank(0, device="cpu", devices=("cpu:0", "cpu:1"))]
-    own = told(package=80.0)
+    own = of_rank(package=80.0)
     assert energy_of_ranks(on_cpu, {0: own}, windows(1)).figures == own
 
 
-def test_of_one_device_it_is_what_that_told():
-    own = told(board=100.0, package=50.0, gpu_idle_watts=30.0)
+def test_one_device_has_its_own_figures():
+    own = of_rank(board=100.0, package=50.0, gpu_idle_watts=30.0)
     assert energy_of_ranks([rank(0)], {0: own | {"accuracy": watts(1, "")}}, []).figures == own

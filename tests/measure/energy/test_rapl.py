@@ -17,7 +17,7 @@ def zone(folder: Path, name: str, energy_uj: int, range_uj: int = 1000) -> Path:
 
 
 @given(st.integers(0, 10**6), st.lists(st.integers(0, 10**6 - 1), max_size=20))
-def test_a_counter_that_starts_again_loses_nothing(start: int, steps: list[int]) -> None:
+def test_a_counter_that_wraps_loses_nothing(start: int, steps: list[int]) -> None:
     # The counter goes through 0 … range; a step is less than once around.
     range_uj, value, total = 10**6, start, 0
     for step in steps:
@@ -41,9 +41,9 @@ def test_packages_and_their_memory_are_summed_up(tmp_path: Path) -> None:
     assert reader.read() == {"cpu_package_joules": 0.0, "dram_joules": 0.0}
     for file, now in zip(files, (300, 50, 999, 40), strict=True):
         file.write_text(str(now))
-    said = reader.read()
-    assert said["cpu_package_joules"] == pytest.approx((200 + 150) / 1e6)
-    assert said["dram_joules"] == pytest.approx(30 / 1e6)
+    values = reader.read()
+    assert values["cpu_package_joules"] == pytest.approx((200 + 150) / 1e6)
+    assert values["dram_joules"] == pytest.approx(30 / 1e6)
 
 
 def test_a_counter_that_cannot_be_read_for_a_moment_is_left_out(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_counter_that_cannot_be_read_for_a_moment_is_left_out(tmp_path: Path) 
     assert reader.read() == {"cpu_package_joules": pytest.approx(300 / 1e6)}
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_missing_counters_have_reasons(tmp_path: Path) -> None:
     none = RaplReader(tmp_path / "absent")
     assert none.read() == {}
     assert "does not exist" in none.missing["cpu_package_joules"]
@@ -68,7 +68,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_counter_for_root_alone_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_counter_for_root_only_has_that_reason(tmp_path: Path) -> None:
     zone(tmp_path / "intel-rapl:0", "package-0", 7).chmod(0)
     why = RaplReader(tmp_path).missing["cpu_package_joules"]
     assert "root" in why.split()

@@ -26,13 +26,13 @@ def test_the_table_has_the_measured_sensors() -> None:
         ("", "", "", 10.0),
     ],
 )
-def test_how_long_a_stretch_must_be(
+def test_minimum_length_of_a_stretch(
     name: str, generation: str, reading: str, seconds: float
 ) -> None:
     assert needed(name, generation, reading).seconds == pytest.approx(seconds)
 
 
-def test_the_reason_says_whose_sensor_it_is() -> None:
+def test_the_reason_names_the_sensor() -> None:
     why = needed("NVIDIA H100 PCIe", "hopper", "instant").why
     assert why.endswith(f" {TIMES} times 100 ms")
     assert "generation" not in why

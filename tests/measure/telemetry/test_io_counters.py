@@ -25,7 +25,7 @@ def machine(root: Path) -> Path:
     return root
 
 
-def test_whole_disks_every_network_but_the_loopback_and_memory_in_use(tmp_path: Path) -> None:
+def test_whole_disks_networks_without_loopback_and_used_memory(tmp_path: Path) -> None:
     reader = IoCounterReader(machine(tmp_path))
     assert reader.missing == {}
     assert reader.read() == {
@@ -37,13 +37,13 @@ def test_whole_disks_every_network_but_the_loopback_and_memory_in_use(tmp_path: 
     }
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_unreadable_counters_have_reasons(tmp_path: Path) -> None:
     reader = IoCounterReader(tmp_path)
     assert reader.read() == {}
     assert set(reader.missing) == {"disk_read_bytes", "network_receive_bytes", "memory_used_bytes"}
 
 
 def test_this_machine(tmp_path: Path) -> None:
-    said = IoCounterReader().read()
-    assert said["memory_used_bytes"] > 1e6
-    assert said["network_receive_bytes"] >= 0
+    values = IoCounterReader().read()
+    assert values["memory_used_bytes"] > 1e6
+    assert values["network_receive_bytes"] >= 0

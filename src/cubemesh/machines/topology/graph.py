@@ -140,11 +140,11 @@ class Topology:
     def subset(self, gpus: Sequence[int]) -> Topology:
         """The same system with only these GPUs; UsageError as in `named`."""
         names = set(self.named(gpus))
-        gone = {node.name for node in self.gpus} - names
+        removed = {node.name for node in self.gpus} - names
         return Topology(
             name=self.name,
-            nodes=tuple(n for n in self.nodes if n.name not in gone),
-            links=tuple(x for x in self.links if not {x.first, x.second} & gone),
+            nodes=tuple(n for n in self.nodes if n.name not in removed),
+            links=tuple(x for x in self.links if not {x.first, x.second} & removed),
             notes=self.notes,
         )
 

@@ -233,7 +233,7 @@ class _Builder:
 
 
 def _assumed(link: Link) -> Link:
-    """A link of unknown kind; its name says so wherever it is shown."""
+    """A link of unknown kind; shown by its name."""
     return replace(link, name=f"{link.name} (assumed)")
 
 

@@ -23,7 +23,7 @@ NVLINK_LATENCY_S = 0.6e-6
 PCIE_LATENCY_S = 0.5e-6
 """Of one PCIe link: NCCL's 1 µs is for the shortest way, up to a switch and down again."""
 SMP_LATENCY_S = 0.5e-6
-"""Between sockets. NCCL has no figure; taken as that of one more PCIe link."""
+"""Between sockets. NCCL has no figure; assumed to be that of a PCIe link."""
 
 NVLINK_BYTES_PER_S = {1: 20 * GB, 2: 25 * GB, 3: 25 * GB, 4: 25 * GB, 5: 50 * GB}
 """Of one link, one way, by generation: P100, V100, A100, H100 and H200, B200."""

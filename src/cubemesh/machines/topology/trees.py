@@ -2,7 +2,7 @@
 
 Inside a system: a broadcast in steps, in each of which every GPU that has the data sends it to one
 that has not. Whom to send to first decides: the GPUs are halved where the least bandwidth runs
-between the halves, the far half is served first, and no two later transfers then meet on the narrow
+between the halves, the far half is sent to first, so that no two later transfers share the slow
 links (DGX-1 V100 white paper [002], figure 11: the wrong order halves the bandwidth of the second
 step).
 

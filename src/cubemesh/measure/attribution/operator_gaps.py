@@ -27,7 +27,7 @@ MOST_RECORDING_S = 5e-6
 """Limit on the overhead of one event, which is 1 to 3 µs; a larger difference is due to the machine
 and scales both parts."""
 FAR = 0.05
-"""Outliers within this fraction of the median are kept."""
+"""Outliers within this fraction of the median are used."""
 
 
 def inside_steps(

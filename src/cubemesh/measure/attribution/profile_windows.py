@@ -7,8 +7,8 @@
 
 A program that computes on the host is profiled between its measured windows, so that interference
 by the machine affects both alike. One that runs ahead of a device is profiled after them, because a
-GPU's profiler leaves later launches slower; only the device's own times are taken from that
-profile. A few uncounted steps follow each start or stop of the profiler, to warm caches and use up
+GPU's profiler leaves later launches slower; only the device's own times of that profile
+are used. A few uncounted steps follow each start or stop of the profiler, to warm caches and use up
 prefetched batches. Profiles are read when all windows are over.
 """
 
@@ -210,10 +210,10 @@ class StepProfiler:
         transfers = sum(len(w.transfers) for w in self._windows)
         if not transfers:
             return None
-        kept = self._windows[:: max(1, math.ceil(transfers / MOST_SHARED))]
-        own = [w.transfers for w in kept]
+        sampled = self._windows[:: max(1, math.ceil(transfers / MOST_SHARED))]
+        own = [w.transfers for w in sampled]
         arrivals = self._last_arrivals([[t.issued for t in found] for found in own])
-        return waited(own, arrivals, sum(len(w.stamps) for w in kept))
+        return waited(own, arrivals, sum(len(w.stamps) for w in sampled))
 
     def _arrivals(self) -> list[list[float] | None] | None:
         """For each profiled window, when the last rank began each communication kernel."""

@@ -257,21 +257,21 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     return found
 
 
-def outside(intervals: Iterable[Interval], taken: Sequence[Interval]) -> list[Interval]:
-    """The part of `intervals` outside `taken`, which is a union."""
+def outside(intervals: Iterable[Interval], excluded: Sequence[Interval]) -> list[Interval]:
+    """The part of `intervals` outside `excluded`, which is a union."""
     found: list[Interval] = []
     at = 0
     for start, end in union(intervals):
-        while at < len(taken) and taken[at][1] <= start:
+        while at < len(excluded) and excluded[at][1] <= start:
             at += 1
         index = at
         while start < end:
-            if index == len(taken) or taken[index][0] >= end:
+            if index == len(excluded) or excluded[index][0] >= end:
                 found.append((start, end))
                 break
-            if taken[index][0] > start:
-                found.append((start, taken[index][0]))
-            start = taken[index][1]
+            if excluded[index][0] > start:
+                found.append((start, excluded[index][0]))
+            start = excluded[index][1]
             index += 1
     return found
 

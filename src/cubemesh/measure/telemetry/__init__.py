@@ -1,1 +1,1 @@
-"""Telemetry: utilization, memory, clocks and I/O sampled beside a run."""
+"""Telemetry: utilization, memory, clocks and I/O sampled during a run."""

@@ -2,8 +2,8 @@
 
 They are listed before the run touches the GPU and at its end: every process that was there before,
 or came meanwhile, except the run itself, counts. In a container the driver may number
-processes as the host does, so that the run does not find itself; then the newcomer with the most
-memory is taken for the run. Source: NVML API reference, nvmlDeviceGetComputeRunningProcesses.
+processes as the host does, so that the run does not find itself; then the new process with the
+most memory counts as the run. Source: NVML API reference, nvmlDeviceGetComputeRunningProcesses.
 """
 
 from __future__ import annotations

@@ -160,13 +160,13 @@ class _Comparison:
 
     def measure(self) -> None:
         """Blocks, two of every instance at a time."""
-        patience = StoppingRule(self._budget, lambda: ratio_of(self.windows).half_width)
+        rule = StoppingRule(self._budget, lambda: ratio_of(self.windows).half_width)
         fraction = 0.0
-        while fraction < 1 or patience.wants_more(len(self.windows), self._seconds(0)):
+        while fraction < 1 or rule.wants_more(len(self.windows), self._seconds(0)):
             self._two_blocks_of_each()
             fraction = min(self._fraction(side) for side in (0, 1))
             self._log.progress("measure", self._done, None, fraction)
-        if (warning := patience.warning()) is not None:
+        if (warning := rule.warning()) is not None:
             self._log.warning(warning)
 
     def _two_blocks_of_each(self) -> None:

@@ -18,13 +18,13 @@ GROWTH = 1.25
 
 
 class StoppingRule:
-    """To be asked after every window (or group of them), once the rest of the budget is used.
+    """Decides after every window (or group of them), once the rest of the budget is used.
 
     `half_width` returns the half-width of the interval relative to its figure, None without one.
     """
 
     def __init__(self, budget: Budget, half_width: Callable[[], float | None]) -> None:
-        self._effort = budget
+        self._budget = budget
         self._half_width = half_width
         self._next_look = 0
         self._elapsed_s = 0.0
@@ -32,7 +32,7 @@ class StoppingRule:
 
     def wants_more(self, windows: int, elapsed_s: float) -> bool:
         """Whether to continue after `windows` that took `elapsed_s`."""
-        wanted, is_over = self._effort.target_ci, elapsed_s >= self._effort.max_seconds
+        wanted, is_over = self._budget.target_ci, elapsed_s >= self._budget.max_seconds
         if wanted is None:
             return False
         if windows < self._next_look and not is_over:
@@ -43,7 +43,7 @@ class StoppingRule:
 
     def warning(self) -> Warning | None:
         """The warning `wide-interval` where the target was missed, else None."""
-        wanted = self._effort.target_ci
+        wanted = self._budget.target_ci
         if wanted is None or (self._reached is not None and self._reached <= wanted):
             return None
         return wide_interval(wanted, self._reached, self._elapsed_s)

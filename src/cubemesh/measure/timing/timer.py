@@ -247,7 +247,7 @@ def _measure(
     length = pace.length(steps_per_window(budget, step_s), step_s)
     windows: list[Window] = []
     done, elapsed_s, over = 0, 0.0, False
-    patience = StoppingRule(budget, lambda: half_width(windows))
+    rule = StoppingRule(budget, lambda: half_width(windows))
     while not over:
         window = pace.window(watch, "measure", length)
         windows.append(window)
@@ -262,8 +262,8 @@ def _measure(
             1.0,
         )
         watch.log.progress("measure", done, window.step_s, fraction)
-        over = fraction >= 1 and not patience.wants_more(len(windows), elapsed_s)
+        over = fraction >= 1 and not rule.wants_more(len(windows), elapsed_s)
         _, over = pace.ends("measure", True, over)
-    if (warning := patience.warning()) is not None:
+    if (warning := rule.warning()) is not None:
         watch.log.warning(warning)
     return tuple(windows)
