@@ -190,8 +190,7 @@ def _findings(
             yield Finding(
                 code="roofline-ridge",
                 text=f"Ridge of the roofline: {', '.join(ridges)} FLOP/B. Work with fewer "
-                "operations "
-                "per byte is memory-bound, with more compute-bound.",
+                "operations per byte is memory-bound, with more compute-bound.",
             )
     yield from _links(copies)
     if sheet is None and device:
@@ -249,8 +248,7 @@ def _links(copies: Sequence[Group[Key]]) -> Iterator[Finding]:
             code="pinned-memory",
             text=f"Host to device: {format_quantity(pinned.value, 'B/s')} from pinned memory, "
             f"{pinned.value / pageable.value:.2g}× the {format_quantity(pageable.value, 'B/s')} "
-            "from "
-            "pageable memory.",
+            "from pageable memory.",
             value=pinned.value / pageable.value,
             unit="×",
         )

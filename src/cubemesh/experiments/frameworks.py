@@ -49,14 +49,14 @@ NETWORKS = (
 """The seven of Addfor 2016 [000]; its "VGG" is taken to be VGG-16."""
 QUICK_NETWORKS = ("alexnet", "googlenet", "resnet-50")
 BATCH = 64
-RUNS = 100
-REDUCED_RUNS = 10
+STEPS = 100
+REDUCED_STEPS = 10
 QUESTION = "Which framework trains fastest?"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of `frameworks` publisheds the fields of its specs."""
+    """Settings of `frameworks` besides the fields of its specs."""
 
     networks: tuple[str, ...] = ()
     """Networks to run; default: the paper's seven, three with --quick."""
@@ -71,7 +71,8 @@ class Settings:
 def plan(settings: Settings, context: Context) -> Plan:
     """Forward passes, then training steps, of each network with each framework."""
     batches = settings.batch_sizes or (reduction.batch(BATCH, context),)
-    networks = settings.networks or (QUICK_NETWORKS if _quick(context) else NETWORKS)
+    quick = context.scale is Scale.QUICK
+    networks = settings.networks or (QUICK_NETWORKS if quick else NETWORKS)
     budget = _budget(settings, context)
     yield [
         RunSpec(
@@ -95,18 +96,14 @@ def known() -> tuple[str, ...]:
     return tuple(name for name, line in FRAMEWORKS.items() if line.read_script is None)
 
 
-def _quick(context: Context) -> bool:
-    return context.scale is Scale.QUICK
-
-
 def _budget(settings: Settings, context: Context) -> Budget:
     """At most as many windows as steps, but enough for an interval."""
-    runs = settings.steps
-    if runs is None:
-        runs = REDUCED_RUNS if reduction.is_reduced(context) or _quick(context) else RUNS
-    usual = context.budget
-    windows = min(usual.windows, max(FEWEST_FOR_INTERVAL, runs))
-    return replace(usual, steps=runs, windows=windows)
+    steps = settings.steps
+    if steps is None:
+        reduced = reduction.is_reduced(context) or context.scale is Scale.QUICK
+        steps = REDUCED_STEPS if reduced else STEPS
+    windows = min(context.budget.windows, max(FEWEST_FOR_INTERVAL, steps))
+    return replace(context.budget, steps=steps, windows=windows)
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
@@ -117,8 +114,8 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     forward, training = _matrix(records, Forward), _matrix(records, TrainSteps)
     published = time_rows(training.groups)
-    batches = sorted({b for r in records if (b := r.spec.batch_per_device)})
-    at = f", batch size {', '.join(map(str, batches))}" if batches else ""
+    expected = NETWORKS if training.groups and not settings.networks else ()
+    at = f", {batch_size(records[0])[0]}" if records else ""
     y = Axis(name="step", unit="ms", from_zero=True)
     passes = (
         (forward, "Forward", "forward"),
@@ -142,16 +139,15 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             *reduction.reductions(
                 records,
                 batch_per_device=BATCH,
-                steps=RUNS,
-                missing=() if settings.networks else _left_out(training),
+                steps=STEPS,
+                missing=[n for n in expected if n not in training.networks],
             ),
             *above_peak(published),
         ),
         notes=(
             "Mean step time, elapsed time over steps; ± is the 95 % interval over the windows of "
             "one process. Frameworks run in separate processes, which can differ by more "
-            "(repeats=3 "
-            "shows it): differences below 3 % are not significant.",
+            "(repeats=3 shows it): differences below 3 % are not significant.",
             "Forward passes (in training mode, with the loss) and training steps are measured "
             "separately. Their difference is not the backward pass: a training step also updates "
             "the weights and saves activations.",
@@ -170,8 +166,7 @@ def _layouts(records: Sequence[RunRecord]) -> Iterator[str]:
         layouts = "; ".join(f"{layout} in {format_list(names)}" for layout, names in found.items())
         yield (
             f"Images have each framework's usual layout: {layouts}. --set layout=nhwc gives all "
-            "the "
-            "same."
+            "the same."
         )
 
 
@@ -188,10 +183,6 @@ def _step_ms(group: Group[CellKey]) -> Figure | None:
     return group.step_ms
 
 
-def _left_out(training: Matrix) -> list[str]:
-    return [n for n in NETWORKS if training.groups and n not in training.networks]
-
-
 def _findings(forward: Matrix, training: Matrix) -> Iterator[Finding]:
     if any(len(training.row(n)) > 1 for n in training.networks):
         yield from _fastest(training)
@@ -199,7 +190,9 @@ def _findings(forward: Matrix, training: Matrix) -> Iterator[Finding]:
         if line.compiles and (found := training.gains(name, line.compiles)):
             yield found
     yield from _forward_share(forward, training)
-    yield from _gaps(training)
+    for variant, why, networks in training.gaps():
+        where = "" if variant in why else f"{variant}, {format_list(networks)}: "
+        yield Finding(code="failed-run", text=f"{where}{why}.")
 
 
 def _fastest(training: Matrix) -> Iterator[Finding]:
@@ -292,12 +285,6 @@ def _forward_share(forward: Matrix, training: Matrix) -> Iterator[Finding]:
         unit="% of a step",
         caveats=caveats(*low[1:], *high[1:]),
     )
-
-
-def _gaps(training: Matrix) -> Iterator[Finding]:
-    for variant, why, networks in training.gaps():
-        where = "" if variant in why else f"{variant}, {format_list(networks)}: "
-        yield Finding(code="failed-run", text=f"{where}{why}.")
 
 
 EXPERIMENT = Experiment(

@@ -47,7 +47,6 @@ from cubemesh.schema import (
     Table,
     TrainSteps,
     Warning,
-    warn,
 )
 
 SMALL, LARGE = 32, 224
@@ -121,8 +120,7 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         notes=(
             UTILIZATION_NOTE,
             "DGX-1 best practices [001], figure 2: batch size 64 has 1.3 times the throughput of "
-            "16 "
-            "at 224 pixels (2.8 times at CIFAR-10's 32), with over 70 % GPU utilization.",
+            "16 at 224 pixels (2.8 times at CIFAR-10's 32), with over 70 % GPU utilization.",
         ),
     )
 
@@ -265,7 +263,7 @@ def _busy_point(group: Group[Key]) -> Point:
     return Point(x=group.key[1], y=cell.value, reason=cell.reason, run_id=group.run_id)
 
 
-def _reduced(settings: Settings, groups: list[Group[Key]]) -> Iterator[Warning]:
+def _reduced(settings: Settings, groups: list[Group[Key]]) -> tuple[Warning, ...]:
     less = []
     sizes = {g.key[0] for g in groups}
     if groups and not settings.image_sizes and LARGE not in sizes:
@@ -274,9 +272,7 @@ def _reduced(settings: Settings, groups: list[Group[Key]]) -> Iterator[Warning]:
         last = max(g.key[1] for g in groups if g.key[0] == size)
         if not settings.batch_sizes and last < BATCHES[-1]:
             less.append(f"batch sizes up to {last} instead of {BATCHES[-1]} at {size} pixels")
-    if less:
-        cause = f"Less than in the paper: {'; '.join(less)}."
-        yield warn("reduced", cause, "Use --full, or set them.")
+    return reduction.reduced(less)
 
 
 EXPERIMENT = Experiment(

@@ -95,35 +95,29 @@ def plan(settings: Settings, context: Context) -> Plan:
     """Each network over each link."""
     counts = settings.devices or device_counts(settings, context)[-1:]
     links = settings.links or (("auto",) if on_cpu(settings.device, context) else GPU_LINKS)
-    yield [
-        _spec(settings, context, case, framework, sync, threads, devices, link)
-        for case in cases(settings, context)
-        for framework in dict.fromkeys(settings.frameworks)
-        for sync in dict.fromkeys(settings.strategies)
+    places = [
+        replace(placement(settings.device, threads, devices, context), link=link)
         for threads in dict.fromkeys(settings.threads)
         for devices in dict.fromkeys(counts)
         for link in dict.fromkeys(links)
     ]
-
-
-def _spec(
-    settings: Settings,
-    context: Context,
-    case: LinkCase,
-    framework: str,
-    sync: str,
-    threads: int,
-    devices: int,
-    link: str,
-) -> RunSpec:
-    profiled = settings.attribution and entry(framework).profiles and strategy(sync).profiled
-    where = placement(settings.device, threads, devices, context)
-    return RunSpec(
-        work=TrainSteps(network=case.network, batch_per_device=case.batch, hidden=case.hidden),
-        placement=replace(where, link=link),
-        program=ProgramSettings(framework=framework, layout=entry(framework).layout, sync=sync),
-        budget=replace(context.budget, attribution=profiled),
-    )
+    yield [
+        RunSpec(
+            work=TrainSteps(network=case.network, batch_per_device=case.batch, hidden=case.hidden),
+            placement=place,
+            program=ProgramSettings(framework=framework, layout=entry(framework).layout, sync=sync),
+            budget=replace(
+                context.budget,
+                attribution=settings.attribution
+                and entry(framework).profiles
+                and strategy(sync).profiled,
+            ),
+        )
+        for case in cases(settings, context)
+        for framework in dict.fromkeys(settings.frameworks)
+        for sync in dict.fromkeys(settings.strategies)
+        for place in places
+    ]
 
 
 def cases(settings: Settings, context: Context) -> list[LinkCase]:

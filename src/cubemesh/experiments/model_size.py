@@ -121,10 +121,10 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 def _answer(settings: Settings, steps: Sequence[RunRecord], records: Sequence[RunRecord]) -> Answer:
     groups = group_by(steps, _key)
-    kinds = {f"batch size {g.records[0].spec.batch_per_device}" for g in groups}
+    at = f", {batch_size(steps[0])[0]}" if steps else ""
     return answer_of(
         EXPERIMENT,
-        titled(f"Small and deep networks, {', '.join(sorted(kinds))}", steps),
+        titled(f"Small and deep networks{at}", steps),
         records,
         findings=_findings(groups),
         tables=(_table(groups),),
@@ -141,8 +141,7 @@ def _answer(settings: Settings, steps: Sequence[RunRecord], records: Sequence[Ru
             UTILIZATION_NOTE,
             "DGX-1 best practices [001], figure 3 (one V100, Keras, images of 224 pixels copied "
             "every step): 442, 192 and 156 images/s at 82, 88 and 92 % for LittleCNN, ResNet-50 "
-            "and "
-            "VGG-16.",
+            "and VGG-16.",
         ),
     )
 
@@ -184,7 +183,7 @@ def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
     for network in dict.fromkeys(g.key[0] for g in groups):
         host, device = places.get((network, "host")), places.get((network, "device"))
         if host and device:
-            where = f"batch size {host.records[0].spec.batch_per_device}"
+            where, *_ = batch_size(host.records[0])
             yield from input_bound_findings(network, [(where, host, device)])
     for group in groups:
         if group.throughput is None:

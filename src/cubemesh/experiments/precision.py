@@ -100,7 +100,7 @@ def _answer(
 ) -> Answer:
     matrix, records = Matrix.of(steps, _key), [*products, *steps]
     ceilings = group_by(products, _precision)
-    batches = sorted({b for r in steps if (b := r.spec.batch_per_device)})
+    at = f", {batch_size(steps[0])[0]}" if steps else ""
     tables = [matrix.table("Samples/s", "", throughput)]
     if any(v != BASELINE for v in matrix.variants):
         tables += [_speedups(matrix), matrix.table("Memory, MiB", "", _memory)]
@@ -108,7 +108,7 @@ def _answer(
         tables.append(_ceilings(ceilings))
     return answer_of(
         EXPERIMENT,
-        titled(f"Precisions, batch size {', '.join(map(str, batches))}", steps),
+        titled(f"Precisions{at}", steps),
         records,
         findings=_findings(matrix, ceilings),
         tables=tables,

@@ -146,6 +146,7 @@ def _reached(group: Group[int]) -> list[RunRecord]:
 
 
 def _time_s(group: Group[int]) -> float | None:
+    """Time to accuracy, the median over the runs; None if the target was not reached."""
     times = [training_s(r) for r in _reached(group)]
     return median(times) if times else None
 
@@ -163,8 +164,10 @@ def _missing(group: Group[int]) -> str:
     """Why there is no time to accuracy."""
     if not group.ok:
         return group.why
-    share = 100 * group.ok[0].figures["accuracy"].value
-    return f"{100 * _target(group):g} % was not reached: {share:.1f} % after {_epochs_text(group)}"
+    reached = 100 * group.ok[0].figures["accuracy"].value
+    return (
+        f"{100 * _target(group):g} % was not reached: {reached:.1f} % after {_epochs_text(group)}"
+    )
 
 
 def _epochs(group: Group[int]) -> int:
@@ -173,10 +176,6 @@ def _epochs(group: Group[int]) -> int:
 
 def _epochs_text(group: Group[int]) -> str:
     return f"{_epochs(group)} {'epoch' if _epochs(group) == 1 else 'epochs'}"
-
-
-def _name(group: Group[int]) -> str:
-    return format_devices(group.key)
 
 
 def _findings(groups: Sequence[Group[int]]) -> Iterator[Finding]:
@@ -189,7 +188,7 @@ def _findings(groups: Sequence[Group[int]]) -> Iterator[Finding]:
             code="time-to-accuracy",
             question="How long does it take to reach the target accuracy?",
             text=f"Shortest time to {100 * _target(best):g} %: {format_seconds(least_s)}{energy} "
-            f"on {_name(best)}, after {_epochs_text(best)}.",
+            f"on {format_devices(best.key)}, after {_epochs_text(best)}.",
             value=least_s,
             unit="s",
             caveats=best.caveats,
@@ -200,7 +199,7 @@ def _findings(groups: Sequence[Group[int]]) -> Iterator[Finding]:
         if _time_s(group) is None:
             yield Finding(
                 code="failed-run" if not group.ok else "target-missed",
-                text=f"{_name(group)}: {_missing(group)}.",
+                text=f"{format_devices(group.key)}: {_missing(group)}.",
             )
     reached = [r for group in groups if _joules(group) is None for r in _reached(group)]
     for why in dict.fromkeys(u.why for r in reached for u in r.unmeasured if u.what == ENERGY):
@@ -209,7 +208,8 @@ def _findings(groups: Sequence[Group[int]]) -> Iterator[Finding]:
 
 def _speed_up(one: Group[int], one_s: float, many: Group[int], many_s: float) -> Finding:
     rates = [g.throughput for g in (one, many)]
-    text = f"Speed-up of {_name(many)} over {_name(one)}: {one_s / many_s:.3g}×"
+    devices = f"{format_devices(many.key)} over {format_devices(one.key)}"
+    text = f"Speed-up of {devices}: {one_s / many_s:.3g}×"
     if rates[0] is not None and rates[1] is not None:
         text += (
             f", with {rates[1].value / rates[0].value:.3g}× the throughput and "
@@ -250,8 +250,8 @@ def _row(group: Group[int]) -> tuple[Cell, ...]:
     why = _missing(group) if time_s is None else NO_ENERGY
     return (
         *head,
-        Cell(value=time_s, reason="" if time_s is not None else why, run_id=group.run_id),
-        Cell(value=joules, reason="" if joules is not None else why),
+        Cell(reason=why) if time_s is None else Cell(value=time_s, run_id=group.run_id),
+        Cell(reason=why) if joules is None else Cell(value=joules),
         Cell(value=_epochs(group)),
         Cell(value=100 * group.ok[0].figures["accuracy"].value),
         group.cell(group.throughput),
@@ -261,17 +261,16 @@ def _row(group: Group[int]) -> tuple[Cell, ...]:
 
 
 def _charts(groups: Sequence[Group[int]], name: str) -> Iterator[Chart]:
-    good = [g for g in groups if g.ok]
-    if not good:
-        return
-    yield Chart(
-        name=name,
-        title="Accuracy by time",
-        kind="line",
-        x=Axis(name="time", unit="s"),
-        y=Axis(name="accuracy", unit="%"),
-        lines=tuple(map(_curve, good)),
-    )
+    lines = tuple(_curve(g) for g in groups if g.ok)
+    if lines:
+        yield Chart(
+            name=name,
+            title="Accuracy by time",
+            kind="line",
+            x=Axis(name="time", unit="s"),
+            y=Axis(name="accuracy", unit="%"),
+            lines=lines,
+        )
 
 
 def _curve(group: Group[int]) -> Line:
@@ -280,13 +279,9 @@ def _curve(group: Group[int]) -> Line:
     began_s = min(w.start_s for w in own)
     ends = [w.start_s + w.elapsed_s - began_s for w in own if w.phase == "evaluate"]
     curve = record.curve("validation_accuracy")
-    shares = curve.y if curve is not None else ()
-    return Line(
-        name=_name(group),
-        points=tuple(
-            Point(x=x, y=100 * y, run_id=record.run_id) for x, y in zip(ends, shares, strict=False)
-        ),
-    )
+    pairs = zip(ends, curve.y, strict=False) if curve else ()
+    points = tuple(Point(x=x, y=100 * y, run_id=record.run_id) for x, y in pairs)
+    return Line(name=format_devices(group.key), points=points)
 
 
 EXPERIMENT = Experiment(

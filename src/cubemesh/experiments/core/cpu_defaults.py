@@ -73,7 +73,12 @@ def reductions(
         less.append(f"{min(counts)} steps instead of {steps}")
     if absent := list(missing):
         less.append(f"without {', '.join(absent)}")
+    return reduced(less, RULE)
+
+
+def reduced(less: Sequence[str], rule: str = "") -> tuple[Warning, ...]:
+    """The warning `reduced` with what is `less` than in a paper, and why; none for nothing."""
     if not less:
         return ()
-    cause = f"Less than in the paper: {'; '.join(less)}. {RULE}"
+    cause = f"Less than in the paper: {'; '.join(less)}. {rule}".rstrip()
     return (warn("reduced", cause, "Use --full, or name the settings."),)

@@ -53,8 +53,25 @@ class Settings:
 def plan(settings: Settings, context: Context) -> Plan:
     """One training on one device, and two on each larger number: constant and scaled rate."""
     scalings: tuple[RateScaling, ...] = ("none", "linear")
+    scale = context.scale if on_cpu(settings.device, context) else Scale.FULL
     yield [
-        _spec(settings, context, devices, scaling, network, batch, threads)
+        RunSpec(
+            work=Train(
+                network=network,
+                batch_per_device=batch,
+                data=settings.data,
+                epochs=settings.epochs or EPOCHS[scale],
+                optimizer="rmsprop",
+                learning_rate=settings.learning_rate,
+                rate_scaling=scaling,
+            ),
+            placement=replace(
+                placement(settings.device, threads, devices, context),
+                oversubscribe=devices > 1,
+            ),
+            program=ProgramSettings(sync="all-reduce" if devices > 1 else "none"),
+            budget=context.budget,
+        )
         for network in dict.fromkeys(settings.networks)
         for batch in dict.fromkeys(settings.batch_sizes)
         for threads in dict.fromkeys(settings.threads)
@@ -70,35 +87,6 @@ def _counts(settings: Settings, context: Context) -> Sequence[int]:
     if on_cpu(settings.device, context):
         return CPU_DEVICES
     return [n for n in DEVICES if n <= len(context.machine.gpus)]
-
-
-def _spec(
-    settings: Settings,
-    context: Context,
-    devices: int,
-    scaling: RateScaling,
-    network: str,
-    batch: int,
-    threads: int,
-) -> RunSpec:
-    epochs = EPOCHS[context.scale if on_cpu(settings.device, context) else Scale.FULL]
-    return RunSpec(
-        work=Train(
-            network=network,
-            batch_per_device=batch,
-            data=settings.data,
-            epochs=settings.epochs or epochs,
-            optimizer="rmsprop",
-            learning_rate=settings.learning_rate,
-            rate_scaling=scaling,
-        ),
-        placement=replace(
-            placement(settings.device, threads, devices, context),
-            oversubscribe=devices > 1,
-        ),
-        program=ProgramSettings(sync="all-reduce" if devices > 1 else "none"),
-        budget=context.budget,
-    )
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:

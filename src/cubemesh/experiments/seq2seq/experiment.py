@@ -44,7 +44,6 @@ from cubemesh.schema import (
     RunSpec,
     TrainSteps,
     Warning,
-    warn,
 )
 from cubemesh.schema.spec import Precision
 
@@ -53,6 +52,14 @@ HIDDEN_SIZES = (512, 1024, 2048)
 BATCHES = (32, 64, 128, 256)
 CPU_DIVISOR = 4
 """Divisor of the hidden sizes on a CPU."""
+SYNTHETIC_NOTE = (
+    "The text is random: sentences that fill more than half of the network's sequence length. "
+    "data=parallel-text uses real text."
+)
+RULE = (
+    "On a CPU hidden sizes are a quarter and batch sizes an eighth of the paper's, and a list ends "
+    "where a run would take too long, unless --full or the settings are given."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +112,8 @@ def default_sizes(settings: Settings, context: Context) -> list[int]:
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, table and charts from the records of one `seq2seq`."""
     groups = sorted(group_by(records, _key), key=lambda g: (g.key.hidden, g.key.batch))
-    notes = []
     works = (r.spec.work for r in records)
-    if any(isinstance(w, NetworkWork) and w.data == "synthetic" for w in works):
-        notes.append(
-            "The text is random: sentences that fill more than half of the network's sequence "
-            "length. data=parallel-text uses real text."
-        )
+    synthetic = any(isinstance(w, NetworkWork) and w.data == "synthetic" for w in works)
     return answer_of(
         EXPERIMENT,
         titled("Translators by hidden size, attention and batch size", records),
@@ -123,7 +125,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         notes=(
             "A sentence is a pair of source and target; tokens are those of the target, without "
             "padding.",
-            *notes,
+            *([SYNTHETIC_NOTE] if synthetic else []),
             "DGX-1 V100 white paper [002] compares the interconnects of eight GPUs with these "
             "translators; it states no throughput of a single GPU.",
         ),
@@ -143,9 +145,13 @@ def _key(record: RunRecord) -> TranslatorSetting:
 Done = tuple[Group[TranslatorSetting], Figure]
 
 
+def _done(groups: Groups) -> list[Done]:
+    return [(g, f) for g in groups if (f := g.throughput) is not None]
+
+
 def _pairs(groups: Groups, field: str, over: Any, under: Any) -> Iterator[tuple[Done, Done]]:
     """Points that only differ in `field`, at the largest batch size that both ran."""
-    done = {g.key: (g, f) for g in groups if (f := g.throughput) is not None}
+    done = {g.key: (g, f) for g, f in _done(groups)}
     largest: dict[TranslatorSetting, TranslatorSetting] = {}
     for key in done:  # sorted by batch size: the last is the largest
         if getattr(key, field) == under and key._replace(**{field: over}) in done:
@@ -165,7 +171,7 @@ def _findings(groups: Groups) -> Iterator[Finding]:
         yield from _all_compared(groups, field, first, others, question)
     several = len(values_of(groups, "precision")) > 1
     for key, curve in curves(groups).items():
-        done = [(g, f) for g in curve if (f := g.throughput) is not None]
+        done = _done(curve)
         if len(done) > 1:
             yield _growth(name_of(key, several), done)
     for group in groups:
@@ -175,7 +181,7 @@ def _findings(groups: Groups) -> Iterator[Finding]:
 
 
 def _fastest(groups: Groups) -> Iterator[Finding]:
-    done = [(g, f) for g in groups if (f := g.throughput) is not None]
+    done = _done(groups)
     if not done:
         return
     group, figure = max(done, key=lambda pair: pair[1].value)
@@ -244,8 +250,8 @@ def _growth(name: str, done: list[Done]) -> Finding:
         if knee is last:
             code = "growing-throughput"
             text = f"{name}: throughput still grows at batch size {knee.key.batch}, {gain}."
-            larger = 2 * knee.key.batch, 4 * knee.key.batch
-            remedy = f"Try larger batch sizes: --set batch_sizes={larger[0]},{larger[1]}"
+            batch = knee.key.batch
+            remedy = f"Try larger batch sizes: --set batch_sizes={2 * batch},{4 * batch}"
         else:
             text = f"{name}: throughput knee at batch size {knee.key.batch}, {gain}."
     return Finding(
@@ -257,7 +263,7 @@ def _growth(name: str, done: list[Done]) -> Finding:
     )
 
 
-def _reduced(settings: Settings, groups: Groups) -> Iterator[Warning]:
+def _reduced(settings: Settings, groups: Groups) -> tuple[Warning, ...]:
     less = []
     most = groups[-1].key.hidden if groups else HIDDEN_SIZES[-1]
     if not settings.hidden_sizes and most < HIDDEN_SIZES[-1]:
@@ -266,13 +272,7 @@ def _reduced(settings: Settings, groups: Groups) -> Iterator[Warning]:
         ends = {c[-1].key.batch for c in curves(groups).values() if c[-1].throughput is not None}
         if ends and min(ends) < BATCHES[-1]:
             less.append(f"batch sizes up to {min(ends)} instead of {BATCHES[-1]}")
-    if less:
-        cause = (
-            f"Less than in the paper: {'; '.join(less)}. On a CPU hidden sizes are a quarter and "
-            "batch sizes an eighth of the paper's, and a list ends where a run would take too "
-            "long, unless --full or the settings are given."
-        )
-        yield warn("reduced", cause, "Use --full, or set them.")
+    return reduction.reduced(less, RULE)
 
 
 EXPERIMENT = Experiment(

@@ -36,7 +36,6 @@ from cubemesh.schema import (
     RunSpec,
     TrainSteps,
     Warning,
-    warn,
 )
 
 PAPER_POINTS = (
@@ -129,10 +128,7 @@ def _reductions(records: Sequence[RunRecord]) -> tuple[Warning, ...]:
         largest = max(_key(r)[1] for r in group.records)
         if documented and largest < max(documented):
             less.append(f"{group.key} at batch size {largest} instead of {max(documented)}")
-    if not less:
-        return ()
-    cause = f"Less than in the paper: {', '.join(less)}. {reduction.RULE}"
-    return (warn("reduced", cause, "Use --full, or set them."),)
+    return reduction.reduced(less, reduction.RULE)
 
 
 def _key(record: RunRecord) -> Key:
