@@ -72,15 +72,11 @@ class CpuAutotuner:
     ) -> FusedConvBatchNorm | None:
         """A convolution of arrays like `x` and the batch normalization that is its only reader as
         one operation, if that is faster than the two as set by `choose`; else None."""
-        wanted = (
-            isinstance(norm, FusedBatchNorm)
-            and conv_batch_norm.supports(conv, x)
-            and not autocast_enabled()
-        )
-        if not wanted or not self._compiled(conv_batch_norm):
+        if not (isinstance(conv, FusedConv) and isinstance(norm, FusedBatchNorm)):
             return None
-        assert isinstance(conv, FusedConv)
-        assert isinstance(norm, FusedBatchNorm)
+        supported = conv_batch_norm.supports(conv, x) and not autocast_enabled()
+        if not supported or not self._compiled(conv_batch_norm):
+            return None
         both = FusedConvBatchNorm(conv, norm, x.shape)
         key = (x.shape, str(conv.conv), norm.add, norm.relu, min(norm.readers, 2))
         if key not in self._fused:
@@ -107,8 +103,8 @@ class CpuAutotuner:
 
     def _choose(self, key: object, ways: Sequence[Setting], run: Callable[[], None]) -> None:
         if key not in self._found:
-            taken_s = fastest_s(ways, run)
-            self._found[key] = taken_s.index(min(taken_s))
+            times_s = fastest_s(ways, run)
+            self._found[key] = times_s.index(min(times_s))
         ways[self._found[key]]()
 
 

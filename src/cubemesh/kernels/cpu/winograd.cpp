@@ -127,24 +127,24 @@ void winograd_convolve(const Sizes* sizes, const float* x, const float* weight,
     const Plan p(s, false);
     const Weights w{strides[0], strides[1], strides[2], strides[3]};
     const long most = std::max(s.from, s.to);
-    float *weights = work, *zeros = weights + places * p.weights_step(s), *nowhere = zeros + most;
-    float* blocks = nowhere + threads * most;
+    float *weights = work, *zeros = weights + places * p.weights_step(s), *scratch = zeros + most;
+    float* blocks = scratch + threads * most;
     std::fill(zeros, zeros + most, 0.f);
     const float* shift = bias != nullptr ? bias : zeros;
     const float least = relu ? 0 : -INFINITY;
     const auto take = [&](long number, float* block, long start) {
-        take_input(s, p, x, zeros, number, block + (number - start) * lanes);
+        read_input(s, p, x, zeros, number, block + (number - start) * lanes);
     };
 #pragma omp parallel num_threads(threads)
     {
         const int own = omp_get_thread_num(), all = omp_get_num_threads();
         const auto give = [&](long number, const float* block, long start) {
-            give_result(s, p, block + (number - start) * lanes, number, shift, least, y,
-                        nowhere + own * most);
+            write_result(s, p, block + (number - start) * lanes, number, shift, least, y,
+                        scratch + own * most);
         };
 #pragma omp for
         for (long item = 0; item < s.from / lanes * (s.to / lanes); item++)
-            take_weights(s, weight, w, turned, item, weights);
+            read_weights(s, weight, w, turned, item, weights);
         float* v = blocks + (p.together ? 0 : own * p.floats(s));
         float* m = v + places * p.step(s.from);
         if (p.together) {
@@ -199,8 +199,8 @@ void winograd_weight_gradient(const Sizes* sizes, const float* x, const float* g
             const long start = block * p.block, count = std::min(p.block, p.tiles - start);
             share(count, part, parts, first, end);
             for (long i = first; i < end; i++) {
-                take_input(s, p, x, zeros, start + i, v + i * lanes);
-                take_slope(s, p, gradient, zeros, start + i, g + i * lanes, few);
+                read_input(s, p, x, zeros, start + i, v + i * lanes);
+                read_gradient(s, p, gradient, zeros, start + i, g + i * lanes, few);
             }
             for (long c = 0; c < s.to; c++) {  // few values in fp32, these in fp64
                 totals[own * s.to + c] += few[c];
@@ -226,7 +226,7 @@ void winograd_weight_gradient(const Sizes* sizes, const float* x, const float* g
         }
 #pragma omp for
         for (long item = 0; item < s.from / lanes * (s.to / lanes); item++)
-            give_weights(s, sums, item, dweight, w);
+            write_weights(s, sums, item, dweight, w);
     }
     for (long c = 0; c < s.to && dbias != nullptr; c++) {
         double total = 0;

@@ -25,7 +25,7 @@ constexpr long together_bytes = 8 << 20;    // of tiles that all threads work at
 constexpr long own_weights_bytes = 3 << 20; // transformed; beyond it all work at the same
 constexpr long fewest_together = 96;        // tiles
 
-// The tiles of a result, and the blocks they are taken in.
+// The tiles of a result, and their blocks.
 struct Plan {
     long across, tiles_of_image, tiles, block;
     bool together;  // whether all threads work at the same block
@@ -44,8 +44,8 @@ struct Plan {
         const long blocks = std::max((tiles + fits - 1) / fits, 1L);
         block = ((tiles + blocks - 1) / blocks + rows - 1) / rows * rows;
     }
-    // Values between two places of a block; a line more than they take, since places that lie a
-    // power of 2 apart would share a few lines of a cache.
+    // Values between two places of a block; a line more than they take, since places at a distance of
+    // a power of 2 would share a few lines of a cache.
     long step(long channels) const { return channels * block + lanes; }
     // The same of transformed weights, and of their gradients before they are.
     static long weights_step(const Sizes& s) { return s.from * s.to + lanes; }
@@ -61,26 +61,26 @@ struct Tile {
           left(number % p.across * cells) {}
 };
 
-// Where the cells of a window of an image lie; those outside of it are `nothing`.
+// Addresses of the cells of a window of an image; of those outside of it, `outside`.
 template <int across, class Value>
-inline void look(Value* array, Value* nothing, long image, long top, long left, long height,
+inline void addresses(Value* array, Value* outside, long image, long top, long left, long height,
                  long width, long channels, Value** at) {
     for (long row = top; row < top + across; row++) {
         for (long col = left; col < left + across; col++) {
             const bool inside = row >= 0 && row < height && col >= 0 && col < width;
-            *at++ = inside ? array + ((image * height + row) * width + col) * channels : nothing;
+            *at++ = inside ? array + ((image * height + row) * width + col) * channels : outside;
         }
     }
 }
 
-// A block's values lie by place, sixteen channels, tile: [36][channels / 16][block][16].
+// Layout of a block: place, sixteen channels, tile: [36][channels / 16][block][16].
 
 // A tile of the input into the block.
-void take_input(const Sizes& s, const Plan& p, const float* x, const float* zeros, long number,
+void read_input(const Sizes& s, const Plan& p, const float* x, const float* zeros, long number,
                 float* to) {
     const Tile tile(p, number);
     const float* at[places];
-    look<side>(x, zeros, tile.image, tile.top - s.pad_h, tile.left - s.pad_w, s.height, s.width,
+    addresses<side>(x, zeros, tile.image, tile.top - s.pad_h, tile.left - s.pad_w, s.height, s.width,
                s.from, at);
     for (long c = 0; c < s.from; c += lanes) {
         transform<Input, side, side>(
@@ -92,11 +92,11 @@ void take_input(const Sizes& s, const Plan& p, const float* x, const float* zero
 }
 
 // A tile of the gradient into the block; its sums are added to `sums`.
-void take_slope(const Sizes& s, const Plan& p, const float* gradient, const float* zeros, long number,
+void read_gradient(const Sizes& s, const Plan& p, const float* gradient, const float* zeros, long number,
                 float* to, float* sums) {
     const Tile tile(p, number);
     const float* at[cells * cells];
-    look<cells>(gradient, zeros, tile.image, tile.top, tile.left, s.out_height, s.out_width, s.to, at);
+    addresses<cells>(gradient, zeros, tile.image, tile.top, tile.left, s.out_height, s.out_width, s.to, at);
     for (long c = 0; c < s.to; c += lanes) {
         values sum = load(sums + c);
         transform<Factor<cells>, cells, side>(
@@ -113,11 +113,11 @@ void take_slope(const Sizes& s, const Plan& p, const float* gradient, const floa
 }
 
 // A tile of the block into the result, with the bias, and no less than `least`.
-void give_result(const Sizes& s, const Plan& p, const float* from, long number, const float* bias,
-                 float least, float* y, float* nowhere) {
+void write_result(const Sizes& s, const Plan& p, const float* from, long number, const float* bias,
+                 float least, float* y, float* scratch) {
     const Tile tile(p, number);
     float* at[cells * cells];
-    look<cells>(y, nowhere, tile.image, tile.top, tile.left, s.out_height, s.out_width, s.to, at);
+    addresses<cells>(y, scratch, tile.image, tile.top, tile.left, s.out_height, s.out_width, s.to, at);
     for (long c = 0; c < s.to; c += lanes) {
         transform<Result<cells>, side, cells>(
             [&, own = from + c * p.block, step = p.step(s.to)](int i, int j) {
@@ -130,7 +130,7 @@ void give_result(const Sizes& s, const Plan& p, const float* from, long number, 
     }
 }
 
-// Weights lie as their strides say: of filters, inputs, rows and columns.
+// Strides of the weights: of filters, inputs, rows and columns.
 struct Weights {
     long filters, inputs, down, across;
     long at(long n, long k, long tap) const {
@@ -139,7 +139,7 @@ struct Weights {
 };
 
 // The 16 × 16 weights number `item`, transformed: [36][filters / 32][inputs][32].
-void take_weights(const Sizes& s, const float* weight, const Weights& w, bool turned, long item,
+void read_weights(const Sizes& s, const float* weight, const Weights& w, bool turned, long item,
                   float* to) {
     const long k0 = item / (s.to / lanes) * lanes, n0 = item % (s.to / lanes) * lanes;
     alignas(64) float own[taps * taps][lanes][lanes];
@@ -161,7 +161,7 @@ void take_weights(const Sizes& s, const float* weight, const Weights& w, bool tu
 }
 
 // The gradients of 16 × 16 weights from the sums [36][inputs][filters].
-void give_weights(const Sizes& s, const float* sums, long item, float* dweight, const Weights& w) {
+void write_weights(const Sizes& s, const float* sums, long item, float* dweight, const Weights& w) {
     const long k0 = item / (s.to / lanes) * lanes, n0 = item % (s.to / lanes) * lanes;
     alignas(64) float own[taps * taps][lanes][lanes];
     for (long k = 0; k < lanes; k++) {

@@ -2,7 +2,7 @@
 // of an input (F(4×4, 3×3), Lavin & Gray 2016, arXiv 1509.09308).
 //
 //     result            Aᵀ [ Σ over inputs (G w Gᵀ) · (Bᵀ x B) ] A      w: 3×3, x: 6×6
-//     weight gradient   Aᵀ [ Σ over tiles  (G s Gᵀ) · (Bᵀ x B) ] A      s: 4×4 of the gradient
+//     weight gradient   Aᵀ [ Σ over tiles  (G g Gᵀ) · (Bᵀ x B) ] A      g: 4×4 of the gradient
 //
 // The points of the interpolation are 0, ±5/8, ±3/2 and ∞, which err half as much as the usual 0, ±1,
 // ±2 and ∞; the squares of all are exact.

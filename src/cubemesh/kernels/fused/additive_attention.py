@@ -14,7 +14,6 @@ from torch import Tensor, nn
 MOST_VALUES = 2**31
 """Of an array that the kernels can index."""
 
-
 ROWS, OTHERS, FEATURES, WARPS = 4, 16, 32, 4
 """Pairs that one program of a kernel holds in registers (`ROWS`: positions whose gradient it
 computes, queries in the forward pass), and its warps: the fastest at 512 to 2,048 features on an

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cubemesh.kernels.cuda_events import both_passes_ms
-from cubemesh.kernels.fused.additive_attention import FusedAttentionScores
+from cubemesh.kernels.fused.additive_attention import MOST_VALUES, FusedAttentionScores
 from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
 from cubemesh.kernels.fused.pool import FusedMaxPool
 from cubemesh.kernels.fused.space_to_depth_conv import SpaceToDepthConv, can_fold
@@ -22,8 +22,6 @@ from cubemesh.kernels.triton.batch_norm import autotune as batch_norm_autotune
 from cubemesh.kernels.triton.batch_norm.launch import SUMS, TritonBatchNorm
 from cubemesh.kernels.triton.conv1x1_bn_stats import Conv1x1WithStats
 
-MOST_VALUES = 2**31
-"""Of an array that the kernels can index."""
 CHANNELS = 16
 """The kernels need channels in multiples of this."""
 
@@ -49,11 +47,10 @@ class GpuAutotuner:
         if isinstance(op, FusedBatchNorm) and usable(x):
             self._choose_batch_norm(number, op, x)
         elif isinstance(op, FusedMaxPool) and usable(x) and op.usable:
-            op.kernels = _faster(partial(_pooled, op, x, True), partial(_pooled, op, x, False), x)
+            op.kernels = _faster(partial(_run, op, True, x), partial(_run, op, False, x), x)
         elif isinstance(op, FusedAttentionScores) and op.usable(*given):
-            scores = [partial(_scored, op, given, kernels) for kernels in (True, False)]
-            times = _times_ms(scores, [*given, op.product.weight])
-            op.kernels = times[0] < times[1]
+            fused, own = (partial(_run, op, kernels, *given) for kernels in (True, False))
+            op.kernels = _faster(fused, own, *given, op.product.weight)
         elif isinstance(op, nn.Conv2d) and network_input:
             size = (x.shape[2], x.shape[3])
             if can_fold(op, size) and x.is_contiguous(memory_format=torch.channels_last):
@@ -116,28 +113,17 @@ def usable(x: Tensor) -> bool:
     )
 
 
-def _pooled(op: FusedMaxPool, x: Tensor, kernels: bool) -> Tensor:
-    op.kernels = kernels
-    return op(x)  # type: ignore[no-any-return]
-
-
-def _scored(op: FusedAttentionScores, given: Sequence[Tensor], kernels: bool) -> Tensor:
+def _run(op: FusedMaxPool | FusedAttentionScores, kernels: bool, *given: Tensor) -> Tensor:
     op.kernels = kernels
     return op(*given)  # type: ignore[no-any-return]
 
 
-def _faster(one: Callable[[], Tensor], other: Callable[[], Tensor], wanted: Tensor) -> bool:
-    """Whether `one` is faster than `other`, forward and backward, for the gradient of `wanted`."""
-    times = _times_ms([one, other], [wanted])
-    return times[0] < times[1]
-
-
-def _times_ms(ways: Sequence[Callable[[], Tensor]], wanted: Sequence[Tensor]) -> list[float]:
-    """Milliseconds of each, forward and backward, for the gradients of `wanted`."""
+def _faster(one: Callable[[], Tensor], other: Callable[[], Tensor], *wanted: Tensor) -> bool:
+    """Whether `one` is faster than `other`, forward and backward, for the gradients of `wanted`."""
     required = [array.requires_grad for array in wanted]
     for array in wanted:
         array.requires_grad_()
-    times = [sum(both_passes_ms(run, wanted)) for run in ways]
+    one_ms, other_ms = (sum(both_passes_ms(run, wanted)) for run in (one, other))
     for array, before in zip(wanted, required, strict=True):
         array.requires_grad_(before)
-    return times
+    return one_ms < other_ms
