@@ -47,7 +47,6 @@ from cubemesh.schema import (
     Line,
     NetworkWork,
     Point,
-    ProgramSettings,
     RunRecord,
     RunSpec,
     Table,
@@ -91,7 +90,7 @@ def plan(settings: Settings, context: Context) -> Plan:
         steps=STEPS if context.scale is Scale.FULL else context.budget.steps,
         seconds=SECONDS[context.scale],
     )
-    first = ceiling_specs(ProgramSettings(), context.budget) if settings.ceiling else []
+    first = ceiling_specs(context.budget) if settings.ceiling else []
     yield first + [
         RunSpec(
             work=TrainSteps(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cubemesh.errors import unknown_name
 from cubemesh.experiments.core.ab_overrides import parse_against
-from cubemesh.experiments.core.settings import Request, accepts, request, settable, split
+from cubemesh.experiments.core.settings import Request, request, settable, split
 from cubemesh.experiments.registry import EXPERIMENTS, SUITES, Context, Experiment, Scale, entry
 from cubemesh.experiments.runner import ExperimentResult, run_experiment, stored_result
 from cubemesh.machines import probe
@@ -108,7 +108,7 @@ def resolve(
     texts, other = split(settings), split(against, "--against")
     lines = [line for name in names for line in _lines(name, scale)]
     for key in texts:
-        if not any(accepts(experiment, key) for experiment, *_ in lines):
+        if not any(key in settable(experiment) for experiment, *_ in lines):
             for experiment in {e.name: e for e, *_ in lines}.values():
                 if key in experiment.varies or len(lines) == 1:
                     request(
@@ -123,7 +123,7 @@ def resolve(
             experiment=experiment,
             request=dataclasses.replace(
                 request(
-                    experiment, own | {k: v for k, v in texts.items() if accepts(experiment, k)}
+                    experiment, own | {k: v for k, v in texts.items() if k in settable(experiment)}
                 ),
                 against=parse_against(experiment, other),
             ),

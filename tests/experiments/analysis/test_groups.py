@@ -6,13 +6,13 @@ from cubemesh.schema import Placement, ProgramSettings, RunSpec, TrainSteps
 SPEC = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))
 
 
-def test_the_usual_needs_no_words(record_of):
+def test_default_settings_are_not_named(record_of):
     assert (
         titled("little-cnn against minibatch", [record_of(SPEC)]) == "little-cnn against minibatch"
     )
 
 
-def test_what_differs_from_the_default_is_named(record_of):
+def test_settings_that_differ_from_the_default_are_named(record_of):
     program = ProgramSettings(
         framework="null", precision="bf16", data_location="device", script="step=1"
     )
@@ -22,6 +22,6 @@ def test_what_differs_from_the_default_is_named(record_of):
     assert titled("a", [record_of(spec)]) == f"a · {expected}"
 
 
-def test_what_the_records_do_not_share_is_left_out(record_of):
+def test_settings_that_records_do_not_share_are_not_named(record_of):
     other = replace(SPEC, program=ProgramSettings(precision="bf16"))
     assert conditions([record_of(SPEC), record_of(other)]) == ""

@@ -16,13 +16,13 @@ def spec(batch, network="resnet-50"):
 
 
 def answer(record_of, rate, network="resnet-50"):
-    """`minibatch` of a machine that trains `rate` samples/s at every minibatch."""
+    """`minibatch` of a machine that trains `rate` samples/s at every batch size."""
     batches = (8, 16, 32, 64)
     records = [record_of(spec(b, network), step_s=b / rate) for b in batches]
     return EXPERIMENT.answer(Settings(networks=(network,), batch_sizes=batches), records)
 
 
-def test_nearest_published_rows_stand_in_a_table_of_their_own(record_of):
+def test_nearest_published_rows_have_a_separate_table(record_of):
     found = table(
         answer(record_of, 300.0),
         *("network", "system", "framework", "precision", "batch size", "source"),
@@ -32,13 +32,13 @@ def test_nearest_published_rows_stand_in_a_table_of_their_own(record_of):
     assert not any(cell.run_id for row in found.rows for cell in row)
 
 
-def test_a_network_nobody_published_has_no_such_table(record_of):
+def test_an_unpublished_network_has_no_such_table(record_of):
     made = answer(record_of, 300.0, "little-cnn")
     assert not any(c.name == "source" for t in made.tables for c in t.columns)
     assert [line.role for line in made.charts[0].lines] == ["measured"]
 
 
-def test_a_published_sweep_is_a_grey_line_within_the_measured_minibatches(record_of):
+def test_a_published_sweep_is_a_line_within_the_measured_batch_sizes(record_of):
     measured, published = answer(record_of, 300.0).charts[0].lines
     assert (measured.role, published.role) == ("measured", "published")
     assert [p.x for p in published.points] == [8, 16, 32, 64]
@@ -51,12 +51,12 @@ def test_a_published_line_never_hides_the_measured_one(record_of):
     assert [line.role for line in answer(record_of, 3.0).charts[0].lines] == ["measured"]
 
 
-def test_findings_are_the_same_whatever_was_published(record_of):
+def test_findings_do_not_depend_on_published_results(record_of):
     texts = " ".join(f.text for f in answer(record_of, 300.0).findings)
     assert "V100" not in texts
 
 
-def test_nothing_measured_has_nothing_beside_it(record_of):
+def test_without_a_measurement_nothing_published_is_shown(record_of):
     failed = record_of(spec(8), status=Status.OOM, message="needs more")
     for groups in ([], [Group(8, (failed,))]):
         found = published_sweep("resnet-50", groups)

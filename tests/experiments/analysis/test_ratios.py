@@ -16,7 +16,7 @@ def figure(value, share=None):
 
 
 @given(sizes, shares, sizes, shares)
-def test_a_ratio_lies_in_its_interval_and_turns_over(a, da, b, db):
+def test_a_ratio_is_in_its_interval_and_has_an_inverse(a, da, b, db):
     found, other = ratio(figure(a, da), figure(b, db)), ratio(figure(b, db), figure(a, da))
     low, high = bounds(found)
     assert low <= found.value * (1 + 1e-12)
@@ -36,9 +36,9 @@ def test_a_ratio_lies_in_its_interval_and_turns_over(a, da, b, db):
         (132, 100, None, 0),
     ],
 )
-def test_a_difference_needs_its_intervals_apart_and_three_percent(a, b, share, side):
+def test_a_significant_difference_has_disjoint_intervals_and_three_percent(a, b, share, side):
     assert significance(ratio(figure(a, share), figure(b, share))) == side
 
 
-def test_how_a_ratio_reads():
+def test_format_of_a_ratio():
     assert format_ratio(ratio(figure(132, 0.01), figure(100, 0.01))) == "1.32× (1.29–1.35)"

@@ -51,11 +51,11 @@ def test_categories_are_points_and_roofs_are_lines(timed):
     assert measured.name == "measured: 50 TFLOP/s, 4 TB/s"
     assert max(p.y for p in measured.points) == 5e13
     assert measured.points[0].y == pytest.approx(measured.points[0].x * 4e12)
-    stated = next(line for line in chart.lines if line.role == "published")
-    assert max(p.y for p in stated.points) == 66.9e12
+    datasheet = next(line for line in chart.lines if line.role == "published")
+    assert max(p.y for p in datasheet.points) == 66.9e12
 
 
-def test_the_layer_that_loses_most_carries_its_name(timed):
+def test_the_layer_with_the_largest_loss_is_labelled(timed):
     chart, first = roofline(timed), build("little-cnn").nodes[0].name
     labels = [p.label for line in chart.lines for p in line.points if p.label]
     assert first in labels
@@ -65,7 +65,7 @@ def test_the_layer_that_loses_most_carries_its_name(timed):
     assert table.rows[0][4].value == pytest.approx(table.rows[0][2].value - table.rows[0][3].value)
 
 
-def test_without_ceilings_the_layers_stand_alone_and_say_so(timed):
+def test_without_ceilings_there_is_no_roof_and_a_reason(timed):
     bare = dataclasses.replace(timed, figures={}, ranks=())
     assert {line.role for line in roofline(bare).lines} == {"measured"}
     assert "ceilings" in roofline_table(bare).rows[0][3].reason
@@ -86,7 +86,7 @@ def test_json_has_every_point(timed):
     assert len(points) >= 8
 
 
-def test_it_is_drawn_on_two_logarithmic_axes(timed):
+def test_both_axes_are_logarithmic(timed):
     pytest.importorskip("altair")
     spec = vega_lite(roofline(timed))
     scales = [

@@ -13,7 +13,7 @@ def with_gpu(machine):
     return dataclasses.replace(machine, gpus=(gpu,))
 
 
-def test_a_gpu_and_full_take_the_documents_settings(machine):
+def test_a_gpu_and_full_use_the_papers_settings(machine):
     for context in (
         Context(machine=with_gpu(machine)),
         Context(machine=machine, scale=Scale.FULL),
@@ -24,7 +24,7 @@ def test_a_gpu_and_full_take_the_documents_settings(machine):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_the_rule_leaves_every_network_an_image_it_takes(machine, network):
+def test_every_network_accepts_its_reduced_image_size(machine, network):
     context = Context(machine=machine)
     side = image_size(network, context)
     build(network, side)
@@ -33,24 +33,24 @@ def test_the_rule_leaves_every_network_an_image_it_takes(machine, network):
     )
 
 
-def test_small_images_stay(machine):
+def test_small_images_are_not_reduced(machine):
     assert image_size("little-cnn", Context(machine=machine)) is None
     assert image_size("little-cnn", Context(machine=machine), 224) == 80
     assert batch(64, Context(machine=machine)) == 8
 
 
-def test_what_was_left_out_is_said(record_of):
+def test_every_reduction_is_in_the_warning(record_of):
     work = TrainSteps(network="alexnet", batch_per_device=8, image_size=75)
     record = record_of(RunSpec(work=work, budget=Budget(steps=10)))
     (warning,) = reductions([record], batch_per_device=64, steps=100, missing=["vgg16"])
     assert warning.code == "reduced"
-    for said in (
+    for reduction in (
         "8 instead of 64",
         "75 instead of 224",
         "10 steps instead of 100",
         "without vgg16",
     ):
-        assert said in warning.cause
+        assert reduction in warning.cause
     whole = TrainSteps(network="alexnet", batch_per_device=64)
     full = record_of(RunSpec(work=whole, budget=Budget(steps=100)))
     assert reductions([full], batch_per_device=64, steps=100) == ()

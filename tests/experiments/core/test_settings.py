@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh.errors import UsageError
-from cubemesh.experiments.core.settings import Request, accepts, apply, request, split
+from cubemesh.experiments.core.settings import Request, apply, request, settable, split
 from cubemesh.experiments.registry import EXPERIMENTS, Context
 from cubemesh.schema import Ceiling, Collective, Forward, Placement, RunSpec, TrainSteps
 
@@ -14,7 +14,7 @@ def ask(*pairs: str):
     return request(MINIBATCH, split(pairs))
 
 
-def test_own_settings_and_spec_fields_are_told_apart():
+def test_experiment_settings_and_spec_fields_are_separated():
     wanted = ask(
         "batch_sizes=8,16", "networks=little-cnn", "framework=null", "seconds=2m", "threads=1"
     )
@@ -28,7 +28,7 @@ def test_sizes_none_and_booleans():
     assert wanted.settings.ceiling is False
 
 
-def test_lines_of_precision_and_a_scale():
+def test_precision_per_layer_and_loss_scale():
     wanted = ask("precision=fp16", "loss_scale=1024", "precision_of=classifier=fp32,conv1=bf16")
     assert wanted.overrides["loss_scale"] == 1024.0
     assert wanted.overrides["precision_of"] == ("classifier=fp32", "conv1=bf16")
@@ -41,7 +41,7 @@ def test_a_network_is_known_by_its_usual_spellings():
 
 
 @pytest.mark.parametrize(
-    ("pair", "says"),
+    ("pair", "expected"),
     [
         ("batch_size=8", "Nearest: batch_sizes"),
         ("framwork=null", "Nearest: framework"),
@@ -58,8 +58,8 @@ def test_a_network_is_known_by_its_usual_spellings():
         ("=3", "key=value"),
     ],
 )
-def test_what_cannot_be_meant_says_what_can(pair, says):
-    with pytest.raises(UsageError, match=says):
+def test_invalid_settings_name_the_valid_ones(pair, expected):
+    with pytest.raises(UsageError, match=expected):
         ask(pair)
 
 
@@ -93,7 +93,7 @@ def test_lists_survive_the_command_line(batches):
 
 
 @given(st.text(max_size=20), st.text(max_size=20))
-def test_any_text_is_read_or_refused_never_a_crash(key, value):
+def test_any_text_is_parsed_or_a_usage_error(key, value):
     try:
         read = ask(f"{key}={value}")
     except UsageError:
@@ -111,21 +111,19 @@ def test_any_text_is_read_or_refused_never_a_crash(key, value):
         (Forward, {"devices": 2}, "none"),
     ],
 )
-def test_training_on_several_devices_exchanges_gradients_unless_told_otherwise(
-    work, overrides, sync
-):
+def test_training_on_several_devices_uses_all_reduce_by_default(work, overrides, sync):
     spec = RunSpec(work=work(network="little-cnn", batch_per_device=8))
     changed = apply(spec, overrides)
     assert changed.program.sync == sync
     assert changed.placement.devices == overrides["devices"]
 
 
-PLANNING = [e for e in EXPERIMENTS.values() if e.plans_devices and accepts(e, "hosts")]
+PLANNING = [e for e in EXPERIMENTS.values() if e.plans_devices and "hosts" in settable(e)]
 
 
 @pytest.mark.parametrize("experiment", PLANNING, ids=lambda e: e.name)
-def test_hosts_share_what_an_experiment_plans_and_change_nothing_else(experiment, machine):
-    """One device stays here, and every exchange and number of devices is the plan's own."""
+def test_hosts_do_not_change_the_devices_that_an_experiment_plans(experiment, machine):
+    """A single device stays on this host; strategies and numbers of devices are the plan's own."""
     overrides = request(experiment, {"hosts": "a,b"}).overrides
     asked = next(experiment.plan(experiment.settings(), Context(machine=machine, hosts=2)))
     assert asked

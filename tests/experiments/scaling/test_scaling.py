@@ -50,13 +50,13 @@ def several(record_of):
             throughput, value=rate, low=throughput.low * scale, high=throughput.high * scale
         )
         own = parts or {"compute": step_s}
-        told = tuple(Part(name=n, seconds=s, method="") for n, s in own.items())
+        shares = tuple(Part(name=n, seconds=s, method="") for n, s in own.items())
         return dataclasses.replace(
             record,
             windows=windows,
             figures={**record.figures, "throughput_per_s": figure},
-            parts=told if spec.budget.attribution else (),
-            rank_parts=(told,) * devices if spec.budget.attribution and devices > 1 else (),
+            parts=shares if spec.budget.attribution else (),
+            rank_parts=(shares,) * devices if spec.budget.attribution and devices > 1 else (),
         )
 
     return make
@@ -87,19 +87,19 @@ def test_the_mode_decides_the_batch_size_per_device(mode, devices, hosts, each):
         assert constant_batch(mode, each, devices, hosts) == 32
 
 
-def test_efficiency_is_of_n_times_one_device_and_of_the_slowest_alone(several):
+def test_efficiency_relative_to_one_device_and_to_the_slowest_without_sync(several):
     one = Group(0, (several(spec(), step_s=0.010),))
     two = Group(0, (several(spec(2, "all-reduce"), step_s=0.0125),))
-    alone = Group(0, (several(spec(2), step_s=0.010, slower=0.1),))
+    independent = Group(0, (several(spec(2), step_s=0.010, slower=0.1),))
     found = efficiency(two, one)
     assert found.value == pytest.approx(80)
     assert found.low < 80 < found.high
     assert found.high - found.low < 2
-    rates = independent_rates(alone)
+    rates = independent_rates(independent)
     assert rates == pytest.approx({0: 6400, 1: 6400 / 1.1}, rel=1e-3)
-    beside = efficiency_independent(two, alone)
-    assert beside.value == pytest.approx(88, abs=0.1)
-    assert beside.low < beside.value < beside.high
+    relative = efficiency_independent(two, independent)
+    assert relative.value == pytest.approx(88, abs=0.1)
+    assert relative.low < relative.value < relative.high
 
 
 def test_repeats_count_all_ranks_of_each_run_together(several):
@@ -119,17 +119,17 @@ def test_too_few_windows_give_no_interval(several):
     assert found.high is None
 
 
-def test_a_weak_scaling_asks_for_one_several_and_each_alone(machine, play, several):
+def test_weak_scaling_measures_one_device_and_several_with_and_without_sync(machine, play, several):
     settings = weak_scaling.Settings(devices=(2,), batch_sizes=(32,))
     asked, _ = play(WEAK.plan(settings, Context(machine=machine)), several)
-    told = [(s.placement.devices, s.program.sync, s.batch_per_device) for s in asked]
-    assert told == [(1, "none", 32), (2, "all-reduce", 32), (2, "none", 32)]
+    planned = [(s.placement.devices, s.program.sync, s.batch_per_device) for s in asked]
+    assert planned == [(1, "none", 32), (2, "all-reduce", 32), (2, "none", 32)]
     assert [s.placement.threads for s in asked] == [1, 1, 1], "a device is as many cores"
     assert [s.placement.pinning for s in asked] == ["cores", "none", "none"]
     assert [s.budget.attribution for s in asked] == [True, True, False]
 
 
-def test_a_strong_scaling_shares_the_global_minibatch_where_it_can(machine, play, several):
+def test_strong_scaling_divides_the_global_batch_size_if_it_divides_evenly(machine, play, several):
     settings = strong_scaling.Settings(
         devices=(2, 3, 4), global_batch_sizes=(64,), independent=False
     )
@@ -138,7 +138,7 @@ def test_a_strong_scaling_shares_the_global_minibatch_where_it_can(machine, play
     assert {s.global_batch for s in asked} == {64}
 
 
-def test_of_several_hosts_each_has_as_many_devices(machine, play, several):
+def test_every_host_has_the_same_number_of_devices(machine, play, several):
     hosts = {"hosts": ("a", "b")}
 
     def on_hosts(spec):
@@ -152,8 +152,8 @@ def test_of_several_hosts_each_has_as_many_devices(machine, play, several):
     )
     asked, records = play(WEAK.plan(settings, Context(machine=machine, hosts=2)), make)
     specs = [record.spec for record in records]
-    told = [(s.placement.devices, s.placement.hosts, s.batch_per_device) for s in specs]
-    assert told == [(1, (), 32), (2, ("a", "b"), 32), (4, ("a", "b"), 16)]
+    planned = [(s.placement.devices, s.placement.hosts, s.batch_per_device) for s in specs]
+    assert planned == [(1, (), 32), (2, ("a", "b"), 32), (4, ("a", "b"), 16)]
     (curve,) = curves(records, ScalingMode.CONSTANT_BATCH)
     assert curve.key.batch == 32, "of a host"
     assert curve.one is not None
@@ -162,9 +162,7 @@ def test_of_several_hosts_each_has_as_many_devices(machine, play, several):
     assert [s.placement.devices for s in asked] == [1, 3, 6], "this one has two cores"
 
 
-def test_the_documents_networks_are_for_gpus_and_devices_double_as_far_as_there_are(
-    machine, play, several
-):
+def test_on_gpus_the_papers_networks_run_on_doubling_numbers_of_devices(machine, play, several):
     gpus = tuple(Gpu(index=n, name="NVIDIA H200", uuid=f"GPU-{n}") for n in range(8))
     cpu = dataclasses.replace(machine.cpu, usable_cores=32)
     large = dataclasses.replace(machine, gpus=gpus, cpu=cpu)
@@ -181,7 +179,7 @@ def test_the_documents_networks_are_for_gpus_and_devices_double_as_far_as_there_
     }
 
 
-def test_the_answer_names_the_mode_and_says_why_efficiency_falls(machine, play, several):
+def test_the_answer_has_the_mode_and_the_overhead_of_a_step(machine, play, several):
     parts = {"compute": 0.0102, "exposed_communication": 0.0015, "straggler_wait": 0.0003}
 
     def measured(asked):
@@ -218,7 +216,7 @@ def test_the_answer_names_the_mode_and_says_why_efficiency_falls(machine, play, 
     assert where.stacked
 
 
-def test_strong_scaling_loses_what_does_not_shrink_with_the_minibatch(machine, play, several):
+def test_compute_time_that_does_not_shrink_is_overhead_of_strong_scaling(machine, play, several):
     def measured(asked):
         if asked.placement.devices == 1:
             return several(asked, step_s=0.010)
@@ -234,7 +232,7 @@ def test_strong_scaling_loses_what_does_not_shrink_with_the_minibatch(machine, p
     assert "compute, 25.0 %" in overhead.text
 
 
-def test_what_did_not_run_says_why_and_a_single_device_scales_nothing(machine, play, several):
+def test_failed_runs_have_a_reason_and_one_device_has_no_scaling(machine, play, several):
     def measured(asked):
         if asked.placement.devices > 1:
             return several(asked, status=Status.UNSUPPORTED, message="2 cores. Set devices=2")
@@ -248,14 +246,14 @@ def test_what_did_not_run_says_why_and_a_single_device_scales_nothing(machine, p
     assert codes(WEAK.answer(weak_scaling.Settings(), one)) == ["single-device"]
 
 
-def test_settings_that_cannot_be_meant_are_refused():
+def test_invalid_settings():
     with pytest.raises(UsageError, match="independent=true"):
         weak_scaling.Settings(strategies=("none",))
     with pytest.raises(UsageError, match="1 or more"):
         strong_scaling.Settings(devices=(0,))
 
 
-def test_forecasts_stand_beside_what_was_measured(several):
+def test_forecasts_are_compared_with_measurements(several):
     one = several(spec())
     rank = Rank(rank=0, host="here", device="cpu", outcome=one.outcome)
     one = dataclasses.replace(one, ranks=(rank,))

@@ -77,7 +77,7 @@ def spec_of(network, ranks=1, sync="none", precision="fp64", **program):
 
 
 class Summed:
-    """Forgets to divide: stands before an exchange that takes means."""
+    """Multiplies the mean of a strategy by the number of ranks: a missing division."""
 
     def ready(self, bucket):
         super().ready(bucket)
@@ -90,35 +90,35 @@ class Summed:
         self._buckets = []
 
 
-def plant_sum(spec, rank, patch):
+def inject_sum(spec, rank, patch):
     for name in ("all-reduce", "parameter-server"):
         summed = type("Summed", (Summed, strategies.STRATEGIES[name]), {})
         patch.setitem(strategies.STRATEGIES, name, summed)
 
 
-def plant_skipped_batch(spec, rank, patch):
-    take = Feed.__next__
-    taken = []
+def inject_skipped_batch(spec, rank, patch):
+    fetch = Feed.__next__
+    fetched = []
 
     def skipping(feed):
-        taken.append(1)
-        if rank == 1 and len(taken) == 2:
-            take(feed)
-        return take(feed)
+        fetched.append(1)
+        if rank == 1 and len(fetched) == 2:
+            fetch(feed)
+        return fetch(feed)
 
     patch.setattr(Feed, "__next__", skipping)
 
 
-def plant_other_seeds(spec, rank, patch):
+def inject_other_seeds(spec, rank, patch):
     return dataclasses.replace(spec, work=dataclasses.replace(spec.work, seed=rank))
 
 
-def plant_other_order(spec, rank, patch):
+def inject_other_order(spec, rank, patch):
     plan = Feed.plan
     patch.setattr(Feed, "plan", lambda feed, number: plan(feed, number + rank))
 
 
-def plant_other_weights(spec, rank, patch):
+def inject_other_weights(spec, rank, patch):
     draw = Network.draw
     patch.setattr(Network, "draw", lambda network, seed: draw(network, seed + rank))
 
@@ -136,24 +136,24 @@ QUICK = {
     *("resnet-18 fp64 2 all-reduce", "sum, not mean", "a skipped batch", "different seeds"),
     *("per-device batch normalization", "dropout"),
 }
-"""What always runs; the others are a `sweep`."""
+"""Cases that always run; the others are marked `sweep`."""
 SUM = spec_of(LITTLE, 2, "all-reduce")
 SERVED = spec_of(LITTLE, 4, "parameter-server")
 BY_SERVER = {
-    "sum, not mean": (SERVED, plant_sum),
-    "a skipped batch": (SERVED, plant_skipped_batch),
-    "different seeds": (SERVED, plant_other_seeds),
+    "sum, not mean": (SERVED, inject_sum),
+    "a skipped batch": (SERVED, inject_skipped_batch),
+    "different seeds": (SERVED, inject_other_seeds),
     "per-device batch normalization": (
         spec_of(RESNET, 4, "parameter-server", batch_norm="device"),
         None,
     ),
 }
 FAULTS = {
-    "sum, not mean": (SUM, plant_sum),
-    "a skipped batch": (SUM, plant_skipped_batch),
-    "different seeds": (SUM, plant_other_seeds),
-    "data order": (SUM, plant_other_order),
-    "different initial weights": (SUM, plant_other_weights),
+    "sum, not mean": (SUM, inject_sum),
+    "a skipped batch": (SUM, inject_skipped_batch),
+    "different seeds": (SUM, inject_other_seeds),
+    "data order": (SUM, inject_other_order),
+    "different initial weights": (SUM, inject_other_weights),
     "per-device batch normalization": (spec_of(RESNET, 2, "all-reduce", batch_norm="device"), None),
     "dropout": (spec_of(LITTLE, 2, "all-reduce", deterministic=False), None),
     "a missing rank": (spec_of(LITTLE, 2, "none"), None),
@@ -169,18 +169,18 @@ def chosen(names):
 
 
 def one_batch(source, size):
-    """As many of the held-out samples as are scored at a time: enough here, and soon done."""
+    """The first held-out samples only, which is enough here."""
     yield source.batch(np.arange(size))
 
 
-def look(folder, spec, group, plant=None):
+def run_rank(folder, spec, group, inject=None):
     """What the worker does for one rank, with its events in `folder`."""
     folder.mkdir(exist_ok=True)
     log = EventLog(events_path(folder, group.rank), group.rank, 0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cubemesh.training.first_steps.in_order", one_batch)
-        if plant is not None:
-            spec = plant(spec, group.rank, patch) or spec
+        if inject is not None:
+            spec = inject(spec, group.rank, patch) or spec
         log.started(host="here", device="cpu", threads=1)
         TASKS["first_steps"](
             Task(
@@ -201,11 +201,11 @@ def look(folder, spec, group, plant=None):
 def rank(job):
     """Each process: the cases for its number of ranks, of those the job names."""
     folder, *names = job.split("\n")
-    group = pytorch.join("cpu", 60.0)
+    group = pytorch.join("cpu", 300.0)
     for name in names:
-        spec, plant = CASES[name]
+        spec, inject = CASES[name]
         if spec.placement.devices == group.size:
-            look(Path(folder, name), spec, group, plant)
+            run_rank(Path(folder, name), spec, group, inject)
     group.close()
 
 
@@ -231,16 +231,16 @@ def folder(tmp_path_factory, request):
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         subprocess.run(command, check=True, timeout=100 * len(names), env=environment)
     for name in names:
-        spec, plant = CASES[name]
+        spec, inject = CASES[name]
         if spec.placement.devices == 1:
-            look(folder / name, spec, SingleProcessGroup(), plant)
+            run_rank(folder / name, spec, SingleProcessGroup(), inject)
     return folder
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def one_device(tmp_path_factory):
     """(the spec of several devices) → the record of one device with the same global batch size."""
-    folder, made = tmp_path_factory.mktemp("alone"), {}
+    folder, made = tmp_path_factory.mktemp("one_device"), {}
 
     def reference(spec):
         program = spec.program
@@ -251,7 +251,7 @@ def alone(tmp_path_factory):
             deterministic=program.deterministic,
         )
         if one.spec_id not in made:
-            look(folder / one.spec_id, one, SingleProcessGroup())
+            run_rank(folder / one.spec_id, one, SingleProcessGroup())
             made[one.spec_id] = record(folder / one.spec_id, one)
         return made[one.spec_id]
 
@@ -259,10 +259,10 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", chosen(PASSING))
-def test_several_ranks_compute_what_one_does(folder, alone, name, record_property):
+def test_several_ranks_compute_the_same_as_one(folder, one_device, name, record_property):
     spec, _ = CASES[name]
     run = record(folder / name, spec)
-    comparison = compare(run, alone(spec))
+    comparison = compare(run, one_device(spec))
     for step in comparison.chain:
         record_property(step.name, f"{step.distance:.2g}")
     assert comparison.passes, (comparison.cause, comparison.chain)
@@ -273,24 +273,24 @@ def test_several_ranks_compute_what_one_does(folder, alone, name, record_propert
 
 
 @pytest.mark.parametrize("name", chosen(FAULTS))
-def test_a_planted_fault_is_found_and_named(folder, alone, name, record_property):
+def test_an_injected_fault_is_named_as_the_cause(folder, one_device, name, record_property):
     spec, _ = CASES[name]
-    comparison = compare(record(folder / name, spec), alone(spec))
+    comparison = compare(record(folder / name, spec), one_device(spec))
     record_property("cause", f"{comparison.cause}")
     assert not comparison.passes
     assert comparison.cause.name == name.partition(";")[0], comparison
     assert comparison.cause.remedy
 
 
-def test_the_answer_has_the_passes_and_the_causes_of_divergence(folder, alone):
+def test_the_answer_has_the_passes_and_the_causes_of_divergence(folder, one_device):
     records = [
-        alone(CASES[GOOD][0]),
+        one_device(CASES[GOOD][0]),
         record(folder / GOOD, CASES[GOOD][0]),
     ]
     answer = EXPERIMENT.answer(Settings(), records)
     assert codes(answer) == ["trainings-passed"]
     assert answer.findings[0].value == 1
-    records = [alone(CASES[BAD][0]), record(folder / BAD, CASES[BAD][0])]
+    records = [one_device(CASES[BAD][0]), record(folder / BAD, CASES[BAD][0])]
     answer = EXPERIMENT.answer(Settings(), records)
     text = finding(answer, "divergence").text
     assert "resnet-18, 16, fp64, 2 devices, all-reduce" in text
@@ -315,9 +315,9 @@ def right(record, share, precision=None):
     ("several", "passes"), [(0.10, True), (0.20, True), (0.30, True), (0.40, False), (0.02, False)]
 )
 def test_an_error_rate_may_be_anywhere_within_the_effect_of_rounding(
-    folder, alone, several, passes
+    folder, one_device, several, passes
 ):
-    one, many = alone(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0])
+    one, many = one_device(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0])
     fp32 = [right(one, 0.10, "fp32"), right(many, several, "fp32")]
     fp64 = [right(one, 0.30), right(many, 0.30)]
     answer = EXPERIMENT.answer(Settings(), [*fp64, *fp32])
@@ -326,15 +326,15 @@ def test_an_error_rate_may_be_anywhere_within_the_effect_of_rounding(
     assert ("rounding-dominates" in codes(answer)) is (several in (0.2, 0.3))
 
 
-def test_no_coarser_precision_excuses_an_error_rate(folder, alone):
-    one, many = alone(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0])
+def test_no_coarser_precision_excuses_an_error_rate(folder, one_device):
+    one, many = one_device(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0])
     fp64, fp32 = [right(one, 0.10), right(many, 0.30)], [right(one, 0.30, "fp32")]
     answer = EXPERIMENT.answer(Settings(), [*fp64, *fp32])
     assert "later steps" in finding(answer, "divergence").text
 
 
-def test_error_rates_of_two_machines_are_compared(folder, alone):
-    own = alone(CASES["dropout"][0])
+def test_error_rates_of_two_machines_are_compared(folder, one_device):
+    own = one_device(CASES["dropout"][0])
     key = dataclasses.replace(own.key, machine_id="other")
     ranks = (dataclasses.replace(own.ranks[0], host="there"),)
     other = dataclasses.replace(own, run_id="other", key=key, ranks=ranks)
@@ -348,9 +348,9 @@ def test_error_rates_of_two_machines_are_compared(folder, alone):
     assert "cpu of there" in text
 
 
-def test_the_claim_of_equal_error_rates_is_compared_with_the_runs(folder, alone):
+def test_the_claim_of_equal_error_rates_is_compared_with_the_runs(folder, one_device):
     claim = next(c for c in claims() if c.id == "004-14")
-    records = (alone(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0]))
+    records = (one_device(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0]))
     found = check_claim(claim, Evidence(records=records), ())
     assert found.state is ClaimState.HOLDS
     assert in_order(found.reason, "little-cnn", "4")

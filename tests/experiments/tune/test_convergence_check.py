@@ -68,15 +68,15 @@ def test_noisy_baseline_runs_are_the_reason_where_they_differ_by_more_than_the_d
 
 
 def test_rounding_of_a_memorized_minibatch_does_not_count():
-    by_heart = (3.51, 5.5e-4, 2.1e-6, 1.5e-7)
-    assert admission(by_heart, (3.50, 2.2e-4, 1.7e-7, 0.0), (), lower_precision=True).admitted
+    memorized = (3.51, 5.5e-4, 2.1e-6, 1.5e-7)
+    assert admission(memorized, (3.50, 2.2e-4, 1.7e-7, 0.0), (), lower_precision=True).admitted
 
 
-def test_a_curve_that_stands_still_judges_no_lower_precision():
-    still = (2.30, 2.30, 2.29, 2.29)
-    result = admission(still, still, (), lower_precision=True)
+def test_a_constant_loss_admits_no_lower_precision():
+    constant = (2.30, 2.30, 2.29, 2.29)
+    result = admission(constant, constant, (), lower_precision=True)
     assert result.code == LOW_DESCENT
-    assert admission(still, still, (), lower_precision=False).admitted
+    assert admission(constant, constant, (), lower_precision=False).admitted
 
 
 def test_without_losses_nothing_is_admitted():
@@ -84,12 +84,12 @@ def test_without_losses_nothing_is_admitted():
     assert admission(None, FALLING, (), lower_precision=False).code == NO_LOSSES
 
 
-def test_a_loss_that_is_no_number_diverges():
+def test_a_nan_loss_diverges():
     assert diverges(FALLING, (2.3, float("nan"), 1.8, 1.4), SEEDS)
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=4, max_size=4), st.floats(1.03, 5))
-def test_the_same_curve_is_admitted_and_one_that_is_everywhere_higher_is_not(losses, times):
+def test_an_equal_curve_is_admitted_and_a_higher_one_is_not(losses, times):
     stock = tuple(losses)
     assert not diverges(stock, stock)
     assert diverges(stock, tuple(times * loss for loss in stock))

@@ -7,7 +7,7 @@ from typing import Any
 
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.core.experiment import Experiment
-from cubemesh.schema import Answer, Cell, Chart, Finding, RunRecord, Table, Warning
+from cubemesh.schema import Answer, Cell, Chart, Figure, Finding, RunRecord, Table, Warning
 
 
 def answer_of(
@@ -35,8 +35,10 @@ def answer_of(
     )
 
 
-def cell_or_dash(value: float | None, run_id: str = "") -> Cell:
+def cell_or_dash(value: Figure | float | None, run_id: str = "") -> Cell:
     """A table's cell; a dash where a figure does not apply."""
+    if isinstance(value, Figure):
+        return Cell.of(value, run_id)
     return Cell(text="–") if value is None else Cell(value=value, run_id=run_id)
 
 

@@ -18,6 +18,7 @@ from cubemesh.schema import Cell, Figure, Placement, Point, ProgramSettings, Run
 from cubemesh.schema.outcome import STATUS_WORDS
 from cubemesh.statistics import median, nested_throughput_interval
 from cubemesh.store.run_statistics import run_windows
+from cubemesh.units import format_bytes
 
 K = TypeVar("K", bound=Hashable)
 
@@ -111,7 +112,13 @@ def group_by(records: Iterable[RunRecord], key: Callable[[RunRecord], K]) -> lis
     return [Group(k, tuple(r)) for k, r in groups.items()]
 
 
-_LABELS = {"data_location": "data on {}", "script": "simulated", "threads": "{} threads"}
+_LABELS = {
+    "batch_per_device": "batch size {}",
+    "compile_by": "compiled by {}",
+    "data_location": "data on {}",
+    "script": "simulated",
+    "threads": "{} threads",
+}
 _BARE = ("framework", "precision", "layout", "device")
 
 
@@ -139,6 +146,8 @@ def setting_label(name: str, value: object) -> str:
         value = ", ".join(map(str, value))
     if name in _BARE:
         return str(value)
+    if name == "bucket_bytes" and isinstance(value, int):
+        return f"buckets of {format_bytes(value)}"
     if name == "threads" and value == 1:
         return "1 thread"
     return _LABELS.get(name, f"{name} {{}}").format(value)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cubemesh.experiments.analysis.groups import Group
-from cubemesh.schema import Budget, Ceiling, Cell, Column, Placement, ProgramSettings, RunSpec
+from cubemesh.schema import Budget, Ceiling, Cell, Column, RunSpec
 
 COLUMNS = {
     "mfu_percent": "MFU",
@@ -50,16 +50,7 @@ def utilization_cells(group: Group[Any], names: Iterable[str]) -> tuple[Cell, ..
     return tuple(cells)
 
 
-def ceiling_specs(
-    program: ProgramSettings, budget: Budget, placement: Placement | None = None
-) -> list[RunSpec]:
-    """The matrix product and the copy that runs of a program are compared with."""
-    return [
-        RunSpec(
-            work=Ceiling(operation=operation),
-            placement=placement or Placement(),
-            program=program if operation == "matrix_product" else ProgramSettings(),
-            budget=budget,
-        )
-        for operation in ("matrix_product", "copy")
-    ]
+def ceiling_specs(budget: Budget) -> list[RunSpec]:
+    """The matrix product and the copy that runs are compared with."""
+    works = (Ceiling(operation="matrix_product"), Ceiling(operation="copy"))
+    return [RunSpec(work=work, budget=budget) for work in works]

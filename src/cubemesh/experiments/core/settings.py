@@ -103,11 +103,6 @@ def canonical(key: str, value: Any) -> Any:
     return canonical_name(value) if key == "network" else value
 
 
-def accepts(experiment: Experiment, key: str) -> bool:
-    """Whether `key` can be set in this experiment."""
-    return key in settable(experiment)
-
-
 def settable(experiment: Experiment) -> list[str]:
     """Every key that can be set in this experiment, its own settings first."""
     own, fields = field_types(experiment.settings), spec_fields(experiment)

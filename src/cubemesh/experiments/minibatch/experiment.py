@@ -3,7 +3,7 @@
 Training steps are timed at each batch size: analysis.py finds the knee of the throughput,
 curvature.py its curvature and the causes, input_bound.py the cost of copying batches to the device,
 max_batch.py the largest batch size that fits in memory. From the papers 000 (time per sample by
-batch size) and 001, figure 1 (LittleCNN, 16 to 2048, level from 1024).
+batch size) and 001, figure 1 (LittleCNN, 16 to 2048, constant from 1024).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Literal
 
 from cubemesh.data import entry
 from cubemesh.errors import UsageError
+from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import titled
 from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.analysis.published_rows import (
@@ -191,10 +192,10 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     timed, profiled = split_profiled(records)
     data = minibatch_data(network, timed, settings.data_location)
     nearest = nearest_rows(network, data.training)
-    return Answer(
-        experiment=EXPERIMENT.name,
-        question=EXPERIMENT.question,
-        title=titled(f"{network} by batch size", [r for r in records if _workload(r)]),
+    return answer_of(
+        EXPERIMENT,
+        titled(f"{network} by batch size", [r for r in records if _workload(r)]),
+        records,
         findings=(
             *report.findings(data),
             *profile_findings(data.curvatures, profiled),
@@ -206,14 +207,12 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             *curvature_table(data.curvatures),
             *profiles_table(data.curvatures, profiled),
         ),
-        charts=tuple(report.charts(data)),
+        charts=report.charts(data),
         warnings=(
             *_reduced(settings, data.training),
             *above_ceiling(data),
             *above_peak(nearest),
-            *(w for r in records for w in r.warnings),
         ),
-        run_ids=tuple(r.run_id for r in records),
         notes=(*report.notes(data), *published_note(published_sweep(network, data.training))),
     )
 

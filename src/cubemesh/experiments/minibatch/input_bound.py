@@ -80,7 +80,7 @@ def input_bound_findings(network: str, pairs: Sequence[LocationPair]) -> Iterato
     """Where training `network` is input-bound, where the copy from the host has a cost, and where
     there is no significant difference. Noisy runs are not compared."""
     slower: dict[str, list[str]] = {"input-bound": [], "copy-cost": []}
-    level, noisy = False, []
+    any_equal, noisy = False, []
     for where, host, device in pairs:
         a, b = host.throughput, device.throughput
         if a is None or b is None:
@@ -90,7 +90,7 @@ def input_bound_findings(network: str, pairs: Sequence[LocationPair]) -> Iterato
             continue
         found = ratio(b, a)
         if significance(found) <= 0:
-            level = True
+            any_equal = True
             continue
         busy = device_utilization(host)
         code = "input-bound" if busy is not None and busy[1] < BUSY_PERCENT else "copy-cost"
@@ -112,7 +112,7 @@ def input_bound_findings(network: str, pairs: Sequence[LocationPair]) -> Iterato
                 f"{format_list(slower[code])}.",
                 remedy=remedy,
             )
-    if level and not any(slower.values()):
+    if any_equal and not any(slower.values()):
         yield Finding(
             code="no-input-cost",
             text=f"{network}: no significant difference between data on the host and on the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cubemesh.experiments.analysis.answer import failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.published_rows import published_line, published_sweep
 from cubemesh.experiments.analysis.ratios import plus_minus
@@ -58,7 +59,7 @@ def findings(data: MinibatchData) -> Iterator[Finding]:
     yield from input_bound_findings(network, pairs)
     for group in groups:
         if group.throughput is None:
-            yield Finding(code="failed-run", text=f"Batch size {group.key}: {group.why}.")
+            yield failed_run(f"Batch size {group.key}", group)
 
 
 def _knee_findings(data: MinibatchData) -> Iterator[Finding]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
+from cubemesh.experiments.analysis.answer import answer_of, cell_or_dash, failed_run
 from cubemesh.experiments.analysis.groups import caveats, titled
-from cubemesh.experiments.analysis.ratios import plus_minus, ratio, significance
+from cubemesh.experiments.analysis.ratios import plus_minus, ratio, scaled, significance
 from cubemesh.experiments.core.experiment import Experiment
 from cubemesh.experiments.scaling.analysis import (
     MIN_FRACTION,
@@ -40,7 +41,6 @@ from cubemesh.schema import (
     Cell,
     Chart,
     Column,
-    Figure,
     Finding,
     Line,
     Point,
@@ -68,23 +68,19 @@ def scaling_answer(
 ) -> Answer:
     """Findings, tables and charts from the records of one scaling experiment."""
     data = ScalingData(mode=mode, curves=tuple(curves(records, mode)))
-    return Answer(
-        experiment=experiment.name,
-        question=experiment.question,
-        title=titled(f"{str(mode).capitalize()} scaling", records),
+    return answer_of(
+        experiment,
+        titled(f"{str(mode).capitalize()} scaling", records),
+        records,
         findings=(*_findings(data), *_forecast_finding(data.forecasts)),
         tables=(
             *([_points_table(data)] if data.curves else []),
             *parts_table(data),
             *([_forecast_table(data.forecasts)] if data.forecasts else []),
         ),
-        charts=tuple(charts(data)),
-        warnings=(
-            *_reduced(data, settings, published),
-            *(w for r in records for w in r.warnings),
-        ),
-        run_ids=tuple(r.run_id for r in records),
-        notes=tuple(_notes(data, records)),
+        charts=charts(data),
+        warnings=_reduced(data, settings, published),
+        notes=_notes(data, records),
     )
 
 
@@ -112,8 +108,7 @@ def failed_runs(data: ScalingData, curve: ScalingCurve) -> Iterator[Finding]:
     for group in curve.groups:
         if group.throughput is None:
             devices, sync = group.key
-            where = f"{data.name(curve)} on {format_devices(devices)}, {sync}"
-            yield Finding(code="failed-run", text=f"{where}: {group.why}.")
+            yield failed_run(f"{data.name(curve)} on {format_devices(devices)}, {sync}", group)
 
 
 def _curve_findings(
@@ -288,9 +283,8 @@ def _point_row(data: ScalingData, curve: ScalingCurve, group: ScalingGroup) -> t
     return (
         *head,
         group.cell(figure),
-        _scaled(found, devices / 100, group),
-        _scaled(found, 1.0, group),
-        _scaled(compared, 1.0, group),
+        cell_or_dash(found and scaled(found, devices / 100, "x"), group.run_id),
+        *(cell_or_dash(figure, group.run_id) for figure in (found, compared)),
         median_cell(group, "peak_memory_bytes", 2**20),
         median_cell(group, "wall_s", 1.0),
         median_cell(group, "projected_90_epochs_days", 1.0),
@@ -298,17 +292,10 @@ def _point_row(data: ScalingData, curve: ScalingCurve, group: ScalingGroup) -> t
     )
 
 
-def _scaled(figure: Figure | None, factor: float, group: ScalingGroup) -> Cell:
-    if figure is None:
-        return Cell(text="–")
-    low, high = (None if x is None else factor * x for x in (figure.low, figure.high))
-    return Cell(value=factor * figure.value, low=low, high=high, run_id=group.run_id)
-
-
 def median_cell(group: ScalingGroup, name: str, unit: float) -> Cell:
     """The median of a figure over `unit`, or a dash."""
     value = group.median_of(name)
-    return Cell(text="–") if value is None else Cell(value=value / unit, run_id=group.run_id)
+    return cell_or_dash(None if value is None else value / unit, group.run_id)
 
 
 def _largest_overhead(group: ScalingGroup, one: ScalingGroup | None) -> str:

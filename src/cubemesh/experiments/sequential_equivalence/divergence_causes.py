@@ -175,20 +175,20 @@ def cause_of_sync(ranks: Sequence[RankTrace]) -> DivergenceCause:
             f"{weights})",
             remedy="Include every rank.",
         )
-    level = sum(shares) / count
-    if any(abs(share - level) > NEAR * level for share in shares):
+    mean = sum(shares) / count
+    if any(abs(share - mean) > NEAR * mean for share in shares):
         text = f"the local gradients have unequal weights ({weights})"
         return DivergenceCause(
             name="unequal weights", text=text, remedy=f"Weight each with 1/{count}."
         )
-    if abs(level - 1) < NEAR:
+    if abs(mean - 1) < NEAR:
         return DivergenceCause(
             name="sum, not mean",
-            text=f"gradients were summed, not averaged: {level * count:.3g} times the mean",
+            text=f"gradients were summed, not averaged: {mean * count:.3g} times the mean",
             remedy=f"Divide by the number of ranks, or the learning rate by {count}.",
         )
-    if abs(level * count - 1) > NEAR:
-        text = f"the synchronized gradient is {level * count:.3g} times the mean of the local ones"
+    if abs(mean * count - 1) > NEAR:
+        text = f"the synchronized gradient is {mean * count:.3g} times the mean of the local ones"
         return DivergenceCause(
             name="another divisor", text=text, remedy=f"Divide the sum by {count}."
         )

@@ -27,12 +27,12 @@ def distances(found: Sketches, expected: Sketches) -> list[tuple[str, float]]:
     if by_name.keys() != {s.array for s in expected}:
         return [("the network", math.inf)]
     largest = max((s.norm for s in expected), default=0.0)
-    found_all = []
+    relatives = []
     for own in expected:
         norm = max(own.norm, FLOOR * largest)
         distance = by_name[own.array].distance(own)
-        found_all.append((own.array, distance / norm if norm else distance))
-    return found_all
+        relatives.append((own.array, distance / norm if norm else distance))
+    return relatives
 
 
 def mean_of(ranks: Iterable[Sketches]) -> list[Sketch]:
@@ -60,12 +60,12 @@ def _scaled_sum(ranks: Iterable[Sketches], *, mean: bool) -> list[Sketch]:
     ]
 
 
-def weights_in(made: Sketches, parts: Sequence[Sketches]) -> tuple[list[float], float]:
-    """The weight of each of `parts` in `made`, by least squares over all counters, and the
-    fraction of `made` that they do not explain."""
+def weights_in(target: Sketches, parts: Sequence[Sketches]) -> tuple[list[float], float]:
+    """The weight of each of `parts` in `target`, by least squares over all counters, and the
+    fraction of `target` that they do not explain."""
     columns = np.array([[v for s in part for v in s.sums] for part in parts]).T
-    wanted = np.array([v for s in made for v in s.sums])
-    found, *_ = np.linalg.lstsq(columns, wanted, rcond=None)
-    size = float(np.linalg.norm(wanted))
-    rest = float(np.linalg.norm(wanted - columns @ found))
+    expected = np.array([v for s in target for v in s.sums])
+    found, *_ = np.linalg.lstsq(columns, expected, rcond=None)
+    size = float(np.linalg.norm(expected))
+    rest = float(np.linalg.norm(expected - columns @ found))
     return [float(v) for v in found], rest / size if size else 0.0

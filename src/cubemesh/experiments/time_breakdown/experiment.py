@@ -31,7 +31,6 @@ from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
 from cubemesh.schema import (
     Answer,
     Finding,
-    ProgramSettings,
     RunRecord,
     RunSpec,
     TrainSteps,
@@ -67,7 +66,7 @@ class Settings:
 def plan(settings: Settings, context: Context) -> Plan:
     """The ceilings, then a run with attribution for each network and batch size."""
     budget = replace(context.budget, repeats=1)
-    roof = ceiling_specs(ProgramSettings(), budget) if settings.ceiling else []
+    roof = ceiling_specs(budget) if settings.ceiling else []
     yield roof + [
         RunSpec(
             work=TrainSteps(

@@ -1,8 +1,8 @@
 """Convergence check of tuned settings: the first losses of a setting compared with the baseline's.
 
 Both start from the same weights and train on the same minibatch repeatedly
-(worker/run/steps.py). Each loss curve is cut into quarters, and the mean of each quarter is
-taken. A setting is *admitted* if in every quarter its mean differs from the baseline's by at most
+(worker/run/steps.py). Each loss curve is averaged over quarters. A setting is *admitted* if in
+every quarter its mean differs from the baseline's by at most
 
     max(1 % of the first baseline loss,  min(spread in that quarter, half of the descent))
 

@@ -140,7 +140,7 @@ class Settings:
 
 
 class TrialBudget:
-    """Time limit of a search, from the moment it is made. A trial is expected to take as long as
+    """Time limit of a search, from its creation. A trial is expected to take as long as
     the longest of its framework so far, and one of a new framework as long as the shortest of all;
     a trial that is not expected to fit is not started. Each trial has a time limit: a third of the
     budget (so that one framework's compiler cannot use all of it), or what is left."""
@@ -179,21 +179,20 @@ def plan(settings: Settings, context: Context) -> Plan:
     time_left = TrialBudget(settings.seconds(context.has_gpu), context.clock)
     search = Search(request=settings.request())
     walk = search.walk()
-    came: RunRecord | None = None
+    record: RunRecord | None = None
     while True:
         try:
-            trial = walk.send(came)  # None begins a generator, as it must
+            trial = walk.send(record)  # None starts the generator
         except StopIteration:
             return
-        came, framework = None, trial.configuration.framework
+        record, framework = None, trial.configuration.framework
         other = () if trial.against is None else (trial.against.framework,)
         if time_left.affords(framework, *other):
             began = context.clock()
             limit_s = time_left.limit_s(whole=search.stock is None)
             (record,) = yield [_spec(settings, trial, BUDGETS[context.scale], limit_s)]
-            took_s = context.clock() - began
-            time_left.add(framework, min(took_s, record.elapsed_s))  # without the import
-            came = record
+            elapsed_s = min(context.clock() - began, record.elapsed_s)  # without the import
+            time_left.add(framework, elapsed_s)
 
 
 def _spec(settings: Settings, trial: Trial, budget: Budget, limit_s: float) -> RunSpec:
@@ -226,18 +225,18 @@ def _spec(settings: Settings, trial: Trial, budget: Budget, limit_s: float) -> R
 def found(settings: Settings, records: Sequence[RunRecord]) -> Search:
     """The search that made these records, as far as they go."""
     stored: dict[object, list[RunRecord]] = defaultdict(list)
-    for record in records:
-        stored[_kind(settings, record.spec)].append(record)
+    for run in records:
+        stored[_kind(settings, run.spec)].append(run)
     search = Search(request=settings.request())
     walk = search.walk()
-    came: RunRecord | None = None
+    record: RunRecord | None = None
     while True:
         try:
-            trial = walk.send(came)
+            trial = walk.send(record)
         except StopIteration:
             return search
         own = stored[trial.configuration, trial.seed, trial.against]
-        came = own.pop(0) if own else None
+        record = own.pop(0) if own else None
 
 
 def _kind(settings: Settings, spec: RunSpec) -> tuple[Configuration, int, Configuration | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cubemesh.experiments.analysis.answer import cell_or_dash
 from cubemesh.experiments.analysis.comparison import ratio_of_record
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio
@@ -118,7 +119,7 @@ def _step_row(step: StepResult) -> tuple[Cell, ...]:
     return (
         Cell(text=step.name, run_id=group.run_id),
         group.cell(step.rate),
-        *(Cell(text="–") if r is None else group.cell(r) for r in (step.to_before, step.to_stock)),
+        *(cell_or_dash(r, group.run_id) for r in (step.to_before, step.to_stock)),
         Cell(value=len(group.ok)),
     )
 
@@ -141,7 +142,7 @@ def _tried_row(search: Search, configuration: Configuration) -> tuple[Cell, ...]
     return (
         name,
         group.cell(rate),
-        Cell(text="–") if share is None else group.cell(share),
+        cell_or_dash(share, group.run_id),
         Cell(value=len(group.ok)),
         Cell(text=what or " "),
     )

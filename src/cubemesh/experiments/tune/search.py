@@ -9,7 +9,7 @@ change is accepted if it gains at least `MIN_GAIN`. At the end the fastest confi
 once more, and the best is compared with the baseline in one process, interleaved, where the two can
 share one.
 
-A `Search` decides from records alone. A trial may be answered with None when there is no time; it
+A `Search` decides from records only. A trial may be answered with None when there is no time; it
 then counts as untried, and the search continues. The same records lead to the same result, so the
 answer is computed from the store.
 """
@@ -143,17 +143,17 @@ class Search:
         yield from self._alternate()
 
     def _find_stock(self) -> Walk:
-        asked = self.request
-        precision = asked.precisions[0] if asked.precisions else "fp32"
-        for name in asked.frameworks:
-            own: Layout = "nhwc" if prefers_nhwc(name, asked.layouts) else asked.layouts[0]
+        request = self.request
+        precision = request.precisions[0] if request.precisions else "fp32"
+        for name in request.frameworks:
+            own: Layout = "nhwc" if prefers_nhwc(name, request.layouts) else request.layouts[0]
             configuration = Configuration(
                 framework=name,
                 precision=precision,
                 loss_scale=loss_scale_of(name, precision),
                 layout=own,
-                sync=(*asked.strategies, STOCK_STRATEGY)[0] if asked.devices > 1 else "none",
-                batch_per_device=asked.batch_per_device,
+                sync=(*request.strategies, STOCK_STRATEGY)[0] if request.devices > 1 else "none",
+                batch_per_device=request.batch_per_device,
             )
             yield from self._measure(configuration)
             if self.speed(configuration) is not None:

@@ -16,7 +16,6 @@ from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.parallel.strategies import STRATEGIES, same_steps, strategy
 from cubemesh.schema import NetworkWork, RunRecord, RunSpec
 from cubemesh.schema.spec import CompileBy, Layout, LossScale, Pinning, Precision
-from cubemesh.units import format_bytes
 
 STOCK_STRATEGY = "all-reduce"
 """The baseline's, on several devices."""
@@ -73,18 +72,11 @@ class Configuration:
         other = [f.name for f in fields(self) if getattr(self, f.name) != getattr(stock, f.name)]
         if "loss_scale" in other and ("precision" in other or self.loss_scale is None):
             other.remove("loss_scale")
-        return ", ".join(_spoken(name, getattr(self, name)) for name in other) or "stock"
+        return ", ".join(setting_label(name, getattr(self, name)) for name in other) or "stock"
 
     def same_precision(self, other: Configuration) -> bool:
         """Whether it computes and communicates in the same precision as `other`."""
         return self.precision == other.precision and same_steps(self.sync, other.sync)
-
-
-def _spoken(name: str, value: object) -> str:
-    if name == "bucket_bytes" and isinstance(value, int):
-        return f"buckets of {format_bytes(value)}"
-    words = {"compile_by": f"compiled by {value}", "batch_per_device": f"batch size {value}"}
-    return words.get(name) or setting_label(name, value)
 
 
 FIELDS = tuple(f.name for f in fields(Configuration))
