@@ -57,7 +57,7 @@ def test_every_system_of_the_catalogue(name: str):
     assert rings.complete
     assert bool(rings.rings) == (found.devices > 1)
     if found.cluster is not None:
-        assert fat_tree(found.cluster.systems, found.cluster.design()).switches >= 1
+        assert fat_tree(found.cluster.systems, found.cluster).switches >= 1
 
 
 @pytest.mark.parametrize(

@@ -7,30 +7,14 @@ from dataclasses import dataclass, field
 
 from cubemesh.machines.topology.fat_tree import Design
 from cubemesh.machines.topology.graph import Topology
-from cubemesh.machines.topology.interconnects import NETWORKS, Network
+from cubemesh.machines.topology.interconnects import NETWORKS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """How many systems are joined, and by what."""
+class Cluster(Design):
+    """A number of systems, joined by a fat tree."""
 
     systems: int
-    network: Network
-    ports_per_system: int
-    switch_ports: int
-    ports_used: int | None = None
-    """Of a switch, at most; all where None."""
-    systems_per_leaf: int | None = None
-
-    def design(self) -> Design:
-        """The fat tree it would be built as."""
-        return Design(
-            network=self.network,
-            ports_per_system=self.ports_per_system,
-            switch_ports=self.switch_ports,
-            ports_used=self.ports_used,
-            systems_per_leaf=self.systems_per_leaf,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,16 +130,15 @@ def _read_cluster(top: Fields, known: Callable[[str], System]) -> System:
         network = replace(network, gbit_per_s=rate)
     if latency is not None:
         network = replace(network, latency_s=latency * 1e-6)
-    cluster = Cluster(
-        systems=table.whole("systems", least=1),
-        network=network,
-        ports_per_system=table.whole("ports", least=1, most=64),
-        switch_ports=table.whole("switch_ports", 2, 10_000, default=network.switch_ports),
-        ports_used=table.maybe_whole("ports_used", 2, 10_000),
-        systems_per_leaf=table.maybe_whole("systems_per_leaf", 1, 10_000),
-    )
     try:
-        cluster.design()
+        cluster = Cluster(
+            systems=table.whole("systems", least=1),
+            network=network,
+            ports_per_system=table.whole("ports", least=1, most=64),
+            switch_ports=table.whole("switch_ports", 2, 10_000, default=network.switch_ports),
+            ports_used=table.maybe_whole("ports_used", 2, 10_000),
+            systems_per_leaf=table.maybe_whole("systems_per_leaf", 1, 10_000),
+        )
     except UsageError as error:
         table.wrong("ports", str(error))
     return System(

@@ -142,14 +142,14 @@ def system_facts(system: System) -> Facts:
 
 def cluster_facts(cluster: Cluster) -> Facts:
     """A cluster's fat tree in words."""
-    tree = fat_tree(cluster.systems, cluster.design())
+    tree = fat_tree(cluster.systems, cluster)
     levels = "; ".join(
         f"{_count(level.switches, f'{level.name}-level switch', 'es')}, "
         f"{level.ports_used} of {level.switch_ports} ports used"
         for level in tree.levels
     )
     return (
-        ("systems", f"{cluster.systems}, {cluster.design().per_leaf} on a leaf switch"),
+        ("systems", f"{cluster.systems}, {cluster.per_leaf} on a leaf switch"),
         ("switches", levels),
         (
             "bisection",
@@ -164,7 +164,7 @@ def cluster_facts(cluster: Cluster) -> Facts:
 
 def cluster_json(cluster: Cluster) -> dict[str, Any]:
     """A cluster's fat tree as data."""
-    tree = fat_tree(cluster.systems, cluster.design())
+    tree = fat_tree(cluster.systems, cluster)
     return {
         "systems": cluster.systems,
         "network": cluster.network.id,
