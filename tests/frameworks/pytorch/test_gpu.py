@@ -130,7 +130,7 @@ def test_tf32_is_used_only_with_precision_tf32():
 
 
 def test_no_batch_overwrites_another(resnet, make_request, make_batch):
-    """Many are placed while the GPU is kept busy, so that no copy has happened yet when the host's
+    """Many are placed while the GPU is busy, so that no copy has happened yet when the host's
     array is filled again."""
     program = build(make_request(resnet, device=GPU))
     program.load(resnet.draw(0))

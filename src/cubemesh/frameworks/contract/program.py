@@ -305,7 +305,7 @@ def synchronize_replicas(program: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The full state of a program, apart from its input. The arrays are copies: further training
+    """The full state of a program without its input. The arrays are copies: further training
     does not change them."""
 
     weights: Mapping[str, Array]
@@ -324,7 +324,7 @@ class SupportsSnapshots(Protocol):
         """The state now; waits for the device."""
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continue from `snapshot`, taken from a program of the same request; else UsageError."""
+        """Continue from `snapshot`, that of a program of the same request; else UsageError."""
 
 
 @runtime_checkable

@@ -13,33 +13,18 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import layers, ops
+from keras import ops
 
 from cubemesh.frameworks.pooling import far_padding, window_shares
 from cubemesh.frameworks.tensorflow.lowerings import pads_as_same
-from cubemesh.networks.layers import (
-    Add,
-    AveragePool,
-    BatchNorm,
-    Concat,
-    Convolution,
-    Dropout,
-    Flatten,
-    GlobalAveragePool,
-    Layer,
-    Linear,
-    LocalResponseNorm,
-    MaxPool,
-    ReLU,
-    Shape,
-)
+from cubemesh.networks import layers
 
 
 @dataclass(frozen=True, kw_only=True)
 class KerasContext:
     """Shape, seed and variables of one layer."""
 
-    shape: Shape
+    shape: layers.Shape
     """Of one sample of the result, channels first."""
     seed: int
     full: str
@@ -48,7 +33,7 @@ class KerasContext:
     """Filled by the lowering with its variables, by role."""
 
 
-class UnbiasedBatchNorm(layers.Layer):  # type: ignore[misc]
+class UnbiasedBatchNorm(keras.layers.Layer):  # type: ignore[misc]
     """Batch normalization whose running variance uses the unbiased variance of the batch, as
     PyTorch's; Keras uses the biased one."""
 
@@ -84,12 +69,12 @@ Lowering = Callable[..., Any]
 """(layer, context, input, …) → result."""
 
 
-def _convolution(layer: Convolution, context: KerasContext, x: Any) -> Any:
+def _convolution(layer: layers.Convolution, context: KerasContext, x: Any) -> Any:
     """`same` where it pads the same cells; else the image is padded before."""
     same = pads_as_same(layer)
     if any(layer.padding) and not same:
-        x = layers.ZeroPadding2D(layer.padding)(x)
-    made = layers.Conv2D(
+        x = keras.layers.ZeroPadding2D(layer.padding)(x)
+    made = keras.layers.Conv2D(
         layer.filters,
         layer.kernel,
         layer.stride,
@@ -100,8 +85,8 @@ def _convolution(layer: Convolution, context: KerasContext, x: Any) -> Any:
     return _weighted(made, context, x)
 
 
-def _linear(layer: Linear, context: KerasContext, x: Any) -> Any:
-    return _weighted(layers.Dense(layer.features, use_bias=layer.bias), context, x)
+def _linear(layer: layers.Linear, context: KerasContext, x: Any) -> Any:
+    return _weighted(keras.layers.Dense(layer.features, use_bias=layer.bias), context, x)
 
 
 def _weighted(made: Any, context: KerasContext, x: Any) -> Any:
@@ -112,7 +97,7 @@ def _weighted(made: Any, context: KerasContext, x: Any) -> Any:
     return y
 
 
-def _batch_norm(layer: BatchNorm, context: KerasContext, x: Any) -> Any:
+def _batch_norm(layer: layers.BatchNorm, context: KerasContext, x: Any) -> Any:
     made = UnbiasedBatchNorm(layer.epsilon, layer.momentum)
     y = made(x)
     context.arrays.update(
@@ -124,7 +109,7 @@ def _batch_norm(layer: BatchNorm, context: KerasContext, x: Any) -> Any:
     return y
 
 
-def _response_norm(layer: LocalResponseNorm, context: KerasContext, x: Any) -> Any:
+def _response_norm(layer: layers.LocalResponseNorm, context: KerasContext, x: Any) -> Any:
     """The window is zero-padded; one of even size has one more element before its centre."""
     full = ops.cast(x, context.full)
     squares, reach = ops.square(full), (layer.size // 2, (layer.size - 1) // 2)
@@ -140,45 +125,49 @@ def _response_norm(layer: LocalResponseNorm, context: KerasContext, x: Any) -> A
     return ops.cast(full / (layer.bias + layer.alpha * means) ** layer.beta, x.dtype)
 
 
-def _flatten(layer: Flatten, context: KerasContext, x: Any) -> Any:
-    return layers.Flatten()(layers.Permute((3, 1, 2))(x) if len(x.shape) == 4 else x)
+def _flatten(layer: layers.Flatten, context: KerasContext, x: Any) -> Any:
+    return keras.layers.Flatten()(keras.layers.Permute((3, 1, 2))(x) if len(x.shape) == 4 else x)
 
 
-def _padded(layer: MaxPool | AveragePool, context: KerasContext, x: Any, value: float) -> Any:
+def _padded(
+    layer: layers.MaxPool | layers.AveragePool, context: KerasContext, x: Any, value: float
+) -> Any:
     padding = far_padding(layer, context.shape, x.shape[1:3])
     if not any(before or after for before, after in padding):
         return x
     return ops.pad(x, ((0, 0), *padding, (0, 0)), constant_values=value)
 
 
-def _max_pool(layer: MaxPool, context: KerasContext, x: Any) -> Any:
+def _max_pool(layer: layers.MaxPool, context: KerasContext, x: Any) -> Any:
     x = _padded(layer, context, x, -np.inf)
-    return layers.MaxPooling2D(layer.kernel, layer.stride)(x)
+    return keras.layers.MaxPooling2D(layer.kernel, layer.stride)(x)
 
 
-def _average_pool(layer: AveragePool, context: KerasContext, x: Any) -> Any:
+def _average_pool(layer: layers.AveragePool, context: KerasContext, x: Any) -> Any:
     shares = window_shares(layer, context.shape, x.shape[1:3])
-    y = layers.AveragePooling2D(layer.kernel, layer.stride)(_padded(layer, context, x, 0.0))
+    y = keras.layers.AveragePooling2D(layer.kernel, layer.stride)(_padded(layer, context, x, 0.0))
     return y if shares is None else y * ops.cast(shares[None, :, :, None], y.dtype)
 
 
-def _concat(layer: Concat, context: KerasContext, *values: Any) -> Any:
-    return layers.Concatenate(axis=-1)(values)
+def _concat(layer: layers.Concat, context: KerasContext, *values: Any) -> Any:
+    return keras.layers.Concatenate(axis=-1)(values)
 
 
-LOWERINGS: dict[type[Layer], Lowering] = {
-    Convolution: _convolution,
-    Linear: _linear,
-    BatchNorm: _batch_norm,
-    LocalResponseNorm: _response_norm,
-    ReLU: lambda layer, context, x: layers.ReLU()(x),
-    Add: lambda layer, context, x, y: layers.Add()([x, y]),
-    Concat: _concat,
-    Dropout: lambda layer, context, x: layers.Dropout(layer.rate, seed=context.seed)(x),
-    Flatten: _flatten,
-    MaxPool: _max_pool,
-    AveragePool: _average_pool,
-    GlobalAveragePool: lambda layer, context, x: layers.GlobalAveragePooling2D()(x),
+LOWERINGS: dict[type[layers.Layer], Lowering] = {
+    layers.Convolution: _convolution,
+    layers.Linear: _linear,
+    layers.BatchNorm: _batch_norm,
+    layers.LocalResponseNorm: _response_norm,
+    layers.ReLU: lambda layer, context, x: keras.layers.ReLU()(x),
+    layers.Add: lambda layer, context, x, y: keras.layers.Add()([x, y]),
+    layers.Concat: _concat,
+    layers.Dropout: lambda layer, context, x: keras.layers.Dropout(layer.rate, seed=context.seed)(
+        x
+    ),
+    layers.Flatten: _flatten,
+    layers.MaxPool: _max_pool,
+    layers.AveragePool: _average_pool,
+    layers.GlobalAveragePool: lambda layer, context, x: keras.layers.GlobalAveragePooling2D()(x),
 }
 
 
