@@ -34,18 +34,18 @@ def operations(specs):
 
 
 def test_a_cpu_multiplies_and_copies(machine, play, measured):
-    asked, _ = play(EXPERIMENT.plan(Settings(), Context(machine=machine)), measured)
-    assert [s.program.precision for s in asked[:-1]] == ["fp32", "tf32", "bf16", "fp16"]
-    assert operations(asked[-1:]) == [("copy", True)]
+    planned, _ = play(EXPERIMENT.plan(Settings(), Context(machine=machine)), measured)
+    assert [s.program.precision for s in planned[:-1]] == ["fp32", "tf32", "bf16", "fp16"]
+    assert operations(planned[-1:]) == [("copy", True)]
 
 
 def test_a_gpu_also_measures_links_and_a_folder_a_disk(machine, play, measured):
     gpu = dataclasses.replace(machine, gpus=(Gpu(index=0, name="X", uuid="GPU-1"),))
     context = Context(machine=gpu, scale=Scale.QUICK)
-    asked, _ = play(
+    planned, _ = play(
         EXPERIMENT.plan(Settings(precisions=("bf16",), folder="/data"), context), measured
     )
-    assert operations(asked[1:]) == [
+    assert operations(planned[1:]) == [
         ("copy", True),
         ("host_to_device", True),
         ("host_to_device", False),
@@ -53,8 +53,8 @@ def test_a_gpu_also_measures_links_and_a_folder_a_disk(machine, play, measured):
         ("device_to_host", False),
         ("disk_read", True),
     ]
-    assert asked[-1].program.framework == "null"
-    assert asked[-1].work.folder == "/data"
+    assert planned[-1].program.framework == "null"
+    assert planned[-1].work.folder == "/data"
 
 
 def test_a_known_device_is_compared_with_its_datasheet(machine, play, measured):

@@ -15,26 +15,26 @@ from cubemesh.worker.report.outcomes import not_installed
 
 def test_full_settings_are_the_papers(machine, play, record_of):
     context = Context(machine=machine, scale=Scale.FULL)
-    asked, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
-    assert {s.work.network for s in asked} == set(NETWORKS)
-    assert {s.batch_per_device for s in asked} == {64}
-    assert {s.budget.steps for s in asked} == {100}
-    assert {s.work.image_size for s in asked} == {None}
-    assert {s.program.framework for s in asked} == set(known()) == set(FRAMEWORKS) - {"null"}
-    assert len(asked) == 7 * len(known()) * 2
-    assert [s.work.kind for s in asked[:2]] == ["forward", "train_steps"]
+    planned, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
+    assert {s.work.network for s in planned} == set(NETWORKS)
+    assert {s.batch_per_device for s in planned} == {64}
+    assert {s.budget.steps for s in planned} == {100}
+    assert {s.work.image_size for s in planned} == {None}
+    assert {s.program.framework for s in planned} == set(known()) == set(FRAMEWORKS) - {"null"}
+    assert len(planned) == 7 * len(known()) * 2
+    assert [s.work.kind for s in planned[:2]] == ["forward", "train_steps"]
 
 
 def test_a_cpu_runs_less_and_settings_override(machine, play, record_of):
-    asked, sent = play(
+    planned, sent = play(
         EXPERIMENT.plan(Settings(frameworks=("null",)), Context(machine=machine)), record_of
     )
-    assert {s.batch_per_device for s in asked} == {8}
+    assert {s.batch_per_device for s in planned} == {8}
     reduced = [w for w in EXPERIMENT.answer(Settings(), sent).warnings if w.code == "reduced"]
     assert len(reduced) == 1
     named = Settings(networks=("alexnet",), frameworks=("null",), batch_sizes=(16,), steps=5)
-    asked, _ = play(EXPERIMENT.plan(named, Context(machine=machine)), record_of)
-    assert {(s.batch_per_device, s.budget.steps, s.budget.windows) for s in asked} == {(16, 5, 6)}
+    planned, _ = play(EXPERIMENT.plan(named, Context(machine=machine)), record_of)
+    assert {(s.batch_per_device, s.budget.steps, s.budget.windows) for s in planned} == {(16, 5, 6)}
 
 
 def test_names_of_networks_are_forgiving():
@@ -165,8 +165,8 @@ def test_frameworks_that_are_fastest_equally_often_are_all_named(record_of):
 
 def test_each_framework_has_its_usual_layout(machine, play, record_of):
     wanted = Settings(networks=("alexnet",), frameworks=("pytorch", "keras", "tensorflow"))
-    asked, sent = play(EXPERIMENT.plan(wanted, Context(machine=machine)), record_of)
-    assert {(s.program.framework, s.program.layout) for s in asked} == {
+    planned, sent = play(EXPERIMENT.plan(wanted, Context(machine=machine)), record_of)
+    assert {(s.program.framework, s.program.layout) for s in planned} == {
         ("pytorch", "nchw"),
         ("keras", "nhwc"),
         ("tensorflow", "nhwc"),

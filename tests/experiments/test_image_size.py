@@ -8,16 +8,16 @@ from cubemesh.experiments.registry import Context, Scale
 from cubemesh.schema import Gpu, ProgramSettings, RunSpec, Status, TrainSteps
 
 
-def asked_for(asked):
-    return [(s.work.image_size, s.batch_per_device, s.program.data_location) for s in asked]
+def asked_for(planned):
+    return [(s.work.image_size, s.batch_per_device, s.program.data_location) for s in planned]
 
 
 def test_the_papers_sizes_on_a_gpu(machine, play, record_of):
     gpu = Gpu(index=0, name="NVIDIA H200", uuid="GPU-0")
     context = Context(machine=dataclasses.replace(machine, gpus=(gpu,)))
-    asked, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
+    planned, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
     batches = (16, 32, 64, 128, 256)
-    assert asked_for(asked) == [(s, b, "host") for s in (32, 224) for b in batches]
+    assert asked_for(planned) == [(s, b, "host") for s in (32, 224) for b in batches]
     assert EXPERIMENT.answer(Settings(), sent).warnings == ()
 
 
@@ -26,9 +26,9 @@ def test_a_cpu_runs_smaller_images_until_runs_get_long(machine, play, record_of)
         return record_of(spec, step_s=1e-6 * spec.work.image_size**2 * spec.batch_per_device)
 
     context = Context(machine=machine, scale=Scale.QUICK)
-    asked, sent = play(EXPERIMENT.plan(Settings(), context), make)
-    assert asked_for(asked)[:5] == [(32, b, "host") for b in (16, 32, 64, 128, 256)]
-    assert asked_for(asked)[5:] == [(80, 16, "host"), (80, 32, "host"), (80, 64, "host")]
+    planned, sent = play(EXPERIMENT.plan(Settings(), context), make)
+    assert asked_for(planned)[:5] == [(32, b, "host") for b in (16, 32, 64, 128, 256)]
+    assert asked_for(planned)[5:] == [(80, 16, "host"), (80, 32, "host"), (80, 64, "host")]
     (warning,) = EXPERIMENT.answer(Settings(), sent).warnings
     assert in_order(warning.cause, "80", "224")
     assert in_order(warning.cause, "64", "256", "80")
@@ -36,8 +36,8 @@ def test_a_cpu_runs_smaller_images_until_runs_get_long(machine, play, record_of)
 
 def test_both_data_locations(machine, play, record_of):
     settings = Settings(image_sizes=(32,), batch_sizes=(16,), data_location="both")
-    asked, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
-    assert asked_for(asked) == [(32, 16, "host"), (32, 16, "device")]
+    planned, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
+    assert asked_for(planned) == [(32, 16, "host"), (32, 16, "device")]
 
 
 def records(record_of, step_s, percent=None, on="host"):

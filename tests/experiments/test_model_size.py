@@ -13,9 +13,9 @@ from cubemesh.store import Store
 def test_full_settings_are_the_papers(machine, play, record_of):
     context = Context(machine=machine, scale=Scale.FULL)
     settings = Settings(ceiling=False)
-    asked, sent = play(EXPERIMENT.plan(settings, context), record_of)
-    assert [s.work.network for s in asked] == ["little-cnn", "resnet-50", "vgg16"]
-    assert {(s.work.image_size, s.batch_per_device, s.budget.steps) for s in asked} == {
+    planned, sent = play(EXPERIMENT.plan(settings, context), record_of)
+    assert [s.work.network for s in planned] == ["little-cnn", "resnet-50", "vgg16"]
+    assert {(s.work.image_size, s.batch_per_device, s.budget.steps) for s in planned} == {
         (224, 32, 960)
     }
     assert EXPERIMENT.answer(Settings(), sent).warnings == ()
@@ -23,8 +23,8 @@ def test_full_settings_are_the_papers(machine, play, record_of):
 
 def test_a_cpu_runs_less_with_a_warning(machine, play, record_of):
     settings = Settings(ceiling=False)
-    asked, sent = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
-    assert {(s.work.image_size, s.batch_per_device) for s in asked} == {(80, 4)}
+    planned, sent = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
+    assert {(s.work.image_size, s.batch_per_device) for s in planned} == {(80, 4)}
     (warning,) = EXPERIMENT.answer(Settings(), sent).warnings
     assert "4 instead of 32" in warning.cause
     assert "80 instead of 224" in warning.cause
@@ -91,8 +91,8 @@ def test_a_run_for_real_samples_utilization_over_time(tmp_path):
 
 def test_ceilings_run_first_and_utilization_is_in_the_table(machine, play, record_of):
     context = Context(machine=machine)
-    asked, sent = play(EXPERIMENT.plan(Settings(networks=("resnet-50",)), context), record_of)
-    assert [getattr(s.work, "operation", "") for s in asked] == ["matrix_product", "copy", ""]
+    planned, sent = play(EXPERIMENT.plan(Settings(networks=("resnet-50",)), context), record_of)
+    assert [getattr(s.work, "operation", "") for s in planned] == ["matrix_product", "copy", ""]
     known = {"mfu_percent": Figure(value=41.0, unit="%")}
     sent[-1] = dataclasses.replace(sent[-1], figures={**sent[-1].figures, **known})
     answer = EXPERIMENT.answer(Settings(), sent)

@@ -9,10 +9,10 @@ from cubemesh.schema import Ceiling, ProgramSettings, RunSpec, Status, TrainStep
 
 def test_every_network_in_every_precision_after_the_ceilings(machine, play, record_of):
     context = Context(machine=machine, scale=Scale.FULL)
-    asked, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
-    ceilings = [s for s in asked if isinstance(s.work, Ceiling)]
+    planned, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
+    ceilings = [s for s in planned if isinstance(s.work, Ceiling)]
     assert [s.program.precision for s in ceilings] == list(PRECISIONS)
-    steps = asked[len(ceilings) :]
+    steps = planned[len(ceilings) :]
     assert [(s.work.network, s.program.precision) for s in steps] == [
         (n, p) for n in NETWORKS for p in PRECISIONS
     ]

@@ -50,13 +50,13 @@ def measured(record_of):
 def test_strategies_are_compared_with_all_reduce_on_the_same_devices(machine, play, measured):
     names = ("all-reduce", "all-reduce-16", "asynchronous")
     settings = strategies.Settings(strategies=names, batch_sizes=(32,))
-    asked, sent = play(STRATEGIES.plan(settings, Context(machine=machine)), measured)
-    assert [(s.placement.devices, s.program.sync) for s in asked] == [
+    planned, sent = play(STRATEGIES.plan(settings, Context(machine=machine)), measured)
+    assert [(s.placement.devices, s.program.sync) for s in planned] == [
         (1, "none"),
         *((2, sync) for sync in names),
         (2, "none"),
     ]
-    apart = {s.program.sync: s.budget.attribution for s in asked if s.placement.devices == 2}
+    apart = {s.program.sync: s.budget.attribution for s in planned if s.placement.devices == 2}
     assert apart == {
         "all-reduce": True,
         "all-reduce-16": True,
@@ -105,14 +105,14 @@ def test_links_are_compared_network_by_network_on_gpus(machine, play, measured):
         return measured(spec, step_s, "NCCL P2P/CUMEM" if fast else "NCCL SHM/direct", 2**28)
 
     settings = interconnect.Settings(networks=("googlenet", "alexnet"), links=("auto", "network"))
-    asked, sent = play(INTERCONNECT.plan(settings, Context(machine=large)), run)
-    assert [(s.work.network, s.placement.link) for s in asked] == [
+    planned, sent = play(INTERCONNECT.plan(settings, Context(machine=large)), run)
+    assert [(s.work.network, s.placement.link) for s in planned] == [
         ("googlenet", "auto"),
         ("googlenet", "network"),
         ("alexnet", "auto"),
         ("alexnet", "network"),
     ]
-    assert {s.placement.devices for s in asked} == {2}
+    assert {s.placement.devices for s in planned} == {2}
     answer = INTERCONNECT.answer(settings, sent)
     cost = finding(answer, "link-cost")
     assert cost.value == pytest.approx(3)
@@ -131,8 +131,8 @@ def test_translators_are_compared_by_width_and_one_link_compares_nothing(machine
     settings = interconnect.Settings(
         networks=("translator",), hidden_sizes=(64, 128), batch_sizes=(4,)
     )
-    asked, sent = play(INTERCONNECT.plan(settings, Context(machine=machine)), measured)
-    assert [(s.work.hidden, s.batch_per_device, s.placement.link) for s in asked] == [
+    planned, sent = play(INTERCONNECT.plan(settings, Context(machine=machine)), measured)
+    assert [(s.work.hidden, s.batch_per_device, s.placement.link) for s in planned] == [
         (64, 4, "auto"),
         (128, 4, "auto"),
     ]
@@ -146,8 +146,8 @@ def test_links_are_compared_for_each_strategy_and_number_of_devices(machine, pla
         devices=(2, 4),
         links=("auto", "network"),
     )
-    asked, sent = play(INTERCONNECT.plan(settings, Context(machine=machine)), measured)
-    assert len(asked) == 8
+    planned, sent = play(INTERCONNECT.plan(settings, Context(machine=machine)), measured)
+    assert len(planned) == 8
     rows = texts(INTERCONNECT.answer(settings, sent).tables[0], "network, batch size")
     assert sorted(set(rows)) == [
         f"little-cnn, 64, {sync}, {devices} devices"

@@ -12,8 +12,8 @@ from cubemesh.schema import Figure, Status, Unknown, Window
 
 def asked_of(play, record_of, machine, scale=Scale.DEFAULT, **settings):
     context = Context(machine=machine, scale=scale)
-    asked, _ = play(EXPERIMENT.plan(Settings(**settings), context), record_of)
-    return asked
+    planned, _ = play(EXPERIMENT.plan(Settings(**settings), context), record_of)
+    return planned
 
 
 def test_it_goes_up_to_all_cores_with_a_scaled_rate(machine, play, record_of):

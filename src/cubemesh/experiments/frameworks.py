@@ -292,11 +292,7 @@ EXPERIMENT = Experiment(
     question="How fast does each framework run each network, forward and in training?",
     settings=Settings,
     works=(Forward, TrainSteps),
-    varies={
-        "framework": "frameworks",
-        "network": "networks",
-        "batch_per_device": "batch_sizes",
-    },
+    varies={"framework": "frameworks", "network": "networks", "batch_per_device": "batch_sizes"},
     plan=plan,
     answer=answer,
     papers="[000] (its matrix and bar charts), [002], figure 14",

@@ -148,9 +148,9 @@ def _curves(groups: list[Group[Key]]) -> dict[tuple[int, str], list[Group[Key]]]
 def _findings(network: str, groups: list[Group[Key]]) -> Iterator[Finding]:
     curves = _curves(groups)
     places = {g.key: g for g in groups}
-    for (size, fed), curve in curves.items():
+    for (size, location), curve in curves.items():
         done = [(g, f) for g in curve if (f := g.throughput) is not None]
-        where = f"{size} pixels" + (", data on the device" if fed == "device" else "")
+        where = f"{size} pixels" + (", data on the device" if location == "device" else "")
         if len(done) > 1:
             yield from _growth(where, done)
         busy = [(g.key[1], *found) for g, _ in done if (found := device_utilization(g)) is not None]
@@ -166,8 +166,8 @@ def _findings(network: str, groups: list[Group[Key]]) -> Iterator[Finding]:
             )
     pairs = [
         (f"{size} pixels, batch size {batch}", group, places[size, batch, "device"])
-        for (size, batch, fed), group in places.items()
-        if fed == "host" and (size, batch, "device") in places
+        for (size, batch, location), group in places.items()
+        if location == "host" and (size, batch, "device") in places
     ]
     yield from input_bound_findings(network, pairs)
     for group in groups:
@@ -210,11 +210,11 @@ def _table(groups: list[Group[Key]]) -> Table:
 
 
 def _row(group: Group[Key]) -> tuple[Cell, ...]:
-    size, batch, fed = group.key
+    size, batch, location = group.key
     return (
         Cell(text=str(size), run_id=group.run_id),
         Cell(text=str(batch)),
-        Cell(text=fed),
+        Cell(text=location),
         *speed_cells(group),
     )
 
@@ -253,9 +253,9 @@ def _charts(network: str, groups: list[Group[Key]]) -> Iterator[Chart]:
 
 
 def _line_name(key: tuple[int, str], curves: dict[tuple[int, str], list[Group[Key]]]) -> str:
-    size, fed = key
+    size, location = key
     several = len({on for _, on in curves}) > 1
-    return f"{size} × {size}" + (f", data on the {fed}" if several else "")
+    return f"{size} × {size}" + (f", data on the {location}" if several else "")
 
 
 def _busy_point(group: Group[Key]) -> Point:
@@ -280,11 +280,7 @@ EXPERIMENT = Experiment(
     question="How do throughput and utilization depend on the image size?",
     settings=Settings,
     works=(TrainSteps,),
-    varies={
-        "network": "networks",
-        "batch_per_device": "batch_sizes",
-        "image_size": "image_sizes",
-    },
+    varies={"network": "networks", "batch_per_device": "batch_sizes", "image_size": "image_sizes"},
     plan=plan,
     answer=answer,
     papers="[001], figure 2",

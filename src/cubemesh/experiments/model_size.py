@@ -152,8 +152,10 @@ def _key(record: RunRecord) -> Key:
 
 def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
     done = [(g, f) for g in groups if (f := g.throughput) is not None]
-    fed = "host" if any(g.key[1] == "host" for g, _ in done) else "device"
-    busy = [(g, u) for g, _ in done if g.key[1] == fed and (u := device_utilization(g)) is not None]
+    location = "host" if any(g.key[1] == "host" for g, _ in done) else "device"
+    busy = [
+        (g, u) for g, _ in done if g.key[1] == location and (u := device_utilization(g)) is not None
+    ]
     if busy:
         kind = busy[0][1][0]
         full = [f"{g.key[0]} ({u:.0f} %)" for g, (_, u) in busy if u >= BUSY_PERCENT]
@@ -190,8 +192,8 @@ def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
 
 
 def _name(group: Group[Key]) -> str:
-    network, fed = group.key
-    return network if fed == "host" else f"{network} (data on the device)"
+    network, location = group.key
+    return network if location == "host" else f"{network} (data on the device)"
 
 
 def _table(groups: list[Group[Key]]) -> Table:
@@ -222,7 +224,7 @@ def _row(group: Group[Key], shares: list[str]) -> tuple[Cell, ...]:
 def _charts(groups: list[Group[Key]]) -> Iterator[Chart]:
     if not groups:
         return
-    fed = list(dict.fromkeys(g.key[1] for g in groups))
+    location = list(dict.fromkeys(g.key[1] for g in groups))
     yield Chart(
         name="model-size",
         title="samples/s by network",
@@ -234,7 +236,7 @@ def _charts(groups: list[Group[Key]]) -> Iterator[Chart]:
                 name=f"data on the {on}",
                 points=tuple(g.point(g.key[0], g.throughput) for g in groups if g.key[1] == on),
             )
-            for on in fed
+            for on in location
         ),
     )
     for quantity, ending, unit in (

@@ -234,11 +234,7 @@ EXPERIMENT = Experiment(
     question="What does lower precision gain in speed and memory?",
     settings=Settings,
     works=(TrainSteps, Ceiling),
-    varies={
-        "network": "networks",
-        "precision": "precisions",
-        "batch_per_device": "batch_sizes",
-    },
+    varies={"network": "networks", "precision": "precisions", "batch_per_device": "batch_sizes"},
     plan=plan,
     answer=answer,
     papers="[002] (mixed precision)",

@@ -155,9 +155,9 @@ def _with_overrides(
     them against the overrides."""
     if tuned is not None:
         others = {name: value for name, value in overrides.items() if name not in CHOSEN}
-        taken = tuned(apply(spec, others, plans_devices=planned))
-        if taken.tuned is not None:
-            return taken
+        with_tuning = tuned(apply(spec, others, plans_devices=planned))
+        if with_tuning.tuned is not None:
+            return with_tuning
     return apply(spec, overrides, plans_devices=planned)
 
 

@@ -111,9 +111,8 @@ def resolve(
         if not any(key in settable(experiment) for experiment, *_ in lines):
             for experiment in {e.name: e for e, *_ in lines}.values():
                 if key in experiment.varies or len(lines) == 1:
-                    request(
-                        experiment, {key: texts[key]}
-                    )  # raises with the setting to use instead, or the nearest
+                    # raises with the setting to use instead, or the nearest
+                    request(experiment, {key: texts[key]})
             experiments = " or ".join(dict.fromkeys(e.name for e, *_ in lines))
             known = [name for e, *_ in lines for name in settable(e)]
             hint = "`cubemesh experiments NAME` lists them."

@@ -85,7 +85,7 @@ def test_invalid_settings(settings, message):
 def test_it_is_stored_and_answered_again_without_runs(tmp_path, machine):
     with Store.open(str(tmp_path / "s.sqlite")) as store:
         with Executor(store, machine=machine, runs_folder=tmp_path / "runs") as executor:
-            asked = run_experiment(
+            planned = run_experiment(
                 EXPERIMENT,
                 request(EXPERIMENT, {"system_counts": "128"}),
                 Context(machine=machine),
@@ -102,7 +102,7 @@ def test_it_is_stored_and_answered_again_without_runs(tmp_path, machine):
                 )
         assert store.machine(machine.machine_id) is not None
         (experiment_run,) = latest(store.experiment_runs(), [])
-        assert stored_result(EXPERIMENT, experiment_run, store).answer == asked.answer
+        assert stored_result(EXPERIMENT, experiment_run, store).answer == planned.answer
 
 
 def test_the_compared_design_has_the_fewest_ports_used():

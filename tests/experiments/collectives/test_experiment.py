@@ -1,4 +1,4 @@
-"""Which sweeps are asked for, and how they are told."""
+"""Which sweeps are planned for, and how they are told."""
 
 import dataclasses
 
@@ -57,33 +57,33 @@ def swept(record_of):
     return make
 
 
-def asked(settings, context, play, swept):
+def planned(settings, context, play, swept):
     return play(EXPERIMENT.plan(settings, context), swept)
 
 
 def test_each_operation_is_asked_on_all_gpus_or_two_groups_of_cores(context, play, swept):
-    specs, _ = asked(Settings(), context(), play, swept)
+    specs, _ = planned(Settings(), context(), play, swept)
     assert [s.work.collective for s in specs] == list(COLLECTIVES)
     assert {s.placement.devices for s in specs} == {2}
     assert (specs[0].work.sizes_bytes[0], specs[0].work.sizes_bytes[-1]) == (1024, 16 * MIB)
-    specs, _ = asked(Settings(), context(gpus=4), play, swept)
+    specs, _ = planned(Settings(), context(gpus=4), play, swept)
     assert {s.placement.devices for s in specs} == {4}
     assert specs[0].work.sizes_bytes[-1] == 1 << 30
     assert len(specs[0].work.sizes_bytes) == 21
 
 
 def test_quick_is_a_tiny_sweep_and_full_takes_powers_of_two(context, play, swept):
-    (spec,), _ = asked(Settings(), context(scale=Scale.QUICK), play, swept)
+    (spec,), _ = planned(Settings(), context(scale=Scale.QUICK), play, swept)
     assert spec.work.collective == "all-reduce"
     assert spec.work.sizes_bytes == (1024, 4096, 16384, 65536, 262144, MIB)
     assert spec.budget.seconds * 2 * 6 < 2
     settings = Settings(operations=("reduce",))
-    specs, _ = asked(settings, context(gpus=6, scale=Scale.FULL), play, swept)
+    specs, _ = planned(settings, context(gpus=6, scale=Scale.FULL), play, swept)
     assert [s.placement.devices for s in specs] == [2, 4, 6]
 
 
 def test_one_device_is_asked_for_two_which_becomes_an_outcome(context, play, swept):
-    (spec,), _ = asked(Settings(operations=("reduce",)), context(gpus=1), play, swept)
+    (spec,), _ = planned(Settings(operations=("reduce",)), context(gpus=1), play, swept)
     assert spec.placement.devices == 2
 
 
@@ -118,7 +118,7 @@ def test_sizes_that_cannot_be_meant_are_refused(wrong):
 
 def test_the_answer_tells_bandwidth_latency_and_that_all_was_right(context, play, swept):
     settings = Settings(operations=("all-reduce",), max_bytes=4096)
-    _, records = asked(settings, context(), play, swept)
+    _, records = planned(settings, context(), play, swept)
     answer = EXPERIMENT.answer(settings, records)
     assert answer.title.startswith("Collectives of gloo")
     card, right = answer.findings
@@ -141,7 +141,7 @@ def test_the_answer_tells_bandwidth_latency_and_that_all_was_right(context, play
 
 def test_pairs_are_a_matrix_and_a_heat_map(context, play, swept):
     settings = Settings(operations=("send-receive",), devices=(3,))
-    _, records = asked(settings, context(gpus=3), play, swept)
+    _, records = planned(settings, context(gpus=3), play, swept)
     answer = EXPERIMENT.answer(settings, records)
     assert in_order(finding(answer, "pair-bandwidth").text, "2", "0", "3.15 GB/s")
     heat = answer.charts[-1]
@@ -153,7 +153,7 @@ def test_pairs_are_a_matrix_and_a_heat_map(context, play, swept):
 
 def test_wrong_elements_and_failures_are_said(context, play, swept):
     settings = Settings(operations=("all-reduce", "reduce"), max_bytes=1024)
-    specs, _ = asked(settings, context(), play, swept)
+    specs, _ = planned(settings, context(), play, swept)
     bad = swept(specs[0], wrong=5)
     refused = dataclasses.replace(
         swept(specs[1], status=Status.UNSUPPORTED),

@@ -58,11 +58,11 @@ def test_a_server_has_pinnings_layouts_and_a_node(server):
 
 def test_specs_are_of_the_cpu_and_repeated_in_fresh_processes(two_cores, play, record_of):
     context = Context(machine=two_cores)
-    asked, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
-    assert {s.placement.device for s in asked} == {"cpu"}
-    assert {s.budget.repeats for s in asked} == {3}
-    assert {s.program.layout for s in asked} == {"nchw", "nhwc"}
-    assert len({s.spec_id for s in asked}) == len(asked) == 6
+    planned, _ = play(EXPERIMENT.plan(Settings(), context), record_of)
+    assert {s.placement.device for s in planned} == {"cpu"}
+    assert {s.budget.repeats for s in planned} == {3}
+    assert {s.program.layout for s in planned} == {"nchw", "nhwc"}
+    assert len({s.spec_id for s in planned}) == len(planned) == 6
 
 
 def measured(two_cores, play, record_of, speeds, scale=Scale.DEFAULT):

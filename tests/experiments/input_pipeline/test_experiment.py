@@ -33,14 +33,14 @@ BY_DEVICE = ("decode-by-device", "page-cache-by-device")
 
 def simulated(machine, play, record_of, seconds=STEP_S, scale=Scale.DEFAULT, **settings):
     chosen = Settings(**settings)
-    asked = []
+    planned = []
 
     def make(spec):
         from cubemesh.experiments.input_pipeline.experiment import _key
 
         plain = record_of(spec)
         part = _key(plain)
-        asked.append(part)
+        planned.append(part)
         record = record_of(spec, step_s=seconds[part])
         extra = {"image_file_bytes": Figure(value=110e3, unit="B")}
         if part in ("decode", "read"):
@@ -52,12 +52,12 @@ def simulated(machine, play, record_of, seconds=STEP_S, scale=Scale.DEFAULT, **s
 
     context = Context(machine=machine, scale=scale)
     _, records = play(EXPERIMENT.plan(chosen, context), make)
-    return asked, EXPERIMENT.answer(chosen, records)
+    return planned, EXPERIMENT.answer(chosen, records)
 
 
 def test_every_part_is_measured_the_disk_first(machine, play, record_of):
-    asked, answer = simulated(machine, play, record_of)
-    assert asked == [
+    planned, answer = simulated(machine, play, record_of)
+    assert planned == [
         *("read", "disk", "decode-one", "decode", "copy"),
         *("page-cache", "decoded", "synthetic", "device"),
     ]
@@ -99,17 +99,17 @@ def test_a_slow_device_is_the_bottleneck(machine, play, record_of):
 
 
 def test_quick_leaves_parts_out_and_parts_selects(machine, play, record_of):
-    asked, _ = simulated(machine, play, record_of, scale=Scale.QUICK)
-    assert set(STEP_S) - set(asked) == {"page-cache", "synthetic", *BY_DEVICE}
-    asked, answer = simulated(machine, play, record_of, parts=("read", "copy"))
-    assert asked == ["read", "copy"]
+    planned, _ = simulated(machine, play, record_of, scale=Scale.QUICK)
+    assert set(STEP_S) - set(planned) == {"page-cache", "synthetic", *BY_DEVICE}
+    planned, answer = simulated(machine, play, record_of, parts=("read", "copy"))
+    assert planned == ["read", "copy"]
     assert [f.code for f in answer.findings] == ["disk-bandwidth"]
 
 
 def test_a_gpu_also_decodes_and_each_path_has_its_bottleneck(machine, play, record_of):
     with_gpu = replace(machine, gpus=(Gpu(index=0, name="NVIDIA H200", uuid="GPU-0"),))
-    asked, answer = simulated(with_gpu, play, record_of)
-    assert set(asked) == set(STEP_S)
+    planned, answer = simulated(with_gpu, play, record_of)
+    assert set(planned) == set(STEP_S)
     stages, trainings = answer.tables
     assert "decode on the device" in [row[0].text for row in stages.rows]
     assert trainings.rows[2][0].text == "files decoded on the device"
@@ -127,15 +127,15 @@ def test_a_gpu_also_decodes_and_each_path_has_its_bottleneck(machine, play, reco
 
 
 def test_decoding_on_the_device_of_a_cpu_if_requested(machine, play, record_of):
-    asked, answer = simulated(machine, play, record_of, parts=(*BY_DEVICE, "device"))
-    assert asked == [*BY_DEVICE, "device"]
+    planned, answer = simulated(machine, play, record_of, parts=(*BY_DEVICE, "device"))
+    assert planned == [*BY_DEVICE, "device"]
     assert answer.findings[0].code == "device-bottleneck"
 
 
 def test_own_images_are_read_in_place(machine, play, record_of):
     chosen = Settings(data_path="/data/photos", networks=("alexnet",))
-    asked, records = play(EXPERIMENT.plan(chosen, Context(machine=machine)), record_of)
-    fed = {(s.work.data, s.work.data_path, s.work.image_size) for s in asked}
+    planned, records = play(EXPERIMENT.plan(chosen, Context(machine=machine)), record_of)
+    fed = {(s.work.data, s.work.data_path, s.work.image_size) for s in planned}
     assert fed == {("images", "/data/photos", None), ("synthetic", None, None)}
     assert not any("generated" in note for note in EXPERIMENT.answer(chosen, records).notes)
 

@@ -18,30 +18,30 @@ def gpus(machine, count):
 
 def asked_of(play, record_of, machine, scale=Scale.DEFAULT, **settings):
     context = Context(machine=machine, scale=scale)
-    asked, _ = play(EXPERIMENT.plan(Settings(**settings), context), record_of)
-    return asked
+    planned, _ = play(EXPERIMENT.plan(Settings(**settings), context), record_of)
+    return planned
 
 
 def test_eight_gpus_run_the_papers_settings(machine, play, record_of):
-    asked = asked_of(play, record_of, gpus(machine, 8))
-    found = [(s.placement.devices, s.work.rate_scaling) for s in asked]
+    planned = asked_of(play, record_of, gpus(machine, 8))
+    found = [(s.placement.devices, s.work.rate_scaling) for s in planned]
     constant = [(n, "none") for n in (1, 2, 4, 8)]
     assert found == constant + [(n, "linear") for n in (2, 4, 8)]
-    works = {(s.work.batch_per_device, s.work.epochs, s.work.learning_rate) for s in asked}
+    works = {(s.work.batch_per_device, s.work.epochs, s.work.learning_rate) for s in planned}
     assert works == {(128, 30, 1e-4)}
-    assert {s.work.optimizer for s in asked} == {"rmsprop"}
-    assert {s.program.sync for s in asked if s.placement.devices > 1} == {"all-reduce"}
+    assert {s.work.optimizer for s in planned} == {"rmsprop"}
+    assert {s.program.sync for s in planned if s.placement.devices > 1} == {"all-reduce"}
 
 
 def test_a_cpu_shares_its_cores_between_four(machine, play, record_of):
-    asked = asked_of(play, record_of, machine, Scale.QUICK, batch_sizes=(16,))
-    assert {s.placement.devices for s in asked} == {1, 2, 4}
-    assert all(s.placement.oversubscribe for s in asked if s.placement.devices > 1)
-    assert {(s.work.batch_per_device, s.work.epochs) for s in asked} == {(16, 4)}
-    assert {s.placement.threads for s in asked} == {1}, (
+    planned = asked_of(play, record_of, machine, Scale.QUICK, batch_sizes=(16,))
+    assert {s.placement.devices for s in planned} == {1, 2, 4}
+    assert all(s.placement.oversubscribe for s in planned if s.placement.devices > 1)
+    assert {(s.work.batch_per_device, s.work.epochs) for s in planned} == {(16, 4)}
+    assert {s.placement.threads for s in planned} == {1}, (
         "one device has the cores of each of several"
     )
-    assert {s.placement.pinning for s in asked if s.placement.devices == 1} == {"cores"}
+    assert {s.placement.pinning for s in planned if s.placement.devices == 1} == {"cores"}
 
 
 @pytest.fixture
@@ -49,9 +49,9 @@ def trained(machine, play, record_of):
     """Records by (devices, scaling), each with the loss it ends at."""
 
     def make(losses, warnings=()):
-        asked = asked_of(play, record_of, machine, epochs=2)
+        planned = asked_of(play, record_of, machine, epochs=2)
         records = []
-        for spec in asked:
+        for spec in planned:
             loss = losses[spec.placement.devices, spec.work.rate_scaling]
             if loss is None:
                 records.append(record_of(spec, status=Status.DIVERGED, message="the loss was nan"))

@@ -52,19 +52,19 @@ def run(record_of, batch, rate, watts=None, *, network="resnet-50", precision="f
 def test_the_papers_networks_and_batch_sizes_on_a_gpu(machine, play, record_of):
     gpu = replace(machine, gpus=(Gpu(index=0, name="NVIDIA H200", uuid="GPU-1"),))
     context = Context(machine=gpu)
-    asked, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
-    assert [(s.work.network, s.batch_per_device) for s in asked] == [
+    planned, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
+    assert [(s.work.network, s.batch_per_device) for s in planned] == [
         (n, b) for n, batches in BATCHES.items() for b in batches
     ]
-    assert {s.budget.seconds for s in asked} == {5.0}
-    assert {s.placement.threads for s in asked} == {None}
+    assert {s.budget.seconds for s in planned} == {5.0}
+    assert {s.placement.threads for s in planned} == {None}
     assert EXPERIMENT.answer(Settings(), sent).warnings == ()
 
 
 def test_a_cpu_runs_less_and_also_half_its_cores(machine, play, record_of):
     context = Context(machine=machine, scale=Scale.QUICK)
-    asked, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
-    assert [(s.work.network, s.batch_per_device, s.placement.threads) for s in asked] == [
+    planned, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
+    assert [(s.work.network, s.batch_per_device, s.placement.threads) for s in planned] == [
         (n, b, t) for n, b2 in (("cifarnet", (12, 24)), ("alexnet", (32, 64))) for b in b2
         for t in (1, None)
     ]  # fmt: skip
@@ -77,8 +77,8 @@ def test_every_combination_of_settings(machine, play, record_of):
     settings = Settings(
         networks=("vgg16",), batch_sizes=(8, 8, 16), precisions=("fp32", "bf16"), threads=(1, 2)
     )
-    asked, sent = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
-    assert [(s.batch_per_device, s.program.precision, s.placement.threads) for s in asked] == [
+    planned, sent = play(EXPERIMENT.plan(settings, Context(machine=machine)), record_of)
+    assert [(s.batch_per_device, s.program.precision, s.placement.threads) for s in planned] == [
         (b, p, t) for b in (8, 16) for p in ("fp32", "bf16") for t in (1, 2)
     ]
     warnings = EXPERIMENT.answer(settings, sent).warnings

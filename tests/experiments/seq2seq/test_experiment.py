@@ -31,28 +31,28 @@ def trained(record_of, network, width, batch, step_s, precision="fp32", **more):
 
 def test_full_settings_are_the_papers(machine, play, record_of):
     context = Context(machine=machine, scale=Scale.FULL)
-    asked, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
-    assert [(s.work.hidden, s.batch_per_device, s.work.network) for s in asked] == [
+    planned, sent = play(EXPERIMENT.plan(Settings(), context), record_of)
+    assert [(s.work.hidden, s.batch_per_device, s.work.network) for s in planned] == [
         (width, batch, network)
         for width in (512, 1024, 2048)
         for batch in (32, 64, 128, 256)
         for network in ("translator", "translator-plain")
     ]
-    assert {s.program.precision for s in asked} == {"fp32"}
+    assert {s.program.precision for s in planned} == {"fp32"}
     assert EXPERIMENT.answer(Settings(), sent).warnings == ()
 
 
 def test_a_cpu_runs_less_with_a_warning(machine, play, record_of):
-    asked, sent = play(EXPERIMENT.plan(Settings(), Context(machine=machine)), record_of)
-    assert {s.work.hidden for s in asked} == {128, 256, 512}
-    assert {s.batch_per_device for s in asked} == {4, 8, 16, 32}
+    planned, sent = play(EXPERIMENT.plan(Settings(), Context(machine=machine)), record_of)
+    assert {s.work.hidden for s in planned} == {128, 256, 512}
+    assert {s.batch_per_device for s in planned} == {4, 8, 16, 32}
     (warning,) = EXPERIMENT.answer(Settings(), sent).warnings
     assert warning.code == "reduced"
     assert in_order(warning.cause, "512", "2048")
     assert in_order(warning.cause, "32", "256")
     quick = Context(machine=machine, scale=Scale.QUICK)
-    asked, _ = play(EXPERIMENT.plan(Settings(), quick), record_of)
-    assert {s.work.hidden for s in asked} == {128, 256}
+    planned, _ = play(EXPERIMENT.plan(Settings(), quick), record_of)
+    assert {s.work.hidden for s in planned} == {128, 256}
 
 
 def test_the_list_of_a_slow_attention_ends(machine, play, record_of):
@@ -61,14 +61,14 @@ def test_the_list_of_a_slow_attention_ends(machine, play, record_of):
         return record_of(spec, step_s=60.0 if slow else 0.01)
 
     settings = Settings(hidden_sizes=(64,))
-    asked, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), make)
+    planned, _ = play(EXPERIMENT.plan(settings, Context(machine=machine)), make)
     ran = {"translator": [], "translator-plain": []}
-    for spec in asked:
+    for spec in planned:
         ran[spec.work.network].append(spec.batch_per_device)
     assert ran == {"translator": [4, 8], "translator-plain": [4, 8, 16, 32]}
     named = Settings(hidden_sizes=(64,), batch_sizes=(4, 8, 16), attentions=("mlp",))
-    asked, _ = play(EXPERIMENT.plan(named, Context(machine=machine)), make)
-    assert [s.batch_per_device for s in asked] == [4, 8, 16]
+    planned, _ = play(EXPERIMENT.plan(named, Context(machine=machine)), make)
+    assert [s.batch_per_device for s in planned] == [4, 8, 16]
 
 
 def test_comparisons_at_the_largest_common_batch_size(record_of):
@@ -151,7 +151,7 @@ def test_varied_fields_and_unknown_settings():
         request(EXPERIMENT, {"attentions": "bahdanau"})
 
 
-def asked(tmp_path, given):
+def planned(tmp_path, given):
     """What comes of really running `given` on networks of a few words."""
     given = {
         "vocabulary": "40",
@@ -178,7 +178,7 @@ def tokens_each(answered):
 
 def test_the_scripted_framework_for_real(tmp_path):
     given = {"hidden_sizes": "8", "batch_sizes": "2,4", "framework": "null", "script": "step=0.01"}
-    answered = asked(tmp_path, given)
+    answered = planned(tmp_path, given)
     assert [record.ok for record in answered.records] == [True] * 4
     assert all(3 < each <= 6 for each in tokens_each(answered))
     assert "attention-comparison" in {f.code for f in answered.answer.findings}
@@ -190,7 +190,7 @@ def test_pytorch_on_real_text(tmp_path):
         (tmp_path / name).write_text(text, encoding="utf-8")
     given = {"hidden_sizes": "8", "batch_sizes": "2", "attentions": "mlp"}
     given |= {"data": "parallel-text", "data_path": str(tmp_path)}
-    answered = asked(tmp_path, given)
+    answered = planned(tmp_path, given)
     (record,) = answered.records
     assert record.ok
     assert record.figures["throughput_per_s"].value > 0

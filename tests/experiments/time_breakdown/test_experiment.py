@@ -45,29 +45,29 @@ def table(answer, title):
 
 def test_full_runs_the_papers_points(machine, play, record_of):
     full = Context(machine=machine, scale=Scale.FULL)
-    asked, _ = play(EXPERIMENT.plan(Settings(ceiling=False), full), record_of)
-    points = [(s.work.network, s.batch_per_device) for s in asked]
+    planned, _ = play(EXPERIMENT.plan(Settings(ceiling=False), full), record_of)
+    points = [(s.work.network, s.batch_per_device) for s in planned]
     assert points == [("little-cnn", 8), *PAPER_POINTS]
-    assert all(s.budget.attribution for s in asked)
-    assert all(s.work.image_size is None for s in asked)
+    assert all(s.budget.attribution for s in planned)
+    assert all(s.work.image_size is None for s in planned)
 
 
 def test_a_cpu_runs_less_with_a_warning(machine, play, record_of):
-    asked, sent = play(
+    planned, sent = play(
         EXPERIMENT.plan(Settings(ceiling=False), Context(machine=machine)), record_of
     )
-    assert ("alexnet", 32) in [(s.work.network, s.batch_per_device) for s in asked]
+    assert ("alexnet", 32) in [(s.work.network, s.batch_per_device) for s in planned]
     (reduced,) = [w for w in EXPERIMENT.answer(Settings(), sent).warnings if w.code == "reduced"]
     assert in_order(reduced.cause, "resnet-50", "8", "64")
 
 
 def test_quick_runs_one_small_network_and_settings_override(machine, play, record_of):
     quick = Context(machine=machine, scale=Scale.QUICK)
-    asked, _ = play(EXPERIMENT.plan(Settings(ceiling=False), quick), record_of)
-    assert [(s.work.network, s.batch_per_device) for s in asked] == [("little-cnn", 8)]
+    planned, _ = play(EXPERIMENT.plan(Settings(ceiling=False), quick), record_of)
+    assert [(s.work.network, s.batch_per_device) for s in planned] == [("little-cnn", 8)]
     settings = Settings(networks=("vgg16",), batch_sizes=(1, 256), ceiling=False)
-    asked, _ = play(EXPERIMENT.plan(settings, quick), record_of)
-    assert [(s.work.network, s.batch_per_device) for s in asked] == [("vgg16", 1), ("vgg16", 256)]
+    planned, _ = play(EXPERIMENT.plan(settings, quick), record_of)
+    assert [(s.work.network, s.batch_per_device) for s in planned] == [("vgg16", 1), ("vgg16", 256)]
 
 
 def test_each_point_has_a_row_and_its_largest_overhead(record_of):
@@ -120,8 +120,8 @@ def test_a_point_without_attribution_has_a_reason(record_of):
 
 def test_ceilings_run_first(machine, play, record_of):
     quick = Context(machine=machine, scale=Scale.QUICK)
-    asked, sent = play(EXPERIMENT.plan(Settings(), quick), record_of)
-    assert [getattr(s.work, "operation", "") for s in asked] == ["matrix_product", "copy", ""]
+    planned, sent = play(EXPERIMENT.plan(Settings(), quick), record_of)
+    assert [getattr(s.work, "operation", "") for s in planned] == ["matrix_product", "copy", ""]
     answer = EXPERIMENT.answer(Settings(), sent)
     assert len(answer.run_ids) == 3
     assert answer.findings[-1].code == "no-attribution"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cubemesh.experiments.analysis.answer import failed_run
+from cubemesh.experiments.analysis.answer import cell_or_dash, failed_run
 from cubemesh.experiments.analysis.groups import Group
+from cubemesh.experiments.analysis.ratios import scaled
 from cubemesh.measure.collective_sweep import bus_bandwidth, sweep_figures
 from cubemesh.schema import (
     Axis,
@@ -188,18 +189,13 @@ def _matrix(record: RunRecord) -> Iterator[Table]:
             (
                 Cell(text=str(first), run_id=record.run_id),
                 *(
-                    Cell(value=p.algorithm_bytes_per_s)
-                    if (p := pairs.get((first, last)))
-                    else _NONE
-                    for last in ranks
+                    cell_or_dash(p and p.algorithm_bytes_per_s)
+                    for p in (pairs.get((first, last)) for last in ranks)
                 ),
             )
             for first in ranks
         ),
     )
-
-
-_NONE = Cell(text="–")
 
 
 def charts(groups: Groups) -> Iterator[Chart]:
@@ -245,18 +241,8 @@ def _points(record: RunRecord, *, bandwidth: bool) -> Iterator[Point]:
         if not bandwidth:
             yield Point(x=float(size), y=1e6 * best.time_s, run_id=record.run_id)
             continue
-        bus = bus_bandwidth(best, collective, devices)
-        yield Point(
-            x=float(size),
-            y=bus.value / 1e9,
-            low=_giga(bus.low),
-            high=_giga(bus.high),
-            run_id=record.run_id,
-        )
-
-
-def _giga(end: float | None) -> float | None:
-    return None if end is None else end / 1e9
+        bus = scaled(bus_bandwidth(best, collective, devices), 1e-9, "GB/s")
+        yield Point(x=float(size), y=bus.value, low=bus.low, high=bus.high, run_id=record.run_id)
 
 
 def _heat(group: Group[CollectiveKey]) -> Iterator[Chart]:

@@ -133,11 +133,7 @@ EXPERIMENT = Experiment(
     question="Which settings train fastest for their power?",
     settings=Settings,
     works=(TrainSteps,),
-    varies={
-        "network": "networks",
-        "batch_per_device": "batch_sizes",
-        "precision": "precisions",
-    },
+    varies={"network": "networks", "batch_per_device": "batch_sizes", "precision": "precisions"},
     plan=plan,
     answer=answer,
     papers="[004], figures 16 to 19",
