@@ -1,4 +1,4 @@
-"""The store lies where the user says, and in the data folder otherwise."""
+"""Location of the store: as the user names it, else in the data folder."""
 
 from pathlib import Path
 

@@ -225,7 +225,7 @@ def test_questions_grow_under_their_id(store):
     assert store.experiment_runs("never") == []
 
 
-def test_a_question_id_depends_on_all_that_was_asked():
+def test_an_experiment_run_id_depends_on_all_its_arguments():
     asked = ("minibatch", {"batches": [8]}, "2026-01-01T00:00:00+00:00", "m1")
     ids = {new_experiment_run_id(*asked)}
     ids.add(new_experiment_run_id("other", *asked[1:]))
@@ -257,7 +257,7 @@ def test_what_is_stored_is_found_after_reopening(path, saving):
         store.check()
 
 
-def test_a_store_in_memory_holds_what_it_is_given(saving):
+def test_a_store_in_memory(saving):
     with Store.open("sqlite://") as store:
         store.save(saving.make_record(), [saving.make_series()])
         assert len(store.records()) == 1

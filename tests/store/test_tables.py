@@ -1,4 +1,4 @@
-"""A store knows its version: it is lifted from an older one, and refused from a newer one."""
+"""Versions of a store: an older one is upgraded, a newer one refused."""
 
 import sqlite3
 
@@ -39,7 +39,7 @@ NEXT = (*MIGRATIONS, add_note)
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_an_older_store_is_lifted_and_keeps_its_records(path, record, read_only):
+def test_an_older_store_is_upgraded_and_keeps_its_records(path, record, read_only):
     before = version(path)
     with Store.open(str(path), migrations=NEXT, read_only=read_only) as store:
         assert store.records() == [record]

@@ -124,7 +124,7 @@ SOURCES: dict[str, SourceEntry] = {
     ),
     generated_jpegs.NAME: SourceEntry(
         about="1,024 generated JPEG photographs in the cache folder; for speed only",
-        open=lambda r: generated_jpegs.open_made(r.split, r.shape, r.classes, r.options),
+        open=lambda r: generated_jpegs.open_generated(r.split, r.shape, r.classes, r.options),
         classes=generated_jpegs.CLASSES,
         is_slow=True,
     ),

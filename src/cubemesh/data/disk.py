@@ -33,10 +33,10 @@ from cubemesh.units import format_bytes
 BLOCK_BYTES = 8 << 20
 FILE_BYTES = 1 << 30
 """Default size of the file."""
-_SHARE_OF_FREE = 0.25
-"""Of the free space, at most, for such a file."""
-_CACHED_SHARE = 0.05
-"""A file with a larger share of its pages in memory was not read from the disk."""
+_FREE_FRACTION = 0.25
+"""Largest fraction of the free space for the file."""
+_CACHED_FRACTION = 0.05
+"""A file with more of its pages in memory was not read from the disk."""
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 """File systems that are memory."""
 
@@ -89,15 +89,15 @@ class DiskRead:
         return monotonic_s()
 
     def doubt(self) -> Warning | None:
-        """Why the rate is not the disk's, from what was read so far; None where it is."""
+        """Why the rate is not the disk's, by the blocks read so far; None if it is."""
         remedy = "Name a folder on the disk that is to be measured."
         if self._kind in _IN_MEMORY:
             return warn("page-cache", f"The folder is on {self._kind}, which is memory.", remedy)
-        if self.direct or self._found <= _CACHED_SHARE * max(1, self._looked):
+        if self.direct or self._found <= _CACHED_FRACTION * max(1, self._looked):
             return None
         cause = (
             f"{self._found} of {self._looked} blocks were in memory before they were read: the "
-            "file system takes no O_DIRECT and keeps its pages when asked to drop them."
+            "file system does not support O_DIRECT and does not drop pages on request."
         )
         return warn("page-cache", cause, remedy)
 
@@ -135,7 +135,7 @@ def _blocks(folder: str, size_bytes: int | None) -> int:
         raise UsageError(
             f"folder={folder}: {error.strerror}. Name a folder that exists, on the disk to measure."
         ) from error
-    wanted = size_bytes or min(FILE_BYTES, int(_SHARE_OF_FREE * free_bytes))
+    wanted = size_bytes or min(FILE_BYTES, int(_FREE_FRACTION * free_bytes))
     return max(1, wanted // BLOCK_BYTES)
 
 

@@ -90,7 +90,7 @@ def test_large_images_are_left_to_the_host(root: Path, monkeypatch: pytest.Monke
     assert source.tally(np.ones(20, bool)).by_host == {"large": 1}
 
 
-def test_what_cannot_be_used_is_set_aside_as_on_the_host(root: Path) -> None:
+def test_unusable_images_are_skipped_as_on_the_host(root: Path) -> None:
     (root / "train/class-0/00.jpg").write_bytes(b"")
     (root / "train/class-0/01.jpg").write_bytes(saved(0)[:-300])
     (root / "train/class-0/02.jpg").write_bytes(b"text")
@@ -104,7 +104,7 @@ def test_what_cannot_be_used_is_set_aside_as_on_the_host(root: Path) -> None:
     tallies = [s.tally(np.ones(20, bool)) for s in (source, same)]
     assert tallies[0].skipped == tallies[1].skipped
     assert tallies[0].skipped_images == 4
-    assert tallies[0].by_host == {}, "set aside is not decoded"
+    assert tallies[0].by_host == {}, "skipped images are not decoded"
 
 
 def test_a_file_the_device_refuses_is_decoded_on_the_host(root: Path) -> None:

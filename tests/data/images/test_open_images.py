@@ -1,4 +1,4 @@
-"""Images in folders and tar shards: what is read, in which order, and what is set aside."""
+"""Images in folders and tar shards: reading, order, and skipped files."""
 
 import io
 import itertools
@@ -251,11 +251,11 @@ def test_a_network_of_one_channel_sees_grey(tmp_path: Path) -> None:
     ("make", "words"),
     [
         (lambda root: None, "has no folders of images"),
-        (lambda root: (root / "a").mkdir(), "holds no image among 1 classes"),
+        (lambda root: (root / "a").mkdir(), r"\b1 classes"),
         (lambda root: (root / "train/a").mkdir(parents=True), "neither val nor validation"),
     ],
 )
-def test_folders_that_hold_none(tmp_path: Path, make, words: str) -> None:
+def test_folders_without_images(tmp_path: Path, make, words: str) -> None:
     make(tmp_path)
     with pytest.raises(DataError, match=words):
         data.check("images", str(tmp_path))
@@ -333,7 +333,7 @@ def test_classes_named_in_json_and_by_folders(tmp_path: Path) -> None:
         ({"a.txt": b""}, "need their class"),
         (
             {"a.jpg": b"", "a.cls": b"2147483647"},
-            "names class 2147483647: numbers are below 1048576",
+            r"2147483647\b.*\b1048575\b",
         ),
     ],
 )

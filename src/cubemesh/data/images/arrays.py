@@ -114,11 +114,11 @@ class RawImages:
 
 
 def prepared(raw: RawImages) -> Source:
-    """`raw` itself, or its images made ready once and for all where they fit `CACHE_BYTES`."""
+    """`raw`, or its images converted now if they fit `CACHE_BYTES`."""
     if raw.samples * image_bytes(raw.shape) > CACHE_BYTES:
         return raw
     whole = empty_batch(raw.samples, raw.shape)
-    for start in range(0, raw.samples, _CHUNK):  # what lies between raw and ready stays small
+    for start in range(0, raw.samples, _CHUNK):  # limits temporary memory
         numbers = np.arange(start, min(start + _CHUNK, raw.samples))
         here = slice(start, start + len(numbers))
         raw.batch(numbers, Batch(images=whole.images[here], labels=whole.labels[here]))
@@ -128,6 +128,4 @@ def prepared(raw: RawImages) -> Source:
 def check_indices(indices: Indices, samples: int) -> None:
     """IndexError where one of `indices` is not a number from 0 to `samples` - 1."""
     if len(indices) and not 0 <= indices.min() <= indices.max() < samples:
-        raise IndexError(
-            f"samples {indices.min()} to {indices.max()} asked of a source that has {samples}"
-        )
+        raise IndexError(f"samples {indices.min()} to {indices.max()} of a source with {samples}")

@@ -1,9 +1,8 @@
 """Encoded images, passed on undecoded for a device to decode.
 
 The host reads them, parses their headers and chooses the crops; bytes and boxes go to the device.
-Files that a device's decoder does not support or rejects (see `jpeg.py`) are decoded on the host,
-so the same images are skipped, for the same reasons, wherever images are decoded. The number of
-images decoded on the host is counted.
+Files that a device's decoder does not support (see `jpeg_header.py`) or rejects are decoded on the
+host and counted, so the same images are skipped, for the same reasons, wherever they are decoded.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from cubemesh.data.images.image_source import ImageSource
 from cubemesh.data.images.jpeg_header import plain_header
 
 NOT_PLAIN, LARGE, REFUSED = "no plain JPEG", "large", "refused by the device's decoder"
-"""Why the host decodes an image that was for the device."""
+"""Why the host decodes an image in place of the device."""
 
 
 class EncodedSource(ImageSource):

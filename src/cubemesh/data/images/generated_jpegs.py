@@ -29,15 +29,15 @@ CLASSES = 10
 WIDTH, HEIGHT = 500, 375
 QUALITY = 90
 GRAIN = 20.0
-"""Standard deviation in values of 0 to 255; with the quality, what makes files of 110 kB."""
+"""Standard deviation, of values 0 to 255; with `QUALITY` it gives files of 110 kB."""
 _SEED = 0
 VERSION = 1
-"""Of what is made: another version has a folder of its own."""
+"""Version of the images; each has its own folder."""
 
 
-def open_made(split: Split, shape: Shape, classes: int, reading: ImageOptions) -> Source:
-    """The images of `split`, made if they are not there; else as `open_images`."""
-    source = open_images(folder(), split, shape, classes, reading)
+def open_generated(split: Split, shape: Shape, classes: int, options: ImageOptions) -> Source:
+    """The images of `split`, generated if necessary; otherwise as `open_images`."""
+    source = open_images(folder(), split, shape, classes, options)
     source.name = NAME
     return source
 
@@ -59,14 +59,14 @@ def folder() -> Path:
             shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
         raise DataError(
-            f"The images of data={NAME} cannot be made in {place.parent}: "
+            f"The images of data={NAME} cannot be generated in {place.parent}: "
             f"{error.strerror}. Make room there (113 MB), or set XDG_CACHE_HOME to another folder."
         ) from error
     return place
 
 
 def _take_name(made: Path, place: Path) -> None:
-    """Another process may have been first, with the same images."""
+    """Rename the folder, unless another process was first."""
     try:
         made.rename(place)
     except OSError:
@@ -80,7 +80,7 @@ def _make(root: Path) -> None:
         place = root / f"class-{number % CLASSES}"
         place.mkdir(exist_ok=True)
         (place / f"{number:05}.jpg").write_bytes(pictures[number % DIFFERENT])
-    for path in root.rglob("*.jpg"):  # what is not on the disk cannot be dropped from memory
+    for path in root.rglob("*.jpg"):  # dirty pages cannot be dropped from the page cache
         with open(path, "rb") as file:
             os.fdatasync(file.fileno())
 

@@ -29,15 +29,15 @@ class ImageFolder:
     """The images of one split; see `EncodedImages`."""
 
     def __init__(self, root: Path, split: Split) -> None:
-        """DataError where there is no image, or a class to validate on that none trains on."""
+        """DataError if there is no image, or a class for validation without training images."""
         folder = split_folder(root, split)
         self.root = folder or root
         self.classes = class_names(split_folder(root, "train") or root)
         own = set(class_names(self.root))
         if unknown := sorted(own - set(self.classes)):
             raise DataError(
-                f"{self.root} has {len(unknown)} classes that the training images have not, "
-                f"'{unknown[0]}' first. Both must have folders of the same names."
+                f"{self.root} has {len(unknown)} classes without training images, such as "
+                f"'{unknown[0]}'. Both must have folders of the same names."
             )
         self.ignored: Counter[str] = Counter()
         self._names: list[str] = []
@@ -63,11 +63,11 @@ class ImageFolder:
         return readable(f"{self.classes[self.labels[number]]}/{self._names[number]}")
 
     def order(self, generator: np.random.Generator) -> Iterable[int]:
-        """Any order is as good as any other."""
+        """A random order."""
         return generator.permutation(len(self.labels))
 
     def extent(self, number: int) -> Extent:
-        """A file of its own; nothing where there is none."""
+        """The whole file; empty if it is missing."""
         path = Path(self._path(number))
         try:
             return Extent(path, 0, path.stat().st_size)
@@ -113,7 +113,7 @@ def class_names(folder: Path) -> tuple[str, ...]:
 
 
 def check_folder(root: Path) -> None:
-    """DataError where there is nothing that looks like classes of images; opens no image."""
+    """DataError if there are no folders with images; opens no image."""
     train = split_folder(root, "train")
     folder = train or root
     classes = class_names(folder)
@@ -127,6 +127,6 @@ def check_folder(root: Path) -> None:
     with os.scandir(folder / classes[0]) as entries:
         if not any(os.path.splitext(e.name)[1].lower() in SUFFIXES for e in entries):
             raise DataError(
-                f"{folder / classes[0]} holds no image among {format_count(len(classes))} classes. "
-                f"{LAYOUT}"
+                f"{folder / classes[0]} has no image, the first of "
+                f"{format_count(len(classes))} classes. {LAYOUT}"
             )

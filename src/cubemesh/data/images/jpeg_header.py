@@ -1,15 +1,13 @@
 """JPEG header parser: whether a device can decode a file.
 
 A JPEG is a row of segments: FF, a byte that names the segment, two bytes of length, content (ITU-T
-T.81, annex B). Size and kind stand in the frame header, before the first scan. Reading them here
-takes some microseconds, where opening the image with Pillow takes many times that and Python's
-lock.
+T.81, annex B). Size and kind are in the frame header, before the first scan. Parsing it takes some
+microseconds; opening the image with Pillow takes many times as long, and the GIL.
 
-Plain is what every decoder reads alike: baseline, extended or progressive Huffman coding (SOF0 to
-SOF2), 8 bits, one colour or three that are YCbCr, one frame, and an end that says so. All else, and
-whatever looks damaged, goes to the decoder on the host, which has the last word on every image. So
-do files with markers that have no length (D0 to D9) before the scan: what a decoder steps over must
-not look like a frame here.
+*Plain* files are those that all decoders read alike: baseline, extended or progressive Huffman
+coding (SOF0 to SOF2), 8 bits, grey or YCbCr, one frame, and an end marker. All others, and those
+that look damaged, are decoded on the host. So are files with markers without a length (D0 to D9)
+before the scan: what a decoder skips must not look like a frame here.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ _ADOBE = 0xEE
 
 @dataclass(frozen=True, slots=True)
 class JpegHeader:
-    """What a decoder is about to find."""
+    """The frame header of a plain JPEG."""
 
     width: int
     height: int
@@ -38,7 +36,7 @@ class JpegHeader:
     colours: int
     """1, or 3."""
     progressive: bool = False
-    """Whether it comes in several scans: circuits for JPEG do not take it."""
+    """Whether it has several scans, which hardware decoders do not support."""
 
     @property
     def pixels(self) -> int:
@@ -52,7 +50,7 @@ class JpegHeader:
 
 
 def plain_header(data: bytes) -> JpegHeader | None:
-    """The header of a plain JPEG; None where `data` is none."""
+    """The header of a plain JPEG; None for other data."""
     if data[:2] != b"\xff\xd8" or data[-2:] != b"\xff\xd9":
         return None
     at = 2
@@ -72,18 +70,18 @@ def plain_header(data: bytes) -> JpegHeader | None:
             if found is not None or frame is None:
                 return None
             found = frame
-        elif kind == _ADOBE and _says_rgb(data[at + 4 : at + 16]):
+        elif kind == _ADOBE and _is_adobe_rgb(data[at + 4 : at + 16]):
             return None
         at += 2 + length
     return None
 
 
 def _frame(content: bytes, progressive: bool) -> JpegHeader | None:
-    """What a frame header says of 8 bits and one or three colours."""
+    """The frame header, if it has 8 bits and one or three colours."""
     if len(content) < 6:
         return None
     bits, height, width, colours = struct.unpack(">BHHB", content[:6])
-    is_rgb = content[6::3] == b"RGB"  # colours go by these names where no other segment says so
+    is_rgb = content[6::3] == b"RGB"  # components with these names are RGB
     if bits != 8 or colours not in (1, 3) or is_rgb or not width or not height:
         return None
     if len(content) != 6 + 3 * colours:
@@ -91,6 +89,6 @@ def _frame(content: bytes, progressive: bool) -> JpegHeader | None:
     return JpegHeader(width, height, colours, progressive)
 
 
-def _says_rgb(content: bytes) -> bool:
-    """Whether Adobe's segment says that three colours are not YCbCr."""
+def _is_adobe_rgb(content: bytes) -> bool:
+    """Whether Adobe's segment states that three colours are not YCbCr."""
     return content[:5] == b"Adobe" and content[11:] == b"\0"

@@ -6,8 +6,8 @@ member's name is the class, numbered in the order of the names. `train/*.tar` an
 the splits, or else every tenth image is for validation.
 
 Only headers are read when shards are opened (by Python's tarfile, which may read no more than a
-mebibyte at once here). Links, devices and what is no image are counted and left alone; nothing is
-unpacked, so no member's name can lead anywhere.
+mebibyte at once here). Links, devices and other files are counted and ignored; nothing is unpacked,
+so a member's name is never used as a path.
 
 In training, shards come in a random order, each is passed through from front to end, and images are
 drawn at random from the next 2,048 of this stream. The kernel is asked to read ahead in the order
@@ -37,14 +37,14 @@ from cubemesh.data.page_cache import Extent
 from cubemesh.data.source import Split, in_split
 from cubemesh.errors import DataError
 
-MOST_CLASSES = 1 << 20
-"""That numbers may name: each class has a name in memory, and one file may claim any number."""
+MAX_CLASSES = 1 << 20
+"""Limit of class numbers: every class up to the largest number has a name in memory."""
 BUFFER = 2048
 """Images from which the next one is drawn."""
 HEADER_BYTES = 1 << 20
-"""Most bytes of a header, and of a member that names a class."""
+"""Most bytes of a header, and of a member with a class."""
 AHEAD_BYTES = 8 << 20
-"""What the kernel is asked for at once."""
+"""Bytes that the kernel is asked to read ahead."""
 OPEN_SHARDS = 32
 
 
@@ -60,8 +60,8 @@ class TarShards:
     """The images of one split; see `EncodedImages`."""
 
     def __init__(self, shards: dict[Split, tuple[Path, ...]], split: Split) -> None:
-        """DataError where there are no images with a class. A shard that is damaged ends there,
-        and is counted."""
+        """DataError if no image has a class. A damaged shard is read up to the damage, and
+        counted."""
         self.ignored: Counter[str] = Counter()
         train = _scan(shards["train"], self.ignored if split == "train" else Counter())
         own = train
@@ -106,7 +106,7 @@ class TarShards:
         return readable(f"{shard}/{self._names[number]}")
 
     def order(self, generator: np.random.Generator) -> Iterator[int]:
-        """Shards at random, front to end, drawn from a buffer; asks for what comes next."""
+        """Shards in random order, shuffled in a buffer; the kernel reads ahead."""
         first = np.searchsorted(self._shard, np.arange(len(self._files) + 1))
         shards = generator.permutation(len(self._files))
         stream = (n for s in shards for n in range(int(first[s]), int(first[s + 1])))
@@ -122,18 +122,18 @@ class TarShards:
         return identity_of(self._names, self._files)
 
     def _reading_ahead(self, stream: Iterable[int]) -> Iterator[int]:
-        shard, asked = -1, 0
+        shard, requested = -1, 0
         for number in stream:
             if self._shard[number] != shard:
-                shard, asked = int(self._shard[number]), int(self._offset[number])
+                shard, requested = int(self._shard[number]), int(self._offset[number])
             end = int(self._offset[number] + self._size[number])
-            if end > asked:
-                self._ask_for(shard, asked, AHEAD_BYTES)
-                asked = max(end, asked + AHEAD_BYTES)
+            if end > requested:
+                self._read_ahead(shard, requested, AHEAD_BYTES)
+                requested = max(end, requested + AHEAD_BYTES)
             yield number
 
-    def _ask_for(self, shard: int, offset: int, size: int) -> None:
-        """Nothing depends on it: a shard that cannot be opened is reported when it is read."""
+    def _read_ahead(self, shard: int, offset: int, size: int) -> None:
+        """A hint only: a shard that cannot be opened is reported when it is read."""
         try:
             file = self._open.get(self._files[shard])
             os.posix_fadvise(file.descriptor, offset, size, os.POSIX_FADV_WILLNEED)
@@ -142,7 +142,7 @@ class TarShards:
 
 
 def shuffled(stream: Iterable[int], buffer: int, generator: np.random.Generator) -> Iterator[int]:
-    """Everything in `stream` once, each drawn from the next `buffer` that have not come yet."""
+    """`stream` in random order: each is drawn from the next `buffer` ones."""
     waiting: list[int] = []
     for number in stream:
         if len(waiting) < buffer:
@@ -156,8 +156,8 @@ def shuffled(stream: Iterable[int], buffer: int, generator: np.random.Generator)
 
 
 def find_shards(root: Path) -> dict[Split, tuple[Path, ...]] | None:
-    """The tar files of each split, sorted by name; None where there are none. Those in `root`
-    itself are not split."""
+    """The tar files of each split, sorted by name; None if there are none. Those in `root`
+    itself have no splits."""
     found: dict[Split, tuple[Path, ...]] = {
         split: tuple(
             sorted(f for name in names for f in (root / name).glob("*.tar") if f.is_file())
@@ -172,11 +172,11 @@ def find_shards(root: Path) -> dict[Split, tuple[Path, ...]] | None:
 
 @dataclass(frozen=True)
 class _Scanned:
-    """What the headers of some shards say."""
+    """Contents of shards, from their headers."""
 
     images: list[_Member]
     classes: dict[tuple[int, str], int]
-    """(shard, key) → the class that a file of its own names."""
+    """(shard, key) → class in a file of its own."""
 
 
 def _scan(shards: Sequence[Path], ignored: Counter[str]) -> _Scanned:
@@ -193,7 +193,7 @@ def _scan_one(number: int, path: Path, found: _Scanned, ignored: Counter[str]) -
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined]  # keeps all headers otherwise
                 if archive.offset <= member.offset:
-                    raise tarfile.ReadError("a member claims to end before it begins")
+                    raise tarfile.ReadError("a member ends before it begins")
                 _sort_in(number, member, raw, found, ignored)
             raw.seek(archive.offset)
             is_whole = not raw.read(tarfile.BLOCKSIZE).strip(b"\0")
@@ -255,15 +255,15 @@ def _labelled(train: _Scanned, own: _Scanned) -> tuple[tuple[str, ...], NDArray[
     """Names of the classes, and the label of each image of `own`: -1 for none."""
     if train.classes:
         count = max(train.classes.values()) + 1
-        if count > MOST_CLASSES:
+        if count > MAX_CLASSES:
             raise DataError(
-                f"A class file names class {count - 1}: numbers are below {MOST_CLASSES}, counted "
-                "from 0. Number the classes one after the other."
+                f"A class file has class {count - 1}; the largest allowed is {MAX_CLASSES - 1}. "
+                "Number the classes 0, 1, 2, …"
             )
         labels = [own.classes.get((m.shard, _key_of(m.name)[0]), -1) for m in own.images]
         if labels and max(labels) >= count:
             raise DataError(
-                f"An image to validate on is of class {max(labels)}, and those to train on have "
+                f"A validation image has class {max(labels)}, and the training images have only "
                 f"{count} classes."
             )
         return tuple(map(str, range(count))), np.array(labels, np.int64)
@@ -277,25 +277,23 @@ def _labelled(train: _Scanned, own: _Scanned) -> tuple[tuple[str, ...], NDArray[
     number = {name: label for label, name in enumerate(names)}
     if unknown := {folder(m.name) for m in own.images} - set(names):
         raise DataError(
-            f"Images to validate on are of class {readable(min(unknown))}, which no image to train "
-            "on has."
+            f"Validation images have class {readable(min(unknown))}, which no training image has."
         )
     return tuple(names), np.array([number[folder(m.name)] for m in own.images], np.int64)
 
 
 class _Bounded(io.FileIO):
-    """A file of which no more than `HEADER_BYTES` are read at once: a header may claim to be as
-    long as it likes."""
+    """A file that refuses to read more than `HEADER_BYTES` at once, whatever a header claims."""
 
     def read(self, size: int | None = -1) -> bytes:
-        """As a file's; tarfile.ReadError for more than is allowed."""
+        """As of a file; tarfile.ReadError for more."""
         if size is None or not 0 <= size <= HEADER_BYTES:
             raise tarfile.ReadError(f"a header claims {size} bytes")
         return super().read(size)
 
 
 class _Open:
-    """A descriptor that is closed when the last thread has dropped it."""
+    """A descriptor that is closed with its last reference."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -307,14 +305,14 @@ class _Open:
 
 
 class _OpenFiles:
-    """The shards read last, kept open."""
+    """The most recently read shards, open."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[Path, _Open] = OrderedDict()
         self._lock = Lock()
 
     def get(self, path: Path) -> _Open:
-        """The open file; OSError where it cannot be opened."""
+        """The open file; OSError if it cannot be opened."""
         with self._lock:
             file = self._files.pop(path, None) or _Open(path)
             self._files[path] = file

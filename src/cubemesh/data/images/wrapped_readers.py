@@ -86,5 +86,5 @@ class InMemoryReader(WrappedReader):
         return self._data[number]
 
     def order(self, generator: np.random.Generator) -> Iterable[int]:
-        """Any order is as good as any other."""
+        """A random order."""
         return generator.permutation(len(self._data))

@@ -58,13 +58,13 @@ def takes_tokens(network: Network) -> bool:
 def open_synthetic(split: Split, network: Network, seed: int, samples_needed: int) -> Sequences:
     """Tokens drawn evenly from the vocabulary, the same for the same seed and network.
 
-    A network of one input predicts at each position the token that follows. One of two is fed a
+    A network of one input predicts at each position the token that follows. One of two takes a
     source as well, and its sentences fill more than half of a bucket as long as its input. There
-    are 1,024 sequences (64 for validation), fewer where those would pass `CACHE_BYTES`, and never
-    fewer than `samples_needed`. UsageError for a network that is fed images.
+    are 1,024 sequences (64 for validation), fewer if they exceed `CACHE_BYTES`, and at least
+    `samples_needed`. UsageError for a network of images.
     """
     if not takes_tokens(network):
-        raise UsageError(f"{network.name} is fed images, not sequences of tokens.")
+        raise UsageError(f"{network.name} takes images, not sequences of tokens.")
     vocabulary = network.inputs[0].classes or 1
     (length,) = network.targets[0].shape
     fit = CACHE_BYTES // (16 * length)
