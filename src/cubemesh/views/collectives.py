@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cubemesh.api.collectives import Sweeps, pair_rows, sweep_rows
 from cubemesh.experiments.collectives.report import collective_of
-from cubemesh.schema import Rank, RunRecord
+from cubemesh.schema import RunRecord
 from cubemesh.views import formatting
 from cubemesh.views.json_output import envelope
 
@@ -21,7 +21,7 @@ _HEADINGS = ("size", "count", "type", "redop", "root")
 _UNITS = ("(B)", "(elements)", "", "", "")
 _WIDTHS = (12, 12, 8, 6, 6)
 _WAY = (("time", "(us)", 7), ("algbw", "(GB/s)", 6), ("busbw", "(GB/s)", 6), ("#wrong", "", 6))
-_WAYS = (False, True)
+_RANK = ("rank", "host", "device", "device_name")
 
 
 def document(sweeps: Sweeps) -> dict[str, Any]:
@@ -39,20 +39,11 @@ def document(sweeps: Sweeps) -> dict[str, Any]:
                 "library": r.library,
                 "outcome": r.outcome.status.value,
                 "message": r.outcome.message,
-                "ranks": [_rank(rank) for rank in r.ranks],
+                "ranks": [{name: getattr(k, name) for name in _RANK} for k in r.ranks],
             }
             for r in sweeps.records
         ],
     )
-
-
-def _rank(rank: Rank) -> dict[str, Any]:
-    return {
-        "rank": rank.rank,
-        "host": rank.host,
-        "device": rank.device,
-        "device_name": rank.device_name,
-    }
 
 
 def print_sweeps(console: Console, sweeps: Sweeps) -> None:
@@ -94,7 +85,7 @@ def _heading(part: int) -> str:
     names = (_HEADINGS, _UNITS)[part]
     first, *others = zip(names, _WIDTHS, strict=True)
     texts = [f"# {first[0]:>{first[1] - 2}}", *(f"{name:>{width}}" for name, width in others)]
-    return "  ".join([*texts, *(f"{column[part]:>{column[2]}}" for _ in _WAYS for column in _WAY)])
+    return "  ".join([*texts, *(f"{column[part]:>{column[2]}}" for column in 2 * _WAY)])
 
 
 def _line(row: dict[str, Any]) -> str:

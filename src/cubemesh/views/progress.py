@@ -10,23 +10,21 @@ from __future__ import annotations
 import atexit
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
+from cubemesh.runs import Observer
+from cubemesh.runs.progress import Progress as RunProgress
 from cubemesh.schema import RunRecord, RunSpec
 from cubemesh.schema.outcome import STATUS_WORDS
 from cubemesh.units import format_seconds
 from cubemesh.views import formatting
 from cubemesh.views.terminal import outcome_style, stderr_console
 
-if TYPE_CHECKING:  # avoids importing the executor
-    from cubemesh.runs.progress import Progress as RunProgress
 
-
-class TerminalProgress:
+class TerminalProgress(Observer):
     """An observer of runs that prints.
 
     Where `console` (stderr by default) is a terminal, the live line is shown from the first run to

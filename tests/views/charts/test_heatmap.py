@@ -3,6 +3,7 @@ import json
 from cubemesh.schema import Axis, Chart, Line, Point
 from cubemesh.views.charts.files import inline_svg
 from cubemesh.views.charts.vega import missing_points, vega_lite
+from cubemesh.views.report.page import drawn
 
 REASON = "diverged: the loss became nan"
 
@@ -56,8 +57,6 @@ def test_it_can_be_drawn_with_its_values_in_it():
 
 
 def test_a_page_holds_it_without_a_legend():
-    from cubemesh.views.report.page import _drawn
-
-    drawn = _drawn(grid())
-    assert drawn.legend == ()
-    assert "2 rows" in drawn.summary
+    chart = drawn(grid())
+    assert chart["legend"] == ()
+    assert "2 rows" in chart["summary"]

@@ -118,7 +118,10 @@ def ring_table(found: TopologyAnalysis) -> Table:
         ways[1] += back is not None
     one = found.rings.rings[0].bandwidth_bytes_per_s if found.rings.rings else 0.0
     columns = {"order": "", "forward": "", "backward": "", "bandwidth each": "GB/s"}
-    rows = (("–".join(map(_bare, order)), *ways, one / 1e9) for order, ways in counts.items())
+    rows = [
+        ("–".join(map(_bare, order)), there, back, one / 1e9)
+        for order, (there, back) in counts.items()
+    ]
     return table_of_figures("Rings", columns, rows)
 
 

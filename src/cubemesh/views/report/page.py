@@ -29,7 +29,7 @@ from cubemesh.views.charts.vega import missing_points, vega_lite
 from cubemesh.views.facts import run as run_facts
 from cubemesh.views.report.timeline import timeline
 from cubemesh.views.tables import TextTable, text_table
-from cubemesh.views.theme import LineStyle, line_styles, variable
+from cubemesh.views.theme import line_styles, variable
 
 _STATIC_WIDTH = 560
 _NARROW_COLUMNS = 5
@@ -49,19 +49,6 @@ class Card:
     remedy: str
     caveats: str
     """Codes of the warnings of its runs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrawnChart:
-    """A chart as a specification for the browser, and as SVG for pages without scripts."""
-
-    title: str
-    kind: str
-    summary: str
-    spec: dict[str, Any]
-    svg: Markup
-    legend: tuple[tuple[str, LineStyle], ...]
-    missing: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +124,7 @@ def section(index: int, answer: Answer) -> dict[str, Any]:
     `side_by_side`: whether its only chart and its only table are next to each other on a wide
     screen.
     """
-    charts = tuple(_drawn(chart) for chart in answer.charts)
+    charts = tuple(map(drawn, answer.charts))
     tables = tuple(text_table(table) for table in answer.tables)
     return {
         "anchor": f"question-{index}",
@@ -149,23 +136,25 @@ def section(index: int, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _drawn(chart: Chart) -> DrawnChart:
-    looks = line_styles(chart.lines)
+def drawn(chart: Chart) -> dict[str, Any]:
+    """A chart as a specification for the browser, and as SVG for a page without scripts."""
     spec = vega_lite(chart, width="container", legend=False, title=False)
     still = {name: value for name, value in spec.items() if name != "autosize"}
     names = [formatting.clean(line.name) for line in chart.lines]
     heat = chart.kind == "heat"  # its rows have their names
     lines = f"{'row' if heat else 'line'}{'' if len(names) == 1 else 's'}"
-    return DrawnChart(
-        title=formatting.clean(chart.title),
-        kind=chart.kind,
-        summary=f"{formatting.clean(chart.title)}: {formatting.axis_title(chart.y)} against "
+    return {
+        "title": formatting.clean(chart.title),
+        "kind": chart.kind,
+        "summary": f"{formatting.clean(chart.title)}: {formatting.axis_title(chart.y)} against "
         f"{formatting.axis_title(chart.x)}, {len(names)} {lines}. Figures: see the table.",
-        spec=spec,
-        svg=Markup(inline_svg(still | {"width": _STATIC_WIDTH})),
-        legend=tuple(zip(names, looks, strict=True)) if len(names) > 1 and not heat else (),
-        missing=_gathered(missing_points(chart)),
-    )
+        "spec": spec,
+        "svg": Markup(inline_svg(still | {"width": _STATIC_WIDTH})),
+        "legend": tuple(zip(names, line_styles(chart.lines), strict=True))
+        if len(names) > 1 and not heat
+        else (),
+        "missing": _gathered(missing_points(chart)),
+    }
 
 
 def _gathered(missing: Sequence[tuple[str, str, str]]) -> tuple[tuple[str, str, str], ...]:

@@ -27,6 +27,7 @@ from cubemesh.views.charts.files import browser_bundle
 from cubemesh.views.facts import machine as machine_facts
 from cubemesh.views.json_output import envelope, machine_json
 from cubemesh.views.report import page
+from cubemesh.views.tables import text_table
 from cubemesh.views.theme import DARK, LIGHT, css_variables
 
 
@@ -81,7 +82,7 @@ def render(report: Report) -> str:
             cards=page.cards(report.answers),
             sections=sections,
             groups=machine_facts.machine_groups(report.machine),
-            gpus=page.text_table(machine_facts.gpu_table(report.machine.gpus)),
+            gpus=text_table(machine_facts.gpu_table(report.machine.gpus)),
             links=machine_facts.link_sentences(report.machine.gpu_links),
             topology=_topology(report.machine),
             machine_line=formatting.machine_line(report.machine),
