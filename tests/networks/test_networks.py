@@ -97,7 +97,7 @@ def test_segments_are_named_and_cover_the_network(name):
 def test_a_network_of_tokens_takes_any_length_and_vocabulary(name):
     small = build(name, sequence_length=1, vocabulary=1)
     assert small.shapes[small.output] == (1, 1)
-    with pytest.raises(UsageError, match=f"sequence_length=0 is too small: {name} needs 1"):
+    with pytest.raises(UsageError, match=f"sequence_length=0 .*{name}"):
         build(name, sequence_length=0)
     with pytest.raises(UsageError, match=r"image_size=32 .*sequence_length, vocabulary"):
         build(name, image_size=32)
@@ -117,9 +117,7 @@ def test_the_smallest_image_is_the_smallest_that_works(name):
     assert small.shapes[small.output] == (3,)
     with pytest.raises(UsageError, match="does not fit"):
         line.make(line.smallest_image_size - 1, 3)
-    with pytest.raises(
-        UsageError, match=f"too small for {name}: the smallest .* is {line.smallest_image_size},"
-    ):
+    with pytest.raises(UsageError, match=rf"{name}.*\b{line.smallest_image_size}\b"):
         build(name, image_size=line.smallest_image_size - 1)
 
 
