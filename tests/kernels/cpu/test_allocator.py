@@ -30,7 +30,8 @@ print(reused, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def faults(how):
     """(whether the settings were applied, page faults of three steps)."""
     command = [sys.executable, "-c", STEPS, allocator.__file__, how]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={})
+    env = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
     reused, count = done.stdout.split()
     return reused == "True", int(count)
 

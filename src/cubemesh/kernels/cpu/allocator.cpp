@@ -136,7 +136,7 @@ SizeClassAllocator* SizeClassAllocator::only = nullptr;  // never deleted: array
 extern "C" {
 
 // Install it in the process, once.
-void keep_arrays() {
+void install_allocator() {
     if (SizeClassAllocator::only != nullptr) return;
     SizeClassAllocator::only = new SizeClassAllocator(c10::GetCPUAllocator());
     c10::SetCPUAllocator(SizeClassAllocator::only, 1);

@@ -29,13 +29,16 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Parameters of mallopt(3)."""
 _NEVER = -1
 SOURCE = Path(__file__).with_name("allocator.cpp")
-_ARGUMENTS: dict[str, list[type]] = {"keep_arrays": [], "release_unused": [], "held_bytes": []}
+_ARGUMENTS: dict[str, list[type]] = {
+    "install_allocator": [],
+    "release_unused": [],
+    "held_bytes": [],
+}
 LARGE_PAGES_VARIABLE = "THP_MEM_ALLOC_ENABLE"
 """PyTorch's own: large pages under arrays of 2 MiB and more (c10/core/alignment.h)."""
 
-
-_keeping: list[ctypes.CDLL] = []
-"""The allocator, once in use."""
+_installed: list[ctypes.CDLL] = []
+"""The allocator, if it is installed."""
 
 
 def user_has_chosen(environ: Mapping[str, str]) -> bool:
@@ -53,15 +56,15 @@ def keep_freed_memory() -> bool:
     os.environ.setdefault(LARGE_PAGES_VARIABLE, "1")
     applied = bool(libc.mallopt(_M_MMAP_MAX, 0)) and bool(libc.mallopt(_M_TRIM_THRESHOLD, _NEVER))
     with suppress(OSError):  # without a compiler: glibc's heap only
-        library().keep_arrays()
-        _keeping.append(library())
+        library().install_allocator()
+        _installed.append(library())
     return applied
 
 
 def release_freed_memory() -> None:
-    """Give back to the kernel what no array uses, of what `keep_freed_memory` keeps by size."""
-    for allocator in _keeping[:1]:
-        allocator.release_unused()
+    """Release to the kernel the arrays that the installed allocator does not use."""
+    if _installed:
+        _installed[0].release_unused()
 
 
 @cache
@@ -77,6 +80,4 @@ def library() -> ctypes.CDLL:
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         f"-DFOR_PYTORCH={torch.__version__}",  # compiled again for another version
     )  # fmt: skip
-    found = declared_library(SOURCE, _ARGUMENTS, *flags)
-    found.held_bytes.restype = ctypes.c_size_t
-    return found
+    return declared_library(SOURCE, _ARGUMENTS, *flags, held_bytes=ctypes.c_size_t)

@@ -89,13 +89,14 @@ def compiled_library(source: Path, *more: str) -> ctypes.CDLL:
 
 
 def declared_library(
-    source: Path, arguments: Mapping[str, Sequence[Any]], *more: str
+    source: Path, arguments: Mapping[str, Sequence[Any]], *more: str, **results: type
 ) -> ctypes.CDLL:
-    """The same, with its functions declared: name → argument types; they return nothing."""
+    """The same, with its functions declared: name → argument types; those in `results` return a
+    value of that type, the others nothing."""
     found = compiled_library(source, *more)
     for name, types in arguments.items():
         function = getattr(found, name)
-        function.argtypes, function.restype = types, None
+        function.argtypes, function.restype = types, results.get(name)
     return found
 
 

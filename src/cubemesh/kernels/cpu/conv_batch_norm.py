@@ -44,9 +44,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
 @cache
 def library() -> ctypes.CDLL:
     """The kernels, compiled for this CPU. OSError where that is impossible."""
-    found = declared_library(SOURCE, _ARGUMENTS)
-    found.conv_batch_norm_floats.restype = ctypes.c_long
-    return found
+    return declared_library(SOURCE, _ARGUMENTS, conv_batch_norm_floats=ctypes.c_long)
 
 
 def supports(op: nn.Module, x: Tensor) -> bool:

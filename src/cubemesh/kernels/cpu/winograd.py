@@ -39,9 +39,7 @@ Pair = tuple[int, int]
 @cache
 def library() -> ctypes.CDLL:
     """The kernels, compiled for this CPU. OSError where that is impossible."""
-    found = declared_library(SOURCE, _ARGUMENTS)
-    found.winograd_floats.restype = ctypes.c_long
-    return found
+    return declared_library(SOURCE, _ARGUMENTS, winograd_floats=ctypes.c_long)
 
 
 def supports(conv: nn.Conv2d) -> frozenset[str]:
