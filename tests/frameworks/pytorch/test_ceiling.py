@@ -2,7 +2,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.frameworks.ceilings import REST_S, try_out
+from cubemesh.frameworks.ceiling_search import REST_S, try_out
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.pytorch import build_ceiling
 from cubemesh.frameworks.pytorch.ceiling import TorchCopy, TorchMatrixProduct

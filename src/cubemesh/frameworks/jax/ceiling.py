@@ -2,7 +2,7 @@
 
 A product of (m × k) and (k × n) is 2 m n k operations; a copy of b bytes reads b and writes b. The
 result is written into a donated array, so no call allocates memory.
-`frameworks/ceilings.py` searches for the fastest size and shape where none is given. Elements are
+`frameworks/ceiling_search.py` finds the fastest size and shape where none is given. Elements are
 normally distributed, because a GPU at its power limit multiplies zeros faster than real data.
 """
 
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cubemesh.frameworks.ceilings import Shape, build_operation, check_operation, shape_words
+from cubemesh.frameworks.ceiling_search import Shape, build_operation, check_operation, shape_words
 from cubemesh.frameworks.contract.program import CeilingProgram, monotonic_s
 from cubemesh.frameworks.jax.runtime import NUMERICS, JaxNumerics, is_out_of_memory, prepare
 from cubemesh.schema.spec import ProgramSettings

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.batches import Array, Batch
-from cubemesh.frameworks.ceilings import shape_words
+from cubemesh.frameworks.ceiling_search import shape_words
 from cubemesh.frameworks.contract.gradient_sync import Bucket
 from cubemesh.frameworks.contract.program import (
     BuildRequest,

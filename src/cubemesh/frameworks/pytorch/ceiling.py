@@ -3,7 +3,7 @@
 A product of (m × k) and (k × n) is 2 m n k operations; a copy within the device of b bytes reads b
 and writes b; one between host and device moves b over the link, from or to pinned
 memory or pageable memory, which the driver first copies to pinned memory of its own.
-`frameworks/ceilings.py` searches the fastest size and shape where none is given. Elements are
+`frameworks/ceiling_search.py` searches the fastest size and shape where none is given. Elements are
 normally distributed: the data decides how many transistors switch, and a GPU at its power limit
 multiplies zeros or integers faster than real data.
 """
@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from cubemesh.frameworks.ceilings import (
+from cubemesh.frameworks.ceiling_search import (
     COPY_GROWTH,
     COPY_SIZES,
     LINK_SIZES,

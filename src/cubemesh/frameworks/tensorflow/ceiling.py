@@ -1,7 +1,7 @@
 """Ceilings in TensorFlow: the fastest matrix product and memory copy of a CPU.
 
 A product of (m × k) and (k × n) is 2 m n k operations; a copy of b bytes reads b and writes b. The
-result is a new array each time. `frameworks/ceilings.py` searches for the fastest size and shape
+result is a new array each time. `frameworks/ceiling_search.py` finds the fastest size and shape
 where none is given.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cubemesh.frameworks.ceilings import Shape, build_operation, check_operation, shape_words
+from cubemesh.frameworks.ceiling_search import Shape, build_operation, check_operation, shape_words
 from cubemesh.frameworks.contract.program import CeilingProgram, monotonic_s
 from cubemesh.frameworks.tensorflow.runtime import NUMERICS, is_out_of_memory, prepare
 from cubemesh.schema.spec import ProgramSettings

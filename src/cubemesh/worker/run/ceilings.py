@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from cubemesh.data import disk
-from cubemesh.frameworks.ceilings import Trial
+from cubemesh.frameworks.ceiling_search import Trial
 from cubemesh.frameworks.contract.program import CeilingProgram
 from cubemesh.measure.figures import figures
 from cubemesh.schema.record import Figure, Window

@@ -19,7 +19,7 @@ from contextlib import closing
 from typing import cast
 
 from cubemesh.data.feed import Feed
-from cubemesh.frameworks.ceilings import REST_S, try_out
+from cubemesh.frameworks.ceiling_search import REST_S, try_out
 from cubemesh.frameworks.contract.program import Program
 from cubemesh.measure.telemetry.telemetry import Telemetry
 from cubemesh.measure.validity import window_warnings

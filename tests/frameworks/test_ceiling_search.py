@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cubemesh.frameworks.ceilings import check_operation, fastest, fastest_product, try_out
+from cubemesh.frameworks.ceiling_search import check_operation, fastest, fastest_product, try_out
 from cubemesh.frameworks.contract.program import OutOfMemory, Unsupported
 from cubemesh.schema.work import Ceiling
 

@@ -1,4 +1,4 @@
-"""The search for the size at which an elementary operation is fastest, for ceilings.
+"""Ceiling search: the size and shape at which an elementary operation is fastest.
 
 The size doubles until the rate grows by less than a few percent; the fastest size is used. A matrix
 product is then tried in shapes that are not square, if a call is short enough: a device computes
