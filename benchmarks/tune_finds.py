@@ -32,7 +32,7 @@ from cubemesh.experiments.session import run_names
 from cubemesh.experiments.tune import experiment as tune
 from cubemesh.experiments.tune.convergence_check import Means, admission, means_of
 from cubemesh.experiments.tune.search import SEEDS, Search
-from cubemesh.experiments.tune.search_space import Configuration, usual_precisions, usual_threads
+from cubemesh.experiments.tune.search_space import CPU_PRECISIONS, Configuration
 from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.machines import probe
 from cubemesh.runs import Executor, Observer
@@ -78,9 +78,7 @@ def grid(batch: int, frameworks: Iterable[str], threads: Sequence[int]) -> list[
         )
         for framework in frameworks
         for by in (("network", "segment") if entry(framework).compiles else ("network",))
-        for precision, layout, count in product(
-            usual_precisions(on_gpu=False), ("nchw", "nhwc"), (None, *threads)
-        )
+        for precision, layout, count in product(CPU_PRECISIONS, ("nchw", "nhwc"), (None, *threads))
     ]
 
 
@@ -193,7 +191,9 @@ def compared(args: argparse.Namespace, store: Store, watcher: Observer) -> dict[
     tuning_s = time.monotonic() - began
     if search.best is None or search.stock is None:
         return None
-    cells_of = grid(args.batch, frameworks, usual_threads(machine.cpu.usable_cores))
+    usable = machine.cpu.usable_cores or 1
+    threads = sorted({1, max(1, usable // 2)} - {usable})
+    cells_of = grid(args.batch, frameworks, threads)
     every = list(dict.fromkeys([search.stock, *cells_of, search.best]))
     with Executor(store, machine=machine, observer=watcher) as executor:
         cells = screened(executor, every, args)
