@@ -22,7 +22,6 @@ from cubemesh.experiments.minibatch.input_bound import (
     SPEED_COLUMNS,
     UTILIZATION_NOTE,
     DataLocations,
-    data_location,
     device_utilization,
     input_bound_findings,
     programs_by_location,
@@ -134,7 +133,7 @@ def _key(record: RunRecord) -> Key:
     work = record.spec.work
     assert isinstance(work, NetworkWork)
     size = entry(work.network).image_size if work.image_size is None else work.image_size
-    return size, work.batch_per_device, data_location(record)
+    return size, work.batch_per_device, record.spec.program.data_location
 
 
 def _curves(groups: list[Group[Key]]) -> dict[tuple[int, str], list[Group[Key]]]:

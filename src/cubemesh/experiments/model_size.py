@@ -30,7 +30,6 @@ from cubemesh.experiments.minibatch.input_bound import (
     SPEED_COLUMNS,
     UTILIZATION_NOTE,
     DataLocations,
-    data_location,
     device_utilization,
     input_bound_findings,
     programs_by_location,
@@ -147,7 +146,7 @@ def _answer(settings: Settings, steps: Sequence[RunRecord], records: Sequence[Ru
 
 def _key(record: RunRecord) -> Key:
     assert isinstance(record.spec.work, NetworkWork)
-    return record.spec.work.network, data_location(record)
+    return record.spec.work.network, record.spec.program.data_location
 
 
 def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from cubemesh.experiments.analysis.groups import Group, group_by
 from cubemesh.experiments.minibatch.curvature import Curvature, curvatures
-from cubemesh.experiments.minibatch.input_bound import DataLocations, data_location
+from cubemesh.experiments.minibatch.input_bound import DataLocations
 from cubemesh.networks import build_for
 from cubemesh.networks.cost import totals
 from cubemesh.schema import (
@@ -79,7 +79,9 @@ def minibatch_data(
 
     def by_batch(kind: type[NetworkWork], locations: tuple[str, ...]) -> BatchGroups:
         own = (
-            r for r in records if isinstance(r.spec.work, kind) and data_location(r) in locations
+            r
+            for r in records
+            if isinstance(r.spec.work, kind) and r.spec.program.data_location in locations
         )
         groups = group_by(own, lambda r: r.spec.batch_per_device or 0)
         return sorted(groups, key=lambda group: group.key)

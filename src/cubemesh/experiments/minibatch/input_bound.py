@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.ratios import ratio, significance
-from cubemesh.schema import Cell, Column, Finding, ProgramSettings, RunRecord
+from cubemesh.schema import Cell, Column, Finding, ProgramSettings
 from cubemesh.units import format_list
 
 DataLocations = Literal["host", "device", "both"]
@@ -38,11 +38,6 @@ def programs_by_location(fed: DataLocations) -> tuple[ProgramSettings, ...]:
     if fed == "both":
         return ProgramSettings(data_location="host"), ProgramSettings(data_location="device")
     return (ProgramSettings(data_location=fed),)
-
-
-def data_location(record: RunRecord) -> str:
-    """`host` or `device`."""
-    return record.spec.program.data_location
 
 
 def device_utilization(group: Group[Any]) -> tuple[str, float] | None:

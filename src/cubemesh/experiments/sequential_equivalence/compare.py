@@ -101,11 +101,12 @@ def compare(
     mean = mean_of(r.own_gradients for r in ranks)
     start = partial(cause_of_start, ranks, one, limit)
     gradients = partial(cause_of_gradients, run, one, limit)
+    weights = max(relative(r.weights, one.weights) for r in ranks)
     away = max(relative(r.final_weights, server.final_weights) for r in ranks)
     final_weights = partial(cause_of_final_weights, ranks, limit)
     errors = _errors(run, (reference, *finer))
     steps: tuple[tuple[CheckStep, Callable[[], DivergenceCause]], ...] = (
-        (CheckStep("initial weights", _start(ranks, one), limit), start),
+        (CheckStep("initial weights", weights, limit), start),
         (CheckStep("samples fed", _fed(ranks, one), 0.0), start),
         (CheckStep("local gradients", relative(mean, one.own_gradients), limit), gradients),
         (
@@ -123,10 +124,6 @@ def compare(
         cause=next((why() for step, why in steps if not step.passes), None),
         finer=tuple(finer),
     )
-
-
-def _start(ranks: Sequence[RankTrace], one: RankTrace) -> float:
-    return max(relative(r.weights, one.weights) for r in ranks)
 
 
 def _fed(ranks: Sequence[RankTrace], one: RankTrace) -> float:
