@@ -36,7 +36,7 @@ def topology_of(machine: Machine) -> Topology:
             raise DataError(
                 f"The path between GPU {gpus[a].index} and GPU {gpus[b].index} of "
                 f"{machine.hostname} is not known; `cubemesh probe` gives the reason under "
-                "Not known."
+                "Unknown."
             )
     sheets = [find(gpu.name) for gpu in gpus]
     return from_pairs(
