@@ -14,7 +14,7 @@ from cubemesh.experiments.registry import entry
 from cubemesh.experiments.session import run_names
 from cubemesh.experiments.tune.apply import Tunings
 from cubemesh.experiments.tune.convergence_check import NOISY
-from cubemesh.runs import Observer
+from cubemesh.runs import Silent
 from cubemesh.schema import Ceiling, RunKey, RunSpec, TrainSteps
 from cubemesh.store import Store
 
@@ -108,7 +108,7 @@ def run(store, *settings, name="minibatch"):
         [*settings, f"script={SCRIPT}"],
         scale=None,
         store=store,
-        observer=Observer(),
+        observer=Silent(),
     )
 
 
@@ -274,7 +274,7 @@ def scaled(tmp_path_factory):
             [*lines, "losses=8", "minutes=10", "script=step=0.01,fp16.step=0.004"],
             scale=None,
             store=opened,
-            observer=Observer(),
+            observer=Silent(),
         )
         yield opened
 
@@ -289,7 +289,7 @@ def specs(store, *settings, against=()):
         ],
         scale=None,
         store=store,
-        observer=Observer(),
+        observer=Silent(),
         against=against,
     )
     return [record.spec for record in answered.records]

@@ -279,7 +279,7 @@ class Toy(AllReduce):
 
 
 def test_a_new_strategy_is_a_class_and_a_line(monkeypatch):
-    """Its traits alone decide what else knows it."""
+    """Everything else reads its traits."""
     monkeypatch.setitem(STRATEGIES, Toy.name, Toy)
     monkeypatch.setitem(COSTS, Toy.name, Toy.cost)  # a comprehension over the table
     assert isinstance(strategies.make("toy"), Toy)

@@ -105,8 +105,8 @@ def test_the_energy_of_a_run_is_that_of_all_its_ranks():
     figures = record_of([*of_rank(0, 100.0), *of_rank(1, 300.0)], devices=2).figures
     assert figures["gpu_power_watts"].value == figures["mean_power_watts"].value == 400
     assert figures["input_wait_s"].value == 0, "of the others, the first rank's stand"
-    alone = record_of([*of_rank(0, 100.0)]).figures
-    assert alone["mean_power_watts"].value == 100
+    one_rank = record_of([*of_rank(0, 100.0)]).figures
+    assert one_rank["mean_power_watts"].value == 100
     lacking = record_of([*of_rank(0, 100.0), *list(of_rank(1, 300.0))[2:]], devices=2).figures
     assert "mean_power_watts" not in lacking
 

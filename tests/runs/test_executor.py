@@ -9,7 +9,7 @@ import pytest
 
 from cubemesh.errors import BusyError, StoreError, UsageError
 from cubemesh.frameworks import FRAMEWORKS, FrameworkEntry
-from cubemesh.runs import Executor, Observer, watch
+from cubemesh.runs import Executor, Silent, watch
 from cubemesh.runs import executor as executor_module
 from cubemesh.schema import CheckpointSettings, Placement, Status, Train
 from cubemesh.store import Store
@@ -59,7 +59,7 @@ def run_once(make):
     return run
 
 
-class Watching(Observer):
+class Watching(Silent):
     """Records the calls of the executor; `act` is called at each progress."""
 
     def __init__(self, act=lambda progress: None):

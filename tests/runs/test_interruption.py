@@ -51,9 +51,9 @@ def suite(folder, count, step_s, observer=None):
 # the four runs that follow. A runner writes a byte for each stored record.
 KILLS = """
 import os, random, select, signal, time
-from cubemesh.runs import Observer
+from cubemesh.runs import Silent
 
-class Counting(Observer):
+class Counting(Silent):
     def finish(self, record, *, reused):
         if not reused:
             os.write(stored, b".")
@@ -86,11 +86,11 @@ for round in range(kills):
 # A runner that stops in the measurement after `stops_after` records, until a signal ends it.
 INTERRUPTED = """
 import signal
-from cubemesh.runs import Observer
+from cubemesh.runs import Silent
 
 folder, stops_after = Path(sys.argv[1]), int(sys.argv[2])
 
-class Stopping(Observer):
+class Stopping(Silent):
     stored = 0
     def finish(self, record, *, reused):
         self.stored += 1

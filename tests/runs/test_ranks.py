@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cubemesh.runs import Executor, Observer
+from cubemesh.runs import Executor, Silent
 from cubemesh.schema import Placement, ProgramSettings, Status
 from cubemesh.store import Store
 
@@ -27,7 +27,7 @@ def on_devices(spec, devices=2, sync="all-reduce", threads=None):
     )
 
 
-class Killer(Observer):
+class Killer(Silent):
     """Kills the rank on the last core with SIGKILL as soon as rank 0 has measured."""
 
     def __init__(self, workers):

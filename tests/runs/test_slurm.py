@@ -1,7 +1,7 @@
 """Job scripts as they were when they were right, and one that a real Slurm runs.
 
 The real one is the site's where there is one; else a controller and a node daemon of this test's
-own, of Debian's slurm-wlm, on this host alone.
+own, of Debian's slurm-wlm, on this host only.
 """
 
 import getpass

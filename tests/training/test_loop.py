@@ -23,7 +23,7 @@ CLASSES = 10
 
 class Pupil:
     """Answers right for labels below the number of steps it has taken; a step takes 10 ms of a
-    clock of its own, and its loss is 1 / steps, or what `losses` says for a step."""
+    clock of its own, and its loss is 1 / steps, or the one in `losses` for a step."""
 
     device = "cpu"
     buckets = ()

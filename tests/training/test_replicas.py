@@ -127,18 +127,18 @@ class Flip:
 
 
 def run_rank(folder):
-    """The life of a rank."""
-    group = join("cpu", 60.0)
+    """All trainings of one rank."""
+    group = join("cpu", 600.0)
     for sync, every in [*((name, 1) for name in SYNCHRONOUS), ("local-sgd", EVERY)]:
-        through, parted = Path(folder, sync), Path(folder, f"{sync}-parted")
+        through, resumed = Path(folder, sync), Path(folder, f"{sync}-resumed")
         run(through, sync, group, every=every)
-        run(parted, sync, group, every=every)
+        run(resumed, sync, group, every=every)
         group.all_gather_object("both are there")
         if group.rank == 0:
-            for step in range(STOP + 1, 13):  # rank 1's are there, and do not count
-                path_of(parted, step, 0).unlink(missing_ok=every > 1)
+            for step in range(STOP + 1, 13):  # those of rank 1 remain, incomplete
+                path_of(resumed, step, 0).unlink(missing_ok=every > 1)
         group.all_gather_object("gone")
-        run(parted, sync, group, resume=True, every=every)
+        run(resumed, sync, group, resume=True, every=every)
     run(Path(folder, "none"), "none", group, epochs=1, every=EVERY)
     try:
         run(Path(folder, "flipped"), "all-reduce", group, sabotage=Flip())
@@ -165,17 +165,17 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_five_steps_and_five_equal_ten(folder, sync, rank):
     for step in (STOP + 1, STOP + 5):
-        through, parted = (
-            load(Path(folder, name), step, rank) for name in (sync, f"{sync}-parted")
+        through, resumed = (
+            load(Path(folder, name), step, rank) for name in (sync, f"{sync}-resumed")
         )
         for one, other in (
-            (through.snapshot.weights, parted.snapshot.weights),
-            (through.snapshot.arrays, parted.snapshot.arrays),
+            (through.snapshot.weights, resumed.snapshot.weights),
+            (through.snapshot.arrays, resumed.snapshot.arrays),
         ):
             assert {n: a.tobytes() for n, a in one.items()} == {
                 n: a.tobytes() for n, a in other.items()
             }
-        assert through.progress == parted.progress
+        assert through.progress == resumed.progress
 
 
 def weights_of(folder, sync, step, rank):
@@ -190,12 +190,12 @@ def test_local_sgd_saves_the_mean_of_the_ranks_weights(folder):
         assert {n: a.tobytes() for n, a in first.items()} == {
             n: a.tobytes() for n, a in second.items()
         }
-    alone = [weights_of(folder, "none", EVERY, rank) for rank in range(RANKS)]
+    separate = [weights_of(folder, "none", EVERY, rank) for rank in range(RANKS)]
     saved = weights_of(folder, "local-sgd", EVERY, 0)
     for name, array in saved.items():
-        mean = (alone[0][name] + alone[1][name]) / 2
+        mean = (separate[0][name] + separate[1][name]) / 2
         np.testing.assert_allclose(array, mean, rtol=1e-6, atol=1e-7, err_msg=name)
-    assert any(np.abs(alone[0][name] - alone[1][name]).max() > 1e-4 for name in saved)
+    assert any(np.abs(separate[0][name] - separate[1][name]).max() > 1e-4 for name in saved)
 
 
 def test_local_sgd_evaluates_the_weights_that_it_saves(folder):
@@ -204,18 +204,18 @@ def test_local_sgd_evaluates_the_weights_that_it_saves(folder):
     program = made(RunSpec(work=work), SingleProcessGroup())
     program.load(saved.snapshot.weights)
     scored = score_all(program, in_order(source(8), BATCH), InMemoryLog(), mark="")
-    error_text = saved.progress["history"]["validation"][0]
-    assert scored.loss_sum == pytest.approx(error_text["loss_sum"], rel=1e-6)
+    stored = saved.progress["history"]["validation"][0]
+    assert scored.loss_sum == pytest.approx(stored["loss_sum"], rel=1e-6)
 
 
 def test_local_sgd_resumes_bit_for_bit(folder):
     for rank in range(RANKS):
-        through, parted = (
+        through, resumed = (
             load(Path(folder, name), 12, rank).snapshot
-            for name in ("local-sgd", "local-sgd-parted")
+            for name in ("local-sgd", "local-sgd-resumed")
         )
-        assert through.plain == parted.plain
-        for one, other in ((through.weights, parted.weights), (through.arrays, parted.arrays)):
+        assert through.plain == resumed.plain
+        for one, other in ((through.weights, resumed.weights), (through.arrays, resumed.arrays)):
             assert {n: a.tobytes() for n, a in one.items()} == {
                 n: a.tobytes() for n, a in other.items()
             }
@@ -239,7 +239,7 @@ def test_a_flipped_bit_is_detected_before_the_next_checkpoint(folder):
 
 
 @pytest.mark.parametrize(
-    ("error_text", "words"),
+    ("fingerprints", "words"),
     [
         ([7, 7, 8, 7], "rank 2 differs from the 3 "),
         ([8, 7, 7], "rank 0 differs from the 2 "),
@@ -247,8 +247,8 @@ def test_a_flipped_bit_is_detected_before_the_next_checkpoint(folder):
         ([7, 7, 8, 9], "ranks 2, 3 differ from rank 0"),
     ],
 )
-def test_who_differs(error_text, words):
-    assert replica_check.who_differs(error_text).startswith(words)
+def test_who_differs(fingerprints, words):
+    assert replica_check.who_differs(fingerprints).startswith(words)
 
 
 if __name__ == "__main__":

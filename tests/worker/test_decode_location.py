@@ -101,7 +101,7 @@ def test_the_process_is_set_up_before_gpus_are_queried(tmp_path, photographs, de
     assert done.stdout == "asked with 32\n"
 
 
-def told(folder):
+def outcome_and_figures(folder):
     events = read_events(events_path(folder, 0))
     figures = {e["name"]: from_plain(Figure, e["figure"]) for e in events if e["event"] == "figure"}
     return from_plain(Outcome, events[-1]["outcome"]), figures
@@ -120,7 +120,7 @@ def test_training_and_decoding_report_images_decoded_by_the_host(tmp_path, photo
     ]
     command = [sys.executable, "-c", BOTH, *(job for _, job in jobs)]
     subprocess.run(command, check=True)
-    found = {folder.name: told(folder) for folder, _ in jobs}
+    found = {folder.name: outcome_and_figures(folder) for folder, _ in jobs}
     ended, figures = found["train"]
     assert ended.ok, ended
     by_host = figures["images_decoded_by_host"]
@@ -146,6 +146,6 @@ def test_a_framework_that_does_not_decode_is_unsupported(tmp_path, photographs, 
     program = ProgramSettings(framework="null", decode_location="device")
     folder, job = events_of(tmp_path / "refused", work=work, program=program)
     subprocess.run([sys.executable, "-c", BOTH, job], check=True)
-    ended, _ = told(folder)
+    ended, _ = outcome_and_figures(folder)
     assert ended.status is Status.UNSUPPORTED
     assert "decode_location" in ended.message

@@ -1,4 +1,4 @@
-"""A worker runs from cubemesh's source alone: what the edges need must not be needed here."""
+"""A worker needs only cubemesh's source, the standard library, NumPy, psutil and its framework."""
 
 import os
 import subprocess

@@ -19,7 +19,7 @@ from cubemesh.experiments.analysis.comparison import Gate, gate_of
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.experiments.session import replay_papers, run_names
-from cubemesh.runs import Observer
+from cubemesh.runs import Observer, Silent
 from cubemesh.schema import Answer, RunRecord
 
 
@@ -101,7 +101,7 @@ def run(
             lines,
             scale=scale,
             store=opened,
-            observer=observer or Observer(),
+            observer=observer or Silent(),
             no_cache=no_cache,
             pythons=setting_lines(pythons),
             against=other,

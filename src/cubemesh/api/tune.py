@@ -16,7 +16,7 @@ from cubemesh.experiments.tune.report import StepResult, gain, step_results
 from cubemesh.experiments.tune.search import Search
 from cubemesh.experiments.tune.search_space import FIELDS
 from cubemesh.machines import probe
-from cubemesh.runs import Observer
+from cubemesh.runs import Observer, Silent
 from cubemesh.schema import Answer, Figure, RunRecord
 from cubemesh.schema.serialization import from_plain
 
@@ -99,7 +99,7 @@ def tune(
                 lines,
                 scale=None,
                 store=opened,
-                observer=observer or Observer(),
+                observer=observer or Silent(),
                 no_cache=no_cache,
                 pythons=setting_lines(pythons),
             )

@@ -21,7 +21,6 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, setting_label
 from cubemesh.experiments.analysis.matrix import CellKey, Matrix, throughput
-from cubemesh.experiments.analysis.ratios import scaled
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, import_records
 from cubemesh.schema import (
     Answer,
@@ -184,7 +183,7 @@ def _money_table(matrix: Matrix, prices: dict[str, float]) -> Table:
 
 def _per_money(group: Group[CellKey], price: float) -> Figure | None:
     rate = group.throughput
-    return None if rate is None else scaled(rate, HOUR_S / price, "samples")
+    return None if rate is None else rate.scaled(HOUR_S / price, "samples")
 
 
 def _findings(settings: Settings, matrix: Matrix, prices: dict[str, float]) -> Iterator[Finding]:

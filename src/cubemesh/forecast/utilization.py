@@ -64,8 +64,8 @@ def with_utilization(record: RunRecord, measured: Sequence[RunRecord]) -> RunRec
     forward = isinstance(work, Forward)
     done = passes.forward if forward else passes.both
     moved = (cost.forward if forward else cost.total).moved_bytes
-    flops = _times(rate, done.counted / batch, "FLOP/s")
-    moves = _times(rate, moved / batch, "B/s")
+    flops = rate.scaled(done.counted / batch, "FLOP/s")
+    moves = rate.scaled(moved / batch, "B/s")
     figures = {"model_flops_per_s": flops, "model_bytes_per_s": moves}
     warnings: list[Warning] = []
     for prefix, code, limits in (
@@ -144,9 +144,8 @@ def _shares(
         ("memory_use", moves, limits.bytes_per_s, "B/s", limits.bytes_source),
     ):
         if limit is not None:
-            fraction = _times(figure, 100 / limit, "%")
             method = f"of {format_quantity(limit, unit)} ({source})"
-            yield f"{prefix}{name}_percent", replace(fraction, method=method)
+            yield f"{prefix}{name}_percent", figure.scaled(100 / limit, "%", method)
 
 
 def _excess(code: str, flops: Figure, limits: Limits, done: Operations) -> Iterator[Warning]:
@@ -157,8 +156,3 @@ def _excess(code: str, flops: Figure, limits: Limits, done: Operations) -> Itera
     warning = above_peak(share, done, "The run", f"{limit} ({limits.flops_source})")
     if warning is not None:
         yield replace(warning, code=code)
-
-
-def _times(figure: Figure, factor: float, unit: str) -> Figure:
-    low, high = (None if bound is None else bound * factor for bound in (figure.low, figure.high))
-    return Figure(value=figure.value * factor, unit=unit, low=low, high=high, n=figure.n)

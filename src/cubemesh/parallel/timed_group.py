@@ -31,20 +31,20 @@ class TimedGroup:
         size_bytes = _size_bytes(array)
         if low_precision:
             size_bytes = min(size_bytes, LOW_PRECISION_BYTES * _elements(array))
-        return self._begun(issued, self._group.all_reduce_mean(array, low_precision), size_bytes)
+        pending = self._group.all_reduce_mean(array, low_precision)
+        return _TimedTransfer(issued, pending, size_bytes, self._transfers)
 
     def reduce_mean(self, array: Any, root: int) -> TransferHandle:
         """See `Group`."""
         issued = self._transfers.clock()
-        return self._begun(issued, self._group.reduce_mean(array, root), _size_bytes(array))
+        pending = self._group.reduce_mean(array, root)
+        return _TimedTransfer(issued, pending, _size_bytes(array), self._transfers)
 
     def broadcast(self, arrays: Sequence[Any], root: int) -> TransferHandle:
         """See `Group`."""
         issued = self._transfers.clock()
         size_bytes = sum(map(_size_bytes, arrays))
-        return self._begun(issued, self._group.broadcast(arrays, root), size_bytes)
-
-    def _begun(self, issued: float, pending: TransferHandle, size_bytes: int) -> TransferHandle:
+        pending = self._group.broadcast(arrays, root)
         return _TimedTransfer(issued, pending, size_bytes, self._transfers)
 
 

@@ -29,7 +29,7 @@ from cubemesh.runs.enrich import Host, enrich
 from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.runs.forkserver_client import Forkserver, ServerDied
 from cubemesh.runs.locks import DeviceLocks
-from cubemesh.runs.progress import Observer
+from cubemesh.runs.progress import Observer, Silent
 from cubemesh.runs.reuse import is_reusable
 from cubemesh.runs.run_dirs import RunFolders, default_runs_folder, remove
 from cubemesh.runs.watch import watch
@@ -72,7 +72,7 @@ class Executor:
     ) -> None:
         self._store = store
         self._machine = machine
-        self._observer = observer or Observer()
+        self._observer = observer or Silent()
         self._no_cache = no_cache
         self._runs_folder = runs_folder
         self._wait_s = wait_s

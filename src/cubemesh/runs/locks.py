@@ -45,8 +45,9 @@ class DeviceLocks:
                 file.close()
                 raise BusyError(_busy(device, holder, wait_s))
             time.sleep(POLL_S)
+        command = [os.path.basename(sys.argv[0]) or "python", *sys.argv[1:]]
         file.truncate(0)
-        file.write(f"{os.getpid()} {' '.join(_command())}\n")
+        file.write(f"{os.getpid()} {' '.join(command)}\n")
         file.flush()
         self._held[device] = file
 
@@ -96,7 +97,3 @@ def _busy(device: str, holder: str, wait_s: float) -> str:
         f"{name} is in use by {holder}; two runs on one device would measure each other."
         f"{waited} Try again when it is done, or choose another device."
     )
-
-
-def _command() -> list[str]:
-    return [os.path.basename(sys.argv[0]) or "python", *sys.argv[1:]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from cubemesh.schema.record import RunRecord
 from cubemesh.schema.spec import RunSpec
@@ -25,8 +26,8 @@ class Progress:
     """Short text; for training: epoch, loss and accuracy."""
 
 
-class Observer:
-    """Called by the executor, always from one thread. This one ignores every call."""
+class Observer(Protocol):
+    """Called by the executor, always from one thread."""
 
     def plan(self, specs: Sequence[RunSpec]) -> None:
         """These runs come next; may be called again as an experiment requests more."""
@@ -39,3 +40,19 @@ class Observer:
 
     def finish(self, record: RunRecord, *, reused: bool) -> None:
         """A run is stored; `reused` if it was stored already."""
+
+
+class Silent:
+    """An observer that ignores every call."""
+
+    def plan(self, specs: Sequence[RunSpec]) -> None:
+        """See `Observer`."""
+
+    def start(self, spec: RunSpec) -> None:
+        """See `Observer`."""
+
+    def progress(self, progress: Progress) -> None:
+        """See `Observer`."""
+
+    def finish(self, record: RunRecord, *, reused: bool) -> None:
+        """See `Observer`."""

@@ -95,6 +95,13 @@ class Figure:
     method: str = ""
     """How it was measured or computed, if there are several ways."""
 
+    def scaled(self, factor: float, unit: str, method: str = "") -> Figure:
+        """Value and interval times `factor`, in another unit."""
+        low, high = (None if end is None else end * factor for end in (self.low, self.high))
+        return Figure(
+            value=self.value * factor, unit=unit, low=low, high=high, n=self.n, method=method
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Part:

@@ -74,7 +74,7 @@ class Training:
     """Whether the weights of all ranks are compared before each checkpoint and after each epoch."""
     _measured: list[Window] = field(default_factory=list)
     _batch: Batch | None = None
-    _begun: bool = False
+    _started: bool = False
     _same_at: int = 0
     """The last step after which the ranks' weights were equal."""
 
@@ -156,8 +156,8 @@ class Training:
     def _run_epoch(self, epoch: int) -> None:
         """The rest of one pass over the training data."""
         ends = self._window_ends(epoch)
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             with self.log.phase("warm-up"):
                 self._run_windows("warm-up", epoch, ends[:1])
             ends = ends[1:]
@@ -174,7 +174,7 @@ class Training:
         ends = {*itertools.accumulate(sizes, initial=begin)} | self.writer.stops(
             begin, begin + each
         )
-        if not self._begun:
+        if not self._started:
             ends.add(done + 1)
         return sorted(end for end in ends if end > done)
 

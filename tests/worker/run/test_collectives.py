@@ -58,14 +58,14 @@ def spec(steps=2, windows=3, seconds=10.0, **work):
     )
 
 
-def played(asked, group=None):
+def run_sweep(asked, group=None):
     program, log = Scripted(), InMemoryLog()
     sweep(asked, program, group or Three(), log)
     return program, log
 
 
 def test_a_size_is_warmed_up_timed_in_groups_and_checked():
-    program, log = played(spec(sizes_bytes=(KIB,), warmup_iterations=1, checks=2, windows=2))
+    program, log = run_sweep(spec(sizes_bytes=(KIB,), warmup_iterations=1, checks=2, windows=2))
     of_one_way = [
         *("call", "wait"),
         *("meet", "call", "call", "wait"),
@@ -84,20 +84,20 @@ def test_a_size_is_warmed_up_timed_in_groups_and_checked():
 
 
 def test_sizes_rise_and_each_is_measured_once():
-    _, log = played(spec(collective="all-gather", sizes_bytes=(KIB, 1, 2, 12)))
+    _, log = run_sweep(spec(collective="all-gather", sizes_bytes=(KIB, 1, 2, 12)))
     assert [p.size_bytes for p in log.points if p.in_place] == [12, 1020]
     assert log.points[0].count == 1
 
 
 def test_the_budget_limits_the_groups_to_one_at_least():
-    _, log = played(spec(sizes_bytes=(8,), windows=100, seconds=6e-8))
+    _, log = run_sweep(spec(sizes_bytes=(8,), windows=100, seconds=6e-8))
     assert len(log.points[0].seconds) == 4, "of 2 calls, 8 ns each: 64 ns are more than 60"
-    _, log = played(spec(sizes_bytes=(KIB,), windows=100, seconds=0.0))
+    _, log = run_sweep(spec(sizes_bytes=(KIB,), windows=100, seconds=0.0))
     assert len(log.points[0].seconds) == 1
 
 
 def test_pairs_are_measured_at_the_largest_size_and_logged_by_both_ranks():
-    program, log = played(spec(collective="send-receive", sizes_bytes=(8, KIB)))
+    program, log = run_sweep(spec(collective="send-receive", sizes_bytes=(8, KIB)))
     pairs = [entry[3] for entry in program.calls if entry[0] == "lay out" and entry[3]]
     assert pairs == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     assert [p.pair for p in log.points if p.pair] == [(0, 1), (0, 2), (1, 0), (2, 0)]
@@ -105,7 +105,7 @@ def test_pairs_are_measured_at_the_largest_size_and_logged_by_both_ranks():
 
 
 def test_unchecked_results_have_no_count():
-    program, log = played(spec(sizes_bytes=(8,), checks=0))
+    program, log = run_sweep(spec(sizes_bytes=(8,), checks=0))
     assert log.points[0].wrong is None
     assert "fill 1" not in program.calls
 
@@ -119,9 +119,9 @@ def test_arrays_that_cannot_fit_are_refused_before_allocation():
     limit = 4 << 30
     with pytest.raises(OutOfMemory) as refused:
         build(large, Framework(), Three(), "cpu", 1, limit)
-    told = outcome_from_error(
+    outcome = outcome_from_error(
         refused.value, large, limit_bytes=limit, is_out_of_memory=lambda error: False, device="cpu"
     )
-    assert told.status == "oom"
-    assert told.facts["forecast_bytes"] == 32 << 40
-    assert "1 GiB" in told.message
+    assert outcome.status == "oom"
+    assert outcome.facts["forecast_bytes"] == 32 << 40
+    assert "1 GiB" in outcome.message

@@ -44,7 +44,7 @@ def events_of(folder, work, script="step=0.01", **program):
 
 def run(folder, spec):
     path = Job(spec=spec, folder=str(folder)).write()
-    # `work` ends by the events alone; the worker's limits bind the process it is called in.
+    # In a process of its own: a worker's limits apply until its process ends.
     subprocess.run([sys.executable, "-m", "cubemesh.worker", "run", path], check=True)
     return read_events(events_path(folder, 0))
 
@@ -76,8 +76,8 @@ run_job(read_job(Path(sys.argv[2])))
 
 
 def test_readings_of_replayed_sensors_are_logged(tmp_path):
-    said = {"gpu_power_watts": 72.5, "gpu_utilization_percent": 0.0, "gpu_throttle_reasons": 4.0}
-    gpu = replay.ReplayedMeter([said], device="gpu", name="NVIDIA H200", generation="hopper")
+    reading = {"gpu_power_watts": 72.5, "gpu_utilization_percent": 0.0, "gpu_throttle_reasons": 4.0}
+    gpu = replay.ReplayedMeter([reading], device="gpu", name="NVIDIA H200", generation="hopper")
     recording = tmp_path / "readings.jsonl"
     replay.record(recording, [gpu], readings=2, every_s=0.01)
     settings = ProgramSettings(framework="null", script="step=0.01")
@@ -134,8 +134,8 @@ def test_reading_and_decoding_need_no_program(tmp_path, stage):
         image.save(tmp_path / "set" / "a" / f"{number}.jpg")
     work = Input(**FEED, stage=stage, data="images", data_path=str(tmp_path / "set"))
     (tmp_path / "scripted").mkdir()
-    played = outcome(events_of(tmp_path / "scripted", work))
-    assert "data=images" in played.message
+    refused = outcome(events_of(tmp_path / "scripted", work))
+    assert "data=images" in refused.message
     events = run(
         tmp_path,
         RunSpec(

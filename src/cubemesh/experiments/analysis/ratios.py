@@ -21,12 +21,6 @@ def bounds(figure: Figure) -> tuple[float, float]:
     return low, figure.value if figure.high is None else figure.high
 
 
-def scaled(figure: Figure, factor: float, unit: str) -> Figure:
-    """`figure` and its interval times `factor`, above 0."""
-    low, high = (None if end is None else factor * end for end in (figure.low, figure.high))
-    return Figure(value=factor * figure.value, unit=unit, low=low, high=high, n=figure.n)
-
-
 def ratio(over: Figure, under: Figure) -> Figure:
     """`over` as a multiple of `under`; both above 0. Without an interval if neither has one."""
     (over_low, over_high), (under_low, under_high) = bounds(over), bounds(under)

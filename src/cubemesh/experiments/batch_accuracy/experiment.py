@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from cubemesh.experiments.analysis.answer import answer_of, failed_run
 from cubemesh.experiments.analysis.groups import Group, group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload
-from cubemesh.experiments.analysis.ratios import scaled
 from cubemesh.experiments.analysis.trainings import (
     ACCURACY_NOTE,
     curve_line,
@@ -136,7 +135,7 @@ def _name(group: Group[Setting], grid: bool) -> str:
 def _accuracy(group: Group[Setting]) -> Figure | None:
     """Accuracy in percent of the first good run: repeats have the same weights and order."""
     figure = group.ok[0].figures.get("accuracy") if group.ok else None
-    return None if figure is None else scaled(figure, 100, "%")
+    return None if figure is None else figure.scaled(100, "%")
 
 
 def _done(groups: Groups) -> list[tuple[Group[Setting], Figure]]:

@@ -9,7 +9,6 @@ from itertools import pairwise
 
 from cubemesh.experiments.analysis.answer import failed_run
 from cubemesh.experiments.analysis.groups import Group, group_by
-from cubemesh.experiments.analysis.ratios import scaled
 from cubemesh.experiments.analysis.trainings import training_of, update_count
 from cubemesh.schema import (
     Axis,
@@ -173,7 +172,7 @@ def _row(policy: RatePolicy, group: Group[int]) -> tuple[Cell, ...]:
         *head,
         Cell(value=update_count(record)),
         Cell(value=loss, run_id=group.run_id),
-        group.cell(scaled(record.figures["accuracy"], 100, "%")),
+        group.cell(record.figures["accuracy"].scaled(100, "%")),
     )
 
 

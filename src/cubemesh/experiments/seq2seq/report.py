@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from cubemesh.experiments.analysis.groups import Group
-from cubemesh.experiments.analysis.ratios import scaled
 from cubemesh.schema import Axis, Cell, Chart, Column, Figure, Line, Point, Table
 
 NETWORKS: dict[str, str] = {"mlp": "translator", "plain": "translator-plain"}
@@ -39,7 +38,7 @@ def tokens(group: Group[TranslatorSetting]) -> Figure | None:
     if "tokens_per_s" not in first:
         return None
     each = first["tokens_per_s"].value / first["throughput_per_s"].value
-    return scaled(rate, each, "tokens/s")
+    return rate.scaled(each, "tokens/s")
 
 
 def curves(groups: Groups) -> dict[TranslatorSetting, list[Group[TranslatorSetting]]]:

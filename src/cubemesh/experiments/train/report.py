@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from cubemesh.experiments.analysis.ratios import scaled
 from cubemesh.experiments.analysis.trainings import curve_line, training_of, training_s
 from cubemesh.schema import (
     Axis,
@@ -43,7 +42,7 @@ def findings(records: Sequence[RunRecord]) -> Iterator[Finding]:
 
 
 def _accuracy(record: RunRecord) -> Finding:
-    work, figure = training_of(record), scaled(record.figures["accuracy"], 100, "%")
+    work, figure = training_of(record), record.figures["accuracy"].scaled(100, "%")
     epochs = round(record.figure("epochs_trained") or work.epochs)
     top5 = record.figure("top5_accuracy")
     also = f" (top-5 {100 * top5:.1f} %)" if top5 is not None else ""

@@ -40,18 +40,10 @@ def log_rates(
     calls = figures(windows, wall_s=0.0)["throughput_per_s"]
     name, unit = RATES[program.unit]
     work = program.work_per_call
-    rate = Figure(
-        value=calls.value * work,
-        unit=unit,
-        low=None if calls.low is None else calls.low * work,
-        high=None if calls.high is None else calls.high * work,
-        n=calls.n,
-        method=program.what,
-    )
     best_s = min(trial.call_s, *(w.step_s for w in windows))
     n = trial.groups + len(windows)
     fastest = Figure(value=work / best_s, unit=unit, n=n, method=program.what)
-    log.figure(f"rate_{name}", rate)
+    log.figure(f"rate_{name}", calls.scaled(work, unit, program.what))
     log.figure(f"fastest_{name}", fastest)
     if isinstance(program, disk.DiskRead):
         if (warning := program.doubt()) is not None:

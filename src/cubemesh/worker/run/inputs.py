@@ -87,10 +87,7 @@ class HostClock:
 
     synchronize: Callable[[], None] = lambda: None
     """Waits for a copy to the device; nothing to wait for otherwise."""
-
-    def clock(self) -> float:
-        """The process's monotonic clock."""
-        return monotonic_s()
+    clock: Callable[[], float] = monotonic_s
 
 
 def log_files(log: Log, source: Source, threads: int) -> None:

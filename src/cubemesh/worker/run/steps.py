@@ -150,13 +150,7 @@ def log_losses(program: Program, batch: Batch, steps: int, log: Log) -> None:
 def tokens(measured: Measured, source: Sequences) -> Figure:
     """Tokens per second that count in the loss: samples per second × mean tokens per sample."""
     rate, each = figures(measured.windows, wall_s=0.0)["throughput_per_s"], source.tokens_per_sample
-    return replace(
-        rate,
-        value=rate.value * each,
-        unit="tokens/s",
-        low=None if rate.low is None else rate.low * each,
-        high=None if rate.high is None else rate.high * each,
-    )
+    return rate.scaled(each, "tokens/s", rate.method)
 
 
 def trace_name(rank: int) -> str:
