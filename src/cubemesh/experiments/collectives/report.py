@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 from cubemesh.experiments.analysis.answer import cell_or_dash, failed_run
 from cubemesh.experiments.analysis.groups import Group
-from cubemesh.experiments.analysis.ratios import scaled
 from cubemesh.measure.collective_sweep import bus_bandwidth, sweep_figures
 from cubemesh.schema import (
     Axis,
@@ -241,7 +240,7 @@ def _points(record: RunRecord, *, bandwidth: bool) -> Iterator[Point]:
         if not bandwidth:
             yield Point(x=float(size), y=1e6 * best.time_s, run_id=record.run_id)
             continue
-        bus = scaled(bus_bandwidth(best, collective, devices), 1e-9, "GB/s")
+        bus = bus_bandwidth(best, collective, devices).scaled(1e-9, "GB/s")
         yield Point(x=float(size), y=bus.value, low=bus.low, high=bus.high, run_id=record.run_id)
 
 

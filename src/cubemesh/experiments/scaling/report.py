@@ -9,7 +9,7 @@ from statistics import median
 
 from cubemesh.experiments.analysis.answer import answer_of, cell_or_dash, failed_run
 from cubemesh.experiments.analysis.groups import caveats, titled
-from cubemesh.experiments.analysis.ratios import plus_minus, ratio, scaled, significance
+from cubemesh.experiments.analysis.ratios import plus_minus, ratio, significance
 from cubemesh.experiments.core.experiment import Experiment
 from cubemesh.experiments.scaling.analysis import (
     MIN_FRACTION,
@@ -283,7 +283,7 @@ def _point_row(data: ScalingData, curve: ScalingCurve, group: ScalingGroup) -> t
     return (
         *head,
         group.cell(figure),
-        cell_or_dash(found and scaled(found, devices / 100, "x"), group.run_id),
+        cell_or_dash(found and found.scaled(devices / 100, "x"), group.run_id),
         *(cell_or_dash(figure, group.run_id) for figure in (found, compared)),
         median_cell(group, "peak_memory_bytes", 2**20),
         median_cell(group, "wall_s", 1.0),
