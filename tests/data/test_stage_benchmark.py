@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from cubemesh.data.images.open_images import ImageOptions, open_images
 from cubemesh.data.page_cache import Extent, drop, resident_fraction
 from cubemesh.data.stage_benchmark import ReadOnly, decode_only
 from cubemesh.errors import DataError
+from cubemesh.measure.log import Log
+from cubemesh.worker.run.inputs import log_images
 
 pytest.importorskip("PIL.Image")
 SHAPE = (3, 16, 16)
@@ -26,7 +29,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Path:
     return made_images.folder()
 
 
-def opened(root: Path, **reading: bool) -> ImageSource:
+def opened(root: Path, **reading: Any) -> ImageSource:
     source = open_images(root, "train", SHAPE, 10, ImageOptions(**reading))
     assert isinstance(source, ImageSource)
     return source
@@ -61,6 +64,21 @@ def test_reading_reads_every_file_and_decodes_none(made: Path) -> None:
     (made / "class-0/00000.jpg").unlink()
     source.batch(np.array([0]))
     assert source.tally(np.ones(40, bool)).skipped == {"missing": 1}
+
+
+def test_reading_into_a_local_cache_saves_it(made: Path, tmp_path: Path) -> None:
+    class Figures(Log):
+        found: ClassVar[dict[str, float]] = {}
+
+        def emit(self, event: str, **fields: Any) -> None:
+            if event == "figure":
+                self.found[fields["name"]] = fields["figure"].value
+
+    source = ReadOnly(opened(made, stage_folder=tmp_path))
+    source.batch(np.arange(40))
+    log_images(Figures(), (source, None))
+    assert Figures.found["staged_bytes"] > 0
+    assert list(tmp_path.glob("*.npz"))
 
 
 def test_decoding_only_needs_no_files(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
