@@ -188,7 +188,7 @@ def _matrix(record: RunRecord) -> Iterator[Table]:
             (
                 Cell(text=str(first), run_id=record.run_id),
                 *(
-                    cell_or_dash(p and p.algorithm_bytes_per_s)
+                    cell_or_dash(p.algorithm_bytes_per_s if p else None)
                     for p in (pairs.get((first, last)) for last in ranks)
                 ),
             )
