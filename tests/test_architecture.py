@@ -35,6 +35,7 @@ RUNGS = [
     ("experiments.runner",),
     ("experiments.session",),
     ("api",),
+    ("pytest_plugin",),
     ("views",),
     ("cli",),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,13 @@ from cubemesh.api.arguments import (
     setting_lines,
 )
 from cubemesh.errors import UsageError
-from cubemesh.experiments.analysis.comparison import Gate, gate_of
+from cubemesh.experiments.analysis.comparison import Gate, baseline_answer, gate_of
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.experiments.session import replay_papers, run_names
 from cubemesh.runs import Observer, Silent
 from cubemesh.schema import Answer, RunRecord
+from cubemesh.store.compare import StoredComparison, compare_with_baseline
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -33,11 +35,16 @@ class RunResult:
     """For each paper that was replayed, the verdicts on its claims."""
     gate: Gate | None = None
     """Result of `fail_below`; None where it was not given."""
+    comparisons: tuple[StoredComparison, ...] = ()
+    """Each workload compared with `baseline`."""
+    compared: Answer | None = None
+    """The answer about `baseline`; None where it was not given."""
 
     @property
     def answers(self) -> tuple[Answer, ...]:
-        """Those of the experiments, then the papers' claims."""
-        return (*(one.answer for one in self.experiments), *self.claims)
+        """Those of the experiments, then the papers' claims, then the baseline's."""
+        compared = () if self.compared is None else (self.compared,)
+        return (*(one.answer for one in self.experiments), *self.claims, *compared)
 
     @property
     def answer(self) -> Answer:
@@ -73,6 +80,7 @@ def run(
     store: AnyStore = None,
     no_cache: bool = False,
     against: Settings = (),
+    baseline: AnyStore = None,
     fail_below: float | None = None,
     hosts: str | Iterable[str] = (),
     pythons: Settings = (),
@@ -82,20 +90,25 @@ def run(
     """Run experiments or suites (`list_experiments` lists them). Stored runs are reused.
 
     Settings are given by name, `run("minibatch", networks=["resnet-18"], batch_sizes=[8, 16])`, or
-    as `settings`. `against` alternates each program with one that differs in these fields, and
-    `fail_below` is the threshold for the ratio of their throughputs. `no_cache` measures again what
+    as `settings`. `against` alternates each program with one that differs in these fields;
+    `baseline` is a store with whose runs of the same workloads these are compared; `fail_below` is
+    the threshold for both ratios of throughputs. `no_cache` measures again what
     is stored. `pythons` maps a framework to the interpreter of its workers.
 
     UsageError before the first run for an unknown name, setting or combination.
     """
     scale, other = scale_of(quick=quick, full=full), setting_lines(against)
-    if fail_below is not None and not other:
+    if fail_below is not None and not other and baseline is None:
         raise UsageError(
-            "--fail-below needs a comparison: add --against KEY=VALUE, or compare stored runs "
-            "with `cubemesh compare A B --fail-below RATIO`."
+            "--fail-below needs a comparison: add --against KEY=VALUE or --baseline STORE, or "
+            "compare stored runs with `cubemesh compare A B --fail-below RATIO`."
         )
     lines = [*setting_lines(settings), *setting_lines(more_settings), *host_lines(hosts)]
-    with open_store(store) as opened:
+    with ExitStack() as stack:
+        before = None
+        if baseline is not None:
+            before = stack.enter_context(open_store(baseline, reading=True))
+        opened = stack.enter_context(open_store(store))
         answered = run_names(
             names,
             lines,
@@ -107,7 +120,16 @@ def run(
             against=other,
         )
         claims = replay_papers(answered, opened)
+        records = [r for one in answered for r in one.records]
+        found = [] if before is None else compare_with_baseline(records, before, opened)
     gate = None
     if fail_below is not None:
-        gate = gate_of(fail_below, (r for one in answered for r in one.records))
-    return RunResult(experiments=tuple(answered), claims=tuple(claims), gate=gate)
+        interleaved = gate_of(fail_below, records).ratios
+        gate = Gate(below=fail_below, ratios=(*interleaved, *(one.ratio for one in found)))
+    return RunResult(
+        experiments=tuple(answered),
+        claims=tuple(claims),
+        gate=gate,
+        comparisons=tuple(found),
+        compared=None if before is None else baseline_answer(found, records, gate),
+    )

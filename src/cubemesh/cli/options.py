@@ -50,7 +50,8 @@ FailBelow = Annotated[
         "--fail-below",
         min=0.0,
         metavar="RATIO",
-        help="Exit with 99 if the whole 95 % interval of B's throughput over A's is below RATIO.",
+        help="Exit with 99 if the whole 95 % interval of the throughput ratio (B over A, or this "
+        "over the baseline) is below RATIO.",
     ),
 ]
 

@@ -30,6 +30,12 @@ def run(
             help="Interleaved A/B with a program that differs in this; may be repeated.",
         ),
     ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline", metavar="PATH|URL", help="Compare with the runs of this earlier store."
+        ),
+    ] = None,
     fail_below: FailBelow = None,
     pythons: Pythons = None,
     hosts: Hosts = None,
@@ -49,6 +55,7 @@ def run(
         store=store,
         no_cache=no_cache,
         against=against or (),
+        baseline=baseline,
         fail_below=fail_below,
         pythons=pythons or (),
         hosts=hosts or (),

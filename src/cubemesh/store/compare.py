@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import entry
-from cubemesh.schema import Machine, RunRecord
+from cubemesh.schema import Machine, NetworkWork, RunRecord
 from cubemesh.schema.comparison import Ratio
 from cubemesh.store.run_statistics import Spread, pooled, ratio_of_runs, run_windows, spread_between
-from cubemesh.store.select import RunSelection, format_value, select, settings_of
+from cubemesh.store.select import RunSelection, format_value, newest_of, select, settings_of
 from cubemesh.store.store import Store
 
 
@@ -74,6 +74,44 @@ def compare(
         ),
         differences=tuple(differences(first.records, second.records, machines)),
     )
+
+
+def compare_with_baseline(
+    records: Iterable[RunRecord], baseline: Store, store: Store
+) -> list[StoredComparison]:
+    """For each workload of `records`, which are in `store`: its runs over those of `baseline`, in
+    the order of `records`. A workload without a completed run in `baseline` is left out.
+
+    Runs of `baseline` on the same machine are preferred, then those of the machine measured last;
+    of several versions the newest is used. Interleaved runs and ceilings are not compared.
+    """
+    measured: dict[str, list[RunRecord]] = {}
+    for record in records:
+        if _comparable(record):
+            measured.setdefault(record.spec.workload_id, []).append(record)
+    own = {record.run_id for runs in measured.values() for record in runs}
+    stored: dict[str, list[RunRecord]] = {}
+    for record in baseline.records(outcome="ok"):
+        if _comparable(record) and record.run_id not in own:
+            stored.setdefault(record.spec.workload_id, []).append(record)
+    return [
+        compare(_one_machine(stored[workload], runs[0]), newest_of(workload, runs), baseline, store)
+        for workload, runs in measured.items()
+        if workload in stored
+    ]
+
+
+def _comparable(record: RunRecord) -> bool:
+    alone = record.spec.against is None
+    return (
+        alone and record.ok and bool(record.measured) and isinstance(record.spec.work, NetworkWork)
+    )
+
+
+def _one_machine(runs: Sequence[RunRecord], like: RunRecord) -> RunSelection:
+    machines = [r.key.machine_id for r in sorted(runs, key=lambda r: r.started_utc)]
+    chosen = like.key.machine_id if like.key.machine_id in machines else machines[-1]
+    return newest_of(like.spec.workload_id, [r for r in runs if r.key.machine_id == chosen])
 
 
 def stored_spread(store: Store, record: RunRecord) -> Spread | None:

@@ -59,9 +59,14 @@ def select(store: Store, text: str) -> RunSelection:
     if not isinstance(good[0].spec.work, NetworkWork):
         raise UsageError(f"'{text}' is a ceiling, which has no samples. Compare runs of a network.")
     _check_one_workload(text, good)
-    newest = max(good, key=lambda r: r.started_utc)
-    same = [r for r in good if _version(r) == _version(newest)]
-    return RunSelection(text=text, records=tuple(same), left_out=len(good) - len(same))
+    return newest_of(text, good)
+
+
+def newest_of(text: str, records: Sequence[RunRecord]) -> RunSelection:
+    """The runs of the newest version of the software and of cubemesh among `records`."""
+    newest = max(records, key=lambda r: r.started_utc)
+    same = [r for r in records if _version(r) == _version(newest)]
+    return RunSelection(text=text, records=tuple(same), left_out=len(records) - len(same))
 
 
 def _version(record: RunRecord) -> tuple[str, str]:

@@ -211,6 +211,17 @@ def run_json(found: RunResult) -> dict[str, Any]:
         records=[record_json(record) for record in found.records],
         answer=answers[0] if answers else None,
         answers=answers,
+        comparisons=[
+            {
+                "workload_id": one.second.records[0].spec.workload_id,
+                "baseline_run_ids": [r.run_id for r in one.first.records],
+                "run_ids": [r.run_id for r in one.second.records],
+                "ratio": ratio_json(one.ratio),
+                "differences": [to_plain(d) for d in one.differences],
+            }
+            for one in found.comparisons
+        ],
+        fail_below=None if found.gate is None else found.gate.below,
     )
 
 

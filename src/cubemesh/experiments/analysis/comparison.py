@@ -226,6 +226,74 @@ def comparison_answer(found: StoredComparison, gate: Gate | None = None) -> Answ
     return mark_simulated(answer, records)
 
 
+def baseline_answer(
+    found: Sequence[StoredComparison], records: Iterable[RunRecord], gate: Gate | None = None
+) -> Answer:
+    """The answer of `cubemesh run --baseline`: `records` compared with an earlier store."""
+    findings = [
+        Finding.of(
+            code="speed-ratio",
+            text=f"{_name(one.second.records[0])}: "
+            f"{sentence(one.ratio, 'the baseline', 'this run')}",
+            question="How fast is it compared with the baseline?",
+            figure=one.ratio,
+            unit="×",
+            caveats=noise_codes([*one.first.records, *one.second.records]),
+        )
+        for one in found
+    ]
+    compared = {r.spec.workload_id for one in found for r in one.second.records}
+    new = {
+        r.spec.workload_id: _name(r)
+        for r in records
+        if r.ok and r.measured and r.spec.against is None and isinstance(r.spec.work, NetworkWork)
+    }
+    notes = [f"Not in the baseline: {name}." for key, name in new.items() if key not in compared]
+    notes += [f"Method of the intervals: {found[0].ratio.method}."] if found else []
+    notes += [gate.sentence] if gate is not None else []
+    answer = Answer(
+        experiment="compare",
+        question="Is this as fast as the baseline?",
+        title="Compared with the baseline",
+        findings=tuple(findings),
+        tables=(_baseline_table(found),) if found else (),
+        run_ids=tuple(r.run_id for one in found for r in (*one.first.records, *one.second.records)),
+        notes=tuple(notes),
+    )
+    return mark_simulated(answer, [r for one in found for r in one.second.records])
+
+
+def _baseline_table(found: Sequence[StoredComparison]) -> Table:
+    def throughput(records: Sequence[RunRecord]) -> float:
+        windows = [w for r in records for w in r.measured]
+        return sum(w.samples for w in windows) / sum(w.elapsed_s for w in windows)
+
+    return Table(
+        title="Throughput compared with the baseline",
+        columns=(
+            Column(name="workload"),
+            Column(name="runs (baseline, this)"),
+            Column(name="baseline", unit="samples/s", digits=4),
+            Column(name="this", unit="samples/s", digits=4),
+            Column(name="ratio", digits=4),
+            Column(name="this is"),
+            Column(name="what differs"),
+        ),
+        rows=tuple(
+            (
+                Cell(text=_name(one.second.records[0]), run_id=one.second.records[0].run_id),
+                Cell(text=f"{len(one.first.records)}, {len(one.second.records)}"),
+                Cell(value=throughput(one.first.records)),
+                Cell(value=throughput(one.second.records)),
+                Cell.of(one.ratio),
+                Cell(text=one.ratio.verdict.value),
+                Cell(text=", ".join(d.what for d in one.differences) or "nothing"),
+            )
+            for one in found
+        ),
+    )
+
+
 def _sides(found: StoredComparison) -> Table:
     rows = []
     for name, side in (("A", found.first), ("B", found.second)):

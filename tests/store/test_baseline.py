@@ -1,0 +1,95 @@
+"""Comparison of measured runs with a baseline store: the runs that are selected, the verdict."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cubemesh.experiments.analysis.comparison import Gate, baseline_answer
+from cubemesh.schema import Budget, RunRecord, RunSpec, Status, TrainSteps
+from cubemesh.schema.comparison import Difference
+from cubemesh.store import Store
+from cubemesh.store.compare import compare_with_baseline
+
+SPEC = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))
+STEPS_S = (0.0100, 0.01002, 0.00998)
+
+
+@pytest.fixture
+def runs(record_of) -> Callable[..., list[RunRecord]]:
+    """Three repeats of a spec whose steps take `factor` times 10 ms."""
+
+    def make(prefix: str, factor: float = 1.0, spec: RunSpec = SPEC, **key: str) -> list[RunRecord]:
+        return [
+            dataclasses.replace(
+                record := record_of(spec, step_s=factor * step_s, spread=0.001),
+                run_id=f"{prefix}{number}",
+                key=dataclasses.replace(record.key, repeat=number, **key),
+            )
+            for number, step_s in enumerate(STEPS_S)
+        ]
+
+    return make
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[tuple[Store, Store]]:
+    with Store.open(str(tmp_path / "a.sqlite")) as a, Store.open(str(tmp_path / "b.sqlite")) as b:
+        yield a, b
+
+
+def saved(store: Store, records: list[RunRecord]) -> list[RunRecord]:
+    for record in records:
+        store.save(record)
+    return records
+
+
+def test_a_slower_workload_breaches_the_threshold(stores, runs):
+    saved(stores[0], runs("base"))
+    now = saved(stores[1], runs("now", 1.2))
+    (found,) = compare_with_baseline(now, *stores)
+    assert found.ratio.value == pytest.approx(1 / 1.2, rel=1e-6)
+    assert found.ratio.verdict is Difference.SLOWER
+    assert [r.run_id for r in found.first.records] == ["base0", "base1", "base2"]
+    gate = Gate(below=0.95, ratios=(found.ratio,))
+    assert gate.exit_code == 99
+    answer = baseline_answer([found], now, gate)
+    (finding,) = answer.findings
+    assert finding.text.startswith(
+        "little-cnn, batch size 8: this run is 16.7 % slower than the baseline"
+    )
+    assert answer.notes[-1] == gate.sentence
+
+
+def test_a_reduced_run_compares_with_a_full_one(stores, runs):
+    full = dataclasses.replace(SPEC, budget=Budget(seconds=30.0))
+    saved(stores[0], runs("base", spec=full))
+    (found,) = compare_with_baseline(saved(stores[1], runs("now")), *stores)
+    assert found.ratio.verdict is Difference.NOT_SIGNIFICANT
+
+
+def test_the_same_machine_is_preferred_and_another_is_named(stores, runs):
+    saved(stores[0], runs("other", 2.0, machine_id="other"))
+    now = saved(stores[1], runs("now"))
+    (found,) = compare_with_baseline(now, *stores)
+    assert found.ratio.value == pytest.approx(2.0, rel=1e-6)
+    assert "machine" in {d.what for d in found.differences}
+    saved(stores[0], runs("base"))
+    (found,) = compare_with_baseline(now, *stores)
+    assert found.ratio.value == pytest.approx(1.0, rel=1e-6)
+    assert "machine" not in {d.what for d in found.differences}
+
+
+def test_what_the_baseline_does_not_have_is_listed(stores, runs, record_of):
+    saved(stores[0], [record_of(SPEC, status=Status.OOM)])
+    now = saved(stores[1], runs("now"))
+    assert compare_with_baseline(now, *stores) == []
+    answer = baseline_answer([], now, Gate(below=0.95, ratios=()))
+    assert answer.notes[0] == "Not in the baseline: little-cnn, batch size 8."
+    assert Gate(below=0.95, ratios=()).exit_code == 1
+
+
+def test_a_run_is_not_its_own_baseline(stores, runs):
+    now = saved(stores[0], runs("now"))
+    assert compare_with_baseline(now, stores[0], stores[0]) == []
