@@ -34,6 +34,7 @@ RUNGS = [
     ("papers.replay",),
     ("experiments.runner",),
     ("experiments.session",),
+    ("exports",),
     ("api",),
     ("pytest_plugin",),
     ("views",),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cubemesh.api.collectives import collectives
     from cubemesh.api.compare import compare
     from cubemesh.api.experiments import experiment_settings, list_experiments
+    from cubemesh.api.export import export
     from cubemesh.api.import_ import import_measurements
     from cubemesh.api.launch import launch
     from cubemesh.api.networks import list_networks, network_layers
@@ -32,6 +33,7 @@ __all__ = [
     "collectives",
     "compare",
     "experiment_settings",
+    "export",
     "import_measurements",
     "launch",
     "list_experiments",

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from cubemesh.exports.record_json import record_json
 from cubemesh.runs import Executor
 from cubemesh.schema import Status
 from cubemesh.store import Store
-from cubemesh.views.json_output import record_json
 
 pytest.importorskip("torch")
 

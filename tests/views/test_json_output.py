@@ -6,16 +6,14 @@ import math
 
 from cubemesh.api.run import RunResult
 from cubemesh.experiments.runner import ExperimentResult
+from cubemesh.exports.record_json import finite, record_json, step_statistics
 from cubemesh.schema import Curve, ExperimentRun, Figure
 from cubemesh.statistics import bootstrap_interval, median
 from cubemesh.views.json_output import (
     answer_json,
     envelope,
-    finite,
     machine_json,
-    record_json,
     run_json,
-    step_statistics,
 )
 
 

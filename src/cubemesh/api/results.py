@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 from cubemesh.api.arguments import AnyStore, open_store
 from cubemesh.errors import UsageError
+from cubemesh.exports.table import table_rows
 from cubemesh.frameworks import entry
 from cubemesh.networks import canonical_name
-from cubemesh.schema import NetworkWork, RunRecord, Series
-from cubemesh.statistics import median
+from cubemesh.schema import RunRecord, Series
 
 if TYPE_CHECKING:
     import pandas
@@ -27,9 +27,8 @@ class ResultTable(Sequence[dict[str, Any]]):
     @cached_property
     def rows(self) -> tuple[dict[str, Any], ...]:
         """A dict for each run, all with the same keys: its settings, its outcome, then every figure
-        that any of the runs has (None where missing)."""
-        names = dict.fromkeys(name for record in self.records for name in record.figures)
-        return tuple({**_row(r), **{n: r.figure(n) for n in names}} for r in self.records)
+        that any of the runs has with its interval, `_low` and `_high` (None where missing)."""
+        return table_rows(self.records)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -91,26 +90,3 @@ def telemetry(run_id: str, *, store: AnyStore = None) -> list[Series]:
     """The telemetry of the stored run with this id or unique prefix; empty without telemetry."""
     with open_store(store, reading=True) as opened:
         return opened.series(opened.record(run_id).run_id)
-
-
-def _row(record: RunRecord) -> dict[str, Any]:
-    spec, program = record.spec, record.spec.program
-    steps = [window.step_s for window in record.measured]
-    return {
-        "run_id": record.run_id,
-        "started_utc": record.started_utc,
-        "machine_id": record.key.machine_id,
-        "work": spec.work.kind,
-        "network": spec.work.network if isinstance(spec.work, NetworkWork) else None,
-        "framework": program.framework,
-        "precision": program.precision,
-        "sync": program.sync,
-        "devices": spec.placement.devices,
-        "batch_per_device": spec.batch_per_device,
-        "global_batch": spec.global_batch,
-        "outcome": record.outcome.status.value,
-        "message": record.outcome.message,
-        "median_step_s": median(steps) if steps else None,
-        "elapsed_s": record.elapsed_s,
-        "warnings": ",".join(dict.fromkeys(w.code for w in record.warnings)),
-    }

@@ -14,6 +14,8 @@ from cubemesh.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from cubemesh.api.export import ExportedFile
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 _MOST_NUMBERS, _MOST_LETTERS = 1000, 12
@@ -54,6 +56,50 @@ FailBelow = Annotated[
         "over the baseline) is below RATIO.",
     ),
 ]
+
+ExportTo = Annotated[
+    str | None,
+    typer.Option(
+        "--export",
+        metavar="FILE",
+        help="Write the runs into a file for other tools; - is standard output.",
+    ),
+]
+ExportFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help="Format of --export; default: by the end of the file's name.",
+    ),
+]
+
+
+def check_export(file: str | None, name: str | None, as_json: bool) -> None:
+    """UsageError, before anything is measured, for a file or format that cannot be exported."""
+    from cubemesh.exports import STDOUT, format_of
+
+    if file is None:
+        if name is not None:
+            raise UsageError(f"--format {name} needs a file: add --export FILE.")
+        return
+    if as_json and file == STDOUT:
+        raise UsageError(
+            "--json and --export - both write to standard output: give --export a file."
+        )
+    format_of(file, name)
+
+
+def write_export(
+    runs: Any, file: str, name: str | None, store: str | None, store_b: str | None = None
+) -> ExportedFile:
+    """Write the file of `--export`; its name goes to stderr."""
+    from cubemesh.api.export import export
+
+    done = export(runs, file, format=name, store=store, store_b=store_b)
+    count = f"{done.runs} run{'' if done.runs == 1 else 's'}"
+    print(f"cubemesh: wrote {count} to {file} ({done.format})", file=sys.stderr)
+    return done
 
 
 def show(document: Any, as_json: bool, draw: Callable[[Console], None]) -> None:

@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from cubemesh.cli.options import AsJson, StoreAt, show
+from cubemesh.cli.options import (
+    AsJson,
+    ExportFormat,
+    ExportTo,
+    StoreAt,
+    check_export,
+    show,
+    write_export,
+)
+
+SHOWN = 50
+"""Runs that are listed by default."""
 
 
 def results(
@@ -16,15 +27,34 @@ def results(
     network: Annotated[str | None, typer.Option(help="Filter by network.")] = None,
     framework: Annotated[str | None, typer.Option(help="Filter by framework.")] = None,
     outcome: Annotated[str | None, typer.Option(help="Filter by outcome.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Number of most recent runs.")] = 50,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of most recent runs; default: 50, with --export all."),
+    ] = None,
+    export: ExportTo = None,
+    format: ExportFormat = None,
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """List stored runs. With a run id, everything about that run."""
+    """List stored runs, or write them to a file. With a run id, everything about that run."""
     from cubemesh.api import results as api
+    from cubemesh.exports.record_json import record_json
     from cubemesh.views import terminal
-    from cubemesh.views.json_output import envelope, record_json
+    from cubemesh.views.json_output import envelope
 
+    check_export(export, format, as_json)
+    if export is not None:
+        runs = (
+            [api.record(run_id, store=store)]
+            if run_id is not None
+            else api.results(
+                network=network, framework=framework, outcome=outcome, limit=limit, store=store
+            )
+        )
+        done = write_export(runs, export, format, store)
+        if as_json:
+            show(envelope("export", **vars(done)), as_json, lambda _: None)
+        return
     if run_id is not None:
         one, series = api.record(run_id, store=store), api.telemetry(run_id, store=store)
         show(
@@ -34,7 +64,7 @@ def results(
         )
         return
     found = api.results(
-        network=network, framework=framework, outcome=outcome, limit=limit, store=store
+        network=network, framework=framework, outcome=outcome, limit=limit or SHOWN, store=store
     )
     show(
         envelope("results", records=[record_json(r) for r in found.records]),

@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from cubemesh.cli.options import AsJson, FailBelow, Hosts, NoCache, Pythons, Settings, StoreAt, show
+from cubemesh.cli.options import (
+    AsJson,
+    ExportFormat,
+    ExportTo,
+    FailBelow,
+    Hosts,
+    NoCache,
+    Pythons,
+    Settings,
+    StoreAt,
+    check_export,
+    show,
+    write_export,
+)
 
 
 def run(
@@ -39,14 +52,18 @@ def run(
     fail_below: FailBelow = None,
     pythons: Pythons = None,
     hosts: Hosts = None,
+    export: ExportTo = None,
+    format: ExportFormat = None,
     as_json: AsJson = False,
 ) -> None:
     """Run experiments and print their results. Stored runs are reused."""
     from cubemesh.api.run import run as run_experiments
+    from cubemesh.exports import STDOUT
     from cubemesh.views import terminal
     from cubemesh.views.json_output import run_json
     from cubemesh.views.progress import TerminalProgress
 
+    check_export(export, format, as_json)
     found = run_experiments(
         *names,
         settings=settings or (),
@@ -61,7 +78,10 @@ def run(
         hosts=hosts or (),
         observer=TerminalProgress(terminal.stderr_console()),
     )
-    show(run_json(found), as_json, lambda c: terminal.print_answers(c, found.answers))
+    if export is not None:
+        write_export(found, export, format, store)
+    if export != STDOUT:
+        show(run_json(found), as_json, lambda c: terminal.print_answers(c, found.answers))
     code = 0 if found.ok else 1
     if found.gate is not None:
         print(f"cubemesh: {found.gate.sentence}", file=sys.stderr)

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from cubemesh.experiments.analysis.roofline_chart import roofline, roofline_table, rooflines
+from cubemesh.exports.record_json import record_json
 from cubemesh.networks import build
 from cubemesh.networks.cost import costs
 from cubemesh.schema import Breakdown, Figure, Outcome, Rank, RunSpec, Status, TimeRow, TrainSteps
 from cubemesh.views.charts.vega import vega_lite
-from cubemesh.views.json_output import record_json
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from cubemesh.experiments.analysis.comparison import changes, ratio_of_record
 from cubemesh.experiments.analysis.utilization_columns import COLUMNS
+from cubemesh.exports.record_json import step_statistics
 from cubemesh.frameworks import entry
 from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
 from cubemesh.measure.telemetry.gpu import throttle_words
@@ -16,7 +17,6 @@ from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
 from cubemesh.schema import Breakdown, Figure, Part, Rank, RunRecord, Series
 from cubemesh.units import format_seconds
 from cubemesh.views import formatting
-from cubemesh.views.json_output import step_statistics
 
 _NAMES: Mapping[str, str] = {
     "mean_power_watts": "mean power",

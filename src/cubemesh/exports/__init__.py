@@ -1,0 +1,78 @@
+"""Exports: stored runs as files of other tools. One file a format, and one line in `FORMATS`."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from cubemesh.errors import UsageError, unknown_name
+from cubemesh.exports import csv_file, json_lines, parquet
+from cubemesh.exports.contents import ExportedRuns, Format
+
+FORMATS: dict[str, Format] = {
+    "csv": Format(write=csv_file.write, suffixes=(".csv",), summary="a line a run"),
+    "parquet": Format(write=parquet.write, suffixes=(".parquet",), summary="the table, typed"),
+    "jsonl": Format(
+        write=json_lines.write, suffixes=(".jsonl", ".ndjson"), summary="whole records as JSON"
+    ),
+}
+STDOUT = "-"
+"""Name of a file that means standard output."""
+
+
+def format_of(file: str, name: str | None = None) -> str:
+    """The format called `name`, else the one that the end of the file's name selects; UsageError
+    for another name, or an end that selects no format."""
+    if name is not None:
+        if name not in FORMATS:
+            raise unknown_name("format of an export", name, FORMATS, plural="formats")
+        return name
+    for known, entry in FORMATS.items():
+        if file.lower().endswith(entry.suffixes):
+            return known
+    ends = ", ".join(suffix for entry in FORMATS.values() for suffix in entry.suffixes)
+    raise UsageError(
+        f"'{file}' does not end in {ends}: choose such a name, or add --format {'|'.join(FORMATS)}."
+    )
+
+
+def export_file(runs: ExportedRuns, file: str, name: str | None = None) -> str:
+    """Write the runs into a file, or to standard output for `-`; the format's name.
+
+    The file is written next to its place and then moved there: a reader, such as a collector of
+    metrics, never sees a part of it. UsageError if it cannot be written.
+    """
+    chosen = format_of(file, name)
+    written = io.BytesIO()
+    FORMATS[chosen].write(runs, written)
+    if file == STDOUT:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(written.getvalue())
+        return chosen
+    try:
+        _replace(Path(file), written.getvalue())
+    except OSError as error:
+        raise UsageError(
+            f"{file} cannot be written: {error.strerror}. Choose another path."
+        ) from None
+    return chosen
+
+
+def _replace(path: Path, content: bytes) -> None:
+    if path.exists() and not path.is_file():  # a device or a pipe
+        path.write_bytes(content)
+        return
+    handle, beginning = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.resolve().parent)
+    try:
+        with open(handle, "wb") as file:
+            file.write(content)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(beginning, 0o666 & ~mask)
+        os.replace(beginning, path.resolve())
+    except BaseException:
+        os.unlink(beginning)
+        raise

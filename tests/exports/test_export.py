@@ -1,0 +1,138 @@
+"""Exports as a user makes them: by the option, by the function, into a file or a pipe."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import cubemesh
+from cubemesh.errors import StoreError, UsageError
+from cubemesh.exports import FORMATS, format_of
+
+SCRIPT = "step=0.002,per_sample=0.0001,jitter=0.02"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two simulated runs, repeated three times."""
+    folder = tmp_path_factory.mktemp("exports")
+    path = str(folder / "s.sqlite")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        cubemesh.run(
+            "minibatch",
+            networks=["little-cnn"],
+            batch_sizes=[8, 16],
+            ceiling=False,
+            settings={"framework": "null", "script": SCRIPT, "repeats": "3"},
+            quick=True,
+            store=path,
+        )
+    return path
+
+
+@pytest.fixture
+def cli(cubemesh):
+    return cubemesh
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_written_by_its_suffix(store, tmp_path, cli, name):
+    suffix = FORMATS[name].suffixes[0]
+    file = tmp_path / f"runs{suffix}"
+    done = cli("results", "--store", store, "--export", str(file))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert f"({name})" in done.stderr
+    assert file.stat().st_size > 100
+    assert [p.name for p in tmp_path.iterdir()] == [file.name], "no temporary file remains"
+    again = cubemesh.export(
+        cubemesh.results(store=store), tmp_path / "again", format=name, store=store
+    )
+    assert (again.format, again.runs) == (name, 6)
+    if name != "parquet":
+        assert (tmp_path / "again").read_bytes() == file.read_bytes()
+
+
+def test_filters_and_limit_select_the_runs(store, tmp_path, cli):
+    file = tmp_path / "r.jsonl"
+    run_id = cubemesh.results(store=store)[0]["run_id"]
+    for words, count in (((), 6), (("--limit", "2"), 2), (("--outcome", "oom"), 0), ((run_id,), 1)):
+        done = cli("results", *words, "--store", store, "--export", str(file), "--json")
+        assert json.loads(done.stdout) == {
+            "schema": 1,
+            "kind": "export",
+            "file": str(file),
+            "format": "jsonl",
+            "runs": count,
+        }
+        assert len(file.read_text().splitlines()) == count
+
+
+def test_a_table_with_intervals_from_python(store):
+    pytest.importorskip("pandas")
+    frame = cubemesh.results(store=store).to_pandas()
+    assert (frame["throughput_per_s_low"] <= frame["throughput_per_s"]).all()
+    assert (frame["throughput_per_s"] <= frame["throughput_per_s_high"]).all()
+    assert frame["script"].unique().tolist() == [SCRIPT]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--export", "runs.xyz"), ["runs.xyz", "--format", *FORMATS]),
+        (("--export", "runs.csv", "--format", "parket"), ["parket", "parquet"]),
+        (("--format", "csv"), ["--export"]),
+        (("--export", "/nowhere/at/all.csv"), ["/nowhere/at/all.csv"]),
+        (("--export", "-", "--format", "csv", "--json"), ["--json", "--export -"]),
+    ],
+)
+def test_what_cannot_be_written_is_wrong_usage(store, cli, words, named):
+    done = cli("results", "--store", store, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert [n for n in named if n not in done.stderr] == []
+
+
+def test_a_missing_store_is_a_store_error(tmp_path):
+    with pytest.raises(StoreError):
+        cubemesh.export([], tmp_path / "a.csv", store=tmp_path / "none.sqlite")
+
+
+def test_a_wrong_format_is_found_before_anything_is_measured(tmp_path, cli):
+    store = tmp_path / "s.sqlite"
+    done = cli("run", "minibatch", "--store", str(store), "--export", "x.doc")
+    assert done.returncode == 2
+    assert not store.exists()
+
+
+def test_parquet_without_pyarrow_names_the_extra(store, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"cubemesh\[exports\]"):
+        cubemesh.export(cubemesh.results(store=store), tmp_path / "a.parquet", store=store)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_replaced_and_links_are_followed(store, tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("before")
+    link = tmp_path / "link.csv"
+    link.symlink_to(file)
+    cubemesh.export(cubemesh.results(store=store), link, store=store)
+    assert link.is_symlink()
+    assert file.read_text().startswith("run_id,")
+    assert file.stat().st_mode & 0o777 == 0o666 & ~umask()
+
+
+def umask() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("Umask")).split()[1], 8)
+
+
+def test_each_suffix_selects_one_format():
+    suffixes = [suffix for entry in FORMATS.values() for suffix in entry.suffixes]
+    assert len(suffixes) == len(set(suffixes))
+    for name, entry in FORMATS.items():
+        for suffix in entry.suffixes:
+            assert format_of(f"a/b{suffix.upper()}") == name
