@@ -240,6 +240,29 @@ def test_unsupported_is_an_outcome_with_its_reason(cubemesh, tmp_path: Path):
     assert "devices=1" in output["records"][-1]["outcome_detail"]["message"]
 
 
+def test_a_ceiling_alone_is_not_a_measurement(cubemesh, tmp_path: Path):
+    command = (*MINIBATCH, "--set", "memory_limit_bytes=10000000", "--json")
+    output = document(cubemesh(*command, "--store", str(tmp_path / "s.sqlite")), code=1)
+    outcomes = {r["outcome"]: r["spec"]["work"]["kind"] for r in output["records"]}
+    assert set(outcomes) == {"oom", "ok"}
+    assert outcomes["ok"] == "ceiling"
+
+
+@pytest.mark.parametrize(("accuracy", "code"), [(0.5, 0), (0.95, 99)])
+@pytest.mark.parametrize("verb", [("train", "little-cnn"), ("run", "time-to-accuracy")])
+def test_a_missed_target_is_99(cubemesh, tmp_path: Path, verb, accuracy, code):
+    script = ("--set", "framework=null", "--set", "script=accuracy=0.1:0.9")
+    epochs = (
+        ("--epochs", "3") if verb[0] == "train" else ("--set", "epochs=3", "--set", "devices=1")
+    )
+    store = ("--store", str(tmp_path / "s.sqlite"))
+    command = (*verb, *script, *epochs, *store)
+    done = cubemesh(*command, "--set", f"target_accuracy={accuracy}")
+    assert done.returncode == code, done.stderr
+    # The default target of an experiment was not requested.
+    assert cubemesh(*command).returncode == 0
+
+
 def test_a_paper_is_replayed_and_the_report_has_its_claims(cubemesh, tmp_path: Path):
     store, page = str(tmp_path / "results.sqlite"), tmp_path / "page.html"
     sets = ("batch_sizes=16,64", "epochs=1", "ceiling=false", "framework=null", "seconds=0.05")

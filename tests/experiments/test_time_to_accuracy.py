@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from answers import in_order
+from answers import finding, in_order
 from cubemesh.experiments.registry import Context, Scale
 from cubemesh.experiments.time_to_accuracy import EXPERIMENT, NO_ENERGY, Settings
 from cubemesh.schema import Figure, Status, Unknown, Window
@@ -83,13 +83,18 @@ def test_a_missed_target_has_its_accuracy(machine, play, record_of):
     assert second[2].reason.startswith("not supported")
 
 
-def test_unknown_energy_is_a_gap(machine, play, record_of):
-    one, _ = asked_of(play, record_of, machine)
+def test_unknown_energy_is_a_gap_and_its_reason_given_once(machine, play, record_of):
+    one, two = asked_of(play, record_of, machine)
     record = trained(record_of, one, epochs=4, epoch_s=9.0, accuracy=0.96)
-    answer = EXPERIMENT.answer(Settings(), [record])
-    assert answer.tables[0].rows[0][3].reason == NO_ENERGY
+    other = trained(record_of, two, epochs=4, epoch_s=9.0, accuracy=0.96, watts=50.0)
+    (table,) = EXPERIMENT.answer(Settings(), [record, other]).tables
+    assert [row[3].reason for row in table.rows] == [NO_ENERGY, ""]
     why = "not measurable: GPU board: the sensor fell silent"
     unknown = dataclasses.replace(record, unmeasured=(Unknown(what="energy and power", why=why),))
-    answer = EXPERIMENT.answer(Settings(), [unknown])
-    assert answer.findings[-1].code == "unknown-energy"
-    assert why in answer.findings[-1].text
+    again = dataclasses.replace(
+        trained(record_of, two, epochs=4, epoch_s=9.0, accuracy=0.96), unmeasured=unknown.unmeasured
+    )
+    answer = EXPERIMENT.answer(Settings(), [unknown, again])
+    assert why in finding(answer, "unknown-energy").text
+    assert "energy" not in [column.name for column in answer.tables[0].columns]
+    assert {len(row) for row in answer.tables[0].rows} == {len(answer.tables[0].columns)}

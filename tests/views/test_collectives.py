@@ -1,5 +1,7 @@
 """A sweep in the output format of nccl-tests, and as rows."""
 
+import dataclasses
+
 import pytest
 
 from cubemesh.api.collectives import Sweeps, sweep_rows
@@ -13,6 +15,7 @@ from cubemesh.schema import (
     RunSpec,
     Status,
     SweepPoint,
+    warn,
 )
 from cubemesh.views.collectives import document, lines
 
@@ -96,3 +99,33 @@ def test_the_document_has_rows_pairs_and_how_it_ended():
     (pair,) = output["pairs"]
     assert (pair["from"], pair["to"], pair["wrong"]) == (1, 0, 0)
     assert output["runs"][0]["library"] == "gloo"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "size", "shown"),
+    [
+        (1.0, 8, "8.0e-9"),
+        (1.0, 1 << 20, "0.0010"),
+        (1e-3, 1 << 20, "1.05"),
+        (1e-6, 1 << 20, "1048.6"),
+    ],
+)
+def test_no_bandwidth_is_shown_as_zero(seconds, size, shown):
+    data = next(t for t in lines(record(point(size, seconds))) if not t.startswith("#"))
+    assert data.split()[6:8] == [shown, shown]
+    assert float(shown) == pytest.approx(size / seconds / 1e9, rel=0.06)
+    pair = next(
+        t for t in lines(record(point(8, 1e-6), point(size, seconds, pair=(0, 1)))) if "Pair" in t
+    )
+    assert f" {shown} GB/s" in pair
+
+
+@pytest.mark.parametrize("points", [(), (point(8, 1e-6),)])
+def test_warnings_are_shown_and_in_the_document(points):
+    warning = warn("oversubscribed", "2 devices shared 1 core.", "Use 2 cores.")
+    made = dataclasses.replace(record(*points), warnings=(warning,))
+    assert list(lines(made))[-1] == f"# Warning: {warning.cause} {warning.remedy}"
+    (ran,) = document(Sweeps(records=(made,)))["runs"]
+    assert [(w["code"], w["remedy"]) for w in ran["warnings"]] == [
+        ("oversubscribed", warning.remedy)
+    ]

@@ -16,12 +16,17 @@ from cubemesh.api.arguments import (
     setting_lines,
 )
 from cubemesh.errors import UsageError
-from cubemesh.experiments.analysis.comparison import Gate, baseline_answer, gate_of
+from cubemesh.experiments.analysis.comparison import (
+    THRESHOLD_BREACHED,
+    Gate,
+    baseline_answer,
+    gate_of,
+)
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.experiments.session import replay_papers, run_names
 from cubemesh.runs import Observer, Silent
-from cubemesh.schema import Answer, RunRecord
+from cubemesh.schema import Answer, Ceiling, RunRecord
 from cubemesh.store.compare import StoredComparison, compare_with_baseline
 
 
@@ -59,11 +64,31 @@ class RunResult:
 
     @property
     def ok(self) -> bool:
-        """Whether something was measured, and no run crashed, was killed or timed out."""
+        """Whether something besides ceilings was measured, if it was planned, and no run crashed,
+        was killed or timed out."""
         if not any(EXPERIMENTS[one.experiment_run.experiment].measures for one in self.experiments):
             return True  # computed, not measured
         expected = all(r.outcome.status.expected for r in self.records)
-        return expected and any(r.ok for r in self.records)
+        of_work = [r for r in self.records if not isinstance(r.spec.work, Ceiling)]
+        return expected and any(r.ok for r in of_work or self.records)
+
+    @property
+    def target_missed(self) -> bool:
+        """Whether a requested `target_accuracy` was not reached."""
+        return any(
+            (run.settings | run.overrides).get("target_accuracy") is not None
+            and any(finding.code == "target-missed" for finding in one.answer.findings)
+            for one in self.experiments
+            for run in (one.experiment_run,)
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command: 1 where `ok` is false, 99 where a target or the gate was missed."""
+        if not self.ok:
+            return 1
+        code = 0 if self.gate is None else self.gate.exit_code
+        return code or (THRESHOLD_BREACHED if self.target_missed else 0)
 
     def __repr__(self) -> str:
         lines = [f"RunResult({len(self.records)} runs, ok={self.ok})"]

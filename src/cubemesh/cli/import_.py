@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -21,9 +22,15 @@ def import_(
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import results of nccl-tests for comparison."""
+    """Import results of nccl-tests for comparison. Sweeps that are stored are not added again."""
     from cubemesh.api.import_ import import_measurements
     from cubemesh.views import collectives as view
 
     found = import_measurements(file, operation=collective, store=store)
-    show(view.document(found), as_json, lambda console: view.print_sweeps(console, found))
+    document = view.document(found) | {"new": list(found.new)}
+    show(document, as_json, lambda console: view.print_sweeps(console, found))
+    known, sweeps = len(found.records) - len(found.new), len(found.records)
+    if known:
+        added = f"{len(found.new)} were added" if found.new else "nothing was added"
+        text = f"{known} of {sweeps} sweeps of {file} were stored already; {added}."
+        print(f"cubemesh: {text}", file=sys.stderr)

@@ -82,8 +82,6 @@ def run(
         write_export(found, export, format, store)
     if export != STDOUT:
         show(run_json(found), as_json, lambda c: terminal.print_answers(c, found.answers))
-    code = 0 if found.ok else 1
     if found.gate is not None:
         print(f"cubemesh: {found.gate.sentence}", file=sys.stderr)
-        code = code or found.gate.exit_code
-    raise typer.Exit(code)
+    raise typer.Exit(found.exit_code)

@@ -76,6 +76,7 @@ def train(
     from cubemesh.api.arguments import setting_lines
     from cubemesh.api.train import train as train_network
     from cubemesh.exports.record_json import record_json
+    from cubemesh.experiments.analysis.comparison import THRESHOLD_BREACHED
     from cubemesh.views import terminal
     from cubemesh.views.json_output import envelope
     from cubemesh.views.progress import TerminalProgress
@@ -96,7 +97,9 @@ def train(
         as_json,
         lambda console: terminal.print_answers(console, found.answers),
     )
-    raise typer.Exit(0 if record.ok else 1)
+    if not record.ok:
+        raise typer.Exit(1)
+    raise typer.Exit(THRESHOLD_BREACHED if found.target_missed else 0)
 
 
 _OTHERS = ("network", "hosts", "settings", "store", "no_cache", "pythons", "as_json")

@@ -225,33 +225,35 @@ def _speed_up(one: Group[int], one_s: float, many: Group[int], many_s: float) ->
 
 
 def _table(groups: Sequence[Group[int]]) -> Table:
+    energy = any(_joules(group) is not None for group in groups)
     columns = (
         Column(name="devices"),
         Column(name="global batch size"),
         Column(name="time to accuracy", unit="s"),
-        Column(name="energy", unit="J"),
+        *([Column(name="energy", unit="J")] if energy else []),
         Column(name="epochs"),
         Column(name="accuracy", unit="%"),
         Column(name="samples/s"),
         Column(name="wall time", unit="s"),
         Column(name="90 epochs", unit="days"),
     )
-    return Table(title="Time to accuracy", columns=columns, rows=tuple(map(_row, groups)))
+    rows = tuple(_row(group, energy=energy) for group in groups)
+    return Table(title="Time to accuracy", columns=columns, rows=rows)
 
 
-def _row(group: Group[int]) -> tuple[Cell, ...]:
+def _row(group: Group[int], *, energy: bool) -> tuple[Cell, ...]:
     head = (
         Cell(value=group.key, run_id=group.run_id),
         Cell(value=group.records[0].spec.global_batch),
     )
     if not group.ok:
-        return (*head, *[group.cell(None)] * 7)
+        return (*head, *[group.cell(None)] * (6 + energy))
     time_s, joules = _time_s(group), _joules(group)
     why = _missing(group) if time_s is None else NO_ENERGY
     return (
         *head,
         Cell(reason=why) if time_s is None else Cell(value=time_s, run_id=group.run_id),
-        Cell(reason=why) if joules is None else Cell(value=joules),
+        *([Cell(reason=why) if joules is None else Cell(value=joules)] if energy else []),
         Cell(value=_epochs(group)),
         Cell(value=100 * group.ok[0].figures["accuracy"].value),
         group.cell(group.throughput),

@@ -2,7 +2,7 @@
 
 An imported sweep is a record of the machine its ranks were on, with its own experiment run, so that
 results and reports show it; its framework is `nccl-tests` or the one given in the sweep, and it is
-never reused as a run of this machine. The same file gives the same ids, so it is stored once.
+never reused as a run of this machine. The same sweep gives the same id, so it is stored once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,18 @@ IMPORTED = "imported"
 """Code version and software of what was not measured here."""
 
 
-def import_file(store: Store, path: Path, collective: str | None = None) -> list[RunRecord]:
-    """Store the sweeps of a file; the records. DataError with the invalid line (or run, in
-    JSON); StoreError if it is stored already."""
+@dataclass(frozen=True, kw_only=True)
+class ImportedFile:
+    """The sweeps of a file, and which of them were new to the store."""
+
+    records: tuple[RunRecord, ...]
+    new: tuple[str, ...]
+    """Ids of the records that were not stored before."""
+
+
+def import_file(store: Store, path: Path, collective: str | None = None) -> ImportedFile:
+    """Store the sweeps of a file that are not stored yet. DataError with the invalid line (or run,
+    in JSON)."""
     text = read_text(path, MAX_BYTES, "test log")
     if text.lstrip().startswith("{"):
         sweeps = _of_json(text, str(path))
@@ -55,10 +65,16 @@ def import_file(store: Store, path: Path, collective: str | None = None) -> list
         sweeps, framework = read_log(text, str(path), collective), "nccl-tests"
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     machine = _machine(sweeps[0].ranks, path)
-    records = [_record(sweep, framework, machine, now) for sweep in sweeps]
-    run_ids = tuple(r.run_id for r in records)
+    parsed = [_record(sweep, framework, machine, now) for sweep in sweeps]
+    by_id = {r.run_id: r for r in parsed}
+    run_ids = tuple(by_id)
+    stored = {r.run_id: r for r in store.records(machine_id=machine.machine_id)}
+    new = [record for run_id, record in by_id.items() if run_id not in stored]
+    records = tuple(stored.get(run_id, record) for run_id, record in by_id.items())
+    if not new:
+        return ImportedFile(records=records, new=())
     store.save_machine(machine)
-    for record in records:
+    for record in new:
         store.save(record)
     store.save_experiment_run(
         ExperimentRun(
@@ -70,7 +86,7 @@ def import_file(store: Store, path: Path, collective: str | None = None) -> list
             complete=True,
         )
     )
-    return records
+    return ImportedFile(records=records, new=tuple(r.run_id for r in new))
 
 
 def _record(sweep: LoggedSweep, framework: str, machine: Machine, now: str) -> RunRecord:

@@ -6,6 +6,8 @@ of place and in place, `N/A` where one is not supported.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from rich.console import Console
 from cubemesh.api.collectives import Sweeps, pair_rows, sweep_rows
 from cubemesh.experiments.collectives.report import collective_of
 from cubemesh.schema import RunRecord
+from cubemesh.schema.serialization import to_plain
 from cubemesh.views import formatting
 from cubemesh.views.json_output import envelope
 
@@ -26,7 +29,7 @@ _RANK = ("rank", "host", "device", "device_name")
 
 def document(sweeps: Sweeps) -> dict[str, Any]:
     """The JSON of `cubemesh collectives`: `rows`, one for each operation and size; `pairs`, one for
-    each pair of ranks; and `runs`, the outcome of each sweep."""
+    each pair of ranks; and `runs`, the outcome and warnings of each sweep."""
     return envelope(
         "collectives",
         rows=sweeps.rows,
@@ -39,6 +42,7 @@ def document(sweeps: Sweeps) -> dict[str, Any]:
                 "library": r.library,
                 "outcome": r.outcome.status.value,
                 "message": r.outcome.message,
+                "warnings": to_plain(r.warnings),
                 "ranks": [{name: getattr(k, name) for name in _RANK} for k in r.ranks],
             }
             for r in sweeps.records
@@ -66,8 +70,13 @@ def lines(record: RunRecord) -> Iterator[str]:
     if not record.ok:
         yield f"# {formatting.outcome_text(record)}"
     found = sweep_rows(record)
-    if not found:
-        return
+    if found:
+        yield from _sweep(found, record)
+    for warning in record.warnings:
+        yield formatting.clean(f"# Warning: {warning.cause} {warning.remedy}".rstrip())
+
+
+def _sweep(found: Sequence[dict[str, Any]], record: RunRecord) -> Iterator[str]:
     yield "#"
     yield f"# {'':54}{'out-of-place':^31}  {'in-place':^31}".rstrip()
     yield _heading(0)
@@ -75,8 +84,9 @@ def lines(record: RunRecord) -> Iterator[str]:
     yield from (_line(row) for row in found)
     for pair in pair_rows(record):
         yield (
-            f"# Pair {pair['from']} -> {pair['to']}, {pair['size']} B: {pair['time_us']:.2f} us, "
-            f"{pair['algbw_gb_per_s']:.2f} GB/s, {_wrong(pair['wrong'])} wrong"
+            f"# Pair {pair['from']} -> {pair['to']}, {pair['size']} B: "
+            f"{_figure(pair['time_us'], 7)} us, "
+            f"{_figure(pair['algbw_gb_per_s'], 6)} GB/s, {_wrong(pair['wrong'])} wrong"
         )
     yield from _footer(found, record)
 
@@ -105,7 +115,11 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _figure(value: float, width: int) -> str:
-    """With as many decimals, two at most, as fit."""
+    """With as many decimals, two at most, as fit; a small value with two significant digits, as
+    `0.0012` or `3.4e-6`, and never as 0.00."""
+    if 0 < value < 0.1:
+        text = f"{value:.{1 - math.floor(math.log10(value))}f}"
+        return text if len(text) <= width else re.sub("e-0*", "e-", f"{value:.1e}")
     return next(
         (text for digits in (2, 1) if len(text := f"{value:.{digits}f}") <= width), f"{value:.0f}"
     )

@@ -261,9 +261,19 @@ def test_batch_size_and_sign_of_every_curvature(record_of):
 
 
 def test_a_curvature_within_its_interval_is_not_significant(record_of):
-    answer = answer_for(record_of, {8: 0.008, 16: 0.0081, 32: 0.0108})
-    assert texts(curvature_table(answer), "throughput is") == ["not significant"]
+    # 32 is concave beyond its interval, 16 is within.
+    rates = {8: 1000, 16: 1990, 32: 2980, 64: 3000}
+    answer = answer_for(record_of, {b: b / r for b, r in rates.items()})
+    assert texts(curvature_table(answer), "throughput is") == ["not significant", "concave"]
+    assert in_order(finding(answer, "throughput-curvature").text, "32", "less")
     assert "16" not in finding(answer, "throughput-curvature").text
+
+
+def test_without_a_significant_curvature_none_is_shown(record_of):
+    answer = answer_for(record_of, {8: 0.008, 16: 0.016, 32: 0.032})
+    assert not {"throughput-curvature", "sample-time-curvature"} & set(codes(answer))
+    assert not any("is" in c.name.split() for t in answer.tables for c in t.columns)
+    assert not any("urvature" in note for note in answer.notes)
 
 
 def test_several_devices_are_compared_with_the_sum_of_their_products(record_of):

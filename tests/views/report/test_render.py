@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cubemesh.schema import RunRecord, warn
+from cubemesh.schema import RunRecord, Unknown, warn
 from cubemesh.schema.serialization import from_plain
+from cubemesh.views.facts.run import run_facts
 from cubemesh.views.report.page import cards, chips, headline, lead
 
 VOID = {"meta", "link", "br", "img", "path", "line", "rect", "circle"}
@@ -137,6 +138,18 @@ def test_an_empty_report(made, written, golden):
     golden.check("empty.txt", Outline(source).lines())
     assert embedded(source)["records"] == []
     assert len(source) < 60_000, "no chart, so no chart library"
+
+
+def test_what_several_runs_could_not_measure_is_said_once(made, written):
+    why = "not measurable: a virtual machine without counters"
+    energy = Unknown(what="energy and power", why=why)
+    short = Unknown(what="energy and power", why="not measurable: 0.1 s are too short")
+    runs = [replace(made.record(b), unmeasured=(energy,)) for b in (8, 16, 32)]
+    runs[2] = replace(runs[2], unmeasured=(energy, short))
+    page = written(made.sample(), answers=(), records={r.run_id: r for r in runs}, series={})
+    words = Outline(page.read_text("utf-8")).words()
+    assert (words.count(why), words.count(short.why)) == (1, 1)
+    assert why in dict(run_facts(runs[0])).values(), "of one run it is a fact"
 
 
 def test_a_report_of_failures_has_every_reason(made, written):

@@ -26,6 +26,14 @@ from cubemesh.schema import Cell, Column, Figure, Finding, RunRecord, RunSpec, T
 from cubemesh.units import format_list
 
 WORDS = {1: "convex", -1: "concave", 0: "not significant"}
+_THROUGHPUT_MEANING = {
+    1: "a doubling gains more than the one before",
+    -1: "a doubling gains less than the one before",
+}
+_SAMPLE_TIME_MEANING = {
+    1: "a doubling saves less than the one before",
+    -1: "a doubling saves more than the one before",
+}
 COMPUTE = "compute"
 """The part of an attribution that the kernel categories divide."""
 Parts = Mapping[str, float]
@@ -50,6 +58,11 @@ class Curvature:
     def batches(self) -> tuple[int, int, int]:
         """Half the batch size, the batch size, and twice it."""
         return self.batch // 2, self.batch, 2 * self.batch
+
+    @property
+    def significant(self) -> bool:
+        """Whether throughput or the time per sample has a significant curvature here."""
+        return bool(self.sign(self.throughput) or self.sign(self.sample_ms))
 
     def sign(self, figure: Figure) -> int:
         """1 for convex, -1 for concave, 0 for not significant."""
@@ -102,8 +115,9 @@ def curvatures(groups: Sequence[Group[int]]) -> list[Curvature]:
 
 
 def curvature_table(found: Sequence[Curvature]) -> tuple[Table, ...]:
-    """Each curvature with its sign, and device utilization on both sides if it was sampled."""
-    if not found:
+    """Each curvature with its sign, and device utilization on both sides if it was sampled; no
+    table where none is significant."""
+    if not any(one.significant for one in found):
         return ()
     columns = [
         Column(name="batch size"),
@@ -132,23 +146,25 @@ def _row(found: Curvature) -> tuple[Cell, ...]:
 
 
 def curvature_findings(found: Sequence[Curvature]) -> Iterator[Finding]:
-    """Where throughput and the time per sample have a significant curvature."""
-    if not found:
-        return
-    for code, name, signs in (
-        ("throughput-curvature", "Throughput", [c.sign(c.throughput) for c in found]),
-        ("sample-time-curvature", "The time per sample", [c.sign(c.sample_ms) for c in found]),
+    """Where throughput and the time per sample have a significant curvature, and its meaning."""
+    throughput = [c.sign(c.throughput) for c in found]
+    sample_time = [c.sign(c.sample_ms) for c in found]
+    for code, name, meaning, signs in (
+        ("throughput-curvature", "Throughput", _THROUGHPUT_MEANING, throughput),
+        ("sample-time-curvature", "The time per sample", _SAMPLE_TIME_MEANING, sample_time),
     ):
         places = {
             side: [str(c.batch) for c, s in zip(found, signs, strict=True) if s == side]
             for side in (1, -1)
         }
-        parts = [f"{WORDS[side]} at {format_list(at)}" for side, at in places.items() if at]
+        parts = [
+            f"{WORDS[side]} at {format_list(at)} ({meaning[side]})"
+            for side, at in places.items()
+            if at
+        ]
         if parts:
             text = f"{name} over doublings of the batch size is {' and '.join(parts)}."
-        else:
-            text = f"{name} has no statistically significant change of slope."
-        yield Finding(code=code, text=text)
+            yield Finding(code=code, text=text)
 
 
 def superlinear_doublings(groups: Sequence[Group[int]], what: str) -> Iterator[Finding]:

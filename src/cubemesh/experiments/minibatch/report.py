@@ -227,7 +227,7 @@ def notes(data: MinibatchData) -> Iterator[str]:
             "The forward pass is measured in a run of its own; the rest of a step is the backward "
             "pass and the update."
         )
-    if len(data.training) > 2:
+    if any(one.significant for one in data.curvatures):
         yield (
             "Curvature is the second difference over doublings. Its causes come from separate "
             "profiled runs (profile=true)."

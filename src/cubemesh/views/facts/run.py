@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cubemesh.experiments.analysis.comparison import changes, ratio_of_record
@@ -14,7 +14,7 @@ from cubemesh.frameworks import entry
 from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
 from cubemesh.measure.telemetry.gpu import throttle_words
 from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
-from cubemesh.schema import Breakdown, Figure, Part, Rank, RunRecord, Series
+from cubemesh.schema import Breakdown, Figure, Part, Rank, RunRecord, Series, Unknown
 from cubemesh.units import format_seconds
 from cubemesh.views import formatting
 
@@ -62,7 +62,16 @@ class TimeShare(NamedTuple):
     note: str
 
 
-def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
+def repeated_unmeasured(records: Iterable[RunRecord]) -> tuple[Unknown, ...]:
+    """What several runs could not measure for the same reason, such as energy in a virtual
+    machine: shown once, not in each run."""
+    counts = Counter(unknown for record in records for unknown in dict.fromkeys(record.unmeasured))
+    return tuple(unknown for unknown, count in counts.items() if count > 1)
+
+
+def run_facts(
+    record: RunRecord, shown_elsewhere: Collection[Unknown] = ()
+) -> tuple[tuple[str, str], ...]:
     """The figures of a run with their intervals, when and where it ran, and its ids."""
     facts = []
     step = step_statistics(record)
@@ -82,7 +91,11 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         facts.append(("power measured of", formatting.clean(covered)))
     if record.library:
         facts.append(("collective library", formatting.clean(record.library)))
-    facts += [(formatting.clean(u.what), formatting.clean(u.why)) for u in record.unmeasured]
+    facts += [
+        (formatting.clean(u.what), formatting.clean(u.why))
+        for u in record.unmeasured
+        if u not in shown_elsewhere
+    ]
     facts += _comparison(record)
     facts += _tuned(record)
     facts.append(("wall time", format_seconds(record.elapsed_s)))

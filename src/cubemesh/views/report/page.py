@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from cubemesh.schema import (
     Finding,
     RunRecord,
     Series,
+    Unknown,
     Warning,
 )
 from cubemesh.schema.outcome import STATUS_WORDS
@@ -197,9 +198,11 @@ class SmallChart:
     note: str
 
 
-def run_entry(record: RunRecord, series: Sequence[Series]) -> dict[str, Any]:
-    """The entry of a run; each phase, and each part of the step, with the CSS variable of its
-    colour."""
+def run_entry(
+    record: RunRecord, series: Sequence[Series], unmeasured: Collection[Unknown] = ()
+) -> dict[str, Any]:
+    """The entry of a run, without what is `unmeasured` in several; each phase, and each part of
+    the step, with the CSS variable of its colour."""
     steps = [window.step_s for window in record.measured]
     spark = _steps_spark(steps, "step time of each window", width=120, height=26)
     return {
@@ -209,7 +212,7 @@ def run_entry(record: RunRecord, series: Sequence[Series]) -> dict[str, Any]:
         "ending": STATUS_WORDS[record.outcome.status],
         "result": formatting.result_text(record),
         "spark": Markup(spark),
-        "facts": run_facts.run_facts(record),
+        "facts": run_facts.run_facts(record, unmeasured),
         "settings": formatting.own_settings(record.spec),
         "phases": tuple(
             (phase, variable(_PHASE_COLOURS.get(phase.name, "c6")))

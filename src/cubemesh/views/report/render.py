@@ -25,6 +25,7 @@ from cubemesh.schema.serialization import to_plain
 from cubemesh.views import formatting
 from cubemesh.views.charts.files import browser_bundle
 from cubemesh.views.facts import machine as machine_facts
+from cubemesh.views.facts.run import repeated_unmeasured
 from cubemesh.views.json_output import envelope, machine_json
 from cubemesh.views.report import page
 from cubemesh.views.tables import text_table
@@ -72,6 +73,7 @@ def render(report: Report) -> str:
     if any(section["charts"] for section in sections):
         scripts.append(_bundle())
     scripts.append(_asset("report.js"))
+    unmeasured = repeated_unmeasured(report.records.values())
     return (
         _environment()
         .get_template("report.html.j2")
@@ -85,9 +87,10 @@ def render(report: Report) -> str:
             gpus=text_table(machine_facts.gpu_table(report.machine.gpus)),
             links=machine_facts.link_sentences(report.machine.gpu_links),
             topology=_topology(report.machine),
+            unmeasured=unmeasured,
             machine_line=formatting.machine_line(report.machine),
             runs=[
-                page.run_entry(record, report.series.get(record.run_id, ()))
+                page.run_entry(record, report.series.get(record.run_id, ()), unmeasured)
                 for record in report.records.values()
             ],
             made=formatting.moment(report.made_utc),
