@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import typer
 
+from cubemesh.api.experiments import experiment_settings
 from cubemesh.cli import app
-from cubemesh.data import SOURCES
+from cubemesh.data import SOURCES, input_threads
 from cubemesh.experiments.core.settings import spec_fields
 from cubemesh.experiments.registry import EXPERIMENTS, SUITES
 from cubemesh.frameworks import FRAMEWORKS
@@ -161,3 +162,25 @@ def test_paths_on_a_page_exist(page: Path) -> None:
     found = (SOURCE, DOCS.parent, page.parent)
     made_up = {"frameworks/NAME.py"}
     assert sorted(p for p in paths - made_up if not any((f / p).exists() for f in found)) == []
+
+
+def test_help_docs_and_code_agree_on_the_default_of_input_threads() -> None:
+    in_memory = {name for name in SOURCES if input_threads(name, None, 8) == 0}
+    text = (DOCS / "data.md").read_text()
+    (listed,) = re.findall(r"default: 0 for data in memory \(([^)]*)\)", text)
+    assert set(re.findall("`([^`]+)`", listed)) == in_memory
+    for name in SOURCES.keys() - in_memory:
+        assert input_threads(name, None, 8) == 8
+        assert input_threads(name, None, 8, "device") == 2
+    default = (
+        "0 for data in memory, one per usable core for images decoded on the host, at most two for "
+        "those decoded on a device"
+    )
+    (help_text,) = (
+        f.means for f in experiment_settings("minibatch").fields if f.name == "input_threads"
+    )
+    assert f"None: {default}." in " ".join(help_text.split())
+    settings = (DOCS / "settings.md").read_text()
+    assert f"| `input_threads` | none: {default} |" in settings
+    (row,) = re.findall(r"\| `data` \|.*", settings)
+    assert SOURCES.keys() <= set(re.findall("`([^`]+)`", row))

@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +55,24 @@ def test_as_json_with_a_drawing(tmp_path: Path):
     assert file.read_text().startswith("<svg ")
 
 
+def test_the_suffix_selects_the_format(tmp_path: Path, golden):
+    def drawn(name):
+        probed("--machine", "dgx1-v100", "--gpus", "0-3", "--draw", str(tmp_path / name))
+        return (tmp_path / name).read_bytes()
+
+    width, height = png_size(drawn("a.png"))
+    svg = drawn("a.SVG").decode()
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    assert width / height == pytest.approx(float(box[1]) / float(box[2]), rel=0.01)
+    assert width > float(box[1]), "at least a pixel for each unit"
+    golden.check("drawing.txt", drawn("a.txt").decode())
+
+
+def png_size(data: bytes) -> tuple[int, int]:
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    return struct.unpack(">II", data[16:24])
+
+
 @pytest.mark.parametrize(
     ("options", "code", "named"),
     [
@@ -64,6 +84,8 @@ def test_as_json_with_a_drawing(tmp_path: Path):
         (("--machine", "dgx9"), 2, "dgx-2"),
         (("--gpus", "0"), 2, "--draw"),
         (("a.svg",), 2, "a.svg"),
+        (("--machine", "dgx1-v100", "--draw", "a.pdf"), 2, "a.pdf.*.svg, .png, .txt"),
+        (("--machine", "dgx1-v100", "--draw", "a"), 2, ".svg, .png, .txt"),
         (("--machine", "dgx1-v100", "--draw", "/nonexistent/a.svg"), 1, "/nonexistent/a.svg"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cubemesh.cli.options import AsJson, show, whole_numbers
-from cubemesh.errors import DataError, UsageError
+from cubemesh.errors import UsageError
 
 DRAWING = Path("cubemesh-topology.svg")
 
@@ -26,7 +26,10 @@ def probe(
         ),
     ] = None,
     draw: Annotated[
-        bool, typer.Option("--draw", help="Draw the topology and its rings as SVG.")
+        bool,
+        typer.Option(
+            "--draw", help="Draw the topology and its rings; FILE ends in .svg, .png or .txt."
+        ),
     ] = False,
     gpus: Annotated[
         str | None, typer.Option(metavar="0,1,…", help="Only these GPUs of the topology.")
@@ -38,10 +41,12 @@ def probe(
     from cubemesh.api.probe import topology
     from cubemesh.views import systems, terminal
     from cubemesh.views.json_output import machine_json
-    from cubemesh.views.topology.drawing import draw_topology
+    from cubemesh.views.topology.files import check_path, write_topology
 
     if file is not None and not draw:
         raise UsageError(f"{file}: a file is only written with --draw; to read one use --machine.")
+    if file is not None:
+        check_path(file)
     if machine is None and not draw:
         if gpus is not None:
             raise UsageError("--gpus selects GPUs of a topology: add --draw or --machine.")
@@ -51,13 +56,7 @@ def probe(
     system = topology(machine, gpus=None if gpus is None else whole_numbers("--gpus", gpus))
     drawing = (file or DRAWING) if draw else None
     if drawing is not None:
-        try:
-            drawing.write_text(
-                draw_topology(system.topology, system.analysis.rings, title=system.title),
-                encoding="utf-8",
-            )
-        except OSError as error:
-            raise DataError(f"{drawing} cannot be written: {error.strerror or error}.") from None
+        write_topology(drawing, system)
     show(
         systems.document(system, drawing),
         as_json,

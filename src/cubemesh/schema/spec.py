@@ -101,8 +101,8 @@ class ProgramSettings:
     """`host`: every batch is copied to the device; `device`: one batch is resident on it."""
     input_threads: int | None = None
     """Threads that prepare batches ahead of the step; 0 prepares each one inside the step. None: 0
-    for data that are ready in memory, one per usable core for images decoded on the host, at most
-    two for those decoded on a device."""
+    for data in memory, one per usable core for images decoded on the host, at most two for those
+    decoded on a device."""
     decode_location: DataLocation = "host"
     """Where images are decoded and cropped: by the processors of the `host`, or on the `device`
     that trains; only for data that must be decoded."""

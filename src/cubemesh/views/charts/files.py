@@ -49,6 +49,12 @@ def inline_svg(spec: dict[str, Any]) -> str:
     return svg
 
 
+def svg_as_png(svg: str) -> bytes:
+    """A drawing as a PNG image."""
+    png: bytes = vl_convert.svg_to_png(svg, scale=_PIXELS_PER_UNIT)
+    return png
+
+
 def browser_bundle() -> str:
     """The JavaScript that draws specifications in a page: Vega, Vega-Lite and Vega-Embed."""
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
