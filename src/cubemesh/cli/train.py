@@ -75,8 +75,8 @@ def train(
     given = {n: v for n, v in locals().items() if n not in _OTHERS and v is not None}
     from cubemesh.api.arguments import setting_lines
     from cubemesh.api.train import train as train_network
-    from cubemesh.exports.record_json import record_json
     from cubemesh.experiments.analysis.comparison import THRESHOLD_BREACHED
+    from cubemesh.exports.record_json import record_json
     from cubemesh.views import terminal
     from cubemesh.views.json_output import envelope
     from cubemesh.views.progress import TerminalProgress
