@@ -41,7 +41,7 @@ clean: ## remove the environment and what tools left behind
 
 .venv/.run: .venv/bin/python pyproject.toml constraints.txt
 	@echo "Installing cubemesh and what it needs into .venv (once) ..."
-	$(PIP) --editable '.[torch,views]'
+	$(PIP) --editable '.[torch,images,views]'
 	@touch $@
 
 .venv/.dev: .venv/.run

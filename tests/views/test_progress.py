@@ -11,6 +11,7 @@ from rich.console import Console
 
 from cubemesh.runs.progress import Progress
 from cubemesh.views.progress import TerminalProgress, step_speed
+from cubemesh.worker.report.outcomes import not_installed
 
 
 def observed(made, **console):
@@ -39,6 +40,16 @@ def test_a_message_is_printed_once(made):
     assert "needs 27 GiB" in first
     assert "out of memory" in second
     assert "needs 27 GiB" not in second
+
+
+def test_a_run_without_its_framework_has_no_line(made):
+    watcher, file = observed(made)
+    records = [made.record(8, outcome=not_installed("jax")), made.record(16)]
+    watcher.plan([r.spec for r in records])
+    for record in records:
+        watcher.finish(record, reused=False)
+    (line,) = file.getvalue().splitlines()
+    assert line.startswith("  2/2  ")
 
 
 def test_time_left_is_the_mean_of_finished_runs_times_those_to_come(made):

@@ -5,7 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
+from cubemesh.experiments.runner import ExperimentResult
+from cubemesh.schema import Answer, ExperimentRun, Outcome, Status
 from cubemesh.views import terminal
+from cubemesh.worker.report.outcomes import not_installed
 
 
 @pytest.fixture
@@ -67,3 +70,47 @@ def test_no_color_means_none(monkeypatch, made):
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
     terminal.print_record(console, made.record(64, outcome=made.OOM))
     assert "\x1b[3" not in text(console)
+
+
+def result(made, experiment: str, *records, title: str = "An answer"):
+    """An experiment with its records and an answer."""
+    return ExperimentResult(
+        experiment_run=ExperimentRun(
+            experiment_run_id="q" * 12,
+            experiment=experiment,
+            settings={},
+            machine_id="m",
+            started_utc="2026-11-20T15:00:00Z",
+            run_ids=tuple(r.run_id for r in records),
+            complete=True,
+        ),
+        records=records,
+        answer=Answer(title=title, experiment=experiment, question="", findings=()),
+    )
+
+
+def test_what_could_not_run_is_one_line_for_each_reason(console, made):
+    missing = [made.record(b, outcome=not_installed("pytorch")) for b in (8, 16, 32)]
+    alone = made.record(8, outcome=Outcome(status=Status.UNSUPPORTED, message="one GPU"))
+    terminal.print_experiments(
+        console,
+        [
+            result(made, "minibatch", *missing[:2]),
+            result(made, "ceilings", made.record(8), missing[0], title="Measured"),
+            result(made, "collectives", alone),
+            result(made, "precision", missing[2]),
+        ],
+    )
+    assert text(console).splitlines() == [
+        "Measured",
+        "",
+        "Not measured: minibatch, precision. pytorch is not installed. Install it with: pip "
+        "install 'cubemesh[torch]', or set a Python that has it: --python pytorch=PATH.",
+        "Not measured: collectives. one GPU.",
+    ]
+
+
+def test_a_list_of_results_has_each_reason_once(console, made):
+    missing = [made.record(b, outcome=not_installed("pytorch")) for b in (8, 16, 32)]
+    terminal.print_results(console, missing)
+    assert text(console).count("cubemesh[torch]") == 1

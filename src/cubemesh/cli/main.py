@@ -30,6 +30,7 @@ from cubemesh.cli.run import run
 from cubemesh.cli.train import train
 from cubemesh.cli.tune import tune
 from cubemesh.errors import CubemeshError
+from cubemesh.views.ascii import make_encodable
 
 _SAVED = "Finished runs are saved; re-run the same command to continue."
 
@@ -70,6 +71,7 @@ def _root(
 def main() -> NoReturn:
     """Run the command line; every deliberate error becomes a message and its exit code."""
     signal.signal(signal.SIGTERM, _terminated)
+    make_encodable()
     try:
         code = app(standalone_mode=False)
     except CubemeshError as error:

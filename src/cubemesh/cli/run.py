@@ -81,7 +81,11 @@ def run(
     if export is not None:
         write_export(found, export, format, store)
     if export != STDOUT:
-        show(run_json(found), as_json, lambda c: terminal.print_answers(c, found.answers))
+        show(
+            run_json(found),
+            as_json,
+            lambda c: terminal.print_experiments(c, found.experiments, found.claims),
+        )
     if found.gate is not None:
         print(f"cubemesh: {found.gate.sentence}", file=sys.stderr)
     raise typer.Exit(found.exit_code)

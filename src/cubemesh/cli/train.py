@@ -95,7 +95,7 @@ def train(
     show(
         envelope("record", record=record_json(record)),
         as_json,
-        lambda console: terminal.print_answers(console, found.answers),
+        lambda console: terminal.print_experiments(console, found.experiments),
     )
     if not record.ok:
         raise typer.Exit(1)

@@ -48,7 +48,7 @@ def tune(
             pythons=pythons or (),
             observer=observer,
         )
-    show(tuning_json(found), as_json, lambda c: terminal.print_answers(c, [found.answer]))
+    show(tuning_json(found), as_json, lambda c: terminal.print_experiments(c, [found.answered]))
     if found.interrupted:
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if found.steps else 1)

@@ -186,6 +186,16 @@ def outcome_text(record: RunRecord) -> str:
     return f"{ending}: {message}"
 
 
+def ending(record: RunRecord, shown: set[str]) -> str:
+    """The outcome with its message; without it if it is in `shown`, to which it is added."""
+    text = outcome_text(record)
+    short = STATUS_WORDS[record.outcome.status]
+    if text in shown and text != short:
+        return f"{short} (same reason)"
+    shown.add(text)
+    return text
+
+
 _RESULTS = {
     "throughput_per_s": "",
     "rate_flops_per_s": "",

@@ -17,8 +17,7 @@ from rich.text import Text
 
 from cubemesh.runs import Observer
 from cubemesh.runs.progress import Progress as RunProgress
-from cubemesh.schema import RunRecord, RunSpec
-from cubemesh.schema.outcome import STATUS_WORDS
+from cubemesh.schema import RunRecord, RunSpec, Status
 from cubemesh.units import format_seconds
 from cubemesh.views import formatting
 from cubemesh.views.terminal import outcome_style, stderr_console
@@ -85,12 +84,14 @@ class TerminalProgress(Observer):
         self._draw()
 
     def finish(self, record: RunRecord, *, reused: bool) -> None:
-        """A run has ended: its line is printed above the live one."""
+        """A run has ended: its line is printed above the live one. One without its framework has
+        none: it did not begin, and the answer has the reason."""
         self._finished += 1
         if not reused:
             self._walls_s.append(record.elapsed_s)
         self._running = self._latest = None
-        self.console.print(self.line(record, reused=reused), soft_wrap=True)
+        if record.outcome.status is not Status.NOT_INSTALLED:
+            self.console.print(self.line(record, reused=reused), soft_wrap=True)
         self._draw()
         if self._finished >= self._planned:
             self.close()
@@ -110,16 +111,10 @@ class TerminalProgress(Observer):
         text = Text(f"  {position}  ", style="dim")
         text.append(f"{formatting.run_name(record.spec)}  ", style="not dim")
         result = formatting.result_text(record) if record.ok else ""
-        text.append(result or self._ending(record), style=f"not dim {outcome_style(record)}")
-        return text
-
-    def _ending(self, record: RunRecord) -> str:
-        """The outcome with its message; without it where a line above has the same one."""
-        text = formatting.outcome_text(record)
-        short = STATUS_WORDS[record.outcome.status]
-        if text in self._printed and text != short:
-            return f"{short} (same reason)"
-        self._printed.add(text)
+        text.append(
+            result or formatting.ending(record, self._printed),
+            style=f"not dim {outcome_style(record)}",
+        )
         return text
 
     def time_left_s(self) -> float | None:

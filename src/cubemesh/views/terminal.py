@@ -14,6 +14,7 @@ from rich.text import Text
 
 from cubemesh.experiments.analysis.roofline_chart import roofline_table
 from cubemesh.experiments.collectives.report import sweep_tables
+from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.schema import Answer, Finding, Machine, RunRecord, Series, Status, Table, Warning
 from cubemesh.statistics import median
 from cubemesh.units import format_seconds
@@ -143,6 +144,7 @@ def print_results(
     """A line per run: id, time, name, result, outcome; `filtered` if filters were given."""
     rows = []
     styles = []
+    shown: set[str] = set()
     for record in records:
         steps = [window.step_s for window in record.measured]
         rows.append(
@@ -152,7 +154,7 @@ def print_results(
                 formatting.run_name(record.spec),
                 formatting.result_text(record),
                 format_seconds(median(steps)) if steps else "",
-                "" if record.ok else formatting.outcome_text(record),
+                "" if record.ok else formatting.ending(record, shown),
                 "!" if record.warnings else "",
             ]
         )
@@ -245,6 +247,41 @@ def _print_row(
 
 def _line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style), soft_wrap=True)
+
+
+def print_experiments(
+    console: Console, results: Sequence[ExperimentResult], claims: Sequence[Answer] = ()
+) -> None:
+    """Answers of experiments one below the other, then the verdicts on claims of papers. What could
+    not run at all is one line for each reason, with the command that installs what is missing."""
+    missing: dict[str, list[ExperimentResult]] = {}
+    answers = []
+    for result in results:
+        reason = _common_reason(result.records)
+        if reason:
+            missing.setdefault(reason, []).append(result)
+        else:
+            answers.append(result.answer)
+    print_answers(console, [*answers, *claims])
+    if missing and (answers or claims):
+        console.print()
+    for reason, left_out in missing.items():
+        names = ", ".join(dict.fromkeys(r.experiment_run.experiment for r in left_out))
+        _line(console, f"Not measured: {names}. {formatting.clean(reason)}", style=CAUTION)
+
+
+def _common_reason(records: Sequence[RunRecord]) -> str:
+    """Why none of the runs was measured, if that was known before they began; else empty."""
+    statuses = {r.outcome.status for r in records}
+    if statuses not in ({Status.NOT_INSTALLED}, {Status.UNSUPPORTED}):
+        return ""
+    first, *others = dict.fromkeys(r.outcome.message.rstrip(".") for r in records)
+    if not others:
+        return f"{first}."
+    _, *names = dict.fromkeys(r.spec.program.framework for r in records)
+    if statuses == {Status.UNSUPPORTED} or len(names) != len(others):
+        return ""
+    return f"{first}. Not installed either: {', '.join(names)}."
 
 
 def print_answers(console: Console, answers: Sequence[Answer]) -> None:

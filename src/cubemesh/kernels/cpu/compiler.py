@@ -73,8 +73,8 @@ def compiled_library(source: Path, *more: str) -> ctypes.CDLL:
     if compiler is None:
         raise OSError(missing_compiler())
     version = _run(compiler, "--version").stdout
-    headers = (header.read_text() for header in sorted(source.parent.glob("*.h")))
-    parts = (source.read_text(), *headers, compiler, *FLAGS, *more, version, _cpu())
+    headers = (header.read_text("utf-8") for header in sorted(source.parent.glob("*.h")))
+    parts = (source.read_text("utf-8"), *headers, compiler, *FLAGS, *more, version, _cpu())
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     library = cache_folder() / f"{source.stem}-{name}.so"
     if not library.is_file():

@@ -181,11 +181,11 @@ class _EventCollector:
                     break
                 rank = int(reply["rank"])
                 if "stacks" in reply:
-                    replace(self._job, rank=rank).stacks_path.write_text(reply["stacks"])
+                    replace(self._job, rank=rank).stacks_path.write_text(reply["stacks"], "utf-8")
                 else:
                     self._write(rank, reply["event"], offset)
             for rank, text in reply["outputs"].items():
-                (self._folder / f"output-{int(rank)}.txt").write_text(text)
+                (self._folder / f"output-{int(rank)}.txt").write_text(text, "utf-8")
             self.failed |= {int(rank): int(code) for rank, code in reply["exits"].items()}
         except (HostFault, OSError, KeyError, ValueError, TypeError) as fault:
             self._faults.append(fault)
