@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 REPORT ?= cubemesh-report.html
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format clean
+.PHONY: help run test check docs format clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -27,6 +27,10 @@ check: .venv/.dev ## lint, check the format and the types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/.docs ## build the documentation site, with a search, in build/docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs/site -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
+
 format: .venv/.dev ## put the code into its format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -42,6 +46,10 @@ clean: ## remove the environment and what tools left behind
 .venv/.run: .venv/bin/python pyproject.toml constraints.txt
 	@echo "Installing cubemesh and what it needs into .venv (once) ..."
 	$(PIP) --editable '.[torch,images,views]'
+	@touch $@
+
+.venv/.docs: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 .venv/.dev: .venv/.run

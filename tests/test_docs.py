@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def test_every_setting_is_described_where_its_experiment_is(name: str) -> None:
 
 
 PAGES = [
-    *DOCS.glob("*.md"),
+    *DOCS.rglob("*.md"),
     *(DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
 ]
 
@@ -129,6 +130,31 @@ def test_commands_on_a_page_set_what_exists(page: Path) -> None:
             known |= {*spec_fields(EXPERIMENTS[name])} - {*EXPERIMENTS[name].varies}
             wrong += [f"{name}: {setting}" for setting in settings if setting not in known]
     assert wrong == []
+
+
+def command_lines(page: Path) -> list[list[str]]:
+    """The words of each complete `cubemesh …` line in an indented block of a page."""
+    text = page.read_text().replace("\\\n", " ")
+    lines = re.findall(r"^ {4,}cubemesh (?!:)(.+)$", text, re.M)
+    parts = [part for line in lines for part in re.split(r" {2,}#| && cubemesh ", line)[:2]]
+    return [shlex.split(p) for p in parts if re.match(r"[a-z-]+", p) and "…" not in p]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_on_a_page_have_options_and_values_that_exist(page: Path) -> None:
+    """Each is parsed by the command line, which refuses an unknown option or a wrong value."""
+    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, *words in command_lines(page):
+        verbs[name].make_context(name, words)
+
+
+def test_the_command_test_detects_an_unknown_option(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    good, wrong = "cubemesh run quick && cubemesh report   # then", "cubemesh run quick --fats"
+    page.write_text(f"    {good}\n    {wrong}\n")
+    assert command_lines(page)[:2] == [["run", "quick"], ["report"]]
+    with pytest.raises(Exception, match="--fats"):
+        test_commands_on_a_page_have_options_and_values_that_exist(page)
 
 
 SOURCE = DOCS.parent / "src" / "cubemesh"

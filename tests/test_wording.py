@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "cubemesh"
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 PAGES = [
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "docs").glob("*.ipynb")),
     *(ROOT / n for n in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")),
     *sorted((ROOT / "src").rglob("README.md")),
