@@ -274,7 +274,38 @@ assert find("Toy 1").name == "Toy 1"
 """,
 )
 
-ADDITIONS = [NETWORK, FRAMEWORK, STRATEGY, EXPERIMENT, WARNING, DEVICE]
+EXPORT = Addition(
+    kind="format of exports",
+    names=("toy-format",),
+    files={
+        "exports/toy.py": '''
+from typing import BinaryIO
+
+from cubemesh.exports.contents import ExportedRuns
+
+
+def write(runs: ExportedRuns, file: BinaryIO) -> None:
+    """Write the ids of the runs."""
+    file.write("".join(f"{record.run_id}\\n" for record in runs.records).encode())
+'''
+    },
+    lines={
+        "exports/__init__.py": (
+            ("from cubemesh.errors import ", "from cubemesh.exports import toy"),
+            (
+                "FORMATS: dict[str, Format] = {",
+                '    "toy-format": Format(write=toy.write, suffixes=(".toy",)),',
+            ),
+        )
+    },
+    proof="""
+record = train()
+cubemesh(f"results --store {FOLDER}/results.db --export {FOLDER}/runs.toy")
+assert (FOLDER / "runs.toy").read_text() == f"{record.run_id}\\n"
+""",
+)
+
+ADDITIONS = [NETWORK, FRAMEWORK, STRATEGY, EXPERIMENT, WARNING, DEVICE, EXPORT]
 
 
 def insert_below(text: str, start: str, line: str) -> str:

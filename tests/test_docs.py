@@ -14,6 +14,7 @@ from cubemesh.cli import app
 from cubemesh.data import SOURCES, input_threads
 from cubemesh.experiments.core.settings import spec_fields
 from cubemesh.experiments.registry import EXPERIMENTS, SUITES
+from cubemesh.exports import FORMATS
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.networks import NETWORKS
 from cubemesh.parallel.strategies import STRATEGIES
@@ -39,6 +40,8 @@ def documented() -> list[tuple[str, str]]:
     wanted += [("warnings.md", code) for code in WARNINGS]
     wanted += [("running.md", status.value) for status in Status]
     wanted += [("settings.md", sync) for sync in STRATEGIES]
+    for name, entry in FORMATS.items():
+        wanted += [("exports.md", word) for word in (name, *entry.suffixes)]
     return sorted(set(wanted))
 
 

@@ -1,7 +1,9 @@
 """Exports as a user makes them: by the option, by the function, into a file or a pipe."""
 
+import io
 import json
 import sys
+import xml.etree.ElementTree as Xml
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,46 @@ def test_a_table_with_intervals_from_python(store):
     assert (frame["throughput_per_s_low"] <= frame["throughput_per_s"]).all()
     assert (frame["throughput_per_s"] <= frame["throughput_per_s_high"]).all()
     assert frame["script"].unique().tolist() == [SCRIPT]
+
+
+@pytest.mark.parametrize(("threshold", "code", "tag"), [("0.5", 0, None), ("2", 99, "failure")])
+def test_a_comparison_below_the_threshold_fails_in_the_report(
+    store, tmp_path, cli, threshold, code, tag
+):
+    file = tmp_path / "report.xml"
+    sides = ("batch_per_device=8", "batch_per_device=16")
+    words = ("--store", store, "--fail-below", threshold, "--export", str(file))
+    done = cli("compare", *sides, *words)
+    assert done.returncode == code, done.stderr
+    assert done.stdout, "the comparison is shown as well"
+    root = Xml.parse(file).getroot()
+    assert root.get("tests") == "7"
+    (case,) = (c for c in root.iter("testcase") if c.get("classname") == "cubemesh.compare")
+    assert [child.tag for child in case] == ["properties", *([tag] if tag else [])]
+
+
+def test_a_run_against_a_slower_program_fails_in_the_report(tmp_path, cli):
+    file, store = tmp_path / "report.xml", str(tmp_path / "s.sqlite")
+    done = cli(
+        *("run", "minibatch", "--quick", "--set", "framework=null", "--set", f"script={SCRIPT}"),
+        *("--set", "ceiling=false", "--set", "forward=false", "--set", "batch_sizes=8"),
+        *("--against", "script=step=0.004,jitter=0.02", "--fail-below", "0.9"),
+        *("--store", store, "--export", str(file)),
+    )
+    assert done.returncode == 99, done.stderr
+    (case,) = Xml.parse(file).getroot().iter("testcase")
+    assert "against:script=" in case.get("name", "")
+    assert case.find("failure") is not None
+
+
+def test_standard_output_has_the_file_and_nothing_else(store, cli, monkeypatch):
+    class Out(io.StringIO):
+        buffer = io.BytesIO()
+
+    monkeypatch.setattr(sys, "stdout", Out())
+    cubemesh.export(cubemesh.results(store=store), "-", format="csv", store=store)
+    assert Out.buffer.getvalue().startswith(b"run_id,")
+    assert sys.stdout.getvalue() == ""
 
 
 @pytest.mark.parametrize(

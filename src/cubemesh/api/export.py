@@ -15,6 +15,7 @@ from cubemesh.api.run import RunResult
 from cubemesh.exports import export_file, format_of
 from cubemesh.exports.contents import ExportedRuns
 from cubemesh.schema import Machine, RunRecord, Series
+from cubemesh.store.compare import StoredComparison
 
 Runs = ResultTable | RunResult | Comparison | Iterable[RunRecord]
 """What `results`, `run`, `train` and `compare` return, or records."""
@@ -64,7 +65,7 @@ def export(
             records=records,
             machines=machines,
             series=series,
-            comparison=runs.compared if isinstance(runs, Comparison) else None,
+            comparisons=_comparisons(runs),
             gate=runs.gate if isinstance(runs, Comparison | RunResult) else None,
         )
         export_file(contents, path, chosen)
@@ -82,3 +83,9 @@ def _records(runs: Runs) -> tuple[RunRecord, ...]:
         found = runs.records if isinstance(runs, ResultTable | RunResult) else runs
     once = {record.run_id: record for record in found}
     return tuple(sorted(once.values(), key=lambda record: record.started_utc))
+
+
+def _comparisons(runs: Runs) -> tuple[StoredComparison, ...]:
+    if isinstance(runs, Comparison):
+        return (runs.compared,)
+    return runs.comparisons if isinstance(runs, RunResult) else ()

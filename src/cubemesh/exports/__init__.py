@@ -9,15 +9,25 @@ import tempfile
 from pathlib import Path
 
 from cubemesh.errors import UsageError, unknown_name
-from cubemesh.exports import csv_file, json_lines, parquet
+from cubemesh.exports import (
+    csv_file,
+    json_lines,
+    junit,
+    mllog,
+    openmetrics,
+    parquet,
+    perfetto,
+)
 from cubemesh.exports.contents import ExportedRuns, Format
 
 FORMATS: dict[str, Format] = {
-    "csv": Format(write=csv_file.write, suffixes=(".csv",), summary="a line a run"),
-    "parquet": Format(write=parquet.write, suffixes=(".parquet",), summary="the table, typed"),
-    "jsonl": Format(
-        write=json_lines.write, suffixes=(".jsonl", ".ndjson"), summary="whole records as JSON"
-    ),
+    "csv": Format(write=csv_file.write, suffixes=(".csv",)),
+    "parquet": Format(write=parquet.write, suffixes=(".parquet",)),
+    "jsonl": Format(write=json_lines.write, suffixes=(".jsonl", ".ndjson")),
+    "openmetrics": Format(write=openmetrics.write, suffixes=(".prom", ".om")),
+    "mllog": Format(write=mllog.write, suffixes=(".mllog",)),
+    "perfetto": Format(write=perfetto.write, suffixes=(".pftrace", ".perfetto-trace")),
+    "junit": Format(write=junit.write, suffixes=(".xml",)),
 }
 STDOUT = "-"
 """Name of a file that means standard output."""

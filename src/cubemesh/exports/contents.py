@@ -20,8 +20,8 @@ class ExportedRuns:
     """By machine id; a machine that the store does not describe is missing."""
     series: Callable[[str], Sequence[Series]]
     """Telemetry of the run with this id."""
-    comparison: StoredComparison | None = None
-    """Of `compare`."""
+    comparisons: tuple[StoredComparison, ...] = ()
+    """Of `compare`, or with a baseline."""
     gate: Gate | None = None
     """Of `--fail-below`."""
 
@@ -34,4 +34,3 @@ class Format:
     """UsageError for runs that it cannot hold, or a package that is not installed."""
     suffixes: tuple[str, ...]
     """Ends of a file's name that select it."""
-    summary: str

@@ -40,12 +40,12 @@ class EventFile:
         name = f"{_PREFIX}.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.0"
         self.path = folder / name
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open until close)
-        self._event(_field(3, b"brain.Event:2"))
+        self._event(encode_field(3, b"brain.Event:2"))
 
     def scalar(self, tag: str, value: float, step: int) -> None:
         """Append a point of the curve `tag`."""
-        point = _field(1, tag.encode()) + b"\x15" + struct.pack("<f", value)
-        self._event(b"\x10" + _varint(step) + _field(5, _field(1, point)))
+        point = encode_field(1, tag.encode()) + b"\x15" + struct.pack("<f", value)
+        self._event(b"\x10" + encode_varint(step) + encode_field(5, encode_field(1, point)))
 
     def close(self) -> None:
         """Close the file."""
@@ -57,12 +57,12 @@ class EventFile:
         self._file.write(length + _check(length) + event + _check(event))
 
 
-def _field(number: int, value: bytes) -> bytes:
+def encode_field(number: int, value: bytes) -> bytes:
     """A length-delimited protobuf field: a string or a message."""
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
+    return encode_varint(number << 3 | 2) + encode_varint(len(value)) + value
 
 
-def _varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Seven bits a byte, the lowest first; all but the last have the highest bit set."""
     coded = bytearray()
     while value > 0x7F:

@@ -1,0 +1,145 @@
+"""JUnit XML, for the test reports of CI systems: a test case a run, and one a comparison.
+
+    a run that completed                                    passed
+    out of memory, not supported, not installed, diverged   skipped: a result, and not a fault
+    crashed, killed, timed out                              error
+    a comparison below the threshold of --fail-below        failure
+    a comparison without enough data for the threshold      error
+
+Names of test cases are the same from run to run, so that a CI system shows their history. Figures
+with their intervals are properties.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as Xml
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from typing import BinaryIO
+
+from cubemesh.experiments.analysis.comparison import ratio_of_record
+from cubemesh.exports.contents import ExportedRuns
+from cubemesh.exports.labels import run_label
+from cubemesh.schema import Outcome, RunRecord
+from cubemesh.schema.comparison import Ratio
+from cubemesh.schema.outcome import STATUS_WORDS
+from cubemesh.store.compare import StoredComparison
+
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_REGRESSION, _INCONCLUSIVE = "regression", "not-enough-data"
+
+
+def write(runs: ExportedRuns, file: BinaryIO) -> None:
+    """Write a suite for the runs of each machine, and one for the comparisons."""
+    root = Xml.Element("testsuites", name="cubemesh")
+    below = None if runs.gate is None else runs.gate.below
+    by_machine: dict[str, list[RunRecord]] = {}
+    for record in runs.records:
+        by_machine.setdefault(record.key.machine_id, []).append(record)
+    for machine_id, records in by_machine.items():
+        suite = Xml.SubElement(root, "testsuite", name=f"runs on {machine_id}")
+        machine = runs.machines.get(machine_id)
+        if machine is not None:
+            suite.set("hostname", _clean(machine.hostname))
+        suite.set("timestamp", records[0].started_utc[:19])
+        for record in records:
+            _add_run(suite, record, below)
+    if runs.comparisons or (runs.gate is not None and not runs.gate.ratios):
+        suite = Xml.SubElement(root, "testsuite", name="comparisons")
+        for comparison in runs.comparisons:
+            _add_comparison(suite, comparison, below)
+        if not runs.comparisons:
+            case = _case(suite, "cubemesh.compare", "baseline", 0.0)
+            _end(case, "error", _INCONCLUSIVE, "No run could be compared.")
+    for suite in root:
+        _count(suite, [suite])
+    _count(root, list(root))
+    Xml.indent(root)
+    Xml.ElementTree(root).write(file, encoding="utf-8", xml_declaration=True)
+    file.write(b"\n")
+
+
+def _add_run(suite: Xml.Element, record: RunRecord, below: float | None) -> None:
+    group = f"cubemesh.{record.spec.work.kind}.{record.spec.program.framework}"
+    case = _case(suite, group, run_label(record), record.elapsed_s)
+    _add_properties(case, _run_properties(record))
+    outcome, ratio = record.outcome, ratio_of_record(record)
+    if not outcome.ok:
+        _end(case, "skipped" if outcome.status.expected else "error", outcome.status, _why(outcome))
+    elif below is not None and record.spec.against is not None:
+        _judge(case, ratio, below)
+    if record.warnings:
+        text = "\n".join(f"{w.code}: {w.cause} {w.remedy}" for w in record.warnings)
+        Xml.SubElement(case, "system-out").text = _clean(text)
+
+
+def _add_comparison(suite: Xml.Element, comparison: StoredComparison, below: float | None) -> None:
+    first, second = comparison.first.records[0], comparison.second.records[0]
+    same = first.spec.workload_id == second.spec.workload_id
+    name = run_label(second) + ("" if same else f" over {run_label(first)}")
+    case = _case(suite, "cubemesh.compare", name, 0.0)
+    ratio = comparison.ratio
+    listed = {"throughput_ratio": ratio.value, "low": ratio.low, "high": ratio.high}
+    differences = {f"differs: {d.what}": f"{d.first} → {d.second}" for d in comparison.differences}
+    found = {name: repr(value) for name, value in listed.items() if value is not None}
+    _add_properties(case, {**found, "verdict": ratio.verdict.value, **differences}.items())
+    if below is not None:
+        _judge(case, ratio, below)
+
+
+def _judge(case: Xml.Element, ratio: Ratio | None, below: float) -> None:
+    """Mark a comparison that breaches the threshold, or that is inconclusive."""
+    breached = None if ratio is None else ratio.breaches(below)
+    if ratio is None or breached is None:
+        why = (ratio.why if ratio else "") or "The ratio has no interval."
+        _end(case, "error", _INCONCLUSIVE, why)
+    elif breached:
+        text = f"{ratio.value:.3f} of the throughput, 95 % interval {ratio.low:.3f} to "
+        text += f"{ratio.high:.3f}: below {below:g}."
+        _end(case, "failure", _REGRESSION, text)
+
+
+def _run_properties(record: RunRecord) -> Iterator[tuple[str, str]]:
+    yield "run_id", record.run_id
+    yield "workload_id", record.spec.workload_id
+    yield "code_version", record.key.code_version
+    for name, figure in record.figures.items():
+        yield name, repr(figure.value)
+        if figure.low is not None:
+            yield f"{name}_low", repr(figure.low)
+        if figure.high is not None:
+            yield f"{name}_high", repr(figure.high)
+
+
+def _case(suite: Xml.Element, group: str, name: str, seconds: float) -> Xml.Element:
+    time = f"{Decimal(repr(float(seconds))):f}"  # XML Schema's decimals have no exponent
+    return Xml.SubElement(suite, "testcase", classname=group, name=_clean(name), time=time)
+
+
+def _add_properties(case: Xml.Element, pairs: Iterable[tuple[str, str]]) -> None:
+    listed = Xml.SubElement(case, "properties")
+    for name, value in pairs:
+        Xml.SubElement(listed, "property", name=_clean(name), value=_clean(value))
+
+
+def _end(case: Xml.Element, tag: str, kind: str, message: str) -> None:
+    Xml.SubElement(case, tag, type=kind, message=_clean(message)).text = _clean(message)
+
+
+def _why(outcome: Outcome) -> str:
+    return outcome.message or STATUS_WORDS[outcome.status]
+
+
+def _count(element: Xml.Element, suites: list[Xml.Element]) -> None:
+    """Set the numbers of an element's test cases and their total time."""
+    cases = [case for suite in suites for case in suite.iter("testcase")]
+    element.set("tests", str(len(cases)))
+    for plural, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        element.set(plural, str(sum(case.find(tag) is not None for case in cases)))
+    element.set("time", f"{sum(Decimal(case.get('time', '0')) for case in cases):f}")
+
+
+def _clean(text: str) -> str:
+    """Characters that XML 1.0 cannot hold, replaced."""
+    return _NOT_XML.sub("\ufffd", text)
