@@ -15,9 +15,8 @@ REPORT ?= cubemesh-report.html
 help: ## show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-run: .venv/.run ## measure this machine (under three minutes on two cores) and write the report
-	$(BIN)/cubemesh run quick
-	@$(BIN)/cubemesh report --output $(REPORT)
+run: .venv/.run ## measure this machine in about three minutes and write the report
+	$(BIN)/cubemesh run quick --report $(REPORT)
 
 test: .venv/.dev ## run the tests
 	$(BIN)/pytest -n auto

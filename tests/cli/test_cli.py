@@ -286,21 +286,50 @@ def test_a_paper_is_replayed_and_the_report_has_its_claims(cubemesh, tmp_path: P
     assert claims["title"] not in html.unescape(page.read_text())
 
 
-def test_the_quick_suite_on_a_machine_faster_than_any(cubemesh, tmp_path: Path):
-    """The digits have fewer samples than the papers' largest batch size."""
-    command = (
-        *("run", "quick", "--set", "framework=null", "--set", "script=step=0.001"),
-        *("--set", "seconds=0", "--set", "windows=6", "--set", "warmup_seconds=0"),
+def simulated(*more: str) -> tuple[str, ...]:
+    """`run quick` on the null framework."""
+    return (
+        *("run", "quick", "--set", "frameworks=null", "--set", "script=step=0.001"),
+        *("--set", "networks=little-cnn", "--set", "seconds=0", "--set", "windows=6"),
+        *("--set", "warmup_seconds=0", *more),
     )
-    output = document(cubemesh(*command, "--json", "--store", str(tmp_path / "s.sqlite")))
-    assert [a["experiment"] for a in output["answers"]] == [
-        a.experiment for a in SUITES["quick"].entries
-    ]
+
+
+def test_the_digits_have_fewer_samples_than_the_largest_batch_size(cubemesh, tmp_path: Path):
+    command = (
+        *("run", "minibatch", "--set", "data=digits", "--set", "framework=null", "--quick"),
+        *("--set", "script=step=0.001", "--set", "seconds=0", "--set", "windows=6"),
+        *("--set", "warmup_seconds=0", "--json", "--store", str(tmp_path / "s.sqlite")),
+    )
+    output = document(cubemesh(*command))
     batches = [r["spec"]["batch_per_device"] for r in output["records"]]
     assert 1024 in batches
     assert 2048 not in batches
     reduced = [w["cause"] for w in output["answers"][0]["warnings"] if w["code"] == "reduced"]
     assert "1,438" in reduced[0]
+
+
+def test_the_quick_suite_is_one_screen_and_one_page(cubemesh, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    page = tmp_path / "page.html"
+    result = cubemesh(*simulated("--store", str(tmp_path / "s.sqlite"), "--report", str(page)))
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 45
+    assert max(len(line) for line in lines if str(page) not in line) <= 80
+    headings = [line for line in lines if line and not line.startswith(" ")]
+    assert headings[1] == "How fast"
+    assert headings[-2:] == ["Report", "Next"]
+    assert str(page) in result.stdout
+    assert "<html" in page.read_text()
+    assert "2 min 30 s" in result.stderr  # announced before the first run
+    assert result.stderr.index("2 min 30 s") < result.stderr.index("1/")
+
+
+def test_a_wait_for_a_quiet_machine_must_be_a_duration(cubemesh):
+    result = cubemesh("run", "quick", "--wait-quiet", "soon")
+    assert result.returncode == 2
+    assert "soon" in result.stderr
 
 
 def test_published_figures(cubemesh, golden):

@@ -26,8 +26,9 @@ from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.experiments.session import replay_papers, run_names
 from cubemesh.runs import Observer, Silent
-from cubemesh.schema import Answer, Ceiling, RunRecord
 from cubemesh.store.compare import StoredComparison, compare_with_baseline
+from cubemesh.schema import Answer, Ceiling, Machine, RunRecord
+from cubemesh.units import parse_duration
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -44,6 +45,8 @@ class RunResult:
     """Each workload compared with `baseline`."""
     compared: Answer | None = None
     """The answer about `baseline`; None where it was not given."""
+    machine: Machine | None = None
+    """The machine that was measured."""
 
     @property
     def answers(self) -> tuple[Answer, ...]:
@@ -109,6 +112,7 @@ def run(
     fail_below: float | None = None,
     hosts: str | Iterable[str] = (),
     pythons: Settings = (),
+    wait_quiet: str | float = 0.0,
     observer: Observer | None = None,
     **more_settings: Any,
 ) -> RunResult:
@@ -118,7 +122,8 @@ def run(
     as `settings`. `against` alternates each program with one that differs in these fields;
     `baseline` is a store with whose runs of the same workloads these are compared; `fail_below` is
     the threshold for both ratios of throughputs. `no_cache` measures again what
-    is stored. `pythons` maps a framework to the interpreter of its workers.
+    is stored. `pythons` maps a framework to the interpreter of its workers. `wait_quiet`, such as
+    "10m", is the longest time to wait for other programs to end.
 
     UsageError before the first run for an unknown name, setting or combination.
     """
@@ -143,10 +148,12 @@ def run(
             no_cache=no_cache,
             pythons=setting_lines(pythons),
             against=other,
+            wait_quiet_s=parse_duration(str(wait_quiet)),
         )
         claims = replay_papers(answered, opened)
         records = [r for one in answered for r in one.records]
         found = [] if before is None else compare_with_baseline(records, before, opened)
+        machine = opened.machine(answered[0].experiment_run.machine_id) if answered else None
     gate = None
     if fail_below is not None:
         interleaved = gate_of(fail_below, records).ratios
@@ -157,4 +164,5 @@ def run(
         gate=gate,
         comparisons=tuple(found),
         compared=None if before is None else baseline_answer(found, records, gate),
+        machine=machine,
     )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cubemesh.cli.options import AsJson, StoreAt, show
 from cubemesh.errors import UsageError
+
+if TYPE_CHECKING:
+    from cubemesh.api.report import Report
 
 
 def report(
@@ -35,20 +38,36 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write the latest results as one HTML page. It is self-contained and readable offline."""
-    from cubemesh.api.report import report as latest_answers
-    from cubemesh.views.charts.files import write_charts
     from cubemesh.views.report import render
 
-    found = latest_answers(*(names or ()), machine_id=machine_id, store=store)
-    try:
-        render.write_report(output, found)
-        drawn = [] if charts is None else write_charts(charts, found.answers)
-    except OSError as error:
-        raise UsageError(
-            f"{error.filename} cannot be written: {error.strerror}. Choose another path."
-        ) from None
+    found, drawn = write_page(
+        output, *(names or ()), charts=charts, machine_id=machine_id, store=store
+    )
     show(
         render.document(found, output, drawn),
         as_json,
         lambda console: render.print_files(console, found, output, drawn),
     )
+
+
+def write_page(
+    output: Path,
+    *names: str,
+    charts: Path | None = None,
+    machine_id: str = "",
+    store: str | None = None,
+) -> tuple[Report, list[Path]]:
+    """Write the latest results as a page, and the charts as files; return both. UsageError where a
+    file cannot be written."""
+    from cubemesh.api.report import report as latest_answers
+    from cubemesh.views.charts.files import write_charts
+    from cubemesh.views.report import render
+
+    found = latest_answers(*names, machine_id=machine_id, store=store)
+    try:
+        render.write_report(output, found)
+        return found, [] if charts is None else write_charts(charts, found.answers)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename} cannot be written: {error.strerror}. Choose another path."
+        ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -54,14 +55,28 @@ def run(
     hosts: Hosts = None,
     export: ExportTo = None,
     format: ExportFormat = None,
+    wait_quiet: Annotated[
+        str,
+        typer.Option(
+            "--wait-quiet",
+            metavar="DURATION",
+            help="Wait up to this long (10m) for other programs to end.",
+        ),
+    ] = "0",
+    page: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Also write the results as an HTML page."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run experiments and print their results. Stored runs are reused."""
     from cubemesh.api.run import run as run_experiments
     from cubemesh.exports import STDOUT
+    from cubemesh.cli.report import write_page
     from cubemesh.views import terminal
     from cubemesh.views.json_output import run_json
     from cubemesh.views.progress import TerminalProgress
+    from cubemesh.views.summary import print_run
 
     check_export(export, format, as_json)
     found = run_experiments(
@@ -76,16 +91,15 @@ def run(
         fail_below=fail_below,
         pythons=pythons or (),
         hosts=hosts or (),
+        wait_quiet=wait_quiet,
         observer=TerminalProgress(terminal.stderr_console()),
     )
     if export is not None:
         write_export(found, export, format, store)
+    if page is not None:
+        write_page(page, *(one.experiment_run.experiment for one in found.experiments), store=store)
     if export != STDOUT:
-        show(
-            run_json(found),
-            as_json,
-            lambda c: terminal.print_experiments(c, found.experiments, found.claims),
-        )
+        show(run_json(found), as_json, lambda console: print_run(console, found, page))
     if found.gate is not None:
         print(f"cubemesh: {found.gate.sentence}", file=sys.stderr)
     raise typer.Exit(found.exit_code)

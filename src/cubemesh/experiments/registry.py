@@ -26,6 +26,7 @@ from cubemesh.experiments.cpu_modes import experiment as cpu_modes
 from cubemesh.experiments.input_pipeline import experiment as input_pipeline
 from cubemesh.experiments.lr_scaling import experiment as lr_scaling
 from cubemesh.experiments.minibatch import experiment as minibatch
+from cubemesh.experiments.performance_check import experiment as performance_check
 from cubemesh.experiments.power import experiment as power
 from cubemesh.experiments.scaling import strong as strong_scaling
 from cubemesh.experiments.scaling import weak as weak_scaling
@@ -50,6 +51,7 @@ __all__ = [
 EXPERIMENTS: dict[str, Experiment] = {
     e.name: e
     for e in (
+        performance_check.EXPERIMENT,
         minibatch.EXPERIMENT,
         tune.EXPERIMENT,
         batch_accuracy.EXPERIMENT,

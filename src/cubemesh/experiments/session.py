@@ -16,10 +16,12 @@ from cubemesh.experiments.core.ab_overrides import parse_against
 from cubemesh.experiments.core.settings import Request, request, settable, split
 from cubemesh.experiments.registry import EXPERIMENTS, SUITES, Context, Experiment, Scale, entry
 from cubemesh.experiments.runner import ExperimentResult, run_experiment, stored_result
+from cubemesh.experiments.tune.apply import Tunings
 from cubemesh.machines import probe
 from cubemesh.papers.replay import documents, replay
 from cubemesh.runs import Executor, Observer
 from cubemesh.runs.interpreters import environments
+from cubemesh.runs.quiet import check_quiet
 from cubemesh.schema import Answer
 from cubemesh.store import Store
 
@@ -51,28 +53,44 @@ def run_names(
     no_cache: bool = False,
     pythons: Sequence[str] = (),
     against: Sequence[str] = (),
+    wait_quiet_s: float = 0.0,
 ) -> list[ExperimentResult]:
     """Run all experiments of `names`, in order. `pythons` are lines FRAMEWORK=PATH
     (runs/interpreters.py), `against` lines KEY=VALUE of a program to interleave with
-    (ab_overrides.py). Raises UsageError before the first run for an unknown name or setting, or a
-    path that is not a Python with its framework."""
+    (ab_overrides.py). Waits up to `wait_quiet_s` seconds for other programs to end. Raises
+    UsageError before the first run for an unknown name or setting, or a path that is not a Python
+    with its framework."""
     planned = resolve(names, settings, scale, against)
     machine = probe()
     others = environments(pythons, os.environ, machine.software)
     with Executor(
         store, machine=machine, observer=observer, no_cache=no_cache, environments=others
     ) as executor:
+        contexts = [
+            Context(
+                machine=machine,
+                scale=one.scale,
+                hosts=one.hosts,
+                tuned=Tunings(None, {}, store, executor.key).if_stored,
+            )
+            for one in planned
+        ]
+        for one, context in zip(planned, contexts, strict=True):
+            if one.experiment.announce is not None:
+                observer.message(one.experiment.announce(one.request.settings, context))
+        if any(one.experiment.announce is not None for one in planned) or wait_quiet_s:
+            check_quiet(machine.gpus, observer, wait_s=wait_quiet_s)
         return [
             run_experiment(
                 one.experiment,
                 one.request,
-                Context(machine=machine, scale=one.scale, hosts=one.hosts),
+                context,
                 executor,
                 store,
                 suite=one.suite,
                 reproduces=one.reproduces,
             )
-            for one in planned
+            for one, context in zip(planned, contexts, strict=True)
         ]
 
 

@@ -58,21 +58,15 @@ def _batch_sizes(network: str) -> SuiteEntry:
 
 SUITES: dict[str, Suite] = {
     "quick": Suite(
-        summary="a first look at this machine, in under three minutes on two cores",
+        summary="training speed of this machine, its largest loss and the remedy, in three minutes",
         scale=Scale.QUICK,
-        entries=(
-            SuiteEntry("minibatch", {"data": "digits"}),
-            SuiteEntry("batch-accuracy"),
-            SuiteEntry("cpu-modes", {"data": "digits", "batch_sizes": "16"}),
-            SuiteEntry("time-breakdown", {"batch_sizes": "8"}),
-            SuiteEntry("input-pipeline", {"parts": "read,decode,disk,device"}),
-            SuiteEntry("collectives"),
-        ),
+        entries=(SuiteEntry("performance-check"),),
     ),
     "full": Suite(
         summary="all experiments on one machine, in hours",
         scale=Scale.FULL,
         entries=(
+            SuiteEntry("performance-check"),
             SuiteEntry("ceilings"),
             SuiteEntry("collectives"),
             SuiteEntry("minibatch", BOTH),

@@ -29,6 +29,9 @@ class Progress:
 class Observer(Protocol):
     """Called by the executor, always from one thread."""
 
+    def message(self, text: str) -> None:
+        """Something to know before the runs: what is planned, other load on the machine."""
+
     def plan(self, specs: Sequence[RunSpec]) -> None:
         """These runs come next; may be called again as an experiment requests more."""
 
@@ -44,6 +47,9 @@ class Observer(Protocol):
 
 class Silent:
     """An observer that ignores every call."""
+
+    def message(self, text: str) -> None:
+        """See `Observer`."""
 
     def plan(self, specs: Sequence[RunSpec]) -> None:
         """See `Observer`."""

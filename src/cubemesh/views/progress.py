@@ -67,6 +67,10 @@ class TerminalProgress(Observer):
         self._live.start()
         atexit.register(self.close)
 
+    def message(self, text: str) -> None:
+        """A line above the live one, wrapped at the width of a terminal."""
+        self.console.print(Text(formatting.clean(text)), soft_wrap=not self.console.is_terminal)
+
     def plan(self, specs: Sequence[RunSpec]) -> None:
         """More runs are planned."""
         self._planned += sum(spec.budget.repeats for spec in specs)

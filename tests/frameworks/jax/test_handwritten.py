@@ -60,7 +60,7 @@ def test_losses_in_bfloat16_are_close_to_those_in_float32(by_hand, make_batch, m
     weights, batch = network.draw(1), make_batch(network, 16)
     monkeypatch.setattr(by_hand, "dropout", lambda x, rate, key: x)
     losses = {}
-    for narrow in (False, True):
+    for low_precision in (False, True):
         step, wait = by_hand.train_step(
             "little-cnn",
             [weights[n] for n in network.parameters],
@@ -70,12 +70,12 @@ def test_losses_in_bfloat16_are_close_to_those_in_float32(by_hand, make_batch, m
             device=jax.devices("cpu")[0],
             rate=0.01,
             momentum=0.9,
-            narrow=narrow,
-            copies=not narrow,
+            low_precision=low_precision,
+            copies=not low_precision,
         )
-        losses[narrow] = []
+        losses[low_precision] = []
         for _ in range(3):
             step()
-            losses[narrow].append(float(wait()[1]))
+            losses[low_precision].append(float(wait()[1]))
     assert losses[True] == pytest.approx(losses[False], rel=2e-2)
     assert losses[True] != losses[False]

@@ -45,6 +45,8 @@ class Context:
     """Seconds, for a plan with a time budget."""
     hosts: int = 1
     """Number of hosts that share the devices of a run."""
+    tuned: Callable[[RunSpec], RunSpec] = lambda spec: spec
+    """Applies the stored tuning that fits a spec; without one the spec is unchanged."""
 
     @property
     def budget(self) -> Budget:
@@ -81,6 +83,8 @@ class Experiment:
     """Whether its programs can be interleaved with others (`--against`)."""
     tunes: bool = True
     """Whether its runs can use a tuning (`tuned=true`)."""
+    announce: Callable[[Any, Context], str] | None = None
+    """What it will do and how long it takes, as a sentence before it starts."""
 
     @property
     def plans_devices(self) -> bool:

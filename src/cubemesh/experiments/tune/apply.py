@@ -70,17 +70,21 @@ class Tunings:
     """The tunings of a store, applied to the runs of one experiment.
 
     `given` are fields set by name; `key` gives the key that decides whether a stored run can be
-    reused (`Executor.key`). UsageError for an experiment that varies a tuned field.
+    reused (`Executor.key`). UsageError for an experiment that varies a tuned field; None for one
+    that sets the batch size and no other.
     """
 
     def __init__(
         self,
-        experiment: Experiment,
+        experiment: Experiment | None,
         given: Mapping[str, Any],
         store: Store,
         key: Callable[[RunSpec], RunKey],
     ) -> None:
         self._store, self._key, self._given = store, key, given
+        self._batch_is_set = True
+        if experiment is None:
+            return
         own = {f.name for f in dataclasses.fields(experiment.settings)}
         self._batch_is_set = BATCH in {*own, *experiment.varies, *given}
         clash = [name for name in CHOSEN if name in experiment.varies]
@@ -110,6 +114,13 @@ class Tunings:
             batch_per_device=tuning.batch,
         )
         return replace(chosen.of(spec), tuned=tuned)
+
+    def if_stored(self, spec: RunSpec) -> RunSpec:
+        """`of`, or `spec` unchanged where no stored tuning fits."""
+        try:
+            return self.of(spec)
+        except UsageError:
+            return spec
 
     @cached_property
     def _all(self) -> list[BestTrial]:

@@ -14,7 +14,8 @@ import importlib
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -52,12 +53,9 @@ SYNC_FEATURES: frozenset[SyncFeature] = frozenset({"all-reduce", "hooks"})
 """Synchronization outside the compiled step."""
 BACKEND = "inductor"
 """Of torch.compile."""
-POINTWISE_SEARCH: dict[str, str | int | bool | Callable[..., object]] = {
-    "max_autotune_pointwise": True
-}
-"""TorchInductor times more block sizes for elementwise kernels and reductions, on a GPU: 1.7 % of
-ResNet-50's step on an H200 for twice the compile time (benchmarks/LOG.md)."""
-
+MAX_COMPILER_PROCESSES = 16
+_first_program = True
+"""Whether no program of this process was compiled yet."""
 _C_COMPILERS = ("gcc", "clang", "cc")
 _VOLTA = (7, 0)
 """The first compute capability that Triton supports (README of triton-lang/triton)."""
@@ -75,10 +73,7 @@ class CompiledProgram(PyTorchProgram):
         if request.program.precision_of:
             _trace_backward_without_autocast()
         super().__init__(request)
-        options = POINTWISE_SEARCH if BACKEND == "inductor" and self._kind == "cuda" else None
-        compiled = partial(
-            torch.compile, dynamic=False, fullgraph=True, backend=BACKEND, options=options
-        )
+        compiled = partial(torch.compile, dynamic=False, fullgraph=True, backend=BACKEND)
         loss = partial(total_loss, self._weights)
         self.staged = build_stages(self._built, loss, compiled, request.program.compile_by)
         """The compiled function; `staged.code` is its Python."""
@@ -87,8 +82,9 @@ class CompiledProgram(PyTorchProgram):
         """Compile by one run without an update, on uninitialized weights; whether all of it came
         from the cache. Call `load` after it."""
         hits, misses = _cache_counts()
-        run_with_cache_repair(lambda: self._run_once(placed), _cache_in_use)
-        self.synchronize()
+        with _compiler_processes(self._kind):
+            run_with_cache_repair(lambda: self._run_once(placed), _cache_in_use)
+            self.synchronize()
         self._loss = torch.full((), float("nan"))
         torch.manual_seed(self._seed)  # so that dropout draws the same numbers
         now_hits, now_misses = _cache_counts()
@@ -174,6 +170,26 @@ def _set_up_compiler() -> None:
     config.compile_threads = 1  # type: ignore[attr-defined]
     dynamo = importlib.import_module("torch._dynamo.config")
     dynamo.allow_rnn = True  # type: ignore[attr-defined]  # decomposed
+
+
+@contextmanager
+def _compiler_processes(kind: str) -> Iterator[None]:
+    """Compile the kernels of the first program of a GPU in one process per usable core, which end
+    with the block: on one core they take most of the time. Later programs are mostly in the cache,
+    and starting the processes takes seconds. The C++ of a CPU is one library."""
+    global _first_program
+    if kind != "cuda" or not _first_program:
+        yield
+        return
+    _first_program = False
+    config = importlib.import_module("torch._inductor.config")
+    pools = importlib.import_module("torch._inductor.async_compile")
+    config.compile_threads = min(MAX_COMPILER_PROCESSES, len(os.sched_getaffinity(0)))  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        pools.shutdown_compile_workers()
+        config.compile_threads = 1  # type: ignore[attr-defined]
 
 
 def _trace_backward_without_autocast() -> None:

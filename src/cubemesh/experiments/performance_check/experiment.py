@@ -1,0 +1,282 @@
+"""Performance check: training throughput of this machine, its largest loss, and measured remedies.
+
+Each network trains with the fastest known program, interleaved in one process with stock PyTorch
+(eager, then torch.compile) in the same precision and layout. The same throughput is used
+everywhere: the windows of both runs are pooled. Then the candidates for the largest loss are
+measured by trying their remedies: minibatches read from JPEG files, decoding them in other places,
+larger batch sizes, and the attribution of an eager step. Trials stop when the time is used up.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cubemesh.data.images.generated_jpegs import NAME as JPEG_FILES
+from cubemesh.errors import UsageError
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan
+from cubemesh.experiments.performance_check.report import (
+    PROGRAM_NAMES,
+    PerformanceCheck,
+    charts,
+    findings,
+    notes,
+    tables,
+)
+from cubemesh.frameworks import FRAMEWORKS, entry
+from cubemesh.networks import build
+from cubemesh.networks import entry as network_entry
+from cubemesh.networks.memory import forecast
+from cubemesh.schema import (
+    Against,
+    Answer,
+    Budget,
+    Ceiling,
+    NetworkWork,
+    ProgramSettings,
+    RunRecord,
+    RunSpec,
+    TrainSteps,
+)
+from cubemesh.schema.spec import Precision
+from cubemesh.units import format_list, format_seconds
+
+FASTEST = ("pytorch-captured", "jax", "tensorflow", "keras")
+"""Frameworks in the order of preference: the first that is installed is the fastest known
+(benchmarks/LOG.md)."""
+FASTEST_SEQUENCES = "pytorch-compiled"
+"""The fastest known for token sequences on a GPU, where `pytorch-captured` fuses no kernels."""
+STOCK = ("pytorch", "pytorch-compiled")
+WORKLOADS_GPU = {"resnet-50": 256, "gpt2": 8}
+WORKLOADS_CPU = {"little-cnn": 64, "resnet-18": 8}
+"""Network → batch size."""
+MEMORY_FRACTION = 0.8
+"""Fraction of a GPU's memory that all programs of an interleaved run may need."""
+INSTANCES = 3
+BUDGET = Budget(steps=3, seconds=1.0, windows=12, warmup_seconds=4.0, instances=INSTANCES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of `performance-check` besides the fields of its specs."""
+
+    networks: tuple[str, ...] = ()
+    """Networks to train; default: resnet-50 and gpt2 on a GPU, little-cnn and resnet-18 on a
+    CPU."""
+    batch_sizes: tuple[int, ...] = ()
+    """Batch sizes; default: one for each network, less where GPU memory is short."""
+    frameworks: tuple[str, ...] = ()
+    """The fastest known framework, then those to compare it with; default: pytorch-captured, with
+    pytorch and pytorch-compiled."""
+    precision: Precision | None = None
+    """Precision of all programs; default: bf16 on a GPU that has it, else fp16, fp32 on a CPU."""
+    minutes: float = 2.5
+    """Minutes after which no further trial starts."""
+    trials: bool = True
+    """Whether to try remedies after the comparison."""
+
+    def __post_init__(self) -> None:
+        if not self.minutes > 0:
+            raise UsageError(f"minutes={self.minutes:g} is not valid: it must be more than 0.")
+
+
+def plan(settings: Settings, context: Context) -> Plan:
+    """Ceilings; the fastest program against each stock program; then the trials."""
+    deadline = context.clock() + 60 * settings.minutes
+    specs = _base_specs(settings, context)
+    program = specs[0].program
+    product = ProgramSettings(framework=program.framework, precision=program.precision)
+    yield [
+        RunSpec(work=Ceiling(), program=product, budget=BUDGET),
+        RunSpec(work=Ceiling(operation="copy"), program=product, budget=BUDGET),
+    ]
+    slowest_s: dict[str, float] = {}
+    for spec in specs:
+        records = yield [
+            _interleaved(spec, other) for other in _stock(settings, spec, context)
+        ] or [spec]
+        slowest_s[_network(spec)] = max((r.elapsed_s for r in records), default=0.0)
+    if not settings.trials:
+        return
+    for spec in _trials(specs, context):
+        # A trial starts like an interleaved run, and measures at most as long.
+        if context.clock() + slowest_s[_network(spec)] > deadline:
+            continue
+        yield [spec]
+
+
+def announce(settings: Settings, context: Context) -> str:
+    """The plan in a sentence."""
+    workloads = format_list(
+        f"{_network(spec)} (batch size {spec.batch_per_device}, {spec.program.precision})"
+        for spec in _base_specs(settings, context)
+    )
+    names = {
+        name: None
+        for spec in _base_specs(settings, context)
+        for name in _installed(settings, _network(spec), context)
+    }
+    programs = format_list(PROGRAM_NAMES.get(name, name) for name in names)
+    return (
+        f"Trains {workloads} with {programs}, then tries what would make it faster: about "
+        f"{format_seconds(60 * settings.minutes)}."
+    )
+
+
+def _network(spec: RunSpec) -> str:
+    assert isinstance(spec.work, NetworkWork)
+    return spec.work.network
+
+
+def _base_specs(settings: Settings, context: Context) -> list[RunSpec]:
+    """The fastest known program of each workload."""
+    specs = []
+    for network, batch in _workloads(settings, context):
+        framework = _installed(settings, network, context)[0]
+        program = ProgramSettings(
+            framework=framework,
+            precision=settings.precision or _precision(context),
+            layout=entry(framework).layout if network_entry(network).image_size else "nchw",
+            data_location="device",
+        )
+        if context.has_gpu and not settings.batch_sizes:
+            batch = _fitting(network, batch, program, context)
+        spec = RunSpec(
+            work=TrainSteps(network=network, batch_per_device=batch), program=program, budget=BUDGET
+        )
+        specs.append(context.tuned(spec) if not settings.frameworks else spec)
+    return specs
+
+
+def _installed(settings: Settings, network: str, context: Context) -> list[str]:
+    """The frameworks for a network, the fastest known first; those not installed are left out."""
+    if settings.frameworks:
+        return list(dict.fromkeys(settings.frameworks))
+    sequences = context.has_gpu and not network_entry(network).image_size
+    preferred = (FASTEST_SEQUENCES, *FASTEST) if sequences else FASTEST
+    fastest = next((name for name in preferred if FRAMEWORKS[name].installed), None)
+    if fastest is None:
+        raise UsageError(
+            "No framework that computes is installed. Install PyTorch: "
+            f"{FRAMEWORKS['pytorch'].install}"
+        )
+    stock = [n for n in STOCK if FRAMEWORKS[n].requires == FRAMEWORKS[fastest].requires]
+    return list(dict.fromkeys((fastest, *stock)))
+
+
+def _precision(context: Context) -> Precision:
+    """The 16-bit precision of the GPU; fp32 on a CPU."""
+    if not context.has_gpu:
+        return "fp32"
+    capability = context.machine.gpus[0].compute_capability
+    return "bf16" if capability is None or int(capability.split(".")[0]) >= 8 else "fp16"
+
+
+def _workloads(settings: Settings, context: Context) -> Iterator[tuple[str, int]]:
+    """(network, batch size), by default one that suits the device."""
+    usual = WORKLOADS_GPU if context.has_gpu else WORKLOADS_CPU
+    networks = dict.fromkeys(settings.networks or usual)
+    if settings.batch_sizes:
+        yield from itertools.product(networks, dict.fromkeys(settings.batch_sizes))
+        return
+    for network in networks:
+        yield network, usual.get(network, 32 if context.has_gpu else 8)
+
+
+def _fitting(network: str, batch: int, program: ProgramSettings, context: Context) -> int:
+    """`batch`, halved until all programs of an interleaved run fit into the memory of the GPU."""
+    memory = context.machine.gpus[0].memory_bytes
+    built = build(network)
+    while memory is not None and batch > 1:
+        one = forecast(built, batch, program.precision, device="cuda", layout=program.layout)
+        if 2 * INSTANCES * one.total_bytes <= MEMORY_FRACTION * memory:
+            break
+        batch //= 2
+    return batch
+
+
+def _stock(settings: Settings, spec: RunSpec, context: Context) -> list[RunSpec]:
+    """`spec` with each framework to compare with."""
+    known = _installed(settings, _network(spec), context)
+    names = [name for name in known if name != spec.program.framework]
+    return [replace(spec, program=replace(spec.program, framework=name)) for name in names]
+
+
+def _interleaved(spec: RunSpec, other: RunSpec) -> RunSpec:
+    against = Against(work=other.work, placement=other.placement, program=other.program)
+    return replace(spec, against=against)
+
+
+def _trials(specs: Sequence[RunSpec], context: Context) -> Iterator[RunSpec]:
+    """What to try, the most informative first."""
+    sizes = {_network(spec): network_entry(_network(spec)).image_size for spec in specs}
+    images = [spec for spec in specs if sizes[_network(spec)]]
+    if images:
+        spec = max(images, key=lambda one: sizes[_network(one)])
+        for change in _input_changes(context):
+            yield _with(spec, work={"data": JPEG_FILES}, program=change)
+        if entry(spec.program.framework).requires == "torch":
+            eager = _with(spec, program={"framework": "pytorch"})
+            yield replace(eager, budget=replace(eager.budget, attribution=True))
+    for spec in specs:
+        doubled = 2 * (spec.batch_per_device or 1)
+        yield _interleaved(spec, _with(spec, work={"batch_per_device": doubled}))
+
+
+def _input_changes(context: Context) -> list[Mapping[str, object]]:
+    """Program settings of a training on image files: decoded on the host, on the GPU, once."""
+    host = {"data_location": "host"}
+    decoded = [{**host, "decode_location": "device"}] if context.has_gpu else []
+    return [host, *decoded, {**host, "cache_decoded": True}]
+
+
+def _with(
+    spec: RunSpec,
+    *,
+    work: Mapping[str, object] | None = None,
+    program: Mapping[str, object] | None = None,
+) -> RunSpec:
+    return replace(
+        spec,
+        work=replace(spec.work, **(work or {})),  # type: ignore[arg-type]
+        program=replace(spec.program, **(program or {})),  # type: ignore[arg-type]
+    )
+
+
+def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
+    """Findings, tables and chart from the records of one `performance-check`."""
+    check = PerformanceCheck.of(records)
+    return Answer(
+        experiment=EXPERIMENT.name,
+        question=EXPERIMENT.question,
+        title="Performance check",
+        findings=tuple(findings(check)),
+        tables=tuple(tables(check)),
+        charts=tuple(charts(check)),
+        warnings=tuple(w for r in records for w in r.warnings),
+        run_ids=tuple(r.run_id for r in records),
+        notes=notes(check),
+    )
+
+
+EXPERIMENT = Experiment(
+    name="performance-check",
+    question="How fast does this machine train, is that good, and what would make it faster?",
+    settings=Settings,
+    works=(TrainSteps,),
+    varies={
+        "network": "networks",
+        "batch_per_device": "batch_sizes",
+        "framework": "frameworks",
+        "data": "trials",
+        "data_location": "trials",
+        "decode_location": "trials",
+        "cache_decoded": "trials",
+    },
+    plan=plan,
+    answer=answer,
+    alternates=False,
+    tunes=False,
+    announce=announce,
+)

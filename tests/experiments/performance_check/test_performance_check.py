@@ -1,0 +1,230 @@
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from answers import codes, finding, table, texts, values
+from cubemesh.errors import UsageError
+from cubemesh.experiments.performance_check.experiment import EXPERIMENT, Settings
+from cubemesh.experiments.registry import Context
+from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.schema import Figure, Gpu, RunSpec, TrainSteps, Window
+from cubemesh.schema.comparison import RATIO
+from cubemesh.schema.record import AGAINST
+
+approx = partial(pytest.approx, rel=0.01)
+SPEEDS = {"pytorch-captured": 2.0, "pytorch": 1.0, "pytorch-compiled": 1.5, "jax": 2.0}
+"""Steps a second, for a step of 64 samples."""
+
+
+class Clock:
+    """A clock that a run advances."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def context(machine, clock):
+    return Context(machine=machine, clock=clock)
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """Only PyTorch, whatever this environment has."""
+    for name, line in FRAMEWORKS.items():
+        own = name if line.requires == "torch" else None
+        monkeypatch.setitem(
+            FRAMEWORKS, name, replace(line, requires="json" if own else "no_such_module")
+        )
+
+
+@pytest.fixture
+def measure(record_of, clock):
+    """Records in which each framework has its speed, files half of it, and double batches 1.1."""
+
+    def made(spec: RunSpec, speeds=SPEEDS, seconds=10.0):
+        clock.now += seconds
+        if not isinstance(spec.work, TrainSteps):
+            return record_of(spec)
+        rate = speeds[spec.program.framework]
+        if spec.work.data != "synthetic":
+            rate *= 0.9 if spec.program.cache_decoded else 0.5
+        record = replace(record_of(spec, step_s=1 / rate), elapsed_s=seconds)
+        if spec.other is None:
+            return record
+        other = speeds[spec.other.program.framework]
+        if spec.other.batch_per_device != spec.batch_per_device:
+            other *= 1.1
+        return with_other(record, rate, other)
+
+    return made
+
+
+def with_other(record, first, second):
+    """`record` as an interleaved run in which the other program makes `second` steps a second."""
+    windows = []
+    for block in range(6):
+        for side in (0, 1, 1, 0):
+            rate = second * (1 + 0.001 * block) if side else first
+            windows.append(
+                Window(
+                    phase=AGAINST if side else "measure",
+                    marks=(f"instance-{block % 3}", f"block-{block}"),
+                    start_s=float(block),
+                    elapsed_s=1 / rate,
+                    steps=1,
+                    samples=64,
+                )
+            )
+    rate = Figure(value=64 * second, unit="samples/s", low=63.5 * second, high=64.5 * second, n=12)
+    ratio = Figure(value=second / first, unit="×")
+    figures = {**record.figures, "against_throughput_per_s": rate, RATIO: ratio}
+    return replace(record, windows=tuple(windows), figures=figures)
+
+
+def run(play, context, measure, settings=None):
+    settings = settings or Settings(networks=("resnet-18",), batch_sizes=(64,))
+    planned, records = play(EXPERIMENT.plan(settings, context), measure)
+    return planned, EXPERIMENT.answer(settings, records)
+
+
+def test_a_cpu_trains_a_small_and_a_large_network_in_fp32(context, play, measure):
+    planned, _ = run(play, context, measure, Settings(trials=False))
+    steps = [s for s in planned if isinstance(s.work, TrainSteps)]
+    assert {s.work.network for s in steps} == {"little-cnn", "resnet-18"}
+    assert {s.program.precision for s in steps} == {"fp32"}
+    assert {s.program.data_location for s in steps} == {"device"}
+
+
+def test_each_stock_program_is_interleaved_with_the_fastest_known(context, play, measure):
+    planned, _ = run(play, context, measure)
+    compared = [
+        (s.program.framework, s.other.program.framework)
+        for s in planned
+        if s.other and s.other.batch_per_device == s.batch_per_device
+    ]
+    assert compared == [
+        ("pytorch-captured", "pytorch"),
+        ("pytorch-captured", "pytorch-compiled"),
+    ]
+    for spec in planned:
+        if spec.other is not None:
+            assert spec.other.program.precision == spec.program.precision
+            assert spec.other.program.layout == spec.program.layout
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision"), [("9.0", "bf16"), ("7.0", "fp16"), (None, "bf16")]
+)
+def test_a_gpu_trains_in_its_16_bit_precision(machine, play, measure, capability, precision):
+    gpu = Gpu(index=0, name="GPU", uuid="u", compute_capability=capability)
+    context = Context(machine=replace(machine, gpus=(gpu,)))
+    planned, _ = run(play, context, measure, Settings(trials=False))
+    steps = [s for s in planned if isinstance(s.work, TrainSteps)]
+    assert {s.program.precision for s in steps} == {precision}
+    assert {s.work.network for s in steps} == {"resnet-50", "gpt2"}
+    known = {s.work.network: s.program.framework for s in steps}
+    assert known == {"resnet-50": "pytorch-captured", "gpt2": "pytorch-compiled"}
+
+
+def test_a_small_gpu_gets_a_batch_size_that_fits_six_programs(machine, play, measure):
+    def batch(memory_bytes):
+        gpu = Gpu(index=0, name="GPU", uuid="u", memory_bytes=memory_bytes)
+        context = Context(machine=replace(machine, gpus=(gpu,)))
+        settings = Settings(networks=("resnet-50",), trials=False)
+        return run(play, context, measure, settings)[0][-1].batch_per_device
+
+    assert batch(140 << 30) == 256
+    assert batch(24 << 30) < batch(48 << 30) < 256
+
+
+def test_the_throughput_is_that_of_the_fastest_program(context, play, measure):
+    _, answer = run(play, context, measure)
+    own = finding(answer, "throughput")
+    assert own.value == pytest.approx(128, rel=0.01)
+    programs = table(answer, "fastest / this")
+    assert texts(programs, "program") == ["pytorch-captured", "PyTorch eager", "torch.compile"]
+    assert values(programs, "fastest / this") == [None, approx(2.0), approx(2.0 / 1.5)]
+
+
+def test_a_stock_program_that_is_faster_is_the_headline(context, play, measure):
+    fast = {**SPEEDS, "pytorch-compiled": 4.0}
+    _, answer = run(play, context, lambda spec: measure(spec, fast))
+    own = finding(answer, "throughput")
+    assert own.value == pytest.approx(256, rel=0.01)
+    programs = table(answer, "fastest / this")
+    assert values(programs, "fastest / this") == [approx(2.0), approx(4.0), None]
+
+
+def test_the_largest_loss_has_the_gain_of_the_remedy_that_was_tried(context, play, measure):
+    _, answer = run(play, context, measure)
+    loss = finding(answer, "largest-loss")
+    assert loss.value == pytest.approx(2.0, rel=0.01)
+    assert "framework=pytorch-captured" in loss.remedy
+    gains = [f.value for f in answer.findings if f.code == "further-gain"]
+    assert gains == pytest.approx([1.8, 1.1], rel=0.01)
+
+
+def test_without_a_significant_gain_there_is_no_loss(context, play, measure):
+    equal = dict.fromkeys(SPEEDS, 2.0)
+    settings = Settings(networks=("gpt2",), batch_sizes=(64,), trials=False)
+    _, answer = run(play, context, lambda spec: measure(spec, equal), settings)
+    assert "no-loss" in codes(answer)
+    assert "largest-loss" not in codes(answer)
+
+
+def test_trials_stop_when_the_time_is_used_up(context, play, measure):
+    settings = Settings(networks=("resnet-18",), batch_sizes=(64,), minutes=1)
+    planned, _ = run(play, context, lambda spec: measure(spec, seconds=20.0), settings)
+    assert all(s.work.data == "synthetic" for s in planned if isinstance(s.work, TrainSteps))
+
+
+def test_the_time_to_train_is_for_imagenet_networks_only(context, play, measure):
+    _, answer = run(play, context, measure, Settings(trials=False))
+    own = [f for f in answer.findings if f.code == "training-time"]
+    assert len(own) == 1
+    assert "resnet-18" in own[0].text
+    rate = {f.text.split()[0]: f.value for f in answer.findings if f.code == "throughput"}
+    assert own[0].value == pytest.approx(90 * 1_281_167 / rate["resnet-18"])
+
+
+def test_published_results_on_a_cpu_are_compared_at_the_same_precision(machine, play, measure):
+    context = Context(machine=machine)
+
+    def on_cpu(spec):
+        record = measure(spec)
+        return replace(record, ranks=tuple(replace(r, device="cpu") for r in record.ranks))
+
+    _, answer = run(play, context, on_cpu)
+    own = [f for f in answer.findings if f.code == "published-ratio"]
+    for found in own:
+        assert found.value > 0
+
+
+def test_no_framework_is_one_error_with_the_command(monkeypatch, context):
+    for name, line in FRAMEWORKS.items():
+        monkeypatch.setitem(FRAMEWORKS, name, replace(line, requires="no_such_module"))
+    with pytest.raises(UsageError, match=r"pip install 'cubemesh\[torch\]'"):
+        next(EXPERIMENT.plan(Settings(), context))
+
+
+@pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan")])
+def test_minutes_must_be_positive(minutes):
+    with pytest.raises(UsageError, match=f"minutes={minutes:g}"):
+        Settings(minutes=minutes)
+
+
+def test_the_announcement_names_networks_programs_and_minutes(context):
+    assert EXPERIMENT.announce is not None
+    text = EXPERIMENT.announce(Settings(minutes=2), context)
+    for part in ("little-cnn", "resnet-18", "pytorch-captured", "torch.compile", "2 min"):
+        assert part in text
