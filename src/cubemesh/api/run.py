@@ -26,8 +26,8 @@ from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.experiments.session import replay_papers, run_names
 from cubemesh.runs import Observer, Silent
-from cubemesh.store.compare import StoredComparison, compare_with_baseline
 from cubemesh.schema import Answer, Ceiling, Machine, RunRecord
+from cubemesh.store.compare import StoredComparison, compare_with_baseline
 from cubemesh.units import parse_duration
 
 

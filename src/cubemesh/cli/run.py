@@ -71,8 +71,8 @@ def run(
 ) -> None:
     """Run experiments and print their results. Stored runs are reused."""
     from cubemesh.api.run import run as run_experiments
-    from cubemesh.exports import STDOUT
     from cubemesh.cli.report import write_page
+    from cubemesh.exports import STDOUT
     from cubemesh.views import terminal
     from cubemesh.views.json_output import run_json
     from cubemesh.views.progress import TerminalProgress
