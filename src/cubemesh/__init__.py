@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cubemesh.api.collectives import collectives
     from cubemesh.api.compare import compare
+    from cubemesh.api.doctor import doctor
     from cubemesh.api.experiments import experiment_settings, list_experiments
     from cubemesh.api.export import export
     from cubemesh.api.import_ import import_measurements
@@ -32,6 +33,7 @@ __all__ = [
     "__version__",
     "collectives",
     "compare",
+    "doctor",
     "experiment_settings",
     "export",
     "import_measurements",

@@ -16,6 +16,7 @@ import typer
 from cubemesh import __version__
 from cubemesh.cli.collectives import collectives
 from cubemesh.cli.compare import compare
+from cubemesh.cli.doctor import doctor
 from cubemesh.cli.experiments import experiments
 from cubemesh.cli.import_ import import_
 from cubemesh.cli.launch import launch
@@ -45,7 +46,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (
-    *(probe, networks, experiments, published),
+    *(doctor, probe, networks, experiments, published),
     *(run, train, tune, compare, collectives, predict),
     *(launch, results, report),
 ):

@@ -69,12 +69,15 @@ class Tree:
 
     def numbered(self, folder: str, prefix: str) -> list[int]:
         """The numbers N of the entries `<prefix>N` in `folder`, in rising order."""
+        rests = (n.removeprefix(prefix) for n in self.names(folder) if n.startswith(prefix))
+        return sorted(int(r) for r in rests if r.isascii() and r.isdigit())
+
+    def names(self, folder: str) -> list[str]:
+        """The sorted names of the entries of `folder`; none where it cannot be read."""
         try:
-            names = os.listdir(f"{self.root}/{folder}")
+            return sorted(os.listdir(f"{self.root}/{folder}"))
         except OSError:
             return []
-        rests = (n.removeprefix(prefix) for n in names if n.startswith(prefix))
-        return sorted(int(r) for r in rests if r.isascii() and r.isdigit())
 
     def exists(self, path: str) -> bool:
         """Whether `path` exists."""
