@@ -24,7 +24,7 @@ def report(
     ),
     charts: Annotated[
         Path | None,
-        typer.Option("--charts", metavar="DIR", help="Also write each chart as SVG and PNG."),
+        typer.Option("--charts", metavar="DIR", help="Also write each chart as SVG, PNG and CSV."),
     ] = None,
     machine_id: Annotated[
         str,
@@ -60,13 +60,12 @@ def write_page(
     """Write the latest results as a page, and the charts as files; return both. UsageError where a
     file cannot be written."""
     from cubemesh.api.report import report as latest_answers
-    from cubemesh.views.charts.files import write_charts
     from cubemesh.views.report import render
 
     found = latest_answers(*names, machine_id=machine_id, store=store)
     try:
         render.write_report(output, found)
-        return found, [] if charts is None else write_charts(charts, found.answers)
+        return found, [] if charts is None else render.write_charts_of(charts, found)
     except OSError as error:
         raise UsageError(
             f"{error.filename} cannot be written: {error.strerror}. Choose another path."

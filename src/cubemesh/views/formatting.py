@@ -33,6 +33,7 @@ from cubemesh.units import (
     format_interval,
     format_number,
     format_quantity,
+    format_seconds,
 )
 
 FRAMEWORK_NAMES: Mapping[str, str] = {
@@ -46,6 +47,8 @@ SCALED = frozenset({"bytes", "B", "s", "FLOP", "FLOP/s", "B/s", "bytes/s", "Hz",
 """Units with SI prefixes: they are in the cell, not in the column head."""
 
 _WHOLE = 1e15
+_LONG_S = 120
+"""Longer durations are in minutes, hours or days."""
 _OF_RANK = re.compile(r"^rank \d+ of \d+: ")
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
@@ -87,6 +90,9 @@ def split_figure(
 ) -> tuple[str, str, str]:
     """A figure for large print: the number, its unit, and its interval ("± 14", "84 to 530" of a
     wide one, or "")."""
+    if unit == "s" and value >= _LONG_S:
+        ends = [] if low is None or high is None else [format_seconds(low), format_seconds(high)]
+        return format_seconds(value), "", " to ".join(dict.fromkeys(ends))
     text = quantity(value, unit if unit in SCALED else "", low, high)
     if wide := _WIDE.fullmatch(text):
         return wide["figure"], wide["scaled"] or clean(unit), wide["ends"]
@@ -245,3 +251,8 @@ def moment(iso: str) -> str:
     if when.tzinfo is not None:
         when = when.astimezone(datetime.UTC)
     return f"{when.day} {when:%b %Y, %H:%M} UTC"
+
+
+def day(iso: str) -> str:
+    """`20 Nov 2026` of an ISO 8601 date; other text unchanged."""
+    return moment(iso).partition(",")[0]

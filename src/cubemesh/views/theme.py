@@ -111,6 +111,7 @@ CONFIG: dict[str, Any] = {
         "labelColor": variable("soft"),
         "labelFontSize": 12,
         "labelPadding": 6,
+        "labelSeparation": 6,
         "titleColor": variable("soft"),
         "titleFontSize": 12,
         "titleFontWeight": "normal",
@@ -126,6 +127,9 @@ CONFIG: dict[str, Any] = {
         "fontWeight": 600,
         "anchor": "start",
         "offset": 16,
+        "subtitleColor": variable("soft"),
+        "subtitleFontSize": 12,
+        "subtitlePadding": 6,
     },
     "legend": {
         "labelColor": variable("soft"),

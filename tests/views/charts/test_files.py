@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+import io
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -7,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.views.charts.files import write_charts
+from cubemesh.views.charts.files import chart_csv, write_charts
 
 
 def test_every_chart_becomes_a_file_of_each_format(sample, tmp_path):
@@ -15,17 +17,40 @@ def test_every_chart_becomes_a_file_of_each_format(sample, tmp_path):
     assert [p.name for p in paths] == [
         f"{name}.{ending}"
         for name in ("throughput-by-minibatch", "accuracy-by-minibatch", "systems")
-        for ending in ("svg", "png")
+        for ending in ("svg", "png", "csv")
     ]
     for path in paths:
         data = path.read_bytes()
         if path.suffix == ".png":
             assert data.startswith(b"\x89PNG")
             assert len(data) > 5000
+        elif path.suffix == ".csv":
+            assert data.startswith(b"line,x,y,low,high,unit,kind,missing,run\n")
         else:
             ElementTree.fromstring(data)
             assert b"#0b6e4f" in data
             assert b"var(--" not in data, "a file resolves its own colours"
+
+
+def test_the_data_of_a_chart_has_every_point_and_reason(sample, made):
+    chart = sample.answers[0].charts[0]
+    rows = list(csv.DictReader(io.StringIO(chart_csv(chart))))
+    assert len(rows) == sum(len(line.points) for line in chart.lines)
+    first = chart.lines[0].points[0]
+    assert (rows[0]["x"], float(rows[0]["y"]), rows[0]["run"]) == (
+        str(first.x),
+        first.y,
+        first.run_id,
+    )
+    missing = [row for row in rows if row["missing"]]
+    assert [(row["y"], row["missing"]) for row in missing] == [("", made.OOM.message)]
+
+
+def test_a_caption_is_below_the_title(sample, tmp_path):
+    (first, *_) = write_charts(
+        tmp_path, sample.answers[:1], ("svg",), caption=lambda _, chart: f"of {chart.name}"
+    )
+    assert "of throughput-by-minibatch" in first.read_text("utf-8")
 
 
 def test_names_that_come_twice_and_odd_names_get_their_own_files(made, sample, tmp_path):

@@ -10,8 +10,10 @@ import pytest
 
 from cubemesh.schema import RunRecord, Unknown, warn
 from cubemesh.schema.serialization import from_plain
+from cubemesh.views.charts.files import chart_csv
 from cubemesh.views.facts.run import run_facts
-from cubemesh.views.report.page import cards, chips, headline, lead
+from cubemesh.views.report.headline import headline, lead
+from cubemesh.views.report.page import caption, cards, chips
 
 VOID = {"meta", "link", "br", "img", "path", "line", "rect", "circle"}
 
@@ -159,14 +161,14 @@ def test_a_report_of_failures_has_every_reason(made, written):
     assert words.count(made.OOM.message) == 13
 
 
-def test_headline_is_the_first_finding_and_its_card_does_not_say_it_again(sample):
+def test_headline_is_a_finding_and_its_card_does_not_say_it_again(sample):
     top = headline(sample.answers, sample.records.values())
     first = cards(sample.answers)[0]
     assert top == sample.answers[0].findings[0].text
     assert "2,170 images/s" in top
     assert (first.figure, first.unit, first.interval) == ("2,170", "images/s", "± 14")
     assert first.text == sample.answers[0].title
-    assert lead(sample.answers) == "", "its card has the remedy"
+    assert lead(sample.answers) == ("", ""), "its card has the remedy"
 
 
 def test_a_simulated_answer_is_not_the_headline(sample):
@@ -176,7 +178,7 @@ def test_a_simulated_answer_is_not_the_headline(sample):
     measured = next(answer for answer in rest if answer.findings)
     assert headline([simulated, measured], ()) == headline([measured], ())
     assert headline([simulated], ()) not in [finding.text for finding in simulated.findings]
-    assert lead([simulated]) == ""
+    assert lead([simulated]) == ("", "")
 
 
 def test_warnings_of_one_code_share_a_chip(made):
@@ -192,3 +194,34 @@ def test_several_gpus_are_drawn_with_their_rings(written, sample, made):
     assert "fill:var(--accent)" in page
     assert 'class="topology"' not in written(sample, machine=made.machine(gpus=1)).read_text()
     assert Outline(page).open == []
+
+
+def test_contents_link_to_every_section(outline, sample):
+    ids = {a["id"] for _, a in outline.elements if "id" in a}
+    (nav,) = [a for tag, a in outline.elements if tag == "nav"]
+    assert nav["aria-label"] == "Contents"
+    links = [a["href"] for tag, a in outline.elements if tag == "a" and a["href"] != "#answers"]
+    assert links[1 : len(sample.answers) + 4] == [
+        "#summary",
+        *(f"#question-{i}" for i in range(1, len(sample.answers) + 1)),
+        "#machine",
+        "#runs",
+    ]
+    assert {link[1:] for link in links} <= ids
+
+
+def test_a_caption_has_machine_device_precision_and_date(sample, made):
+    answer = sample.answers[0]
+    line = caption(answer.charts[0], answer, sample.records, sample.machine)
+    assert line == f"{sample.machine.hostname} · {sample.machine.cpu.model} · fp32 · 20 Nov 2026"
+    assert caption(answer.charts[0], answer, {}, sample.machine) == "", "no run is known"
+
+
+def test_the_data_of_a_chart_travels_with_it(source, sample):
+    found = re.findall(
+        r'<script type="application/json" id="question-1-chart-1">(.*?)</script>', source
+    )
+    saved = json.loads(found[0])["saved"]
+    assert saved["csv"] == chart_csv(sample.answers[0].charts[0])
+    assert saved["title"] == sample.answers[0].charts[0].title
+    assert "20 Nov 2026" in saved["caption"]

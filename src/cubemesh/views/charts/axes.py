@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 _SHORT_NAME = 10
 _LABEL_LETTERS = 20
-_AXIS_TOP = 1.06
+_AXIS_TOP, _SIDEWAYS_TOP = 1.06, 1.16
 """Room above the highest mark, as a factor, for its label."""
 _LOG_BASE = {"log2": 2, "log10": 10}
 _ROOF_PIXELS = 340
@@ -161,14 +161,16 @@ class Frame:
         channel = alt.X if self.sideways else alt.Y
         axis: dict[str, Any] = {"title": axis_title(self.chart.y) or None, "tickCount": 5}
         if self.sideways:
-            axis |= {"titleAnchor": "end"}
+            axis |= {"titleAnchor": "end", "labelFlush": False}
         else:  # the title is horizontal, above the axis
             axis |= {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "start"}
             axis |= {"titleBaseline": "bottom", "titleX": 0, "titleY": -22}
         if self.chart.y.unit in ("bytes", "B"):
             axis["labelExpr"] = _BYTES_LABEL
-        if self.chart.kind == "scatter" and self.chart.y.scale in _LOG_BASE:
-            axis |= {"values": _decades(self._drawn_values()), "format": "~s"}
+        if self.chart.kind in _ON_LOG and self.chart.y.scale == "log10":
+            del axis["tickCount"]
+            axis |= {"values": _decades(self._drawn_values())}
+            axis |= {"format": "~s"} if self.chart.kind == "scatter" else {}
         scale = self._value_scale()
         return channel(f"{field}:Q", scale=scale, axis=alt.Axis(**axis, labelOverlap=True))
 
@@ -198,7 +200,11 @@ class Frame:
         far_from_zero = len(drawn) > 1 and highest / 2 < lowest < highest
         if self.chart.kind == "line" and far_from_zero and not self.chart.y.from_zero:
             return alt.Scale(zero=False, nice=True)
-        return alt.Scale(domainMin=0, domainMax=highest * _AXIS_TOP or 1, nice=True)
+        return alt.Scale(
+            domainMin=0,
+            domainMax=highest * (_SIDEWAYS_TOP if self.sideways else _AXIS_TOP) or 1,
+            nice=True,
+        )
 
 
 def gap_reason(chart: Chart, point: Point) -> str | None:

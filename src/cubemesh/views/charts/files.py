@@ -1,12 +1,14 @@
-"""Charts as SVG and PNG files, or as part of a page, rendered by vl-convert without a browser.
+"""Charts as SVG, PNG and CSV files, or as part of a page, rendered by vl-convert without a browser.
 
 Files have the light colours on white; charts in a page keep CSS variables.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +16,27 @@ import vl_convert
 
 from cubemesh.errors import UsageError
 from cubemesh.schema import Answer, Chart
+from cubemesh.views.charts.axes import gap_reason
 from cubemesh.views.charts.vega import vega_lite
+from cubemesh.views.formatting import clean
 from cubemesh.views.theme import LIGHT, resolved
 
-FORMATS = ("svg", "png")
+FORMATS = ("svg", "png", "csv")
+_CSV_COLUMNS = ("line", "x", "y", "low", "high", "unit", "kind", "missing", "run")
 _PIXELS_PER_UNIT = 2.0
 
 
 def write_charts(
-    directory: Path, answers: Sequence[Answer], formats: Sequence[str] = FORMATS
+    directory: Path,
+    answers: Sequence[Answer],
+    formats: Sequence[str] = FORMATS,
+    *,
+    caption: Callable[[Answer, Chart], str] | None = None,
 ) -> list[Path]:
     """Write every chart of the answers into `directory` (made where it is missing).
 
     A file has the name of its chart; where two charts have one name, the second is prefixed by its
-    experiment's.
+    experiment's. `caption` is the line below the title: machine, precision and date.
     Returns the paths in the order they were written. UsageError for a format not in `FORMATS`.
     """
     for name in formats:
@@ -35,10 +44,11 @@ def write_charts(
             raise UsageError(f"'{name}' is not a format of charts. Known: {', '.join(FORMATS)}.")
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
-    for stem, chart in _stems(answers):
+    for stem, answer, chart in _stems(answers):
+        line = caption(answer, chart) if caption else ""
         for name in formats:
             path = directory / f"{stem}.{name}"
-            path.write_bytes(_encoded(chart, name))
+            path.write_bytes(_encoded(chart, name, line))
             paths.append(path)
     return paths
 
@@ -61,8 +71,29 @@ def browser_bundle() -> str:
     return bundle
 
 
-def _encoded(chart: Chart, name: str) -> bytes:
-    spec = resolved(vega_lite(chart))
+def chart_csv(chart: Chart) -> str:
+    """The points of a chart as CSV: one row each, a missing one with its reason."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_CSV_COLUMNS)
+    for line in chart.lines:
+        for p in line.points:
+            reason = gap_reason(chart, p) or ""
+            y, low, high = (None, None, None) if reason else (p.y, p.low, p.high)
+            row = (clean(line.name), p.x, y, low, high, chart.y.unit, line.role, reason, p.run_id)
+            writer.writerow([clean(v) if isinstance(v, str) else v for v in row])
+    return text.getvalue()
+
+
+def file_stem(chart: Chart) -> str:
+    """The name of a chart as a file name without its ending."""
+    return re.sub(r"[^A-Za-z0-9-]+", "-", chart.name).strip("-") or "chart"
+
+
+def _encoded(chart: Chart, name: str, caption: str) -> bytes:
+    if name == "csv":
+        return chart_csv(chart).encode("utf-8", errors="backslashreplace")
+    spec = resolved(vega_lite(chart, caption=caption))
     spec["config"] = spec["config"] | {"background": LIGHT["paper"], "padding": 16}
     if name == "svg":
         svg: str = vl_convert.vegalite_to_svg(spec)
@@ -71,11 +102,11 @@ def _encoded(chart: Chart, name: str) -> bytes:
     return png
 
 
-def _stems(answers: Sequence[Answer]) -> list[tuple[str, Chart]]:
-    stems: dict[str, Chart] = {}
+def _stems(answers: Sequence[Answer]) -> list[tuple[str, Answer, Chart]]:
+    stems: dict[str, tuple[Answer, Chart]] = {}
     for answer in answers:
         for chart in answer.charts:
-            stem = re.sub(r"[^A-Za-z0-9-]+", "-", chart.name).strip("-") or "chart"
+            stem = file_stem(chart)
             if stem in stems:
                 experiment = re.sub(r"[^A-Za-z0-9-]+", "-", answer.experiment)
                 stem = f"{experiment}-{stem}"
@@ -83,5 +114,5 @@ def _stems(answers: Sequence[Answer]) -> list[tuple[str, Chart]]:
             while stem in stems:
                 count += 1
                 stem = f"{plain}-{count}"
-            stems[stem] = chart
-    return list(stems.items())
+            stems[stem] = answer, chart
+    return [(stem, answer, chart) for stem, (answer, chart) in stems.items()]

@@ -38,6 +38,7 @@ def vega_lite(
     height: int = 260,
     legend: bool = True,
     title: bool = True,
+    caption: str = "",
 ) -> dict[str, Any]:
     """The Vega-Lite specification of a chart, as plain data.
 
@@ -51,7 +52,9 @@ def vega_lite(
         layers, height = list(_Layers(frame, legend=legend).all()), frame.height(height)
     picture = alt.layer(*layers).properties(width=width, height=height)
     if title and chart.title:
-        picture = picture.properties(title=clean(chart.title))
+        heading: dict[str, Any] = {"text": clean(chart.title)}
+        heading |= {"subtitle": caption} if caption else {}
+        picture = picture.properties(title=alt.TitleParams(**heading))
     if width == "container":
         picture = picture.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
     spec: dict[str, Any] = picture.to_dict()
@@ -70,6 +73,14 @@ def missing_points(chart: Chart) -> tuple[tuple[str, str, str], ...]:
     )
 
 
+def legend_options(chart: Chart) -> dict[str, Any]:
+    """The legend of a chart of several lines, above it."""
+    options = {"orient": "top", "offset": 40, "title": None, **_SYMBOLS[chart.kind]}
+    if len(chart.lines) > _MOST_ABREAST:
+        options["columns"] = _MOST_ABREAST
+    return options
+
+
 class _Layers:
     """The layers of one chart, back to front."""
 
@@ -77,10 +88,7 @@ class _Layers:
         self.frame = frame
         self.chart = frame.chart
         shown = legend and len(self.chart.lines) > 1
-        symbol = _SYMBOLS[self.chart.kind]
-        if len(self.chart.lines) > _MOST_ABREAST:
-            symbol = {**symbol, "columns": _MOST_ABREAST}
-        self.legend = alt.Legend(orient="top", offset=40, title=None, **symbol) if shown else None
+        self.legend = alt.Legend(**legend_options(self.chart)) if shown else None
 
     def all(self) -> Iterator[alt.Chart]:
         """The layers of every line; where no point has a value, only the axes."""
@@ -148,18 +156,32 @@ class _Layers:
         if len(rows) <= _MOST_MARKS:
             yield self._points(index, base, filled=measured)
         if measured and sum(ln.role == "measured" for ln in self.chart.lines) == 1:
-            ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
-            label = self._base(ends).mark_text(dy=-14, fontWeight=600, aria=False)
-            # The label is clear of the interval's end.
-            field = "high" if all("low" in row for row in ends) else "y"
-            yield label.encode(
-                y=self.frame.value_channel(field),
-                text="label:N",
-                color=alt.value(variable("ink")),
-            )
+            yield from self._end_labels(rows)
         # The invisible target of the pointer is larger than the mark.
         target = base.mark_circle(size=420 if len(rows) <= _MOST_MARKS else 120, opacity=0)
         yield target.encode(y=self.frame.value_channel(), tooltip=self._tooltip(rows), **_DESCRIBED)
+
+    def _end_labels(self, rows: list[Row]) -> Iterator[alt.Chart]:
+        """The values of the first and the last point, clear of the interval's end and, inwards, of
+        the axis."""
+        if self.frame.category or len(rows) == 1:
+            sides: list[tuple[Any, int, list[Row]]] = [
+                ("center", 0, rows[:1]),
+                ("center", 0, rows[1:][-1:]),
+            ]
+        else:
+            sides = [("left", -5, rows[:1]), ("right", 5, rows[-1:])]
+        for align, dx, own in sides:
+            field = "high" if own and "low" in own[0] else "y"
+            for look in (_HALO, {}) if own else ():
+                label = self._base(own).mark_text(
+                    align=align, dx=dx, dy=-14, fontWeight=600, aria=False, **look
+                )
+                yield label.encode(
+                    y=self.frame.value_channel(field),
+                    text="label:N",
+                    color=alt.value(variable("ink")),
+                )
 
     def _scattered(self, index: int, line: Line, rows: list[Row]) -> Iterator[alt.Chart]:
         base = self._base(rows)
@@ -182,12 +204,7 @@ class _Layers:
         # In a roofline only some points have names: to their right.
         aside = self.chart.y.scale != "linear"
         place: dict[str, Any] = {"dx": 9, "align": "left", "fontWeight": 600}
-        halo: dict[str, Any] = {
-            "stroke": variable("paper"),
-            "strokeWidth": 4,
-            "strokeJoin": "round",
-        }
-        for look in [halo, {}] if aside else [{}]:
+        for look in [_HALO, {}] if aside else [{}]:
             label = base.mark_text(
                 **(place if aside else {"dy": 15}), **look, fontSize=11, aria=False
             )
@@ -314,6 +331,12 @@ class _Layers:
 
 _DESCRIBED = {"description": alt.Description("description:N")}
 """The text of a mark for screen readers."""
+_HALO: Mapping[str, Any] = {
+    "stroke": variable("paper"),
+    "strokeWidth": 4,
+    "strokeJoin": "round",
+}
+"""Of a text that lines may cross."""
 _SYMBOLS: Mapping[str, dict[str, Any]] = {
     "line": {"symbolType": "stroke", "symbolStrokeWidth": 3, "symbolSize": 500},
     "bar": {"symbolType": "square"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from cubemesh.schema import (
     Chart,
     Curve,
     Finding,
+    Machine,
+    NetworkWork,
     RunRecord,
     Series,
     Unknown,
@@ -24,18 +26,21 @@ from cubemesh.schema import (
 from cubemesh.schema.outcome import STATUS_WORDS
 from cubemesh.units import format_number
 from cubemesh.views import formatting
-from cubemesh.views.charts.files import inline_svg
+from cubemesh.views.charts.files import chart_csv, file_stem, inline_svg
 from cubemesh.views.charts.sparkline import sparkline
-from cubemesh.views.charts.vega import missing_points, vega_lite
+from cubemesh.views.charts.vega import legend_options, missing_points, vega_lite
 from cubemesh.views.facts import run as run_facts
+from cubemesh.views.report.headline import Ranked, ranked, split_text
 from cubemesh.views.report.timeline import timeline
 from cubemesh.views.tables import TextTable, text_table
 from cubemesh.views.theme import line_styles, variable
 
 _STATIC_WIDTH = 560
-_NARROW_COLUMNS = 5
-_NARROW_LETTERS = 64
-"""A table with longer rows than this is below its chart, not next to it."""
+_LETTER_PIXELS, _CELL_PIXELS = 7.4, 20
+_HALF_PIXELS = {"half": 500, "half-wide": 690}
+"""Class of a table or chart → width that fits half of the page: always, or on a wide screen."""
+_MOST_RATIO = 25
+"""A larger ratio is not drawn as bars."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +48,20 @@ class Card:
     """A finding in large print."""
 
     question: str
+    anchor: str
+    """Of the section of its answer."""
     figure: str
     unit: str
     interval: str
+    conditions: str
     text: str
     remedy: str
     caveats: str
     """Codes of the warnings of its runs."""
+    verdict: tuple[str, str]
+    """Words and class (`good`, `equal` or `low`) of a comparison; ("", "") for none."""
+    bars: tuple[tuple[str, float, str], ...]
+    """Of a ratio: (name, value, text) of its two sides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,82 +75,157 @@ class Chip:
     """(cause, remedy), each pair once."""
 
 
-def headline(answers: Sequence[Answer], records: Iterable[RunRecord]) -> str:
-    """The title of the page: the first finding of measured runs, or the state of the runs."""
-    first = next(_measured(answers), None)
-    if first is not None:
-        return formatting.clean(first.text)
-    if any(answer.simulated for answer in answers):
-        return "Simulated (null framework): nothing was measured."
-    ended = [record.ok for record in records]
-    if not ended:
-        return "No runs on this machine yet."
-    runs = "1 run" if len(ended) == 1 else f"{len(ended)} runs"
-    if not any(ended):
-        return f"{runs}, none with a result."
-    return f"{runs}, no finding yet."
+_QUESTIONS = {"further-gain": "What else makes it faster?"}
+"""Code → question of its card, where the finding has none."""
+_SIDES = {
+    "published-ratio": ("this machine", "published"),
+    "largest-loss": ("with the remedy", "without"),
+    "further-gain": ("with the change", "without"),
+    "machine-ratio": ("this machine", "the other"),
+}
+"""Code of a ratio → names of its two sides."""
 
 
-def lead(answers: Sequence[Answer]) -> str:
-    """The remedy of the headline, where no card has it."""
-    first = next(_measured(answers), None)
-    return formatting.clean(first.remedy) if first and first.question is None else ""
+def cards(answers: Sequence[Answer], records: Iterable[RunRecord] = ()) -> tuple[Card, ...]:
+    """A card for every question of the findings, in the order of the answers, from the most
+    important finding that has it."""
+    order = ranked(answers, records)
+    top = next((one.finding for one in order if not one.answer.simulated), None)
+    best: dict[str, Ranked] = {}
+    for one in order:
+        question = one.finding.question or _QUESTIONS.get(one.finding.code)
+        if question is not None:
+            best.setdefault(question, one)
+    asked = (
+        finding.question or _QUESTIONS.get(finding.code)
+        for answer in answers
+        for finding in answer.findings
+    )
+    return tuple(_card(best[q], q, top) for q in dict.fromkeys(asked) if q is not None)
 
 
-def _measured(answers: Iterable[Answer]) -> Iterator[Finding]:
-    return (f for answer in answers if not answer.simulated for f in answer.findings)
-
-
-def cards(answers: Sequence[Answer]) -> tuple[Card, ...]:
-    """A card for every question of the findings, from the first answer that has it. Where the
-    headline is the same finding, the card has the title of the answer instead."""
-    top = headline(answers, ())
-    made: dict[str, Card] = {}
-    for answer in answers:
-        for finding in answer.findings:
-            if finding.question is not None and finding.question not in made:
-                made[finding.question] = _card(answer, finding, finding.question, top)
-    return tuple(made.values())
-
-
-def _card(answer: Answer, finding: Finding, question: str, top: str) -> Card:
+def _card(one: Ranked, question: str, top: Finding | None) -> Card:
+    finding = one.finding
     figure, unit, interval = "", "", ""
     if finding.value is not None:
         figure, unit, interval = formatting.split_figure(
             finding.value, finding.unit, finding.low, finding.high
         )
-    text = formatting.clean(finding.text)
+    title, conditions, rest = split_text(finding)
+    text = rest or (formatting.clean(one.answer.title) if finding is top else title)
     return Card(
         question=formatting.clean(question),
+        anchor=f"question-{one.index}",
         figure=figure,
         unit=unit,
         interval=interval,
-        text=formatting.clean(answer.title) if text == top else text,
+        conditions=conditions,
+        text=text,
         remedy=formatting.clean(finding.remedy),
         caveats=", ".join(finding.caveats),
+        verdict=_verdict(finding),
+        bars=_bars(finding),
     )
 
 
-def section(index: int, answer: Answer) -> dict[str, Any]:
-    """The section of an answer; `index` (from 1) makes its anchor unique.
+def _verdict(finding: Finding) -> tuple[str, str]:
+    """A published figure or another machine compared, in words, by the interval of the ratio."""
+    others = {"published-ratio": "published", "machine-ratio": "the other machine"}
+    other, value = others.get(finding.code), finding.value
+    if other is None or value is None or finding.low is None or finding.high is None:
+        return "", ""
+    if finding.low > 1:
+        above = f"{100 * (value - 1):.0f} % above" if value < 2 else f"{value:.3g} × as fast as"
+        return f"{above} {other}", "good"
+    if finding.high < 1:
+        return f"{100 * (1 - value):.0f} % below {other}", "low"
+    return f"no significant difference from {other}", "equal"
 
-    `side_by_side`: whether its only chart and its only table are next to each other on a wide
-    screen.
-    """
-    charts = tuple(map(drawn, answer.charts))
-    tables = tuple(text_table(table) for table in answer.tables)
+
+def _bars(finding: Finding) -> tuple[tuple[str, float, str], ...]:
+    names = _SIDES.get(finding.code)
+    if names is None or finding.value is None or not 0 < finding.value < _MOST_RATIO:
+        return ()
+    longest = max(finding.value, 1.0)
+    sides = zip(names, (finding.value, 1.0), strict=True)
+    return tuple((name, v / longest, f"{formatting.number(v)}×") for name, v in sides)
+
+
+def section(
+    index: int, answer: Answer, records: Mapping[str, RunRecord], machine: Machine
+) -> dict[str, Any]:
+    """The section of an answer; `index` (from 1) makes its anchor unique. Its findings (`words`),
+    charts and tables have the classes of their widths."""
+    charts = [drawn(chart, caption(chart, answer, records, machine)) for chart in answer.charts]
+    tables = [text_table(table) for table in answer.tables]
+    widths = [_width(table) for table in tables]
     return {
         "anchor": f"question-{index}",
         "answer": answer,
+        # An odd number of charts leaves room for the findings.
+        "words": "half" if len(charts) % 2 else "full" if charts or not widths else widths[0],
         "charts": charts,
-        "tables": tables,
+        "tables": list(zip(tables, widths, strict=True)),
         "chips": chips(answer.warnings),
-        "side_by_side": len(charts) == 1 and len(tables) == 1 and _is_narrow(tables[0]),
     }
 
 
-def drawn(chart: Chart) -> dict[str, Any]:
-    """A chart as a specification for the browser, and as SVG for a page without scripts."""
+def contents(sections: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+    """Anchor and title of every section."""
+    own = [(s["anchor"], formatting.clean(s["answer"].title)) for s in sections]
+    return (*own, ("machine", "Machine"), ("runs", "Runs"))
+
+
+def caption(
+    chart: Chart, answer: Answer, records: Mapping[str, RunRecord], machine: Machine
+) -> str:
+    """`vm · NVIDIA H200 · bf16 · 21 Nov 2026`: machine, device, precision and date of the runs of a
+    chart; empty without runs."""
+    ids = dict.fromkeys(p.run_id for line in chart.lines for p in line.points)
+    own = [records[i] for i in ids if i in records]
+    own = own or [records[i] for i in answer.run_ids if i in records]
+    if not own:
+        return ""
+    networks = [r for r in own if isinstance(r.spec.work, NetworkWork)]
+    parts = [machine.hostname, *_devices(own, machine)]
+    parts += sorted({r.spec.program.precision for r in networks})
+    parts += _dates(own)
+    if answer.simulated:
+        parts.append("simulated")
+    return formatting.clean(" · ".join(parts))
+
+
+def _devices(records: Sequence[RunRecord], machine: Machine) -> list[str]:
+    """Names of the devices that ran; of a processor its model."""
+    counts: dict[str, set[int]] = {}
+    for record in records:
+        kinds = {rank.device.partition(":")[0] for rank in record.ranks}
+        names = {rank.device_name for rank in record.ranks if rank.device_name}
+        if not names and "cpu" in kinds:
+            names = {machine.cpu.model or "CPU"}
+        elif not names and machine.gpus:
+            names = {gpu.name for gpu in machine.gpus}
+        for name in sorted(names):
+            counts.setdefault(name, set()).add(record.spec.placement.devices)
+    return [
+        name
+        if max(own) == 1 or name == machine.cpu.model
+        else f"{'' if len(own) == 1 else 'up to '}{max(own)} × {name}"
+        for name, own in counts.items()
+    ]
+
+
+def _dates(records: Sequence[RunRecord]) -> list[str]:
+    days = sorted({record.started_utc[:10] for record in records})
+    shown = [formatting.day(day) for day in dict.fromkeys((days[0], days[-1]))]
+    return [" to ".join(shown)]
+
+
+def drawn(chart: Chart, caption: str = "") -> dict[str, Any]:
+    """A chart as a specification for the browser, and as SVG for a page without scripts.
+
+    `saved` is what the browser adds to save it as a file: titles, legend, and its data as CSV.
+    """
     spec = vega_lite(chart, width="container", legend=False, title=False)
     still = {name: value for name, value in spec.items() if name != "autosize"}
     names = [formatting.clean(line.name) for line in chart.lines]
@@ -146,10 +233,19 @@ def drawn(chart: Chart) -> dict[str, Any]:
     lines = f"{'row' if heat else 'line'}{'' if len(names) == 1 else 's'}"
     return {
         "title": formatting.clean(chart.title),
+        "caption": caption,
         "kind": chart.kind,
+        "width": "half",
         "summary": f"{formatting.clean(chart.title)}: {formatting.axis_title(chart.y)} against "
         f"{formatting.axis_title(chart.x)}, {len(names)} {lines}. Figures: see the table.",
         "spec": spec,
+        "saved": {
+            "name": file_stem(chart),
+            "title": formatting.clean(chart.title),
+            "caption": caption,
+            "legend": legend_options(chart) if len(names) > 1 and not heat else None,
+            "csv": chart_csv(chart),
+        },
         "svg": Markup(inline_svg(still | {"width": _STATIC_WIDTH})),
         "legend": tuple(zip(names, line_styles(chart.lines), strict=True))
         if len(names) > 1 and not heat
@@ -166,10 +262,17 @@ def _gathered(missing: Sequence[tuple[str, str, str]]) -> tuple[tuple[str, str, 
     return tuple((line, "; ".join(xs), reason) for (line, reason), xs in places.items())
 
 
-def _is_narrow(table: TextTable) -> bool:
-    rows = [sum(len(cell.text) for cell in row if not cell.gap) for row in table.rows]
-    rows.append(sum(len(text) for text, _ in table.headings))
-    return len(table.headings) <= _NARROW_COLUMNS and max(rows) <= _NARROW_LETTERS
+def _width(table: TextTable) -> str:
+    """`half` for a table that fits half of the page, `half-wide` for one that does on a wide
+    screen, otherwise `full`."""
+    columns = [len(text) for text, _ in table.headings]
+    for row in table.rows:
+        for i, cell in enumerate(row):
+            if cell.span == 1 and not cell.gap:
+                columns[i] = max(columns[i], len(cell.text))
+    pixels = sum(letters * _LETTER_PIXELS + _CELL_PIXELS for letters in columns)
+    fits = (name for name, most in _HALF_PIXELS.items() if pixels <= most)
+    return next(fits, "full")
 
 
 def chips(warnings: Iterable[Warning]) -> tuple[Chip, ...]:

@@ -20,14 +20,14 @@ from markupsafe import Markup
 from rich.console import Console
 
 from cubemesh.api.report import Report
-from cubemesh.schema import Machine
+from cubemesh.schema import Answer, Chart, Machine
 from cubemesh.schema.serialization import to_plain
 from cubemesh.views import formatting
-from cubemesh.views.charts.files import browser_bundle
+from cubemesh.views.charts.files import browser_bundle, write_charts
 from cubemesh.views.facts import machine as machine_facts
 from cubemesh.views.facts.run import repeated_unmeasured
 from cubemesh.views.json_output import envelope, machine_json
-from cubemesh.views.report import page
+from cubemesh.views.report import headline, page
 from cubemesh.views.tables import text_table
 from cubemesh.views.theme import DARK, LIGHT, css_variables
 
@@ -41,6 +41,15 @@ def write_report(path: Path, report: Report) -> Path:
     # Names from outside may hold halves of surrogate pairs, which UTF-8 cannot encode.
     path.write_text(render(report), encoding="utf-8", errors="backslashreplace")
     return path
+
+
+def write_charts_of(directory: Path, report: Report) -> list[Path]:
+    """Write the charts of a report as files and return their paths; OSError as above."""
+
+    def caption(answer: Answer, chart: Chart) -> str:
+        return page.caption(chart, answer, report.records, report.machine)
+
+    return write_charts(directory, report.answers, caption=caption)
 
 
 def document(report: Report, page: Path, charts: Sequence[Path]) -> dict[str, Any]:
@@ -68,7 +77,11 @@ def print_files(console: Console, report: Report, page: Path, charts: Sequence[P
 
 def render(report: Report) -> str:
     """The page as text."""
-    sections = [page.section(i, answer) for i, answer in enumerate(report.answers, start=1)]
+    records = tuple(report.records.values())
+    sections = [
+        page.section(i, answer, report.records, report.machine)
+        for i, answer in enumerate(report.answers, start=1)
+    ]
     scripts = []
     if any(section["charts"] for section in sections):
         scripts.append(_bundle())
@@ -79,9 +92,10 @@ def render(report: Report) -> str:
         .get_template("report.html.j2")
         .render(
             report=report,
-            headline=page.headline(report.answers, report.records.values()),
-            lead=page.lead(report.answers),
-            cards=page.cards(report.answers),
+            headline=headline.headline(report.answers, records),
+            lead=headline.lead(report.answers, records),
+            cards=page.cards(report.answers, records),
+            contents=page.contents(sections),
             sections=sections,
             groups=machine_facts.machine_groups(report.machine),
             gpus=text_table(machine_facts.gpu_table(report.machine.gpus)),
@@ -91,7 +105,7 @@ def render(report: Report) -> str:
             machine_line=formatting.machine_line(report.machine),
             runs=[
                 page.run_entry(record, report.series.get(record.run_id, ()), unmeasured)
-                for record in report.records.values()
+                for record in records
             ],
             made=formatting.moment(report.made_utc),
             style=Markup(_style()),
@@ -153,7 +167,9 @@ def _style() -> str:
         f":root{{color-scheme:light dark;{light}}}\n"
         f"@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
         # Paper is white, also under a dark scheme.
-        f"@media print{{:root{{color-scheme:light;{light}}}}}\n" + _asset("report.css")
+        f"@media print{{:root{{color-scheme:light;{light}}}}}\n"
+        # So are saved charts.
+        f".paper{{{light}}}\n" + _asset("report.css")
     )
 
 

@@ -14,7 +14,8 @@
     tooltip: { disableDefaultStyle: true },
   };
   for (const figure of document.querySelectorAll("figure[data-spec]")) {
-    const spec = JSON.parse(document.getElementById(figure.dataset.spec).textContent);
+    const { spec, saved } = JSON.parse(document.getElementById(figure.dataset.spec).textContent);
+    addMenu(figure, spec, saved);
     figure.classList.add("drawn");
     window.vegaEmbed(figure.querySelector(".live"), spec, embedding).then(
       () => figure.setAttribute("data-ready", ""),
@@ -24,6 +25,98 @@
       },
     );
   }
+
+  // A saved chart has its title, its legend and the colours of paper in place of CSS variables.
+  function paperSpec(spec, saved) {
+    const colours = getComputedStyle(document.getElementById("paper"));
+    const resolve = (key, value) => {
+      const name = typeof value === "string" && /^var\((--[a-z0-9-]+)\)$/.exec(value);
+      return name ? colours.getPropertyValue(name[1]).trim() : value;
+    };
+    const own = JSON.parse(JSON.stringify(spec), resolve);
+    delete own.autosize;
+    own.width = 640;
+    own.title = { text: saved.title, subtitle: saved.caption || undefined };
+    own.config = { ...own.config, background: colours.getPropertyValue("--paper").trim(), padding: 16 };
+    for (const { encoding } of own.layer ?? []) {
+      for (const channel of ["color", "strokeDash"]) {
+        if (saved.legend && encoding?.[channel]?.scale && encoding[channel].legend === null) {
+          encoding[channel].legend = saved.legend;
+        }
+      }
+    }
+    return own;
+  }
+
+  async function encoded(kind, spec, saved) {
+    if (kind === "csv") return new Blob([saved.csv], { type: "text/csv" });
+    const { view } = await window.vegaEmbed(document.createElement("div"), paperSpec(spec, saved), embedding);
+    try {
+      if (kind === "svg") return new Blob([await view.toSVG()], { type: "image/svg+xml" });
+      const canvas = await view.toCanvas(2);
+      return await new Promise((done) => canvas.toBlob(done, "image/png"));
+    } finally {
+      view.finalize();
+    }
+  }
+
+  function save(blob, name) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+
+  function addMenu(figure, spec, saved) {
+    const menu = figure.querySelector(".menu");
+    const said = menu.querySelector("output");
+    menu.hidden = false;
+    menu.addEventListener("click", async (event) => {
+      const { copy, save: kind } = event.target.dataset;
+      if (!copy && !kind) return;
+      try {
+        const made = encoded(copy || kind, spec, saved);
+        if (kind) save(await made, `${saved.name}.${kind}`);
+        else if (copy === "png") await navigator.clipboard.write([new ClipboardItem({ "image/png": made })]);
+        else await navigator.clipboard.writeText(await (await made).text());
+        said.textContent = kind ? "Saved." : "Copied.";
+      } catch (error) {
+        said.textContent = `Not possible here: ${error.message}`;
+      }
+    });
+    menu.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") {
+        menu.open = false;
+        menu.querySelector("summary").focus();
+      }
+    });
+    document.addEventListener("click", (event) => {
+      if (!menu.contains(event.target)) menu.open = false;
+    });
+  }
+
+  // The contents: closed on a narrow screen, and with a mark at the section in view.
+  const contents = document.querySelector(".contents");
+  const wide = matchMedia("(min-width: 1180px)");
+  const fit = () => { contents.open = wide.matches; };
+  wide.addEventListener("change", fit);
+  fit();
+  const links = new Map();
+  for (const link of contents.querySelectorAll("a")) {
+    links.set(document.getElementById(link.hash.slice(1)), link);
+    link.addEventListener("click", () => { contents.open = wide.matches; });
+  }
+  function mark() {
+    let current = null;
+    for (const [section, link] of links) {
+      if (section.getBoundingClientRect().top < 160) current = link;
+      link.removeAttribute("aria-current");
+    }
+    (current ?? links.values().next().value).setAttribute("aria-current", "true");
+  }
+  addEventListener("scroll", mark, { passive: true });
+  mark();
 
   function openTarget() {
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
@@ -54,12 +147,7 @@
     download.hidden = false;
     download.addEventListener("click", () => {
       const text = document.getElementById("records").textContent;
-      const address = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-      const link = document.createElement("a");
-      link.href = address;
-      link.download = "cubemesh-records.json";
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(address), 1000);
+      save(new Blob([text], { type: "application/json" }), "cubemesh-records.json");
     });
   }
 })();

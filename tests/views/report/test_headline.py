@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from cubemesh.schema import Answer, Axis, Chart, Finding, Line
+from cubemesh.views.report.headline import headline, lead, ranked, split_text
+from cubemesh.views.report.page import cards
+
+
+def finding(code: str, text: str, value: float | None = 1.0, **fields) -> Finding:
+    return Finding(code=code, text=text, value=value, **fields)
+
+
+def answer(*findings: Finding, **fields) -> Answer:
+    return Answer(experiment="x", question="?", title="title", findings=findings, **fields)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("input-cost", "throughput"),
+        ("failed-run", "sampling-cost"),
+        ("throughput", "wrong-results"),
+        ("largest-overhead", "scaling-efficiency"),
+        ("unknown-power", "largest-overhead"),
+        ("throughput", "machine-ratio"),
+    ],
+)
+def test_a_more_important_code_is_the_headline_wherever_it_is(first, second):
+    one, other = finding(first, "First."), finding(second, "Second.")
+    assert headline([answer(one), answer(other)], ()) == "Second."
+    assert headline([answer(other, one)], ()) == "Second."
+
+
+def test_a_finding_without_caveats_is_preferred():
+    noisy = finding("throughput", "Noisy.", caveats=("drift",))
+    assert headline([answer(noisy), answer(finding("throughput", "Quiet."))], ()) == "Quiet."
+
+
+def test_the_largest_loss_is_preferred():
+    losses = [finding("largest-overhead", f"{v} %.", value=v) for v in (3.0, 46.0, 7.0)]
+    assert headline([answer(*losses)], ()) == "46.0 %."
+
+
+def test_a_throughput_with_published_results_is_preferred():
+    line = Line(name="H100", points=(), role="published")
+    chart = Chart(
+        name="c", title="c", kind="line", x=Axis(name="x"), y=Axis(name="y"), lines=(line,)
+    )
+    known = answer(finding("throughput", "Known."), charts=(chart,))
+    assert headline([answer(finding("throughput", "Other.")), known], ()) == "Known."
+    check = answer(
+        finding("throughput", "gpt2 trains."),
+        finding("throughput", "resnet-50 trains."),
+        finding("published-ratio", "resnet-50 1.1×."),
+    )
+    assert headline([check], ()) == "resnet-50 trains."
+
+
+def test_more_operations_a_second_are_preferred(sample):
+    records = list(sample.records.values())
+    slow, fast = records[0], records[5]
+    found = [
+        answer(finding("throughput", text), run_ids=(record.run_id,))
+        for text, record in (("Slow.", slow), ("Fast.", fast))
+    ]
+    assert [one.finding.text for one in ranked(found, records)] == ["Fast.", "Slow."]
+
+
+def test_a_long_sentence_is_divided_after_its_figure():
+    text = (
+        "resnet-50 trains at 8,930 ± 110 samples/s (batch size 256, bf16, pytorch-captured): "
+        "1.92× (1.91–1.92) the speed of PyTorch eager."
+    )
+    long = finding("throughput", text, 8930.0, unit="samples/s", low=8820.0, high=9040.0)
+    title, conditions, rest = split_text(long)
+    assert title == "resnet-50 trains at 8,930 ± 110 samples/s"
+    assert conditions == "batch size 256, bf16, pytorch-captured"
+    assert rest == "1.92× (1.91–1.92) the speed of PyTorch eager."
+    assert lead([answer(long)]) == (rest, "")
+    asked = dataclasses.replace(long, question="How fast?")
+    (card,) = cards([answer(asked)])
+    assert (card.conditions, card.text) == (conditions, rest)
+    assert lead([answer(asked)]) == ("", "")
+
+
+def test_an_interval_is_not_a_condition():
+    text = (
+        "resnet-50 trains fastest with tensorflow, which needs many words: 1.09× (1.05–1.15) eager."
+    )
+    assert split_text(finding("fastest-framework", text, 1.09)) == (text, "", "")
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "verdict"),
+    [
+        (1.12, 1.11, 1.13, ("12 % above published", "good")),
+        (0.61, 0.60, 0.62, ("39 % below published", "low")),
+        (1.01, 0.97, 1.05, ("no significant difference from published", "equal")),
+        (1.12, None, None, ("", "")),
+    ],
+)
+def test_a_published_ratio_has_a_verdict_by_its_interval(value, low, high, verdict):
+    one = finding("published-ratio", "T.", value, low=low, high=high, question="What do others?")
+    (card,) = cards([answer(one)])
+    assert card.verdict == verdict
+    assert [name for name, *_ in card.bars] == ["this machine", "published"]
+
+
+def test_a_question_has_the_card_of_its_most_important_finding():
+    weak = finding("scaling-efficiency", "Weak.", caveats=("drift",), question="How far?")
+    strong = finding("scaling-efficiency", "Strong.", question="How far?")
+    (card,) = cards([answer(weak), answer(strong), answer(finding("speed-ratio", "Top."))])
+    assert (card.text, card.anchor) == ("Strong.", "question-2")
+
+
+def test_a_long_duration_is_in_hours():
+    one = finding("training-time", "T.", 12910.0, unit="s", low=12790.0, high=13080.0, question="?")
+    (card,) = cards([answer(one)])
+    assert (card.figure, card.unit) == ("3 h 35 min", "")
+    assert card.interval == "3 h 33 min to 3 h 38 min"
