@@ -5,6 +5,7 @@ own, of Debian's slurm-wlm, on this host only.
 """
 
 import getpass
+import json
 import os
 import shutil
 import socket
@@ -39,11 +40,45 @@ def test_a_job_on_one_node_has_explicit_resources_and_no_hosts():
     assert "partition" not in text
 
 
+def test_every_gpu_gets_cores():
+    lines = script(Resources(gpus_per_node=8), ["run", "quick"], "python").splitlines()
+    assert "#SBATCH --cpus-per-task=32" in lines
+    assert Resources().cpus == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("runn", "quick"), "Nearest: run."),
+        (("launch", "--slurm"), "'launch'"),
+        (("run", "quick", "--fst"), "--fst"),
+        (("run",), "NAME"),
+        ((), "run quick"),
+    ],
+)
+def test_a_wrong_command_is_refused_before_it_is_submitted(
+    cubemesh, tmp_path, monkeypatch, words, named
+):
+    """An sbatch that leaves a file is on the path."""
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(f"#!/bin/sh\ntouch {tmp_path}/submitted\necho 7\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    refused = cubemesh("launch", "--slurm", "--", *words)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert named in refused.stderr
+    assert not (tmp_path / "submitted").exists()
+    done = cubemesh("launch", "--slurm", "--json", "--", "run", "quick", "--set", "devices=1")
+    assert (done.returncode, json.loads(done.stdout)["job"]) == (0, 7)
+
+
 def test_invalid_resources_are_refused():
     with pytest.raises(UsageError, match="--time soon"):
         Resources(time="soon")
     with pytest.raises(UsageError, match="--partition"):
         Resources(partition="gpu\n#SBATCH --wrap=x")
+    with pytest.raises(UsageError, match="--cpus-per-task 4 .*--gpus-per-node 8"):
+        Resources(gpus_per_node=8, cpus_per_task=4)
     with pytest.raises(UsageError):
         script(Resources(), [], "python")
     with pytest.raises(UsageError, match="report"):

@@ -22,7 +22,7 @@ def launch(
     *,
     nodes: int = 1,
     gpus_per_node: int = 0,
-    cpus_per_task: int = 1,
+    cpus_per_task: int | None = None,
     time: str = "1:00:00",
     partition: str | None = None,
     account: str | None = None,

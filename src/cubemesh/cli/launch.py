@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from cubemesh.cli.options import AsJson, show
-from cubemesh.errors import UsageError
+from cubemesh.errors import UsageError, unknown_name
 
 
 def launch(
+    context: typer.Context,
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="COMMAND", help="A command of cubemesh, after `--`."),
@@ -21,8 +22,12 @@ def launch(
     ] = 1,
     gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs per node.")] = 0,
     cpus_per_task: Annotated[
-        int, typer.Option(min=1, help="CPUs per node (Slurm task); at least one per device.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1,
+            help="CPUs per node (Slurm task), at least one per GPU; default: 4 per GPU, or 1.",
+        ),
+    ] = None,
     time: Annotated[str, typer.Option(help="Time limit, such as 1:30:00.")] = "1:00:00",
     partition: Annotated[str | None, typer.Option(help="Slurm partition.")] = None,
     account: Annotated[str | None, typer.Option(help="Slurm account.")] = None,
@@ -37,6 +42,7 @@ def launch(
 
     if not slurm:
         raise UsageError("Jobs are submitted to Slurm: add --slurm.")
+    _check_command(context, command or [])
     found = submit(
         command or [],
         nodes=nodes,
@@ -55,3 +61,16 @@ def launch(
         as_json,
         lambda c: c.print(f"Submitted job {found.job}; output: cubemesh-{found.job}.out"),
     )
+
+
+def _check_command(context: typer.Context, command: list[str]) -> None:
+    """UsageError for a command that does not exist; click's error for an option that it does not
+    have. A job would only fail after it has waited in the queue."""
+    if not command:
+        return  # refused with an example
+    verb, *words = command
+    commands = getattr(context.find_root().command, "commands", {})
+    if verb not in commands or verb == context.info_name:
+        known = [name for name in commands if name != context.info_name]
+        raise unknown_name("command of cubemesh", verb, known, plural="commands")
+    commands[verb].make_context(f"cubemesh {verb}", words)

@@ -19,6 +19,8 @@ from cubemesh.errors import CubemeshError, UsageError
 
 ON_HOSTS = ("run", "train", "collectives")
 """Verbs that can run on several hosts."""
+CPUS_PER_GPU = 4
+"""Cores for each GPU by default: one launches kernels, the others prepare batches."""
 _TIME = re.compile(r"(\d+-)?\d+(:\d{2}){0,2}")
 _NAME = re.compile(r"[A-Za-z0-9_.,=:-]+")
 
@@ -29,13 +31,25 @@ class Resources:
 
     nodes: int = 1
     gpus_per_node: int = 0
-    cpus_per_task: int = 1
+    cpus_per_task: int | None = None
+    """None: `CPUS_PER_GPU` for each GPU, or 1."""
     time: str = "1:00:00"
     """Minutes, or `[days-]hours:minutes:seconds`."""
     partition: str | None = None
     account: str | None = None
 
+    @property
+    def cpus(self) -> int:
+        """CPUs of each node."""
+        return self.cpus_per_task or max(1, CPUS_PER_GPU * self.gpus_per_node)
+
     def __post_init__(self) -> None:
+        if self.cpus < self.gpus_per_node:
+            raise UsageError(
+                f"--cpus-per-task {self.cpus} is too few for --gpus-per-node {self.gpus_per_node}: "
+                f"each GPU needs a core. Give {self.gpus_per_node} or more, or leave it out for "
+                f"{CPUS_PER_GPU} per GPU."
+            )
         if not _TIME.fullmatch(self.time):
             raise UsageError(
                 f"--time {self.time}: expected minutes, hours:minutes:seconds or "
@@ -63,7 +77,7 @@ def script(resources: Resources, command: Sequence[str], python: str, source: st
         "nodes": resources.nodes,
         "ntasks-per-node": 1,
         "gpus-per-node": resources.gpus_per_node or None,
-        "cpus-per-task": resources.cpus_per_task,
+        "cpus-per-task": resources.cpus,
         "time": resources.time,
         "partition": resources.partition,
         "account": resources.account,
@@ -77,7 +91,7 @@ def script(resources: Resources, command: Sequence[str], python: str, source: st
     words = shlex.join([python, "-m", "cubemesh", *command])
     if resources.nodes > 1:
         lines += [
-            f"export SRUN_CPUS_PER_TASK={resources.cpus_per_task}  # srun does not inherit it",
+            f"export SRUN_CPUS_PER_TASK={resources.cpus}  # srun does not inherit it",
             'hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd, -)"',
         ]
         words += ' --hosts "$hosts"'
