@@ -1,8 +1,21 @@
+from dataclasses import replace
+
 import pytest
 
 from cubemesh.measure.telemetry.gpu_set import gpu_of, visible
 from cubemesh.runs.devices import gpus_of, lock_names
-from cubemesh.schema import Cpu, Gpu, Machine, Memory, Placement, RunSpec, Software, TrainSteps
+from cubemesh.schema import (
+    Cpu,
+    Gpu,
+    Machine,
+    Memory,
+    Placement,
+    ProgramSettings,
+    RunSpec,
+    Software,
+    TrainSteps,
+)
+from cubemesh.schema.spec import Against
 
 GPUS = tuple(Gpu(index=i, name="H200", uuid=f"GPU-{i}{i}-abcd") for i in range(3))
 MACHINE = Machine(
@@ -50,3 +63,18 @@ def test_a_run_locks_the_devices_that_it_may_use():
     )
     assert lock_names(spec("auto"), MACHINE, {"CUDA_VISIBLE_DEVICES": ""}) == ("cpu",)
     assert [g.index for g in gpus_of(spec("auto"), MACHINE, {})] == [0]
+
+
+def test_a_run_without_a_device_locks_none():
+    null = replace(spec("cpu"), program=ProgramSettings(framework="null"))
+    assert lock_names(null, MACHINE, {}) == ()
+    side = Against(work=null.work, placement=null.placement, program=spec("cpu").program)
+    assert lock_names(replace(null, against=side), MACHINE, {}) == ("cpu",)
+    two_cores = replace(MACHINE, cpu=Cpu(usable_cores=2))
+    assert lock_names(spec("cuda", 4), two_cores, {}) == ()
+    assert lock_names(spec("cpu", 3), two_cores, {}) == ()
+    assert lock_names(spec("cpu", 2), two_cores, {}) == ("cpu",)
+    shared = replace(
+        spec("cpu", 3), placement=Placement(devices=3, oversubscribe=True, device="cpu")
+    )
+    assert lock_names(shared, two_cores, {}) == ("cpu",)

@@ -1,13 +1,18 @@
+import json
 import os
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
 from cubemesh.errors import BusyError, CubemeshError
 from cubemesh.runs import locks as locks_module
+from cubemesh.runs.executor import Executor
 from cubemesh.runs.locks import DeviceLocks, lock_folder
+from cubemesh.schema import Placement, RunSpec, TrainSteps
+from cubemesh.store import Store
 
 HOLD = """
 import signal, sys
@@ -67,8 +72,12 @@ def test_waiting_ends_when_the_device_is_released(tmp_path, holder, monkeypatch)
 
     monkeypatch.setattr(locks_module.time, "sleep", sleep)
     locks = DeviceLocks(tmp_path)
-    locks.take("cpu", wait_s=600)
+    said = []
+    locks.take("cpu", wait_s=600, announce=said.append)
     assert len(slept) == 1
+    (sentence,) = said
+    assert f"process {holder.pid}" in sentence
+    assert "10 min" in sentence
     assert holder_of(tmp_path, "cpu") == os.getpid()
     locks.close()
 
@@ -107,3 +116,70 @@ def test_the_lock_folder_must_belong_to_the_user(tmp_path, monkeypatch):
 def test_without_a_runtime_folder_locks_are_in_tmp(monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     assert str(lock_folder()) == f"/tmp/cubemesh-{os.getuid()}"
+
+
+@pytest.fixture
+def cpu_in_use(own_folders):
+    """The CPU is locked, as if by another run."""
+    locks = DeviceLocks(lock_folder())
+    locks.take("cpu")
+    yield
+    locks.close()
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("run", "minibatch", "--set", "batch_sizes=8", "--set", "device=cpu"),
+        ("train", "little-cnn", "--set", "device=cpu"),
+        ("tune", "little-cnn", "--set", "frameworks=pytorch"),
+        ("collectives", "--device", "cpu"),
+    ],
+)
+def test_every_measuring_verb_can_wait_for_a_device(cubemesh, cpu_in_use, tmp_path, verb):
+    command = (*verb, "--store", str(tmp_path / "s.sqlite"))
+    refused = cubemesh(*command)
+    assert (refused.returncode, refused.stdout) == (75, "")
+    assert "--wait" in refused.stderr
+    waited = cubemesh(*command, "--wait", "50ms")
+    assert waited.returncode == 75
+    assert waited.stderr.count("50 ms") == 2, "before and after"
+    assert cubemesh(*command, "--wait", "soon").returncode == 2
+
+
+def test_time_budgets_do_not_include_waiting(tmp_path, holder, monkeypatch, machine):
+    monkeypatch.setattr(locks_module, "lock_folder", lambda: tmp_path)
+
+    def sleep(seconds):
+        holder.kill()
+        holder.wait()
+
+    monkeypatch.setattr(locks_module.time, "sleep", sleep)
+    spec = RunSpec(
+        work=TrainSteps(network="little-cnn", batch_per_device=1), placement=Placement(device="cpu")
+    )
+    with (
+        Store.open(str(tmp_path / "s.sqlite")) as store,
+        Executor(store, machine=machine, wait_s=600) as executor,
+    ):
+        before = time.monotonic()
+        executor._lock_devices(spec)
+        waited = executor.waited_s
+        assert 0 < waited <= time.monotonic() - before
+
+
+def test_a_simulated_run_needs_no_device(cubemesh, cpu_in_use, tmp_path):
+    options = ("--set", "framework=null", "--set", "batch_sizes=8", "--set", "ceiling=false")
+    done = cubemesh("run", "minibatch", *options, "--store", str(tmp_path / "s.sqlite"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_cannot_run_here_is_reported_although_the_device_is_in_use(
+    cubemesh, cpu_in_use, tmp_path
+):
+    options = ("--set", "devices=4096", "--set", "device=cpu", "--set", "batch_sizes=8")
+    command = ("run", "minibatch", "--json", *options, "--set", "ceiling=false")
+    done = cubemesh(*command, "--store", str(tmp_path / "s.sqlite"))
+    (record,) = json.loads(done.stdout)["records"]
+    assert (done.returncode, record["outcome"]) == (1, "unsupported")
+    assert "devices=4096" in record["outcome_detail"]["message"]

@@ -77,7 +77,7 @@ def test_invalid_resources_are_refused():
         Resources(time="soon")
     with pytest.raises(UsageError, match="--partition"):
         Resources(partition="gpu\n#SBATCH --wrap=x")
-    with pytest.raises(UsageError, match="--cpus-per-task 4 .*--gpus-per-node 8"):
+    with pytest.raises(UsageError, match=r"--cpus-per-task 4 .*--gpus-per-node 8"):
         Resources(gpus_per_node=8, cpus_per_task=4)
     with pytest.raises(UsageError):
         script(Resources(), [], "python")

@@ -72,6 +72,7 @@ def collectives(
     hosts: str | Iterable[str] = (),
     store: AnyStore = None,
     no_cache: bool = False,
+    wait: str | float = 0.0,
     observer: Observer | None = None,
 ) -> Sweeps:
     """Time collectives over a range of message sizes, and check each result; all-reduce by default,
@@ -102,6 +103,7 @@ def collectives(
         hosts=hosts,
         store=store,
         no_cache=no_cache,
+        wait=wait,
         observer=observer,
     )
     return Sweeps(records=found.experiments[0].records)

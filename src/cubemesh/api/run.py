@@ -112,6 +112,7 @@ def run(
     fail_below: float | None = None,
     hosts: str | Iterable[str] = (),
     pythons: Settings = (),
+    wait: str | float = 0.0,
     wait_quiet: str | float = 0.0,
     observer: Observer | None = None,
     **more_settings: Any,
@@ -122,8 +123,9 @@ def run(
     as `settings`. `against` alternates each program with one that differs in these fields;
     `baseline` is a store with whose runs of the same workloads these are compared; `fail_below` is
     the threshold for both ratios of throughputs. `no_cache` measures again what
-    is stored. `pythons` maps a framework to the interpreter of its workers. `wait_quiet`, such as
-    "10m", is the longest time to wait for other programs to end.
+    is stored. `pythons` maps a framework to the interpreter of its workers. `wait`, such as "10m",
+    is the longest time to wait for a device that another run uses, `wait_quiet` for other programs
+    to end.
 
     UsageError before the first run for an unknown name, setting or combination.
     """
@@ -147,6 +149,7 @@ def run(
             observer=observer or Silent(),
             no_cache=no_cache,
             pythons=setting_lines(pythons),
+            wait_s=parse_duration(str(wait)),
             against=other,
             wait_quiet_s=parse_duration(str(wait_quiet)),
         )

@@ -19,6 +19,7 @@ from cubemesh.machines import probe
 from cubemesh.runs import Observer, Silent
 from cubemesh.schema import Answer, Figure, RunRecord
 from cubemesh.schema.serialization import from_plain
+from cubemesh.units import parse_duration
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -82,13 +83,15 @@ def tune(
     store: AnyStore = None,
     no_cache: bool = False,
     pythons: Settings = (),
+    wait: str | float = 0.0,
     observer: Observer | None = None,
     **more_settings: Any,
 ) -> TuneResult:
     """Search for the fastest setting of `network` here; `run(…, tuned=True)` then uses it.
 
     Settings are those of the experiment `tune`: minutes, devices, batch_sizes, … Ctrl-C ends
-    the search and returns what was found; it is raised where nothing was measured yet.
+    the search and returns what was found; it is raised where nothing was measured yet. `wait`,
+    such as "10m", is the longest time to wait for a device that another run uses.
     """
     lines = [f"networks={network}", *setting_lines(settings), *setting_lines(more_settings)]
     start_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -102,6 +105,7 @@ def tune(
                 observer=observer or Silent(),
                 no_cache=no_cache,
                 pythons=setting_lines(pythons),
+                wait_s=parse_duration(str(wait)),
             )
         except KeyboardInterrupt:
             found = latest_result("tune", opened, since_utc=start_utc)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cubemesh.cli.options import AsJson, Hosts, NoCache, StoreAt, show
+from cubemesh.cli.options import AsJson, Hosts, NoCache, StoreAt, Wait, show
 
 
 def collectives(
@@ -75,6 +75,7 @@ def collectives(
     hosts: Hosts = None,
     store: StoreAt = None,
     no_cache: NoCache = False,
+    wait: Wait = "0",
     as_json: AsJson = False,
 ) -> None:
     """Measure collectives as nccl-tests does. Every result is checked."""
@@ -99,6 +100,7 @@ def collectives(
         hosts=hosts or (),
         store=store,
         no_cache=no_cache,
+        wait=wait,
         observer=TerminalProgress(stderr_console()),
     )
     show(view.document(found), as_json, lambda console: view.print_sweeps(console, found))

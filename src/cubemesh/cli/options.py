@@ -34,6 +34,14 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated."),
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Measure again what is stored.")]
+Wait = Annotated[
+    str,
+    typer.Option(
+        "--wait",
+        metavar="DURATION",
+        help="Wait up to this long, such as 10m, for a device that another run uses.",
+    ),
+]
 Pythons = Annotated[
     list[str] | None,
     typer.Option(

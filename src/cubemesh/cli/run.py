@@ -18,6 +18,7 @@ from cubemesh.cli.options import (
     Pythons,
     Settings,
     StoreAt,
+    Wait,
     check_export,
     show,
     write_export,
@@ -36,6 +37,7 @@ def run(
     full: Annotated[bool, typer.Option("--full", help="As thorough as the papers.")] = False,
     store: StoreAt = None,
     no_cache: NoCache = False,
+    wait: Wait = "0",
     against: Annotated[
         list[str] | None,
         typer.Option(
@@ -86,6 +88,7 @@ def run(
         full=full,
         store=store,
         no_cache=no_cache,
+        wait=wait,
         against=against or (),
         baseline=baseline,
         fail_below=fail_below,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cubemesh.cli.options import AsJson, Hosts, NoCache, Pythons, Settings, StoreAt, show
+from cubemesh.cli.options import AsJson, Hosts, NoCache, Pythons, Settings, StoreAt, Wait, show
 
 
 def train(
@@ -68,6 +68,7 @@ def train(
     settings: Settings = None,
     store: StoreAt = None,
     no_cache: NoCache = False,
+    wait: Wait = "0",
     pythons: Pythons = None,
     as_json: AsJson = False,
 ) -> None:
@@ -88,6 +89,7 @@ def train(
         hosts=hosts or (),
         store=store,
         no_cache=no_cache,
+        wait=wait,
         pythons=pythons or (),
         observer=TerminalProgress(terminal.stderr_console()),
     )
@@ -102,5 +104,5 @@ def train(
     raise typer.Exit(THRESHOLD_BREACHED if found.target_missed else 0)
 
 
-_OTHERS = ("network", "hosts", "settings", "store", "no_cache", "pythons", "as_json")
+_OTHERS = ("network", "hosts", "settings", "store", "no_cache", "wait", "pythons", "as_json")
 """Options that are not settings of the experiment."""

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from cubemesh.cli.options import INTERRUPTED, AsJson, NoCache, Pythons, Settings, StoreAt, show
+from cubemesh.cli.options import (
+    INTERRUPTED,
+    AsJson,
+    NoCache,
+    Pythons,
+    Settings,
+    StoreAt,
+    Wait,
+    show,
+)
 
 
 def tune(
@@ -27,6 +36,7 @@ def tune(
     settings: Settings = None,
     store: StoreAt = None,
     no_cache: NoCache = False,
+    wait: Wait = "0",
     pythons: Pythons = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,6 +55,7 @@ def tune(
             settings=[*setting_lines(given), *(settings or ())],
             store=store,
             no_cache=no_cache,
+            wait=wait,
             pythons=pythons or (),
             observer=observer,
         )

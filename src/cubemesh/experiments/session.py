@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,24 +54,32 @@ def run_names(
     no_cache: bool = False,
     pythons: Sequence[str] = (),
     against: Sequence[str] = (),
+    wait_s: float = 0.0,
     wait_quiet_s: float = 0.0,
 ) -> list[ExperimentResult]:
     """Run all experiments of `names`, in order. `pythons` are lines FRAMEWORK=PATH
     (runs/interpreters.py), `against` lines KEY=VALUE of a program to interleave with
-    (ab_overrides.py). Waits up to `wait_quiet_s` seconds for other programs to end. Raises
+    (ab_overrides.py). Waits up to `wait_s` seconds for a device that another run uses, which no
+    plan's time budget includes, and up to `wait_quiet_s` seconds for other programs to end. Raises
     UsageError before the first run for an unknown name or setting, or a path that is not a Python
     with its framework."""
     planned = resolve(names, settings, scale, against)
     machine = probe()
     others = environments(pythons, os.environ, machine.software)
     with Executor(
-        store, machine=machine, observer=observer, no_cache=no_cache, environments=others
+        store,
+        machine=machine,
+        observer=observer,
+        no_cache=no_cache,
+        environments=others,
+        wait_s=wait_s,
     ) as executor:
         contexts = [
             Context(
                 machine=machine,
                 scale=one.scale,
                 hosts=one.hosts,
+                clock=lambda: time.monotonic() - executor.waited_s,
                 tuned=Tunings(None, {}, store, executor.key).if_stored,
             )
             for one in planned

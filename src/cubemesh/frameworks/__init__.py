@@ -45,6 +45,11 @@ class FrameworkEntry:
     """Parses `ProgramSettings.script` (UsageError where it is invalid), where it simulates one."""
 
     @property
+    def simulates(self) -> bool:
+        """Whether it computes nothing, so that its runs use no device."""
+        return self.read_script is not None
+
+    @property
     def installed(self) -> bool:
         """Whether it can be imported, checked without importing it."""
         return self.requires is None or importlib.util.find_spec(self.requires) is not None

@@ -78,6 +78,8 @@ class Executor:
         self._wait_s = wait_s
         self.environments = environments
         """Framework → environment, where its workers run in another Python."""
+        self.waited_s = 0.0
+        """Time for which it has waited for devices."""
         self._locks = DeviceLocks()
         self._folders: RunFolders | None = None
         self._servers: dict[str, Forkserver] = {}
@@ -143,8 +145,10 @@ class Executor:
         if not self._machine_saved:
             self._store.save_machine(self._machine)
             self._machine_saved = True
-        self._observer.start(spec)
         installed = self._installed(spec.program.framework)
+        if installed:
+            self._lock_devices(spec)
+        self._observer.start(spec)
         record = self._measure(spec, key) if installed else self._not_installed(spec, key)
         self._measured.add(key)
         self._observer.finish(record, reused=False)
@@ -154,9 +158,15 @@ class Executor:
         """A framework in another Python was checked when that Python was chosen."""
         return framework in self.environments or entry(framework).installed
 
-    def _measure(self, spec: RunSpec, key: RunKey) -> RunRecord:
+    def _lock_devices(self, spec: RunSpec) -> None:
+        """Lock the devices of a run until `close`."""
+        began = time.monotonic()
         for device in lock_names(spec, self._machine, os.environ):
-            self._locks.take(device, self._wait_s)
+            left_s = max(0.0, self._wait_s - (time.monotonic() - began))
+            self._locks.take(device, left_s, self._observer.message)
+        self.waited_s += time.monotonic() - began
+
+    def _measure(self, spec: RunSpec, key: RunKey) -> RunRecord:
         self._folders = self._folders or RunFolders(self._runs_folder or default_runs_folder())
         folder = self._folders.new_run()
         attempt = self._store.attempts(key) + 1

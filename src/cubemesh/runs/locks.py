@@ -12,6 +12,7 @@ import re
 import stat
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -29,9 +30,15 @@ class DeviceLocks:
         self._folder = folder
         self._held: dict[str, IO[str]] = {}
 
-    def take(self, device: str, wait_s: float = 0.0) -> None:
-        """Lock `device` (`cpu`, or a GPU's UUID), waiting up to `wait_s`. Raises BusyError with the
-        holder if it stays locked. Does nothing for a device that is held already."""
+    def take(
+        self,
+        device: str,
+        wait_s: float = 0.0,
+        announce: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Lock `device` (`cpu`, or a GPU's UUID), waiting up to `wait_s`; `announce` gets a
+        sentence before that. Raises BusyError with the holder if it stays locked. Does nothing for
+        a device that is held already."""
         if device in self._held:
             return
         self._folder = self._folder or lock_folder()
@@ -39,11 +46,16 @@ class DeviceLocks:
         # The lock lasts while the file is open; children close it on exec.
         file = open(path, "a+")  # noqa: SIM115
         deadline = time.monotonic() + wait_s
+        waiting = False
         while not _locked(file):
             if time.monotonic() >= deadline:
                 holder = _holder(file)
                 file.close()
                 raise BusyError(_busy(device, holder, wait_s))
+            if not waiting:
+                waiting = True
+                limit = format_seconds(wait_s)
+                announce(f"{_name(device)} is in use by {_holder(file)}. Waiting up to {limit}.")
             time.sleep(POLL_S)
         command = [os.path.basename(sys.argv[0]) or "python", *sys.argv[1:]]
         file.truncate(0)
@@ -91,9 +103,13 @@ def _holder(file: IO[str]) -> str:
 
 
 def _busy(device: str, holder: str, wait_s: float) -> str:
-    name = "The CPU" if device == "cpu" else f"GPU {device}"
     waited = f" Waited {format_seconds(wait_s)}." if wait_s else ""
+    wait = "Try again when it is done" if wait_s else "Wait for it with --wait 10m"
     return (
-        f"{name} is in use by {holder}; two runs on one device would measure each other."
-        f"{waited} Try again when it is done, or choose another device."
+        f"{_name(device)} is in use by {holder}; two runs on one device would measure each other."
+        f"{waited} {wait}, or choose another device."
     )
+
+
+def _name(device: str) -> str:
+    return "The CPU" if device == "cpu" else f"GPU {device}"
