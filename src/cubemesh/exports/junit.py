@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from cubemesh.experiments.analysis.comparison import ratio_of_record
 from cubemesh.exports.contents import ExportedRuns
-from cubemesh.exports.labels import run_label
+from cubemesh.exports.labels import run_label, run_labels
 from cubemesh.schema import Outcome, RunRecord
 from cubemesh.schema.comparison import Ratio
 from cubemesh.schema.outcome import STATUS_WORDS
@@ -43,8 +43,8 @@ def write(runs: ExportedRuns, file: BinaryIO) -> None:
         if machine is not None:
             suite.set("hostname", _clean(machine.hostname))
         suite.set("timestamp", records[0].started_utc[:19])
-        for record in records:
-            _add_run(suite, record, below)
+        for record, name in zip(records, run_labels(records), strict=True):
+            _add_run(suite, record, name, below)
     if runs.comparisons or (runs.gate is not None and not runs.gate.ratios):
         suite = Xml.SubElement(root, "testsuite", name="comparisons")
         for comparison in runs.comparisons:
@@ -60,9 +60,9 @@ def write(runs: ExportedRuns, file: BinaryIO) -> None:
     file.write(b"\n")
 
 
-def _add_run(suite: Xml.Element, record: RunRecord, below: float | None) -> None:
+def _add_run(suite: Xml.Element, record: RunRecord, name: str, below: float | None) -> None:
     group = f"cubemesh.{record.spec.work.kind}.{record.spec.program.framework}"
-    case = _case(suite, group, run_label(record), record.elapsed_s)
+    case = _case(suite, group, name, record.elapsed_s)
     _add_properties(case, _run_properties(record))
     outcome, ratio = record.outcome, ratio_of_record(record)
     if not outcome.ok:

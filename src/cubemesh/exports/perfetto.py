@@ -18,6 +18,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import BinaryIO
 
 from cubemesh.exports.contents import ExportedRuns
@@ -122,8 +123,7 @@ def write(runs: ExportedRuns, file: BinaryIO) -> None:
     if len(runs.records) == 1:
         saved = runs.records[0].artifacts.get(TRACE, "")
         if os.path.isfile(saved):
-            with open(saved, "rb") as trace:
-                file.write(trace.read())
+            file.write(Path(saved).read_bytes())
             return
     trace = _Trace()
     for record in runs.records:
