@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 REPORT ?= cubemesh-report.html
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check docs format clean
+.PHONY: help run test soak check docs format clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -20,6 +20,9 @@ run: .venv/.run ## measure this machine in about three minutes and write the rep
 
 test: .venv/.dev ## run the tests
 	$(BIN)/pytest -n auto
+
+soak: .venv/.dev ## run the tests ten times: idle, with a load, on one core (SOAK="--runs 3 ...")
+	$(BIN)/python benchmarks/soak.py $(SOAK)
 
 check: .venv/.dev ## lint, check the format and the types
 	$(BIN)/ruff check .

@@ -34,7 +34,6 @@ def ran(tmp_path):
             check=True,
             capture_output=True,
             text=True,
-            timeout=600,
         )
         return done.stdout, json.loads(written.read_text())
 

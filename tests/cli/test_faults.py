@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -16,6 +15,7 @@ import pytest
 from cubemesh.cli.main import _SAVED as SAVED
 from cubemesh.errors import StoreError
 from cubemesh.store import Store
+from patience import wait_until
 
 NULL = ("--set", "framework=null", "--set", "ceiling=false")
 SLOW = (
@@ -40,7 +40,6 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         command(*arguments),
         capture_output=True,
         text=True,
-        timeout=600,
         env=os.environ | environment,
         check=False,
     )
@@ -65,13 +64,12 @@ def ids(store: Path) -> list[str]:
 
 
 def wait_for_runs(store: Path, count: int) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
+    def stored() -> bool:
         with contextlib.suppress(StoreError):  # while it is created
-            if len(ids(store)) >= count:
-                return
-        time.sleep(0.05)
-    raise AssertionError(f"{count} runs were not stored within five minutes")
+            return len(ids(store)) >= count
+        return False
+
+    wait_until(stored, f"{count} runs are stored")
 
 
 def workers_of(home: str) -> list[psutil.Process]:
@@ -93,10 +91,7 @@ def test_kill_9_in_mid_suite_then_the_same_command(tmp_path: Path, own_folders: 
     process.kill()
     process.communicate()
     before = ids(store)
-    deadline = time.monotonic() + 60
-    while workers_of(str(own_folders)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert workers_of(str(own_folders)) == []
+    wait_until(lambda: not workers_of(str(own_folders)), "the workers end")
     with sqlite3.connect(store) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     report = run("report", "--store", str(store), "--output", str(tmp_path / "half.html"))
@@ -113,7 +108,7 @@ def test_ctrl_c_saves_finished_runs_and_exits_130(tmp_path: Path, own_folders: P
     process = started(store, *ENDLESS, "--set", "batch_sizes=1,1000")
     wait_for_runs(store, 1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate()
     assert process.returncode == 130
     assert SAVED in err
     assert "Traceback" not in err
@@ -250,7 +245,7 @@ def test_sigterm_ends_the_workers(tmp_path: Path, own_folders: Path):
     process = started(store, *ENDLESS, "--set", "batch_sizes=1,1000")
     wait_for_runs(store, 1)
     process.terminate()
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
     assert SAVED in err
     assert workers_of(str(own_folders)) == []

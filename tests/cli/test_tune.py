@@ -45,7 +45,6 @@ def tuned(tmp_path_factory):
         arguments(place, *PLANTED),
         capture_output=True,
         text=True,
-        timeout=600,
         env=os.environ | {"XDG_CACHE_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder)},
         check=False,
     )
@@ -86,7 +85,6 @@ def test_what_is_stored_is_not_measured_again_for_more_minutes(tuned, own_folder
         arguments(place, *PLANTED, minutes="20"),
         capture_output=True,
         text=True,
-        timeout=600,
         check=True,
     )
     assert again.stderr.count("(stored)") == again.stderr.count("samples/s")
@@ -226,7 +224,7 @@ def test_ctrl_c_saves_the_finished_trials(tmp_path):
     for _ in range(2):
         assert "samples/s" in running.stderr.readline()
     running.send_signal(signal.SIGINT)
-    out, printed = running.communicate(timeout=300)
+    out, printed = running.communicate()
     assert running.returncode == 130, printed
     document = json.loads(out)
     assert len(document["steps"]) >= 1
@@ -245,7 +243,6 @@ def test_a_real_tuning_of_seconds_on_one_core(tmp_path):
         [*command, *(part for option in options for part in ("--set", option))],
         capture_output=True,
         text=True,
-        timeout=600,
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),
         check=False,
     )

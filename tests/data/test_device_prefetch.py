@@ -9,6 +9,7 @@ import pytest
 from cubemesh.batches import Batch, EncodedBatch
 from cubemesh.data.device_prefetch import AHEAD, DevicePrefetcher
 from cubemesh.data.pipeline import PlannedBatch
+from patience import PATIENCE_S
 
 
 class Numbered:
@@ -78,7 +79,7 @@ def test_it_decodes_two_batches_ahead_until_it_is_closed():
     encoded = Numbered(1000)
     ahead = DevicePrefetcher(encoded, Decoder())
     next(ahead)
-    assert encoded.full.wait(timeout=60)
+    assert encoded.full.wait(timeout=PATIENCE_S)
     time.sleep(0.02)  # in which it must not go on
     assert encoded.made == AHEAD + 2, "one in use, two waiting, one without a place"
     ahead.close()

@@ -18,6 +18,7 @@ from cubemesh.data.pipeline import SLOTS, Batches, PlannedBatch, PrefetchLoader,
 from cubemesh.data.source import Indices, Source
 from cubemesh.errors import DataError, UsageError
 from cubemesh.schema.spec import ProgramSettings
+from patience import PATIENCE_S
 
 
 class Numbers(FloatImages):
@@ -192,7 +193,7 @@ class Gated(Numbers):
         self.permits, self.made = threading.Semaphore(0), threading.Semaphore(0)
 
     def batch(self, indices: Indices, into: Batch | None = None) -> Batch:
-        assert self.permits.acquire(timeout=60)
+        assert self.permits.acquire(timeout=PATIENCE_S)
         made = super().batch(indices, into)
         self.made.release()
         return made
@@ -203,10 +204,10 @@ def test_the_next_batch_is_made_before_it_is_asked_for() -> None:
     with closing(PrefetchLoader(plan(source, [8] * 3), source, 8, threads=1)) as loader:
         source.permits.release()
         next(loader)
-        assert source.made.acquire(timeout=60)
+        assert source.made.acquire(timeout=PATIENCE_S)
         waited_s = loader.waited_s
         source.permits.release()
-        assert source.made.acquire(timeout=60), "made while the consumer computes"
+        assert source.made.acquire(timeout=PATIENCE_S), "made while the consumer computes"
         assert loader.waited_s == waited_s
         source.permits.release()
         assert len(list(loader)) == 2

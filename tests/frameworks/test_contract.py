@@ -144,7 +144,6 @@ def test_capabilities_are_sane(framework, name, layout):
     check_supported(RunSpec(work=work, program=settings), able)
 
 
-@pytest.mark.timeout(300)  # some compile each of them, twice
 def test_every_supported_precision_layout_and_optimizer_takes_a_step_on_the_cpu(
     framework, request_for, make_batch, tiny
 ):
@@ -300,7 +299,7 @@ os._exit(0)
 def test_a_fork_after_preload_takes_a_step_and_imports_little(name, layout):
     command = [sys.executable, "-c", PRELOAD_THEN_FORK, name, layout]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     loss, *late = done.stdout.split()
     assert np.isfinite(float(loss))

@@ -41,7 +41,7 @@ def fail(folder):
 def run(what, folder):
     """The result of `launch` in a process without threads."""
     command = [sys.executable, __file__, what, str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_ranks_share_values(tmp_path):

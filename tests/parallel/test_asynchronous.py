@@ -22,8 +22,7 @@ from cubemesh.parallel.asynchronous import SERVER, Asynchronous, StalenessAware,
 from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
 from cubemesh.parallel.strategies import make
 from in_memory_log import InMemoryLog
-
-PATIENCE_S = 60
+from patience import PATIENCE_S
 
 
 class Post:
@@ -236,7 +235,7 @@ def test_an_error_in_the_server_ends_a_barrier_of_its_rank():
     waiting = threading.Thread(target=synchronize)
     waiting.start()
     threading.Thread(target=push, daemon=True).start()
-    waiting.join(PATIENCE_S / 2)
+    waiting.join(PATIENCE_S)
     assert not waiting.is_alive()
     assert isinstance(raised[0], ValueError)
 

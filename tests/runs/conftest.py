@@ -1,7 +1,6 @@
 """A small machine, short specs of the null framework, and the processes of a runner."""
 
 import dataclasses
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from cubemesh.schema import (
     TrainSteps,
 )
 from cubemesh.worker.run.job_file import RUNS_FOLDER_VARIABLE
+from patience import wait_until
 
 MACHINE = Machine(
     hostname="small",
@@ -55,9 +55,6 @@ def null_spec():
     return make
 
 
-PATIENCE_S = 60
-
-
 def _processes_of(runs_folder):
     """(pid, name) of every server and worker that runs for a runner below a folder."""
     mark = f"{RUNS_FOLDER_VARIABLE}={runs_folder}".encode()
@@ -87,11 +84,7 @@ def no_processes_left():
     """Whether every process of a runs folder has ended."""
 
     def ended(runs_folder):
-        deadline = time.monotonic() + PATIENCE_S
-        while _processes_of(runs_folder):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
+        wait_until(lambda: not _processes_of(runs_folder), f"the processes of {runs_folder} end")
         return True
 
     return ended

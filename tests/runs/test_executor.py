@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shutil
 import signal
+import time
 
 import pytest
 
@@ -14,6 +15,7 @@ from cubemesh.runs import executor as executor_module
 from cubemesh.schema import CheckpointSettings, Placement, Status, Train
 from cubemesh.store import Store
 from cubemesh.training.tensorboard import event_files
+from patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -23,12 +25,17 @@ def store(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory, small_machine):
+def runs_folder(tmp_path_factory):
+    """Where the runs of `suite` are."""
+    return tmp_path_factory.mktemp("suite") / "runs"
+
+
+@pytest.fixture(scope="module")
+def suite(runs_folder, small_machine):
     """One executor for many tests, as in a suite: each must leave it usable for the next."""
-    folder = tmp_path_factory.mktemp("suite")
     with (
-        Store.open(str(folder / "results.db")) as opened,
-        Executor(opened, machine=small_machine, runs_folder=folder / "runs") as executor,
+        Store.open(str(runs_folder.parent / "results.db")) as opened,
+        Executor(opened, machine=small_machine, runs_folder=runs_folder) as executor,
     ):
         yield executor
 
@@ -154,11 +161,35 @@ def test_figures_of_the_windows_before_a_crash_are_stored(suite, null_spec):
     assert record.outcome.facts["steps"] == 10
 
 
-def test_a_hang_is_ended_at_its_time_limit_with_its_location(suite, null_spec, monkeypatch):
+class LimitPassesInTheHang:
+    """The `time` of the supervisor: the limit passes when the worker's stack shows the hang."""
+
+    def __init__(self, folder, worker_of):
+        self.folder, self.worker_of, self.hangs = folder, worker_of, False
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+    def text(self, name):
+        return "".join(path.read_text() for path in self.folder.rglob(name))
+
+    def perf_counter(self):
+        if not self.hangs and '"name":"measure"' in self.text("events-0.jsonl").replace(" ", ""):
+            os.kill(self.worker_of(self.folder), signal.SIGUSR1)
+            self.hangs = "in _hang" in self.text("stacks-0.txt")
+        return time.perf_counter() + (PATIENCE_S if self.hangs else 0)
+
+
+def test_a_hang_is_ended_at_its_time_limit_with_its_location(
+    suite, null_spec, monkeypatch, runs_folder, worker_of
+):
     monkeypatch.setattr(watch, "STACKS_S", 60.0)
-    hung, after = suite.run([null_spec("hang@5", time_limit_s=5.0), null_spec(seed=77)])
+    with monkeypatch.context() as patch:
+        patch.setattr(watch, "time", LimitPassesInTheHang(runs_folder, worker_of))
+        (hung,) = suite.run([null_spec("hang@5", time_limit_s=PATIENCE_S)])
+    (after,) = suite.run([null_spec(seed=77)])
     assert hung.outcome.status is Status.TIMED_OUT
-    assert hung.elapsed_s >= 5.0
+    assert hung.elapsed_s >= PATIENCE_S
     assert "program.py" in hung.outcome.message
     assert "in _hang" in hung.outcome.message
     assert "in train_step" in hung.outcome.facts["stacks"]

@@ -143,7 +143,6 @@ def stored(folder):
         return {r.key.spec_id: r for r in store.records()}, len(store.records())
 
 
-@pytest.mark.timeout(1800)
 def test_fifty_kills_at_random_moments(script, tmp_path, no_processes_left):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

@@ -40,7 +40,7 @@ def test_kills_while_a_store_is_made_leave_one_that_opens(saving, tmp_path):
 
 def test_two_processes_share_a_new_store(saving, path):
     savers = [start(saving, "save", path, name, 50) for name in ("m1", "m2")]
-    outputs = [saver.communicate(timeout=60)[0].split() for saver in savers]
+    outputs = [saver.communicate()[0].split() for saver in savers]
     assert [saver.returncode for saver in savers] == [0, 0]
     assert [len(ids) for ids in outputs] == [50, 50]
     with Store.open(str(path), read_only=True) as store:

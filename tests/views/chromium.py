@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE_S, wait_until
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 FLAGS = (
@@ -77,7 +79,7 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
-    def call(self, method: str, timeout_s: float = 300, **parameters: Any) -> dict[str, Any]:
+    def call(self, method: str, timeout_s: float = PATIENCE_S, **parameters: Any) -> dict[str, Any]:
         """The result of one command; AssertionError with the message of Chromium where it fails."""
         self._id += 1
         message: dict[str, Any] = {"id": self._id, "method": method, "params": parameters}
@@ -131,11 +133,11 @@ class Browser:
             mobile=False,
         )
 
-    def wait_for(self, expression: str, timeout_s: float = 120) -> None:
-        end = time.monotonic() + timeout_s
-        while not self.evaluate(expression):
-            assert time.monotonic() < end, f"never true: {expression}; {self.console()}"
-            time.sleep(0.05)
+    def wait_for(self, expression: str) -> None:
+        try:
+            wait_until(lambda: self.evaluate(expression))
+        except AssertionError as error:
+            raise AssertionError(f"never true: {expression}; {self.console()}") from error
 
     def evaluate(self, expression: str) -> Any:
         reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True)

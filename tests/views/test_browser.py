@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from cubemesh.views.charts.files import chart_csv
+from patience import wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -193,10 +193,7 @@ def test_a_chart_is_saved_with_title_caption_and_legend(
     browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     browser.evaluate(f"document.querySelector('.menu [data-save={kind}]').click()")
     file = tmp_path / f"{sample.answers[0].charts[0].name}.{kind}"
-    end = time.monotonic() + 120
-    while not (file.exists() and file.stat().st_size):
-        assert time.monotonic() < end, "nothing was saved"
-        time.sleep(0.05)
+    wait_until(lambda: file.exists() and file.stat().st_size, "the file is saved")
     browser.wait_for("document.querySelector('.menu output').textContent === 'Saved.'")
     data = file.read_bytes()
     if kind == "png":
@@ -237,10 +234,7 @@ def test_records_can_be_saved(browser: Any, page: Path, tmp_path: Path) -> None:
     browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     browser.evaluate("document.getElementById('download').click()")
     file = tmp_path / "cubemesh-records.json"
-    end = time.monotonic() + 120
-    while not (file.exists() and file.stat().st_size):
-        assert time.monotonic() < end, "nothing was saved"
-        time.sleep(0.05)
+    wait_until(lambda: file.exists() and file.stat().st_size, "the file is saved")
     document = json.loads(file.read_text("utf-8"))
     assert document["schema"] == 1
     assert len(document["records"]) == 9

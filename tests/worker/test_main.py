@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from cubemesh.schema import Budget, ProgramSettings, RunSpec, TrainSteps
 from cubemesh.worker.__main__ import main
 from cubemesh.worker.report.events import events_path, read_events
 from cubemesh.worker.run.job_file import Job, read_job
+from patience import wait_until
 
 SOURCE = Path(cubemesh.__file__).parent.parent
 
@@ -66,13 +66,6 @@ def server():
         process.wait()
         process.stdin.close()
         process.stdout.close()
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def state(pid):

@@ -15,7 +15,7 @@ from cubemesh.frameworks import entry
 SIZES = {"little-cnn": 8, "alexnet": 63, "resnet-50": 64}
 CLASSES = {"little-cnn": 10, "alexnet": 1000, "resnet-50": 1000}
 SETTINGS = {"rate": 0.01, "momentum": 0.9}
-SWEEP = (pytest.mark.sweep, pytest.mark.timeout(1200))
+SWEEP = (pytest.mark.sweep,)
 DEEP = [pytest.param(n, marks=SWEEP) for n in ("alexnet", "resnet-50")]
 
 

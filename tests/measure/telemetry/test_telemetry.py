@@ -16,6 +16,7 @@ from cubemesh.measure.telemetry.host import HostReader, Reading
 from cubemesh.measure.telemetry.telemetry import Telemetry, idle_power, open_meters
 from cubemesh.schema.record import Window
 from in_memory_log import InMemoryLog
+from patience import PATIENCE_S, wait_until
 from trace_replay import Replay, ReplayedMeter
 
 
@@ -36,10 +37,7 @@ RECORDED = [
 
 
 def wait_for_readings(telemetry: Telemetry, wanted: int) -> None:
-    patience = time.monotonic() + 120
-    while len(telemetry.readings) < wanted:
-        assert time.monotonic() < patience
-        time.sleep(0.001)
+    wait_until(lambda: len(telemetry.readings) >= wanted, f"{wanted} readings")
 
 
 def test_series_of_a_recorded_host() -> None:
@@ -122,7 +120,7 @@ def test_a_failure_in_the_thread_is_raised_at_the_end() -> None:
         pytest.raises(OSError, match="are gone"),
         Telemetry(InMemoryLog(), 1, every_s=0.001, reader=Broken(RECORDED)) as telemetry,
     ):
-        telemetry._thread.join(120)
+        telemetry._thread.join(PATIENCE_S)
 
 
 # The kernel may count in ticks of 10 ms, rounded down for each process: half is what must be seen.
@@ -223,8 +221,8 @@ def test_utilization_of_a_gpu_is_the_mean_of_its_readings() -> None:
     ) as telemetry:
         wait_for_readings(telemetry, 4)
     assert log.joined("gpu_utilization_percent").values == (0.0, 80.0, 90.0)
-    first = telemetry.sampled["gpu_utilization_percent"][0][0]
-    start, end = first - 3.0, first + 3.0
+    times = [t for t, _ in telemetry.sampled["gpu_utilization_percent"]]
+    start, end = times[0] - 3.0, times[-1] + 3.0
     telemetry.readings[0] = reading(start, 5.0, 20.0, 50.0)
     telemetry.readings[-1] = reading(end, 8.0, 24.0, 55.0)
     telemetry.log_utilization(start, end)

@@ -7,9 +7,9 @@ import pytest
 from cubemesh.measure.timing.timer import FreeRunning, Lockstep, measure
 from cubemesh.schema import Budget
 from in_memory_log import InMemoryLog
+from patience import PATIENCE_S
 
 SLOWER = 5
-PATIENCE_S = 120
 
 
 class Group:

@@ -4,10 +4,11 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
+
+from patience import wait_until
 
 
 def python(code, *arguments):
@@ -113,10 +114,7 @@ def test_a_child_dies_with_its_parent():
     child = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 60
-    while _runs(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not _runs(child))
     parent.stdout.close()
 
 

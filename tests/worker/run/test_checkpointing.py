@@ -15,8 +15,7 @@ from cubemesh.training.checkpoint import Checkpoint
 from cubemesh.training.history import History
 from cubemesh.worker.run import checkpointing
 from in_memory_log import InMemoryLog
-
-PATIENCE_S = 60
+from patience import PATIENCE_S
 
 
 class Ranks(SingleProcessGroup):
