@@ -33,7 +33,7 @@ RANKS = 2
 STEPS = 6
 RATE = 0.05
 CASES = [("asynchronous", "nchw", "sgd"), ("asynchronous-aware", "nhwc", "rmsprop")]
-PATIENCE_S = {"all-reduce": 0.5, "asynchronous": PATIENCE_S}
+WAITS_S = {"all-reduce": 0.5, "asynchronous": PATIENCE_S}
 """Strategy → how long rank 1 waits for the end of rank 0's steps before its own."""
 
 
@@ -87,7 +87,7 @@ def rank(folder):
         updates = {"workers": sync.applied.workers, "carried": sync.applied.carried}
         np.savez(Path(folder, f"{number}-{group.rank}.npz"), **program.state(), **updates)
         program.close()
-    ends_first = {name: rank_0_ends_first(name, group) for name in PATIENCE_S}
+    ends_first = {name: rank_0_ends_first(name, group) for name in WAITS_S}
     if group.rank == 1:
         Path(folder, "ends_first.json").write_text(json.dumps(ends_first))
     fail_while_waiting(Path(folder, "error.txt"), group)
@@ -119,7 +119,7 @@ def rank_0_ends_first(name, group):
     program, _ = make((name, "nchw", "sgd"), group)
     placed, flag, ended = program.place(batch(group.rank, 0)), f"{name} ended", False
     if group.rank == 1:
-        end_s = time.monotonic() + PATIENCE_S[name]
+        end_s = time.monotonic() + WAITS_S[name]
         while not ended and time.monotonic() < end_s:
             ended = group.poll_flag(flag, False)
             time.sleep(0.01)

@@ -58,7 +58,7 @@ def spoilt(group):
 
 
 def run_rank(folder):
-    group = join("cpu", 60.0)
+    group = join("cpu", 600.0)
     results = []
     for work in CASES:
         program = build_collective(work, "cpu", 1, extent(work, max(SIZES), RANKS))

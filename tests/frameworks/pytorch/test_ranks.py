@@ -121,7 +121,7 @@ def steps_of(case):
 def rank(folder):
     """What each of the two processes does."""
     compiled.BACKEND = "aot_eager"
-    group = join("cpu", 60.0)
+    group = join("cpu", 600.0)
     assert group.size == RANKS
     assert group.broadcast_object(["says", group.rank]) == ["says", 0]
     for case in CASES:
