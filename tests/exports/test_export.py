@@ -73,9 +73,14 @@ def test_filters_and_limit_select_the_runs(store, tmp_path, cli):
         assert len(file.read_text().splitlines()) == count
 
 
-def test_a_table_with_intervals_from_python(store):
-    pytest.importorskip("pandas")
+def test_a_table_with_intervals_from_python(store, tmp_path):
+    pandas = pytest.importorskip("pandas")
     frame = cubemesh.results(store=store).to_pandas()
+    cubemesh.export(cubemesh.results(store=store), tmp_path / "a.parquet", store=store)
+    parquet = pandas.read_parquet(tmp_path / "a.parquet")
+    pandas.testing.assert_frame_equal(frame, parquet, check_dtype=False, check_exact=True)
+    assert str(frame["started_utc"].dt.tz) == "UTC"
+    assert cubemesh.results(store=store, outcome="oom").to_pandas().empty
     assert (frame["throughput_per_s_low"] <= frame["throughput_per_s"]).all()
     assert (frame["throughput_per_s"] <= frame["throughput_per_s_high"]).all()
     assert frame["script"].unique().tolist() == [SCRIPT]
@@ -109,6 +114,37 @@ def test_a_run_against_a_slower_program_fails_in_the_report(tmp_path, cli):
     (case,) = Xml.parse(file).getroot().iter("testcase")
     assert "against:script=" in case.get("name", "")
     assert case.find("failure") is not None
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "tag", "names"),
+    [
+        (
+            SCRIPT,
+            99,
+            "failure",
+            {"little-cnn batch_per_device=8", "little-cnn batch_per_device=16"},
+        ),
+        ("step=0.003", 1, "error", {"baseline"}),
+    ],
+    ids=["below the threshold", "not in the baseline"],
+)
+def test_each_workload_of_a_baseline_is_a_case_of_the_report(
+    store, tmp_path, cli, script, code, tag, names
+):
+    file = tmp_path / "report.xml"
+    done = cli(
+        *("run", "minibatch", "--quick", "--set", "framework=null", "--set", f"script={script}"),
+        *("--set", "ceiling=false", "--set", "batch_sizes=8,16", "--set", "repeats=3"),
+        *("--store", str(tmp_path / "s.sqlite"), "--baseline", store, "--fail-below", "2"),
+        *("--export", str(file)),
+    )
+    assert done.returncode == code, done.stderr
+    cases = list(Xml.parse(file).getroot().iter("testcase"))
+    compared = [c for c in cases if c.get("classname") == "cubemesh.compare"]
+    assert len(cases) - len(compared) == 6
+    assert all(c.find(tag) is not None for c in compared)
+    assert {c.get("name", "").partition(" framework=")[0] for c in compared} == names
 
 
 def test_standard_output_has_the_file_and_nothing_else(store, cli, monkeypatch):

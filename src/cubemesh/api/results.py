@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from cubemesh.api.arguments import AnyStore, open_store
 from cubemesh.errors import UsageError
-from cubemesh.exports.table import table_rows
+from cubemesh.exports.table import STARTED, table_rows
 from cubemesh.frameworks import entry
 from cubemesh.networks import canonical_name
 from cubemesh.schema import RunRecord, Series
@@ -36,12 +36,15 @@ class ResultTable(Sequence[dict[str, Any]]):
         return tuple(self.rows[0]) if self.rows else ()
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The rows as a DataFrame; UsageError where pandas is not installed."""
+        """The rows as a DataFrame, with dates as such; UsageError where pandas is not installed."""
         try:
             import pandas
         except ImportError:
             raise UsageError("pandas is not installed: pip install pandas") from None
-        return pandas.DataFrame(list(self.rows), columns=list(self.columns))
+        frame = pandas.DataFrame(list(self.rows), columns=list(self.columns))
+        if STARTED in frame:
+            frame[STARTED] = pandas.to_datetime(frame[STARTED], utc=True, format="ISO8601")
+        return frame
 
     def __len__(self) -> int:
         return len(self.records)
