@@ -139,7 +139,8 @@ def command_lines(page: Path) -> list[list[str]]:
     """The words of each complete `cubemesh …` line in an indented block of a page."""
     text = page.read_text().replace("\\\n", " ")
     lines = re.findall(r"^ {4,}cubemesh (?!:)(.+)$", text, re.M)
-    parts = [part for line in lines for part in re.split(r" {2,}#| && cubemesh ", line)[:2]]
+    lines = [re.split(r" {2,}#| \| ", line)[0] for line in lines]  # comments, other programs
+    parts = [part for line in lines for part in line.split(" && cubemesh ")]
     return [shlex.split(p) for p in parts if re.match(r"[a-z-]+", p) and "…" not in p]
 
 
