@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from cubemesh.cli import completion
 from cubemesh.cli.options import (
     AsJson,
     ExportFormat,
@@ -20,9 +21,21 @@ from cubemesh.cli.options import (
 
 def compare(
     first: Annotated[
-        str, typer.Argument(metavar="A", help="Runs: an id or prefix, or KEY=VALUE,KEY=VALUE.")
+        str,
+        typer.Argument(
+            metavar="A",
+            help="Runs: an id or prefix, or KEY=VALUE,KEY=VALUE.",
+            autocompletion=completion.runs,
+        ),
     ],
-    second: Annotated[str, typer.Argument(metavar="B", help="Runs to compare with A.")],
+    second: Annotated[
+        str,
+        typer.Argument(
+            metavar="B",
+            help="Runs to compare with A.",
+            autocompletion=completion.runs,
+        ),
+    ],
     store: StoreAt = None,
     store_b: Annotated[
         str | None,

@@ -6,12 +6,16 @@ from typing import Annotated
 
 import typer
 
+from cubemesh.cli import completion
 from cubemesh.cli.options import AsJson, show
 
 
 def experiments(
     name: Annotated[
-        str | None, typer.Argument(help="List the settings of this experiment.")
+        str | None,
+        typer.Argument(
+            help="List the settings of this experiment.", autocompletion=completion.experiments
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -16,6 +16,7 @@ import typer
 from cubemesh import __version__
 from cubemesh.cli.collectives import collectives
 from cubemesh.cli.compare import compare
+from cubemesh.cli.completion import join_assignments
 from cubemesh.cli.doctor import doctor
 from cubemesh.cli.experiments import experiments
 from cubemesh.cli.import_ import import_
@@ -72,6 +73,7 @@ def _root(
 def main() -> NoReturn:
     """Run the command line; every deliberate error becomes a message and its exit code."""
     signal.signal(signal.SIGTERM, _terminated)
+    join_assignments()
     make_encodable()
     try:
         code = app(standalone_mode=False)

@@ -6,11 +6,18 @@ from typing import Annotated
 
 import typer
 
+from cubemesh.cli import completion
 from cubemesh.cli.options import AsJson, show
 
 
 def networks(
-    name: Annotated[str | None, typer.Argument(help="List the layers of this network.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="List the layers of this network.",
+            autocompletion=completion.networks,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the networks that can be trained. With a name, its layers and their costs."""

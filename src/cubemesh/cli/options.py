@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cubemesh.cli import completion
 from cubemesh.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +32,12 @@ StoreAt = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting; may be repeated.",
+        autocompletion=completion.settings,
+    ),
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Measure again what is stored.")]
 Wait = Annotated[

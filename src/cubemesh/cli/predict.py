@@ -7,18 +7,25 @@ from typing import Annotated
 
 import typer
 
+from cubemesh.cli import completion
 from cubemesh.cli.options import AsJson, StoreAt, show, whole_numbers
 from cubemesh.errors import UsageError
 
 
 def predict(
-    network: Annotated[str, typer.Argument(help="Network; `cubemesh networks` lists them.")],
+    network: Annotated[
+        str,
+        typer.Argument(
+            help="Network; `cubemesh networks` lists them.", autocompletion=completion.networks
+        ),
+    ],
     machine: Annotated[
         str,
         typer.Option(
             "--machine",
             metavar="NAME|FILE",
             help="A system or cluster of the catalogue, or a .toml, .xml or .txt file.",
+            autocompletion=completion.systems,
         ),
     ],
     devices: Annotated[

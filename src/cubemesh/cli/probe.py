@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cubemesh.cli import completion
 from cubemesh.cli.options import AsJson, show, whole_numbers
 from cubemesh.errors import UsageError
 
@@ -23,6 +24,7 @@ def probe(
             "--machine",
             metavar="NAME|FILE",
             help="A system of the catalogue, or a .toml, .xml (NCCL) or .txt (topo -m) file.",
+            autocompletion=completion.systems,
         ),
     ] = None,
     draw: Annotated[

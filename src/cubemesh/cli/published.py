@@ -6,11 +6,18 @@ from typing import Annotated
 
 import typer
 
+from cubemesh.cli import completion
 from cubemesh.cli.options import AsJson, show
 
 
 def published(
-    network: Annotated[str | None, typer.Argument(help="Only figures of this network.")] = None,
+    network: Annotated[
+        str | None,
+        typer.Argument(
+            help="Only figures of this network.",
+            autocompletion=completion.networks,
+        ),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="Only devices whose name contains this text.")
     ] = None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cubemesh.cli import completion
 from cubemesh.cli.options import AsJson, StoreAt, show
 from cubemesh.errors import UsageError
 
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 def report(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Only these experiments or papers; default: all."),
+        typer.Argument(
+            metavar="NAME",
+            help="Only these experiments or papers; default: all.",
+            autocompletion=completion.experiments_and_suites,
+        ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path(
         "cubemesh-report.html"

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from cubemesh.cli import completion
 from cubemesh.cli.options import (
     AsJson,
     ExportFormat,
@@ -22,10 +23,25 @@ SHOWN = 50
 
 def results(
     run_id: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Run id or unique prefix.")
+        str | None,
+        typer.Argument(
+            metavar="RUN", help="Run id or unique prefix.", autocompletion=completion.runs
+        ),
     ] = None,
-    network: Annotated[str | None, typer.Option(help="Filter by network.")] = None,
-    framework: Annotated[str | None, typer.Option(help="Filter by framework.")] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            help="Filter by network.",
+            autocompletion=completion.networks,
+        ),
+    ] = None,
+    framework: Annotated[
+        str | None,
+        typer.Option(
+            help="Filter by framework.",
+            autocompletion=completion.frameworks,
+        ),
+    ] = None,
     outcome: Annotated[str | None, typer.Option(help="Filter by outcome.")] = None,
     limit: Annotated[
         int | None,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from cubemesh.cli import completion
 from cubemesh.cli.options import (
     AsJson,
     ExportFormat,
@@ -29,7 +30,9 @@ def run(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME", help="Experiments or suites; `cubemesh experiments` lists them."
+            metavar="NAME",
+            help="Experiments or suites; `cubemesh experiments` lists them.",
+            autocompletion=completion.experiments_and_suites,
         ),
     ],
     settings: Settings = None,
@@ -44,6 +47,7 @@ def run(
             "--against",
             metavar="KEY=VALUE",
             help="Interleaved A/B with a program that differs in this; may be repeated.",
+            autocompletion=completion.settings,
         ),
     ] = None,
     baseline: Annotated[

@@ -6,11 +6,17 @@ from typing import Annotated
 
 import typer
 
+from cubemesh.cli import completion
 from cubemesh.cli.options import AsJson, Hosts, NoCache, Pythons, Settings, StoreAt, Wait, show
 
 
 def train(
-    network: Annotated[str, typer.Argument(help="Network; `cubemesh networks` lists them.")],
+    network: Annotated[
+        str,
+        typer.Argument(
+            help="Network; `cubemesh networks` lists them.", autocompletion=completion.networks
+        ),
+    ],
     data: Annotated[str, typer.Option(help="Data set.")] = "digits",
     data_path: Annotated[str | None, typer.Option(help="Folder or file of the data set.")] = None,
     devices: Annotated[
@@ -39,7 +45,12 @@ def train(
     precision: Annotated[
         str | None, typer.Option(help="fp32 (default), tf32, bf16, fp16 or fp64.")
     ] = None,
-    sync: Annotated[str | None, typer.Option(help="Gradient synchronization strategy.")] = None,
+    sync: Annotated[
+        str | None,
+        typer.Option(
+            help="Gradient synchronization strategy.", autocompletion=completion.strategies
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of weights, sample order and dropout.")
     ] = 0,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cubemesh.cli import completion
 from cubemesh.cli.options import (
     INTERRUPTED,
     AsJson,
@@ -20,7 +21,12 @@ from cubemesh.cli.options import (
 
 
 def tune(
-    network: Annotated[str, typer.Argument(help="Network; `cubemesh networks` lists them.")],
+    network: Annotated[
+        str,
+        typer.Argument(
+            help="Network; `cubemesh networks` lists them.", autocompletion=completion.networks
+        ),
+    ],
     devices: Annotated[int, typer.Option(min=1, help="GPUs, or groups of cores.")] = 1,
     minutes: Annotated[
         float | None, typer.Option(help="Time budget; default: 3 on a CPU, 5 on a GPU.")
