@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -261,6 +262,40 @@ def test_a_missed_target_is_99(cubemesh, tmp_path: Path, verb, accuracy, code):
     assert done.returncode == code, done.stderr
     # The default target of an experiment was not requested.
     assert cubemesh(*command).returncode == 0
+
+
+@pytest.mark.parametrize("scale", ["--quick", None, "--full"])
+def test_the_cost_is_the_first_line(cubemesh, tmp_path: Path, scale):
+    options = (*SCRIPTED, "--set", "batch_sizes=8,16", *([scale] if scale else []))
+    command = ("run", "minibatch", *options, "--store", str(tmp_path / "s.sqlite"))
+    done = cubemesh(*command)
+    assert done.returncode == 0, done.stderr
+    cost, *lines = done.stderr.splitlines()
+    planned = re.match(r"At least (\d+) runs: \d.* s\.$", cost)
+    assert planned, cost
+    runs = int(planned[1])
+    assert 3 <= runs <= len(lines), "two sizes and a ceiling"
+    expected = [f"{n}/≥{max(n, runs)}" for n in range(1, len(lines) + 1)]
+    assert [line.split()[0] for line in lines] == expected
+
+
+def test_a_repeated_training_names_the_option_that_trains_again(cubemesh, tmp_path: Path):
+    store = ("--store", str(tmp_path / "s.sqlite"))
+    command = ("train", "little-cnn", "--epochs", "2", "--set", "framework=null", *store, "--json")
+    first, stored, again = cubemesh(*command), cubemesh(*command), cubemesh(*command, "--no-cache")
+    run_ids = [json.loads(done.stdout)["record"]["run_id"] for done in (first, stored, again)]
+    assert run_ids[0] == run_ids[1] != run_ids[2]
+    hints = ["--no-cache" in done.stderr.splitlines()[0] for done in (first, stored, again)]
+    assert hints == [False, True, False]
+
+
+def test_the_runs_of_a_suite_are_counted_before_the_first(cubemesh, tmp_path: Path):
+    options = ("--set", "networks=little-cnn", "--set", "framework=null", "--quick")
+    names = ("power", "lr-scaling")
+    done = cubemesh("run", *names, *options, "--json", "--store", str(tmp_path / "s.sqlite"))
+    positions = [line.split()[0] for line in done.stderr.splitlines()[1:]]
+    total = len(json.loads(done.stdout)["records"])
+    assert positions == [f"{n}/{total}" for n in range(1, total + 1)]
 
 
 def test_a_paper_is_replayed_and_the_report_has_its_claims(cubemesh, tmp_path: Path):

@@ -3,14 +3,16 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 from contextlib import closing
 
+import pytest
 from rich.console import Console
 
 from cubemesh.runs.progress import Progress
-from cubemesh.views.progress import TerminalProgress, step_speed
+from cubemesh.views.progress import INTERVAL_S, TerminalProgress, TuningProgress, step_speed
 from cubemesh.worker.report.outcomes import not_installed
 
 
@@ -22,6 +24,7 @@ def observed(made, **console):
 def test_on_a_pipe_each_run_is_a_plain_line(made, golden):
     watcher, file = observed(made)
     records = [made.record(8), made.record(4096, outcome=made.OOM)]
+    watcher.expect(2, exact=True)
     watcher.plan([r.spec for r in records])
     for record in records:
         watcher.start(record.spec)
@@ -49,7 +52,7 @@ def test_a_run_without_its_framework_has_no_line(made):
     for record in records:
         watcher.finish(record, reused=False)
     (line,) = file.getvalue().splitlines()
-    assert line.startswith("  2/2  ")
+    assert line.startswith("  2/≥2  ")
 
 
 def test_time_left_is_the_mean_of_finished_runs_times_those_to_come(made):
@@ -67,13 +70,58 @@ def test_time_left_is_the_mean_of_finished_runs_times_those_to_come(made):
     assert 0 <= watcher.time_left_s() <= typical
 
 
-def test_more_plans_raise_the_total(made):
+@pytest.mark.parametrize(
+    ("expected", "positions"),
+    [
+        (None, ["1/≥1", "2/≥2", "3/≥3"]),
+        ({"runs": 3, "exact": True}, ["1/3", "2/3", "3/3"]),
+        ({"runs": 2, "exact": False}, ["1/≥2", "2/≥2", "3/≥3"]),
+        ({"runs": 2, "exact": True}, ["1/2", "2/2", "3/≥3"]),
+    ],
+)
+def test_a_total_that_may_grow_is_marked(made, expected, positions):
+    """Three plans of one run each."""
     watcher, file = observed(made)
-    watcher.plan([made.record(8).spec])
-    watcher.finish(made.record(8), reused=False)
-    watcher.plan([made.record(16).spec])
-    watcher.finish(made.record(16), reused=False)
-    assert file.getvalue().splitlines()[1].startswith("  2/2")
+    if expected is not None:
+        watcher.expect(**expected)
+    for batch in (8, 16, 32):
+        watcher.plan([made.record(batch).spec])
+        watcher.finish(made.record(batch), reused=False)
+    assert [line.split()[0] for line in file.getvalue().splitlines()] == positions
+
+
+def test_a_tuning_has_no_total(made):
+    file = io.StringIO()
+    watcher = TuningProgress(60, Console(file=file, force_terminal=True, width=120))
+    with closing(watcher):
+        for record in (made.record(8), made.record(16)):
+            watcher.plan([record.spec])
+            watcher.start(record.spec)
+            watcher.finish(record, reused=False)
+        watcher.start(record.spec)
+        watcher._live.refresh()
+    assert not re.search(r"\d/", re.sub(r"[a-z]+/s|samples/s", "", file.getvalue()))
+
+
+def test_on_a_pipe_a_long_run_has_a_line_every_interval(made):
+    now = [0.0]
+    file = io.StringIO()
+    watcher = TerminalProgress(Console(file=file, width=120), clock=lambda: now[0])
+    record = made.record(8)
+    watcher.expect(2, exact=True)
+    watcher.plan([record.spec] * 2)
+    watcher.start(record.spec)
+    for second in range(2 * int(INTERVAL_S) + 1):
+        now[0] = second
+        watcher.progress(Progress(phase="measure", step_s=0.81))
+    first, second = file.getvalue().splitlines()
+    assert first.split()[0] == "0/2"
+    assert "0.81 s/step" in first
+    assert ("30 s so far" in first, "1 min so far" in second) == (True, True)
+    watcher.finish(record, reused=False)
+    watcher.start(record.spec)
+    watcher.progress(Progress(phase="warm-up"))
+    assert len(file.getvalue().splitlines()) == 3, "a line was just printed"
 
 
 def test_the_live_line_shows_the_current_run_and_is_removed(made):
@@ -89,7 +137,7 @@ def test_the_live_line_shows_the_current_run_and_is_removed(made):
         watcher._live.refresh()
     out = file.getvalue()
     assert "0.81 s/step" in out
-    assert "0/2" in out
+    assert "0/≥2" in out
     assert "s left" in out
     assert out.count("\x1b[?25l") == out.count("\x1b[?25h") == 1, "the cursor comes back"
 

@@ -281,6 +281,7 @@ EXPERIMENT = Experiment(
     works=(TrainSteps,),
     varies={"network": "networks", "batch_per_device": "batch_sizes", "image_size": "image_sizes"},
     plan=plan,
+    grows=True,
     answer=answer,
     papers="[001], figure 2",
 )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cubemesh.errors import CubemeshError
 from cubemesh.experiments.analysis.caveats import mark_simulated
 from cubemesh.experiments.analysis.comparison import with_comparisons
 from cubemesh.experiments.core.ab_overrides import with_against
@@ -98,6 +99,20 @@ def run_experiment(
         records=tuple(records),
         answer=_answer_of(experiment, request.settings, experiment_run, records),
     )
+
+
+def first_specs(
+    experiment: Experiment, request: Request, context: Context, executor: Executor, store: Store
+) -> Sequence[RunSpec] | None:
+    """The first runs of a plan; None if it has none, or they depend on runs of this session."""
+    tuned = None
+    if request.overrides.get(TUNED):
+        tuned = Tunings(experiment, request.overrides, store, executor.key).of
+    try:
+        specs = next(experiment.plan(request.settings, context), ())
+        return _prepare(experiment, specs, request, executor.environments, tuned)
+    except CubemeshError:
+        return None  # is raised when the experiment runs
 
 
 def stored_result(

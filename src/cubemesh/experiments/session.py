@@ -14,16 +14,22 @@ from dataclasses import dataclass
 
 from cubemesh.errors import unknown_name
 from cubemesh.experiments.core.ab_overrides import parse_against
+from cubemesh.experiments.core.planned_cost import planned_cost
 from cubemesh.experiments.core.settings import Request, request, settable, split
 from cubemesh.experiments.registry import EXPERIMENTS, SUITES, Context, Experiment, Scale, entry
-from cubemesh.experiments.runner import ExperimentResult, run_experiment, stored_result
+from cubemesh.experiments.runner import (
+    ExperimentResult,
+    first_specs,
+    run_experiment,
+    stored_result,
+)
 from cubemesh.experiments.tune.apply import Tunings
 from cubemesh.machines import probe
 from cubemesh.papers.replay import documents, replay
 from cubemesh.runs import Executor, Observer
 from cubemesh.runs.interpreters import environments
 from cubemesh.runs.quiet import check_quiet
-from cubemesh.schema import Answer
+from cubemesh.schema import Answer, RunSpec
 from cubemesh.store import Store
 
 
@@ -84,9 +90,7 @@ def run_names(
             )
             for one in planned
         ]
-        for one, context in zip(planned, contexts, strict=True):
-            if one.experiment.announce is not None:
-                observer.message(one.experiment.announce(one.request.settings, context))
+        _announce(planned, contexts, executor, store, observer)
         if any(one.experiment.announce is not None for one in planned) or wait_quiet_s:
             check_quiet(machine.gpus, observer, wait_s=wait_quiet_s)
         return [
@@ -101,6 +105,30 @@ def run_names(
             )
             for one, context in zip(planned, contexts, strict=True)
         ]
+
+
+def _announce(
+    planned: Sequence[PlannedExperiment],
+    contexts: Sequence[Context],
+    executor: Executor,
+    store: Store,
+    observer: Observer,
+) -> None:
+    """Tell the observer how many runs are planned, and what they cost where the experiments do not
+    announce it themselves."""
+    exact, specs, others = True, list[tuple[RunSpec, int]](), list[tuple[RunSpec, int]]()
+    for one, context in zip(planned, contexts, strict=True):
+        first = first_specs(one.experiment, one.request, context, executor, store)
+        exact = exact and first is not None and not one.experiment.grows
+        own = [(spec, executor.stored_count(spec)) for spec in first or ()]
+        specs += own
+        if one.experiment.announce is None:
+            others += own
+        else:
+            observer.message(one.experiment.announce(one.request.settings, context))
+    observer.expect(sum(spec.budget.repeats for spec, _ in specs), exact=exact)
+    if others:
+        observer.message(planned_cost(others, exact=exact).text)
 
 
 def latest_result(experiment: str, store: Store, *, since_utc: str) -> ExperimentResult | None:

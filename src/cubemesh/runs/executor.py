@@ -136,10 +136,21 @@ class Executor:
             repeat=repeat,
         )
 
-    def _record(self, spec: RunSpec, key: RunKey) -> RunRecord:
+    def stored_count(self, spec: RunSpec) -> int:
+        """Number of repeats of `spec` whose records are stored and would be reused."""
+        keys = (self.key(spec, repeat) for repeat in range(spec.budget.repeats))
+        return sum(self._reusable(key) is not None for key in keys)
+
+    def _reusable(self, key: RunKey) -> RunRecord | None:
+        """The stored record that would be reused for a key."""
         may_reuse = not self._no_cache or key in self._measured
         stored = self._store.find(key) if may_reuse else None
-        if stored is not None and is_reusable(stored, self._machine, self._installed):
+        valid = stored is not None and is_reusable(stored, self._machine, self._installed)
+        return stored if valid else None
+
+    def _record(self, spec: RunSpec, key: RunKey) -> RunRecord:
+        stored = self._reusable(key)
+        if stored is not None:
             self._observer.finish(stored, reused=True)
             return stored
         if not self._machine_saved:

@@ -27,10 +27,13 @@ class Progress:
 
 
 class Observer(Protocol):
-    """Called by the executor, always from one thread."""
+    """Called by the session and its executor, always from one thread."""
 
     def message(self, text: str) -> None:
         """Something to know before the runs: what is planned, other load on the machine."""
+
+    def expect(self, runs: int, *, exact: bool) -> None:
+        """The session has this many runs; unless `exact`, at least."""
 
     def plan(self, specs: Sequence[RunSpec]) -> None:
         """These runs come next; may be called again as an experiment requests more."""

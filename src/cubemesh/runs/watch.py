@@ -29,6 +29,8 @@ POLL_S = 0.1
 UNKILLABLE_S = 30.0
 """Time after SIGKILL at which a worker that does not die is abandoned."""
 
+REPORT_S = 5.0
+"""Longest interval of reports to the observer."""
 STALLED_S = 2.0
 """Where so long passed between two polls, this process itself was suspended, and heartbeats may
 have been missed."""
@@ -103,7 +105,8 @@ class _Watcher:
         self.phase = "start"
         self.steps = 0
         self._last_heartbeat: dict[int, float] = {}
-        self._last_poll = time.monotonic()
+        self._last_poll = self._reported = time.monotonic()
+        self._latest = Progress(phase=self.phase)
 
     def poll(self) -> None:
         """Read new events, and report progress to the observer."""
@@ -122,6 +125,8 @@ class _Watcher:
                     self._last_heartbeat.pop(rank, None)  # its last event
                 if rank == 0:
                     self._follow(event)
+        if now - self._reported >= REPORT_S:
+            self._report(self._latest)
 
     def silent(self, most_s: float) -> dict[int, float]:
         """Ranks with heartbeats whose last one is older than `most_s` → seconds since."""
@@ -131,7 +136,7 @@ class _Watcher:
     def _follow(self, event: dict[str, Any]) -> None:
         if event["event"] == "enter":
             self.phase, self.steps = event["name"], 0
-            self._observer.progress(Progress(phase=self.phase))
+            self._report(Progress(phase=self.phase))
         elif event["event"] == "window" and event["window"]["phase"] == self.phase:
             self.steps += event["window"]["steps"]
         elif event["event"] == "progress":
@@ -143,7 +148,12 @@ class _Watcher:
                 fraction=event["fraction"],
                 note=event.get("note", ""),
             )
-            self._observer.progress(progress)
+            self._report(progress)
+
+    def _report(self, progress: Progress) -> None:
+        """Report progress, also the same again: long phases such as compiling have no events."""
+        self._latest, self._reported = progress, time.monotonic()
+        self._observer.progress(progress)
 
 
 def _request_stacks(server: Forkserver, pid: int, job: Job) -> dict[int, str]:

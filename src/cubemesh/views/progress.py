@@ -1,15 +1,17 @@
-"""Progress of runs on stderr: a live line with a bar on a terminal, a plain line per run elsewhere.
+"""Progress of runs on stderr: a live line with a bar on a terminal; elsewhere a plain line per run,
+and one every half minute of a long run.
 
 The time left is the mean wall time of the runs measured so far, times the number of remaining runs,
-minus the elapsed time of the current one. It is shown from the end of the first run on. A tuning
-has a time budget in place of a number of runs.
+minus the elapsed time of the current one. It is shown from the end of the first run on. The number
+of runs is `3/8`, or `3/≥8` where a plan may request more. A tuning has a time budget in place of
+it.
 """
 
 from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -22,6 +24,9 @@ from cubemesh.units import format_seconds
 from cubemesh.views import formatting
 from cubemesh.views.terminal import outcome_style, stderr_console
 
+INTERVAL_S = 30.0
+"""Seconds between lines of one run where there is no live line."""
+
 
 class TerminalProgress(Observer):
     """An observer of runs that prints.
@@ -31,9 +36,17 @@ class TerminalProgress(Observer):
     cursor hidden.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(
+        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.console = console if console is not None else stderr_console()
+        self._clock = clock
+        self._expected: int | None = None
+        """Number of runs of the session, where known exactly."""
+        self._printed_at = clock()
         self._planned = 0
+        self._least = 0
+        """Least number of runs of the session."""
         self._finished = 0
         self._walls_s: list[float] = []
         self._running: RunSpec | None = None
@@ -71,6 +84,10 @@ class TerminalProgress(Observer):
         """A line above the live one, wrapped at the width of a terminal."""
         self.console.print(Text(formatting.clean(text)), soft_wrap=not self.console.is_terminal)
 
+    def expect(self, runs: int, *, exact: bool) -> None:
+        """The number of runs of the session."""
+        self._least, self._expected = runs, runs if exact else None
+
     def plan(self, specs: Sequence[RunSpec]) -> None:
         """More runs are planned."""
         self._planned += sum(spec.budget.repeats for spec in specs)
@@ -78,7 +95,7 @@ class TerminalProgress(Observer):
 
     def start(self, spec: RunSpec) -> None:
         """A run begins."""
-        self._running, self._started, self._latest = spec, time.monotonic(), None
+        self._running, self._started, self._latest = spec, self._clock(), None
         self._open()
         self._draw()
 
@@ -86,6 +103,11 @@ class TerminalProgress(Observer):
         """Progress of the current run."""
         self._latest = progress
         self._draw()
+        if not self.console.is_terminal and self._clock() - self._printed_at >= INTERVAL_S:
+            self._printed_at = self._clock()
+            spent = format_seconds(round(self._clock() - self._started))
+            parts = [f"  {self._position()}", self._now(), f"{spent} so far", self._left_text()]
+            self.console.print(Text("  ".join(filter(None, parts))), soft_wrap=True)
 
     def finish(self, record: RunRecord, *, reused: bool) -> None:
         """A run has ended: its line is printed above the live one. One without its framework has
@@ -96,14 +118,30 @@ class TerminalProgress(Observer):
         self._running = self._latest = None
         if record.outcome.status is not Status.NOT_INSTALLED:
             self.console.print(self.line(record, reused=reused), soft_wrap=True)
+        self._printed_at = self._clock()
         self._draw()
-        if self._finished >= self._planned:
+        if self._finished >= self._total:
             self.close()
+
+    @property
+    def _total(self) -> int:
+        """Least number of runs, as far as is known."""
+        return max(self._least, self._planned, self._finished)
+
+    def _position(self) -> str:
+        """`5/8`, or `5/≥8` where more runs may be requested."""
+        least = "" if self._expected == self._total else "≥"
+        return f"{self._finished}/{least}{self._total}"
+
+    def _left_text(self) -> str:
+        """`3 min left`, or `≥ 3 min left`."""
+        left = self.time_left_s()
+        least = "" if self._expected == self._total else "≥ "
+        return "" if left is None else f"{least}{format_seconds(max(1, round(left)))} left"
 
     def line(self, record: RunRecord, *, reused: bool) -> Text:
         """`  5/8  resnet-50 · batch size 16  19.9 ± 0.2 samples/s`, or the outcome."""
-        total = max(self._planned, self._finished)
-        text = self._named(f"{self._finished}/{total}", record)
+        text = self._named(self._position(), record)
         if reused:
             text.append("  (stored)")
         if record.warnings:
@@ -123,23 +161,22 @@ class TerminalProgress(Observer):
 
     def time_left_s(self) -> float | None:
         """Seconds until the last planned run ends; None before any run has ended."""
-        if not self._walls_s or self._finished >= self._planned:
+        if not self._walls_s or self._finished >= self._total:
             return None
         typical = sum(self._walls_s) / len(self._walls_s)
-        spent = min(typical, time.monotonic() - self._started) if self._running else 0.0
-        return typical * (self._planned - self._finished) - spent
+        spent = min(typical, self._clock() - self._started) if self._running else 0.0
+        return typical * (self._total - self._finished) - spent
 
     def _draw(self) -> None:
         if self._live is None:
             return
-        left = self.time_left_s()
         self._live.update(
             self._task,
-            total=max(self._planned, self._finished) or None,
+            total=self._total or None,
             completed=self._finished + self._share(),
-            done=f"{self._finished}/{self._planned}",
+            done=self._position(),
             now=self._now(),
-            left="" if left is None else f"{format_seconds(max(1, round(left)))} left",
+            left=self._left_text(),
         )
 
     def _share(self) -> float:
@@ -165,8 +202,13 @@ class TerminalProgress(Observer):
 class TuningProgress(TerminalProgress):
     """An observer of trials that ends `seconds` after the first one began."""
 
-    def __init__(self, seconds: float, console: Console | None = None) -> None:
-        super().__init__(console)
+    def __init__(
+        self,
+        seconds: float,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(console, clock)
         self._seconds = seconds
         self._began: float | None = None
         self._first: float | None = None
@@ -175,7 +217,7 @@ class TuningProgress(TerminalProgress):
     def start(self, spec: RunSpec) -> None:
         """A trial begins."""
         if self._began is None:
-            self._began = time.monotonic()
+            self._began = self._clock()
         super().start(spec)
 
     def finish(self, record: RunRecord, *, reused: bool) -> None:
@@ -187,7 +229,15 @@ class TuningProgress(TerminalProgress):
         """Remaining seconds of the budget."""
         if self._began is None:
             return None
-        return max(0.0, self._began + self._seconds - time.monotonic())
+        return max(0.0, self._began + self._seconds - self._clock())
+
+    def _position(self) -> str:
+        """Number of trials; the time decides how many there will be."""
+        return str(self._finished)
+
+    def _left_text(self) -> str:
+        left = self.time_left_s()
+        return "" if left is None else f"{format_seconds(max(1, round(left)))} left"
 
     def line(self, record: RunRecord, *, reused: bool) -> Text:
         """`  12 s  little-cnn · batch size 64 · bf16  5,120 ± 30 samples/s  1.31× first`."""

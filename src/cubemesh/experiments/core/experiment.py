@@ -81,6 +81,8 @@ class Experiment:
     """Whether it uses runs, new or stored; otherwise it computes an answer without any."""
     alternates: bool = True
     """Whether its programs can be interleaved with others (`--against`)."""
+    grows: bool = False
+    """Whether its plan may request more runs after the first ones, depending on their results."""
     tunes: bool = True
     """Whether its runs can use a tuning (`tuned=true`)."""
     announce: Callable[[Any, Context], str] | None = None

@@ -155,6 +155,7 @@ EXPERIMENT = Experiment(
         "input_threads": "parts",
     },
     plan=plan,
+    grows=True,
     answer=answer,
     papers="[002], sections 2.1 and 5.3; [004]",
 )

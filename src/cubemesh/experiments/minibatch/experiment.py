@@ -246,6 +246,7 @@ EXPERIMENT = Experiment(
     works=(TrainSteps, Forward),
     varies={"batch_per_device": "batch_sizes", "network": "networks"},
     plan=plan,
+    grows=True,
     answer=answer,
     papers="[000] (minibatch study), [001], figure 1",
 )

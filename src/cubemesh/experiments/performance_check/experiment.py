@@ -286,6 +286,7 @@ EXPERIMENT = Experiment(
         "cache_decoded": "trials",
     },
     plan=plan,
+    grows=True,
     answer=answer,
     alternates=False,
     tunes=False,

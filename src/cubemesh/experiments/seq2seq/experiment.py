@@ -287,6 +287,7 @@ EXPERIMENT = Experiment(
         "precision": "precisions",
     },
     plan=plan,
+    grows=True,
     answer=answer,
     papers="[002], figures 6, 7 and 15",
 )

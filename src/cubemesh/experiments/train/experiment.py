@@ -145,6 +145,7 @@ EXPERIMENT = Experiment(
     works=(Train,),
     varies={"network": "networks"},
     plan=plan,
+    grows=True,
     answer=answer,
     papers="[001], section 3, [003]",
 )

@@ -30,6 +30,7 @@ from cubemesh.experiments.tune.search_space import (
 from cubemesh.frameworks import entry
 from cubemesh.schema import Against, Answer, Budget, Placement, RunRecord, RunSpec, TrainSteps
 from cubemesh.schema.spec import CompileBy, Layout, Pinning, Precision
+from cubemesh.units import format_seconds
 
 MINUTES_ON_CPU, MINUTES_ON_GPU = 3.0, 5.0
 BUDGETS = {
@@ -195,6 +196,12 @@ def plan(settings: Settings, context: Context) -> Plan:
             time_left.add(framework, elapsed_s)
 
 
+def announce(settings: Settings, context: Context) -> str:
+    """The time that a search takes."""
+    limit = format_seconds(settings.seconds(context.has_gpu))
+    return f"Searches for the fastest setting of {settings.network}: up to {limit}."
+
+
 def _spec(settings: Settings, trial: Trial, budget: Budget, limit_s: float) -> RunSpec:
     """The run of a trial. Its budget differs from those of earlier runs of the configuration, so
     that it is not answered from the store."""
@@ -283,6 +290,8 @@ EXPERIMENT = Experiment(
         "hosts": "devices",
     },
     plan=plan,
+    grows=True,
+    announce=announce,
     answer=answer,
     alternates=False,
     tunes=False,
