@@ -32,6 +32,7 @@ RUNGS = [
     ("experiments.suites",),
     ("experiments.registry",),
     ("papers.replay",),
+    ("audit",),
     ("experiments.runner",),
     ("experiments.session",),
     ("exports",),

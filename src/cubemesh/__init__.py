@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cubemesh.api.audit import audit
     from cubemesh.api.collectives import collectives
     from cubemesh.api.compare import compare
     from cubemesh.api.doctor import doctor
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "__version__",
+    "audit",
     "collectives",
     "compare",
     "doctor",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from cubemesh import __version__
 from cubemesh.api.arguments import AnyStore, open_store
+from cubemesh.audit.marking import marked
 from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.experiments.registry import EXPERIMENTS, entry
 from cubemesh.experiments.runner import stored_result
@@ -81,11 +82,12 @@ def _report(store: Store, names: Sequence[str], machine_id: str) -> Report:
             f"The store has no description of machine {experiment_runs[0].machine_id}."
         )
     answered = [stored_result(EXPERIMENTS[q.experiment], q, store) for q in experiment_runs]
+    answers = marked([(one.answer, one.records) for one in answered])
     records = {r.run_id: r for one in answered for r in one.records}
     return Report(
         machine=machine,
         answers=[
-            *sorted((one.answer for one in answered), key=lambda answer: answer.simulated),
+            *sorted(answers, key=lambda answer: answer.simulated),
             *_claims(store, machine, names),
         ],
         records=records,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cubemesh.api.arguments import (
@@ -15,6 +15,7 @@ from cubemesh.api.arguments import (
     scale_of,
     setting_lines,
 )
+from cubemesh.audit.marking import marked
 from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.comparison import (
     THRESHOLD_BREACHED,
@@ -127,6 +128,8 @@ def run(
     is the longest time to wait for a device that another run uses, `wait_quiet` for other programs
     to end.
 
+    What contradicts other figures has the caveat `inconsistent` and no verdict (docs/audit.md).
+
     UsageError before the first run for an unknown name, setting or combination.
     """
     scale, other = scale_of(quick=quick, full=full), setting_lines(against)
@@ -153,6 +156,8 @@ def run(
             against=other,
             wait_quiet_s=parse_duration(str(wait_quiet)),
         )
+        answers = marked([(one.answer, one.records) for one in answered])
+        answered = [replace(o, answer=a) for o, a in zip(answered, answers, strict=True)]
         claims = replay_papers(answered, opened)
         records = [r for one in answered for r in one.records]
         found = [] if before is None else compare_with_baseline(records, before, opened)

@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from cubemesh import __version__
+from cubemesh.cli.audit import audit
 from cubemesh.cli.collectives import collectives
 from cubemesh.cli.compare import compare
 from cubemesh.cli.completion import join_assignments
@@ -49,7 +50,7 @@ app = typer.Typer(
 for verb in (
     *(doctor, probe, networks, experiments, published),
     *(run, train, tune, compare, collectives, predict),
-    *(launch, results, report),
+    *(launch, results, report, audit),
 ):
     app.command()(verb)
 app.command("import")(import_)

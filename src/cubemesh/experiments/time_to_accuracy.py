@@ -20,7 +20,9 @@ from cubemesh.experiments.analysis.per_workload import per_workload, training_wo
 from cubemesh.experiments.analysis.trainings import training_of, training_s
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.scaling.design import PLACED, on_cpu, placement
+from cubemesh.experiments.scaling.report import projection_cell
 from cubemesh.measure.energy.energy import WHAT as ENERGY
+from cubemesh.networks.own_input import is_imagenet
 from cubemesh.schema import (
     Answer,
     Axis,
@@ -226,6 +228,7 @@ def _speed_up(one: Group[int], one_s: float, many: Group[int], many_s: float) ->
 
 def _table(groups: Sequence[Group[int]]) -> Table:
     energy = any(_joules(group) is not None for group in groups)
+    projected = any(is_imagenet(group.records[0].spec.work) for group in groups)
     columns = (
         Column(name="devices"),
         Column(name="global batch size"),
@@ -235,19 +238,19 @@ def _table(groups: Sequence[Group[int]]) -> Table:
         Column(name="accuracy", unit="%"),
         Column(name="samples/s"),
         Column(name="wall time", unit="s"),
-        Column(name="90 epochs", unit="days"),
+        *([Column(name="90 epochs", unit="days")] if projected else []),
     )
-    rows = tuple(_row(group, energy=energy) for group in groups)
+    rows = tuple(_row(group, energy=energy, projected=projected) for group in groups)
     return Table(title="Time to accuracy", columns=columns, rows=rows)
 
 
-def _row(group: Group[int], *, energy: bool) -> tuple[Cell, ...]:
+def _row(group: Group[int], *, energy: bool, projected: bool) -> tuple[Cell, ...]:
     head = (
         Cell(value=group.key, run_id=group.run_id),
         Cell(value=group.records[0].spec.global_batch),
     )
     if not group.ok:
-        return (*head, *[group.cell(None)] * (6 + energy))
+        return (*head, *[group.cell(None)] * (5 + energy + projected))
     time_s, joules = _time_s(group), _joules(group)
     why = _missing(group) if time_s is None else NO_ENERGY
     return (
@@ -258,7 +261,7 @@ def _row(group: Group[int], *, energy: bool) -> tuple[Cell, ...]:
         Cell(value=100 * group.ok[0].figures["accuracy"].value),
         group.cell(group.throughput),
         Cell(value=group.median_of("wall_s")),
-        Cell(value=group.median_of("projected_90_epochs_days")),
+        *([projection_cell(group)] if projected else []),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from cubemesh.measure.collective_sweep import merge_points, sweep_figures, wrong_results
@@ -17,6 +18,7 @@ from cubemesh.measure.energy.ranks import energy_of_ranks
 from cubemesh.measure.figures import figures
 from cubemesh.measure.merge_ranks import merge_free_running, merge_lockstep
 from cubemesh.measure.telemetry.gpu_set import gpu_of
+from cubemesh.networks.own_input import is_imagenet
 from cubemesh.parallel.strategies import strategy
 from cubemesh.runs.exit_status import WorkerExit, rank_outcomes, run_outcome
 from cubemesh.schema.collective import Collective, SweepPoint
@@ -39,7 +41,7 @@ from cubemesh.schema.serialization import from_plain
 from cubemesh.schema.series import Series
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import Warning
-from cubemesh.schema.work import NetworkWork, Train, TrainSteps
+from cubemesh.schema.work import Input, NetworkWork, Train, TrainSteps
 
 Event = dict[str, Any]
 T = TypeVar("T")
@@ -112,8 +114,10 @@ def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[st
     else:
         measured = merge_lockstep([w for w in windows if w.phase == "measure"])
     found = figures(measured, wall_s)
-    if not isinstance(spec.work, (TrainSteps, Train)):
-        found.pop("projected_90_epochs_days", None)  # nothing is trained
+    if not (isinstance(spec.work, (TrainSteps, Train)) and is_imagenet(spec.work)):
+        found.pop("projected_90_epochs_days", None)  # of ImageNet, which this does not train on
+    if isinstance(spec.work, Input) and "throughput_per_s" in found:
+        found["throughput_per_s"] = replace(found["throughput_per_s"], unit="images/s")
     if not isinstance(spec.work, NetworkWork):
         found.pop("throughput_per_s", None)  # no samples: a call counts as one
     return found

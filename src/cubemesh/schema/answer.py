@@ -33,6 +33,8 @@ class Finding:
     """What to do about it; empty for nothing."""
     caveats: tuple[str, ...] = ()
     """Codes of the warnings that the runs behind it carry."""
+    sides: tuple[str, str] | None = None
+    """Where the value is a ratio: a run of its numerator and one of its denominator."""
 
     @classmethod
     def of(
@@ -45,6 +47,7 @@ class Finding:
         question: str | None = None,
         remedy: str = "",
         caveats: tuple[str, ...] = (),
+        sides: tuple[str, str] | None = None,
     ) -> Finding:
         """A finding with the value and interval of `figure`."""
         return cls(
@@ -57,6 +60,7 @@ class Finding:
             high=figure.high,
             remedy=remedy,
             caveats=caveats,
+            sides=sides,
         )
 
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 SIMULATED = "simulated"
 """Of an answer, not of a run: the null framework measured nothing."""
 
+INCONSISTENT = "inconsistent"
+"""Of an answer: two of its figures, or a figure and a verdict, contradict each other."""
+
 WARNINGS: dict[str, str] = {
     "not-steady": "the step time was still drifting at the end of the warm-up",
     "few-windows": "too few windows were measured for a 95 % confidence interval",
@@ -37,6 +40,7 @@ WARNINGS: dict[str, str] = {
     "not-captured": "the step was not captured and ran kernel by kernel",
     "precision-mismatch": "a part was computed in another precision than requested",
     SIMULATED: "the runs were simulated (null framework); nothing was computed",
+    INCONSISTENT: "figures contradict each other; what they concern has no verdict",
     "oversubscribed": "devices shared CPU cores; times and rates are not valid",
     "tuned-for-other-batch-size": "the settings were tuned at another batch size",
     "short-window": "windows were too short for the resolution of the clock",

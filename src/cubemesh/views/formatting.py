@@ -18,6 +18,7 @@ from cubemesh.schema import (
     Ceiling,
     Collective,
     Forward,
+    Input,
     Machine,
     NetworkWork,
     ProgramSettings,
@@ -42,6 +43,13 @@ FRAMEWORK_NAMES: Mapping[str, str] = {
     "tensorflow": "TensorFlow",
     "keras": "Keras",
 }
+
+INPUT_STAGES: Mapping[str, str] = {
+    "read": "read from disk",
+    "decode": "decode",
+    "copy": "copy to the device",
+}
+"""Stage of the input → its words."""
 
 SCALED = frozenset({"bytes", "B", "s", "FLOP", "FLOP/s", "B/s", "bytes/s", "Hz", "W", "J"})
 """Units with SI prefixes: they are in the cell, not in the column head."""
@@ -126,7 +134,10 @@ def run_name(spec: RunSpec) -> str:
     work = spec.work
     if isinstance(work, NetworkWork):
         forward = " forward" if isinstance(work, Forward) else ""
-        parts = [f"{work.network}{forward}", f"batch size {work.batch_per_device:,}"]
+        name = f"{work.network}{forward}"
+        if isinstance(work, Input):  # no network runs: it only gives the size of its images
+            name = f"input: {INPUT_STAGES[work.stage]}, images for {work.network}"
+        parts = [name, f"batch size {work.batch_per_device:,}"]
         if work.image_size is not None:
             parts.append(f"{work.image_size} pixels")
     elif isinstance(work, Collective):

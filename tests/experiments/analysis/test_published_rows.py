@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from answers import column, table, values
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.analysis.published_rows import (
@@ -8,7 +10,8 @@ from cubemesh.experiments.analysis.published_rows import (
     published_sweep,
 )
 from cubemesh.experiments.minibatch.experiment import EXPERIMENT, Settings
-from cubemesh.schema import RunSpec, Status, TrainSteps
+from cubemesh.papers.published import same_device
+from cubemesh.schema import Outcome, Rank, RunSpec, Status, TrainSteps
 
 
 def spec(batch, network="resnet-50"):
@@ -67,8 +70,27 @@ def test_without_a_measurement_nothing_published_is_shown(record_of):
 def test_published_rows_above_their_peak_are_shown_with_their_cause(record_of):
     made = answer(record_of, 300.0, "vgg16")
     shares = column(table(made, "source"), "of peak")
-    above = [s for s in shares if (s.value or 0) > 100 or s.text.startswith("≥ 1")]
+    above = [s for s in shares if s.text == "> 100"]
     warnings = [w for w in made.warnings if w.code == "above-peak"]
     assert above
     assert len(warnings) == len(above)
     assert all("Winograd" in w.cause for w in warnings)
+
+
+def test_published_rows_of_the_measured_device_come_first(record_of):
+    def rows(device, **more):
+        work = TrainSteps(network="resnet-50", batch_per_device=64, **more)
+        rank = Rank(
+            rank=0,
+            host="h",
+            device="cuda:0",
+            device_name=device,
+            outcome=Outcome(status=Status.OK),
+        )
+        record = replace(record_of(RunSpec(work=work)), ranks=(rank,))
+        return nearest_rows("resnet-50", [Group(64, (record,))])
+
+    assert same_device(rows("NVIDIA H200")[0].device, "H200")
+    assert same_device(rows("NVIDIA GeForce RTX 3090")[0].device, "RTX 3090")
+    assert rows("NVIDIA H200", image_size=80) == []
+    assert rows("NVIDIA H200", image_size=224) != []

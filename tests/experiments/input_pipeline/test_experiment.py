@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from answers import codes
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.settings import request, split
 from cubemesh.experiments.input_pipeline.experiment import EXPERIMENT, Settings
@@ -96,6 +97,16 @@ def test_a_slow_device_is_the_bottleneck(machine, play, record_of):
     assert first.remedy == ""
     assert (second.value, second.unit) == (1, "core")
     assert (cost.code, cost.value) == ("input-cost", pytest.approx(1))
+
+
+def test_slow_files_with_fast_stages_are_contention_for_the_cores(machine, play, record_of):
+    seconds = {**STEP_S, "decode": 0.005, "page-cache": 0.02, "disk": 0.0245}
+    _, answer = simulated(machine, play, record_of, seconds)
+    first = answer.findings[0]
+    assert first.code == "host-contention"
+    assert first.value == pytest.approx(0.51, abs=0.005)
+    assert first.remedy
+    assert "device-bottleneck" not in codes(answer)
 
 
 def test_quick_leaves_parts_out_and_parts_selects(machine, play, record_of):

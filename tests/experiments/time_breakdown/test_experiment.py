@@ -118,6 +118,17 @@ def test_a_point_without_attribution_has_a_reason(record_of):
     assert all(cell.reason for row in table(answer, "Breakdown").rows for cell in row[2:])
 
 
+def test_parts_that_exceed_the_step_give_no_verdict(record_of):
+    exceeding = profiled(record_of, compute=126, launch_gaps=1)
+    answer = EXPERIMENT.answer(Settings(), [exceeding, profiled(record_of, batch=64, compute=90)])
+    assert [f.code for f in answer.findings] == ["largest-overhead", "no-attribution"]
+    assert "27 %" in answer.findings[1].text
+    bad, good = table(answer, "Breakdown").rows
+    assert all("27 %" in cell.reason for cell in bad[2:])
+    assert good[2].value is not None
+    assert [p.x for line in answer.charts[0].lines for p in line.points] == ["little-cnn, 64"] * 2
+
+
 def test_ceilings_run_first(machine, play, record_of):
     quick = Context(machine=machine, scale=Scale.QUICK)
     planned, sent = play(EXPERIMENT.plan(Settings(), quick), record_of)

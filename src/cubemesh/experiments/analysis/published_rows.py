@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cubemesh.experiments.analysis.groups import Group
+from cubemesh.experiments.analysis.utilization_columns import ABOVE_WHOLE
+from cubemesh.networks.own_input import at_own_size
 from cubemesh.papers.published import Series, figures, nearest, peak_share, sweep
 from cubemesh.schema import Cell, Column, Line, Point, PublishedFigure, RunRecord, Table, Warning
 from cubemesh.units import format_number
@@ -24,15 +26,18 @@ HIGHEST = 3.0
 
 def nearest_rows(network: str, groups: Sequence[Group[int]]) -> list[PublishedFigure]:
     """The published rows nearest to the fastest of `groups` (keyed by batch size); none where
-    nothing was measured or nothing is published."""
+    nothing was measured at the network's own image size, or nothing is published."""
     done = [(f.value, g) for g in groups if (f := g.throughput) is not None]
     if not done:
         return []
     best = max(done, key=lambda p: p[0])[1]
     record = best.ok[0]
+    if not at_own_size(record.spec.work):
+        return []
     return nearest(
         figures(),
         network=network,
+        device=_device_name(record),
         devices=_devices(record),
         precision=record.spec.program.precision,
         batch_per_device=best.key,
@@ -72,6 +77,8 @@ def _share_cell(figure: PublishedFigure) -> Cell:
     found = peak_share(figure)
     if found.share is None:
         return Cell(text="–")
+    if found.share > 1:
+        return Cell(text=ABOVE_WHOLE)
     if found.at_least:
         return Cell(text=f"≥ {format_number(100 * found.share)}")
     return Cell(value=100 * found.share)
@@ -79,15 +86,17 @@ def _share_cell(figure: PublishedFigure) -> Cell:
 
 def time_rows(groups: Sequence[Group[tuple[str, str]]]) -> list[PublishedFigure]:
     """Published times of a forward and backward pass, nearest to what was measured: two rows
-    a network of `groups` (keyed by network and framework). They exclude the update."""
+    a network of `groups` (keyed by network and framework) that ran at its own image size. They
+    exclude the update."""
     rows: list[PublishedFigure] = []
     for network in dict.fromkeys(g.key[0] for g in groups):
         record = next((g.ok[0] for g in groups if g.key[0] == network and g.ok), None)
-        if record is None:
+        if record is None or not at_own_size(record.spec.work):
             continue
         rows += nearest(
             figures(),
             network=network,
+            device=_device_name(record),
             devices=_devices(record),
             precision=record.spec.program.precision,
             batch_per_device=record.spec.batch_per_device,
@@ -102,6 +111,8 @@ def published_sweep(network: str, groups: Sequence[Group[int]]) -> Series:
     no source has three of them, or where they would hide what was measured."""
     measured = [(g.key, f.value) for g in groups if (f := g.throughput) is not None]
     if not measured:
+        return ()
+    if not at_own_size(groups[0].records[0].spec.work):
         return ()
     batches = [batch for batch, _ in measured]
     precision = groups[0].records[0].spec.program.precision
@@ -130,6 +141,11 @@ def published_note(found: Series) -> tuple[str, ...]:
         f"The published line: {f.network} on {f.device} with {f.framework}, {f.precision} "
         f"({f.source}).",
     )
+
+
+def _device_name(record: RunRecord) -> str | None:
+    """The name of the device a run used; None if unknown, or for the null framework."""
+    return (record.ranks[0].device_name or None) if record.ranks else None
 
 
 def _devices(record: RunRecord) -> int:

@@ -27,6 +27,20 @@ NOTE = (
 )
 
 
+ABOVE_WHOLE = "> 100"
+"""Shown for a rate above its ceiling, of which no percentage is a share: a fast algorithm, or a
+fused kernel, did less than is counted."""
+
+
+def share_cell(percent: float, run_id: str = "") -> Cell:
+    """A percentage of a ceiling; `> 100` above it."""
+    return (
+        Cell(text=ABOVE_WHOLE, run_id=run_id)
+        if percent > 100
+        else Cell(value=percent, run_id=run_id)
+    )
+
+
 def known_figures(groups: Iterable[Group[Any]], names: Sequence[str] = tuple(COLUMNS)) -> list[str]:
     """Those of `names` that any of the groups has."""
     known = {name for g in groups for record in g.ok for name in record.figures}
@@ -43,10 +57,10 @@ def utilization_cells(group: Group[Any], names: Iterable[str]) -> tuple[Cell, ..
     cells = []
     for name in names:
         value = group.median_of(name)
-        known = Cell(value=value, run_id=group.run_id)
-        cells.append(
-            known if value is not None else Cell(text="–") if group.ok else group.cell(None)
-        )
+        if value is not None:
+            cells.append(share_cell(value, group.run_id))
+        else:
+            cells.append(Cell(text="–") if group.ok else group.cell(None))
     return tuple(cells)
 
 

@@ -65,6 +65,13 @@ PATHS: dict[str, tuple[Part, ...]] = {
     "Decoding on the device: ": ("read", "decode-by-device"),
 }
 """Start of a finding → the stages between disk and step."""
+TOGETHER: dict[str, tuple[Part, ...]] = {
+    "": ("disk", "page-cache"),
+    "Decoding on the device: ": ("page-cache-by-device",),
+}
+"""Start of a finding → the trainings that run all these stages."""
+MIN_SPEED = 0.9
+"""Speed of training on files over one batch on the device, below which the input has a cost."""
 PAPER_READ_BYTES_PER_S = 2e9
 """Streaming read of a DGX-1's four SSDs (DGX-1 V100 white paper [002], section 2.1)."""
 PAPER_IMAGES_PER_S = 12_000
@@ -104,6 +111,25 @@ def _bottleneck(
     share = ratio(rates[name], device)
     sure = caveats(groups[name], groups["device"])
     bound = significance(share) < 0
+    slow = None if bound else _slowest_training(groups, device, TOGETHER[how])
+    if slow is not None:
+        training, found = slow
+        yield Finding.of(
+            code="host-contention",
+            question=QUESTION,
+            text=f"{_begun(how, 'Slowed by its input')}: training on {LABELS[training]} is "
+            f"{format_ratio(found)} the speed of one batch on the device. Each stage by itself "
+            f"is faster than the device ({_STAGE[name]} is the slowest with "
+            f"{plus_minus(rates[name])} images/s, the device trains {plus_minus(device)}): "
+            "together with the step they compete for the host's cores.",
+            figure=found,
+            unit="× the speed",
+            remedy="Set fewer input_threads, so that the process that runs the step keeps a core; "
+            "or decode_location=device on a GPU, or cache_decoded=true.",
+            caveats=caveats(groups[training], groups["device"]),
+            sides=(groups[training].run_id, groups["device"].run_id),
+        )
+        return
     if bound:
         text = (
             f"{_begun(how, 'Input-bound')}: {_STAGE[name]} is the bottleneck with "
@@ -117,7 +143,7 @@ def _bottleneck(
         )
     yield Finding.of(
         code="input-bottleneck" if bound else "device-bottleneck",
-        question="Is training input-bound?",
+        question=QUESTION,
         text=text,
         figure=share,
         unit="× the device's rate",
@@ -126,6 +152,19 @@ def _bottleneck(
     )
 
 
+def _slowest_training(
+    groups: Groups, device: Figure, names: Iterable[Part]
+) -> tuple[Part, Figure] | None:
+    """The slowest of these trainings and its speed relative to the device's, if that is below
+    0.9 significantly."""
+    found = [(n, ratio(f, device)) for n in names if (f := _rate(groups, n)) is not None]
+    name, share = min(found, key=lambda pair: pair[1].value, default=(None, None))
+    if name is None or share is None or share.value >= MIN_SPEED or significance(share) >= 0:
+        return None
+    return name, share
+
+
+QUESTION = "Is training input-bound?"
 _STAGE: dict[Part, str] = {
     "read": "reading from disk",
     "decode": "decoding",

@@ -12,6 +12,7 @@ from cubemesh.experiments.analysis.utilization_columns import (
     COLUMNS,
     NOTE,
     known_figures,
+    share_cell,
     utilization_cells,
     utilization_columns,
 )
@@ -106,6 +107,15 @@ def _knee_findings(data: MinibatchData) -> Iterator[Finding]:
 def _matmul_finding(data: MinibatchData, best: Group[int], top: Figure) -> Finding:
     percent = 100 * data.matmul_fraction(best, top)
     whose = "this device's" if data.devices == 1 else f"these {data.devices} devices'"
+    if percent > 100:
+        return Finding(
+            code="above-ceiling",
+            text=f"At batch size {best.key} {data.network} would need {percent / 100:.2f} times "
+            f"the operations per second of {whose} fastest matrix product, "
+            f"{format_quantity(data.rate or 0.0, 'FLOP/s')}: its convolutions use a fast algorithm "
+            "with fewer operations than counted, and its matmul use is unknown.",
+            caveats=best.caveats,
+        )
     return Finding(
         code="matmul-use",
         question="How much of its matrix rate?",
@@ -152,11 +162,11 @@ def _row(group: Group[int], data: MinibatchData, names: list[str]) -> tuple[Cell
     name = Cell(text=str(group.key), run_id=group.run_id)
     if figure is None:
         return (name, *[group.cell(None)] * (len(names) - 1))
-    step_s, memory = group.median_of("step_s"), group.median_of("peak_memory_bytes")
+    memory = group.median_of("peak_memory_bytes")
     cells = {
         "batch size": name,
         "throughput": group.cell(figure),
-        "step": Cell(value=None if step_s is None else 1e3 * step_s),
+        "step": Cell(value=1e3 * group.key * data.devices / figure.value),
         "per sample": Cell(value=1e3 / figure.value),
         "memory": Cell(
             value=None if memory is None else memory / 2**20, reason="" if memory else "unknown"
@@ -166,7 +176,7 @@ def _row(group: Group[int], data: MinibatchData, names: list[str]) -> tuple[Cell
         "data on device": _cell_of(data.device, group.key, milliseconds=False),
     }
     if data.rate:
-        cells["matmul use"] = Cell(value=100 * data.matmul_fraction(group, figure))
+        cells["matmul use"] = share_cell(100 * data.matmul_fraction(group, figure), group.run_id)
     return tuple(cells[name] for name in names)
 
 

@@ -20,9 +20,10 @@ from cubemesh.experiments.analysis.ratios import (
     reciprocal,
     significance,
 )
+from cubemesh.experiments.analysis.utilization_columns import share_cell
 from cubemesh.machines.catalogue import find
 from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
-from cubemesh.networks import entry
+from cubemesh.networks.own_input import at_own_size, is_imagenet
 from cubemesh.papers.published import figures as published_figures
 from cubemesh.papers.published import stock_figures
 from cubemesh.papers.published.nearest import precision_distance, same_device
@@ -53,7 +54,7 @@ PROGRAM_NAMES = {
     "pytorch-compiled": "torch.compile",
     "pytorch-captured": "pytorch-captured",
 }
-IMAGENET_IMAGES, IMAGENET_EPOCHS, IMAGENET_SIDE, IMAGENET_CLASSES = 1_281_167, 90, 224, 1000
+IMAGENET_IMAGES, IMAGENET_EPOCHS = 1_281_167, 90
 MIN_LOSS = 0.02
 """Smallest fraction of throughput that is reported as a loss."""
 REMEDIES = {
@@ -210,7 +211,7 @@ class Workload:
         """The fastest published result per device of this model in this class of precision, and the
         throughput here as a multiple of it. On a CPU: the fastest published of any."""
         measured, device = self.throughput, self.device
-        if measured is None:
+        if measured is None or not at_own_size(self.group.records[0].spec.work):
             return None
         precision = self.group.records[0].spec.program.precision
         rated = []
@@ -300,7 +301,7 @@ def _throughput(workload: Workload) -> Finding:
         for name, gain in workload.speedups.items()
     ]
     use = group.median_of("ceiling_mfu_percent") if workload.fastest == workload.known else None
-    if use is not None:
+    if use is not None and use <= 100:
         relative.append(f"{use:.0f} % of the fastest matrix product of this device")
     program = PROGRAM_NAMES.get(workload.fastest, workload.fastest)
     return Finding.of(
@@ -395,8 +396,7 @@ def _further(check: PerformanceCheck) -> Iterator[Finding]:
 
 def _training_time(workload: Workload) -> Iterator[Finding]:
     figure = workload.throughput
-    line = entry(workload.network)
-    if figure is None or (line.image_size, line.classes) != (IMAGENET_SIDE, IMAGENET_CLASSES):
+    if figure is None or not is_imagenet(workload.group.records[0].spec.work):
         return
     low, high = bounds(figure)
     images = IMAGENET_EPOCHS * IMAGENET_IMAGES
@@ -478,7 +478,7 @@ def _program_rows(workload: Workload) -> Iterator[tuple[Cell, ...]]:
             Cell(text="fastest")
             if name == workload.fastest
             else own.cell(workload.speedups.get(name)),
-            Cell(text="–") if use is None else Cell(value=use, run_id=own.run_id),
+            Cell(text="–") if use is None else share_cell(use, own.run_id),
         )
 
 

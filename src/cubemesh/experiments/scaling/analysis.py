@@ -30,7 +30,7 @@ from cubemesh.experiments.scaling.design import ScalingCurve, ScalingGroup, Scal
 from cubemesh.experiments.scaling.forecast import forecast_points
 from cubemesh.forecast.request import Point
 from cubemesh.measure.attribution.attribution import COMPUTE, PARTS
-from cubemesh.measure.attribution.bottlenecks import remedy_of
+from cubemesh.measure.attribution.bottlenecks import excess_share, remedy_of
 from cubemesh.schema import Figure, Part, RunRecord
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, draws_interval, throughput, throughput_draws
 from cubemesh.store.run_statistics import run_windows
@@ -192,8 +192,26 @@ def step_overhead(several: Group[Any], one: Group[Any]) -> StepOverhead | None:
 
 
 def profiled_record(group: Group[Any]) -> RunRecord | None:
-    """The first profiled run of a point."""
-    return next((r for r in group.ok if r.parts), None)
+    """The first profiled run of a point whose parts do not exceed its step."""
+    return next((r for r in group.ok if r.parts and excess_of(r) is None), None)
+
+
+def excess_of(record: RunRecord) -> float | None:
+    """By which fraction the parts of any rank exceed its step; None if by less than 5 %."""
+    found = [excess_share(parts) for parts in (record.parts, *record.rank_parts)]
+    return max((share for share in found if share is not None), default=None)
+
+
+def excess_text(group: Group[Any]) -> str:
+    """Why the profiled runs of a point are not used: their parts exceed the step; "" if they do
+    not."""
+    found = [share for r in group.ok if (share := excess_of(r)) is not None]
+    if not found:
+        return ""
+    return (
+        f"the parts exceed the step by {100 * max(found):.0f} %: profiled steps differed from "
+        "measured ones"
+    )
 
 
 def parts_by_rank(record: RunRecord) -> dict[int, Sequence[Part]]:

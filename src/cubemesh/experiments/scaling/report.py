@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 from cubemesh.experiments.analysis.answer import answer_of, cell_or_dash, failed_run
-from cubemesh.experiments.analysis.groups import caveats, titled
+from cubemesh.experiments.analysis.groups import Group, caveats, titled
 from cubemesh.experiments.analysis.ratios import plus_minus, ratio, significance
 from cubemesh.experiments.core.experiment import Experiment
 from cubemesh.experiments.scaling.analysis import (
@@ -35,6 +36,7 @@ from cubemesh.experiments.scaling.design import (
     curves,
 )
 from cubemesh.measure.attribution.attribution import OTHER, PARTS
+from cubemesh.networks.own_input import is_imagenet
 from cubemesh.schema import (
     Answer,
     Axis,
@@ -252,7 +254,7 @@ def _points_table(data: ScalingData) -> Table:
         Column(name="vs slowest device without sync", unit="%"),
         Column(name="memory", unit="MiB"),
         Column(name="wall time", unit="s"),
-        Column(name="90 epochs", unit="days"),
+        *([Column(name="90 epochs", unit="days")] if _projects(data) else []),
         Column(name="largest overhead"),
     )
     rows = tuple(_point_row(data, c, group) for c in data.curves for group in c.groups)
@@ -274,7 +276,7 @@ def _point_row(data: ScalingData, curve: ScalingCurve, group: ScalingGroup) -> t
     )
     figure = group.throughput
     if figure is None:
-        return (*head, *[group.cell(None)] * 8)
+        return (*head, *[group.cell(None)] * (8 if _projects(data) else 7))
     found, compared = None, None
     if devices > 1:
         baseline = None if independent else curve.at(devices, NO_SYNC)
@@ -287,9 +289,21 @@ def _point_row(data: ScalingData, curve: ScalingCurve, group: ScalingGroup) -> t
         *(cell_or_dash(figure, group.run_id) for figure in (found, compared)),
         median_cell(group, "peak_memory_bytes", 2**20),
         median_cell(group, "wall_s", 1.0),
-        median_cell(group, "projected_90_epochs_days", 1.0),
+        *([projection_cell(group)] if _projects(data) else []),
         Cell(text=_largest_overhead(group, curve.one) if devices > 1 else "–"),
     )
+
+
+def _projects(data: ScalingData) -> bool:
+    """Whether any curve trains a network for ImageNet."""
+    return any(is_imagenet(g.records[0].spec.work) for c in data.curves for g in c.groups)
+
+
+def projection_cell(group: Group[Any]) -> Cell:
+    """Days of 90 ImageNet epochs; a dash for work on other input."""
+    if not is_imagenet(group.records[0].spec.work):
+        return cell_or_dash(None)
+    return cell_or_dash(group.median_of("projected_90_epochs_days"), group.run_id)
 
 
 def median_cell(group: ScalingGroup, name: str, unit: float) -> Cell:
@@ -545,7 +559,6 @@ def _notes(data: ScalingData, records: Sequence[RunRecord]) -> Iterator[str]:
             f"A device is {cores} core{'' if threads == [1] else 's'} of the CPU, to which its "
             "process is pinned; a single device has as many."
         )
-    yield (
-        "90 epochs are of 1.28 million images each. docs/attribution.md describes the parts of a "
-        "step."
-    )
+    if _projects(data):
+        yield "90 epochs are of 1.28 million images each."
+    yield "docs/attribution.md describes the parts of a step."

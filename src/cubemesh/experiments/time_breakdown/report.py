@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from cubemesh.experiments.analysis.answer import cell_or_dash
 from cubemesh.experiments.analysis.groups import Group
-from cubemesh.experiments.scaling.analysis import profiled_record
+from cubemesh.experiments.scaling.analysis import excess_text, profiled_record
 from cubemesh.measure.attribution.attribution import OTHER, PARTS
 from cubemesh.schema import Axis, Breakdown, Cell, Chart, Column, Line, Point, RunRecord, Table
 
@@ -23,7 +23,9 @@ def name_of(key: Key) -> str:
 
 def why(group: Group[Key]) -> str:
     """Why a point has no attribution."""
-    return "run without attribution" if group.ok else group.why
+    if not group.ok:
+        return group.why
+    return excess_text(group) or "run without attribution"
 
 
 def attributions(groups: Sequence[Group[Key]]) -> Iterator[Table]:

@@ -257,16 +257,40 @@ def _fastest(network: str, search: Search, steps: list[StepResult]) -> Finding:
         )
     how = "interleaved in one process" if _paired(search) is not None else "separate runs"
     settings = " ".join(f"--set {change}" for change in best.changes(stock))
+    to_stock = f"{format_ratio(gained)} the speed of {words(search, stock)} ({how})"
+    card, unit, base, alike = gained, "× stock", stock, ""
+    if (like := _like(search)) is not None and (its := rate_of(search, like)) is not None:
+        card, base = ratio(rate, its), like
+        unit = f"× {like.framework}, {like.precision}, {like.layout}"
+        alike = f"{format_ratio(card)} the speed of {like.framework}, {like.precision}, "
+        alike += f"{like.layout} (separate runs), and "
     return Finding.of(
         code="fastest-settings",
         question=question,
-        text=f"{network} trains fastest with {best.words(stock)}: {speed}, {format_ratio(gained)} "
-        f"the speed of stock ({how}).",
-        figure=gained,
-        unit="× stock",
+        text=f"{network} trains fastest with {best.words(stock)}: {speed}, {alike}{to_stock}.",
+        figure=card,
+        unit=unit,
+        sides=(search.group(best).run_id, search.group(base).run_id),
         remedy=f"Train with --set tuned=true, which sets {settings}.",
         caveats=search.group(best).caveats,
     )
+
+
+def _like(search: Search) -> Configuration | None:
+    """The fastest configuration of the stock framework in the precision and layout of the best;
+    None if it was not tried, or is one of the two."""
+    stock, best = search.stock, search.best
+    if stock is None or best is None or best.framework == stock.framework:
+        return None
+    found = [
+        c
+        for c in search.tried
+        if (c.framework, c.precision, c.layout, c.batch_per_device)
+        == (stock.framework, best.precision, best.layout, best.batch_per_device)
+        and search.speed(c) is not None
+    ]
+    like = max(found, key=lambda c: search.speed(c) or 0.0, default=None)
+    return None if like == stock else like
 
 
 def notes(search: Search, losses: int) -> tuple[str, ...]:

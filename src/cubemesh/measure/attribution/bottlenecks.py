@@ -22,6 +22,9 @@ from cubemesh.schema.record import Part
 from cubemesh.schema.spec import RunSpec
 
 LEAST = 0.01
+MAX_EXCESS = 0.05
+"""By which fraction the measured parts may exceed the step; the profiled steps of a run above it
+were not like the measured ones."""
 _REMEDIES = {
     INPUT: "prepare batches in more threads (input_threads), or cache the data locally",
     GAPS: "raise the batch size, or capture the step (framework=pytorch-compiled launches less)",
@@ -37,7 +40,7 @@ class Bottleneck:
     """The part that costs most."""
 
     name: str
-    """The part's name; empty below 1 %."""
+    """The part's name; empty below 1 %, and where the parts exceed the step by over 5 %."""
     share: float
     """Fraction of the mean step, 0 to 1."""
     text: str
@@ -46,11 +49,22 @@ class Bottleneck:
     """How to reduce it; empty below 1 %."""
 
 
+def excess_share(parts: Sequence[Part]) -> float | None:
+    """By which fraction the measured parts exceed the step, if by more than 5 %; None otherwise."""
+    step_s = math.fsum(part.seconds for part in parts)
+    other_s = math.fsum(part.seconds for part in parts if part.name == OTHER)
+    return -other_s / step_s if step_s > 0 and other_s < -MAX_EXCESS * step_s else None
+
+
 def largest_bottleneck(parts: Sequence[Part], spec: RunSpec) -> Bottleneck | None:
     """The largest bottleneck of an attribution; None without one."""
     step_s = math.fsum(part.seconds for part in parts)
     if not parts or step_s <= 0:
         return None
+    if (excess := excess_share(parts)) is not None:
+        text = f"Unknown at batch size {spec.batch_per_device}: the measured parts exceed the step "
+        text += f"by {100 * excess:.0f} %"
+        return Bottleneck(name="", share=0.0, text=text, remedy=_REMEDIES[OTHER])
     overheads = [part for part in parts if part.name in _REMEDIES]
     worst = max(overheads, key=lambda part: part.seconds)
     share = worst.seconds / step_s
