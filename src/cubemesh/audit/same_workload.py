@@ -1,10 +1,10 @@
 """Same workload, same figure: one workload has one throughput in all answers of a run.
 
 Two throughputs of a workload contradict each other if they differ by over 5 % and by more than the
-95 % interval of their difference. Runs of one workload in one answer are pooled before, unless its tables show both; only runs with
-one machine, software and version of cubemesh are compared. Both sides of an interleaved A/B run are
-workloads too. A ratio in a table is compared with the throughputs of that table, and the ratio of
-a finding with the runs of its two sides.
+95 % interval of their difference. Runs of one workload in one answer are pooled before, unless its
+tables show both; only runs with one machine, software and version of cubemesh are compared. Both
+sides of an interleaved A/B run are workloads too. A ratio in a table is compared with the
+throughputs of that table, and the ratio of a finding with the runs of its two sides.
 """
 
 from __future__ import annotations
