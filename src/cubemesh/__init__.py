@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cubemesh.api.audit import audit
+    from cubemesh.api.audit import audit_store
     from cubemesh.api.collectives import collectives
     from cubemesh.api.compare import compare
     from cubemesh.api.doctor import doctor
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "__version__",
-    "audit",
+    "audit_store",
     "collectives",
     "compare",
     "doctor",
@@ -56,6 +56,7 @@ __all__ = [
     "tune",
 ]
 _FILES = {
+    "audit_store": "audit",
     "experiment_settings": "experiments",
     "import_measurements": "import_",
     "list_experiments": "experiments",

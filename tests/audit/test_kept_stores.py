@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cubemesh.api.arguments import open_store
-from cubemesh.api.audit import audit, stored_evidence
+from cubemesh.api.audit import audit_store, stored_evidence
 from cubemesh.audit.marking import marked
 from cubemesh.schema.warning import INCONSISTENT
 
@@ -30,7 +30,7 @@ CONTRADICTING_RUNS: dict[str, list[tuple[str, str]]] = {
 
 @pytest.mark.parametrize("path", STORES, ids=lambda path: path.stem)
 def test_a_kept_store_is_consistent(path: Path) -> None:
-    found = [(one.code, one.where.run_ids[0]) for one in audit(store=path).inconsistencies]
+    found = [(one.code, one.where.run_ids[0]) for one in audit_store(store=path).inconsistencies]
     assert found == CONTRADICTING_RUNS.get(path.stem, [])
 
 

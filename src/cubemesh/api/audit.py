@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cubemesh.api.arguments import AnyStore, open_store
-from cubemesh.audit.audit import audit as audit_evidence
+from cubemesh.audit.audit import audit
 from cubemesh.audit.evidence import Evidence
 from cubemesh.audit.inconsistency import Inconsistency
 from cubemesh.experiments.registry import EXPERIMENTS
@@ -34,12 +34,12 @@ class AuditResult:
         return "\n  - ".join([*lines, *(f"{i.code}: {i.text}" for i in self.inconsistencies)])
 
 
-def audit(*, store: AnyStore = None) -> AuditResult:
+def audit_store(*, store: AnyStore = None) -> AuditResult:
     """Check all answers and runs of a store; StoreError where there is no store."""
     with open_store(store, reading=True) as opened:
         evidence = stored_evidence(opened)
     return AuditResult(
-        inconsistencies=audit_evidence(evidence),
+        inconsistencies=audit(evidence),
         records=len({r.run_id for one in evidence for r in one.records}),
         answers=sum(one.answer is not None for one in evidence),
     )
