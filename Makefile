@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 REPORT ?= cubemesh-report.html
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak check docs format clean
+.PHONY: help run test soak check docs man format clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -32,6 +32,9 @@ check: .venv/.dev ## lint, check the format and the types
 docs: .venv/.docs ## build the documentation site, with a search, in build/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs/site -d build/doctrees docs build/docs
 	@echo "build/docs/index.html"
+
+man: .venv/.run ## write the manual page docs/cubemesh.1 from the command line
+	$(BIN)/python docs/site/man_page.py > docs/cubemesh.1
 
 format: .venv/.dev ## put the code into its format
 	$(BIN)/ruff check --fix .
