@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from cubemesh import report
-from cubemesh.errors import UsageError
+from cubemesh.errors import StoreError, UsageError
 from cubemesh.experiments.core.experiment import Context
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.registry import EXPERIMENTS
@@ -67,3 +67,13 @@ def test_what_is_not_stored_is_a_usage_error(store, names, machine_id, named):
     with pytest.raises(UsageError) as refused:
         report(*names, machine_id=machine_id, store=store)
     assert all(name in str(refused.value) for name in named)
+
+
+def test_another_store_is_put_next_to_it(store, tmp_path):
+    found = report(store=store, against=store)
+    assert found.against is not None
+    assert [answer.experiment for answer in found.answers] == ["machine-comparison", "cluster"]
+    assert [(a.experiment, b.experiment) for a, b in found.partners] == [("cluster", "cluster")]
+    assert found.answers[1] is found.partners[0][0]
+    with pytest.raises(StoreError, match=r"absent\.sqlite"):
+        report(store=store, against=tmp_path / "absent.sqlite")

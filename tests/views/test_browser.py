@@ -158,11 +158,39 @@ def kept_page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return write_report(folder / "page.html", report(store=store))
 
 
+@pytest.fixture(scope="module")
+def two_machines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of one kept store against another of the same experiment."""
+    from cubemesh.api.report import report
+    from cubemesh.views.report.render import write_report
+
+    folder = tmp_path_factory.mktemp("two")
+    days = ("2026-11-22", "2026-11-21")
+    stores = [shutil.copy(RECORDS / f"{day}-one-h200-captured.sqlite", folder) for day in days]
+    return write_report(folder / "page.html", report(store=stores[0], against=stores[1]))
+
+
 def test_pages_of_kept_stores_overflow_nowhere(browser: Any, kept_page: Path) -> None:
     for width in (390, 768, 1400, 2200):
         browser.open(kept_page, width=width)
         assert browser.evaluate(OVERFLOWS) == [], f"at {width} pixels"
         assert_quiet(browser)
+
+
+@pytest.mark.parametrize("width", [390, 768, 1400, 2200])
+def test_two_machines_fit_on_a_page(browser: Any, two_machines: Path, width: int) -> None:
+    browser.open(two_machines, width=width, dark=True)
+    assert browser.evaluate(OVERFLOWS) == []
+    sides = "[...document.querySelectorAll('.machines > div')].map((d) => d.offsetTop)"
+    tops = browser.evaluate(sides)
+    assert len(tops) == 2
+    assert (tops[0] == tops[1]) is (width >= 1180), "next to each other on a wide screen"
+    assert browser.evaluate("document.querySelectorAll('#runs .machine-name').length") == 2
+    links = "[...document.querySelectorAll('#question-1 td a')]"
+    assert browser.evaluate(f"{links}.every((a) => document.querySelector(a.hash))")
+    ids = "[...document.querySelectorAll('[id]')].map((e) => e.id)"
+    assert browser.evaluate(f"new Set({ids}).size === {ids}.length")
+    assert_quiet(browser)
 
 
 def test_the_contents_stay_in_view_and_mark_the_section(browser: Any, page: Path) -> None:

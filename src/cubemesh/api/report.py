@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cubemesh import __version__
 from cubemesh.api.arguments import AnyStore, open_store
 from cubemesh.audit.marking import marked
 from cubemesh.errors import CubemeshError, UsageError
+from cubemesh.experiments.analysis.machine_comparison import (
+    Side,
+    machine_comparison,
+    pairs,
+)
 from cubemesh.experiments.registry import EXPERIMENTS, entry
 from cubemesh.experiments.runner import stored_result
 from cubemesh.papers.replay import documents, replay, replayed
@@ -39,23 +44,55 @@ class Report:
     """The experiment runs that it holds."""
     other_machines: Sequence[Machine] = ()
     """Machines that the store has answers of, too."""
+    answer_of: Mapping[str, Answer] = field(default_factory=dict)
+    """Answers by the id of their experiment run."""
+    against: Report | None = None
+    """The report of another machine, with which this one is compared; the comparison is the first
+    of the answers."""
+    partners: Sequence[tuple[Answer, Answer]] = ()
+    """Answers to the same question on this and on the other machine."""
 
     def __repr__(self) -> str:
         lines = [f"Report({self.machine.hostname}, {len(self.records)} runs)"]
         return "\n".join([*lines, *(f"  {answer.title}" for answer in self.answers)])
 
 
-def report(*names: str, machine_id: str = "", store: AnyStore = None) -> Report:
+def report(
+    *names: str, machine_id: str = "", store: AnyStore = None, against: AnyStore = None
+) -> Report:
     """The latest answer of each experiment on one machine: the one with this id or unique prefix,
-    or the one measured last. `names` restricts it to these experiments or suites.
+    or the one measured last. `names` restricts it to these experiments or suites. `against` is a
+    store whose latest answers are put next to them, with the ratios of comparable throughputs.
 
-    UsageError where the store has no such answer.
+    UsageError where a store has no such answer.
     """
     for name in names:
         if name not in documents():
             entry(name)
     with open_store(store, reading=True) as opened:
-        return _report(opened, names, machine_id)
+        own = _report(opened, names, machine_id)
+    if against is None:
+        return own
+    with open_store(against, reading=True) as opened:
+        return _compared(own, _report(opened, names, ""), opened.name)
+
+
+def _compared(own: Report, other: Report, source: str) -> Report:
+    """`own` with the comparison in front and the answers of `other` next to its own."""
+    sides = [
+        Side(machine=r.machine, runs=r.experiment_runs, records=r.records, source=source)
+        for r in (own, other)
+    ]
+    paired = pairs(own.experiment_runs, other.experiment_runs)
+    return replace(
+        own,
+        answers=(machine_comparison(*sides), *own.answers),
+        against=other,
+        partners=tuple(
+            (own.answer_of[one.experiment_run_id], other.answer_of[two.experiment_run_id])
+            for one, two in paired
+        ),
+    )
 
 
 def _report(store: Store, names: Sequence[str], machine_id: str) -> Report:
@@ -95,6 +132,7 @@ def _report(store: Store, names: Sequence[str], machine_id: str) -> Report:
         made_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         version=__version__,
         experiment_runs=tuple(experiment_runs),
+        answer_of={one.experiment_run.experiment_run_id: one.answer for one in answered},
         other_machines=tuple(
             known[other]
             for other in dict.fromkeys(q.machine_id for q in stored)

@@ -39,6 +39,14 @@ def report(
             help="Machine id or unique prefix; default: the machine measured last.",
         ),
     ] = "",
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="STORE",
+            help="Store of another machine: its latest answers next to these, with the ratios.",
+        ),
+    ] = None,
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
@@ -46,7 +54,7 @@ def report(
     from cubemesh.views.report import render
 
     found, drawn = write_page(
-        output, *(names or ()), charts=charts, machine_id=machine_id, store=store
+        output, *(names or ()), charts=charts, machine_id=machine_id, store=store, against=against
     )
     show(
         render.document(found, output, drawn),
@@ -61,13 +69,14 @@ def write_page(
     charts: Path | None = None,
     machine_id: str = "",
     store: str | None = None,
+    against: str | None = None,
 ) -> tuple[Report, list[Path]]:
     """Write the latest results as a page, and the charts as files; return both. UsageError where a
     file cannot be written."""
     from cubemesh.api.report import report as latest_answers
     from cubemesh.views.report import render
 
-    found = latest_answers(*names, machine_id=machine_id, store=store)
+    found = latest_answers(*names, machine_id=machine_id, store=store, against=against)
     try:
         render.write_report(output, found)
         return found, [] if charts is None else render.write_charts_of(charts, found)

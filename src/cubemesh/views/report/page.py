@@ -8,6 +8,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from cubemesh.api.report import Report
+from cubemesh.experiments.analysis.ratios import significance
 from cubemesh.experiments.analysis.roofline_chart import roofline, roofline_table
 from cubemesh.experiments.collectives.report import sweep_tables
 from cubemesh.schema import (
@@ -15,6 +17,7 @@ from cubemesh.schema import (
     Answer,
     Chart,
     Curve,
+    Figure,
     Finding,
     Machine,
     NetworkWork,
@@ -91,17 +94,23 @@ def cards(answers: Sequence[Answer], records: Iterable[RunRecord] = ()) -> tuple
     important finding that has it."""
     order = ranked(answers, records)
     top = next((one.finding for one in order if not one.answer.simulated), None)
-    best: dict[str, Ranked] = {}
-    for one in order:
-        question = one.finding.question or _QUESTIONS.get(one.finding.code)
-        if question is not None:
-            best.setdefault(question, one)
-    asked = (
-        finding.question or _QUESTIONS.get(finding.code)
+    shared = {
+        (answer.experiment, f.code): f.question
         for answer in answers
-        for finding in answer.findings
-    )
-    return tuple(_card(best[q], q, top) for q in dict.fromkeys(asked) if q is not None)
+        for f in answer.findings
+        if f.question is not None
+    }
+
+    def question(answer: Answer, finding: Finding) -> str | None:
+        """Of the finding; without one, that of the same code in the same experiment."""
+        own = finding.question or shared.get((answer.experiment, finding.code))
+        return own or _QUESTIONS.get(finding.code)
+
+    best: dict[str | None, Ranked] = {}
+    for one in order:
+        best.setdefault(question(one.answer, one.finding), one)
+    asked = dict.fromkeys(question(answer, f) for answer in answers for f in answer.findings)
+    return tuple(_card(best[q], q, top) for q in asked if q is not None)
 
 
 def _card(one: Ranked, question: str, top: Finding | None) -> Card:
@@ -129,15 +138,16 @@ def _card(one: Ranked, question: str, top: Finding | None) -> Card:
 
 
 def _verdict(finding: Finding) -> tuple[str, str]:
-    """A published figure or another machine compared, in words, by the interval of the ratio."""
+    """A published figure or another machine compared, by its significance."""
     others = {"published-ratio": "published", "machine-ratio": "the other machine"}
     other, value = others.get(finding.code), finding.value
     if other is None or value is None or finding.low is None or finding.high is None:
         return "", ""
-    if finding.low > 1:
+    found = significance(Figure(value=value, unit=finding.unit, low=finding.low, high=finding.high))
+    if found > 0:
         above = f"{100 * (value - 1):.0f} % above" if value < 2 else f"{value:.3g} × as fast as"
         return f"{above} {other}", "good"
-    if finding.high < 1:
+    if found < 0:
         return f"{100 * (1 - value):.0f} % below {other}", "low"
     return f"no significant difference from {other}", "equal"
 
@@ -152,7 +162,12 @@ def _bars(finding: Finding) -> tuple[tuple[str, float, str], ...]:
 
 
 def section(
-    index: int, answer: Answer, records: Mapping[str, RunRecord], machine: Machine
+    index: int,
+    answer: Answer,
+    records: Mapping[str, RunRecord],
+    machine: Machine,
+    *,
+    prefix: str = "question",
 ) -> dict[str, Any]:
     """The section of an answer; `index` (from 1) makes its anchor unique. Its findings (`words`),
     charts and tables have the classes of their widths."""
@@ -160,7 +175,7 @@ def section(
     tables = [text_table(table) for table in answer.tables]
     widths = [_width(table) for table in tables]
     return {
-        "anchor": f"question-{index}",
+        "anchor": f"{prefix}-{index}",
         "answer": answer,
         # An odd number of charts leaves room for the findings.
         "words": "half" if len(charts) % 2 else "full" if charts or not widths else widths[0],
@@ -170,10 +185,49 @@ def section(
     }
 
 
-def contents(sections: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+def sections(report: Report) -> list[dict[str, Any]]:
+    """The sections of a report: its answers, each with that of the other machine next to it
+    (`partner`), then the other machine's remaining answers."""
+    other = report.against
+    found = [
+        section(i, answer, report.records, report.machine) | {"partner": None, "of": ""}
+        for i, answer in enumerate(report.answers, start=1)
+    ]
+    if other is None:
+        return found
+    partners = {id(one): two for one, two in report.partners}
+    for i, (answer, own) in enumerate(zip(report.answers, found, strict=True), start=1):
+        partner = partners.pop(id(answer), None)
+        if partner is not None:
+            own["partner"] = section(i, partner, other.records, other.machine, prefix="other")
+    shown = {id(two) for _, two in report.partners}
+    rest = [answer for answer in other.answers if id(answer) not in shown]
+    return found + [
+        section(i, answer, other.records, other.machine, prefix="rest")
+        | {"partner": None, "of": machine_name(other.machine)}
+        for i, answer in enumerate(rest, start=1)
+    ]
+
+
+def machine_name(machine: Machine) -> str:
+    """A machine in a few words: its devices and its name."""
+    names = [gpu.name for gpu in machine.gpus] or [machine.cpu.model or "CPU"]
+    counts = {name: names.count(name) for name in names}
+    listed = [name if count == 1 else f"{count} × {name}" for name, count in counts.items()]
+    return formatting.clean(f"{', '.join(listed)} · {machine.hostname}")
+
+
+def contents(report: Report, found: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
     """Anchor and title of every section."""
-    own = [(s["anchor"], formatting.clean(s["answer"].title)) for s in sections]
-    return (*own, ("machine", "Machine"), ("runs", "Runs"))
+    own = [
+        (s["anchor"], formatting.clean(" · ".join(filter(None, (s["answer"].title, s["of"])))))
+        for s in found
+    ]
+    return (
+        *own,
+        ("machine", "Machine" if report.against is None else "Machines"),
+        ("runs", "Runs"),
+    )
 
 
 def caption(

@@ -77,16 +77,16 @@ def print_files(console: Console, report: Report, page: Path, charts: Sequence[P
 
 def render(report: Report) -> str:
     """The page as text."""
-    records = tuple(report.records.values())
-    sections = [
-        page.section(i, answer, report.records, report.machine)
-        for i, answer in enumerate(report.answers, start=1)
-    ]
+    other = report.against
+    by_id = {**report.records, **({} if other is None else other.records)}
+    series = {**report.series, **({} if other is None else other.series)}
+    records = tuple(by_id.values())
+    sections = page.sections(report)
     scripts = []
-    if any(section["charts"] for section in sections):
+    if any(s["charts"] or (s["partner"] or s)["charts"] for s in sections):
         scripts.append(_bundle())
     scripts.append(_asset("report.js"))
-    unmeasured = repeated_unmeasured(report.records.values())
+    unmeasured = repeated_unmeasured(records)
     return (
         _environment()
         .get_template("report.html.j2")
@@ -95,16 +95,17 @@ def render(report: Report) -> str:
             headline=headline.headline(report.answers, records),
             lead=headline.lead(report.answers, records),
             cards=page.cards(report.answers, records),
-            contents=page.contents(sections),
+            contents=page.contents(report, sections),
+            linked=by_id,
+            names=[page.machine_name(r.machine) for r in (report, other) if r is not None],
             sections=sections,
-            groups=machine_facts.machine_groups(report.machine),
-            gpus=text_table(machine_facts.gpu_table(report.machine.gpus)),
-            links=machine_facts.link_sentences(report.machine.gpu_links),
-            topology=_topology(report.machine),
+            machines=[
+                _machine(r.machine, drawn=r is report) for r in (report, other) if r is not None
+            ],
             unmeasured=unmeasured,
             machine_line=formatting.machine_line(report.machine),
             runs=[
-                page.run_entry(record, report.series.get(record.run_id, ()), unmeasured)
+                page.run_entry(record, series.get(record.run_id, ()), unmeasured)
                 for record in records
             ],
             made=formatting.moment(report.made_utc),
@@ -115,6 +116,18 @@ def render(report: Report) -> str:
             script_json=_json,
         )
     )
+
+
+def _machine(machine: Machine, *, drawn: bool) -> dict[str, Any]:
+    """The facts of a machine, with the drawing of its topology if it is to be `drawn`."""
+    return {
+        "name": page.machine_name(machine),
+        "groups": machine_facts.machine_groups(machine),
+        "gpus": text_table(machine_facts.gpu_table(machine.gpus)),
+        "links": machine_facts.link_sentences(machine.gpu_links),
+        "topology": _topology(machine) if drawn else None,
+        "unknown": machine.unknown,
+    }
 
 
 def _topology(machine: Machine) -> dict[str, Any] | None:
@@ -134,12 +147,16 @@ def _topology(machine: Machine) -> dict[str, Any] | None:
 
 def _raw(report: Report) -> dict[str, Any]:
     """The records as they are stored."""
+    other = report.against
+    second = {} if other is None else {"other_machine": machine_json(other.machine)}
+    stored = {**report.records, **({} if other is None else other.records)}
     return envelope(
         "records",
         version=report.version,
         made_utc=report.made_utc,
         machine=machine_json(report.machine),
-        records=[to_plain(record) for record in report.records.values()],
+        records=[to_plain(record) for record in stored.values()],
+        **second,
     )
 
 

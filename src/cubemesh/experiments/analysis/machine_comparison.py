@@ -1,0 +1,309 @@
+"""Comparison of two machines by the stored runs of the same experiments.
+
+Runs are paired within an experiment that both machines ran, those with the same settings first.
+Throughputs are divided where the work is the same: network, image size, batch size, precision,
+data and number of devices. Other pairs are shown without a ratio, with what differs. The interval
+and the significance of a ratio are those of `ratios.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from cubemesh.experiments.analysis.groups import Group, caveats
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
+from cubemesh.schema import (
+    Answer,
+    Budget,
+    Cell,
+    Column,
+    ExperimentRun,
+    Figure,
+    Finding,
+    Machine,
+    NetworkWork,
+    RunRecord,
+    Table,
+)
+from cubemesh.schema.serialization import canonical_json
+from cubemesh.schema.warning import Warning
+from cubemesh.store.select import format_value, settings_of
+from cubemesh.units import format_list
+
+NAME = "machine-comparison"
+SAME_WORK = {
+    "work": "kind of work",
+    "image_size": "image size",
+    "sequence_length": "sequence length",
+    "hidden": "hidden size",
+    "vocabulary": "vocabulary",
+    "classes": "classes",
+    "batch_per_device": "batch size",
+    "precision": "precision",
+    "devices": "devices",
+    "data": "data",
+    "data_location": "data location",
+}
+"""Setting → its name. Throughputs are comparable only where these are equal."""
+_BUDGET = {field.name for field in fields(Budget)}
+_RESULTS = {1: "faster", 0: "no significant difference", -1: "slower"}
+
+Pair = tuple[ExperimentRun, ExperimentRun]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """A machine with its latest experiment runs and their records."""
+
+    machine: Machine
+    runs: Sequence[ExperimentRun]
+    records: Mapping[str, RunRecord]
+    source: str = ""
+    """Name of the store."""
+
+
+class MachineWorkload(Group[str]):
+    """The successful runs of one workload and program on one machine."""
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Every setting except the budget."""
+        own = settings_of(self.records[0])
+        return {name: value for name, value in own.items() if name not in _BUDGET}
+
+    @property
+    def text(self) -> str:
+        """`resnet-50, batch size 256, bf16`."""
+        own = self.settings
+        parts = [str(own["network"]), f"batch size {own['batch_per_device']}"]
+        if own["image_size"] is not None:
+            parts.append(f"{own['image_size']} pixels")
+        parts.append(str(own["precision"]))
+        if own["devices"] > 1:
+            parts.append(f"{own['devices']} devices")
+        return ", ".join(parts)
+
+    def differing(self, other: MachineWorkload) -> list[str]:
+        """Names of the settings that differ."""
+        names = dict.fromkeys((*self.settings, *other.settings))
+        return [n for n in names if self.settings.get(n) != other.settings.get(n)]
+
+
+def pairs(own: Sequence[ExperimentRun], other: Sequence[ExperimentRun]) -> list[Pair]:
+    """Runs of the same experiment on two machines: those with the same settings first, then those
+    with the most settings in common, if a network is among them."""
+    candidates = sorted(
+        (_key(one) != _key(two), -_similarity(one, two), i, j)
+        for i, one in enumerate(own)
+        for j, two in enumerate(other)
+        if one.experiment == two.experiment and _has_common_network(one, two)
+    )
+    partner: dict[int, int] = {}
+    for *_, i, j in candidates:
+        if i not in partner and j not in partner.values():
+            partner[i] = j
+    return [(one, other[partner[i]]) for i, one in enumerate(own) if i in partner]
+
+
+def _key(run: ExperimentRun) -> str:
+    return canonical_json((run.settings, run.overrides))
+
+
+def _settings(run: ExperimentRun) -> dict[str, str]:
+    return {name: canonical_json(v) for name, v in {**run.settings, **run.overrides}.items()}
+
+
+def _similarity(one: ExperimentRun, two: ExperimentRun) -> int:
+    return len(_settings(one).items() & _settings(two).items())
+
+
+def _has_common_network(one: ExperimentRun, two: ExperimentRun) -> bool:
+    """Also true where either leaves its networks to the experiment."""
+    named = [{*(run.settings.get("networks") or ())} for run in (one, two)]
+    return not all(named) or bool(named[0] & named[1])
+
+
+def machine_comparison(own: Side, other: Side) -> Answer:
+    """The answer: ratios of throughputs, this machine over the other."""
+    names = labels(own, other)
+    paired = pairs(own.runs, other.runs)
+    matches = [
+        (one.experiment, first, second)
+        for one, partner in paired
+        for first, second in _matched(_workloads(one, own), _workloads(partner, other))
+    ]
+    used = [w for _, *both in matches for w in both if w is not None]
+    run_ids = tuple(dict.fromkeys(r.run_id for w in used for r in w.records))
+    records = [r for w in used for r in w.records]
+    return Answer(
+        experiment=NAME,
+        question="How does this machine compare with another?",
+        title=f"{names[0]} compared with {names[1]}",
+        findings=tuple(_findings(matches, names)),
+        tables=(_table(matches, names),) if matches else (),
+        warnings=_warnings(records),
+        run_ids=run_ids,
+        notes=tuple(_notes(own, other, paired)),
+    )
+
+
+def labels(own: Side, other: Side) -> tuple[str, str]:
+    """Names of two machines: their devices, and what else is needed to distinguish them."""
+    found = [_label(side.machine) for side in (own, other)]
+    if found[0] == found[1] and own.machine.machine_id != other.machine.machine_id:
+        found = [
+            f"{n} ({s.machine.machine_id[:6]})" for n, s in zip(found, (own, other), strict=True)
+        ]
+    elif found[0] == found[1]:
+        found = [f"{found[0]} (this store)", f"{found[1]} ({other.source or 'the other store'})"]
+    return found[0], found[1]
+
+
+def _label(machine: Machine) -> str:
+    names = [gpu.name for gpu in machine.gpus]
+    if names:
+        listed = [(names.count(name), name) for name in dict.fromkeys(names)]
+        return " and ".join(name if count == 1 else f"{count} × {name}" for count, name in listed)
+    cores = machine.cpu.usable_cores
+    plain = f"{cores} {'core' if cores == 1 else 'cores'}"
+    return f"{plain} of {machine.cpu.model}" if machine.cpu.model else plain
+
+
+def _workloads(run: ExperimentRun, side: Side) -> list[MachineWorkload]:
+    found: dict[str, list[RunRecord]] = {}
+    for run_id in run.run_ids:
+        record = side.records.get(run_id)
+        if record is None or not isinstance(record.spec.work, NetworkWork):
+            continue
+        if record.ok and record.measured and "throughput_per_s" in record.figures:
+            key = canonical_json(MachineWorkload("", (record,)).settings)
+            found.setdefault(key, []).append(record)
+    return [MachineWorkload(key, tuple(records)) for key, records in found.items()]
+
+
+def _matched(
+    first: Sequence[MachineWorkload], second: Sequence[MachineWorkload]
+) -> Iterator[tuple[MachineWorkload, MachineWorkload | None]]:
+    """Each workload of `first` with the most similar one of the same network in `second`."""
+    costs = sorted(
+        (sum(n in SAME_WORK for n in names), len(names), i, j)
+        for i, a in enumerate(first)
+        for j, b in enumerate(second)
+        if a.settings["network"] == b.settings["network"]
+        for names in [a.differing(b)]
+    )
+    partner: dict[int, int] = {}
+    for *_, i, j in costs:
+        if i not in partner and j not in partner.values():
+            partner[i] = j
+    for i, workload in enumerate(first):
+        yield workload, second[partner[i]] if i in partner else None
+
+
+Match = tuple[str, MachineWorkload, MachineWorkload | None]
+
+
+def _compared(first: MachineWorkload, second: MachineWorkload | None) -> tuple[Figure | None, str]:
+    """The ratio of two workloads, or why there is none."""
+    if second is None:
+        return None, "not measured on the other machine"
+    names = [n for n in first.differing(second) if n in SAME_WORK]
+    if names:
+        return None, f"not comparable: {_differences(names, first, second)}"
+    a, b = first.throughput, second.throughput
+    if a is None or b is None or b.value <= 0:
+        return None, "not measured"
+    return ratio(a, b), ""
+
+
+def _differences(names: Sequence[str], first: MachineWorkload, second: MachineWorkload) -> str:
+    return format_list(
+        [
+            f"{SAME_WORK.get(n, n.replace('_', ' '))} {format_value(first.settings.get(n))} here, "
+            f"{format_value(second.settings.get(n))} there"
+            for n in names
+        ]
+    )
+
+
+def _findings(matches: Sequence[Match], names: tuple[str, str]) -> Iterator[Finding]:
+    found = [(a, b, f) for _, a, b in matches if b is not None and (f := _compared(a, b)[0])]
+    rate = {a.key: a.throughput.value if a.throughput else 0.0 for a, _, _ in found}
+    for first, second, figure in sorted(found, key=lambda one: -rate[one[0].key]):
+        extra = first.differing(second)
+        also = f" Also different: {_differences(extra, first, second)}." if extra else ""
+        yield Finding.of(
+            code="machine-ratio",
+            question=f"How fast is this machine compared with {names[1]}?",
+            text=f"{first.text}: {format_ratio(figure)} the throughput of {names[1]}.{also}",
+            figure=figure,
+            unit="×",
+            caveats=caveats(first, second),
+        )
+    if not found:
+        yield Finding(
+            code="no-common-workload",
+            text="No throughput of the two machines is comparable; the table has the reasons."
+            if matches
+            else "The two machines have no experiment with training runs in common.",
+            remedy="Run the same experiments with the same --set on both.",
+        )
+
+
+def _table(matches: Sequence[Match], names: tuple[str, str]) -> Table:
+    rows = []
+    for experiment, first, second in matches:
+        figure, why = _compared(first, second)
+        there = Cell(text="–") if second is None else second.cell(second.throughput)
+        row = (
+            Cell(text=first.text),
+            Cell(text=experiment),
+            first.cell(first.throughput),
+            there,
+        )
+        if figure is None or second is None:
+            rows.append((*row, *(Cell(reason=why),) * 3))
+            continue
+        extra = first.differing(second)
+        result = Cell(text=_RESULTS[significance(figure)])
+        rows.append(
+            (
+                *row,
+                Cell.of(figure),
+                result,
+                Cell(text=_differences(extra, first, second) if extra else "–"),
+            )
+        )
+    return Table(
+        title="Throughput on both machines",
+        columns=(
+            Column(name="workload"),
+            Column(name="experiment"),
+            Column(name=names[0], unit="samples/s"),
+            Column(name=names[1], unit="samples/s"),
+            Column(name="this / other", unit="×"),
+            Column(name="this machine is"),
+            Column(name="other differences"),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _warnings(records: Sequence[RunRecord]) -> tuple[Warning, ...]:
+    return tuple(dict.fromkeys(w for record in records for w in record.warnings))
+
+
+def _notes(own: Side, other: Side, paired: Sequence[Pair]) -> Iterator[str]:
+    yield (
+        "A ratio is this machine's throughput over the other's; its 95 % interval is the widest "
+        "that the two intervals allow, and a difference below 3 % is not significant. Throughputs "
+        f"are comparable with the same network, {format_list(list(SAME_WORK.values())[1:])}."
+    )
+    for side, index, where in ((own, 0, "this machine"), (other, 1, "the other machine")):
+        used = {pair[index].experiment_run_id for pair in paired}
+        only = [r.experiment for r in side.runs if r.experiment_run_id not in used]
+        if only:
+            yield f"Only on {where}: {format_list(list(dict.fromkeys(only)))}."
