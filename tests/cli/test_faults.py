@@ -84,7 +84,7 @@ def workers_of(home: str) -> list[psutil.Process]:
     return found
 
 
-def test_kill_9_in_mid_suite_then_the_same_command(tmp_path: Path, own_folders: Path):
+def test_kill_9_in_mid_suite_then_the_same_command(cubemesh, tmp_path: Path, own_folders: Path):
     store = tmp_path / "s.sqlite"
     process = started(store, *SLOW)
     wait_for_runs(store, 2)
@@ -94,10 +94,10 @@ def test_kill_9_in_mid_suite_then_the_same_command(tmp_path: Path, own_folders: 
     wait_until(lambda: not workers_of(str(own_folders)), "the workers end")
     with sqlite3.connect(store) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    report = run("report", "--store", str(store), "--output", str(tmp_path / "half.html"))
+    report = cubemesh("report", "--store", str(store), "--output", str(tmp_path / "half.html"))
     assert report.returncode == 0, report.stderr
 
-    output = json.loads(run(*SLOW, "--store", str(store), "--json").stdout)
+    output = json.loads(cubemesh(*SLOW, "--store", str(store), "--json").stdout)
     assert [r["run_id"] for r in output["records"]][: len(before)] == before
     assert [r["outcome"] for r in output["records"]] == ["ok"] * 6
     assert len(ids(store)) == 6

@@ -31,23 +31,19 @@ PLANTED = (
 )
 
 
-def arguments(store, *more, minutes="10"):
-    command = [sys.executable, "-m", "cubemesh", *TUNE, "--minutes", minutes, "--json"]
-    return [*command, "--store", str(store), *more]
+def arguments(store, *more, minutes="100"):
+    return [*TUNE, "--minutes", minutes, "--json", "--store", str(store), *more]
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory):
+def tuned(tmp_path_factory, cubemesh):
     """The store of one tuning, its document, and what it printed on the way."""
     folder = tmp_path_factory.mktemp("tuned")
     place = folder / "store.sqlite"
-    result = subprocess.run(
-        arguments(place, *PLANTED),
-        capture_output=True,
-        text=True,
-        env=os.environ | {"XDG_CACHE_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder)},
-        check=False,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        result = cubemesh(*arguments(place, *PLANTED))
     assert result.returncode == 0, result.stderr
     return place, json.loads(result.stdout), result.stderr
 
@@ -79,14 +75,10 @@ def test_a_setting_that_does_not_learn_is_rejected_by_name(tuned):
     assert any(f["code"] == "rejected-setting" and "fp16" in f["text"] for f in findings)
 
 
-def test_what_is_stored_is_not_measured_again_for_more_minutes(tuned, own_folders):
+def test_what_is_stored_is_not_measured_again_for_more_minutes(cubemesh, tuned):
     place, document, _ = tuned
-    again = subprocess.run(
-        arguments(place, *PLANTED, minutes="20"),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    again = cubemesh(*arguments(place, *PLANTED, minutes="200"))
+    assert again.returncode == 0, again.stderr
     assert again.stderr.count("(stored)") == again.stderr.count("samples/s")
     assert json.loads(again.stdout)["steps"] == document["steps"]
 
@@ -216,7 +208,8 @@ def test_a_ceiling_takes_nothing_over(store):
 
 def test_ctrl_c_saves_the_finished_trials(tmp_path):
     script = "step=0.002,real=1"
-    command = arguments(tmp_path / "store.sqlite", "--set", f"script={script}")
+    words = arguments(tmp_path / "store.sqlite", "--set", f"script={script}", minutes="10")
+    command = [sys.executable, "-m", "cubemesh", *words]
     running = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
     )
