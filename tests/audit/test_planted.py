@@ -583,3 +583,19 @@ def test_there_are_at_least_25_and_every_code_is_planted() -> None:
 
 def test_a_consistent_set_passes() -> None:
     assert audit(consistent()) == ()
+
+
+def test_runs_interleaved_with_two_programs_are_one_workload() -> None:
+    first = run("a")
+    several = [
+        replace(
+            first,
+            run_id=name,
+            spec=replace(
+                first.spec,
+                against=Against(work=first.spec.work, program=ProgramSettings(framework=other)),
+            ),
+        )
+        for name, other in (("a", "pytorch-compiled"), ("b", "jax"))
+    ]
+    assert audit([Evidence(None, tuple(several))]) == []

@@ -75,7 +75,7 @@ def _together(several: Sequence[Measured]) -> Measured:
     first = [m for m in several if not m.second_side]
     if len(first) < 2:
         return (first or several)[0]
-    records = tuple(dict.fromkeys(r for m in first for r in m.records))
+    records = tuple({r.run_id: r for m in first for r in m.records}.values())
     return Measured(first[0].evidence, records, pooled(records))
 
 
