@@ -75,3 +75,7 @@ def test_a_training_without_access_to_its_folder_is_run_again(tmp_path, reusable
     keep(tmp_path, 20)
     for status in (Status.UNSUPPORTED, Status.OOM, Status.DIVERGED):
         assert not reusable(trained(tmp_path, status))
+
+
+def test_a_run_that_lacked_another_package_than_its_framework_runs_again(tmp_path, reusable):
+    assert not reusable(trained(tmp_path, Status.NOT_INSTALLED, steps=0))

@@ -2,7 +2,7 @@
 
 | the record | reused |
 |---|---|
-| `not_installed` | while the framework is not installed |
+| `not_installed` | while the framework is missing; not if it was another package |
 | `oom` | with a memory limit set, or where the whole machine is too small |
 | of a training with checkpoints or event files | while those files exist |
 | any other | always |

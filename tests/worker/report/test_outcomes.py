@@ -1,7 +1,13 @@
 import pytest
 
 from cubemesh.errors import DataError, UsageError
-from cubemesh.frameworks.contract.program import Diverged, OutOfMemory, ReplicasDiffer, Unsupported
+from cubemesh.frameworks.contract.program import (
+    Diverged,
+    NotInstalled,
+    OutOfMemory,
+    ReplicasDiffer,
+    Unsupported,
+)
 from cubemesh.networks import build
 from cubemesh.networks.memory import forecast
 from cubemesh.schema import Ceiling, Forward, ProgramSettings, RunSpec, Status, TrainSteps
@@ -52,6 +58,8 @@ def test_a_missing_framework_is_not_installed_and_another_missing_module_is_a_cr
     missing = outcome(ModuleNotFoundError("No module named 'torch'", name="torch"), torch_spec)
     assert missing.status is Status.NOT_INSTALLED
     assert "pip install 'cubemesh[torch]'" in missing.message
+    package = outcome(NotInstalled("pip install 'cubemesh[images]'"), torch_spec)
+    assert package.status is Status.NOT_INSTALLED
     other = outcome(ModuleNotFoundError("No module named 'triton'", name="triton"), torch_spec)
     assert other.status is Status.CRASHED
 

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.batches import Box, Pixels
-from cubemesh.frameworks.contract.program import Unsupported
+from cubemesh.frameworks.contract.program import NotInstalled
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP")
 """Formats that are decoded."""
@@ -88,11 +88,11 @@ def uniform_numbers(name: str) -> Iterator[float]:
 
 
 def load_decoder() -> ModuleType:
-    """Pillow's `Image`; `Unsupported` with the command that installs it where it is missing."""
+    """Pillow's `Image`; `NotInstalled` with the command that installs it where it is missing."""
     try:
         from PIL import Image
     except ImportError as error:
-        raise Unsupported(
+        raise NotInstalled(
             f"Images are decoded by Pillow, which is not installed ({error}). Install it with: "
             "pip install 'cubemesh[images]'"
         ) from error

@@ -30,6 +30,10 @@ class Unsupported(Exception):
     """The framework cannot do what the spec asks; the message lists what it can."""
 
 
+class NotInstalled(Unsupported):
+    """A package that the spec needs is missing; the message has the command that installs it."""
+
+
 class OutOfMemory(Exception):
     """The device or the worker's memory limit refused an allocation."""
 

@@ -5,7 +5,7 @@
 | `Unsupported`, `UsageError`: the spec cannot be run | unsupported |
 | `OutOfMemory`, `MemoryError`, and the framework's own out-of-memory errors | oom |
 | `Diverged` | diverged |
-| `ModuleNotFoundError` of the framework itself | not_installed |
+| `NotInstalled`, and `ModuleNotFoundError` of the framework itself | not_installed |
 | `DataError`: a fault of the files, not of the spec | crashed, with the error's message |
 | `ReplicasDiffer`: a fault of the machine | the same |
 | anything else | crashed, with the last lines of the traceback |
@@ -20,7 +20,13 @@ from cubemesh import networks
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.contract.collectives import extent, needs_bytes
-from cubemesh.frameworks.contract.program import Diverged, OutOfMemory, ReplicasDiffer, Unsupported
+from cubemesh.frameworks.contract.program import (
+    Diverged,
+    NotInstalled,
+    OutOfMemory,
+    ReplicasDiffer,
+    Unsupported,
+)
 from cubemesh.networks.memory import forecast, largest_batch, memory_settings
 from cubemesh.schema.collective import Collective
 from cubemesh.schema.outcome import Outcome, Status
@@ -41,6 +47,8 @@ def outcome_from_error(
 ) -> Outcome:
     """Outcome of `error`, raised while a worker ran `spec` on `device`. `limit_bytes` is the run's
     memory limit, None where unknown."""
+    if isinstance(error, NotInstalled):
+        return Outcome(status=Status.NOT_INSTALLED, message=str(error))
     if isinstance(error, (Unsupported, UsageError)):
         return Outcome(status=Status.UNSUPPORTED, message=str(error))
     if isinstance(error, Diverged):

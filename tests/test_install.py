@@ -1,0 +1,248 @@
+"""The wheel as users install it: every verb without extras, with each extra, and on each Python.
+
+An environment is made once per session and shared by processes of pytest-xdist. Extras are put on
+top of the bare one; PyTorch, a large download, is linked from the environment of the tests.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import typer
+
+from cubemesh.cli import app
+
+ROOT = Path(__file__).parent.parent
+PYTHONS = ("3.11", "3.12", "3.13")
+OWN = "{}.{}".format(*sys.version_info)
+NULL = ("--set", "framework=null")
+IMPORTED = """# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 2 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20
+#  Rank  0 Pid   770 on  host device  0 [0x00] NVIDIA H200
+#  Rank  1 Pid   770 on  host device  1 [0x01] NVIDIA H200
+#  size  count  type  redop  root  time  algbw  busbw  #wrong  time  algbw  busbw  #wrong
+   1024    256  float   sum    -1  12.5   0.08   0.08       0  12.4   0.08   0.08       0
+"""
+
+WORKS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "doctor": (("--json",), ()),
+    "probe": ((), ("--machine", "dgx1-v100", "--draw", "topology.svg")),
+    "networks": ((), ("resnet-18",)),
+    "experiments": ((), ("minibatch",)),
+    "published": (("resnet-50", "--limit", "3"),),
+    "run": (("minibatch", *NULL, "--set", "batch_sizes=8,16"),),
+    "train": (("little-cnn", *NULL, "--epochs", "1"),),
+    "tune": (("little-cnn", "--set", "frameworks=null", "--minutes", "0.05"),),
+    "compare": (("framework=null,batch_per_device=8", "framework=null,batch_per_device=16"),),
+    "predict": (("resnet-50", "--machine", "dgx1-v100", "--measured", "1=384"),),
+    "launch": (("--slurm", "--dry-run", "--", "run", "quick"),),
+    "results": ((), ("--json",), ("--export", "runs.csv")),
+    "import": (("nccl.log",),),
+}
+"""Verb → command lines that need no extra, in the order in which they run."""
+NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("torch", ("run", "minibatch", "--set", "batch_sizes=8", "--quick")),
+    ("torch", ("run", "quick")),
+    ("torch", ("train", "little-cnn", "--epochs", "1")),
+    ("torch", ("tune", "little-cnn", "--minutes", "0.05", "--set", "frameworks=pytorch")),
+    ("torch", ("collectives", "-b", "8", "-e", "8", "-n", "1", "-w", "0")),
+    ("images", ("run", "input-pipeline", *NULL, "--set", "parts=decode")),
+    ("views", ("report",)),
+    ("exports", ("results", "--export", "runs.parquet")),
+)
+"""(extra, command line) of what needs an extra; without it, one line of the output names it."""
+LONG = {"train", "tune"}
+"""Verbs that are run in the bare environments only: they import nothing that others do not."""
+
+
+def test_every_verb_is_run():
+    verbs = {*WORKS, *(line[0] for _, line in NEEDS)}
+    assert verbs == set(typer.main.get_command(app).commands)
+
+
+def interpreter(version: str) -> Path:
+    """A working Python of this version: of the tests, on PATH, or of pyenv; otherwise a skip."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    on_path = shutil.which(f"python{version}")
+    found = [Path(sys.executable)] if version == OWN else []
+    found += [Path(on_path)] if on_path else []
+    found += sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)
+    ask = "import sys, venv, ensurepip; print('{}.{}'.format(*sys.version_info))"
+    for python in found:
+        done = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False)
+        if done.stdout.strip() == version:
+            return python
+    pytest.skip(f"no Python {version} on PATH or in {pyenv}")
+
+
+@contextmanager
+def made_once(folder: Path) -> Iterator[bool]:
+    """Whether `folder` is still to be made; other processes wait meanwhile."""
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ready = Path(f"{folder}.ready")
+        yield not ready.exists()
+        ready.touch()
+
+
+def pip(*words: str | Path, python: Path | None = None) -> None:
+    """pip of the tests, for the environment of `python`; a skip where no index answers."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    where = ["--python", str(python)] if python else []
+    command = [*pip, *where, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    probe = [*pip, "install", "--dry-run", "--force-reinstall", "--no-deps", "typer"]
+    if subprocess.run(probe, capture_output=True, check=False).returncode != 0:
+        pytest.skip(f"no package index answers: {done.stderr.strip().splitlines()[-1]}")
+    pytest.fail(done.stderr)
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this test session have in common."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "install"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(shared: Path) -> Path:
+    folder = shared / "wheel"
+    with made_once(folder) as new:
+        if new:
+            pip("wheel", "--no-deps", "--wheel-dir", folder, ROOT)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="session")
+def environment(shared: Path, wheel: Path) -> Callable[..., Path]:
+    """The Python of an environment with the wheel and, on top of it, an extra."""
+
+    def make(version: str, extra: str = "") -> Path:
+        folder = shared / f"python{version}{extra}"
+        python = folder / "bin" / "python"
+        constraints = ("--constraint", ROOT / "constraints.txt", "--no-compile")
+        below = make(version) if extra else None
+        base = interpreter(version)
+        with made_once(folder) as new:
+            if new:
+                done = [base, "-m", "venv", "--without-pip", folder]
+                subprocess.run(done, check=True, capture_output=True)
+                own = site_packages(folder)
+                if below is None:
+                    pip("install", *constraints, wheel, python=python)
+                else:
+                    (own / "below.pth").write_text(f"{site_packages(below.parents[1])}\n")
+                if extra == "torch":
+                    link_torch(own)
+                elif extra:
+                    wanted = f"cubemesh[{extra}] @ {wheel.as_uri()}"
+                    pip("install", *constraints, wanted, python=python)
+        return python
+
+    return make
+
+
+def site_packages(environment: Path) -> Path:
+    (found,) = environment.glob("lib/python3.*/site-packages")
+    return found
+
+
+def link_torch(folder: Path) -> None:
+    """Links to PyTorch, and to what it requires, in the environment of the tests."""
+    wanted, seen = ["torch"], set()
+    while wanted:
+        name = wanted.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue  # of another platform
+        wanted += [
+            "".join(c if c.isalnum() or c in "-_." else " " for c in line).split()[0]
+            for line in found.requires or ()
+            if "extra ==" not in line
+        ]
+        for top in {file.parts[0] for file in found.files or () if file.parts[0] != ".."}:
+            link = folder / top
+            if not link.exists() and top != "__pycache__":
+                link.symlink_to(Path(str(found.locate_file(top))))
+
+
+def run_all(python: Path, folder: Path, lines: list[tuple[str, ...]]) -> list[tuple[int, str]]:
+    """(exit code, output) of each command line, run by `python` in an empty folder."""
+    (folder / "nccl.log").write_text(IMPORTED)
+    names = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
+    xdg = {name: str(folder / name) for name in names}
+    for path in xdg.values():
+        Path(path).mkdir(mode=0o700)
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "CUBEMESH"))}
+    done = subprocess.run(
+        [python, Path(__file__).parent / "install_verbs.py", folder / "found.json"],
+        input=json.dumps(lines),
+        text=True,
+        capture_output=True,
+        cwd=folder,
+        env=inherited | xdg,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [(code, output) for code, output in json.loads((folder / "found.json").read_text())]
+
+
+@pytest.mark.parametrize(
+    ("version", "extra"),
+    [*((version, "") for version in PYTHONS), *((OWN, e) for e in ("images", "views", "exports"))],
+)
+def test_every_verb_works_or_names_its_extra(environment, tmp_path, version, extra):
+    python = environment(version, extra)
+    works = [
+        (verb, *words)
+        for verb, lines in WORKS.items()
+        for words in (lines[:1] if extra else lines)
+        if not extra or verb not in LONG
+    ]
+    needs = [line for needed, line in NEEDS if needed != extra]
+    given = [line for needed, line in NEEDS if needed == extra]
+    found = run_all(python, tmp_path, [*works, *needs, *given])
+    answers = dict(zip([*works, *needs, *given], found, strict=True))
+    for line in [*works, *given]:
+        code, output = answers[line]
+        assert code == 0, f"{' '.join(line)}: {output}"
+    for needed, line in NEEDS:
+        code, output = answers[line]
+        if needed != extra:
+            assert code in (1, 2), f"{' '.join(line)}: {output}"
+            named = [part for part in output.splitlines() if part[:1] != "#" or "pip" in part]
+            assert len(named) == 1, f"{' '.join(line)}: {output}"
+            assert f"pip install 'cubemesh[{needed}]'" in named[0]
+    assert not [line for line, (_, output) in answers.items() if "Traceback" in output]
+
+
+def test_pytorch_without_other_extras(environment, tmp_path):
+    """PyTorch brings some packages of the extra `views`, and not all."""
+    pytest.importorskip("torch", reason="PyTorch is linked from the environment of the tests")
+    short = ("--set", "ceiling=false", "--set", "seconds=0.01", "--set", "warmup_seconds=0")
+    line = ("run", "minibatch", "--quick", "--set", "batch_sizes=2", *short)
+    (ran, shown), (code, reported) = run_all(
+        environment(OWN, "torch"), tmp_path, [line, ("report",)]
+    )
+    assert ran == 0, shown
+    assert "samples/s" in shown
+    assert code == 2
+    assert "pip install 'cubemesh[views]'" in reported
+    assert "Traceback" not in shown + reported
