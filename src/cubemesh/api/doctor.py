@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,12 +22,8 @@ from cubemesh.machines.probe import probe
 from cubemesh.machines.software import installed
 from cubemesh.machines.system_checks import Check, system_checks
 from cubemesh.measure.energy.rapl import PACKAGE, READABLE, RaplReader
-from cubemesh.measure.telemetry.host import HostReader
-from cubemesh.measure.validity import busy_host
+from cubemesh.runs.quiet import foreign_load
 from cubemesh.schema import Machine
-
-LOAD_S = 1.0
-"""Seconds for which other programs are watched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +72,16 @@ MODULES = {"pillow": "PIL", "vl-convert-python": "vl_convert"}
 """Distribution → its module, where that has another name."""
 
 
-def doctor(*, load_seconds: float = LOAD_S) -> Diagnosis:
-    """Check this Python environment and this machine. Changes nothing and measures nothing, except
-    that other programs' processor time is watched for `load_seconds`; 0 leaves that out."""
+def doctor(*, watch_load: bool = True) -> Diagnosis:
+    """Check this Python environment and this machine. Changes nothing. `watch_load` measures for
+    one second what other programs use."""
     machine = probe()
     checks = [
         *system_checks(machine, Tree()),
         *gpu_checks(Tree()),
         _cuda_build(machine),
         _cpu_energy(RaplReader()),
-        _load(load_seconds) if load_seconds > 0 else None,
+        _load() if watch_load else None,
     ]
     return Diagnosis(
         version=__version__,
@@ -185,21 +180,16 @@ def _cpu_energy(reader: RaplReader) -> Check:
     )
 
 
-def _load(seconds: float) -> Check:
-    """Processor time of other programs, while this one sleeps."""
-    reader = HostReader()
-    before = reader.read()
-    time.sleep(seconds)
-    after = reader.read()
-    spent = after.cores_busy_s - before.cores_busy_s - (after.tree_cpu_s - before.tree_cpu_s)
-    share = min(1.0, max(0.0, spent / reader.cores / (after.time_s - before.time_s)))
-    warning = busy_host(share)
-    if warning is None:
-        return Check(code="busy-host", problem=False, found=f"other programs use {share:.0%}")
+def _load() -> Check:
+    """Processor time of other programs during one second."""
+    load = foreign_load(())
+    if load.quiet:
+        found = f"other programs use {100 * load.cpu_share:.0f} % of the processors"
+        return Check(code="busy-host", problem=False, found=found)
     return Check(
         code="busy-host",
         problem=True,
-        found=f"Other processes use {100 * share:.0f} % of the processors this one may use.",
-        remedy="Stop them (top -o %CPU lists them), or give the run processors of its own "
-        "(taskset, a Slurm allocation).",
+        found=load.text,
+        remedy="Stop them (top -o %CPU lists them), wait for them with cubemesh run --wait-quiet "
+        "10m, or give the run processors of its own (taskset, a Slurm allocation).",
     )
