@@ -69,6 +69,14 @@ class Frame:
         abreast = len(self.chart.lines) if self.shared else 1
         return max(70, len({x_text(p) for p in self.points}) * (20 + 18 * abreast))
 
+    @property
+    def middle(self) -> float:
+        """The middle of a logarithmic x axis; of other axes their end."""
+        places = [float(p.x) for p in self.points if not isinstance(p.x, str) and p.x > 0]
+        if self.category or not places:
+            return math.inf
+        return math.sqrt(min(places) * max(places))
+
     def rows(self, index: int) -> list[Row]:
         """The points of a line that can be drawn."""
         points = self.chart.lines[index].points

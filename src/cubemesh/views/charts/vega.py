@@ -201,18 +201,20 @@ class _Layers:
             shape=self.frame.styles[index].shape,
         )
         yield mark.encode(y=self.frame.value_channel(), color=self._colour(), **_DESCRIBED)
-        # In a roofline only some points have names: to their right.
+        # In a roofline only some points have names: next to them, towards the middle.
         aside = self.chart.y.scale != "linear"
-        place: dict[str, Any] = {"dx": 9, "align": "left", "fontWeight": 600}
-        for look in [_HALO, {}] if aside else [{}]:
-            label = base.mark_text(
-                **(place if aside else {"dy": 15}), **look, fontSize=11, aria=False
-            )
-            yield label.encode(
-                y=self.frame.value_channel(),
-                text="label:N",
-                color=alt.value(variable("ink" if aside else "soft")),
-            )
+        middle = self.frame.middle
+        for left in (True, False) if aside else (True,):
+            own = [row for row in rows if (row["x"] <= middle) is left] if aside else rows
+            turn = {"dx": 9, "align": "left"} if left else {"dx": -9, "align": "right"}
+            place: dict[str, Any] = {**turn, "fontWeight": 600} if aside else {"dy": 15}
+            for look in [_HALO, {}] if aside and own else [{}] if own else []:
+                label = self._base(own).mark_text(**place, **look, fontSize=11, aria=False)
+                yield label.encode(
+                    y=self.frame.value_channel(),
+                    text="label:N",
+                    color=alt.value(variable("ink" if aside else "soft")),
+                )
         target = base.mark_circle(size=420, opacity=0)
         yield target.encode(y=self.frame.value_channel(), tooltip=self._tooltip(rows), **_DESCRIBED)
 
