@@ -18,7 +18,7 @@ from rich.text import Text
 from cubemesh.experiments.performance_check.experiment import EXPERIMENT as PERFORMANCE_CHECK
 from cubemesh.schema import Answer, Finding, Machine
 from cubemesh.views import formatting
-from cubemesh.views.terminal import ACCENT, CAUTION, SOFT, print_experiments
+from cubemesh.views.terminal import ACCENT, CAUTION, SOFT, print_answer, print_experiments
 
 if TYPE_CHECKING:
     from cubemesh.api.run import RunResult
@@ -41,6 +41,9 @@ def print_run(console: Console, found: RunResult, page: Path | None = None) -> N
         print_summary(console, found.machine, answers[0], page)
         return
     print_experiments(console, found.experiments, found.claims)
+    if found.compared is not None:
+        console.print()
+        print_answer(console, found.compared)
     if page is not None:
         console.print(f"report  {page.resolve()}", soft_wrap=True, markup=False)
 
