@@ -80,7 +80,7 @@ class RunResult:
     def target_missed(self) -> bool:
         """Whether a requested `target_accuracy` was not reached."""
         return any(
-            (run.settings | run.overrides).get("target_accuracy") is not None
+            {**run.settings, **run.overrides}.get("target_accuracy") is not None
             and any(finding.code == "target-missed" for finding in one.answer.findings)
             for one in self.experiments
             for run in (one.experiment_run,)

@@ -48,5 +48,23 @@ class Observer(Protocol):
         """A run is stored; `reused` if it was stored already."""
 
 
-class Silent(Observer):
+class Silent:
     """An observer that ignores every call."""
+
+    def message(self, text: str) -> None:
+        """See `Observer`."""
+
+    def expect(self, runs: int, *, exact: bool) -> None:
+        """See `Observer`."""
+
+    def plan(self, specs: Sequence[RunSpec]) -> None:
+        """See `Observer`."""
+
+    def start(self, spec: RunSpec) -> None:
+        """See `Observer`."""
+
+    def progress(self, progress: Progress) -> None:
+        """See `Observer`."""
+
+    def finish(self, record: RunRecord, *, reused: bool) -> None:
+        """See `Observer`."""
