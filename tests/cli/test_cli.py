@@ -171,7 +171,7 @@ def test_report_is_written_from_the_store(ran, cubemesh, tmp_path: Path):
     assert str(page) in result.stdout
     text = html.unescape(page.read_text())
     assert all(f["text"] in text for f in ran[1]["answer"]["findings"])
-    assert sorted(p.suffix for p in charts.iterdir()) == [".png", ".svg"]
+    assert sorted(p.suffix for p in charts.iterdir()) == [".csv", ".png", ".svg"]
 
 
 @pytest.mark.parametrize(
