@@ -598,4 +598,4 @@ def test_runs_interleaved_with_two_programs_are_one_workload() -> None:
         )
         for name, other in (("a", "pytorch-compiled"), ("b", "jax"))
     ]
-    assert audit([Evidence(None, tuple(several))]) == []
+    assert audit([Evidence(None, tuple(several))]) == ()
