@@ -130,7 +130,7 @@ def test_the_claim_about_a_knl_cannot_be_tested(two_cores, play, record_of):
 
 
 def test_it_is_in_the_suites():
-    for suite in ("quick", "full", "doc-004"):
+    for suite in ("full", "doc-004"):
         assert "cpu-modes" in [a.experiment for a in SUITES[suite].entries]
 
 
