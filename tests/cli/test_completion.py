@@ -104,6 +104,7 @@ def in_bash(run) -> Callable[..., list[str]]:
         ("cubemesh train little-cnn --set schedu", [f"schedule={w}" for w in ("constant", "step",
          "cosine")]),
         ("cubemesh results --framework jax", ["jax"]),
+        ("cubemesh results --format j", ["jsonl", "junit"]),
         ("cubemesh run nonsense-", []),
     ],
 )  # fmt: skip

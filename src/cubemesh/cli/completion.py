@@ -64,6 +64,11 @@ def strategies(incomplete: str) -> Items:
     return _starting(_names()["strategies"], incomplete)
 
 
+def formats(incomplete: str) -> Items:
+    """Names of the formats of exports, with the ends of their files."""
+    return _starting(_names()["formats"], incomplete)
+
+
 def settings(ctx: typer.Context, incomplete: str) -> Items:
     """KEY=VALUE: the settings of the experiments in the command, then the values of a key."""
     names = _names()
@@ -211,6 +216,7 @@ def collect_names() -> dict[str, Any]:
     """The names of everything that can be completed, from the registries."""
     from cubemesh import experiment_settings, list_experiments
     from cubemesh.data import SOURCES
+    from cubemesh.exports import FORMATS
     from cubemesh.machines.catalogue.systems import system_names
     from cubemesh.networks import NETWORKS
     from cubemesh.parallel.strategies import STRATEGIES
@@ -241,6 +247,7 @@ def collect_names() -> dict[str, Any]:
         "networks": dict.fromkeys(NETWORKS, ""),
         "frameworks": frameworks,
         "strategies": dict.fromkeys(STRATEGIES, ""),
+        "formats": {name: " ".join(entry.suffixes) for name, entry in FORMATS.items()},
         "systems": dict.fromkeys(system_names(), ""),
         "settings": keys,
         "help": helps,

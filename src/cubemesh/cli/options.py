@@ -85,6 +85,7 @@ ExportFormat = Annotated[
         "--format",
         metavar="NAME",
         help="Format of --export; default: by the end of the file's name.",
+        autocompletion=completion.formats,
     ),
 ]
 
