@@ -45,6 +45,7 @@ WORKS: dict[str, tuple[tuple[str, ...], ...]] = {
     "predict": (("resnet-50", "--machine", "dgx1-v100", "--measured", "1=384"),),
     "launch": (("--slurm", "--dry-run", "--", "run", "quick"),),
     "results": ((), ("--json",), ("--export", "runs.csv")),
+    "audit": ((),),
     "import": (("nccl.log",),),
 }
 """Verb → command lines that need no extra, in the order in which they run."""
