@@ -599,3 +599,15 @@ def test_runs_interleaved_with_two_programs_are_one_workload() -> None:
         for name, other in (("a", "pytorch-compiled"), ("b", "jax"))
     ]
     assert audit([Evidence(None, tuple(several))]) == ()
+
+
+def test_runs_of_one_workload_with_several_budgets_are_pooled_within_an_answer() -> None:
+    first, second = run("a", rate=1000.0), run("b", rate=1300.0)
+    longer = replace(second.spec, budget=replace(second.spec.budget, windows=30))
+    second = replace(
+        second, spec=longer, key=replace(second.key, spec_id=longer.spec_id), artifacts={"t": "f"}
+    )
+    assert audit([answer(first, second)]) == ()
+    assert audit([answer(first, second), answer(run("c", rate=1150.0), title="Again")]) == ()
+    apart = [answer(first), answer(second, title="Again")]
+    assert "different-figures" in [one.code for one in audit(apart)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from cubemesh.api.arguments import AnyStore, Settings, open_store, setting_lines
+from cubemesh.audit.marking import marked
 from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.experiments.session import latest_result, run_names
 from cubemesh.experiments.tune import experiment
@@ -111,8 +112,14 @@ def tune(
             found = latest_result("tune", opened, since_utc=start_utc)
             if found is None:
                 raise
-            return TuneResult(answered=found, interrupted=True)
-    return TuneResult(answered=answered)
+            return TuneResult(answered=_audited(found), interrupted=True)
+    return TuneResult(answered=_audited(answered))
+
+
+def _audited(result: ExperimentResult) -> ExperimentResult:
+    """The result, without verdicts that its figures contradict."""
+    (answer,) = marked([(result.answer, result.records)])
+    return replace(result, answer=answer)
 
 
 def budget_s(minutes: float | None = None) -> float:

@@ -124,15 +124,18 @@ def _about(one: Measured) -> Finding | None:
 
 
 def _measured(evidence: Evidence) -> Iterator[tuple[Hashable, Measured]]:
-    groups: dict[Hashable, list[RunRecord]] = {}
+    """The throughput of each spec, and of the other side of each interleaved one, by workload."""
+    by_spec: dict[Hashable, list[RunRecord]] = {}
     for record in evidence.records:
         if record.ok and "throughput_per_s" in record.figures:
-            groups.setdefault((workload_of(record.spec), record.spec.spec_id, *_setup(record)), [])
-            groups[workload_of(record.spec), record.spec.spec_id, *_setup(record)].append(record)
-    for (work, _, *setup), records in groups.items():  # type: ignore[misc]
-        yield (work, *setup), Measured(evidence, tuple(records), pooled(records))
-        if (other := records[0].spec.other) is not None and (b := _other_side(records[0])):
-            yield (workload_of(other), *setup), Measured(evidence, tuple(records), b, True)
+            by_spec.setdefault((record.spec.spec_id, _setup(record)), []).append(record)
+    for records in by_spec.values():
+        first = records[0]
+        key = workload_of(first.spec), _setup(first)
+        yield key, Measured(evidence, tuple(records), pooled(records))
+        if (other := first.spec.other) is not None and (figure := _other_side(first)):
+            key = workload_of(other), _setup(first)
+            yield key, Measured(evidence, tuple(records), figure, second_side=True)
 
 
 def _setup(record: RunRecord) -> tuple[str, ...]:
