@@ -49,7 +49,11 @@ def test_each_format_has_every_run_and_throughput(path, exported):
     families = openmetrics.text_string_to_metric_families(written("openmetrics").decode())
     samples = {family.name: family.samples for family in families}
     assert len(samples["cubemesh_run_info"]) == len(newest)
-    shown = samples.get("cubemesh_throughput_samples_per_second", [])
+    shown = [
+        sample
+        for unit in ("samples", "images")  # images of a stage of the input
+        for sample in samples.get(f"cubemesh_throughput_{unit}_per_second", [])
+    ]
     found = [r.figure("throughput_per_s") for r in newest.values()]
     assert sorted(s.value for s in shown) == sorted(v for v in found if v is not None)
 

@@ -54,7 +54,7 @@ WORKLOADS_CPU = {"little-cnn": 64, "resnet-18": 8}
 MEMORY_FRACTION = 0.8
 """Fraction of a GPU's memory that all programs of an interleaved run may need."""
 INSTANCES = 3
-BUDGET = Budget(steps=3, seconds=1.0, windows=12, warmup_seconds=4.0, instances=INSTANCES)
+BUDGET = Budget(steps=3, seconds=1.0, windows=12, warmup_seconds=2.0, instances=INSTANCES)
 
 
 @dataclass(frozen=True, kw_only=True)
