@@ -31,6 +31,7 @@ WARNINGS: dict[str, str] = {
     "above-peak": "the FLOP rate exceeds the peak of the device's datasheet",
     "unattributed": "more than 5 % of the step time is unattributed",
     "energy-mismatch": "the GPU's energy counter and its integrated power differ by over 5 %",
+    "counter-restarted": "an energy counter restarted during the measurement",
     "page-cache": "data came, or may have come, from the page cache instead of the disk",
     "faster-link-unused": "a faster link between the ranks was available and not used",
     "checkpoint-failed": "a checkpoint could not be written",

@@ -205,3 +205,22 @@ def test_each_stretch_between_evaluations_must_be_long_enough() -> None:
     found = energy(sampled, short, 5, gpu_needs=HOPPER, every_s=0.1, missing={})
     assert not found.figures
     assert "400 ms; 1 s" in found.unmeasured[0].why
+
+
+@pytest.mark.parametrize(("restart_s", "watts"), [(2.0, None), (0.5, 100.0), (5.5, 100.0)], ids=str)
+def test_a_restarted_counter_has_a_figure_only_outside_the_windows(restart_s, watts) -> None:
+    counter = [(t / 2, 100.0 * t / 2) for t in range(13)]
+    counter = [(t, math.nan if t == restart_s else v) for t, v in counter]
+    found = energy(
+        {"cpu_package_joules": counter},
+        [(1.0, 5.0)],
+        10,
+        gpu_needs=None,
+        every_s=0.5,
+        missing=NO_RAPL,
+    )
+    assert [w.code for w in found.warnings] == ([] if watts else ["counter-restarted"])
+    assert bool(found.unmeasured) is not bool(watts)
+    assert ("cpu_package_watts" in found.figures) is bool(watts)
+    if watts:
+        assert found.figures["mean_power_watts"].value == pytest.approx(watts)

@@ -1,3 +1,5 @@
+import itertools
+import math
 import os
 from pathlib import Path
 
@@ -73,3 +75,33 @@ def test_a_counter_for_root_only_has_that_reason(tmp_path: Path) -> None:
     why = RaplReader(tmp_path).missing["cpu_package_joules"]
     assert "root" in why.split()
     assert why.endswith(f"{tmp_path}/intel-rapl:0/energy_uj")
+
+
+def test_a_counter_that_restarts_has_no_value_then_and_goes_on(tmp_path: Path) -> None:
+    seconds = itertools.count()  # a second between two readings
+    file = zone(tmp_path / "intel-rapl:0", "package-0", 90_000_000_000, range_uj=262_143_000_000)
+    reader = RaplReader(tmp_path, clock=lambda: float(next(seconds)))
+    read = []
+    for now in (90_100_000_000, 5_000_000, 105_000_000):
+        file.write_text(str(now))
+        read.append(reader.read()["cpu_package_joules"])
+    assert read[0] == pytest.approx(100.0)
+    assert math.isnan(read[1]), "172 kJ in a second is no wrap"
+    assert read[2] == pytest.approx(200.0)
+
+
+def test_a_wrap_at_a_plausible_power_is_counted(tmp_path: Path) -> None:
+    seconds = itertools.count()
+    file = zone(tmp_path / "intel-rapl:0", "package-0", 262_100_000_000, range_uj=262_143_000_000)
+    reader = RaplReader(tmp_path, clock=lambda: float(next(seconds)))
+    file.write_text("57000000")
+    assert reader.read()["cpu_package_joules"] == pytest.approx(43.0 + 57.0)
+
+
+def test_a_reading_that_is_no_number_is_left_out(tmp_path: Path) -> None:
+    file = zone(tmp_path / "intel-rapl:0", "package-0", 100)
+    reader = RaplReader(tmp_path)
+    file.write_text("much\n")
+    assert reader.read() == {}
+    file.write_text("400")
+    assert reader.read() == {"cpu_package_joules": pytest.approx(300 / 1e6)}

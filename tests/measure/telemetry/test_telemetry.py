@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import subprocess
 import sys
@@ -314,6 +315,13 @@ def test_meters_of_this_machine_have_a_value_or_a_reason() -> None:
         values = meter.read()
         for name in names:
             assert (name in values) != (name in meter.missing)
+
+
+def test_a_rate_from_or_to_a_restarted_counter_is_left_out() -> None:
+    points = [(0.0, 0.0), (0.5, 100.0), (1.0, math.nan), (1.5, 300.0), (2.0, 400.0)]
+    rates = series_of("dram_joules", points, 5, device="host", first=0.0, least_s=0.1)
+    assert rates is not None
+    assert (rates.times_s, rates.values) == ((0.5, 2.0), (200.0, 200.0))
 
 
 def test_a_rate_over_the_last_milliseconds_is_left_out() -> None:

@@ -152,13 +152,14 @@ def energy(
         if sampled.get(name):
             energies.add_rapl(name)
     figures = energies.figures
-    # On a GPU, there is no total without the GPU.
-    if energies.parts and (gpu_needs is None or energies.parts[0].mean_name == POWER):
+    # On a GPU, there is no total without the GPU, and none without a part whose counter restarted.
+    whole = energies.parts and not energies.warnings
+    if whole and (gpu_needs is None or energies.parts[0].mean_name == POWER):
         figures |= totals(energies.parts, energies.seconds, samples, len(spans))
     return Energy(
         figures=figures,
         unmeasured=tuple(map(unknown, energies.why)),
-        warnings=tuple(_disagreement(figures)),
+        warnings=(*_disagreement(figures), *energies.warnings),
     )
 
 
@@ -174,6 +175,7 @@ class _EnergyOfParts:
     figures: dict[str, Figure] = field(default_factory=dict)
     why: list[str] = field(default_factory=list)
     """Reasons for what could not be measured."""
+    warnings: list[Warning] = field(default_factory=list)
 
     def add_board(self, need: Need) -> None:
         """Add the GPU's board, from its counter, else from integrated power."""
@@ -201,7 +203,19 @@ class _EnergyOfParts:
         words = _PARTS[name]
         if self._too_short(f"{words}: ", RAPL_S, "RAPL needs two readings"):
             return
-        joules = counted(self._read(name), self.spans)
+        points = self._read(name)
+        if _restarted(points, self.spans):
+            self.why.append(f"{words}: its energy counter restarted while steps were measured")
+            self.warnings.append(
+                warn(
+                    "counter-restarted",
+                    f"The energy counter of the {words} restarted while steps were measured: what "
+                    "was used in that interval is unknown.",
+                    "Measure again, without suspending the machine or reloading its drivers.",
+                )
+            )
+            return
+        joules = counted([(t, v) for t, v in points if not math.isnan(v)], self.spans)
         if joules is None:
             self.why.append(f"{words}: {_OUTSIDE}")
         else:
@@ -253,6 +267,15 @@ def _disagreement(own: Mapping[str, Figure]) -> list[Warning]:
             "figures use the counter.",
         )
     ]
+
+
+def _restarted(points: Points, spans: Sequence[Span]) -> bool:
+    """Whether a counter restarted within the spans: before a reading that is NaN."""
+    return any(
+        math.isnan(value) and start < last and end > first
+        for (start, _), (end, value) in pairwise(points)
+        for first, last in spans
+    )
 
 
 def _covers(points: Points, spans: Sequence[Span]) -> bool:

@@ -6,17 +6,25 @@ with a `name`, the energy in microjoules and the value at which it wraps to zero
 (Documentation/power/powercap/powercap.rst of the Linux kernel). The package's figure does not
 include the memory's. Since 2020 only root may read them (CVE-2020-8694); virtual machines mostly
 lack them. `missing` has the reason for every missing counter.
+
+A counter that falls has wrapped, or has restarted (a suspended machine, a reloaded driver). Where a
+wrap would mean more than `MAX_WATTS`, it has restarted: what was used since the reading before is
+unknown, and this reading is NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path("/sys/class/powercap")
 PACKAGE, DRAM = "cpu_package_joules", "dram_joules"
+MAX_WATTS = 5000.0
+"""More than any CPU package or its memory draws."""
 READABLE = "sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
 
 
@@ -27,22 +35,29 @@ class _Zone:
     file: Path
     range_uj: int
     last_uj: int
+    last_s: float
     grown_uj: int = 0
 
-    def joules(self) -> float:
+    def joules(self, now_s: float) -> float:
+        """Joules so far; NaN at the first reading after a restart."""
         now = _number(self.file)
-        self.grown_uj += grown(self.last_uj, now, self.range_uj)
-        self.last_uj = now
+        more = grown(self.last_uj, now, self.range_uj)
+        restarted = now < self.last_uj and more > 1e6 * MAX_WATTS * (now_s - self.last_s)
+        self.last_uj, self.last_s = now, now_s
+        if restarted:
+            return math.nan
+        self.grown_uj += more
         return self.grown_uj / 1e6
 
 
 class RaplReader:
     """Reads the joules of the packages and of their memory since its creation, summed over
-    packages."""
+    packages. `clock` is in seconds."""
 
     device = "host"
 
-    def __init__(self, root: Path = ROOT) -> None:
+    def __init__(self, root: Path = ROOT, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.missing: dict[str, str] = {}
         self._zones: dict[str, list[_Zone]] = {}
         found: dict[str, list[Path]] = {PACKAGE: [], DRAM: []}
@@ -54,11 +69,12 @@ class RaplReader:
             self._open(part, folders, root)
 
     def read(self) -> dict[str, float]:
-        """Joules so far, by name; a counter that cannot be read at the moment is left out."""
+        """Joules so far, by name; a counter that cannot be read at the moment is left out, and one
+        that has restarted is NaN."""
         found = {}
         for part, zones in self._zones.items():
-            with suppress(OSError):
-                found[part] = sum(zone.joules() for zone in zones)
+            with suppress(OSError, ValueError):
+                found[part] = sum([zone.joules(self._clock()) for zone in zones])
         return found
 
     def needs(self) -> None:
@@ -74,6 +90,7 @@ class RaplReader:
                     file=folder / "energy_uj",
                     range_uj=_number(folder / "max_energy_range_uj"),
                     last_uj=_number(folder / "energy_uj"),
+                    last_s=self._clock(),
                 )
                 for folder in folders
             ]

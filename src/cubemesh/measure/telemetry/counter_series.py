@@ -41,12 +41,13 @@ def series_of(
     name: str, points: Points, new: int, *, device: str, first: float, least_s: float
 ) -> Series | None:
     """Series of the last `new` of `points`; `first` is the quantity's first value. A rate over less
-    than `least_s` is left out: it would show the counter's update steps. None without points."""
+    than `least_s` is left out: it would show the counter's update steps; so is one from or to a
+    reading that is NaN. None without points."""
     if name in RATES:
         shown = [
             (end, max(0.0, b - a) / (end - start))
             for (start, a), (end, b) in pairwise(points[-new - 1 :])
-            if end - start >= least_s
+            if end - start >= least_s and math.isfinite(b - a)
         ]
         return _series(RATES[name], shown, device) if shown else None
     less = first if name in FROM_ZERO else 0.0
