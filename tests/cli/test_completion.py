@@ -1,7 +1,9 @@
 """Shell completion of values, driven by the environment variables that the shells set."""
 
+import contextlib
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -66,6 +68,46 @@ def complete(run) -> Complete:
         return [item.split("\t")[0] for item in found.splitlines() if item]
 
     return values
+
+
+@pytest.fixture(scope="module")
+def in_zsh(run, environment) -> Callable[[str], str]:
+    """The line that an interactive zsh has after TAB. Control-X writes it into a file."""
+    folder = Path(environment["HOME"]) / "zsh"
+    folder.mkdir()
+    (folder / ".zshrc").write_text(
+        "autoload -Uz compinit && compinit -D\n"
+        f"{run('cubemesh', _CUBEMESH_COMPLETE='source_zsh')}\n"
+        "PS1=ready\nshow() { print -r -- $BUFFER >$OUT.part; mv $OUT.part $OUT; exit }\n"
+        "zle -N show; bindkey '^I' complete-word '^X' show\n"
+    )
+
+    def line(typed: str) -> str:
+        shown = folder / "line"
+        shown.unlink(missing_ok=True)
+        ours, theirs = pty.openpty()
+        own = {"ZDOTDIR": str(folder), "OUT": str(shown), "TERM": "xterm"}
+        shell = subprocess.Popen(
+            ["zsh", "-d", "-i"],  # no files of the system's
+            env={**environment, **own},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        screen = b""
+        while b"ready" not in screen:
+            screen += os.read(ours, 65536)
+        os.write(ours, f"{typed}\t\x18".encode())
+        with contextlib.suppress(OSError):  # the other end is closed
+            while os.read(ours, 65536):
+                pass
+        os.close(ours)
+        assert shell.wait() == 0, screen
+        return shown.read_text().rstrip("\n")
+
+    return line
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +191,21 @@ def test_zsh_accepts_the_script(run):
     assert "compdef _cubemesh_completion cubemesh" in script
     code = f"autoload -Uz compinit && compinit -D\n{script}\necho $_comps[cubemesh]"
     assert run("zsh", "-f", "-c", code).strip() == "_cubemesh_completion"
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("run mini", "run minibatch "),
+        ("run minibatch --set precision=b", "run minibatch --set precision=bf16 "),
+        ("run minibatch --set layo", "run minibatch --set layout=n"),
+        ("run minibatch --fail-b", "run minibatch --fail-below "),
+        ("run nonsense-", "run nonsense-"),
+    ],
+)
+def test_tab_in_zsh_completes_the_line(in_zsh, typed, line):
+    assert in_zsh(f"cubemesh {typed}") == f"cubemesh {line}"
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")

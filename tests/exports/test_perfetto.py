@@ -1,7 +1,7 @@
 """Perfetto traces, read by the protocol buffers of the package `perfetto`.
 
-They are Perfetto's own definition of the format. Its trace processor is a binary that the package
-downloads; it is used where `TRACE_PROCESSOR` has its path.
+They are Perfetto's own definition of the format. No package of PyPI, Debian or npm has its trace
+processor, a binary that `perfetto` downloads; it is used where `TRACE_PROCESSOR` has its path.
 """
 
 import dataclasses
@@ -161,7 +161,10 @@ def test_the_profilers_trace_of_a_single_run_is_written(record, exported, tmp_pa
     assert any(t.name == "windows of rank 0" for t in tracks.values())
 
 
-@pytest.mark.skipif("TRACE_PROCESSOR" not in os.environ, reason="TRACE_PROCESSOR has no path")
+@pytest.mark.skipif(
+    "TRACE_PROCESSOR" not in os.environ,
+    reason="no package has the trace processor: set TRACE_PROCESSOR to its path",
+)
 def test_the_trace_processor_reads_it(record, exported, tmp_path):
     from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
