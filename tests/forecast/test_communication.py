@@ -15,8 +15,9 @@ from cubemesh.forecast.communication import (
     collective,
     host_factor,
 )
-from cubemesh.forecast.fabric import Fabric, fabric
+from cubemesh.forecast.fabric import Fabric, fabric, sustained
 from cubemesh.machines.catalogue.systems import system
+from cubemesh.machines.topology import RingSet, find_rings
 from cubemesh.schema.collective import bus_factor
 
 PLACES = (
@@ -188,3 +189,16 @@ def test_the_networks_latency_adds_to_every_step_between_systems(
         collective(x, "reduce", 1e6, defaults(), library).seconds for x in (where, slower)
     )
     assert longer - took == pytest.approx(3e-6)
+
+
+def test_a_ring_without_links_of_a_kind_counts_with_its_own():
+    dgx1 = system("dgx1-v100").topology
+    over_pcie, over_nvlink = find_rings(dgx1, range(5)), find_rings(dgx1, [5, 6, 7])
+    assert over_pcie.reach != over_nvlink.reach == "nvlink"
+    both = RingSet(
+        rings=(*over_pcie.rings, *over_nvlink.rings), reach=over_pcie.reach, most=9, complete=True
+    )
+    for kind in ("pcie", "smp"):
+        rate, link = sustained(over_pcie, kind)
+        assert sustained(both, kind) == (rate + sustained(over_nvlink)[0], link)
+        assert link.kind == kind

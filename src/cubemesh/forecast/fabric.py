@@ -153,14 +153,18 @@ def _to_host(system: System, devices: int) -> float | None:
 
 def sustained(rings: RingSet, kind: LinkKind | None = None) -> tuple[float, Link]:
     """Total bandwidth of rings at the links' sustained rates, and the narrowest link; with a
-    `kind`, that of its links only."""
+    `kind`, which some of them have, that of its links only. A ring without any carries what its
+    own links do."""
     routes = [way for ring in rings.rings for way in ring.routes]
-    total, slowest = 0.0, []
+    total = 0.0
+    of_kind: list[tuple[float, Link]] = []
     for ring in rings.rings:
-        rates = [r for r in _link_rates(ring.routes, routes) if kind in (None, r[1].kind)]
-        slowest.append(min(rates, key=itemgetter(0)))
-        total += min(slowest[-1][0], ring.bandwidth_bytes_per_s)
-    return total, min(slowest, key=itemgetter(0))[1]
+        rates = _link_rates(ring.routes, routes)
+        chosen = [r for r in rates if kind in (None, r[1].kind)]
+        of_kind += chosen
+        slowest, _ = min(chosen or rates, key=itemgetter(0))
+        total += min(slowest, ring.bandwidth_bytes_per_s)
+    return total, min(of_kind, key=itemgetter(0))[1]
 
 
 def _link_rates(of: Sequence[Route], routes: Sequence[Route]) -> list[tuple[float, Link]]:
