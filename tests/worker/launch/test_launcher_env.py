@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cubemesh.errors import UsageError
 from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
 from cubemesh.training.checkpoint import steps_in
-from cubemesh.worker.launch.launcher_env import export_torch_env, first_node
+from cubemesh.worker.launch.launcher_env import export_torch_env, first_node, tasks_of_node
 from cubemesh.worker.launch.ranks import RankInfo, rank_from_env
 from cubemesh.worker.report.events import events_path, read_events
 from cubemesh.worker.run.job_file import Job
@@ -49,6 +49,19 @@ def test_a_step_of_slurm():
         "MASTER_ADDR": "n07",
         "MASTER_PORT": "20771",
     }
+
+
+@pytest.mark.parametrize(("node", "here"), [("0", "2"), ("1", "2"), ("2", "1")])
+def test_ranks_of_a_host_of_an_uneven_step_of_slurm(node, here):
+    step = SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_NODEID": node}
+    assert introduced(step)["LOCAL_WORLD_SIZE"] == here
+
+
+@pytest.mark.parametrize("tasks", ["", "2(x2),", "2(x)", "a", "2(x2)"])
+def test_an_unreadable_or_short_list_of_tasks_says_nothing(tasks):
+    assert tasks_of_node(tasks, 2) is None
+    step = SLURM | {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": "2"}
+    assert "LOCAL_WORLD_SIZE" not in introduced(step)
 
 
 def test_the_script_of_a_slurm_job_is_not_a_rank():

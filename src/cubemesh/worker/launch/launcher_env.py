@@ -9,7 +9,8 @@ remain. mpirun and srun have other names for them, which are read here:
 | MPICH, Intel MPI | PMI_RANK | PMI_SIZE | MPI_LOCALRANKID | the same |
 | Slurm | SLURM_PROCID | SLURM_STEP_NUM_TASKS | SLURM_LOCALID | of SLURM_STEP_NODELIST |
 
-Only a process of a Slurm *step* (of srun) is a rank: a job's script has the variables too.
+Only a process of a Slurm *step* (of srun) is a rank: a job's script has the variables too. The ranks
+on its host are number SLURM_NODEID of the list SLURM_STEP_TASKS_PER_NODE: `2(x2),1`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _OURS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 PORT = 29500
 """torchrun's default, where the launcher sets none."""
 _FIRST_PORT, _PORTS = 20_000, 10_000
+_TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
 _FIRST_NODE = re.compile(r"([^,\[\]]+)(?:\[(\d+)[^\]]*\])?")
 
 
@@ -60,9 +62,11 @@ def _set_slurm_address(environ: MutableMapping[str, str]) -> None:
     step = f"{environ.get('SLURM_JOB_ID', '0')}{environ.get('SLURM_STEP_ID', '0')}"
     if step.isdecimal():  # the same for all ranks of a step
         environ.setdefault("MASTER_PORT", str(_FIRST_PORT + int(step) % _PORTS))
-    each = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
-    if each.partition("(")[0].isdecimal():
-        environ.setdefault("LOCAL_WORLD_SIZE", each.partition("(")[0])
+    here = tasks_of_node(
+        environ.get("SLURM_STEP_TASKS_PER_NODE", ""), int(environ.get("SLURM_NODEID") or 0)
+    )
+    if here is not None:
+        environ.setdefault("LOCAL_WORLD_SIZE", str(here))
 
 
 def _set_address(environ: MutableMapping[str, str]) -> None:
@@ -74,6 +78,18 @@ def _set_address(environ: MutableMapping[str, str]) -> None:
             )
         environ["MASTER_ADDR"] = "127.0.0.1"
     environ.setdefault("MASTER_PORT", str(PORT))
+
+
+def tasks_of_node(tasks: str, node: int) -> int | None:
+    """Tasks of the `node`-th node by the Slurm list `tasks`: 1 on node 2 by `2(x2),1`; None for an
+    invalid list, or one of fewer nodes."""
+    each: list[int] = []
+    for part in tasks.split(","):
+        match = _TASKS.fullmatch(part)
+        if match is None:
+            return None
+        each += [int(match[1])] * int(match[2] or 1)
+    return each[node] if node < len(each) else None
 
 
 def first_node(nodes: str) -> str:
