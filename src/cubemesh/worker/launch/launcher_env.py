@@ -9,8 +9,8 @@ remain. mpirun and srun have other names for them, which are read here:
 | MPICH, Intel MPI | PMI_RANK | PMI_SIZE | MPI_LOCALRANKID | the same |
 | Slurm | SLURM_PROCID | SLURM_STEP_NUM_TASKS | SLURM_LOCALID | of SLURM_STEP_NODELIST |
 
-Only a process of a Slurm *step* (of srun) is a rank: a job's script has the variables too. The ranks
-on its host are number SLURM_NODEID of the list SLURM_STEP_TASKS_PER_NODE: `2(x2),1`.
+Only a process of a Slurm *step* (of srun) is a rank: a job's script has the variables too. The
+ranks on its host are number SLURM_NODEID of the list SLURM_STEP_TASKS_PER_NODE: `2(x2),1`.
 """
 
 from __future__ import annotations
