@@ -148,6 +148,23 @@ def test_a_first_run_writes_a_store_that_later_runs_compare_with(run_step, works
     assert "Not in the baseline: little-cnn, batch size 8." in other.summary
 
 
+@pytest.mark.parametrize(("baseline", "verdict"), [(None, "no-baseline"), ("0.5", "passed")])
+def test_a_missed_target_is_no_regression(run_step, baseline, verdict):
+    settings = "framework=null\ndevices=1\nepochs=3\nrepeats=3\nscript=accuracy=0.1:0.9,step=0.002"
+    common = {"experiment": "time-to-accuracy", "fail_below": baseline or "1"}
+    if baseline:
+        run_step(1, **common, settings=settings, store="base.sqlite")
+        common["baseline"] = "base.sqlite"
+    reached = run_step(1, **common, settings=settings, store="reached.sqlite")
+    assert (reached.code, reached.outputs["verdict"]) == (0, verdict), reached.stdout
+    missed = run_step(
+        1, **common, settings=f"{settings}\ntarget_accuracy=0.95", store="missed.sqlite"
+    )
+    assert (missed.code, missed.outputs["verdict"]) == (98, "target-missed"), missed.stdout
+    assert re.search("::error title=cubemesh::target-missed: .*95", missed.stdout)
+    assert missed.summary.count("95") >= 2
+
+
 def test_wrong_settings_fail_with_the_message(run_step):
     done = run_step(1, experiment="minibatch", settings="netwrok=x", store="s.sqlite")
     assert (done.code, done.outputs["verdict"]) == (2, "failed")

@@ -22,7 +22,8 @@ EXIT_CODES = {
     "1": "A run failed, or nothing could be measured.",
     "2": "Wrong usage.",
     "75": "A device or the store is in use; try again later.",
-    "99": "The threshold of --fail-below or a target is missed.",
+    "98": "A target_accuracy that was given was not reached.",
+    "99": "The threshold of --fail-below is breached.",
     "130": "Interrupted; finished runs are saved.",
 }
 EXAMPLES = (

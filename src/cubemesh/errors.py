@@ -6,8 +6,8 @@
     ├── StoreError           1   the store of results cannot be read or written
     └── BusyError           75   a device or store is in use; the same command may work later
 
-Two more exit codes: 99, a target accuracy or the threshold of `--fail-below` is missed; 130,
-interrupted.
+Three more exit codes: 98, a target accuracy is missed; 99, the threshold of `--fail-below` is
+breached; 130, interrupted.
 
 What happens *to a measurement* (out of memory, a crash, a time limit) is not an error but an
 `Outcome`, stored in the record. An exception of any other class is a bug in cubemesh.

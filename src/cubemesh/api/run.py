@@ -17,12 +17,7 @@ from cubemesh.api.arguments import (
 )
 from cubemesh.audit.marking import marked
 from cubemesh.errors import UsageError
-from cubemesh.experiments.analysis.comparison import (
-    THRESHOLD_BREACHED,
-    Gate,
-    baseline_answer,
-    gate_of,
-)
+from cubemesh.experiments.analysis.comparison import Gate, baseline_answer, gate_of
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.experiments.session import replay_papers, run_names
@@ -30,6 +25,9 @@ from cubemesh.runs import Observer, Silent
 from cubemesh.schema import Answer, Ceiling, Machine, RunRecord
 from cubemesh.store.compare import StoredComparison, compare_with_baseline
 from cubemesh.units import parse_duration
+
+TARGET_MISSED = 98
+"""Exit code where a requested `target_accuracy` was not reached."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -77,22 +75,25 @@ class RunResult:
         return expected and any(r.ok for r in of_work or self.records)
 
     @property
-    def target_missed(self) -> bool:
-        """Whether a requested `target_accuracy` was not reached."""
-        return any(
-            {**run.settings, **run.overrides}.get("target_accuracy") is not None
-            and any(finding.code == "target-missed" for finding in one.answer.findings)
+    def missed_targets(self) -> tuple[str, ...]:
+        """Sentences about each requested `target_accuracy` that was not reached."""
+        return tuple(
+            finding.text
             for one in self.experiments
             for run in (one.experiment_run,)
+            if {**run.settings, **run.overrides}.get("target_accuracy") is not None
+            for finding in one.answer.findings
+            if finding.code == "target-missed"
         )
 
     @property
     def exit_code(self) -> int:
-        """Of the command: 1 where `ok` is false, 99 where a target or the gate was missed."""
+        """Of the command: 1 where `ok` is false, 99 where `fail_below` is breached, else 98 where a
+        target was missed."""
         if not self.ok:
             return 1
         code = 0 if self.gate is None else self.gate.exit_code
-        return code or (THRESHOLD_BREACHED if self.target_missed else 0)
+        return code or (TARGET_MISSED if self.missed_targets else 0)
 
     def __repr__(self) -> str:
         lines = [f"RunResult({len(self.records)} runs, ok={self.ok})"]

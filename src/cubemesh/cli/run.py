@@ -76,6 +76,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run experiments and print their results. Stored runs are reused."""
+    from cubemesh.api.run import TARGET_MISSED
     from cubemesh.api.run import run as run_experiments
     from cubemesh.cli.report import write_page
     from cubemesh.exports import STDOUT
@@ -109,4 +110,6 @@ def run(
         show(run_json(found), as_json, lambda console: print_run(console, found, page))
     if found.gate is not None:
         print(f"cubemesh: {found.gate.sentence}", file=sys.stderr)
+    if found.exit_code == TARGET_MISSED:
+        print("cubemesh:", *found.missed_targets, file=sys.stderr)
     raise typer.Exit(found.exit_code)

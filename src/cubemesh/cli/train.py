@@ -86,8 +86,8 @@ def train(
     """Train a network on one or several devices. Stops after --epochs or at an accuracy."""
     given = {n: v for n, v in locals().items() if n not in _OTHERS and v is not None}
     from cubemesh.api.arguments import setting_lines
+    from cubemesh.api.run import TARGET_MISSED
     from cubemesh.api.train import train as train_network
-    from cubemesh.experiments.analysis.comparison import THRESHOLD_BREACHED
     from cubemesh.exports.record_json import record_json
     from cubemesh.views import terminal
     from cubemesh.views.json_output import envelope
@@ -112,7 +112,7 @@ def train(
     )
     if not record.ok:
         raise typer.Exit(1)
-    raise typer.Exit(THRESHOLD_BREACHED if found.target_missed else 0)
+    raise typer.Exit(TARGET_MISSED if found.missed_targets else 0)
 
 
 _OTHERS = ("network", "hosts", "settings", "store", "no_cache", "wait", "pythons", "as_json")
