@@ -23,9 +23,9 @@ import torch
 from torch import nn
 
 from cubemesh import networks
+from cubemesh.cpp_compiler import missing_compiler
 from cubemesh.kernels.cpu import winograd
 from cubemesh.kernels.cpu.allocator import keep_freed_memory
-from cubemesh.kernels.cpu.compiler import missing_compiler
 from cubemesh.kernels.fused.conv import PASSES, FusedConv
 from cubemesh.networks.layers import Convolution
 from cubemesh.statistics import bootstrap_interval, median

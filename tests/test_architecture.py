@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "cubemesh"
 RUNGS = [
     ("errors",),
-    ("units", "statistics", "cgroups"),
+    ("units", "statistics", "cgroups", "cpp_compiler"),
     ("schema",),
     ("networks",),
     ("machines",),
@@ -44,7 +44,7 @@ RUNGS = [
 """Rooms, lowest first. A module belongs to the longest name that it begins with. It imports its own
 room and lower rungs; rooms on one rung do not import one another."""
 RUNG = {room: rung for rung, rooms in enumerate(RUNGS) for room in rooms}
-ONLY = {"kernels": {"errors", "units", "kernels"}}
+ONLY = {"kernels": {"errors", "units", "cpp_compiler", "kernels"}}
 """Rooms that may import less than their rung allows."""
 WORKER_ROOMS = {
     *(
@@ -52,6 +52,7 @@ WORKER_ROOMS = {
         "units",
         "statistics",
         "cgroups",
+        "cpp_compiler",
         "schema",
         "networks",
         "batches",

@@ -3,11 +3,14 @@
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 
 import pytest
 
+from cubemesh.frameworks import entry
 from cubemesh.machines.software import installed, library_version, read_software
+from cubemesh.schema import Software
 
 
 @pytest.fixture
@@ -54,6 +57,29 @@ def test_the_stack(make_tree, laptop, distribution):
     assert (software.cudnn, software.nccl) == ("9.15.1.9", "2.28.9")
     assert (software.driver, software.cuda) == ("580.159.04", "13.0")
     assert tree.unknown == []
+
+
+def test_the_compiler_is_named_with_its_version(make_tree, laptop, tmp_path, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert read(make_tree(laptop)).cpp_compiler == "none"
+    for name, prints in (("clang++", "echo clang version 19.1.7; echo Target"), ("silent", "")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{prints}\n")
+        (tmp_path / name).chmod(0o755)
+    assert read(make_tree(laptop)).cpp_compiler == "clang version 19.1.7"
+    monkeypatch.setenv("CXX", "silent")
+    assert read(make_tree(laptop)).cpp_compiler == "silent"
+
+
+def test_the_compiler_identifies_the_software_of_what_it_compiles():
+    software = Software(python="3", system="Linux", packages={"torch": "2.13", "jax": "0.11"})
+    none, gcc = (replace(software, cpp_compiler=c) for c in ("none", "g++ 12.2.0"))
+    for name in ("pytorch", "pytorch-compiled", "pytorch-captured"):
+        ids = {entry(name).software_id(one) for one in (software, none, gcc)}
+        assert len(ids) == 3
+    assert entry("jax").software_id(none) == entry("jax").software_id(gcc)
+    older = entry("pytorch").software_id(software)
+    assert older == software.software_id(("torch", "numpy")), "as stored by older versions"
 
 
 def test_libraries_for_two_cuda_versions_are_both_listed(make_tree, laptop, distribution):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.contract.program import Capabilities, Unsupported
+from cubemesh.frameworks.contract.program import Capabilities, NotInstalled, Unsupported
 from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.schema.collective import Collective
 from cubemesh.schema.spec import (
@@ -138,7 +138,16 @@ def test_a_missing_device_is_refused():
     able = replace(ABLE, devices=("cpu",), hint="Install it.")
     with pytest.raises(Unsupported, match=r"'cuda'.*\bcpu\b.*Install it\."):
         check_supported(replace(SPEC, placement=Placement(device="cuda")), able)
-    with pytest.raises(Unsupported, match=r"Install it\."):
+    with pytest.raises(Unsupported, match=r"Install it\.") as refused:
+        check_supported(SPEC, replace(able, devices=()))
+    assert not isinstance(refused.value, NotInstalled)
+
+
+def test_a_device_that_an_installation_would_add_is_not_installed():
+    able = replace(ABLE, devices=("cpu",), hint="Install it.", lacking=frozenset({"cuda"}))
+    with pytest.raises(NotInstalled, match=r"Install it\."):
+        check_supported(replace(SPEC, placement=Placement(device="cuda")), able)
+    with pytest.raises(NotInstalled, match=r"Install it\."):
         check_supported(SPEC, replace(able, devices=()))
 
 

@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cubemesh import __version__
+from cubemesh.cpp_compiler import compiler_setting, cpp_compiler
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.kernels.cpu.compiler import compiler_setting, cpp_compiler
 from cubemesh.machines.files import Tree
 from cubemesh.machines.gpu_checks import gpu_checks
 from cubemesh.machines.probe import probe

@@ -14,6 +14,7 @@ from typing import cast
 from cubemesh.errors import unknown_name
 from cubemesh.frameworks.contract.program import Framework
 from cubemesh.frameworks.null.script import read_script
+from cubemesh.schema.machine import Software
 from cubemesh.schema.spec import Layout
 
 __all__ = ["FRAMEWORKS", "FrameworkEntry", "entry"]
@@ -27,6 +28,8 @@ class FrameworkEntry:
     summary: str
     packages: tuple[str, ...]
     """Distributions whose versions belong to a result: after an upgrade runs are repeated."""
+    cpp_kernels: bool = False
+    """Whether C++ that is compiled on this machine runs in its steps on a CPU."""
     requires: str | None = None
     """The module that must be importable; None for none."""
     install: str = ""
@@ -54,6 +57,10 @@ class FrameworkEntry:
         """Whether it can be imported, checked without importing it."""
         return self.requires is None or importlib.util.find_spec(self.requires) is not None
 
+    def software_id(self, software: Software) -> str:
+        """Identifies what its runs depend on in an environment."""
+        return software.software_id(self.packages, compiles=self.cpp_kernels)
+
     def load(self) -> Framework:
         """Import the framework's module, and with it the framework."""
         return cast(Framework, importlib.import_module(self.module))
@@ -73,6 +80,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         across_hosts=True,
         profiles=True,
         static_scale=True,
+        cpp_kernels=True,
         packages=("torch", "numpy"),
         requires="torch",
         install="pip install 'cubemesh[torch]'",
@@ -84,6 +92,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         profiles=True,
         compiles="pytorch",
         static_scale=True,
+        cpp_kernels=True,
         packages=("torch", "numpy"),
         requires="torch",
         install="pip install 'cubemesh[torch]'",
@@ -94,6 +103,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         layout="nhwc",
         across_hosts=True,
         static_scale=True,
+        cpp_kernels=True,
         packages=("torch", "triton", "numpy"),
         requires="torch",
         install="pip install 'cubemesh[torch]'",

@@ -1,4 +1,4 @@
-"""Software probe: versions of Python, the system, frameworks and NVIDIA libraries.
+"""Software probe: versions of Python, system, frameworks, NVIDIA libraries and C++ compiler.
 
 Versions come from the metadata of the installed distributions, so no framework is imported. cuDNN
 and NCCL have separate distributions if a framework was installed from wheels (`nvidia-cudnn-cu13`,
@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
+from cubemesh.cpp_compiler import compiler_version
 from cubemesh.machines.files import Tree
 from cubemesh.schema import Software
 
@@ -58,6 +59,7 @@ def read_software(tree: Tree, *, driver: str | None, cuda: str | None) -> Softwa
         cudnn=_library(tree, "cuDNN", "nvidia-cudnn", "libcudnn.so"),
         nccl=_library(tree, "NCCL", "nvidia-nccl", "libnccl.so"),
         driver=driver,
+        cpp_compiler=compiler_version(),
     )
 
 

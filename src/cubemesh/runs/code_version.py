@@ -18,6 +18,7 @@ MEASURING = (
     "schema",
     "batches.py",
     "cgroups.py",
+    "cpp_compiler.py",
     "networks",
     "data",
     "kernels",

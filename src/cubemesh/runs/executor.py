@@ -123,11 +123,11 @@ class Executor:
     def key(self, spec: RunSpec, repeat: int = 0) -> RunKey:
         """The key under which a run of `spec` is stored and reused."""
         framework = spec.program.framework
-        packages = entry(framework).packages
-        other = self.environments.get(framework)
-        software_id = self._machine.software.software_id(packages)
-        if other is not None:
-            software_id = digest((other.python, other.software.software_id(packages)))
+        identify, other = entry(framework).software_id, self.environments.get(framework)
+        if other is None:
+            software_id = identify(self._machine.software)
+        else:
+            software_id = digest((other.python, identify(other.software)))
         return RunKey(
             spec_id=spec.spec_id,
             machine_id=self._machine.machine_id,

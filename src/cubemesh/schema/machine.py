@@ -134,14 +134,16 @@ class Software:
     cudnn: str | None = None
     nccl: str | None = None
     driver: str | None = None
+    cpp_compiler: str | None = None
+    """Version of the C++ compiler, or `none`; None: unknown, as in stores of older versions."""
 
-    def software_id(self, packages: tuple[str, ...]) -> str:
-        """Identifies the packages that a run depends on; upgrades of other packages do not
-        change it."""
+    def software_id(self, packages: tuple[str, ...], *, compiles: bool = False) -> str:
+        """Identifies the packages that a run depends on, and the C++ compiler if it `compiles`;
+        upgrades of others do not change it."""
         own = {p: self.packages.get(p) for p in packages}
-        return digest(
-            (self.python, self.system, own, self.cuda, self.cudnn, self.nccl, self.driver)
-        )
+        compiler = [self.cpp_compiler] if compiles and self.cpp_compiler is not None else []
+        versions = (self.cuda, self.cudnn, self.nccl, self.driver, *compiler)
+        return digest((self.python, self.system, own, *versions))
 
 
 @dataclass(frozen=True, kw_only=True)

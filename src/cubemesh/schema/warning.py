@@ -39,6 +39,7 @@ WARNINGS: dict[str, str] = {
     "event-file-failed": "the TensorBoard event file could not be written",
     "wrong-results": "a collective returned wrong results",
     "not-captured": "the step was not captured and ran kernel by kernel",
+    "missing-kernels": "fused CPU kernels could not be compiled and were not used",
     "precision-mismatch": "a part was computed in another precision than requested",
     SIMULATED: "the runs were simulated (null framework); nothing was computed",
     INCONSISTENT: "figures contradict each other; what they concern has no verdict",

@@ -182,15 +182,16 @@ def _software(
 
 def _packages(record: RunRecord, machine: Machine | None) -> dict[str, str] | None:
     """The versions that a record depends on; None if the machine was upgraded since."""
-    packages = entry(record.spec.program.framework).packages
+    framework = entry(record.spec.program.framework)
     if record.environment is not None:
         software = record.environment.software
-    elif machine is None or machine.software.software_id(packages) != record.key.software_id:
+    elif machine is None or framework.software_id(machine.software) != record.key.software_id:
         return None
     else:
         software = machine.software
-    own = {p: v for p, v in software.packages.items() if p in packages}
-    whole = {name: getattr(software, name) for name in ("python", "system", "cuda", "driver")}
+    own = {p: v for p, v in software.packages.items() if p in framework.packages}
+    names = ("python", "system", "cuda", "driver", *["cpp_compiler"] * framework.cpp_kernels)
+    whole = {name: getattr(software, name) for name in names}
     return {name: version for name, version in {**whole, **own}.items() if version}
 
 

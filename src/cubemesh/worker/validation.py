@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from cubemesh import data, frameworks, networks
 from cubemesh.errors import UsageError
-from cubemesh.frameworks.contract.program import Capabilities, Unsupported
+from cubemesh.frameworks.contract.program import Capabilities, NotInstalled, Unsupported
 from cubemesh.networks.precision import layer_precisions
 from cubemesh.parallel.strategies import STRATEGIES, strategy
 from cubemesh.schema.collective import Collective
@@ -100,9 +100,12 @@ def _check_device(spec: RunSpec, able: Capabilities) -> str:
         _refuse("work", spec.work.kind, able.works, program.framework)
     if not able.devices:
         words = f"{program.framework} finds no device it can use here."
-        raise Unsupported(" ".join(filter(None, (words, able.hint))))
+        error = NotInstalled if able.lacking else Unsupported
+        raise error(" ".join(filter(None, (words, able.hint))))
     kinds = [d.split(":")[0] for d in able.devices]
     if asked not in ("auto", *kinds):
+        if asked in able.lacking:
+            raise NotInstalled(f"{program.framework} cannot use device={asked} yet. {able.hint}")
         _refuse("device", asked, set(kinds), program.framework, able.hint)
     return kinds[0] if asked == "auto" else asked
 

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from cubemesh.cpp_compiler import cpp_compiler
 from cubemesh.kernels.cpu import allocator as allocator
 from cubemesh.kernels.cpu.allocator import user_has_chosen
-from cubemesh.kernels.cpu.compiler import cpp_compiler
 
 STEPS = """
 import resource, runpy, sys

@@ -6,10 +6,10 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
+from cubemesh.cpp_compiler import missing_compiler
 from cubemesh.frameworks.pytorch.fused_network import FusedNetwork
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.kernels.cpu import autotune as autotune
-from cubemesh.kernels.cpu.compiler import missing_compiler
 from cubemesh.kernels.cpu.conv_batch_norm import FusedConvBatchNorm, supports
 from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
 from cubemesh.kernels.fused.conv import FusedConv

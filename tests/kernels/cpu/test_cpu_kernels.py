@@ -8,10 +8,10 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
+from cubemesh.cpp_compiler import missing_compiler
 from cubemesh.frameworks.pytorch.fused_network import FusedNetwork
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.kernels.cpu import cpu_kernels as cpu_kernels
-from cubemesh.kernels.cpu.compiler import missing_compiler
 from cubemesh.kernels.cpu.cpu_kernels import CpuBatchNorm
 from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
 from cubemesh.kernels.fused.conv import FusedConv

@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from cubemesh.cpp_compiler import missing_compiler
 from cubemesh.kernels.cpu import winograd
-from cubemesh.kernels.cpu.compiler import missing_compiler
 from cubemesh.kernels.fused.conv import PASSES
 
 compiled = pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())

@@ -11,12 +11,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from cubemesh import networks
+from cubemesh.cpp_compiler import missing_compiler
 from cubemesh.frameworks.pytorch.fused_network import FusedNetwork
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.kernels.cpu import autotune as autotune
 from cubemesh.kernels.cpu import winograd
 from cubemesh.kernels.cpu.autotune import CpuAutotuner
-from cubemesh.kernels.cpu.compiler import missing_compiler
 from cubemesh.kernels.fused.conv import PASSES, FusedConv
 from cubemesh.kernels.fused.dropout import FusedDropout
 from cubemesh.networks.builder import NetworkBuilder

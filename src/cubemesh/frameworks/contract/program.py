@@ -74,7 +74,9 @@ class Capabilities:
     scripted: bool = False
     """Whether it simulates a script instead of computing."""
     hint: str = ""
-    """What to install for further features, in sentences; may be empty."""
+    """What to install for further devices, in sentences; may be empty."""
+    lacking: frozenset[str] = frozenset()
+    """Kinds of device that the installation of `hint` would add."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +248,11 @@ class SupportsCapture(Protocol):
     @property
     def not_captured(self) -> str:
         """Why the step is not captured, in words; empty where it is."""
+
+    @property
+    def missing_kernels(self) -> str:
+        """Why its own kernels could not be compiled, in a sentence; empty where they are, or where
+        none could be used."""
 
 
 @runtime_checkable

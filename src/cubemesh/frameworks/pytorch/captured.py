@@ -81,7 +81,12 @@ class CapturedProgram(PyTorchProgram):
         """See `SupportsCapture`."""
         if not self._why_not and self._rate_changed and self._graph is None:
             return "the learning rate changes at each step, and a captured step has a constant rate"
-        return "; ".join(filter(None, (self._why_not, self.fused.unavailable_reason)))
+        return self._why_not
+
+    @property
+    def missing_kernels(self) -> str:
+        """See `SupportsCapture`."""
+        return self.fused.unavailable_reason
 
     def _reason(self) -> str:
         if not isinstance(self._work, Training):

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cubemesh.cpp_compiler import missing_compiler
 from cubemesh.frameworks.contract.gradient_sync import SyncFeature
 from cubemesh.frameworks.contract.program import BuildRequest, Capabilities, Unsupported
 from cubemesh.frameworks.pytorch import runtime
@@ -35,7 +36,7 @@ from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.runtime import setup_process
 from cubemesh.kernels.cpu.allocator import release_freed_memory
-from cubemesh.kernels.cpu.compiler import cache_folder, damaged_libraries, missing_compiler
+from cubemesh.kernels.cpu.compiler import cache_folder, damaged_libraries
 
 __all__ = [
     "build",
@@ -122,10 +123,13 @@ def build(request: BuildRequest) -> CompiledProgram:
 def capabilities() -> Capabilities:
     """Those of eager PyTorch, on the devices that can be compiled for here."""
     able = runtime.capabilities()
-    devices, missing = [], []
+    devices, reasons, lacking = [], [], set()
     for device in able.devices:
-        if reason := _missing_for(device):
-            missing.append(reason)
+        if _is_too_old(device):
+            reasons.append(f"{device} is older than compute capability 7.0, Triton's first.")
+        elif missing := _missing_for(device):
+            reasons.append(missing)
+            lacking.add(device.split(":")[0])
         else:
             devices.append(device)
     kinds = {device.split(":")[0] for device in devices}
@@ -135,7 +139,8 @@ def capabilities() -> Capabilities:
         devices=tuple(devices),
         precisions={kind: able.precisions[kind] for kind in able.precisions if kind in kinds},
         sync_features=SYNC_FEATURES,
-        hint=" ".join(dict.fromkeys(missing)),
+        hint=" ".join(dict.fromkeys(reasons)),
+        lacking=frozenset(lacking),
         compiles_segments=True,
         batch_norms=frozenset({"device"}),  # no communication inside the compiled step
         deterministic=False,
@@ -250,12 +255,14 @@ def _cache_counts() -> tuple[int, int]:
     return graphs["fxgraph_cache_hit"], misses
 
 
+def _is_too_old(device: str) -> bool:
+    return device != "cpu" and torch.cuda.get_device_capability(device) < _VOLTA
+
+
 def _missing_for(device: str) -> str | None:
     """What must be installed to compile for a device; None if nothing."""
     if device == "cpu":
         return missing_compiler() or _missing_headers("CPU")
-    if torch.cuda.get_device_capability(device) < _VOLTA:
-        return f"{device} is older than compute capability 7.0, the first that Triton compiles for."
     if find_spec("triton") is None:
         return "Compiling for the GPU needs Triton: pip install triton."
     compiler = os.environ.get("CC")

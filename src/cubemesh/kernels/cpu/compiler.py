@@ -12,7 +12,6 @@ import hashlib
 import os
 import platform
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -20,7 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-COMPILERS = ("g++", "clang++")
+from cubemesh.cpp_compiler import cpp_compiler, missing_compiler
+
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 COMPILE_S = 120.0
 """Timeout of a compilation, on a busy machine."""
@@ -30,30 +30,6 @@ _DAMAGED = re.compile(
     r"ELF file's phentsize|ELF load command|object file has no)"
 )
 """The loader's messages about a truncated library (glibc, elf/dl-load.c), with its name."""
-
-
-def compiler_setting() -> str:
-    """The value of CXX; empty if unset."""
-    return os.environ.get("CXX", "")
-
-
-def cpp_compiler() -> str | None:
-    """The path of CXX or, if that is unset, of the first compiler found; None without one."""
-    chosen = compiler_setting()
-    paths = (shutil.which(name) for name in ((chosen,) if chosen else COMPILERS))
-    return next((path for path in paths if path is not None), None)
-
-
-def missing_compiler() -> str:
-    """What to install; empty if there is a compiler."""
-    if cpp_compiler() is not None:
-        return ""
-    chosen = compiler_setting()
-    found = f"CXX='{chosen}' was not found" if chosen else "none was found"
-    return (
-        f"Compiling for the CPU needs a C++ compiler, and {found}: install g++ or clang++ "
-        "(apt install g++), or set CXX to one."
-    )
 
 
 def cache_folder() -> Path:

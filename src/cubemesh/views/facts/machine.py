@@ -131,6 +131,7 @@ def _software(software: Software) -> list[tuple[str, str]]:
         ("CUDA", software.cuda),
         ("cuDNN", software.cudnn),
         ("NCCL", software.nccl),
+        ("C++ compiler", software.cpp_compiler),
     )
     facts += [(name, value) for name, value in named if value]
     facts += list(software.packages.items())

@@ -86,6 +86,15 @@ def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> 
     since = "the weights were loaded" if memory.reset_peak() else "the process began"
     yield program
     _log_loss_scale(program, log)
+    if isinstance(program, SupportsCapture) and program.missing_kernels:
+        log.warning(
+            warn(
+                "missing-kernels",
+                f"The fused CPU kernels were not used. {program.missing_kernels}",
+                "Install a C++ compiler that works (apt install g++) or set CXX to one, and run "
+                "the same command again.",
+            )
+        )
     if isinstance(program, SupportsCapture) and program.not_captured:
         remedy = "Set framework=pytorch, or change what prevents the capture."
         if task.device == "cpu":
