@@ -20,7 +20,7 @@ import psutil, pytest
 
 def busy():
     parents = psutil.Process().parents()
-    (soak,) = [p for p in parents if any(word.endswith("/soak.py") for word in p.cmdline())]
+    soak = next(p for p in parents if any(word.endswith("/soak.py") for word in p.cmdline()))
     return len([p for p in soak.children() if "while True: pass" in p.cmdline()])
 
 @pytest.mark.parametrize("number", range(3))
