@@ -84,13 +84,16 @@ def copy_bytes_per_s() -> float:
 
 def compile_share(given: tuple[list[Case], str, int, int]) -> int:
     """Compile every `of`-th launch, from `first` on, into Triton's cache; how many."""
-    from cubemesh.kernels.triton.batch_norm.autotune import candidate_calls, example_inputs
+    from cubemesh.kernels.triton.batch_norm import autotune
 
     found, dtype, first, of = given
     done = 0
     for case in found:
         op, x = prepared(case, DTYPES[dtype])
-        for number, (_, _, call) in enumerate(candidate_calls(op, x, *example_inputs(op, x))):
+        residual, gradients = autotune.example_inputs(op, x)
+        saved = autotune.saved_for_backward(op, x, residual)
+        calls = autotune.candidate_calls(op, x, residual, gradients, saved)
+        for number, (_, _, call) in enumerate(calls):
             if number % of == first:
                 call.fits(x.device)
                 done += 1

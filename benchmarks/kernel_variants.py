@@ -41,6 +41,7 @@ from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.kernels.triton import conv1x1_bn_stats
+from cubemesh.kernels.triton.autotune import GpuAutotuner
 from cubemesh.kernels.triton.batch_norm import autotune
 from cubemesh.kernels.triton.batch_norm.autotune import Timing
 from cubemesh.kernels.triton.batch_norm.launch import describe
@@ -101,6 +102,8 @@ class Tuner:
             patch.object(autotune, "time_candidates", partial(self.timings, without=without)),
             patch.object(conv1x1_bn_stats, "faster_with_stats", self.conv),
             patch.object(conv1x1_bn_stats, "supports", supports),
+            patch.object(GpuAutotuner, "_kernels_of_shape", {}),
+            patch.object(GpuAutotuner, "_convs_of_shape", {}),
         ):
             yield
 

@@ -13,6 +13,7 @@ from cubemesh.frameworks.contract.program import SupportsCapture, Unsupported
 from cubemesh.frameworks.pytorch import build, captured, compiled
 from cubemesh.frameworks.pytorch.program import PyTorchProgram
 from cubemesh.kernels.triton import conv1x1_bn_stats
+from cubemesh.kernels.triton.autotune import GpuAutotuner
 from cubemesh.kernels.triton.batch_norm import launch
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies
@@ -258,6 +259,7 @@ def test_convolutions_with_sums_train_like_others(make_request, make_batch, monk
         return made[-1]
 
     monkeypatch.setattr(conv1x1_bn_stats, "faster_with_stats", always)
+    monkeypatch.setattr(GpuAutotuner, "_convs_of_shape", {})
     network = bottleneck()
     request = make_request(network, device=GPU, precision="bf16", layout="nhwc", learning_rate=0.01)
     samples = (32, 32, 32, 32, 20, 32, 32, 32, 20, 20, 32, 32)

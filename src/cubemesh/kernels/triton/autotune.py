@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,20 +21,22 @@ from cubemesh.kernels.fused.space_to_depth_conv import SpaceToDepthConv, can_fol
 from cubemesh.kernels.triton import conv1x1_bn_stats
 from cubemesh.kernels.triton.batch_norm import autotune as batch_norm_autotune
 from cubemesh.kernels.triton.batch_norm.launch import SUMS, TritonBatchNorm
-from cubemesh.kernels.triton.conv1x1_bn_stats import Conv1x1WithStats
+from cubemesh.kernels.triton.conv1x1_bn_stats import Conv1x1WithStats, MatmulTiling
 
 CHANNELS = 16
 """The kernels need channels in multiples of this."""
 
 
 class GpuAutotuner:
-    """Chooses how operations run; those of the same kind and shape run alike."""
+    """Chooses how operations run; those of the same kind and shape run alike, also in other
+    networks of this process."""
+
+    _kernels_of_shape: ClassVar[dict[object, TritonBatchNorm | None]] = {}
+    _convs_of_shape: ClassVar[dict[object, tuple[TritonBatchNorm, MatmulTiling] | None]] = {}
 
     def __init__(self, operations: list[nn.Module], producers: Mapping[int, int]) -> None:
         """`producers`: number of an operation → of the one whose result only it reads."""
         self._operations, self._producers = operations, producers
-        self._kernels_of_shape: dict[object, TritonBatchNorm | None] = {}
-        self._convs_of_shape: dict[object, Conv1x1WithStats | None] = {}
         self._conv_inputs: dict[int, Tensor] = {}
         """Number of a convolution that could compute sums → an array like its input."""
         self._replacements: dict[int, nn.Module] = {}
@@ -61,7 +64,7 @@ class GpuAutotuner:
             self._conv_inputs[number] = torch.empty_like(x, device="meta")
 
     def _choose_batch_norm(self, number: int, op: FusedBatchNorm, x: Tensor) -> None:
-        key = (x.shape, x.dtype, op.add, op.relu, min(op.readers, 2))
+        key = (x.device, x.shape, x.dtype, op.add, op.relu, min(op.readers, 2))
         if key not in self._kernels_of_shape:
             found = batch_norm_autotune.fastest_kernels(op, torch.empty_like(x))
             self._kernels_of_shape[key] = found
@@ -75,13 +78,14 @@ class GpuAutotuner:
         both = (like.shape, *key)
         if both not in self._convs_of_shape:
             given = torch.empty_like(like, device=x.device)
-            self._convs_of_shape[both] = conv1x1_bn_stats.faster_with_stats(conv, op, own, given)
-        with_stats = self._convs_of_shape[both]
-        if with_stats is not None:
-            self._kernels[number] = kernels = with_stats.kernels.copy()
-            self._replacements[producer] = Conv1x1WithStats(
-                conv, op.norm, kernels, with_stats.tiling
+            with_stats = conv1x1_bn_stats.faster_with_stats(conv, op, own, given)
+            self._convs_of_shape[both] = (
+                None if with_stats is None else (with_stats.kernels, with_stats.tiling)
             )
+        chosen = self._convs_of_shape[both]
+        if chosen is not None:
+            self._kernels[number] = kernels = chosen[0].copy()
+            self._replacements[producer] = Conv1x1WithStats(conv, op.norm, kernels, chosen[1])
 
     def finish(self) -> Tensor | None:
         """Apply all choices. Returns the sums of all kernels in one array, to be zeroed before each

@@ -10,9 +10,12 @@ every figure of the record is A's, except those prefixed `against_` and the rati
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
+from cubemesh.batches import Array
 from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.data.source import Source
 from cubemesh.frameworks import entry
@@ -59,6 +62,11 @@ class _Plan:
     @property
     def work(self) -> NetworkWork:
         return cast(NetworkWork, self.spec.work)
+
+    @cached_property
+    def weights(self) -> Mapping[str, Array]:
+        """The initial weights of every instance."""
+        return self.network.draw(self.work.seed)
 
 
 def alternate_programs(task: Task) -> None:
@@ -121,7 +129,7 @@ def _program(plan: _Plan, task: Task) -> Program:
         with task.log.phase("compile") as phase:
             phase.cached = program.compile(program.place(sample))
     with task.log.phase("weights"):
-        program.load(plan.network.draw(plan.work.seed))
+        program.load(plan.weights)
     return program
 
 

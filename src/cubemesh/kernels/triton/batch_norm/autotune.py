@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cubemesh.kernels.cuda_events import both_passes_ms, time_ms
-from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
+from cubemesh.kernels.fused.batch_norm import FusedBatchNorm, SavedForBackward
 from cubemesh.kernels.triton.batch_norm.launch import (
     Call,
     Launch,
@@ -26,6 +26,7 @@ from cubemesh.kernels.triton.batch_norm.launch import (
     TritonBatchNorm,
     rows_and_channels,
 )
+from cubemesh.kernels.triton.compilation import compiling_in_threads
 
 ONE_LAUNCH = ((8192, 8), (8192, 4), (2048, 4))
 """(values that a program holds in registers, warps): candidates for one launch."""
@@ -86,18 +87,25 @@ def time_candidates(op: FusedBatchNorm, x: Tensor) -> tuple[list[Timing], list[T
     wanted = [leaf, op.norm.weight, op.norm.bias]
     times = both_passes_ms(lambda: own(leaf, residual)[0], wanted, gradients)
     timings = tuple([Timing(piece="pytorch", launch=None, ms=ms)] for ms in times)
-    for which, piece, call in candidate_calls(op, x, residual, gradients):
+    inputs = op, x, residual, gradients, saved_for_backward(op, x, residual)
+    with compiling_in_threads():
+        for *_, call in candidate_calls(*inputs):  # lazily: each has its own result arrays
+            call.compile()
+    for which, piece, call in candidate_calls(*inputs):
         if call.fits(x.device):
             timings[which].append(Timing(piece=piece, launch=call.launch, ms=time_ms(call.run)))
     return timings[0], timings[1]
 
 
 def candidate_calls(
-    op: FusedBatchNorm, x: Tensor, residual: Tensor | None, gradients: tuple[Tensor, ...]
+    op: FusedBatchNorm,
+    x: Tensor,
+    residual: Tensor | None,
+    gradients: tuple[Tensor, ...],
+    saved: SavedForBackward,
 ) -> Iterator[tuple[int, Piece, Call]]:
     """(pass, piece, its call) of each candidate, on given arrays."""
     default = default_plan(x)
-    saved = make_kernels(op, x, default, default).forward(x, residual, op.norm)[1]
     affine = (op.norm.weight.detach(), op.norm.bias.detach())
 
     def pass_calls(which: int, plan: Plan) -> PassCalls:
@@ -162,6 +170,12 @@ def example_inputs(op: FusedBatchNorm, x: Tensor) -> tuple[Tensor | None, tuple[
     """A residual, where one is added, and the gradients of one or two readers."""
     residual = torch.randn_like(x) if op.add else None
     return residual, tuple(torch.randn_like(x) for _ in range(min(op.readers, 2)))
+
+
+def saved_for_backward(op: FusedBatchNorm, x: Tensor, residual: Tensor | None) -> SavedForBackward:
+    """What a forward pass saves."""
+    default = default_plan(x)
+    return make_kernels(op, x, default, default).forward(x, residual, op.norm)[1]
 
 
 def make_kernels(op: FusedBatchNorm, x: Tensor, forward: Plan, backward: Plan) -> TritonBatchNorm:

@@ -88,10 +88,14 @@ class Call:
         """Queue it."""
         self.kernel[self._grid](*self.arguments, **self._options)
 
+    def compile(self) -> Any:
+        """Compile it without running it; Triton's compiled kernel."""
+        return self.kernel.warmup(*self.arguments, grid=self._grid, **self._options)
+
     def fits(self, device: torch.device) -> bool:
         """Whether no register spills and, with a barrier, whether all parts of a slice are on the
-        GPU at once, with room to spare. Compiles the kernel without running it."""
-        compiled = self.kernel.warmup(*self.arguments, grid=self._grid, **self._options)
+        GPU at once, with room to spare."""
+        compiled = self.compile()
         compiled._init_handles()
         if not self.barrier:
             return not compiled.n_spills
