@@ -296,6 +296,11 @@ os._exit(0)
 """
 
 
+def test_frameworks_that_share_a_server_preload_the_same(name):
+    own = FRAMEWORKS[name]
+    assert own.load().preload is FRAMEWORKS[own.preloads or name].load().preload
+
+
 def test_a_fork_after_preload_takes_a_step_and_imports_little(name, layout):
     command = [sys.executable, "-c", PRELOAD_THEN_FORK, name, layout]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

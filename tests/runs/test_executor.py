@@ -265,6 +265,18 @@ def test_repeats_are_fresh_processes_in_order(make, null_spec):
     assert len({r.run_id for r in records}) == 3
 
 
+def test_frameworks_that_preload_the_same_share_a_server(make, null_spec, monkeypatch):
+    other = dataclasses.replace(FRAMEWORKS["null"], preloads="null")
+    monkeypatch.setitem(FRAMEWORKS, "other", other)
+    executor = make()
+    spec = null_spec()
+    renamed = dataclasses.replace(
+        spec, program=dataclasses.replace(spec.program, framework="other")
+    )
+    executor.run([spec, renamed])
+    assert list(executor._servers) == [("null", None)]
+
+
 def test_valid_records_are_reused_and_crashes_are_not(run_once, null_spec):
     specs = [null_spec(), null_spec("segfault@5"), null_spec("nan@5")]
     first = run_once(specs)

@@ -117,7 +117,7 @@ def test_a_run_in_another_python_is_stored_with_its_environment(
         return record
 
     def served_by_it(executor):
-        pid = executor._servers["null"]._process.pid
+        pid = executor._servers["null", str(other)]._process.pid
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         assert os.fsdecode(command[0]) == str(other)
 

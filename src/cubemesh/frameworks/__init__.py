@@ -44,6 +44,8 @@ class FrameworkEntry:
     """Whether cubemesh reads its profiler, so that its steps can be attributed."""
     across_hosts: bool = False
     """Whether it trains one network on several hosts."""
+    preloads: str = ""
+    """Another framework whose server its workers are forked from, as both preload the same."""
     read_script: Callable[[str], object] | None = None
     """Parses `ProgramSettings.script` (UsageError where it is invalid), where it simulates one."""
 
@@ -100,6 +102,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     "pytorch-captured": FrameworkEntry(
         module="cubemesh.frameworks.pytorch.captured",
         summary="PyTorch, fused kernels; on a GPU the step is one CUDA graph",
+        preloads="pytorch-compiled",
         layout="nhwc",
         across_hosts=True,
         static_scale=True,

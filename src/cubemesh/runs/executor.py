@@ -82,7 +82,8 @@ class Executor:
         """Time for which it has waited for devices."""
         self._locks = DeviceLocks()
         self._folders: RunFolders | None = None
-        self._servers: dict[str, Forkserver] = {}
+        self._servers: dict[tuple[str, str | None], Forkserver] = {}
+        """By the framework that they preload and their Python, None for the runner's."""
         self._measured: set[RunKey] = set()
         self._machine_saved = False
 
@@ -237,20 +238,19 @@ class Executor:
     def _run_worker(
         self, spec: RunSpec, folder: Path, own_folder: Path
     ) -> tuple[list[dict[str, Any]], WorkerExit]:
-        """Run `spec` in a worker; its events and exit status. The run begins when the framework's
-        server is ready: importing a framework is paid once a suite and is not part of a run."""
-        framework = spec.program.framework
-        other = self.environments.get(framework)
+        """Run `spec` in a worker; its events and exit status. The run begins when its server is
+        ready: importing a framework is paid once a suite and is not part of a run."""
+        other = self.environments.get(spec.program.framework)
+        framework = entry(spec.program.framework).preloads or spec.program.framework
+        kind = framework, None if other is None else other.python
         start = time.perf_counter()
-        server = self._servers.get(framework)
+        server = self._servers.get(kind)
         try:
             if server is not None and not server.alive:
                 server.close()
                 server = None
             if server is None:
-                server = self._servers[framework] = Forkserver(
-                    framework, own_folder, None if other is None else other.python
-                )
+                server = self._servers[kind] = Forkserver(framework, own_folder, kind[1])
             server.start(min(max(START_S, spec.budget.time_limit_s), MOST_START_S))
         except ServerDied as death:
             ending = WorkerExit(
