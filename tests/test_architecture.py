@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "cubemesh"
 RUNGS = [
-    ("errors",),
+    ("errors", "untrusted"),
     ("units", "statistics", "cgroups", "cpp_compiler"),
     ("schema",),
     ("networks",),
@@ -49,6 +49,7 @@ ONLY = {"kernels": {"errors", "units", "cpp_compiler", "kernels"}}
 WORKER_ROOMS = {
     *(
         "errors",
+        "untrusted",
         "units",
         "statistics",
         "cgroups",

@@ -4,7 +4,8 @@
     latency_s         the time at the smallest size
     wrong_elements    elements with a wrong result, over all sizes, ranks and checks
 
-The time at a size is the mean over ranks, group by group; points that some ranks lack are left out.
+The time at a size is the mean over ranks, group by group; points and groups that some ranks lack
+are left out.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def merge_points(found: Iterable[tuple[int, SweepPoint]], ranks: int) -> tuple[S
 
 def _merged(points: Sequence[SweepPoint]) -> SweepPoint:
     first = points[0]
-    groups = zip(*(p.seconds for p in points), strict=True)
+    groups = zip(*(p.seconds for p in points), strict=False)
     wrong = [p.wrong for p in points if p.wrong is not None]
     return SweepPoint(
         size_bytes=first.size_bytes,

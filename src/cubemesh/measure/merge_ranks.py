@@ -68,7 +68,7 @@ def _merged(same: tuple[Window, ...]) -> Window:
     return Window(
         phase=same[0].phase,
         start_s=start_s,
-        elapsed_s=end_s - start_s,
+        elapsed_s=max(end_s - start_s, *(w.elapsed_s for w in same)),
         steps=max(w.steps for w in same),
         samples=sum(w.samples for w in same),
         marks=same[0].marks,

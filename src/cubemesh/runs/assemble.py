@@ -69,7 +69,8 @@ def assemble(
     ends = sorted(_of(events, "outcome"), key=lambda e: float(e["t"]))
     reported = {e.get("of_rank", 0): from_plain(Outcome, e["outcome"]) for e in ends}
     driven = max((len(e.get("devices", ())) for e in _of(events, "rank")), default=0)
-    outcomes = rank_outcomes(reported, ending, spec.placement.devices // max(1, driven))
+    seen = 1 + max((e.get("of_rank", 0) for e in events), default=0)
+    outcomes = rank_outcomes(reported, ending, max(seen, spec.placement.devices // max(1, driven)))
     outcome = run_outcome(outcomes, reported)
     windows = tuple(_nouns(events, "window", Window))
     series = join_series(_nouns(events, "series", Series))

@@ -22,6 +22,7 @@ from typing import Any
 
 from cubemesh.frameworks import entry
 from cubemesh.measure.telemetry.gpu_set import visible
+from cubemesh.runs.artifacts import store_artifacts
 from cubemesh.runs.assemble import assemble
 from cubemesh.runs.code_version import code_version
 from cubemesh.runs.devices import gpus_of, lock_names
@@ -196,8 +197,12 @@ class Executor:
             processor=self._machine.cpu.model or "",
         )
         other = self.environments.get(spec.program.framework)
+        stored, refused = store_artifacts(self._store, record.run_id, folder, events)
         record = dataclasses.replace(
-            record, environment=other, artifacts=self._store_artifacts(record.run_id, events)
+            record,
+            environment=other,
+            artifacts=stored,
+            warnings=(*record.warnings, *refused),
         )
         host = Host(
             machine=self._machine,
@@ -210,13 +215,6 @@ class Executor:
         self._store.save(record, series)
         remove(folder)
         return record
-
-    def _store_artifacts(self, run_id: str, events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """Move the files that a run has logged into the store; name → path."""
-        named = {e["name"]: Path(e["file"]) for e in events if e["event"] == "artifact"}
-        return {
-            name: self._store.attach(run_id, file) for name, file in named.items() if file.is_file()
-        }
 
     def _not_installed(self, spec: RunSpec, key: RunKey) -> RunRecord:
         """Stored as well, so that a report can give the reason for a missing figure."""

@@ -19,10 +19,14 @@ from typing import Any
 import cubemesh
 from cubemesh.runs.devices import CUDA_ORDER
 from cubemesh.runs.interpreters import source_environment
+from cubemesh.untrusted import parse_json, quoted
 from cubemesh.worker.run.job_file import RUNS_FOLDER_VARIABLE
 
 FORK_S = 60.0
 """Time limit for a fork; a machine that swaps is slow."""
+
+MOST_REPLY_BYTES = 1 << 20
+"""Most bytes of a reply."""
 
 CLOSE_S = 2.0
 """Time limit for a server to end by itself; one that still imports does not respond."""
@@ -62,7 +66,7 @@ class Forkserver:
                 bufsize=0,
             )
         self._unread = b""
-        self._replies: deque[dict[str, Any]] = deque()
+        self._replies: deque[Any] = deque()
         self._ready = False
 
     @property
@@ -73,20 +77,24 @@ class Forkserver:
     def start(self, limit_s: float) -> None:
         """Wait until the framework is imported, at most `limit_s`. Raises ServerDied."""
         if not self._ready:
-            self._receive("ready", limit_s)
+            if self._reply(limit_s) is None:
+                raise self._ended(limit_s)
             self._ready = True
 
     def run(self, job: Path) -> int:
         """Fork a worker for the job in a file; its process id. The server must be ready. Raises
         ServerDied."""
         self._send(run=str(job))
-        return int(self._receive("pid", FORK_S)["pid"])
+        reply = self._reply(FORK_S)
+        if reply is None:
+            raise self._ended(FORK_S)
+        return self._integer(reply, "pid")
 
     def exit_code(self, timeout_s: float) -> int | None:
         """Exit code of the worker (negative: the signal), or None if it still runs after
         `timeout_s`. Raises ServerDied."""
         reply = self._reply(timeout_s)
-        return None if reply is None else int(reply["exit"])
+        return None if reply is None else self._integer(reply, "exit")
 
     def signal(self, pid: int, number: int) -> None:
         """Send a signal to a worker; SIGKILL also goes to everything it started."""
@@ -104,17 +112,14 @@ class Forkserver:
             self._process.wait()
         self._process.stdout.close()
 
-    def _receive(self, word: str, limit_s: float) -> dict[str, Any]:
-        """The next reply, which must have the key `word`; a server that does not reply is ended."""
-        reply = self._reply(limit_s)
-        if reply is None:
-            self._process.kill()
-            raise self._died(limit_s)
-        if word not in reply:
-            raise RuntimeError(f"the {self.framework} server replied {reply}, expected '{word}'")
-        return reply
+    def _integer(self, reply: Any, name: str) -> int:
+        """A field of a reply. A server without it, with which something interfered, is ended."""
+        value = reply.get(name) if isinstance(reply, dict) else None
+        if not isinstance(value, int):
+            raise self._ended(why=f"the server replied {quoted(reply)}, without {name}")
+        return value
 
-    def _reply(self, timeout_s: float) -> dict[str, Any] | None:
+    def _reply(self, timeout_s: float) -> Any:
         """One reply; None after `timeout_s`."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout_s
@@ -127,7 +132,12 @@ class Forkserver:
                 if not text:
                     raise self._died()
                 *lines, self._unread = (self._unread + text).split(b"\n")
-                self._replies.extend(json.loads(line) for line in lines)
+                if len(self._unread) > MOST_REPLY_BYTES:
+                    raise self._ended(why="the server sent a reply without end")
+                try:
+                    self._replies.extend(parse_json(line) for line in lines)
+                except ValueError as error:
+                    raise self._ended(why=f"the server sent a reply, but {error}") from None
         return self._replies.popleft()
 
     def _send(self, **request: Any) -> None:
@@ -137,9 +147,14 @@ class Forkserver:
         except BrokenPipeError:
             raise self._died() from None
 
-    def _died(self, limit_s: float | None = None) -> ServerDied:
+    def _ended(self, limit_s: float | None = None, why: str = "") -> ServerDied:
+        """End a server that does not reply, or not as it should, and its workers."""
+        self._process.kill()
+        return self._died(limit_s, why)
+
+    def _died(self, limit_s: float | None = None, why: str = "") -> ServerDied:
         log = self._log_path.read_text(errors="replace")
-        return ServerDied(self._process.wait(), log, limit_s)
+        return ServerDied(self._process.wait(), f"{log}{why}", limit_s)
 
 
 def _environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ origin ── server forks ── events …… ── the worker ends        �
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -19,7 +19,7 @@ from cubemesh.cgroups import oom_kills
 from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.runs.forkserver_client import Forkserver, ServerDied
 from cubemesh.runs.progress import Observer, Progress
-from cubemesh.worker.launch.ranks import EXITS_FILE
+from cubemesh.worker.launch.ranks import EXITS_FILE, parse_exit_codes
 from cubemesh.worker.report.events import EventReader, events_path
 from cubemesh.worker.run.job_file import Job
 
@@ -35,6 +35,8 @@ STALLED_S = 2.0
 """Where so long passed between two polls, this process itself was suspended, and heartbeats may
 have been missed."""
 
+OUTPUT_BYTES = 1 << 20
+"""Bytes at the end of a rank's output that are read."""
 STACKS_S = 1.0
 """Time limit for a worker to write its stacks."""
 
@@ -91,7 +93,7 @@ def watch(
         steps=watcher.steps,
         server_died=server_died,
     )
-    return watcher.events, ending
+    return [*watcher.events, *watcher.refusals()], ending
 
 
 class _Watcher:
@@ -99,7 +101,8 @@ class _Watcher:
 
     def __init__(self, job: Job, observer: Observer) -> None:
         folder, ranks = Path(job.folder), job.spec.placement.devices
-        self._readers = [EventReader(events_path(folder, rank)) for rank in range(ranks)]
+        self._hosts = job.spec.placement.hosts
+        self._readers = [EventReader(events_path(folder, rank), rank) for rank in range(ranks)]
         self._observer = observer
         self.events: list[dict[str, Any]] = []
         self.phase = "start"
@@ -132,6 +135,19 @@ class _Watcher:
         """Ranks with heartbeats whose last one is older than `most_s` → seconds since."""
         now = self._last_poll
         return {r: now - last for r, last in self._last_heartbeat.items() if now - last > most_s}
+
+    def refusals(self) -> list[dict[str, Any]]:
+        """A warning for each rank of which events were refused."""
+        found = []
+        for rank, reader in enumerate(self._readers):
+            event = reader.refusals(f"rank {rank}{self._on_host(rank)}")
+            if event is not None:
+                found.append({**event, "of_rank": rank})
+        return found
+
+    def _on_host(self, rank: int) -> str:
+        ranks_per_host = len(self._readers) // max(1, len(self._hosts))
+        return f" on {self._hosts[rank // ranks_per_host]}" if self._hosts else ""
 
     def _follow(self, event: dict[str, Any]) -> None:
         if event["event"] == "enter":
@@ -172,12 +188,17 @@ def _request_stacks(server: Forkserver, pid: int, job: Job) -> dict[int, str]:
 
 def _failed_ranks(path: Path) -> dict[int, int]:
     """Exit codes of failed ranks, which the agent of a run on several devices writes."""
-    text = _text(path)
-    return {int(rank): code for rank, code in json.loads(text).items()} if text else {}
+    try:
+        return parse_exit_codes(_text(path))
+    except ValueError:  # there is none, or a full disk cut it off
+        return {}
 
 
 def _text(path: Path) -> str:
+    """The last `OUTPUT_BYTES` of a file of a run, as text; empty where it cannot be read."""
     try:
-        return path.read_text(errors="replace")
-    except FileNotFoundError:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - OUTPUT_BYTES))
+            return file.read(OUTPUT_BYTES).decode(errors="replace")
+    except OSError:
         return ""

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import json
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
+
+from cubemesh.untrusted import MOST_INTEGER, quoted
 
 T = TypeVar("T")
 
@@ -44,8 +47,9 @@ def to_plain(value: Any, *, defaults: bool = True) -> Any:
 def from_plain(kind: type[T], data: Any) -> T:
     """The `kind` that `data` (from `to_plain`) describes.
 
-    Raises ValueError naming the field when a key is unknown or a value does not fit its type.
-    Keys that are missing take their defaults, so older data stays readable.
+    Raises ValueError naming the field when a key is unknown, one without a default is missing, or
+    a value does not fit its type. Others that are missing take their defaults, so older data stays
+    readable.
     """
     return cast(T, _build(kind, data, kind.__name__))
 
@@ -99,34 +103,49 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         return _build_union(arguments, data, where)
     if origin is typing.Literal:
         if data not in arguments:
-            raise ValueError(f"{where}: {data!r} is not one of {', '.join(map(repr, arguments))}")
+            known = ", ".join(map(repr, arguments))
+            raise ValueError(f"{where}: {quoted(data)} is not one of {known}")
         return data
     if origin is tuple:
         return _build_tuple(arguments, data, where)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(data, Mapping):
-            raise ValueError(f"{where}: {data!r} is not a table")
+            raise ValueError(f"{where}: {quoted(data)} is not a table")
         return {k: _build(arguments[1], v, f"{where}.{k}") for k, v in data.items()}
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         if data not in [member.value for member in kind]:
             known = ", ".join(str(member.value) for member in kind)
-            raise ValueError(f"{where}: {data!r} is not one of {known}")
+            raise ValueError(f"{where}: {quoted(data)} is not one of {known}")
         return kind(data)
+    if isinstance(data, int) and abs(data) >= MOST_INTEGER:
+        raise ValueError(f"{where}: {quoted(data)}")
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
-        raise ValueError(f"{where}: {data!r} is not {kind.__name__}")
+        raise ValueError(f"{where}: {quoted(data)} is not {kind.__name__}")
     return data
 
 
 def _build_dataclass(kind: type, data: Any, where: str) -> Any:
     if not isinstance(data, Mapping):
-        raise ValueError(f"{where}: {data!r} is not a table of {kind.__name__}'s fields")
+        raise ValueError(f"{where}: {quoted(data)} is not a table of {kind.__name__}'s fields")
     hints = field_types(kind)
-    unknown = sorted(set(data) - set(hints))
+    unknown = sorted(map(str, set(data) - set(hints)))
     if unknown:
-        raise ValueError(f"{where}: unknown field {unknown[0]!r}; known: {', '.join(hints)}")
+        raise ValueError(f"{where}: unknown field {quoted(unknown[0])}; known: {', '.join(hints)}")
+    if missing := sorted(_required(kind) - set(data)):
+        raise ValueError(f"{where}: the field {missing[0]!r} is missing")
     return kind(**{k: _build(hints[k], v, f"{where}.{k}") for k, v in data.items()})
+
+
+@functools.cache
+def _required(kind: type[Any]) -> frozenset[str]:
+    """The fields of a dataclass that have no default."""
+    return frozenset(
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.init and field.default is field.default_factory is dataclasses.MISSING
+    )
 
 
 def _build_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
@@ -138,7 +157,7 @@ def _build_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
             if dataclasses.is_dataclass(member) and _kind_of(member) == data["kind"]:
                 return _build(member, data, where)
         known = ", ".join(str(_kind_of(m)) for m in members)
-        raise ValueError(f"{where}: unknown kind {data['kind']!r}; known: {known}")
+        raise ValueError(f"{where}: unknown kind {quoted(data['kind'])}; known: {known}")
     problems = []
     for member in members:
         try:
@@ -154,7 +173,7 @@ def _kind_of(member: Any) -> Any:
 
 def _build_tuple(arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(data, (list, tuple)):
-        raise ValueError(f"{where}: {data!r} is not a list")
+        raise ValueError(f"{where}: {quoted(data)} is not a list")
     if len(arguments) == 2 and arguments[1] is Ellipsis:
         return tuple(_build(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(data))
     if len(arguments) != len(data):

@@ -38,6 +38,7 @@ WARNINGS: dict[str, str] = {
     "checkpoint-damaged": "a checkpoint was incomplete, and the previous one was used",
     "event-file-failed": "the TensorBoard event file could not be written",
     "wrong-results": "a collective returned wrong results",
+    "event-refused": "something that a rank or host reported was refused",
     "not-captured": "the step was not captured and ran kernel by kernel",
     "missing-kernels": "fused CPU kernels could not be compiled and were not used",
     "precision-mismatch": "a part was computed in another precision than requested",

@@ -10,6 +10,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -68,15 +69,22 @@ def files_folder(location: Location) -> Path:
     return path.with_name(f"{path.stem}-files")
 
 
-def move_to_files(location: Location, run_id: str, file: Path) -> str:
-    """Move a file of a run into `files_folder`; where it then is. StoreError where that fails."""
+def copy_to_files(location: Location, run_id: str, name: str, source: BinaryIO) -> str:
+    """Copy a file of a run into `files_folder`; where it then is. StoreError where that fails."""
     folder = files_folder(location) / run_id
+    path = folder / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return str(shutil.move(file, folder / file.name))
+        with path.open("xb") as copy:
+            try:
+                shutil.copyfileobj(source, copy)
+            except OSError:
+                path.unlink()
+                raise
+        return str(path)
     except OSError as error:
         raise StoreError(
-            f"{file.name} of run {run_id} cannot be stored in {folder}: {error.strerror}. Make "
+            f"{name} of run {run_id} cannot be stored in {folder}: {error.strerror}. Make "
             "room there, or name another store with --store."
         ) from error
 

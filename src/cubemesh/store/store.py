@@ -10,8 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from sqlalchemy import (
     ColumnElement,
@@ -33,7 +32,7 @@ from cubemesh.store import tables as schema
 from cubemesh.store.db_errors import explained
 from cubemesh.store.engine import connect
 from cubemesh.store.json_text import from_text
-from cubemesh.store.location import Location, locate, make_folder, move_to_files
+from cubemesh.store.location import Location, copy_to_files, locate, make_folder
 from cubemesh.store.migrations import MIGRATIONS, Migration
 from cubemesh.store.series_chunks import Chunk, from_chunks, to_chunks
 from cubemesh.store.tables import (
@@ -120,10 +119,10 @@ class Store:
             if chunks:
                 connection.execute(insert(schema.series), chunks)
 
-    def attach(self, run_id: str, file: Path) -> str:
-        """Move `file`, which belongs to a run, into the folder of files next to the store; its
-        new path. StoreError if it cannot be written."""
-        return move_to_files(self._location, run_id, file)
+    def attach(self, run_id: str, name: str, source: BinaryIO) -> str:
+        """Copy `source`, which belongs to a run, to the file `name` in the folder of files next to
+        the store; its path. StoreError if it cannot be written."""
+        return copy_to_files(self._location, run_id, name, source)
 
     def find(self, key: RunKey) -> RunRecord | None:
         """The newest stored record that can be reused for `key`: one with a result (ok, out of

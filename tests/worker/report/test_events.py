@@ -1,4 +1,6 @@
+import os
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.record import Phase, Window
 from cubemesh.schema.serialization import from_plain
 from cubemesh.schema.series import Series
+from cubemesh.worker.report import events
 from cubemesh.worker.report.events import EventLog, EventReader, events_path, read_events
 
 
@@ -64,18 +67,64 @@ def test_a_torn_last_line_is_left_out_until_it_is_complete(tmp_path):
     path = events_path(tmp_path, 0)
     reader = EventReader(path)
     assert reader.read() == []
-    path.write_bytes(b'{"event": "enter", "name": "build"}\n{"event": "en')
+    path.write_bytes(b'{"event": "enter", "t": 0, "name": "build"}\n{"event": "en')
     assert [e["name"] for e in reader.read()] == ["build"]
     assert reader.read() == []
     with open(path, "ab") as file:
-        file.write(b'ter", "name": "measure"}\n')
+        file.write(b'ter", "t": 1, "name": "measure"}\n')
     assert [e["name"] for e in reader.read()] == ["measure"]
 
 
 def test_a_line_torn_by_a_full_disk_loses_only_that_line(tmp_path):
     path = events_path(tmp_path, 0)
-    path.write_bytes(b'{"event": "a"}\n{"event": "b", "na\n\xff\n7\n{"event": "c"}\n')
-    assert [e["event"] for e in read_events(path)] == ["a", "c"]
+    path.write_bytes(
+        b'{"event": "alive", "t": 0}\n{"event": "enter", "na\n\xff\n'
+        b'{"event": "library", "t": 1, "name": "gloo"}\n'
+    )
+    reader = EventReader(path)
+    assert [e["event"] for e in reader.read()] == ["alive", "library"]
+    assert reader.refused.count == 2
+
+
+def test_a_path_that_is_not_utf_8_is_logged(log, tmp_path):
+    log.outcome(Outcome(status=Status.CRASHED, message=os.fsdecode(b"no file /\xff")))
+    (event,) = events_of(tmp_path)
+    assert event["outcome"]["message"] == "no file /?"
+
+
+def test_an_event_without_end_is_skipped(tmp_path, monkeypatch):
+    monkeypatch.setattr(events, "MOST_EVENT_BYTES", 100)
+    path = events_path(tmp_path, 0)
+    reader, after = EventReader(path), b'{"event": "alive", "t": 0}\n'
+    path.write_bytes(after + b'{"event": "enter", "t": 0, "name": "' + b"x" * 150)
+    assert len(reader.read()) == 1
+    with open(path, "ab") as file:
+        file.write(b"x" * 150)
+    assert reader.read() == []
+    with open(path, "ab") as file:
+        file.write(b'"}\n' + after)
+    assert reader.read() == [{"event": "alive", "t": 0}]
+    assert reader.refused.count == 1
+
+
+def test_events_beyond_the_most_are_refused_but_not_the_outcome(log, tmp_path, monkeypatch):
+    monkeypatch.setattr(events, "MOST_EVENTS", 2)
+    for name in "abc":
+        log.library(name)
+    log.alive()
+    log.outcome(Outcome(status=Status.OK))
+    reader = EventReader(events_path(tmp_path, 0))
+    assert [e["event"] for e in reader.read()] == ["library", "library", "alive", "outcome"]
+    assert reader.refused.count == 1
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda p: p.symlink_to("/etc/passwd")])
+def test_what_is_no_event_file_is_neither_waited_for_nor_followed(tmp_path, make):
+    path = events_path(tmp_path, 0)
+    make(path)
+    reader = EventReader(path)
+    assert reader.read() == reader.read() == []
+    assert reader.refused.count == 1
 
 
 def test_a_full_disk_is_an_error(tmp_path):

@@ -38,14 +38,13 @@ from cubemesh.worker.forkserver import (
     redirect,
     work_as_rank,
 )
-from cubemesh.worker.launch.ranks import EXITS_FILE, write_exit_codes
+from cubemesh.worker.launch.host_replies import OUTPUT_CHARACTERS
+from cubemesh.worker.launch.ranks import EXITS_FILE, parse_exit_codes, write_exit_codes
 from cubemesh.worker.report import limits
 from cubemesh.worker.report.events import EventReader
 from cubemesh.worker.run.job_file import Job
 
 POLL_S = 0.05
-OUTPUT_CHARACTERS = 4000
-"""Characters of a failed rank's last output."""
 CPUINFO = Path("/proc/cpuinfo")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -121,7 +120,7 @@ class HostAgent:
                     os.kill(pid, signal.SIGUSR1)  # the only request now is for stacks
                 alive = os.waitpid(pid, os.WNOHANG) == (0, 0)
                 for path in folder.glob("events-*.jsonl"):
-                    readers.setdefault(_rank_of(path), EventReader(path))
+                    readers.setdefault(_rank_of(path), EventReader(path, _rank_of(path)))
                 for rank, reader in readers.items():
                     for event in reader.read():
                         self._reply(rank=rank, event=with_names(event, gpus))
@@ -130,6 +129,10 @@ class HostAgent:
                     if text != sent.get(path, ""):
                         sent[path] = text
                         self._reply(rank=_rank_of(path), stacks=text)
+        for rank, reader in readers.items():
+            warning = reader.refusals(f"rank {rank}")
+            if warning is not None:
+                self._reply(rank=rank, event=warning)
 
     def _receive(self) -> dict[str, Any] | None:
         while b"\n" not in self._unread:
@@ -222,14 +225,12 @@ def _greeting(address: str, framework: str) -> dict[str, Any]:
     return {"host": socket.gethostname(), "address": address, "port": port, "software": software}
 
 
-def _exits(folder: Path) -> dict[str, int]:
+def _exits(folder: Path) -> dict[int, int]:
     """Exit codes of this host's failed ranks; where the agent died, of all that had started."""
     try:
-        found: dict[str, int] = json.loads((folder / EXITS_FILE).read_text())
+        return parse_exit_codes((folder / EXITS_FILE).read_text())
     except (FileNotFoundError, ValueError):
-        started = (p.stem.rpartition("-")[2] for p in folder.glob("events-*.jsonl"))
-        return dict.fromkeys(started, 1)
-    return found
+        return dict.fromkeys(map(_rank_of, folder.glob("events-*.jsonl")), 1)
 
 
 def _outputs(folder: Path) -> dict[str, str]:

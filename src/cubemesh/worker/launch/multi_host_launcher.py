@@ -20,30 +20,22 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.serialization import to_plain
+from cubemesh.untrusted import clean, quoted
+from cubemesh.worker.launch.host_replies import OUTPUT_CHARACTERS, Greeting
 from cubemesh.worker.launch.ssh import READY_S, HostFault, RemoteHost
+from cubemesh.worker.report.event_schema import MOST_BYTES
 from cubemesh.worker.report.events import EventLog, events_path, read_events
 from cubemesh.worker.run.job_file import Job
 
 PASSED = ("NCCL_", "GLOO_", "TORCH_", "CUDA_", "OMP_", "MKL_")
 """Prefixes of environment variables that are copied to the hosts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Greeting:
-    """Address and software of a host."""
-
-    host: str
-    address: str
-    port: int
-    software: Mapping[str, str]
-    """Name → version: python, cubemesh, the framework's packages."""
 
 
 def launch(job: Job) -> dict[int, int]:
@@ -107,9 +99,9 @@ def _greetings(hosts: Sequence[RemoteHost], job: Job) -> list[Greeting]:
     found = []
     for host in hosts:
         reply = host.receive(READY_S)
-        if "here" not in reply:
-            raise HostFault(f"host {host.name}: {reply.get('fault', reply)}")
-        found.append(Greeting(**reply["here"]))
+        if reply.here is None:
+            raise HostFault(f"host {host.name}: {clean(reply.fault or 'did not greet', 1000)}")
+        found.append(reply.here)
     return found
 
 
@@ -151,6 +143,8 @@ class _EventCollector:
 
     def __init__(self, hosts: Sequence[RemoteHost], job: Job, offsets: Sequence[float]) -> None:
         self._hosts, self._job, self._folder = hosts, job, Path(job.folder)
+        self._owners: dict[int, str] = {}
+        self._written: dict[int, int] = {}
         self._offsets = [offset - offsets[0] for offset in offsets]
         self._faults: list[Exception] = []
         self.failed: dict[int, int] = {}
@@ -177,25 +171,45 @@ class _EventCollector:
         try:
             while True:
                 reply = host.receive(None)
-                if "exits" in reply:
+                if reply.exits is not None:
                     break
-                rank = int(reply["rank"])
-                if "stacks" in reply:
-                    replace(self._job, rank=rank).stacks_path.write_text(reply["stacks"], "utf-8")
+                if reply.rank is None:
+                    raise host.fault("did not report on a rank")
+                rank = self._own(host, reply.rank)
+                if reply.stacks is not None:
+                    replace(self._job, rank=rank).stacks_path.write_text(reply.stacks, "utf-8")
                 else:
-                    self._write(rank, reply["event"], offset)
-            for rank, text in reply["outputs"].items():
-                (self._folder / f"output-{int(rank)}.txt").write_text(text, "utf-8")
-            self.failed |= {int(rank): int(code) for rank, code in reply["exits"].items()}
-        except (HostFault, OSError, KeyError, ValueError, TypeError) as fault:
+                    self._write(host, rank, reply.event or {}, offset)
+            for number, text in (reply.outputs or {}).items():
+                path = replace(self._job, rank=self._own(host, number)).output_path
+                path.write_text(text[-OUTPUT_CHARACTERS:], "utf-8")
+            self.failed |= {self._own(host, n): code for n, code in reply.exits.items()}
+        except (HostFault, OSError) as fault:
             self._faults.append(fault)
-        with self._lock:
-            self._left -= 1
-            if not self._left or self.failed or self._faults:
-                self._ended.set()
+        finally:  # whatever happens: the run must not wait for this host
+            with self._lock:
+                self._left -= 1
+                if not self._left or self.failed or self._faults:
+                    self._ended.set()
 
-    def _write(self, rank: int, event: dict[str, Any], offset: float) -> None:
+    def _own(self, host: RemoteHost, number: int | str) -> int:
+        """The number of a rank of this host; HostFault for another's or none."""
+        known = {str(n): n for n in range(self._job.spec.placement.devices)}
+        rank = known.get(str(number))
+        if rank is None:
+            raise host.fault(f"reported on rank {quoted(number)}, which does not exist")
+        owner = self._owners.setdefault(rank, host.name)
+        if owner != host.name:
+            raise host.fault(f"reported on rank {rank}, as host {owner} did")
+        return rank
+
+    def _write(self, host: RemoteHost, rank: int, event: Mapping[str, Any], offset: float) -> None:
+        """Append an event to the rank's event file, whose reader checks it."""
         if event.get("event") == "rank":
             event = {**event, "clock_offset_s": offset}
+        line = json.dumps(event).encode() + b"\n"
+        self._written[rank] = self._written.get(rank, 0) + len(line)
+        if self._written[rank] > MOST_BYTES:
+            raise host.fault(f"reported more than {MOST_BYTES >> 30} GiB of events of rank {rank}")
         with open(events_path(self._folder, rank), "ab") as file:
-            file.write(json.dumps(event).encode() + b"\n")
+            file.write(line)

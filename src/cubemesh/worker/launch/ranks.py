@@ -24,6 +24,7 @@ from cubemesh.frameworks.contract.rendezvous import SupportsDistributed
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import Warning, warn
 from cubemesh.schema.work import FirstSteps
+from cubemesh.untrusted import parse_json
 from cubemesh.worker.launch.pinning import whole_cores
 from cubemesh.worker.run.job_file import Job
 
@@ -68,6 +69,14 @@ def rank_from_env() -> RankInfo:
 def write_exit_codes(job: Job, failed: Mapping[int, int]) -> None:
     """Write the exit codes of failed ranks, for the runner."""
     Path(job.folder, EXITS_FILE).write_text(json.dumps(failed))
+
+
+def parse_exit_codes(text: str) -> dict[int, int]:
+    """Rank → exit code, as `write_exit_codes` wrote it. ValueError for anything else."""
+    codes = parse_json(text)
+    if not isinstance(codes, dict) or not all(isinstance(code, int) for code in codes.values()):
+        raise ValueError("exit codes of ranks are a table of integers")
+    return {int(rank): code for rank, code in codes.items()}
 
 
 def as_rank(job: Job) -> Job:

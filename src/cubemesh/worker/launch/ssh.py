@@ -17,6 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cubemesh.untrusted import clean, quoted
+from cubemesh.worker.launch.host_replies import MOST_BYTES, HostReply, parse_reply
+
 SSH_VARIABLE = "CUBEMESH_SSH"
 """Environment variable: the command that connects to a host, instead of ssh."""
 READY_S = 300.0
@@ -24,6 +27,10 @@ READY_S = 300.0
 CLOSE_S = 5.0
 """Time limit for a host to end its ranks."""
 PINGS = 5
+ERROR_BYTES = 1 << 16
+"""Bytes at the end of ssh's errors that are searched for the last line."""
+ERROR_CHARACTERS = 500
+"""Most characters of that line."""
 
 
 class HostFault(Exception):
@@ -44,7 +51,7 @@ class RemoteHost:
                 stderr=errors,
                 bufsize=0,
             )
-        self._unread = b""
+        self._unread = bytearray()
 
     def send(self, **request: Any) -> None:
         """Send one request; HostFault where the connection is lost."""
@@ -54,13 +61,17 @@ class RemoteHost:
         except (BrokenPipeError, ValueError):  # the other end is closed, or this one
             raise self.fault("lost the connection") from None
 
-    def receive(self, timeout_s: float | None) -> dict[str, Any]:
+    def receive(self, timeout_s: float | None) -> HostReply:
         """The next reply; HostFault without one."""
         assert self._process.stdout is not None
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._unread:
+            searched = 0
+            while (end := self._unread.find(b"\n", searched)) < 0:
+                searched = len(self._unread)
+                if searched > MOST_BYTES:
+                    raise self.fault(f"sent a reply of more than {MOST_BYTES >> 20} MiB")
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if not selector.select(left):
                     raise self.fault(f"did not reply within {timeout_s:g} s")
@@ -68,14 +79,15 @@ class RemoteHost:
                 if not text:
                     raise self.fault("lost the connection")
                 self._unread += text
-        line, _, self._unread = self._unread.partition(b"\n")
+        line = bytes(self._unread[:end])
+        del self._unread[: end + 1]
         try:
-            reply = json.loads(line)
-        except ValueError:
-            reply = None
-        if not isinstance(reply, dict):
-            raise self.fault(f"replied {line[:80].decode(errors='replace')!r}")
-        return reply
+            return parse_reply(line)
+        except ValueError as error:
+            reason = clean(str(error), 200)
+            raise self.fault(
+                f"replied {quoted(line.decode(errors='replace'))} ({reason})"
+            ) from None
 
     def offset_s(self) -> float:
         """Seconds to add to its clock to get this host's clock."""
@@ -83,7 +95,9 @@ class RemoteHost:
         for _ in range(PINGS):
             before = time.perf_counter()
             self.send(ping=True)
-            theirs = float(self.receive(READY_S)["clock"])
+            theirs = self.receive(READY_S).clock
+            if theirs is None:
+                raise self.fault("did not report its clock")
             after = time.perf_counter()
             found.append((after - before, (before + after) / 2 - theirs))
         return min(found)[1]
@@ -91,8 +105,11 @@ class RemoteHost:
     def fault(self, what: str) -> HostFault:
         """The error, with the last output of ssh or the host."""
         self._process.poll()
-        output = self._errors.read_text(errors="replace").strip().splitlines()
-        return HostFault(f"host {self.name} {what}{': ' + output[-1] if output else ''}.")
+        with open(self._errors, "rb") as errors:
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - ERROR_BYTES))
+            output = errors.read(ERROR_BYTES).decode(errors="replace").strip().splitlines()
+        said = f": {clean(output[-1], ERROR_CHARACTERS)}" if output else ""
+        return HostFault(f"host {self.name} {what}{said}.")
 
     def close(self) -> None:
         """Close the connection: the host then ends its ranks."""

@@ -20,6 +20,14 @@ from typing import Any
 from cubemesh.measure.log import Log
 from cubemesh.schema.outcome import Outcome
 from cubemesh.schema.serialization import to_plain
+from cubemesh.worker.report.event_schema import (
+    MOST_BYTES,
+    MOST_EVENT_BYTES,
+    MOST_EVENTS,
+    Event,
+    Refusals,
+    parse_event,
+)
 
 PROGRESS_EVERY_S = 0.2
 
@@ -35,8 +43,8 @@ class EventLog(Log):
     Events are `{"event": NAME, "t": seconds, …}` with a result as plain data under the event's own
     name: phase, window, figure (with "name"), curve, part, breakdown, replica, point, warning,
     unmeasured, series, outcome. `rank` (host, device, threads), `link` (network interface and
-    transport), `library`, `enter` (a phase begins), `artifact` (a file in the run's folder),
-    `progress` and `alive` (heartbeat) have fields of their own.
+    transport), `library`, `enter` (a phase begins), `artifact` (the name of a file in
+    the run's folder), `progress` and `alive` (heartbeat) have fields of their own.
     """
 
     def __init__(self, path: Path, rank: int, origin: float) -> None:
@@ -106,7 +114,8 @@ class EventLog(Log):
     def emit(self, event: str, **fields: Any) -> None:
         """Append one event, with a single `write`."""
         plain = {name: to_plain(value) for name, value in fields.items()}
-        line = json.dumps({"event": event, "t": round(self.now(), 6), **plain}).encode() + b"\n"
+        text = json.dumps({"event": event, "t": round(self.now(), 6), **plain}, ensure_ascii=False)
+        line = text.encode(errors="replace") + b"\n"  # a path may have bytes that are not UTF-8
         with self._lock:
             if self._torn:
                 line = b"\n" + line
@@ -117,36 +126,80 @@ class EventLog(Log):
 
 
 class EventReader:
-    """Reads an event file while it grows. Lines that are torn or not JSON are left out."""
+    """Reads a rank's event file while it grows. A line that is torn or does not fit the schema
+    (event_schema.py) is left out and counted in `refused`."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, rank: int | None = None) -> None:
+        self.refused = Refusals()
+        self._path, self._rank = path, rank
         self._offset = 0
+        self._kept = 0
+        self._too_long = False
+        """Within a line of which the beginning was refused."""
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[Event]:
         """Complete events since the last call; none while the file does not exist."""
+        found: list[Event] = []
+        while (block := self._block()) is not None:
+            complete, newline, rest = block.rpartition(b"\n")
+            if not newline and len(block) <= MOST_EVENT_BYTES:
+                break  # torn, or not yet complete
+            if not newline:
+                if not self._too_long:
+                    self.refused.add(f"an event is larger than {MOST_EVENT_BYTES >> 20} MiB")
+                self._too_long, self._offset = True, self._offset + len(block)
+                continue
+            lines = complete.split(b"\n")
+            if self._too_long:
+                self._too_long = False
+                del lines[0]
+            self._offset += len(block) - len(rest)
+            found += [event for line in lines if line and (event := self._event(line)) is not None]
+        return found
+
+    def refusals(self, whose: str) -> Event | None:
+        """The warning about the events that were refused, as an event of this rank; `whose` names
+        it. None where all were fine."""
+        warning = self.refused.warning(whose)
+        if warning is None:
+            return None
+        return {"event": "warning", "t": 0.0, "warning": to_plain(warning)}
+
+    def _block(self) -> bytes | None:
+        """What comes next, at most a little more than one event; None at the end."""
         try:
-            with open(self._path, "rb") as file:
+            with open(self._path, "rb", opener=_open_file) as file:
                 file.seek(self._offset)
-                text = file.read()
+                return file.read(MOST_EVENT_BYTES + 1) or None
         except FileNotFoundError:
-            return []
-        complete = text.rpartition(b"\n")[0]
-        if not complete:
-            return []
-        self._offset += len(complete) + 1
-        events = (_parsed(line) for line in complete.split(b"\n"))
-        return [event for event in events if event is not None]
+            return None
+        except OSError as error:
+            if not self.refused.count:
+                self.refused.add(f"the event file cannot be read: {error.strerror or error}")
+            return None
+
+    def _event(self, line: bytes) -> Event | None:
+        """The event of a line; None where it is refused."""
+        try:
+            event = parse_event(line, self._rank)
+            name = event["event"]
+            if name not in ("alive", "outcome"):
+                self._kept += 1
+                if self._kept > MOST_EVENTS or self._offset > MOST_BYTES:
+                    raise ValueError(
+                        f"there are more than {MOST_EVENTS:,} events or {MOST_BYTES >> 30} GiB"
+                    )
+        except ValueError as error:
+            self.refused.add(str(error))
+            return None
+        return event
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
+def _open_file(path: str, flags: int) -> int:
+    """Open a rank's event file without following a link or waiting for a writer of a FIFO."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def read_events(path: Path) -> list[Event]:
     """All complete events of a file; none of a missing file."""
     return EventReader(path).read()
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except ValueError:  # not JSON, or not even UTF-8
-        return None
-    return event if isinstance(event, dict) and "event" in event else None

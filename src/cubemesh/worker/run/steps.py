@@ -72,7 +72,7 @@ def measure_steps(task: Task, step_of: Callable[[Program], Callable[[object], No
             with log.phase("profile"):
                 attributed.finish()
             if attributed.trace is not None:
-                log.artifact(trace_name(task.group.rank), attributed.trace)
+                log.artifact(trace_name(task.group.rank), trace_file(task.group.rank))
         telemetry.log_energy(measured.windows, sum(w.samples for w in measured.windows))
         if task.spec.program.data_location == "host" and attributed is None:
             log.figure("input_wait_s", inputs.wait(measured, feed))

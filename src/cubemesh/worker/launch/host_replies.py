@@ -1,0 +1,55 @@
+"""Replies of a host's agent: what the launcher of a run on several hosts accepts from each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cubemesh.schema.serialization import from_plain
+from cubemesh.untrusted import parse_json
+
+MOST_BYTES = 64 << 20
+"""Most bytes of a reply; an event is smaller (event_schema.py)."""
+OUTPUT_CHARACTERS = 4000
+"""Characters of a rank's last output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greeting:
+    """Address and software of a host."""
+
+    host: str
+    address: str
+    port: int
+    software: Mapping[str, str]
+    """Name → version: python, cubemesh, the framework's packages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostReply:
+    """One reply; the fields that are not of its kind are None."""
+
+    here: Greeting | None = None
+    fault: str | None = None
+    """Why the host cannot run the job."""
+    clock: float | None = None
+    rank: int | None = None
+    """The rank of `event` or `stacks`."""
+    event: Mapping[str, Any] | None = None
+    stacks: str | None = None
+    exits: Mapping[str, int] | None = None
+    """Exit codes of the host's failed ranks: its last reply, with `outputs`."""
+    outputs: Mapping[str, str] | None = None
+
+
+def parse_reply(line: bytes) -> HostReply:
+    """The reply in a line of JSON. ValueError with the reason where it is none."""
+    reply = from_plain(HostReply, parse_json(line))
+    of_rank = reply.rank is not None and (reply.event is None) != (reply.stacks is None)
+    last = reply.exits is not None and reply.outputs is not None
+    clock = reply.clock is not None and math.isfinite(reply.clock)
+    if sum((of_rank, last, clock, reply.here is not None, reply.fault is not None)) != 1:
+        raise ValueError("HostReply: it is not a reply of one kind")
+    return reply
