@@ -43,24 +43,24 @@ def window_warnings(windows: Sequence[Window]) -> list[Warning]:
     return [w for w in found if w is not None]
 
 
-def not_steady(last: Sequence[Window], budget_s: float, needed: int) -> Warning:
-    """The warm-up ended after `budget_s` without a steady step time; `last` are its last windows,
-    at most `needed`."""
+def not_steady(windows: Sequence[Window], spent_s: float, needed: int) -> Warning:
+    """The warm-up ended after `spent_s` without a steady step time in its last `needed` windows."""
+    last = windows[-needed:]
     step_s = last[-1].step_s
     if len(last) < needed:
         counted = "1 window" if len(last) == 1 else f"{len(last)} windows"
         return warn(
             "not-steady",
-            f"{format_seconds(budget_s)} of warm-up gave {counted} at {format_seconds(step_s)} a "
+            f"{format_seconds(spent_s)} of warm-up gave {counted} at {format_seconds(step_s)} a "
             f"step; {needed} are needed to check whether the step time is steady.",
-            f"Set warmup_seconds={math.ceil(needed * step_s * 1.2)} or more.",
+            f"Set warmup_seconds={math.ceil(1.2 * needed * spent_s / len(last))} or more.",
         )
     return warn(
         "not-steady",
-        f"The step time was not steady after {format_seconds(budget_s)} of warm-up: it went from "
+        f"The step time was not steady after {format_seconds(spent_s)} of warm-up: it went from "
         f"{format_seconds(last[0].step_s)} to {format_seconds(step_s)} over the last {needed} "
         "windows.",
-        f"Set warmup_seconds={math.ceil(2 * budget_s)} or more; stop other programs, and let a hot "
+        f"Set warmup_seconds={math.ceil(2 * spent_s)} or more; stop other programs, and let a hot "
         "machine cool down.",
     )
 

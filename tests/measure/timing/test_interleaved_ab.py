@@ -70,6 +70,13 @@ def test_resume_comes_before_each_window_and_outside_its_time():
             assert after.startswith("resume")
 
 
+def test_the_warm_up_of_long_steps_lasts_until_it_has_its_rounds():
+    machine = Machine()
+    found, log = run(machine, [(machine.side("a", 0.32), machine.side("b", 0.5))], warmup_seconds=2)
+    assert found.steady
+    assert not log.warnings
+
+
 def test_the_ratio_is_of_samples_per_second():
     machine = Machine()
     pairs = [(machine.side("a", 0.1, samples=8), machine.side("b", 0.1, samples=12))] * 2

@@ -138,7 +138,7 @@ def test_a_warm_up_that_never_settles_ends_with_its_budget() -> None:
     assert not measured.steady
     assert codes(log)[0] == "not-steady"
     warning = log.warnings[0]
-    assert "warmup_seconds=4" in warning.remedy
+    assert "warmup_seconds=5" in warning.remedy
 
 
 def test_planted_drift_gives_a_warning() -> None:
@@ -162,6 +162,20 @@ def test_steps_of_seconds_end_in_sensible_time() -> None:
     assert {w.steps for w in measured.windows} == {1}
     assert program.steps == 1 + STEADY_WINDOWS + 20
     assert codes(log) == []
+
+
+def test_the_warm_up_of_long_steps_lasts_until_it_has_its_windows() -> None:
+    measured, log, _ = run(repeat(0.9), warmup_seconds=2)
+    assert measured.steady
+    assert codes(log) == []
+    warm = [w for w in log.windows if w.phase == "warm-up"]
+    assert len(warm) == 1 + STEADY_WINDOWS
+
+
+def test_a_warm_up_without_time_is_one_window() -> None:
+    _, log, _ = run(repeat(0.9), warmup_seconds=0)
+    assert len([w for w in log.windows if w.phase == "warm-up"]) == 2
+    assert codes(log) == ["not-steady"]
 
 
 def test_steps_too_long_for_the_warm_up() -> None:

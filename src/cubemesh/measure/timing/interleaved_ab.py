@@ -31,7 +31,7 @@ import numpy as np
 
 from cubemesh.measure.log import Log
 from cubemesh.measure.timing.stopping_rule import StoppingRule
-from cubemesh.measure.timing.timer import Stopwatch
+from cubemesh.measure.timing.timer import STEADY_WINDOWS, Stopwatch, warmup_is_over
 from cubemesh.measure.validity import not_steady
 from cubemesh.schema.comparison import Ratio, classify_ratio
 from cubemesh.schema.record import AGAINST, Window
@@ -43,8 +43,6 @@ WINDOW_S = 0.05
 RUN_AHEAD_STEPS, RUN_AHEAD_S = 4, 0.5
 """Minimum steps of a window, and the time up to which that applies: queued steps keep a device
 busy."""
-STEADY_ROUNDS = 5
-"""Warm-up rounds (a window of every program) that must show no drift."""
 ORDERS = ((0, 1, 1, 0), (1, 0, 0, 1))
 """Orders of the sides within a block."""
 ALONE = (
@@ -128,7 +126,7 @@ class _Comparison:
 
     def warm_up(self) -> bool:
         """Rounds of a window of every program, until neither side's mean step drifts over five
-        rounds; whether that came within `warmup_seconds` of each program."""
+        rounds; whether that came within the limit of a warm-up (timer.py) of each program."""
         rounds: list[list[Window]] = [[], []]
         for instance in range(len(self._sides)):
             for side in (0, 1):
@@ -143,15 +141,14 @@ class _Comparison:
                 spent_s += sum(w.elapsed_s for w in found) / (2 * len(found))
                 rounds[side].append(_joined(found))
                 self._steps[side] = steps_per_window(rounds[side][-1].step_s)
-            recent = [[w.step_s for w in side[-STEADY_ROUNDS:]] for side in rounds]
+            recent = [[w.step_s for w in side[-STEADY_WINDOWS:]] for side in rounds]
             self._log.progress("warm-up", self._done, recent[0][-1], None)
-            if all(len(r) == STEADY_ROUNDS and is_steady(r) for r in recent):
+            if all(len(r) == STEADY_WINDOWS and is_steady(r) for r in recent):
                 self._settle(recent)
                 return True
-            if spent_s >= self._budget.warmup_seconds:
+            if warmup_is_over(len(rounds[0]), spent_s, self._budget):
                 unsteady = next((s for s, r in enumerate(recent) if not is_steady(r)), 0)
-                last = rounds[unsteady][-STEADY_ROUNDS:]
-                self._log.warning(not_steady(last, self._budget.warmup_seconds, STEADY_ROUNDS))
+                self._log.warning(not_steady(rounds[unsteady], spent_s, STEADY_WINDOWS))
                 self._settle(recent)
                 return False
 

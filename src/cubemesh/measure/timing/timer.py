@@ -3,7 +3,10 @@
 What is timed, from left to right; W is a window:
 
     first step │ warm-up: W W W W W … until the last five    │ measure: W W W … W until there are
-    a W of one │ show no drift, or warmup_seconds have passed │ enough steps, seconds and windows
+    a W of one │ show no drift, or until the limit           │ enough steps, seconds and windows
+
+The limit is `warmup_seconds` once there are five windows, and `EXTENSION` times that before: long
+steps get the windows that the test of drift needs.
 
 One window, in which the host may run ahead of the device as it does in training:
 
@@ -43,6 +46,8 @@ WARMUP_WINDOW_S = 0.05
 """Length of a warm-up window, unless a step is longer."""
 STEADY_WINDOWS = 5
 """Warm-up windows over which the step time must show no drift."""
+EXTENSION = 3
+"""How many times `warmup_seconds` a warm-up may last that has fewer windows than that."""
 WINDOW_S = 0.005
 """Minimum length of a measured window: about a thousand times the cost of synchronizing and reading
 the clock."""
@@ -190,7 +195,7 @@ def measure(
     with log.phase("warm-up"):
         warm, steady = _warm_up(watch, budget, pace)
     if not steady:
-        log.warning(not_steady(warm[-STEADY_WINDOWS:], budget.warmup_seconds, STEADY_WINDOWS))
+        log.warning(not_steady(warm, math.fsum(w.elapsed_s for w in warm), STEADY_WINDOWS))
     with log.phase("measure"):
         started = time.perf_counter()
         windows = _measure(watch, budget, pace, warm[-1].step_s, after_window)
@@ -214,6 +219,12 @@ def steps_per_window(budget: Budget, step_s: float) -> int:
     return max(1, wanted // budget.windows)
 
 
+def warmup_is_over(windows: int, spent_s: float, budget: Budget) -> bool:
+    """Whether a warm-up that is not steady ends after `windows` that took `spent_s`."""
+    extension = 1 if windows >= STEADY_WINDOWS else EXTENSION
+    return spent_s >= extension * budget.warmup_seconds
+
+
 def _warm_up(watch: Stopwatch, budget: Budget, pace: Pace) -> tuple[list[Window], bool]:
     """Windows of the warm-up after the first step, and whether the step time became steady.
 
@@ -230,7 +241,8 @@ def _warm_up(watch: Stopwatch, budget: Budget, pace: Pace) -> tuple[list[Window]
         watch.log.progress("warm-up", done, window.step_s, None)
         recent = [w.step_s for w in windows[-STEADY_WINDOWS:]]
         steady = len(recent) == STEADY_WINDOWS and is_steady(recent)
-        over = steady or watch.clock() - start >= budget.warmup_seconds
+        spent_s = watch.clock() - start
+        over = steady or warmup_is_over(len(windows), spent_s, budget)
         steady, over = pace.ends("warm-up", steady, over)
         if over:
             return windows, steady
