@@ -136,7 +136,7 @@ def capabilities() -> null.Capabilities:
         "frameworks/__init__.py": (
             (
                 "FRAMEWORKS: dict[str, FrameworkEntry] = {",
-                '    "toy-framework": FrameworkEntry(module="cubemesh.frameworks.toy",'
+                '    "toy-framework": FrameworkEntry(module="cubemesh.frameworks.toy", title="toy",'
                 ' summary="a toy", packages=("numpy",)),',
             ),
         )

@@ -351,14 +351,25 @@ def test_the_quick_suite_is_one_screen_and_one_page(cubemesh, tmp_path: Path, mo
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert len(lines) <= 45
-    assert max(len(line) for line in lines if str(page) not in line) <= 80
+    copied = ("  cubemesh ", f"  {page}")  # lines to copy are not wrapped
+    assert max(len(line) for line in lines if not line.startswith(copied)) <= 80
     headings = [line for line in lines if line and not line.startswith(" ")]
     assert headings[1] == "How fast"
-    assert headings[-2:] == ["Report", "Next"]
+    assert headings[-2:] == ["Next", "Report"]
     assert str(page) in result.stdout
     assert "<html" in page.read_text()
     assert "2 min 30 s" in result.stderr  # announced before the first run
     assert result.stderr.index("2 min 30 s") < result.stderr.index("1/")
+
+
+def test_a_page_that_cannot_be_written_loses_no_figures(cubemesh, tmp_path: Path):
+    folder = tmp_path / "a-file"
+    folder.write_text("")
+    page = folder / "page.html"
+    result = cubemesh(*simulated("--store", str(tmp_path / "s.sqlite"), "--report", str(page)))
+    assert result.returncode == 2
+    assert "How fast" in result.stdout
+    assert str(folder) in result.stderr
 
 
 def test_a_wait_for_a_quiet_machine_must_be_a_duration(cubemesh):

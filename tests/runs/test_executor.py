@@ -340,6 +340,7 @@ def test_no_cache_measures_each_spec_again_once(make, run_once, null_spec):
 def test_a_framework_that_is_not_installed(make, store, null_spec, monkeypatch):
     absent = FrameworkEntry(
         module="cubemesh.frameworks.absent",
+        title="absent",
         summary="",
         packages=("absent",),
         requires="no_such_module",

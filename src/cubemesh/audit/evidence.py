@@ -25,7 +25,7 @@ from cubemesh.schema import (
 )
 from cubemesh.units import format_interval
 
-ITEMS_PER_S = ("samples/s", "images/s", "sentences/s")
+ITEMS_PER_S = ("samples/s", "images/s", "sequences/s", "sentences/s")
 """Units of a throughput."""
 
 

@@ -20,7 +20,7 @@ from cubemesh.units import format_number
 TOLERANCE = 0.05
 EXACT = 0.01
 BYTES_PER_S = ("B/s", "bytes/s")
-OF_NETWORKS = ("samples/s", "sentences/s")
+OF_NETWORKS = ("samples/s", "sequences/s", "sentences/s")
 """Units of training; the stages of an input process images."""
 
 

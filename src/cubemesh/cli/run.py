@@ -80,10 +80,9 @@ def run(
     from cubemesh.api.run import run as run_experiments
     from cubemesh.cli.report import write_page
     from cubemesh.exports import STDOUT
-    from cubemesh.views import terminal
+    from cubemesh.views import summary, terminal
     from cubemesh.views.json_output import run_json
     from cubemesh.views.progress import TerminalProgress
-    from cubemesh.views.summary import print_run
 
     check_export(export, format, as_json)
     found = run_experiments(
@@ -104,12 +103,14 @@ def run(
     )
     if export is not None:
         write_export(found, export, format, store)
-    if page is not None:
-        write_page(page, *(one.experiment_run.experiment for one in found.experiments), store=store)
     if export != STDOUT:
-        show(run_json(found), as_json, lambda console: print_run(console, found, page))
+        show(run_json(found), as_json, lambda console: summary.print_run(console, found))
     if found.gate is not None:
         print(f"cubemesh: {found.gate.sentence}", file=sys.stderr)
     if found.exit_code == TARGET_MISSED:
         print("cubemesh:", *found.missed_targets, file=sys.stderr)
+    if page is not None:  # after the figures, which a page that cannot be written must not lose
+        write_page(page, *(one.experiment_run.experiment for one in found.experiments), store=store)
+        if export != STDOUT and not as_json:
+            summary.print_page(terminal.stdout_console(), page)
     raise typer.Exit(found.exit_code)

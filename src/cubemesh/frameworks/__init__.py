@@ -25,6 +25,8 @@ class FrameworkEntry:
     """A line of `FRAMEWORKS`."""
 
     module: str
+    title: str
+    """Its name in a sentence."""
     summary: str
     packages: tuple[str, ...]
     """Distributions whose versions belong to a result: after an upgrade runs are repeated."""
@@ -63,6 +65,11 @@ class FrameworkEntry:
         """Identifies what its runs depend on in an environment."""
         return software.software_id(self.packages, compiles=self.cpp_kernels)
 
+    def shares_process(self, other: FrameworkEntry) -> bool:
+        """Whether programs of both can run in one process: two libraries would compete for threads
+        and memory."""
+        return self.requires == other.requires
+
     def load(self) -> Framework:
         """Import the framework's module, and with it the framework."""
         return cast(Framework, importlib.import_module(self.module))
@@ -71,6 +78,7 @@ class FrameworkEntry:
 FRAMEWORKS: dict[str, FrameworkEntry] = {
     "null": FrameworkEntry(
         module="cubemesh.frameworks.null.program",
+        title="null framework",
         summary="simulated timings, losses and failures; computes nothing",
         static_scale=True,
         packages=("numpy",),
@@ -78,6 +86,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     ),
     "pytorch": FrameworkEntry(
         module="cubemesh.frameworks.pytorch",
+        title="PyTorch eager",
         summary="PyTorch, eager",
         across_hosts=True,
         profiles=True,
@@ -89,6 +98,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     ),
     "pytorch-compiled": FrameworkEntry(
         module="cubemesh.frameworks.pytorch.compiled",
+        title="torch.compile",
         summary="PyTorch, torch.compile",
         across_hosts=True,
         profiles=True,
@@ -101,6 +111,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     ),
     "pytorch-captured": FrameworkEntry(
         module="cubemesh.frameworks.pytorch.captured",
+        title="pytorch-captured",
         summary="PyTorch, fused kernels; on a GPU the step is one CUDA graph",
         preloads="pytorch-compiled",
         layout="nhwc",
@@ -113,6 +124,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     ),
     "jax": FrameworkEntry(
         module="cubemesh.frameworks.jax",
+        title="JAX",
         layout="nhwc",  # as in Flax
         summary="JAX, each step compiled by XLA",
         static_scale=True,
@@ -122,6 +134,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     ),
     "tensorflow": FrameworkEntry(
         module="cubemesh.frameworks.tensorflow",
+        title="TensorFlow",
         layout="nhwc",
         summary="TensorFlow, each step a traced graph",
         packages=("tensorflow", "tensorflow-cpu", "numpy"),
@@ -130,6 +143,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     ),
     "tensorflow-xla": FrameworkEntry(
         module="cubemesh.frameworks.tensorflow.xla",
+        title="TensorFlow XLA",
         layout="nhwc",
         summary="TensorFlow, each step compiled by XLA",
         packages=("tensorflow", "tensorflow-cpu", "numpy"),
@@ -138,6 +152,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     ),
     "keras": FrameworkEntry(
         module="cubemesh.frameworks.keras",
+        title="Keras",
         layout="nhwc",
         summary="Keras 3 on TensorFlow, train_on_batch; CNNs",
         packages=("keras", "tensorflow", "tensorflow-cpu", "numpy"),

@@ -55,6 +55,11 @@ class NetworkEntry:
         names = ("image_size", "classes", "sequence_length", "vocabulary", "hidden")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
+    @property
+    def samples(self) -> str:
+        """What its samples are: `images` or `sequences` of tokens."""
+        return "images" if self.image_size else "sequences"
+
 
 _DOCUMENT_001 = "DGX-1 best practices [001] (2018)"
 _GOOGLENET = "Szegedy et al., Going deeper with convolutions (2014)"

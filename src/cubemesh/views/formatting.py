@@ -55,6 +55,7 @@ SCALED = frozenset({"bytes", "B", "s", "FLOP", "FLOP/s", "B/s", "bytes/s", "Hz",
 """Units with SI prefixes: they are in the cell, not in the column head."""
 
 _WHOLE = 1e15
+_HOUR_S, _DAY_S = 3600.0, 86400.0
 _LONG_S = 120
 """Longer durations are in minutes, hours or days."""
 _OF_RANK = re.compile(r"^rank \d+ of \d+: ")
@@ -97,10 +98,12 @@ def split_figure(
     value: float, unit: str, low: float | None, high: float | None
 ) -> tuple[str, str, str]:
     """A figure for large print: the number, its unit, and its interval ("± 14", "84 to 530" of a
-    wide one, or "")."""
+    wide one, or ""). The unit of a ratio is next to the number: "1.32×"."""
+    if unit == "×":
+        figure, _, interval = split_figure(value, "", low, high)
+        return f"{figure}×", "", interval
     if unit == "s" and value >= _LONG_S:
-        ends = [] if low is None or high is None else [format_seconds(low), format_seconds(high)]
-        return format_seconds(value), "", " to ".join(dict.fromkeys(ends))
+        return _split_duration(value, low, high)
     text = quantity(value, unit if unit in SCALED else "", low, high)
     if wide := _WIDE.fullmatch(text):
         return wide["figure"], wide["scaled"] or clean(unit), wide["ends"]
@@ -109,6 +112,19 @@ def split_figure(
     if not interval:
         figure, _, scaled = figure.partition(" ")
     return figure, scaled or clean(unit), f"± {spread}" if spread else ""
+
+
+def _split_duration(value: float, low: float | None, high: float | None) -> tuple[str, str, str]:
+    """A duration of minutes or more and its interval, to the same unit."""
+    if low is None or high is None:
+        return format_seconds(value), "", ""
+    half = max(high - value, value - low)
+    if value >= _DAY_S:
+        text = format_interval(value / _DAY_S, low / _DAY_S, high / _DAY_S)
+        figure, _, spread = text.partition(" ± ")
+        return f"{figure} days", "", f"± {spread}"
+    per = 60 if value >= _HOUR_S else 1
+    return format_seconds(value), "", f"± {format_seconds(per * math.ceil(half / per))}"
 
 
 def words(name: str) -> str:

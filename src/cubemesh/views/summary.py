@@ -1,8 +1,8 @@
 """Summary of a performance check: one screen, wrapped to the width of the terminal.
 
 The order is that of the questions: the machine, how fast it trains, what others reach, the largest
-loss with its measured remedy, what else was gained, the page and the next command. Tables, charts
-and every warning are in the page.
+loss with its measured remedy, what is left to gain, and the next commands, which apply the
+remedies. Tables, charts and every warning are in the page.
 """
 
 from __future__ import annotations
@@ -24,33 +24,34 @@ if TYPE_CHECKING:
     from cubemesh.api.run import RunResult
 
 HEADINGS = {
-    "How fast": ("throughput", "failed-run"),
-    "What others reach": ("published-ratio",),
-    "Largest loss": ("largest-loss", "no-loss"),
-    "More speed": ("further-gain",),
-    "Training time": ("training-time",),
+    "How fast": ("throughput", "training-time", "failed-run"),
+    "What others reach": ("published-ratio", "published-other-device"),
+    "Throughput loss": ("largest-loss", "no-loss", "throughput-loss"),
+    "Left to gain": ("further-gain", "no-further-gain"),
 }
 """Heading → codes of its findings."""
 MAX_WARNINGS = 2
+MAX_REMEDIES = 2
 
 
-def print_run(console: Console, found: RunResult, page: Path | None = None) -> None:
+def print_run(console: Console, found: RunResult) -> None:
     """The result of `cubemesh run`: the summary of a performance check, else every answer."""
     answers = found.answers
     if found.machine is not None and [a.experiment for a in answers] == [PERFORMANCE_CHECK.name]:
-        print_summary(console, found.machine, answers[0], page)
+        print_summary(console, found.machine, answers[0])
         return
     print_experiments(console, found.experiments, found.claims)
     if found.compared is not None:
         console.print()
         print_answer(console, found.compared)
-    if page is not None:
-        console.print(f"report  {page.resolve()}", soft_wrap=True, markup=False)
 
 
-def print_summary(
-    console: Console, machine: Machine, answer: Answer, page: Path | None = None
-) -> None:
+def print_page(console: Console, page: Path) -> None:
+    """Where the page of a run is."""
+    _commands(console, "Report", [str(page.resolve())])
+
+
+def print_summary(console: Console, machine: Machine, answer: Answer) -> None:
     """One screen of an answer."""
     console.print(Text(formatting.machine_line(machine), style="bold"))
     for heading, codes in HEADINGS.items():
@@ -60,8 +61,6 @@ def print_summary(
     warnings = list(_warnings(answer))
     if warnings:
         _section(console, "Caveats", warnings, style=CAUTION)
-    if page is not None:
-        _commands(console, "Report", [str(page.resolve())])
     _commands(console, "Next", _next(answer))
 
 
@@ -102,10 +101,14 @@ def _warnings(answer: Answer) -> Iterator[Text]:
 
 
 def _next(answer: Answer) -> Iterator[str]:
-    """The next commands."""
+    """The commands that apply the remedies, and what to run next."""
+    findings = [f for f in answer.findings if any(f.code in codes for codes in HEADINGS.values())]
+    remedies = [f.remedy.partition("cubemesh ") for f in findings if "cubemesh " in f.remedy]
+    for _, command, arguments in remedies[:MAX_REMEDIES]:
+        yield f"{command}{arguments}"
     if any(finding.caveats for finding in answer.findings):
         yield "cubemesh run quick --no-cache --wait-quiet 10m"
-    networks = [row[0].text for table in answer.tables[:1] for row in table.rows]
-    if networks:
-        yield f"cubemesh tune {networks[-1]}"
+    first = next((f.text.partition(" ")[0] for f in findings if f.code == "throughput"), "")
+    if first:
+        yield f"cubemesh tune {first}"
     yield "cubemesh experiments"

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.schema import Line
 
 _COLOURS: Mapping[str, tuple[str, str]] = {
@@ -42,6 +43,12 @@ DARK: Mapping[str, str] = {name: dark for name, (_, dark) in _COLOURS.items()}
 FONT = "Inter, system-ui, -apple-system, 'Segoe UI', sans-serif"
 
 _CATEGORIES = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
+_PROGRAMS = {
+    name: place - 1
+    for place, (key, one) in enumerate(FRAMEWORKS.items())
+    for name in (key, one.title)
+}
+"""Name of a framework or its programs → place of its colour, the same in every chart."""
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 _DASHES: Mapping[str, tuple[int, ...]] = {
     "measured": (1, 0),
@@ -70,15 +77,17 @@ def variable(name: str) -> str:
 
 
 def line_styles(lines: Sequence[Line]) -> tuple[LineStyle, ...]:
-    """One style per line: categorical colours for measured and forecast lines, grey for published
-    and reference lines."""
+    """One style per line: categorical colours for measured and forecast lines, by program where all
+    of them are programs; grey for published and reference lines."""
     styles = []
-    own = 0
+    names = [line.name for line in lines if line.role in ("measured", "forecast")]
+    programs = all(name in _PROGRAMS for name in names)
+    places = iter([_PROGRAMS[name] if programs else i for i, name in enumerate(names)])
     for line in lines:
         if line.role in ("measured", "forecast"):
+            own = next(places)
             colour = variable(_CATEGORIES[own % len(_CATEGORIES)])
             shape = _SHAPES[own % len(_SHAPES)]
-            own += 1
         else:
             colour = variable("published" if line.role == "published" else "soft")
             shape = "circle"

@@ -41,4 +41,4 @@ def test_a_significant_difference_has_disjoint_intervals_and_three_percent(a, b,
 
 
 def test_format_of_a_ratio():
-    assert format_ratio(ratio(figure(132, 0.01), figure(100, 0.01))) == "1.32× (1.29–1.35)"
+    assert format_ratio(ratio(figure(132, 0.01), figure(100, 0.01))) == "1.320 ± 0.027×"

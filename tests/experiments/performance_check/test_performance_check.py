@@ -2,13 +2,17 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from typer.main import get_command
 
 from answers import codes, finding, table, texts, values
+from cubemesh.cli.main import app
 from cubemesh.errors import UsageError
+from cubemesh.experiments.core.settings import request, split
 from cubemesh.experiments.performance_check.experiment import EXPERIMENT, Settings
-from cubemesh.experiments.registry import Context
+from cubemesh.experiments.registry import Context, entry
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.schema import Figure, Gpu, RunSpec, TrainSteps, Window
+from cubemesh.measure.timing.interleaved_ab import SECOND_PROGRAM
+from cubemesh.schema import Figure, Gpu, Rank, RunSpec, TrainSteps, Window, warn
 from cubemesh.schema.comparison import RATIO
 from cubemesh.schema.record import AGAINST
 
@@ -151,7 +155,9 @@ def test_the_throughput_is_that_of_the_fastest_program(context, play, measure):
     _, answer = run(play, context, measure)
     own = finding(answer, "throughput")
     assert own.value == pytest.approx(128, rel=0.01)
+    assert own.unit == "images/s"
     programs = table(answer, "fastest / this")
+    assert programs.columns[2].unit == "images/s"
     assert texts(programs, "program") == ["pytorch-captured", "PyTorch eager", "torch.compile"]
     assert values(programs, "fastest / this") == [None, approx(2.0), approx(2.0 / 1.5)]
 
@@ -170,8 +176,73 @@ def test_the_largest_loss_has_the_gain_of_the_remedy_that_was_tried(context, pla
     loss = finding(answer, "largest-loss")
     assert loss.value == pytest.approx(2.0, rel=0.01)
     assert "framework=pytorch-captured" in loss.remedy
-    gains = [f.value for f in answer.findings if f.code == "further-gain"]
-    assert gains == pytest.approx([1.8, 1.1], rel=0.01)
+    left = [f for f in answer.findings if f.code == "further-gain"]
+    assert [f.value for f in left] == pytest.approx([1.8, 1.1], rel=0.01)
+    assert "--set cache_decoded=true" in left[0].remedy
+    assert "--batch-per-device 128" in left[1].remedy
+    assert "no-further-gain" not in codes(answer)
+
+
+def test_remedies_that_are_one_change_are_one_finding(context, play, measure):
+    _, answer = run(play, context, measure, Settings(trials=False))
+    losses = [f for f in answer.findings if f.code in ("largest-loss", "throughput-loss")]
+    assert [f.code for f in losses] == ["largest-loss"]
+    assert "little-cnn" in losses[0].text
+    assert "resnet-18" in losses[0].text
+    assert texts(table(answer, "gain"), "in the figure of this machine") == ["yes", "yes"]
+    assert "no-further-gain" in codes(answer), "what the figures do not include was not tried"
+
+
+def test_the_commands_of_remedies_are_valid(context, play, measure):
+    _, answer = run(play, context, measure)
+    commands = [f.remedy.partition("cubemesh ")[2].split() for f in answer.findings if f.remedy]
+    assert len(commands) == 4
+    for verb, *arguments in commands:
+        parsed = get_command(app).commands[verb].make_context(verb, arguments)
+        given = request(entry(verb), split(parsed.params["settings"]))
+        assert given.overrides["framework"] == "pytorch-captured"
+
+
+def test_a_larger_loss_than_that_of_eager_is_the_largest(context, play, measure):
+    close = {**SPEEDS, "pytorch": 1.9, "pytorch-compiled": 1.9}
+    _, answer = run(play, context, lambda spec: measure(spec, close))
+    loss = finding(answer, "largest-loss")
+    assert loss.value == pytest.approx(1.8, rel=0.01)
+    assert finding(answer, "throughput-loss").value == pytest.approx(2.0 / 1.9, rel=0.01)
+    assert [f.value for f in answer.findings if f.code == "further-gain"] == [approx(1.1)]
+
+
+def test_a_program_without_an_interval_is_not_compared(context, play, measure):
+    def short(spec):
+        record = measure(spec)
+        if spec.other is None or spec.other.program.framework != "pytorch-compiled":
+            return record
+        return replace(record, windows=record.windows[:4])
+
+    _, answer = run(play, context, short)
+    programs = table(answer, "fastest / this")
+    assert texts(programs, "fastest / this") == ["fastest", "", "not compared"]
+
+
+def test_warnings_of_the_program_compared_with_do_not_mark_the_throughput(context, play, measure):
+    def drifting(spec, side):
+        cause = f"{side}Steps became 3 % slower."
+        record = measure(spec)
+        return replace(record, warnings=(warn("drift", cause, ""),)) if spec.other else record
+
+    settings = Settings(networks=("resnet-18",), batch_sizes=(64,), trials=False)
+    _, answer = run(play, context, lambda spec: drifting(spec, SECOND_PROGRAM), settings)
+    assert finding(answer, "throughput").caveats == ()
+    assert finding(answer, "largest-loss").caveats == ("drift",)
+    _, answer = run(play, context, lambda spec: drifting(spec, ""), settings)
+    assert finding(answer, "throughput").caveats == ("drift",)
+
+
+def test_sequences_have_their_unit_and_their_data(context, play, measure):
+    settings = Settings(networks=("gpt2",), batch_sizes=(64,), trials=False)
+    _, answer = run(play, context, measure, settings)
+    assert finding(answer, "throughput").unit == "sequences/s"
+    assert "--data synthetic" in finding(answer, "largest-loss").remedy
 
 
 def test_without_a_significant_gain_there_is_no_loss(context, play, measure):
@@ -202,12 +273,37 @@ def test_published_results_on_a_cpu_are_compared_at_the_same_precision(machine, 
 
     def on_cpu(spec):
         record = measure(spec)
-        return replace(record, ranks=tuple(replace(r, device="cpu") for r in record.ranks))
+        rank = Rank(
+            rank=0, host="bench", device="cpu", device_name="Model T", outcome=record.outcome
+        )
+        return replace(record, ranks=(rank,))
 
     _, answer = run(play, context, on_cpu)
-    own = [f for f in answer.findings if f.code == "published-ratio"]
-    for found in own:
-        assert found.value > 0
+    assert finding(answer, "published-other-device").value > 0
+    assert "published-ratio" not in codes(answer), "its processor is of another class"
+
+
+def test_frameworks_that_cannot_share_a_process_are_refused(context):
+    settings = Settings(frameworks=("pytorch", "jax"))
+    for start in (lambda: next(EXPERIMENT.plan(settings, context)), announced(settings, context)):
+        with pytest.raises(UsageError, match=r"pytorch and jax cannot share a process"):
+            start()
+
+
+def announced(settings, context):
+    return lambda: EXPERIMENT.announce(settings, context)
+
+
+def test_a_tuning_of_another_library_is_compared_with_nothing(machine, clock, play, measure):
+    def tuned(spec):
+        return replace(spec, program=replace(spec.program, framework="jax"))
+
+    context = Context(machine=machine, clock=clock, tuned=tuned)
+    settings = Settings(networks=("resnet-18",), trials=False)
+    planned, answer = run(play, context, measure, settings)
+    assert all(spec.other is None for spec in planned)
+    assert "torch.compile" not in EXPERIMENT.announce(settings, context)
+    assert finding(answer, "throughput").value is not None
 
 
 def test_no_framework_is_one_error_with_the_command(monkeypatch, context):

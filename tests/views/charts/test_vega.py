@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cubemesh.schema import Axis, Chart, Line, Point
 from cubemesh.views.charts.files import inline_svg
 from cubemesh.views.charts.vega import missing_points, vega_lite
+from cubemesh.views.theme import line_styles
 
 
 def chart(*lines: Line, kind: Any = "line", x: str = "log2", y: str = "linear") -> Chart:
@@ -101,6 +102,16 @@ def test_roles_differ_in_dash_and_colour():
     assert encoding["color"]["scale"]["range"] == ["var(--c1)", "var(--published)", "var(--c2)"]
     assert encoding["strokeDash"]["scale"]["range"] == [[1, 0], [5, 4], [1, 4]]
     assert len(marks(spec, "area")) == 1, "a forecast's interval is a band"
+
+
+def test_a_program_has_one_colour_in_every_chart():
+    def colours(*names):
+        return [look.colour for look in line_styles([Line(name=n, points=()) for n in names])]
+
+    eager, compiled, captured = colours("PyTorch eager", "torch.compile", "pytorch-captured")
+    assert len({eager, compiled, captured}) == 3
+    assert colours("pytorch-captured", "pytorch") == [captured, eager]
+    assert colours("batch size 8", "pytorch-captured") == colours("a", "b")
 
 
 def test_measured_interval_is_a_bar_with_its_ends():

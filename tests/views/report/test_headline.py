@@ -86,6 +86,13 @@ def test_a_long_sentence_is_divided_after_its_figure():
     assert lead([answer(asked)]) == ("", "")
 
 
+def test_the_headline_of_a_throughput_is_followed_by_its_verdict():
+    figure = finding("throughput", "resnet-50 trains.", question="How fast?")
+    verdict = finding("verdict", "That is 12 % above.", None, remedy="Train: cubemesh train x")
+    assert lead([answer(figure, verdict)]) == (verdict.text, verdict.remedy)
+    assert lead([answer(finding("wrong-results", "Wrong."), figure, verdict)]) == ("", "")
+
+
 def test_an_interval_is_not_a_condition():
     text = (
         "resnet-50 trains fastest with tensorflow, which needs many words: 1.09× (1.05–1.15) eager."
@@ -120,4 +127,4 @@ def test_a_long_duration_is_in_hours():
     one = finding("training-time", "T.", 12910.0, unit="s", low=12790.0, high=13080.0, question="?")
     (card,) = cards([answer(one)])
     assert (card.figure, card.unit) == ("3 h 35 min", "")
-    assert card.interval == "3 h 33 min to 3 h 38 min"
+    assert card.interval == "± 3 min"

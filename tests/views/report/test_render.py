@@ -187,6 +187,14 @@ def test_warnings_of_one_code_share_a_chip(made):
     assert len(made_chips[0].seen) == 1
 
 
+def test_a_warning_names_the_runs_that_have_it(made, sample):
+    record = next(r for r in sample.records.values() if r.warnings)
+    warning = record.warnings[0]
+    ((_, _, runs),) = chips([warning], list(sample.records.values()))[0].seen
+    assert record.run_id in dict(runs)
+    assert len(runs) == sum(warning in r.warnings for r in sample.records.values())
+
+
 def test_several_gpus_are_drawn_with_their_rings(written, sample, made):
     page = written(sample, machine=made.machine(gpus=8)).read_text()
     assert '<figure class="topology"><svg ' in page

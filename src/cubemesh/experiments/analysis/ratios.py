@@ -57,9 +57,8 @@ def significance(found: Figure) -> int:
 
 
 def format_ratio(found: Figure) -> str:
-    """`1.32× (1.28–1.37)`."""
-    low, high = bounds(found)
-    return f"{found.value:.2f}× ({low:.2f}–{high:.2f})"
+    """`1.32 ± 0.05×`."""
+    return format_interval(found.value, found.low, found.high, "×")
 
 
 def plus_minus(figure: Figure) -> str:

@@ -77,14 +77,19 @@ def with_against(
     if changes.get("precision", "fp16") != "fp16":
         changes = {"loss_scale": None, **changes}  # which only fp16 has
     other = apply(spec, changes)
-    _check_frameworks(spec.program.framework, other.program.framework, environments)
+    check_shared_process(spec.program.framework, other.program.framework, environments)
     against = Against(work=other.work, placement=other.placement, program=other.program)
     return dataclasses.replace(spec, against=against)
 
 
-def _check_frameworks(first: str, second: str, environments: Mapping[str, Environment]) -> None:
-    pythons = {found.python if (found := environments.get(f)) else "" for f in (first, second)}
-    if entry(first).requires == entry(second).requires and len(pythons) == 1:
+def check_shared_process(
+    first: str, second: str, environments: Mapping[str, Environment] | None = None
+) -> None:
+    """UsageError for two frameworks that cannot run in one process; `environments` are those with a
+    separate Python."""
+    known = environments or {}
+    pythons = {found.python if (found := known.get(f)) else "" for f in (first, second)}
+    if entry(first).shares_process(entry(second)) and len(pythons) == 1:
         return
     raise UsageError(
         f"{first} and {second} cannot share a process: they would compete for threads and memory, "

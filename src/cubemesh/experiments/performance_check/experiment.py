@@ -15,15 +15,10 @@ from dataclasses import dataclass, replace
 
 from cubemesh.data.images.generated_jpegs import NAME as JPEG_FILES
 from cubemesh.errors import UsageError
+from cubemesh.experiments.core.ab_overrides import check_shared_process
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
-from cubemesh.experiments.performance_check.report import (
-    PROGRAM_NAMES,
-    PerformanceCheck,
-    charts,
-    findings,
-    notes,
-    tables,
-)
+from cubemesh.experiments.performance_check.analysis import PerformanceCheck
+from cubemesh.experiments.performance_check.report import NOTES, charts, findings, tables
 from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.networks import build
 from cubemesh.networks import entry as network_entry
@@ -126,16 +121,18 @@ def _cached_s(record: RunRecord) -> float:
 
 def announce(settings: Settings, context: Context) -> str:
     """The plan in a sentence."""
+    specs = _base_specs(settings, context)
     workloads = format_list(
         f"{_network(spec)} (batch size {spec.batch_per_device}, {spec.program.precision})"
-        for spec in _base_specs(settings, context)
+        for spec in specs
     )
-    names = {
-        name: None
-        for spec in _base_specs(settings, context)
-        for name in _installed(settings, _network(spec), context)
-    }
-    programs = format_list(PROGRAM_NAMES.get(name, name) for name in names)
+    programs = format_list(
+        dict.fromkeys(
+            entry(one.program.framework).title
+            for spec in specs
+            for one in (spec, *_stock(settings, spec, context))
+        )
+    )
     return (
         f"Trains {workloads} with {programs}, then tries what would make it faster: about "
         f"{format_seconds(60 * _minutes(settings, context))}."
@@ -170,16 +167,19 @@ def _base_specs(settings: Settings, context: Context) -> list[RunSpec]:
 def _installed(settings: Settings, network: str, context: Context) -> list[str]:
     """The frameworks for a network, the fastest known first; those not installed are left out."""
     if settings.frameworks:
-        return list(dict.fromkeys(settings.frameworks))
+        fastest, *others = dict.fromkeys(settings.frameworks)
+        for other in others:
+            check_shared_process(fastest, other)
+        return [fastest, *others]
     sequences = context.has_gpu and not network_entry(network).image_size
     preferred = (FASTEST_SEQUENCES, *FASTEST) if sequences else FASTEST
-    fastest = next((name for name in preferred if FRAMEWORKS[name].installed), None)
-    if fastest is None:
+    fastest = next((name for name in preferred if FRAMEWORKS[name].installed), "")
+    if not fastest:
         raise UsageError(
             "No framework that computes is installed. Install PyTorch: "
             f"{FRAMEWORKS['pytorch'].install}"
         )
-    stock = [n for n in STOCK if FRAMEWORKS[n].requires == FRAMEWORKS[fastest].requires]
+    stock = [name for name in STOCK if FRAMEWORKS[name].installed]
     return list(dict.fromkeys((fastest, *stock)))
 
 
@@ -215,9 +215,13 @@ def _fitting(network: str, batch: int, program: ProgramSettings, context: Contex
 
 
 def _stock(settings: Settings, spec: RunSpec, context: Context) -> list[RunSpec]:
-    """`spec` with each framework to compare with."""
-    known = _installed(settings, _network(spec), context)
-    names = [name for name in known if name != spec.program.framework]
+    """`spec` with each framework to compare with in one process."""
+    own = spec.program.framework
+    names = [
+        name
+        for name in _installed(settings, _network(spec), context)
+        if name != own and entry(name).shares_process(entry(own))
+    ]
     return [replace(spec, program=replace(spec.program, framework=name)) for name in names]
 
 
@@ -274,7 +278,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         charts=tuple(charts(check)),
         warnings=tuple(w for r in records for w in r.warnings),
         run_ids=tuple(r.run_id for r in records),
-        notes=notes(check),
+        notes=NOTES,
     )
 
 

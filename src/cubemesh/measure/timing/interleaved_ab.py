@@ -45,6 +45,8 @@ RUN_AHEAD_STEPS, RUN_AHEAD_S = 4, 0.5
 busy."""
 ORDERS = ((0, 1, 1, 0), (1, 0, 0, 1))
 """Orders of the sides within a block."""
+SECOND_PROGRAM = "Second program: "
+"""How the cause of a warning about the other side begins."""
 ALONE = (
     "only one instance of each program was built, and instances of one program can differ by a "
     "percent. Set instances=4 or more."

@@ -15,7 +15,7 @@ from typing import Any
 import altair as alt
 
 from cubemesh.schema import Chart, Point
-from cubemesh.views.formatting import axis_title, clean, number, quantity
+from cubemesh.views.formatting import axis_title, clean, number, quantity, split_figure
 from cubemesh.views.theme import line_styles
 
 Row = dict[str, Any]
@@ -98,7 +98,9 @@ class Frame:
         row = self._named_row(index, point)
         row |= {
             "y": point.y,
-            "label": clean(point.label) if self.chart.kind == "scatter" else number(point.y),
+            "label": clean(point.label)
+            if self.chart.kind == "scatter"
+            else split_figure(point.y, "", low, high)[0],
             "value": quantity(point.y, self.chart.y.unit, low, high),
         }
         row["description"] = f"{row['title']}: {row['value']}"

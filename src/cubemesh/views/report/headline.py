@@ -83,11 +83,18 @@ def headline(answers: Sequence[Answer], records: Iterable[RunRecord]) -> str:
 
 
 def lead(answers: Sequence[Answer], records: Iterable[RunRecord] = ()) -> tuple[str, str]:
-    """The rest of the headline's sentence, and its remedy, where no card has them."""
-    top = top_finding(answers, records)
-    if top is None or top.question is not None:
+    """What the headline's figure is worth (the finding `verdict` of its answer) and the remedy;
+    without it the rest of the headline's sentence and its remedy, where no card has them."""
+    measured = [one for one in ranked(answers, records) if not one.answer.simulated]
+    if not measured:
         return "", ""
-    return split_text(top)[2], formatting.clean(top.remedy)
+    top = measured[0]
+    verdict = next((f for f in top.answer.findings if f.code == "verdict"), None)
+    if verdict is not None and top.finding.code == "throughput":
+        return formatting.clean(verdict.text), formatting.clean(verdict.remedy)
+    if top.finding.question is not None:
+        return "", ""
+    return split_text(top.finding)[2], formatting.clean(top.finding.remedy)
 
 
 def top_finding(answers: Sequence[Answer], records: Iterable[RunRecord]) -> Finding | None:
@@ -104,7 +111,7 @@ def split_text(finding: Finding) -> tuple[str, str, str]:
         return text, "", ""
     figure = formatting.split_figure(finding.value, finding.unit, finding.low, finding.high)[0]
     title, colon, rest = text.partition(": ")
-    if not colon or figure not in title:
+    if not colon or figure.rstrip("×") not in title:
         found = _CONDITIONS.search(text)
         return (text, "", "") if found is None else (text.replace(found[0], "", 1), found[1], "")
     found = _CONDITIONS.search(title)
@@ -161,7 +168,7 @@ def _is_compared(finding: Finding, answer: Answer) -> bool:
         return True
     first = finding.text.split(" ")[0]
     return finding.code == "throughput" and any(
-        f.code == "published-ratio" and f.text.startswith(first) for f in answer.findings
+        f.code.startswith("published-") and f.text.startswith(first) for f in answer.findings
     )
 
 

@@ -74,14 +74,13 @@ class Chip:
     code: str
     label: str
     meaning: str
-    seen: tuple[tuple[str, str], ...]
-    """(cause, remedy), each pair once."""
+    seen: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]
+    """(cause, remedy, its runs as (id, name)), each cause and remedy once."""
 
 
-_QUESTIONS = {"further-gain": "What else makes it faster?"}
-"""Code → question of its card, where the finding has none."""
 _SIDES = {
     "published-ratio": ("this machine", "published"),
+    "published-other-device": ("this machine", "published"),
     "largest-loss": ("with the remedy", "without"),
     "further-gain": ("with the change", "without"),
     "machine-ratio": ("this machine", "the other"),
@@ -103,8 +102,7 @@ def cards(answers: Sequence[Answer], records: Iterable[RunRecord] = ()) -> tuple
 
     def question(answer: Answer, finding: Finding) -> str | None:
         """Of the finding; without one, that of the same code in the same experiment."""
-        own = finding.question or shared.get((answer.experiment, finding.code))
-        return own or _QUESTIONS.get(finding.code)
+        return finding.question or shared.get((answer.experiment, finding.code))
 
     best: dict[str | None, Ranked] = {}
     for one in order:
@@ -157,8 +155,9 @@ def _bars(finding: Finding) -> tuple[tuple[str, float, str], ...]:
     if names is None or finding.value is None or not 0 < finding.value < _MOST_RATIO:
         return ()
     longest = max(finding.value, 1.0)
-    sides = zip(names, (finding.value, 1.0), strict=True)
-    return tuple((name, v / longest, f"{formatting.number(v)}×") for name, v in sides)
+    figure = formatting.split_figure(finding.value, "×", finding.low, finding.high)[0]
+    sides = zip(names, (finding.value, 1.0), (figure, "1×"), strict=True)
+    return tuple((name, v / longest, text) for name, v, text in sides)
 
 
 def section(
@@ -181,7 +180,7 @@ def section(
         "words": "half" if len(charts) % 2 else "full" if charts or not widths else widths[0],
         "charts": charts,
         "tables": list(zip(tables, widths, strict=True)),
-        "chips": chips(answer.warnings),
+        "chips": chips(answer.warnings, [records[i] for i in answer.run_ids if i in records]),
     }
 
 
@@ -329,18 +328,24 @@ def _width(table: TextTable) -> str:
     return next(fits, "full")
 
 
-def chips(warnings: Iterable[Warning]) -> tuple[Chip, ...]:
-    """One chip per code, in the order of the warnings."""
-    by_code: dict[str, dict[tuple[str, str], None]] = {}
+def chips(warnings: Iterable[Warning], records: Sequence[RunRecord] = ()) -> tuple[Chip, ...]:
+    """One chip per code, in the order of the warnings, with those of `records` that have it."""
+    runs: dict[Warning, dict[str, str]] = {}
+    for record in records:
+        for warning in record.warnings:
+            name = formatting.run_name(record.spec)
+            runs.setdefault(warning, {})[record.run_id] = name
+    by_code: dict[str, dict[tuple[str, str], dict[str, str]]] = {}
     for warning in warnings:
         seen = by_code.setdefault(warning.code, {})
-        seen[formatting.clean(warning.cause), formatting.clean(warning.remedy)] = None
+        words = formatting.clean(warning.cause), formatting.clean(warning.remedy)
+        seen.setdefault(words, {}).update(runs.get(warning, {}))
     return tuple(
         Chip(
             code=formatting.clean(code),
             label=formatting.clean(code).replace("-", " "),
             meaning=WARNINGS.get(code, ""),
-            seen=tuple(seen),
+            seen=tuple((*words, tuple(of.items())) for words, of in seen.items()),
         )
         for code, seen in by_code.items()
     )

@@ -29,7 +29,12 @@ from cubemesh.frameworks.contract.program import (
 )
 from cubemesh.measure.figures import figures
 from cubemesh.measure.telemetry.telemetry import Telemetry
-from cubemesh.measure.timing.interleaved_ab import InterleavedResult, Side, alternate
+from cubemesh.measure.timing.interleaved_ab import (
+    SECOND_PROGRAM,
+    InterleavedResult,
+    Side,
+    alternate,
+)
 from cubemesh.measure.validity import window_warnings
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import strategies
@@ -183,4 +188,4 @@ def _log_comparison(found: InterleavedResult, log: EventLog) -> None:
     for warning in window_warnings([w for w in found.windows if w.phase != AGAINST]):
         log.warning(warning)
     for warning in window_warnings(second):
-        log.warning(dataclasses.replace(warning, cause=f"Second program: {warning.cause}"))
+        log.warning(dataclasses.replace(warning, cause=SECOND_PROGRAM + warning.cause))

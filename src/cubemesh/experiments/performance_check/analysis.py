@@ -1,0 +1,376 @@
+"""Workloads of a performance check: their throughput, speed-ups, and measured losses.
+
+A workload has one throughput: the windows of all runs of its fastest program are pooled, those of
+an interleaved run included. A gain is a ratio from one interleaved process where the two programs
+can share one, and a ratio of two runs for programs that read files, whose threads cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from cubemesh.experiments.analysis.caveats import noise_codes
+from cubemesh.experiments.analysis.comparison import ratio_of_record
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by
+from cubemesh.experiments.analysis.ratios import ratio, reciprocal, significance
+from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.measure.timing.interleaved_ab import SECOND_PROGRAM
+from cubemesh.networks import NETWORKS
+from cubemesh.networks.own_input import at_own_size
+from cubemesh.papers.published import figures as published_figures
+from cubemesh.papers.published import stock_figures
+from cubemesh.papers.published.nearest import precision_distance, same_device
+from cubemesh.schema import (
+    Ceiling,
+    Figure,
+    ProgramSettings,
+    PublishedFigure,
+    RunRecord,
+    RunSpec,
+    TrainSteps,
+)
+
+STOCK, DOUBLED, FILES, GPU_DECODED, CACHED, PROFILE, SINGLE = (
+    *("stock", "batch size", "files", "files, decoded on the GPU", "files, decoded once"),
+    *("profile", "single"),
+)
+"""What a run was made for."""
+DECODING = {
+    GPU_DECODED: "decode_location=device",
+    CACHED: "cache_decoded=true",
+}
+"""Run with a remedy for slow input → its setting."""
+MIN_LOSS = 0.02
+"""Smallest fraction of throughput that is reported as a loss."""
+
+
+def role_of(record: RunRecord) -> str:
+    """What a training run of this experiment was made for."""
+    spec, other = record.spec, record.spec.other
+    assert isinstance(spec.work, TrainSteps)
+    if other is not None:
+        return DOUBLED if other.batch_per_device != spec.batch_per_device else STOCK
+    if spec.budget.attribution:
+        return PROFILE
+    if spec.work.data == "synthetic":
+        return SINGLE
+    if spec.program.cache_decoded:
+        return CACHED
+    return GPU_DECODED if spec.program.decode_location == "device" else FILES
+
+
+def title_of(framework: str) -> str:
+    """The name of a framework's programs in a sentence."""
+    known = FRAMEWORKS.get(framework)
+    return known.title if known is not None else framework
+
+
+def train_command(spec: RunSpec, *, data: str = "", setting: str = "", batch: int = 0) -> str:
+    """The command that trains the network of `spec` with its program, or another batch size, a
+    `setting` more, and data of their own (options of `cubemesh train`)."""
+    assert isinstance(spec.work, TrainSteps)
+    network, program = NETWORKS.get(spec.work.network), spec.program
+    if not data and network is not None and not network.image_size:
+        data = "--data synthetic"  # the default has images
+    usual = program.precision == ProgramSettings().precision
+    parts = (
+        f"cubemesh train {spec.work.network}",
+        data,
+        f"--batch-per-device {batch or spec.batch_per_device}",
+        "" if usual else f"--precision {program.precision}",
+        f"--set framework={program.framework}",
+        f"--set {setting}" if setting else "",
+    )
+    return " ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A measured loss of throughput, and the remedy that was tried."""
+
+    network: str
+    cause: str
+    baseline: str
+    """The program that has the loss."""
+    gain: Figure
+    """Throughput with the remedy, as a multiple of the baseline's."""
+    remedy: str
+    command: str
+    """Applies the remedy."""
+    included: bool = False
+    """Whether the figure of the machine has the remedy already."""
+    caveats: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """Fraction of the remedied throughput that the baseline lacks."""
+        return 1 - 1 / self.gain.value
+
+    @property
+    def significant(self) -> bool:
+        """Whether the gain is significant and large enough to report."""
+        return significance(self.gain) > 0 and self.share >= MIN_LOSS
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The runs of one network and batch size."""
+
+    network: str
+    batch: int
+    records: tuple[RunRecord, ...]
+
+    def role(self, name: str) -> list[RunRecord]:
+        """The runs made for `name`."""
+        return [r for r in self.records if role_of(r) == name]
+
+    @cached_property
+    def group(self) -> Group[str]:
+        """All runs of the fastest known program on resident data."""
+        own = [r for r in self.records if role_of(r) in (STOCK, DOUBLED, SINGLE)]
+        return Group(self.network, tuple(own or self.records))
+
+    @property
+    def spec(self) -> RunSpec:
+        """The spec of the fastest known program."""
+        return self.group.records[0].spec
+
+    @property
+    def unit(self) -> str:
+        """Of its throughput: `images/s` or `sequences/s`."""
+        known = NETWORKS.get(self.network)
+        return f"{known.samples if known is not None else 'samples'}/s"
+
+    @property
+    def known(self) -> str:
+        """The framework that was expected to be the fastest, to which others are compared."""
+        return self.spec.program.framework
+
+    @cached_property
+    def _inverse(self) -> dict[str, tuple[Figure, RunRecord]]:
+        """Stock framework → throughput of `known` relative to it, with the interleaved run."""
+        return {
+            other.program.framework: (reciprocal(figure, 1.0, "×"), record)
+            for record in self.role(STOCK)
+            if (other := record.spec.other) and (figure := _ratio(record)) is not None
+        }
+
+    @cached_property
+    def fastest(self) -> str:
+        """The framework that is fastest: `known`, unless a stock one is significantly faster."""
+        slower = {
+            name: figure.value
+            for name, (figure, record) in self._inverse.items()
+            if significance(figure) < 0 and _other_throughput(record) is not None
+        }
+        return min(slower, key=lambda name: slower[name], default=self.known)
+
+    @cached_property
+    def throughput(self) -> Figure | None:
+        """Samples per second of the fastest program; None where nothing ran."""
+        if self.fastest == self.known:
+            return self.group.throughput
+        return _other_throughput(self._inverse[self.fastest][1])
+
+    @cached_property
+    def caveats(self) -> tuple[str, ...]:
+        """Codes of the warnings about the fastest program, not about those it is compared with."""
+        second = self.fastest != self.known
+        records = [self._inverse[self.fastest][1]] if second else self.group.ok
+        return noise_codes(
+            replace(
+                record,
+                warnings=tuple(
+                    w for w in record.warnings if w.cause.startswith(SECOND_PROGRAM) is second
+                ),
+            )
+            for record in records
+        )
+
+    @cached_property
+    def speedups(self) -> dict[str, Figure]:
+        """Each other framework → throughput of the fastest program relative to it."""
+        found = {self.known: Figure(value=1.0, unit="×")}
+        found |= {name: figure for name, (figure, _) in self._inverse.items()}
+        best = found.pop(self.fastest)
+        return {name: ratio(figure, best) for name, figure in found.items()}
+
+    def record_of(self, framework: str) -> RunRecord:
+        """The run that compared a framework."""
+        return self._inverse[framework][1] if framework in self._inverse else self.group.records[0]
+
+    @cached_property
+    def use_percent(self) -> float | None:
+        """Percent of the fastest matrix product that the fastest program uses; None if it is not
+        known, or above 100 with a fast algorithm."""
+        use = self.group.median_of("ceiling_mfu_percent") if self.fastest == self.known else None
+        return use if use is not None and use <= 100 else None
+
+    def losses(self) -> Iterator[Loss]:
+        """The losses for which a remedy was measured."""
+        program = title_of(self.known)
+        fastest = replace(self.spec, program=replace(self.spec.program, framework=self.fastest))
+        if "pytorch" in self.speedups:
+            yield Loss(
+                network=self.network,
+                cause="unfused kernels" if self.on_cpu else "kernel launches and unfused kernels",
+                baseline=title_of("pytorch"),
+                gain=self.speedups["pytorch"],
+                remedy=title_of(self.fastest),
+                command=train_command(fastest),
+                included=True,
+                caveats=noise_codes([self.record_of("pytorch")]),
+            )
+        by_role = {g.key: g for g in group_by(self.records, role_of)}
+        files = by_role.get(FILES)
+        tried = [
+            (figure, name, group)
+            for name in DECODING
+            if (group := by_role.get(name)) is not None and (figure := group.throughput) is not None
+        ]
+        if tried and files is not None and files.throughput is not None:
+            best, name, group = max(tried, key=lambda one: one[0].value)
+            yield Loss(
+                network=self.network,
+                cause="reading and decoding JPEG files",
+                baseline=f"{program} on JPEG files",
+                gain=ratio(best, files.throughput),
+                remedy=DECODING[name],
+                command=train_command(
+                    self.spec, data="--data images --data-path FOLDER", setting=DECODING[name]
+                ),
+                caveats=caveats(files, group),
+            )
+        for record in self.role(DOUBLED):
+            gain = _ratio(record)
+            if gain is not None:
+                yield Loss(
+                    network=self.network,
+                    cause=f"batch size {self.batch}",
+                    baseline=program,
+                    gain=gain,
+                    remedy=f"batch size {2 * self.batch}",
+                    command=train_command(self.spec, batch=2 * self.batch),
+                    caveats=noise_codes([record]),
+                )
+
+    @cached_property
+    def published(self) -> tuple[PublishedFigure, Figure] | None:
+        """The fastest published result per device of this model in this class of precision, and the
+        throughput here as a multiple of it. On a CPU: the fastest published of any."""
+        measured, device = self.throughput, self.device
+        if measured is None or not at_own_size(self.spec.work):
+            return None
+        precision = self.spec.program.precision
+        rated = []
+        for figure in (*published_figures(), *stock_figures()):
+            if figure.canonical != self.network or not figure.precision:
+                continue
+            if precision_distance(precision, figure.precision):
+                continue
+            if self.on_cpu:
+                rate = _cpu_rate(figure)
+            else:
+                alike = figure.devices and same_device(device, figure.device)
+                rated_here = alike and figure.metric == "throughput"
+                rate = figure.value / (figure.devices or 1) if rated_here else None
+            if rate is not None:
+                rated.append((rate, figure))
+        if not rated:
+            return None
+        rate, figure = max(rated, key=lambda one: one[0])
+        return figure, ratio(measured, Figure(value=rate, unit=self.unit))
+
+    @property
+    def rated(self) -> Figure | None:
+        """The throughput as a multiple of a published result of this device; None without one."""
+        if self.published is None:
+            return None
+        figure, times = self.published
+        return times if not self.on_cpu or same_device(self.device, figure.device) else None
+
+    @property
+    def device(self) -> str:
+        """Name of the device; empty if nothing ran."""
+        return next((k.device_name for r in self.records for k in r.ranks if k.device_name), "")
+
+    @property
+    def threads(self) -> int | None:
+        """CPU threads of a run; None if nothing ran."""
+        return next((k.threads for r in self.records for k in r.ranks), None)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it ran on the CPU."""
+        return any(k.device == "cpu" for r in self.records for k in r.ranks)
+
+
+def _ratio(record: RunRecord) -> Figure | None:
+    """The ratio of an interleaved run; None without an interval."""
+    found = ratio_of_record(record)
+    if found is None or not found.low or not found.high:
+        return None
+    return Figure(value=found.value, unit="×", low=found.low, high=found.high)
+
+
+def _other_throughput(record: RunRecord) -> Figure | None:
+    return record.figures.get("against_throughput_per_s")
+
+
+def _cpu_rate(figure: PublishedFigure) -> float | None:
+    """Samples per second of a published result on CPUs: a throughput, or the time of forward and
+    backward passes, which excludes the update."""
+    if figure.devices != 0:
+        return None
+    if figure.metric == "throughput":
+        return figure.value
+    if figure.metric == "forward+backward time" and figure.batch_per_device:
+        return 1e3 * figure.batch_per_device / figure.value
+    return None
+
+
+@dataclass(frozen=True)
+class PerformanceCheck:
+    """The workloads of one check, in the order they ran."""
+
+    workloads: tuple[Workload, ...]
+
+    @classmethod
+    def of(cls, records: Sequence[RunRecord]) -> PerformanceCheck:
+        """From its records."""
+        steps = [r for r in records if not isinstance(r.spec.work, Ceiling)]
+        return cls(
+            tuple(
+                Workload(group.key[0], group.key[1], group.records)
+                for group in group_by(steps, _key)
+            )
+        )
+
+    @cached_property
+    def ranked(self) -> tuple[Workload, ...]:
+        """The workloads, those with a published result first, then the last that ran."""
+        latest = self.workloads[::-1]
+        return tuple(sorted(latest, key=lambda w: w.published is None))
+
+    @cached_property
+    def tried(self) -> tuple[Loss, ...]:
+        """Every measured loss."""
+        return tuple(loss for workload in self.workloads for loss in workload.losses())
+
+    @cached_property
+    def losses(self) -> tuple[tuple[Loss, ...], ...]:
+        """The significant losses, those of one program and one cause together; the largest
+        first."""
+        found = sorted((loss for loss in self.tried if loss.significant), key=lambda o: -o.share)
+        groups: dict[tuple[str, str], list[Loss]] = {}
+        for loss in found:
+            groups.setdefault((loss.baseline, loss.cause), []).append(loss)
+        return tuple(map(tuple, groups.values()))
+
+
+def _key(record: RunRecord) -> tuple[str, int]:
+    work = record.spec.work
+    assert isinstance(work, TrainSteps)
+    return work.network, work.batch_per_device
