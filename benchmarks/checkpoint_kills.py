@@ -44,7 +44,7 @@ def keep_saving(folder: Path, first: int, reported: int) -> NoReturn:
     step = first
     while True:
         snapshot = Snapshot(weights={"w": weights_of(step)})
-        saver.save(Checkpoint(step=step, snapshot=snapshot, progress={}))
+        saver.save(Checkpoint(step=step, snapshot=snapshot))
         saver.wait()
         os.write(reported, f"{saver.newest}\n".encode())
         step += 1

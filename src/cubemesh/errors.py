@@ -4,7 +4,7 @@
     ├── UsageError           2   an invalid name, value or combination
     ├── DataError            1   an invalid or damaged file of data or of a machine
     ├── StoreError           1   the store of results cannot be read or written
-    └── BusyError           75   a device or store is in use; the same command may work later
+    └── BusyError           75   a device, store or folder is in use; try again later
 
 Three more exit codes: 98, a target accuracy is missed; 99, the threshold of `--fail-below` is
 breached; 130, interrupted.
@@ -40,7 +40,8 @@ class StoreError(CubemeshError):
 
 
 class BusyError(CubemeshError):
-    """A device or the store is in use by another process; trying again later may work."""
+    """A device, the store or a folder of checkpoints is in use by another process; trying again
+    later may work."""
 
     exit_code = 75
 

@@ -15,7 +15,7 @@ def test_incomplete_checkpoints_are_reported(script, tmp_path):
     assert "None" in lost
     other = kills.Snapshot(weights={"w": np.zeros(3, np.float32)})
     saver = kills.CheckpointWriter(tmp_path, rank=0, ranks=1, keep=2)
-    saver.save(kills.Checkpoint(step=3, snapshot=other, progress={}))
+    saver.save(kills.Checkpoint(step=3, snapshot=other))
     saver.wait()
     assert kills.check(tmp_path, reported=3).startswith("step 3 holds")
     (path,) = tmp_path.rglob("*.safetensors")

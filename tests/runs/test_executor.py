@@ -387,6 +387,21 @@ def test_a_framework_that_kills_its_server_as_it_is_imported(
     assert record.outcome.facts["phase"] == "import"
 
 
+def test_a_server_that_runs_out_of_memory_as_it_imports_is_out_of_memory(
+    make, null_spec, tmp_path, monkeypatch
+):
+    """With a count of the kernel that rises by one: a memory control group is not ours to make."""
+    (tmp_path / "largelib.py").write_text("import os; os.kill(os.getpid(), 9)\n")
+    replace_null_framework(tmp_path, "largelib", monkeypatch)
+    (killed,) = make().run([null_spec()])
+    assert killed.outcome.status is Status.KILLED
+    counts = iter([4, 5])
+    monkeypatch.setattr("cubemesh.runs.executor.oom_kills", lambda: next(counts))
+    (record,) = make().run([null_spec(seed=1)])
+    assert (record.outcome.status, record.outcome.origin) == (Status.OOM, "runner")
+    assert record.outcome.facts["phase"] == "import"
+
+
 def test_the_output_of_a_process_that_drives_several_devices_is_recorded(
     make, null_spec, tmp_path, monkeypatch
 ):

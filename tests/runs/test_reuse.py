@@ -53,7 +53,7 @@ def trained(folder, status=Status.OK, resumed_at=0, steps=20):
 def keep(folder, step):
     for rank in range(2):
         weights = {"w": np.zeros(2, np.float32)}
-        save(folder, rank, Checkpoint(step=step, snapshot=Snapshot(weights=weights), progress={}))
+        save(folder, rank, 2, Checkpoint(step=step, snapshot=Snapshot(weights=weights)))
 
 
 def test_a_training_is_reused_while_its_last_checkpoint_is_the_newest(tmp_path, reusable):
@@ -65,9 +65,9 @@ def test_a_training_is_reused_while_its_last_checkpoint_is_the_newest(tmp_path, 
     assert reusable(trained(tmp_path, resumed_at=20, steps=0)), "it was done already"
     keep(tmp_path, 30)
     assert not reusable(trained(tmp_path)), "another training continued in this folder"
-    path_of(tmp_path, 30, 1).unlink()
+    path_of(tmp_path, 30, 1, 2).unlink()
     assert reusable(trained(tmp_path)), "a checkpoint counts with the files of all ranks"
-    path_of(tmp_path, 20, 1).unlink()
+    path_of(tmp_path, 20, 1, 2).unlink()
     assert not reusable(trained(tmp_path))
 
 

@@ -21,6 +21,7 @@ from cubemesh.training import checkpoint as checkpoints
 from cubemesh.training import checkpoint_writer
 from cubemesh.training.checkpoint import Checkpoint, load, newest_whole, path_of, save, steps_in
 from cubemesh.training.checkpoint_writer import CheckpointWriter
+from cubemesh.training.history import History
 from in_memory_log import InMemoryLog
 
 
@@ -30,7 +31,7 @@ def made(step, size=8):
         arrays={"optimizer.w.step": np.array(step, np.float32)},
         plain={"scaling": {"scale": 0.1 + step}},
     )
-    return Checkpoint(step=step, snapshot=snapshot, progress={"course": step})
+    return Checkpoint(step=step, snapshot=snapshot, history=History(done=step, losses={step: 0.5}))
 
 
 def whole(folder):
@@ -41,28 +42,31 @@ def whole(folder):
 
 
 def test_a_checkpoint_is_loaded_as_it_was_saved(tmp_path):
-    size = save(tmp_path, 0, made(3))
-    assert path_of(tmp_path, 3, 0).stat().st_size == size
-    found = load(tmp_path, 3, 0)
+    size = save(tmp_path, 0, 1, made(3))
+    assert path_of(tmp_path, 3, 0, 1).stat().st_size == size
+    found = load(tmp_path, 3, 0, 1)
     assert found.snapshot.weights["w"].tolist() == [3.0] * 8
     assert found.snapshot.arrays["optimizer.w.step"] == 3
-    assert (found.snapshot.plain, found.progress) == ({"scaling": {"scale": 3.1}}, {"course": 3})
-    assert [p.name for p in path_of(tmp_path, 3, 0).parent.iterdir()] == ["rank-0.safetensors"]
+    assert found.snapshot.plain == {"scaling": {"scale": 3.1}}
+    assert found.history == History(done=3, losses={3: 0.5})
+    assert [p.name for p in path_of(tmp_path, 3, 0, 1).parent.iterdir()] == [
+        "rank-0-of-1.safetensors"
+    ]
 
 
 def test_a_checkpoint_is_complete_with_the_files_of_all_ranks(tmp_path):
     for step, ranks in ((10, (0, 1)), (20, (1,)), (30, (0,))):
         for rank in ranks:
-            save(tmp_path, rank, made(step))
-    assert steps_in(tmp_path, 2) == [10]
-    assert steps_in(tmp_path / "none", 2) == []
+            save(tmp_path, rank, 2, made(step))
+    assert list(steps_in(tmp_path)) == [10]
+    assert list(steps_in(tmp_path / "none")) == []
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "empty"])
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(tmp_path, harm):
     for step in (10, 20):
-        save(tmp_path, 0, made(step))
-    path = path_of(tmp_path, 20, 0)
+        save(tmp_path, 0, 1, made(step))
+    path = path_of(tmp_path, 20, 0, 1)
     whole = path.read_bytes()
     path.write_bytes(
         {"cut": whole[:-3], "empty": b"", "flip": whole[:-5] + bytes([whole[-5] ^ 4]) + whole[-4:]}[
@@ -73,40 +77,141 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(tmp_path,
     assert found.step == 10
     assert str(path) in message
     checkpoints.remove_after(tmp_path, found.step)
-    assert steps_in(tmp_path, 1) == [10]
+    assert list(steps_in(tmp_path)) == [10]
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+HISTORY = {"losses": [], "validation": [], "rates": []}
+GOOD = {"version": checkpoints.VERSION, "step": 20, "training": "", "plain": {}, "history": HISTORY}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        DEEP,
+        "null",
+        "[20]",
+        "7",
+        "9" * 5000,
+        json.dumps({k: v for k, v in GOOD.items() if k != "step"}),
+        json.dumps(GOOD | {"plain": 7}),
+        json.dumps(GOOD | {"history": None}),
+        json.dumps(GOOD | {"history": HISTORY | {"losses": [["a", 1]]}}),
+        json.dumps(GOOD | {"history": HISTORY | {"losses": [[1, 10**400]]}}),
+        json.dumps(GOOD | {"history": HISTORY | {"validation": [{"samples": 0}]}}),
+        json.dumps(GOOD | {"history": HISTORY | {"validation": [{"samples": "x"}]}}),
+    ],
+    ids=range(12),
+)
+def test_metadata_of_another_shape_with_a_matching_checksum_is_damage(tmp_path, text):
+    save(tmp_path, 0, 1, made(10))
+    save(tmp_path, 0, 1, made(20))
+    path = path_of(tmp_path, 20, 0, 1)
+    arrays, _ = checkpoints.read_arrays(path)
+    checkpoints.write_arrays(path, arrays, {"cubemesh": json.dumps(GOOD)})
+    assert whole(tmp_path) == 20, "the right shape is read"
+    checkpoints.write_arrays(path, arrays, {"cubemesh": text})
+    found, (message,) = newest_whole(tmp_path, SingleProcessGroup())
+    assert found.step == 10
+    assert str(path) in message
+
+
+def test_a_shape_larger_than_the_file_is_damage(tmp_path):
+    save(tmp_path, 0, 1, made(10))
+    for offset in (4, 4 << 40):
+        header = {"w": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, offset]}}
+        text = json.dumps(header).encode()
+        path = path_of(tmp_path, 20, 0, 1)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+        found, (message,) = newest_whole(tmp_path, SingleProcessGroup())
+        assert found.step == 10
+        assert str(path) in message
+
+
+def test_a_file_or_a_link_called_like_a_checkpoint_is_left_alone(tmp_path):
+    folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    save(folder, 0, 1, made(5))
+    save(elsewhere, 0, 1, made(30))
+    (folder / "step-00000010").write_text("mine")
+    (folder / "step-00000030").symlink_to(elsewhere / "step-00000030")
+    (folder / "step-00000040").symlink_to(tmp_path / "nothing")
+    assert whole(folder) == 5
+    writer = CheckpointWriter(folder, rank=0, ranks=1, keep=1)
+    for step in (10, 30, 40, 50):
+        writer.save(made(step))
+    writer.wait()
+    assert list(steps_in(folder)) == [50]
+    checkpoints.remove_after(folder, 1)
+    names = ["step-00000010", "step-00000030", "step-00000040"]
+    assert sorted(p.name for p in folder.iterdir()) == names
+    assert (folder / "step-00000010").read_text() == "mine"
+    assert whole(elsewhere) == 30, "no link was followed"
+    assert sorted(p.name for p in elsewhere.rglob("*")) == ["rank-0-of-1.safetensors", names[1]]
+    log = InMemoryLog()
+    writer.report(log)
+    (warning,) = log.warnings
+    assert "3 checkpoints of rank 0" in warning.cause
+
+
+def test_a_file_that_cannot_be_read_is_neither_damaged_nor_removed(tmp_path, monkeypatch):
+    """A link to itself is a file that the system refuses to open (ELOOP)."""
+    for step in (10, 20):
+        save(tmp_path, 0, 1, made(step))
+    path, aside = path_of(tmp_path, 20, 0, 1), tmp_path / "aside"
+    path.rename(aside)
+    path.symlink_to(path)
+    pauses = []
+    monkeypatch.setattr(checkpoints.time, "sleep", pauses.append)
+    with pytest.raises(DataError) as caught:
+        newest_whole(tmp_path, SingleProcessGroup())
+    assert str(path) in str(caught.value)
+    assert os.strerror(errno.ELOOP) in str(caught.value)
+    assert pauses == list(checkpoints.PAUSES_S)
+    monkeypatch.setattr(checkpoints.time, "sleep", lambda _: aside.replace(path))
+    assert whole(tmp_path) == 20, "it could be read again"
+
+
+def test_a_folder_that_cannot_be_listed_ends_the_search(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints.time, "sleep", lambda _: None)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(DataError, match=os.strerror(errno.ELOOP)):
+        newest_whole(tmp_path / "loop", SingleProcessGroup())
 
 
 def test_a_renamed_checkpoint_is_refused(tmp_path):
-    save(tmp_path, 0, made(10))
-    path_of(tmp_path, 10, 0).parent.rename(path_of(tmp_path, 11, 0).parent)
+    save(tmp_path, 0, 1, made(10))
+    path_of(tmp_path, 10, 0, 1).parent.rename(path_of(tmp_path, 11, 0, 1).parent)
     with pytest.raises(DataError, match="after step 10"):
-        load(tmp_path, 11, 0)
+        load(tmp_path, 11, 0, 1)
 
 
 def test_old_checkpoints_are_removed_once_enough_newer_ones_are_complete(tmp_path):
     for step in (10, 20, 30, 40):
-        save(tmp_path, 0, made(step))
+        save(tmp_path, 0, 2, made(step))
     for step in (10, 20, 30):
-        save(tmp_path, 1, made(step))
-    checkpoints.prune(tmp_path, ranks=2, keep=2)
-    assert steps_in(tmp_path, 1) == [20, 30, 40], "40 is still being written by rank 1"
-    checkpoints.prune(tmp_path, ranks=2, keep=5)
-    assert steps_in(tmp_path, 1) == [20, 30, 40]
+        save(tmp_path, 1, 2, made(step))
+    for keep in (2, 5):
+        checkpoints.prune(tmp_path, ranks=2, keep=keep)
+        left = sorted(checkpoints.step_folders(tmp_path))
+        assert left == [20, 30, 40], "40 is still being written by rank 1"
 
 
 def test_a_checkpoint_completed_during_pruning_is_not_removed(tmp_path, monkeypatch):
     """Ranks write during the pruning of rank 0, which may complete a checkpoint."""
-    save(tmp_path, 0, made(10))
+    save(tmp_path, 0, 2, made(10))
     look = checkpoints.steps_in
 
-    def then_written(folder, ranks):
-        found = look(folder, ranks)
-        save(folder, 1, made(10))
+    def then_written(folder):
+        found = look(folder)
+        save(folder, 1, 2, made(10))
         return found
 
     monkeypatch.setattr(checkpoints, "steps_in", then_written)
     checkpoints.prune(tmp_path, ranks=2, keep=2)
-    assert look(tmp_path, 2) == [10]
+    assert look(tmp_path) == {10: 2}
 
 
 def test_later_steps_do_not_change_a_snapshot(tmp_path, monkeypatch):
@@ -122,22 +227,22 @@ def test_later_steps_do_not_change_a_snapshot(tmp_path, monkeypatch):
     writer = CheckpointWriter(tmp_path, rank=0, ranks=1, keep=2)
     weights = np.zeros(4, np.float32)
     snapshot = Snapshot(weights={"w": weights.copy()})
-    writer.save(Checkpoint(step=1, snapshot=snapshot, progress={}))
+    writer.save(Checkpoint(step=1, snapshot=snapshot))
     weights += 1
-    assert steps_in(tmp_path, 1) == [], "training continues meanwhile"
+    assert list(steps_in(tmp_path)) == [], "training continues meanwhile"
     may_write.set()
     writer.wait()
-    assert load(tmp_path, 1, 0).snapshot.weights["w"].tolist() == [0.0] * 4
+    assert load(tmp_path, 1, 0, 1).snapshot.weights["w"].tolist() == [0.0] * 4
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     writer = CheckpointWriter(tmp_path, rank=0, ranks=1, keep=2)
     writer.save(made(10))
     bad = Snapshot(weights={"conv1.weight": np.array([1, np.nan], np.float32)})
-    writer.save(Checkpoint(step=20, snapshot=bad, progress={}))
+    writer.save(Checkpoint(step=20, snapshot=bad))
     log = InMemoryLog()
     writer.report(log)
-    assert steps_in(tmp_path, 1) == [10]
+    assert list(steps_in(tmp_path)) == [10]
     (warning,) = log.warnings
     assert warning.code == "checkpoint-failed"
     assert "step 20: conv1.weight " in warning.cause
@@ -157,7 +262,7 @@ def test_every_reason_for_a_failed_write_is_reported(tmp_path, array, message):
     writer = CheckpointWriter(tmp_path, rank=0, ranks=1, keep=2)
     writer.save(made(10))
     snapshot = Snapshot(weights={"w": array})
-    writer.save(Checkpoint(step=20, snapshot=snapshot, progress={}))
+    writer.save(Checkpoint(step=20, snapshot=snapshot))
     log = InMemoryLog()
     writer.report(log)
     (warning,) = log.warnings
@@ -172,19 +277,20 @@ def test_incomplete_checkpoints_do_not_accumulate(tmp_path):
     for step in (10, 20, 30, 40):
         for writer in reversed(savers):
             snapshot = bad if step > 10 and writer is savers[1] else good
-            writer.save(Checkpoint(step=step, snapshot=snapshot, progress={}))
+            writer.save(Checkpoint(step=step, snapshot=snapshot))
             writer.wait()
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000010"]
     savers[0].save(made(50))
     savers[0].wait()
-    assert steps_in(tmp_path, 1) == [10, 50], "rank 1 may still write it"
+    left = sorted(checkpoints.step_folders(tmp_path))
+    assert left == [10, 50], "rank 1 may still write it"
     savers[1].save(made(50))
     savers[1].wait()
-    checkpoints.mark_failed(tmp_path, 60, 1)
-    save(tmp_path, 1, made(60))
+    checkpoints.mark_failed(tmp_path, 60, 1, 2)
+    save(tmp_path, 1, 2, made(60))
     checkpoints.prune(tmp_path, 2, 2)
-    assert steps_in(tmp_path, 2) == [10, 50]
-    assert path_of(tmp_path, 60, 1).is_file(), "it could be written after all"
+    assert list(steps_in(tmp_path)) == [10, 50]
+    assert path_of(tmp_path, 60, 1, 2).is_file(), "it could be written after all"
 
 
 FULL = """

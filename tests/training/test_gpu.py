@@ -60,11 +60,11 @@ def test_five_steps_and_five_in_a_new_program_equal_ten(tmp_path, precision):
     for step, batch in enumerate(batches, 1):
         through.train_step(through.place(batch))
         if step == 5:
-            held = Checkpoint(step=5, snapshot=through.snapshot(), progress={})
-            save(tmp_path, 0, held)
+            held = Checkpoint(step=5, snapshot=through.snapshot())
+            save(tmp_path, 0, 1, held)
     assert "random.cuda" in through.snapshot().arrays
     parted = made(precision)
-    parted.restore(load(tmp_path, 5, 0).snapshot)
+    parted.restore(load(tmp_path, 5, 0, 1).snapshot)
     for batch in batches[5:]:
         parted.train_step(parted.place(batch))
     assert bits(parted) == bits(through)

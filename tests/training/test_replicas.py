@@ -89,7 +89,7 @@ def run(folder, sync, group, *, resume=False, epochs=3, sabotage=None, every=1):
         work=work,
         log=log,
         group=group,
-        writer=checkpointing.training_writer(spec, group),
+        writer=checkpointing.training_writer(spec, group, begin),
         history=begin.history,
         same_weights=strategy(sync).same_weights,
     ).run()
@@ -136,7 +136,7 @@ def run_rank(folder):
         group.all_gather_object("both are there")
         if group.rank == 0:
             for step in range(STOP + 1, 13):  # those of rank 1 remain, incomplete
-                path_of(resumed, step, 0).unlink(missing_ok=every > 1)
+                path_of(resumed, step, 0, RANKS).unlink(missing_ok=every > 1)
         group.all_gather_object("gone")
         run(resumed, sync, group, resume=True, every=every)
     run(Path(folder, "none"), "none", group, epochs=1, every=EVERY)
@@ -166,7 +166,7 @@ def folder(tmp_path_factory):
 def test_five_steps_and_five_equal_ten(folder, sync, rank):
     for step in (STOP + 1, STOP + 5):
         through, resumed = (
-            load(Path(folder, name), step, rank) for name in (sync, f"{sync}-resumed")
+            load(Path(folder, name), step, rank, RANKS) for name in (sync, f"{sync}-resumed")
         )
         for one, other in (
             (through.snapshot.weights, resumed.snapshot.weights),
@@ -175,12 +175,12 @@ def test_five_steps_and_five_equal_ten(folder, sync, rank):
             assert {n: a.tobytes() for n, a in one.items()} == {
                 n: a.tobytes() for n, a in other.items()
             }
-        assert through.progress == resumed.progress
+        assert through.history == resumed.history
 
 
 def weights_of(folder, sync, step, rank):
     """The weights that a rank has saved, without its statistics of batch normalization."""
-    found = load(Path(folder, sync), step, rank).snapshot.weights
+    found = load(Path(folder, sync), step, rank, RANKS).snapshot.weights
     return {name: found[name] for name in network().parameters}
 
 
@@ -199,19 +199,19 @@ def test_local_sgd_saves_the_mean_of_the_ranks_weights(folder):
 
 
 def test_local_sgd_evaluates_the_weights_that_it_saves(folder):
-    saved = load(Path(folder, "local-sgd"), 4, 0)
+    saved = load(Path(folder, "local-sgd"), 4, 0, RANKS)
     work = Train(network="dropping", batch_per_device=BATCH)
     program = made(RunSpec(work=work), SingleProcessGroup())
     program.load(saved.snapshot.weights)
     scored = score_all(program, in_order(source(8), BATCH), InMemoryLog(), mark="")
-    stored = saved.progress["history"]["validation"][0]
-    assert scored.loss_sum == pytest.approx(stored["loss_sum"], rel=1e-6)
+    stored = saved.history.validation[0]
+    assert scored.loss_sum == pytest.approx(stored.loss_sum, rel=1e-6)
 
 
 def test_local_sgd_resumes_bit_for_bit(folder):
     for rank in range(RANKS):
         through, resumed = (
-            load(Path(folder, name), 12, rank).snapshot
+            load(Path(folder, name), 12, rank, RANKS).snapshot
             for name in ("local-sgd", "local-sgd-resumed")
         )
         assert through.plain == resumed.plain
@@ -222,7 +222,7 @@ def test_local_sgd_resumes_bit_for_bit(folder):
 
 
 def test_ranks_have_the_same_weights_and_different_generators(folder):
-    first, second = (load(Path(folder, "all-reduce"), 10, r).snapshot for r in range(RANKS))
+    first, second = (load(Path(folder, "all-reduce"), 10, r, RANKS).snapshot for r in range(RANKS))
     for name in network().parameters:
         assert first.weights[name].tobytes() == second.weights[name].tobytes()
     for name in network().state:
@@ -234,8 +234,8 @@ def test_a_flipped_bit_is_detected_before_the_next_checkpoint(folder):
     for rank in range(RANKS):
         error_text = json.loads(Path(folder, f"error_text-{rank}.json").read_text())
         assert re.search(r"\bstep 7\b.*\bstep 6: rank 1 ", error_text)
-    assert path_of(Path(folder, "flipped"), 6, 1).exists()
-    assert not path_of(Path(folder, "flipped"), 7, 1).exists()
+    assert path_of(Path(folder, "flipped"), 6, 1, RANKS).exists()
+    assert not path_of(Path(folder, "flipped"), 7, 1, RANKS).exists()
 
 
 @pytest.mark.parametrize(

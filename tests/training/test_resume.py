@@ -67,7 +67,7 @@ def run(spec):
     )
     program.load(network.draw(work.seed))
     begin.restore(program, log)
-    writer = checkpointing.training_writer(spec, group)
+    writer = checkpointing.training_writer(spec, group, begin)
     Training(
         program=program,
         feed=feed,
@@ -81,7 +81,7 @@ def run(spec):
 
 
 def contents(folder, step):
-    found = load(Path(folder), step, 0)
+    found = load(Path(folder), step, 0, 1)
     arrays = {**found.snapshot.weights, **found.snapshot.arrays}
     return {name: array.tobytes() for name, array in arrays.items()}, found.snapshot.plain
 
@@ -106,10 +106,10 @@ def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, stop, fields, 
     uninterrupted = run(spec(through, every=1, program=program, **fields))
     run(spec(parted, every=1, program=program, **fields))
     for step in range(stop + 1, 2 * EACH + 1):
-        path_of(parted, step, 0).unlink()
+        path_of(parted, step, 0, 1).unlink()
     rest = run(spec(parted, every=1, resume=True, program=program, **fields))
     assert rest.figures["resumed_at_step"].value == stop
-    assert steps_in(parted, 1) == list(range(2, 11))
+    assert list(steps_in(parted)) == list(range(2, 11))
     for step in (stop + 1, 10):
         assert contents(parted, step) == contents(through, step)
     assert len(contents(through, 10)[0]) > len(dropping().parameters)
@@ -181,12 +181,12 @@ def test_divergence_leaves_the_last_finite_checkpoint(tmp_path):
     wild = spec(tmp_path, every=1, learning_rate=1e25)
     with pytest.raises(Diverged) as caught:
         run(wild)
-    (step,) = steps_in(tmp_path, 1)[-1:] or (None,)
+    (step,) = list(steps_in(tmp_path))[-1:] or (None,)
     message = str(caught.value)
     assert re.search(r"\bnon-finite\b.* the \w+ of \w+", message)
     assert f"step {step}, in '{tmp_path}'" in message
-    for one in steps_in(tmp_path, 1):
-        weights = load(tmp_path, one, 0).snapshot.weights
+    for one in steps_in(tmp_path):
+        weights = load(tmp_path, one, 0, 1).snapshot.weights
         assert all(np.isfinite(array).all() for array in weights.values())
 
 
@@ -199,7 +199,7 @@ def test_checkpoints_of_another_training_are_refused(tmp_path):
         run(normalized)
     longer = run(spec(tmp_path, every=5, resume=True, epochs=3, learning_rate=0.001))
     assert longer.figures["epochs_trained"].value == 3
-    assert steps_in(tmp_path, 1)[-1] == 15
+    assert list(steps_in(tmp_path))[-1] == 15
 
 
 def test_a_finished_training_makes_no_more_steps(tmp_path):
@@ -213,7 +213,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path):
     through = tmp_path / "through"
     run(spec(through, every=5))
     run(spec(tmp_path / "parted", every=5))
-    path = path_of(tmp_path / "parted", 10, 0)
+    path = path_of(tmp_path / "parted", 10, 0, 1)
     path.write_bytes(path.read_bytes()[:-1])
     log = run(spec(tmp_path / "parted", every=5, resume=True))
     (warning,) = log.warnings
@@ -221,6 +221,6 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path):
     assert "step 5" in warning.cause
     assert contents(tmp_path / "parted", 10) == contents(through, 10)
     for step in (5, 10):
-        path_of(tmp_path / "parted", step, 0).write_bytes(b"")
+        path_of(tmp_path / "parted", step, 0, 1).write_bytes(b"")
     with pytest.raises(DataError, match="2 checkpoints"):
         run(spec(tmp_path / "parted", every=5, resume=True))

@@ -70,6 +70,10 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume from the newest checkpoint, if there is one.")
     ] = False,
+    reshard: Annotated[
+        bool,
+        typer.Option("--reshard", help="Resume on other devices, with the same global batch size."),
+    ] = False,
     restarts: Annotated[
         int, typer.Option(min=0, help="Maximum number of restarts from a checkpoint on failure.")
     ] = 3,

@@ -29,6 +29,7 @@ from cubemesh.schema import (
 )
 from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.store import Store
+from cubemesh.training import manifest
 from cubemesh.worker.validation import check_names
 
 
@@ -157,6 +158,8 @@ def _prepare(
     ]
     prepared = [with_against(spec, request.against, environments) for spec in requested]
     check_names([*prepared, *(other for spec in prepared if (other := spec.other) is not None)])
+    for spec in prepared:
+        manifest.check(spec)
     return prepared
 
 

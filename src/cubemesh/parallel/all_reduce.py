@@ -20,6 +20,7 @@ class AllReduce(Strategy):
     summary = "each bucket of gradients, as soon as it is full; every rank updates its weights"
     needs: SyncFeature | None = "all-reduce"
     same_weights = True
+    replicated = True
     tuned = True
     capturable = True
     bucket_bytes: int | None = BUCKET_BYTES

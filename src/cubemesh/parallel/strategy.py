@@ -48,6 +48,8 @@ class Strategy:
     trains separately."""
     same_weights: ClassVar[bool] = False
     """Whether all ranks have the same weights after each step, bit for bit."""
+    replicated: ClassVar[bool] = False
+    """Whether they have the same optimizer state too, so that a checkpoint can be resharded."""
     low_precision: bool = False
     """Whether gradients are sent as 16-bit floats."""
     blocking: ClassVar[bool] = True

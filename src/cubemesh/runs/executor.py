@@ -20,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from cubemesh.cgroups import oom_kills
 from cubemesh.frameworks import entry
 from cubemesh.measure.telemetry.gpu_set import visible
 from cubemesh.runs.artifacts import store_artifacts
@@ -241,7 +242,7 @@ class Executor:
         other = self.environments.get(spec.program.framework)
         framework = entry(spec.program.framework).preloads or spec.program.framework
         kind = framework, None if other is None else other.python
-        start = time.perf_counter()
+        start, kills_before = time.perf_counter(), oom_kills() or 0
         server = self._servers.get(kind)
         try:
             if server is not None and not server.alive:
@@ -257,6 +258,7 @@ class Executor:
                 time_limit_s=death.limit_s,
                 output=death.log,
                 phase="import",
+                oom_kills=(oom_kills() or 0) - kills_before,
                 server_died=True,
             )
             return [], ending

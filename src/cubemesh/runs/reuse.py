@@ -50,8 +50,11 @@ def _files_exist(record: RunRecord) -> bool:
     exist."""
     checkpointing = record.spec.checkpointing
     if checkpointing.checkpoints is not None:
-        steps = steps_in(Path(checkpointing.checkpoints), len(record.ranks))
-        if not steps or steps[-1] != _last_step(record):
+        try:
+            newest = max(steps_in(Path(checkpointing.checkpoints)), default=None)
+        except OSError:
+            return False
+        if newest != _last_step(record):
             return False
     return checkpointing.tensorboard is None or bool(event_files(Path(checkpointing.tensorboard)))
 

@@ -203,11 +203,15 @@ class CheckpointSettings:
     """Number of most recent checkpoints to keep."""
     resume: bool = False
     """Whether to resume from the newest complete checkpoint, if there is one."""
+    reshard: bool = False
+    """Whether to resume on other devices than before, with the same global batch size."""
     tensorboard: str | None = None
     """Folder of the TensorBoard event files; None writes none."""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "every_steps", "keep")
+        if self.reshard and not self.resume:
+            raise UsageError("reshard=true resumes on other devices. Set resume=true too.")
         if self.checkpoints is None and (self.resume or self.every_steps is not None):
             raise UsageError(
                 "resume and every_steps need a folder of checkpoints. Set checkpoints=FOLDER."

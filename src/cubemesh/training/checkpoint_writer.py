@@ -11,13 +11,15 @@ end the training; older checkpoints stay, and a warning reports it.
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
+from cubemesh.errors import UsageError
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.frameworks.contract.program import Program, SupportsSnapshots
 from cubemesh.measure.log import Log
@@ -32,17 +34,21 @@ from cubemesh.training.checkpoint import (
     save,
 )
 from cubemesh.training.history import History
+from cubemesh.training.manifest import Claim
 from cubemesh.training.tensorboard import EventFile
 
 
 class CheckpointWriter:
     """Writes one rank's part of the checkpoints in `folder`, in a thread; rank 0 of `ranks` removes
-    all but the newest `keep`."""
+    all but the newest `keep`, and has the `claim` to the folder."""
 
-    def __init__(self, folder: Path, *, rank: int, ranks: int, keep: int) -> None:
+    def __init__(
+        self, folder: Path, *, rank: int, ranks: int, keep: int, claim: Claim | None = None
+    ) -> None:
         require_safetensors()
         self.folder = folder
         self._rank, self._ranks, self._keep = rank, ranks, keep
+        self._claim = claim
         self._thread: threading.Thread | None = None
         self._failed: dict[int, str] = {}
         self._written = 0
@@ -52,8 +58,10 @@ class CheckpointWriter:
         """The step of the last one written."""
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Start to write `checkpoint`, after the previous one is written."""
+        """Start to write `checkpoint`, after the previous one is written. UsageError if another run
+        took the folder over."""
         self.wait()
+        self.check()
         self._thread = threading.Thread(
             target=self._write, args=(checkpoint,), name="cubemesh-checkpoint"
         )
@@ -67,10 +75,17 @@ class CheckpointWriter:
             self._waited_s += time.perf_counter() - start
             self._thread = None
 
+    def check(self) -> None:
+        """UsageError if another run took the folder over."""
+        if self._claim is not None:
+            self._claim.check()
+
     def prune(self) -> None:
         """Remove old checkpoints, on rank 0."""
         if self._rank == 0:
-            prune(self.folder, self._ranks, self._keep)
+            with contextlib.suppress(OSError, UsageError):  # the next call may succeed
+                self.check()
+                prune(self.folder, self._ranks, self._keep)
 
     def report(self, log: Log) -> None:
         """Log number, size, waiting time and failures."""
@@ -81,6 +96,8 @@ class CheckpointWriter:
             log.figure("checkpoints_written", Figure(value=self._written, unit=""))
         wait = Figure(value=self._waited_s, unit="s", method="for the checkpoint before it")
         log.figure("checkpoint_wait_s", wait)
+        if self._claim is not None:
+            self._claim.close()
         if self._failed:
             step, why = next(iter(self._failed.items()))
             newest = "no checkpoint" if self.newest is None else f"step {self.newest}"
@@ -95,16 +112,15 @@ class CheckpointWriter:
         failure = self._try_to_write(checkpoint)
         if failure:
             self._failed[checkpoint.step] = failure
-            mark_failed(self.folder, checkpoint.step, self._rank)
-        with contextlib.suppress(OSError):  # the next call may succeed
-            self.prune()
+            mark_failed(self.folder, checkpoint.step, self._rank, self._ranks)
+        self.prune()
 
     def _try_to_write(self, checkpoint: Checkpoint) -> str:
         """Why it failed, or an empty string: an exception in a thread would be lost."""
         try:
             if (name := not_finite(checkpoint.snapshot)) is not None:
                 return f"{name} holds values that are not finite"
-            self._size_bytes = save(self.folder, self._rank, checkpoint)
+            self._size_bytes = save(self.folder, self._rank, self._ranks, checkpoint)
         except OSError as error:
             return error.strerror or type(error).__name__
         except MemoryError:
@@ -124,8 +140,8 @@ class TrainingWriter:
     checkpoints: CheckpointWriter | None = None
     every_steps: int | None = None
     """Steps between checkpoints; None: one after each epoch."""
-    trains: Mapping[str, Any] = field(default_factory=dict)
-    """What is trained, as plain data: a training resumes only from its own checkpoints."""
+    training: str = ""
+    """Id of the training, which its checkpoints have too."""
     events: EventFile | None = None
     _saved: int = -1
     _events_failed: str = ""
@@ -149,8 +165,14 @@ class TrainingWriter:
             return
         self._saved = history.done
         snapshot = cast(SupportsSnapshots, program).snapshot()
-        progress = {"history": history.plain(), "trains": dict(self.trains)}
-        self.checkpoints.save(Checkpoint(step=history.done, snapshot=snapshot, progress=progress))
+        self.checkpoints.save(
+            Checkpoint(
+                step=history.done,
+                snapshot=snapshot,
+                history=copy.deepcopy(history),
+                training=self.training,
+            )
+        )
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Write points of curves, by tag. A failing disk ends the curves, not the training."""

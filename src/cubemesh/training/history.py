@@ -7,6 +7,7 @@ from typing import Any
 
 from cubemesh.measure.log import Log
 from cubemesh.schema.record import Curve, Figure
+from cubemesh.schema.serialization import from_plain
 from cubemesh.training.evaluation import EvaluationResult, accuracy_figure
 
 TOP5_CLASSES = 5
@@ -25,22 +26,25 @@ class History:
     """Learning rate by step, if it changes."""
 
     def plain(self) -> dict[str, Any]:
-        """As plain data."""
+        """As plain data, without the steps done."""
         return {
-            "done": self.done,
             "losses": [[step, loss] for step, loss in self.losses.items()],
             "validation": [asdict(scored) for scored in self.validation],
             "rates": [[step, rate] for step, rate in self.rates.items()],
         }
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> History:
-        """The history that `plain` describes."""
+    def from_plain(cls, plain: dict[str, Any], done: int) -> History:
+        """The history that `plain` describes; ValueError, TypeError, KeyError or ArithmeticError
+        for anything else."""
+        validation = [from_plain(EvaluationResult, scored) for scored in plain["validation"]]
+        if not all(scored.samples > 0 for scored in validation):
+            raise ValueError("an evaluation without samples")
         return cls(
-            done=plain["done"],
-            losses=dict(plain["losses"]),
-            validation=[EvaluationResult(**scored) for scored in plain["validation"]],
-            rates=dict(plain["rates"]),
+            done=done,
+            losses={int(step): float(loss) for step, loss in plain["losses"]},
+            validation=validation,
+            rates={int(step): float(rate) for step, rate in plain["rates"]},
         )
 
     def log_curves(self, classes: int, log: Log) -> None:

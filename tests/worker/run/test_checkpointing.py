@@ -5,14 +5,14 @@ import threading
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.contract.group import SingleProcessGroup
-from cubemesh.frameworks.contract.program import Snapshot
-from cubemesh.schema import CheckpointSettings, Placement, RunSpec, Train
+from cubemesh.frameworks.contract.program import Snapshot, Unsupported
+from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
 from cubemesh.training import checkpoint as checkpoints
 from cubemesh.training.checkpoint import Checkpoint
-from cubemesh.training.history import History
 from cubemesh.worker.run import checkpointing
 from in_memory_log import InMemoryLog
 from patience import PATIENCE_S
@@ -42,7 +42,7 @@ class Ranks(SingleProcessGroup):
         self._meeting.wait(PATIENCE_S)
 
 
-def begin(*folders, resume=False):
+def begin(*folders, resume=False, reshard=False):
     """The beginning, or the error, of each rank with its checkpoints in its folder."""
     values, meeting, found = {}, threading.Barrier(2), {}
 
@@ -50,12 +50,14 @@ def begin(*folders, resume=False):
         spec = RunSpec(
             work=Train(network="little-cnn", batch_per_device=4),
             placement=Placement(devices=2),
-            checkpointing=CheckpointSettings(checkpoints=str(folders[rank]), resume=resume),
+            program=ProgramSettings(sync="all-reduce", deterministic=True),
+            checkpointing=CheckpointSettings(
+                checkpoints=str(folders[rank]), resume=resume, reshard=reshard
+            ),
         )
-        spec = replace(spec, program=replace(spec.program, sync="all-reduce"))
         try:
             found[rank] = checkpointing.beginning(spec, Ranks(rank, values, meeting), InMemoryLog())
-        except (UsageError, DataError, threading.BrokenBarrierError) as error:
+        except (UsageError, DataError, Unsupported, threading.BrokenBarrierError) as error:
             found[rank] = repr(error) if not str(error) else str(error)
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
@@ -63,13 +65,17 @@ def begin(*folders, resume=False):
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
+    for ended in found.values():
+        if getattr(ended, "claim", None) is not None:
+            ended.claim.close()
     return [found[rank] for rank in range(2)]
 
 
 def test_ranks_that_share_an_empty_folder_start_anew(tmp_path):
     folder = tmp_path / "checkpoints"
     assert [b.history.done for b in begin(folder, folder)] == [0, 0]
-    assert list(folder.iterdir()) == [], "the test file is removed"
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"training.json", "training.lock"}, "the test file is removed"
 
 
 def test_ranks_that_share_no_folder_are_refused(tmp_path):
@@ -79,36 +85,130 @@ def test_ranks_that_share_no_folder_are_refused(tmp_path):
     assert list((tmp_path / "a").iterdir()) == []
 
 
-def save(folder, step):
+def save(folder, step, training):
     """Save a checkpoint of both ranks after `step` steps."""
     for rank in range(2):
         snapshot = Snapshot(weights={"w": np.full(4, rank, np.float32)})
-        progress = {"history": History(done=step).plain(), "trains": {"seed": 0}}
-        checkpoints.save(folder, rank, Checkpoint(step=step, snapshot=snapshot, progress=progress))
+        held = Checkpoint(step=step, snapshot=snapshot, training=training)
+        checkpoints.save(folder, rank, 2, held)
 
 
 def test_a_rank_waits_in_a_barrier_while_another_reads_its_file(tmp_path, monkeypatch):
+    first, _ = begin(tmp_path, tmp_path)
     for step in (10, 20):
-        save(tmp_path, step)
-    path = checkpoints.path_of(tmp_path, 20, 1)
+        save(tmp_path, step, first.training)
+    path = checkpoints.path_of(tmp_path, 20, 1, 2)
     path.write_bytes(path.read_bytes()[:-3])
     read, load, start = [], checkpoints.load, threading.Barrier(2)
 
-    def slowly(folder, step, rank):
+    def slowly(folder, step, rank, ranks):
         if rank == 1:
             Ranks.in_barrier.clear()
         start.wait(PATIENCE_S)
         if rank == 0:
             assert Ranks.in_barrier.wait(PATIENCE_S)
         read.append((rank, step))
-        return load(folder, step, rank)
+        return load(folder, step, rank, ranks)
 
     monkeypatch.setattr(checkpoints, "load", slowly)
     begins = begin(tmp_path, tmp_path, resume=True)
     assert [b.history.done for b in begins] == [10, 10], begins
     assert [b.checkpoint.snapshot.weights["w"][0] for b in begins] == [0, 1]
     assert sorted(read) == [(0, 10), (0, 20), (1, 10), (1, 20)]
-    assert checkpoints.steps_in(tmp_path, 1) == [10]
-    checkpoints.path_of(tmp_path, 10, 0).write_bytes(b"")
+    assert checkpoints.steps_in(tmp_path) == {10: 2}
+    checkpoints.path_of(tmp_path, 10, 0, 2).write_bytes(b"")
     messages = begin(tmp_path, tmp_path, resume=True)
     assert all(str(tmp_path) in message for message in messages), messages
+
+
+ONE = RunSpec(
+    work=Train(network="little-cnn", batch_per_device=8),
+    program=ProgramSettings(deterministic=True),
+)
+
+
+def alone(folder, **settings):
+    """The beginning of a training on one device."""
+    checkpointed = CheckpointSettings(checkpoints=str(folder), **settings)
+    spec = replace(ONE, checkpointing=checkpointed)
+    started = checkpointing.beginning(spec, SingleProcessGroup(), InMemoryLog())
+    started.claim.close()
+    return started
+
+
+def state_of(rank=0):
+    """State of a program, with an array in which ranks may differ and random numbers, in which they
+    do."""
+    numbers = np.random.default_rng(3)
+    arrays = {
+        "optimizer.w.exp_avg": numbers.random(5, np.float32),
+        "random.cpu": np.full(3, rank, np.uint8),
+    }
+    return Snapshot(weights={"w": numbers.random(5, np.float32)}, arrays=arrays, plain={"s": 0.1})
+
+
+def write(folder, step, training, ranks, change=lambda rank, snapshot: None):
+    for rank in range(ranks):
+        snapshot = state_of(rank)
+        change(rank, snapshot)
+        held = Checkpoint(step=step, snapshot=snapshot, training=training)
+        checkpoints.save(folder, rank, ranks, held)
+
+
+def assert_same(snapshot, other):
+    for one, its in ((snapshot.weights, other.weights), (snapshot.arrays, other.arrays)):
+        assert {n: a.tobytes() for n, a in one.items()} == {n: a.tobytes() for n, a in its.items()}
+    assert snapshot.plain == other.plain
+
+
+def test_resharding_gives_every_rank_the_same_bits_to_two_devices_and_back(tmp_path):
+    training = alone(tmp_path).training
+    write(tmp_path, 10, training, 1)
+    for message in begin(tmp_path, tmp_path, resume=True):
+        assert "--reshard" in message
+    for _ in range(2):  # the second is restarted before it has written a checkpoint
+        for begun in begin(tmp_path, tmp_path, resume=True, reshard=True):
+            assert begun.history.done == 10
+            assert_same(begun.checkpoint.snapshot, state_of())
+    write(tmp_path, 20, training, 2)
+    assert checkpoints.steps_in(tmp_path) == {10: 1, 20: 2}
+    back = alone(tmp_path, resume=True, reshard=True)
+    assert (back.history.done, back.training) == (20, training)
+    assert_same(back.checkpoint.snapshot, state_of())
+
+
+def flip(rank, snapshot):
+    if rank == 1:
+        snapshot.arrays["optimizer.w.exp_avg"].view(np.int32)[2] ^= 1
+
+
+def lack(rank, snapshot):
+    if rank == 1:
+        del snapshot.arrays["optimizer.w.exp_avg"]
+
+
+def scale(rank, snapshot):
+    snapshot.plain["s"] = rank
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [(flip, "optimizer.w.exp_avg"), (lack, "optimizer.w.exp_avg"), (scale, "loss scale")],
+)
+def test_ranks_with_state_of_their_own_are_not_resharded(tmp_path, change, word):
+    first, _ = begin(tmp_path, tmp_path)
+    write(tmp_path, 10, first.training, 2, change)
+    manifest = (tmp_path / "training.json").read_bytes()
+    with pytest.raises(Unsupported, match=word):
+        alone(tmp_path, resume=True, reshard=True)
+    assert checkpoints.steps_in(tmp_path) == {10: 2}
+    assert (tmp_path / "training.json").read_bytes() == manifest
+    assert [b.history.done for b in begin(tmp_path, tmp_path, resume=True)] == [10, 10]
+
+
+def test_a_checkpoint_of_another_training_is_refused_and_kept(tmp_path):
+    alone(tmp_path)
+    write(tmp_path, 10, "another", 1)
+    with pytest.raises(UsageError, match="another"):
+        alone(tmp_path, resume=True)
+    assert checkpoints.steps_in(tmp_path) == {10: 1}

@@ -40,6 +40,8 @@ class Settings:
     """Number of most recent checkpoints to keep."""
     resume: bool = False
     """Resume from the latest complete checkpoint, if there is one."""
+    reshard: bool = False
+    """Resume on other devices with the same global batch size."""
     restarts: int = 3
     """Maximum restarts of a run that was killed, crashed or stopped responding."""
     tensorboard: str | None = None
@@ -65,6 +67,7 @@ class Settings:
             every_steps=self.checkpoint_every,
             keep=self.keep,
             resume=self.resume,
+            reshard=self.reshard,
             tensorboard=None if board is None else str(board),
         )
 
@@ -72,7 +75,6 @@ class Settings:
 def plan(settings: Settings, context: Context) -> Plan:
     """One training, restarted from its last checkpoint after a fault."""
     checkpointing = settings.checkpointing
-    _check_free(checkpointing)
     spec = RunSpec(
         work=Train(network=settings.network, batch_per_device=64, data="digits", epochs=10),
         budget=dataclasses.replace(context.budget, time_limit_s=TIME_LIMIT_S),
@@ -91,24 +93,13 @@ def plan(settings: Settings, context: Context) -> Plan:
         (record,) = yield [again]
 
 
-def _check_free(checkpointing: CheckpointSettings) -> None:
-    """UsageError if checkpoints of two trainings would mix."""
-    if checkpointing.checkpoints is None or checkpointing.resume:
-        return
-    steps = steps_in(Path(checkpointing.checkpoints), ranks=1)
-    if steps:
-        raise UsageError(
-            f"'{checkpointing.checkpoints}' already has checkpoints up to step {steps[-1]}. Add "
-            "--resume to continue from there, or choose another folder with --checkpoints."
-        )
-
-
 def _newest(record: RunRecord) -> int | None:
     """Step of the checkpoint to resume from; None if there is none."""
-    checkpointing, devices = record.spec.checkpointing, record.spec.placement.devices
-    if checkpointing.checkpoints is None:
+    folder = record.spec.checkpointing.checkpoints
+    try:
+        return None if folder is None else max(steps_in(Path(folder)), default=None)
+    except OSError:  # a restart could not read them either
         return None
-    return max(steps_in(Path(checkpointing.checkpoints), devices), default=None)
 
 
 def _can_resume(record: RunRecord, progressed: bool) -> bool:

@@ -1,40 +1,29 @@
 """Checkpointing in a worker: where a training resumes, and what it saves.
 
-A resumed training must be the same: network, data, order of samples, devices and arithmetic. Its
-length and its learning-rate schedule may differ.
+Rank 0 claims the folder for its training (training/manifest.py) before the ranks read a checkpoint.
 """
 
 from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from cubemesh.errors import DataError, UsageError
+from cubemesh.errors import CubemeshError, DataError, UsageError
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.frameworks.contract.program import Program, SupportsSnapshots, Unsupported
 from cubemesh.measure.log import Log
 from cubemesh.schema.record import Figure
-from cubemesh.schema.serialization import to_plain
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import warn
 from cubemesh.training import checkpoint as checkpoints
+from cubemesh.training import manifest
 from cubemesh.training.checkpoint import Checkpoint
 from cubemesh.training.checkpoint_writer import CheckpointWriter, TrainingWriter
 from cubemesh.training.history import History
+from cubemesh.training.manifest import Claim
 from cubemesh.training.tensorboard import EventFile
-
-_OF_WORK = (
-    *("network", "image_size", "classes", "sequence_length", "vocabulary", "hidden"),
-    *("data", "data_path", "max_image_pixels", "batch_per_device", "seed", "optimizer"),
-)
-_OF_PROGRAM = (
-    *("framework", "precision", "precision_of", "loss_scale", "layout", "sync", "compile_by"),
-    *("batch_norm", "deterministic", "decode_location", "cache_decoded"),
-)
 
 
 @dataclass
@@ -44,6 +33,10 @@ class Beginning:
     history: History = field(default_factory=History)
     checkpoint: Checkpoint | None = None
     """Checkpoint to resume from; None to start anew."""
+    training: str = ""
+    """Id of the training."""
+    claim: Claim | None = None
+    """To the folder of checkpoints, on rank 0."""
 
     def restore(self, program: Program, log: Log) -> None:
         """Restore the program from the checkpoint, if any."""
@@ -60,8 +53,9 @@ class Beginning:
 def beginning(spec: RunSpec, group: Group, log: Log) -> Beginning:
     """The newest complete checkpoint, the same for all ranks, or a new start.
 
-    UsageError where it is another training's, or the folder cannot be written to or is not shared
-    by all ranks; DataError where there are checkpoints and all are damaged.
+    UsageError where the folder is another training's, another run writes to it, or it cannot be
+    written to or is not shared by all ranks; DataError where there are checkpoints and all are
+    damaged, or one cannot be read.
     """
     checkpointing = spec.checkpointing
     if checkpointing.checkpoints is None:
@@ -72,13 +66,41 @@ def beginning(spec: RunSpec, group: Group, log: Log) -> Beginning:
         _check_shared(folder, group)
     except OSError as error:
         raise UsageError(f"checkpoints={folder}: {error.strerror}. Name another folder.") from error
-    if not checkpointing.resume:
-        return Beginning()
-    found = _newest(folder, group, log)
-    if found is None:
-        return Beginning()
-    _check_same(found.progress["trains"], trained(spec), folder)
-    return Beginning(history=History.from_plain(found.progress["history"]), checkpoint=found)
+    begin = Beginning()
+    begin.claim, begin.training = _claim(folder, spec, group)
+    try:
+        if checkpointing.resume:
+            begin.checkpoint = _newest(folder, begin.training, group, log)
+        if begin.checkpoint is not None:
+            begin.history = begin.checkpoint.history
+        if begin.claim is not None:
+            begin.claim.adopt(spec)
+    except BaseException:
+        if begin.claim is not None:
+            begin.claim.close()
+        raise
+    return begin
+
+
+def _claim(folder: Path, spec: RunSpec, group: Group) -> tuple[Claim | None, str]:
+    """Rank 0's claim to the folder, and the id of the training on every rank; the same error on
+    every rank."""
+    claimed, said = None, ["", ""]
+    if group.rank == 0:
+        try:
+            claimed = manifest.claim(folder, spec)
+            said = ["", claimed.manifest.training]
+        except DataError as error:
+            said = ["data", str(error)]
+        except CubemeshError as error:
+            said = ["usage", str(error)]
+        except OSError as error:
+            said = ["usage", f"checkpoints={folder}: {error.strerror}. Name another folder."]
+    group.barrier()
+    wrong, text = group.broadcast_object(said)
+    if wrong:
+        raise (DataError if wrong == "data" else UsageError)(text)
+    return claimed, text
 
 
 def _check_shared(folder: Path, group: Group) -> None:
@@ -101,7 +123,7 @@ def _check_shared(folder: Path, group: Group) -> None:
         )
 
 
-def training_writer(spec: RunSpec, group: Group) -> TrainingWriter:
+def training_writer(spec: RunSpec, group: Group, begin: Beginning) -> TrainingWriter:
     """The writer for the checkpoints and curves that the spec asks for; rank 0 writes curves."""
     checkpointing = spec.checkpointing
     checkpoint_writer = None
@@ -111,7 +133,9 @@ def training_writer(spec: RunSpec, group: Group) -> TrainingWriter:
             rank=group.rank,
             ranks=group.size,
             keep=checkpointing.keep,
+            claim=begin.claim,
         )
+        checkpoint_writer.check()
     events = None
     if checkpointing.tensorboard is not None and group.rank == 0:
         try:
@@ -123,22 +147,12 @@ def training_writer(spec: RunSpec, group: Group) -> TrainingWriter:
     return TrainingWriter(
         checkpoints=checkpoint_writer,
         every_steps=checkpointing.every_steps,
-        trains=trained(spec),
+        training=begin.training,
         events=events,
     )
 
 
-def trained(spec: RunSpec) -> dict[str, Any]:
-    """What must be the same in a resumed training, as plain data."""
-    work, program = to_plain(spec.work), to_plain(spec.program)
-    return {
-        **{name: work[name] for name in _OF_WORK},
-        **{name: program[name] for name in _OF_PROGRAM},
-        "devices": spec.placement.devices,
-    }
-
-
-def _newest(folder: Path, group: Group, log: Log) -> Checkpoint | None:
+def _newest(folder: Path, training: str, group: Group, log: Log) -> Checkpoint | None:
     """This rank's part of the checkpoint to resume from. Rank 0 reports and removes newer, damaged
     checkpoints."""
     found, damaged = checkpoints.newest_whole(folder, group)
@@ -154,16 +168,12 @@ def _newest(folder: Path, group: Group, log: Log) -> Checkpoint | None:
         remedy = "Check the disk for errors (`dmesg`); the steps since then are repeated."
         if group.rank == 0:
             log.warning(warn("checkpoint-damaged", cause, remedy))
+    if found is not None and found.training != training:
+        raise UsageError(
+            f"The checkpoint after step {found.step} in '{folder}' is of training "
+            f"{found.training}, and the folder is of {training}. Move it away, or set another "
+            "folder."
+        )
     if found is not None and group.rank == 0:
         checkpoints.remove_after(folder, found.step)
     return found
-
-
-def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    for name, value in now.items():
-        # Older versions of cubemesh did not record every setting.
-        if before.get(name, value) != value:
-            raise UsageError(
-                f"The checkpoints in '{folder}' have {name}={before[name]}, and this training has "
-                f"{name}={value}. Set it as before, or set another folder."
-            )

@@ -69,7 +69,7 @@ def train(task: Task) -> None:
 
     with program_for(task, network, feed) as program:
         begin.restore(program, log)
-        writer = checkpointing.training_writer(task.spec, task.group)
+        writer = checkpointing.training_writer(task.spec, task.group, begin)
         with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
             started = time.perf_counter()
             training = Training(

@@ -1,0 +1,235 @@
+"""Manifest of a checkpoint folder: the one training whose checkpoints it has.
+
+    checkpoints/training.json    the training's id, and the settings that decide its weights
+
+A training resumes only in its own folder. What may differ: its length, learning rate, schedule and
+target. With `reshard` the devices may differ too, where every device has the whole state and the
+global batch stays the same: then the steps stay the same, except for the rounding of a sum. While
+there is no checkpoint, any training may begin in the folder.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from cubemesh import networks
+from cubemesh.errors import DataError, UsageError
+from cubemesh.networks.layers import BatchNorm, Dropout
+from cubemesh.parallel.strategies import strategy
+from cubemesh.schema.serialization import from_plain, to_plain
+from cubemesh.schema.spec import RunSpec
+from cubemesh.schema.work import Train
+from cubemesh.training.checkpoint import read_patiently, step_folders, sync_to_disk
+from cubemesh.training.folder_lock import FolderLock, holder_of, in_use
+
+MANIFEST = "training.json"
+_OF_WORK = (
+    *("network", "image_size", "classes", "sequence_length", "vocabulary", "hidden"),
+    *("data", "data_path", "max_image_pixels", "batch_per_device", "seed"),
+    *("optimizer", "momentum", "weight_decay"),
+)
+_OF_PROGRAM = (
+    *("framework", "precision", "precision_of", "loss_scale", "layout", "sync", "compile_by"),
+    *("batch_norm", "deterministic", "decode_location", "cache_decoded"),
+)
+_OF_DEVICES = ("devices", "batch_per_device", "sync", "batch_norm")
+"""Settings that resharding may change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What identifies a training."""
+
+    training: str
+    """Id, which every checkpoint of it has too."""
+    started_utc: str
+    settings: Mapping[str, Any]
+    """Those that decide its weights, as plain data."""
+
+
+@dataclass(kw_only=True)
+class Claim:
+    """A folder that this run alone writes to, until `close`."""
+
+    folder: Path
+    manifest: Manifest
+    lock: FolderLock
+
+    def adopt(self, spec: RunSpec) -> None:
+        """Record the settings with which the training goes on."""
+        settings = settings_of(spec)
+        if settings != self.manifest.settings:
+            self.manifest = replace(self.manifest, settings=settings)
+            _write(self.folder, self.manifest)
+
+    def check(self) -> None:
+        """UsageError if another run took the folder over."""
+        self.lock.check()
+
+    def close(self) -> None:
+        """Let other runs write to the folder."""
+        self.lock.close()
+
+
+def settings_of(spec: RunSpec) -> dict[str, Any]:
+    """The settings that must be the same in a resumed training, as plain data."""
+    work, program = to_plain(spec.work), to_plain(spec.program)
+    return {
+        **{name: work[name] for name in _OF_WORK},
+        **{name: program[name] for name in _OF_PROGRAM},
+        "devices": spec.placement.devices,
+    }
+
+
+def check(spec: RunSpec) -> None:
+    """UsageError if `spec` may not write its checkpoints where it asks to, BusyError if another run
+    does. Changes nothing, and accepts a folder that this host does not see."""
+    if spec.checkpointing.checkpoints is None:
+        return
+    folder = Path(spec.checkpointing.checkpoints)
+    try:
+        holder = holder_of(folder)
+        if holder is not None:
+            raise in_use(folder, holder)
+        _continued(folder, spec)
+    except OSError as error:
+        raise UsageError(f"checkpoints={folder}: {error.strerror}. Name another folder.") from error
+
+
+def claim(folder: Path, spec: RunSpec) -> Claim:
+    """The folder for this run alone, with the manifest of the training that it continues or begins.
+    Errors as of `check`."""
+    lock = FolderLock(folder)
+    try:
+        manifest = _continued(folder, spec)
+        if manifest is None:
+            started_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            settings = settings_of(spec)
+            manifest = Manifest(training=lock.run, started_utc=started_utc, settings=settings)
+            _write(folder, manifest)
+    except BaseException:
+        lock.close()
+        raise
+    return Claim(folder=folder, manifest=manifest, lock=lock)
+
+
+def _continued(folder: Path, spec: RunSpec) -> Manifest | None:
+    """The training that `spec` continues; None if it begins one. UsageError if the folder has
+    checkpoints of another training."""
+    steps = step_folders(folder)
+    if not steps:
+        return None
+    has = f"'{folder}' has checkpoints up to step {max(steps)}"
+    other = "choose another folder with --checkpoints"
+    manifest = _read(folder)
+    if manifest is None:
+        raise UsageError(
+            f"{has} and no {MANIFEST} that tells which training they are of. Move them away, or "
+            f"{other}."
+        )
+    if not spec.checkpointing.resume:
+        raise UsageError(
+            f"{has}, of the training {manifest.training} of {manifest.settings.get('network')} "
+            f"begun {manifest.started_utc}. Add --resume to continue it, or {other}."
+        )
+    if differing := _differing(manifest.settings, settings_of(spec)):
+        if spec.checkpointing.reshard:
+            _check_reshardable(manifest.settings, spec)
+            return manifest
+        only_devices = set(differing) <= set(_OF_DEVICES)
+        reshard = ", or add --reshard to continue on other devices" if only_devices else ""
+        raise UsageError(
+            f"{has}, of a training with {', '.join(f'{n}={v[0]}' for n, v in differing.items())}; "
+            f"this one has {', '.join(f'{n}={v[1]}' for n, v in differing.items())}. Set them as "
+            f"before, {other}{reshard}."
+        )
+    return manifest
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ → before and now."""
+    names = dict.fromkeys([*now, *before])
+    values = {name: (before.get(name), now.get(name)) for name in names}
+    return {name: (one, other) for name, (one, other) in values.items() if one != other}
+
+
+def _check_reshardable(before: Mapping[str, Any], spec: RunSpec) -> None:
+    """UsageError unless the training with the settings `before` makes the same steps with those of
+    `spec`, except for the rounding of a sum."""
+    now, work = settings_of(spec), cast(Train, spec.work)
+    for settings in (before, now):
+        if settings["devices"] > 1 and not strategy(settings["sync"]).replicated:
+            raise UsageError(
+                f"--reshard: with sync={settings['sync']} each of {settings['devices']} devices "
+                "has state of its own, which cannot be resharded. Resume on as many devices as "
+                "before."
+            )
+    layers = {type(node.layer) for node in networks.build_for(work).nodes}
+    sides = [_steps_of(settings, BatchNorm in layers) for settings in (before, now)]
+    if differing := _differing(*sides):
+        words = [f"{name}={one} (now {other})" for name, (one, other) in differing.items()]
+        each, rest = divmod(sides[0]["global_batch"], now["devices"])
+        fits = f"batch_per_device={each} keeps" if not rest else "no batch_per_device keeps"
+        raise UsageError(
+            "--reshard continues a training on other devices, and otherwise as it was: "
+            f"{', '.join(words)}. Set them as before; on devices={now['devices']} {fits} the "
+            "global batch."
+        )
+    if Dropout in layers and not now["deterministic"]:
+        raise UsageError(
+            f"--reshard: {work.network} has dropout, and each device draws its own numbers, which "
+            "cannot be resharded. Resume on as many devices as before; a training begun with "
+            "--set deterministic=true can be resharded."
+        )
+    if work.rate_scaling != "none":
+        raise UsageError(
+            f"--reshard with rate_scaling={work.rate_scaling} changes the learning rate with the "
+            "number of devices. Leave it out, and set learning_rate to the rate of the training."
+        )
+
+
+def _steps_of(settings: Mapping[str, Any], normalizes: bool) -> dict[str, Any]:
+    """The settings that decide the steps, whatever the devices. One device normalizes over the
+    global batch, and an exact mean of gradients is what one device computes."""
+    one = settings["devices"] == 1
+    steps = {name: value for name, value in settings.items() if name not in _OF_DEVICES}
+    steps["global_batch"] = settings["batch_per_device"] * settings["devices"]
+    exact = one or not strategy(settings["sync"]).low_precision
+    steps["sync"] = "all-reduce" if exact else "all-reduce-16"
+    if normalizes:
+        steps["batch_norm"] = "global" if one else settings["batch_norm"]
+    return steps
+
+
+def _read(folder: Path) -> Manifest | None:
+    """The manifest; None if there is none. DataError if it is damaged."""
+    path = folder / MANIFEST
+    try:
+        text = read_patiently(path.read_text)
+        manifest = from_plain(Manifest, json.loads(text))
+        for name in ("devices", "batch_per_device"):
+            if type(manifest.settings.get(name)) is not int:
+                raise ValueError(f"{name} is missing")
+        return manifest
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DataError(
+            f"'{path}' is damaged, so nothing tells which training the checkpoints are of. Move "
+            "them away, or choose another folder with --checkpoints."
+        ) from error
+
+
+def _write(folder: Path, manifest: Manifest) -> None:
+    path = folder / MANIFEST
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(asdict(manifest), indent=2) + "\n")
+    sync_to_disk(partial)
+    os.replace(partial, path)
+    sync_to_disk(folder)
