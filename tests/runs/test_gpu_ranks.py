@@ -53,6 +53,13 @@ def test_each_rank_separates_waits_from_compute(records):
             assert abs(seconds["other"]) < 0.2 * step_s
 
 
+def test_ranks_share_no_processor(records):
+    for record in records:
+        first, second = (set(rank.processors) for rank in record.ranks)
+        assert bool(first) == bool(second)
+        assert not first & second
+
+
 def test_each_rank_logs_its_link(records):
     fast, slow = records
     assert {rank.transport for rank in slow.ranks} <= {"NCCL SHM/direct", "NCCL SHM/cuMem"}

@@ -50,7 +50,8 @@ class Placement:
     """CPU threads of the framework; None: one per core that the process may really use."""
     pinning: Pinning = "none"
     """Thread affinity: `compact` binds the threads to neighbouring processors, `cores` to
-    neighbouring cores, one each, `spread` to distant ones; `none` leaves it to the kernel."""
+    neighbouring cores, one each, `spread` to distant ones; `none` leaves it to the
+    kernel, but for ranks of several GPUs, which are bound to cores near their GPUs."""
     numa_node: int | None = None
     """NUMA node whose processors, and so whose memory, are used; None: all."""
     link: str = "auto"

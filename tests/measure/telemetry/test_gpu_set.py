@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pynvml
 
-from cubemesh.measure.telemetry.gpu_set import read_gpus, visible
+from cubemesh.measure.telemetry.gpu_set import pci_addresses, read_gpus, visible
 from cubemesh.measure.telemetry.nvml import NvmlUnavailable
 from cubemesh.schema import Gpu
 
@@ -34,6 +34,14 @@ class TwoGpus:
     def nvmlDeviceGetUUID(self, handle):  # noqa: N802
         return self.uuids[handle]
 
+    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
+        if uuid not in self.uuids:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return self.uuids.index(uuid)
+
+    def nvmlDeviceGetPciInfo(self, handle):  # noqa: N802
+        return SimpleNamespace(busId=("00000001:1B:00.0", b"00000000:9A:00.0")[handle])
+
     def nvmlDeviceGetName(self, handle):  # noqa: N802
         if handle == 1:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
@@ -52,8 +60,16 @@ def test_a_hosts_gpus_are_read_and_nvml_is_shut_down():
     assert [g.index for g in visible((first, second), {"CUDA_VISIBLE_DEVICES": "1,0"})] == [1, 0]
 
 
+def test_addresses_are_written_as_the_kernel_does():
+    nvml = TwoGpus()
+    assert pci_addresses(["GPU-22-cd", "GPU-11-ab"], nvml) == ("0000:9a:00.0", "0001:1b:00.0")
+    assert pci_addresses(["GPU-11-ab", "GPU-gone"], nvml) == ()
+    assert nvml.started == 0
+
+
 def test_without_a_driver_there_are_none():
     def start():
         raise NvmlUnavailable("no driver")
 
     assert read_gpus(start) == ()
+    assert pci_addresses(["GPU-11-ab"], start) == ()

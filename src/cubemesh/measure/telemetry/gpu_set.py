@@ -59,6 +59,29 @@ def read_gpus(nvml: Callable[[], Any] = start) -> tuple[Gpu, ...]:
     return found
 
 
+def pci_addresses(uuids: Sequence[str], nvml: Callable[[], Any] = start) -> tuple[str, ...]:
+    """The PCI address of each GPU as the kernel writes it, `0000:1b:00.0`; none where NVML does not
+    report all. NVML is shut down again."""
+    try:
+        library = nvml()
+    except NvmlUnavailable:
+        return ()
+    found: tuple[str, ...] = ()
+    with suppress(library.NVMLError):
+        handles = [library.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+        found = tuple(_kernel_address(library.nvmlDeviceGetPciInfo(h).busId) for h in handles)
+    with suppress(library.NVMLError):
+        library.nvmlShutdown()
+    return found
+
+
+def _kernel_address(bus_id: str | bytes) -> str:
+    """NVML's domain has eight digits, the kernel's four or more."""
+    text = bus_id.decode() if isinstance(bus_id, bytes) else bus_id
+    domain, _, rest = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
 def _read(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     uuid, name, memory_bytes = nvml.nvmlDeviceGetUUID(handle), "", None

@@ -128,14 +128,22 @@ def run_facts(
 
 
 def _processors(rank: Rank) -> str:
-    return ", ".join(map(str, rank.processors))
+    """As the kernel writes a list: `0-3, 8`."""
+    runs: list[list[int]] = []
+    for number in rank.processors:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)
 
 
 def _rank_text(rank: Rank, record: RunRecord) -> str:
     """Device, link, outcome and throughput of a rank."""
-    where = f"processors {_processors(rank)}" if rank.device == "cpu" else rank.device
+    bound = f"processors {_processors(rank)}" if rank.processors else ""
+    device = "" if bound and rank.device == "cpu" else rank.device
     over = " through ".join(filter(None, (rank.transport, rank.interface)))
-    parts = [where, over, rank.outcome.status.value, rank.outcome.message]
+    parts = [device, bound, over, rank.outcome.status.value, rank.outcome.message]
     own = [w for w in record.measured if w.rank == rank.rank]
     if own and "throughput_per_s" in record.figures:
         rate = sum(w.samples for w in own) / sum(w.elapsed_s for w in own)

@@ -8,17 +8,21 @@
     cores     as many, as close as whole cores allow: one hardware thread of each core, node by
               node, and second hardware threads last
 
+Without `pinning`, ranks of several GPUs are bound too (`near_gpu`): each to its share of the
+cores of its GPU's NUMA node, so that batches do not cross the link between nodes.
+
 Threads are bound to the set, not each to one processor, before the framework starts any: all that
 it starts then inherits the set. With `numa_node` the set is chosen from that node only, and memory
 comes from it too: Linux allocates a page on the node of the thread that touches it first.
 
-Sources: /sys/devices/system/cpu/cpu*/topology, /sys/devices/system/node, sched_setaffinity(2).
+Sources: /sys/devices/system/cpu/cpu*/topology, /sys/devices/system/node, sched_setaffinity(2);
+/sys/bus/pci/devices/*/local_cpulist (ABI/testing/sysfs-bus-pci of the Linux kernel).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -27,6 +31,7 @@ from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.schema.spec import Placement
 
 SYS = Path("/sys/devices/system")
+PCI = Path("/sys/bus/pci/devices")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,42 @@ def pin(placement: Placement, threads: int, sys: Path = SYS) -> tuple[int, ...]:
     chosen = choose(processors, placement.pinning, threads)
     os.sched_setaffinity(0, chosen)
     return chosen
+
+
+def near_gpu(
+    addresses: Sequence[str],
+    local_rank: int,
+    allowed: Collection[int],
+    sys: Path = SYS,
+    pci: Path = PCI,
+) -> tuple[int, ...]:
+    """Processors for a rank of this host, each of which has the GPU at one of the PCI `addresses`:
+    an even share of the cores of its GPU's NUMA node, with all their hardware threads.
+
+    Empty where that is unknown for a GPU or gives a rank no core, and where the `allowed`
+    processors of the process are not all of them: then somebody has bound it already.
+    """
+    if not addresses or set(allowed) != set(_list(sys / "cpu/online")):
+        return ()
+    near = [_local(pci / address) for address in addresses]
+    cores: dict[int, list[int]] = {}
+    for p in read_processors(set(near[local_rank]) & set(allowed), sys):
+        cores.setdefault(p.core, []).append(p.number)
+    ranks = near.count(near[local_rank])
+    each, first = len(cores) // ranks, near[:local_rank].count(near[local_rank])
+    if not all(near) or not each:
+        return ()
+    own = sorted(cores)[first * each : (first + 1) * each]
+    return tuple(sorted(number for core in own for number in cores[core]))
+
+
+def _local(device: Path) -> list[int]:
+    """Processors of the NUMA node of a PCI device; empty where the firmware names no node."""
+    try:
+        node = int((device / "numa_node").read_text())
+    except (OSError, ValueError):
+        return []
+    return _list(device / "local_cpulist") if node >= 0 else []
 
 
 def choose(processors: Sequence[Processor], pinning: str, threads: int) -> tuple[int, ...]:

@@ -21,11 +21,12 @@ from pathlib import Path
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.frameworks.contract.program import Framework, Unsupported
 from cubemesh.frameworks.contract.rendezvous import SupportsDistributed
+from cubemesh.measure.telemetry.gpu_set import pci_addresses
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import Warning, warn
 from cubemesh.schema.work import FirstSteps
 from cubemesh.untrusted import parse_json
-from cubemesh.worker.launch.pinning import whole_cores
+from cubemesh.worker.launch.pinning import near_gpu, whole_cores
 from cubemesh.worker.run.job_file import Job
 
 EXITS_FILE = "exits.json"
@@ -133,6 +134,17 @@ def devices_here(kind: str, devices: int, gpus: int) -> tuple[str, ...]:
             f"devices={devices}: {gpus} GPUs are available. Set devices={gpus} or less."
         )
     return tuple(f"{kind}:{n}" for n in range(devices))
+
+
+def cores_near_gpu(job: Job, own: RankInfo) -> tuple[int, ...]:
+    """Processors next to the GPU of this rank (`pinning.near_gpu`); empty for a single rank, and
+    where the spec binds its threads itself."""
+    placement, uuids = job.spec.placement, job.gpu_uuids[: own.local_ranks]
+    if own.ranks == 1 or placement.pinning != "none" or placement.numa_node is not None:
+        return ()
+    if len(uuids) < own.local_ranks:
+        return ()
+    return near_gpu(pci_addresses(uuids), own.local_rank, os.sched_getaffinity(0))
 
 
 def own_cores(spec: RunSpec, own: RankInfo, cores: tuple[int, ...]) -> tuple[int, ...]:

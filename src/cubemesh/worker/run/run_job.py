@@ -22,7 +22,7 @@ from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.work import Ceiling, NetworkWork, Train
 from cubemesh.worker.launch import ranks
-from cubemesh.worker.launch.pinning import pin
+from cubemesh.worker.launch.pinning import pin, whole_cores
 from cubemesh.worker.report.events import EventLog, events_path
 from cubemesh.worker.report.heartbeat import heartbeat
 from cubemesh.worker.report.limits import MemoryLimit
@@ -107,6 +107,10 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
         usable_cores = threads = len(processors)
         if isinstance(spec.work, Ceiling):  # is measured on one device
             threads //= max(1, len(driven))
+    elif device != "cpu" and (processors := ranks.cores_near_gpu(job, own)):
+        os.sched_setaffinity(0, processors)
+        usable_cores = min(int(usable_cores), len(whole_cores(processors)))
+        threads = spec.placement.threads or usable_cores
     else:
         processors = pin(spec.placement, threads)
     log.started(
