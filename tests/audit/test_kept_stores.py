@@ -13,8 +13,6 @@ from cubemesh.schema.warning import INCONSISTENT
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "records"
 STORES = sorted(RECORDS.glob("*.sqlite"))
 CONTRADICTING_RUNS: dict[str, list[tuple[str, str]]] = {
-    # Its profiled steps had other launches than the measured ones: no verdict about it is given.
-    "2026-11-21-one-h200-breakdown": [("parts-exceed-step", "f2a103930f9a")],
     # Launch-bound steps of 1.3 ms: processes differ by 8 to 10 %, more than the copy of a batch.
     "2026-11-21-one-h200-doc-001": [
         ("above-resident", "fefa2bde7c6a"),

@@ -611,3 +611,10 @@ def test_runs_of_one_workload_with_several_budgets_are_pooled_within_an_answer()
     assert audit([answer(first, second), answer(run("c", rate=1150.0), title="Again")]) == ()
     apart = [answer(first), answer(second, title="Again")]
     assert "different-figures" in [one.code for one in audit(apart)]
+
+
+def test_repeats_are_pooled_before_they_are_compared_with_resident_data() -> None:
+    host, resident = run("a", rate=900.0), run("b", rate=700.0, program=RESIDENT)
+    assert [one.code for one in audit([answer(host, resident)])] == ["above-resident"]
+    again = replace(run("c", rate=1000.0, program=RESIDENT), key=replace(resident.key, repeat=1))
+    assert audit([answer(host, resident, again)]) == ()

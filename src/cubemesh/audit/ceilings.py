@@ -12,6 +12,7 @@ from dataclasses import replace
 from cubemesh.audit.evidence import Evidence, name_of, shown
 from cubemesh.audit.inconsistency import Inconsistency, inconsistency
 from cubemesh.audit.same_workload import differ
+from cubemesh.experiments.analysis.groups import Group, group_by
 from cubemesh.machines.catalogue import find
 from cubemesh.schema import Input, RunRecord, TrainSteps
 from cubemesh.units import format_quantity
@@ -69,31 +70,40 @@ def sustained(evidence: Evidence) -> Iterator[Inconsistency]:
 
 
 def input_stages(evidence: Evidence) -> Iterator[Inconsistency]:
-    """Training that is faster than a stage of its input, or than without input."""
-    trained = [r for r in evidence.records if r.ok and isinstance(r.spec.work, TrainSteps)]
-    stages = [r for r in evidence.records if r.ok and isinstance(r.spec.work, Input)]
-    for record in trained:
-        for stage in stages:
-            if _is_stage_of(stage, record) and _faster(record, stage):
-                assert isinstance(stage.spec.work, Input)
-                yield _contradiction("above-stage", evidence, record, stage, stage.spec.work.stage)
+    """Training that is faster than a stage of its input, or than without input; repeats are
+    pooled, as in the answer."""
+
+    def groups(work: type) -> list[Group[str]]:
+        found = (r for r in evidence.records if r.ok and isinstance(r.spec.work, work))
+        return group_by(found, lambda record: record.spec.workload_id)
+
+    trained = groups(TrainSteps)
+    for group in trained:
+        record = group.records[0]
+        for stage in groups(Input):
+            work = stage.records[0].spec.work
+            assert isinstance(work, Input)
+            if _is_stage_of(stage.records[0], record):
+                yield from _contradiction("above-stage", evidence, group, stage, work.stage)
         for resident in trained:
-            if _same_without_input(resident, record) and _faster(record, resident):
+            if _same_without_input(resident.records[0], record):
                 what = "one batch on the device"
-                yield _contradiction("above-resident", evidence, record, resident, what)
+                yield from _contradiction("above-resident", evidence, group, resident, what)
 
 
 def _contradiction(
-    code: str, evidence: Evidence, fast: RunRecord, slow: RunRecord, what: str
-) -> Inconsistency:
-    rates = [r.figures["throughput_per_s"] for r in (fast, slow)]
-    return inconsistency(
+    code: str, evidence: Evidence, group: Group[str], limit: Group[str], what: str
+) -> Iterator[Inconsistency]:
+    """Where `group` is significantly faster than its `limit`."""
+    fast, slow = group.throughput, limit.throughput
+    if fast is None or slow is None or fast.value <= slow.value or not differ(fast, slow):
+        return
+    ids = group.run_id, limit.run_id
+    yield inconsistency(
         code,
-        f"{name_of(fast)}, trains on {_input_of(fast)} at {shown(rates[0])}, and {what} reaches "
-        f"{shown(replace(rates[1], unit=rates[0].unit))}.",
-        evidence.place(
-            fast.run_id, slow.run_id, table=evidence.table_with(fast.run_id, slow.run_id)
-        ),
+        f"{name_of(group.records[0])}, trains on {_input_of(group.records[0])} at {shown(fast)}, "
+        f"and {what} reaches {shown(replace(slow, unit=fast.unit))}.",
+        evidence.place(*ids, table=evidence.table_with(*ids)),
         "Stop other programs and measure both again in one session.",
     )
 
@@ -142,9 +152,3 @@ def _same_without_input(resident: RunRecord, record: RunRecord) -> bool:
         decode_location=a.program.decode_location,
     )
     return a.work == work and a.program == program and a.placement == b.placement
-
-
-def _faster(record: RunRecord, other: RunRecord) -> bool:
-    """Whether a run is significantly faster than another."""
-    a, b = (r.figures.get("throughput_per_s") for r in (record, other))
-    return a is not None and b is not None and a.value > b.value and differ(a, b)
