@@ -8,6 +8,9 @@ machine. Each result is saved when its run ends: the same command continues afte
 and repeats nothing of the same commit. Writes soak.md and soak.json: date, machine, results of each
 run, each failure with its condition, and the slowest tests. Exit code 1 if a test failed.
 
+pytest-xdist starts as many processes as for `make test`; `--workers N` sets a number, for a machine
+that others use too.
+
 The processes of the load end with this one, also when it is killed.
 """
 
@@ -118,7 +121,8 @@ def run_suite(number: int, condition: str, args: argparse.Namespace, code: str) 
     bound = {cores[0]} if condition == ONE_CORE else set(cores)
     report = args.output / f"run-{number:02}.xml"
     report.unlink(missing_ok=True)
-    words = [sys.executable, "-m", "pytest", "-q", "-n", str(len(bound)), "--timeout"]
+    workers = "auto" if args.workers is None else str(args.workers)
+    words = [sys.executable, "-m", "pytest", "-q", "-n", workers, "--timeout"]
     words += [str(PATIENCE_S), "-p", "no:cacheprovider", f"--junitxml={report}", *args.options]
     end_with_this = partial(die_with_parent, os.getpid())
     started, start_s = datetime.now(UTC), time.monotonic()
@@ -268,6 +272,12 @@ def main(words: list[str] | None = None) -> int:
         parser.add_argument(
             name, type=int, default=default, metavar="N", help=f"{text} (default: {default})"
         )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes of pytest-xdist (default: auto)",
+    )
     parser.add_argument("--output", type=Path, default=ROOT / ".soak", help="folder of the results")
     parser.add_argument("options", nargs="*", help="options of pytest, after --")
     args = parser.parse_args(words)

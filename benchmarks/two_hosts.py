@@ -12,10 +12,12 @@ what is not there.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -78,10 +80,13 @@ def missing() -> str:
 
 @contextlib.contextmanager
 def two_hosts(folder: Path) -> Iterator[Hosts]:
-    """The hosts, until the block ends; `folder` takes keys and logs."""
+    """The hosts, until the block ends; `folder` takes keys and logs. Waits for the two hosts of
+    another process, which have the same addresses."""
     names = (f"cm-a-{os.getpid()}", f"cm-b-{os.getpid()}")
     servers: list[subprocess.Popen[bytes]] = []
     with contextlib.ExitStack() as undo:
+        lock = undo.enter_context(open(Path(tempfile.gettempdir(), "cubemesh-two-hosts"), "w"))
+        fcntl.flock(lock, fcntl.LOCK_EX)
         for name in names:
             _run("ip", "netns", "add", name)
             undo.callback(_run, "ip", "netns", "del", name)

@@ -1,16 +1,19 @@
 """Fixtures of all tests: data and cache folders of their own, never the user's."""
 
 import io
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+sys.dont_write_bytecode = False  # of tests with rewritten assertions: seconds at every start
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # in_memory_log
 from golden import Golden, make_golden
@@ -28,6 +31,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+LONGEST = (
+    *("test_install.py", "runs/test_hosts.py", "frameworks/pytorch/test_compiled.py"),
+    *("runs/test_interruption.py", "views/test_browser.py", "frameworks/test_contract.py"),
+    *("cli/test_cli.py", "cli/test_faults.py", "runs/test_training_faults.py"),
+    *("experiments/sequential_equivalence/test_experiment.py", "cli/test_tune.py"),
+)
+"""Files that take longest, so that the processes of pytest-xdist begin with them."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give whole files to the processes, so that fixtures of modules are made once; pytest-xdist
+    has `--dist loadfile` for that, which begins with the files of most tests."""
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """`-n auto`: three processes for two cores, as tests wait for a third of their time."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    return len(os.sched_getaffinity(0)) * 3 // 2
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In processes of pytest-xdist the longest files come first."""
+    if hasattr(config, "workerinput"):
+        places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
     """`golden.check(name, text)` compares a whole output with the test module's golden file."""
@@ -35,9 +75,29 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 
 @pytest.fixture(scope="session")
-def _compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this test session have in common."""
+    base: Path = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def _compiled(shared: Path) -> Path:
     """The libraries of C++ that tests have compiled."""
-    return tmp_path_factory.mktemp("compiled")
+    folder = shared / "compiled"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_by_torch(shared: Path) -> Iterator[None]:
+    """What torch.compile makes first takes seconds: headers, and probes of the compiler."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared / "torchinductor"))
+    yield
+    patch.undo()
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +117,7 @@ def own_folders(
         (libraries / made.name).hardlink_to(made)
     yield home
     for made in libraries.glob("*.so"):
-        if not (_compiled / made.name).exists():
+        with suppress(FileExistsError):
             (_compiled / made.name).hardlink_to(made)
 
 

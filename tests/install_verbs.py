@@ -1,20 +1,22 @@
-"""Runs command lines of cubemesh in one process of another environment, for tests/test_install.py.
+"""Runs command lines of cubemesh in this process, with a stdout that lacks characters.
 
-Reads a JSON list of command lines from stdin, runs each with stdout in ASCII, and writes a list of
-[exit code, output] to the file that is the only argument. An exception is the exit code -1.
+As a script, in another environment for tests/test_install.py, it reads a JSON list of command lines
+from stdin and writes a list of [exit code, output] to the file that is its only argument. An
+exception is the exit code -1.
 """
 
 import io
 import json
 import sys
 import traceback
+from collections.abc import Sequence
 
 
-def run(words: list[str]) -> tuple[int, str]:
+def run(words: Sequence[str], encoding: str = "ascii") -> tuple[int, str]:
     """Exit code, and stdout and stderr together."""
     from cubemesh.cli import main
 
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
     before = sys.argv, sys.stdout, sys.stderr
     sys.argv, sys.stdout, sys.stderr = ["cubemesh", *words], out, out
     try:
@@ -26,7 +28,7 @@ def run(words: list[str]) -> tuple[int, str]:
         code = -1
     finally:
         sys.argv, sys.stdout, sys.stderr = before
-    return code, out.buffer.getvalue().decode("ascii")
+    return code, out.buffer.getvalue().decode(encoding)
 
 
 if __name__ == "__main__":

@@ -316,14 +316,10 @@ def insert_below(text: str, start: str, line: str) -> str:
 
 
 def copy_with(addition: Addition, folder: Path) -> Path:
-    """A copy of the source with an addition; files that do not change are linked."""
+    """A copy of the source with an addition; files that do not change, and their bytecode, are
+    linked."""
     source = folder / "src"
-    shutil.copytree(
-        PACKAGE,
-        source / "cubemesh",
-        copy_function=os.link,
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
+    shutil.copytree(PACKAGE, source / "cubemesh", copy_function=os.link)
     for name, text in addition.files.items():
         path = source / "cubemesh" / name
         assert not path.exists()

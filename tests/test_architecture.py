@@ -1,6 +1,7 @@
 """Architecture: imports go up the rungs, no circles, small folders, light workers."""
 
 import ast
+import functools
 import sys
 import warnings
 from collections import defaultdict
@@ -90,6 +91,7 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path) for path in FILES}
 
 
+@functools.cache
 def imported(source: str) -> list[str]:
     """Every module a source text imports, with `from a import b` given as a.b."""
     found = []

@@ -21,12 +21,13 @@ from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.schema import WARNINGS, Status
 
 DOCS = Path(__file__).parent.parent / "docs"
+VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
 def documented() -> list[tuple[str, str]]:
     """(page, what it must name in code style) for everything there is."""
     wanted = []
-    for verb in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]
+    for verb in VERBS.values():
         wanted.append(("cli.md", f"cubemesh {verb.name}"))
         wanted += [("cli.md", o) for p in verb.params for o in p.opts if o.startswith("--")]
     for experiment in EXPERIMENTS.values():
@@ -147,9 +148,8 @@ def command_lines(page: Path) -> list[list[str]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_on_a_page_have_options_and_values_that_exist(page: Path) -> None:
     """Each is parsed by the command line, which refuses an unknown option or a wrong value."""
-    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for name, *words in command_lines(page):
-        verbs[name].make_context(name, words)
+        VERBS[name].make_context(name, words)
 
 
 def test_the_command_test_detects_an_unknown_option(tmp_path: Path) -> None:

@@ -1,17 +1,15 @@
 """The wheel as users install it: every verb without extras, with each extra, and on each Python.
 
-An environment is made once per session and shared by processes of pytest-xdist. Extras are put on
-top of the bare one; PyTorch, a large download, is linked from the environment of the tests.
+Extras are put on top of the bare environment, as links to the packages in that of the tests.
 """
 
-import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -24,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.11", "3.12", "3.13")
 OWN = "{}.{}".format(*sys.version_info)
 NULL = ("--set", "framework=null")
+FEW = ("--set", "precisions=fp32", "--set", "layouts=nchw", "--set", "script=step=0.01")
 IMPORTED = """# Collective test starting: all_reduce_perf
 # nThread 1 nGpus 2 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20
 #  Rank  0 Pid   770 on  host device  0 [0x00] NVIDIA H200
@@ -33,14 +32,14 @@ IMPORTED = """# Collective test starting: all_reduce_perf
 """
 
 WORKS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "doctor": (("--json",), ()),
+    "doctor": ((),),
     "probe": ((), ("--machine", "dgx1-v100", "--draw", "topology.svg")),
     "networks": ((), ("resnet-18",)),
     "experiments": ((), ("minibatch",)),
     "published": (("resnet-50", "--limit", "3"),),
     "run": (("minibatch", *NULL, "--set", "batch_sizes=8,16"),),
     "train": (("little-cnn", *NULL, "--epochs", "1"),),
-    "tune": (("little-cnn", "--set", "frameworks=null", "--minutes", "0.05"),),
+    "tune": (("little-cnn", "--set", "frameworks=null", "--minutes", "100", *FEW),),
     "compare": (("framework=null,batch_per_device=8", "framework=null,batch_per_device=16"),),
     "predict": (("resnet-50", "--machine", "dgx1-v100", "--measured", "1=384"),),
     "launch": (("--slurm", "--dry-run", "--", "run", "quick"),),
@@ -86,16 +85,6 @@ def interpreter(version: str) -> Path:
     pytest.skip(f"no Python {version} on PATH or in {pyenv}")
 
 
-@contextmanager
-def made_once(folder: Path) -> Iterator[bool]:
-    """Whether `folder` is still to be made; other processes wait meanwhile."""
-    with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        ready = Path(f"{folder}.ready")
-        yield not ready.exists()
-        ready.touch()
-
-
 def pip(*words: str | Path, python: Path | None = None) -> None:
     """pip of the tests, for the environment of `python`; a skip where no index answers."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -110,49 +99,30 @@ def pip(*words: str | Path, python: Path | None = None) -> None:
     pytest.fail(done.stderr)
 
 
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all processes of this test session have in common."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "install"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def wheel(shared: Path) -> Path:
-    folder = shared / "wheel"
-    with made_once(folder) as new:
-        if new:
-            pip("wheel", "--no-deps", "--wheel-dir", folder, ROOT)
-    (found,) = folder.glob("*.whl")
-    return found
-
-
-@pytest.fixture(scope="session")
-def environment(shared: Path, wheel: Path) -> Callable[..., Path]:
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """The Python of an environment with the wheel and, on top of it, an extra."""
+    shared = tmp_path_factory.mktemp("install")
 
+    @cache
+    def wheel() -> Path:
+        pip("wheel", "--no-deps", "--wheel-dir", shared, ROOT)
+        (found,) = shared.glob("*.whl")
+        return found
+
+    @cache
     def make(version: str, extra: str = "") -> Path:
         folder = shared / f"python{version}{extra}"
         python = folder / "bin" / "python"
-        constraints = ("--constraint", ROOT / "constraints.txt", "--no-compile")
-        below = make(version) if extra else None
-        base = interpreter(version)
-        with made_once(folder) as new:
-            if new:
-                done = [base, "-m", "venv", "--without-pip", folder]
-                subprocess.run(done, check=True, capture_output=True)
-                own = site_packages(folder)
-                if below is None:
-                    pip("install", *constraints, wheel, python=python)
-                else:
-                    (own / "below.pth").write_text(f"{site_packages(below.parents[1])}\n")
-                if extra == "torch":
-                    link_torch(own)
-                elif extra:
-                    wanted = f"cubemesh[{extra}] @ {wheel.as_uri()}"
-                    pip("install", *constraints, wanted, python=python)
+        words = [interpreter(version), "-m", "venv", "--without-pip", folder]
+        subprocess.run(words, check=True, capture_output=True)
+        if extra:
+            below = site_packages(make(version).parents[1])
+            (site_packages(folder) / "below.pth").write_text(f"{below}\n")
+            link_extra(extra, site_packages(folder))
+        else:
+            constraints = ("--constraint", ROOT / "constraints.txt", "--no-compile")
+            pip("install", *constraints, wheel(), python=python)
         return python
 
     return make
@@ -163,9 +133,11 @@ def site_packages(environment: Path) -> Path:
     return found
 
 
-def link_torch(folder: Path) -> None:
-    """Links to PyTorch, and to what it requires, in the environment of the tests."""
-    wanted, seen = ["torch"], set()
+def link_extra(extra: str, folder: Path) -> None:
+    """Links to what an extra requires in the environment of the tests, where pip installed it from
+    the same metadata."""
+    direct = {required(r) for r in metadata.requires("cubemesh") or () if f"'{extra}'" in r}
+    wanted, seen = [*direct], set()
     while wanted:
         name = wanted.pop()
         if name in seen:
@@ -174,16 +146,19 @@ def link_torch(folder: Path) -> None:
         try:
             found = metadata.distribution(name)
         except metadata.PackageNotFoundError:
+            if name in direct:
+                pytest.skip(f"{name}, of the extra {extra}, is not in the environment of the tests")
             continue  # of another platform
-        wanted += [
-            "".join(c if c.isalnum() or c in "-_." else " " for c in line).split()[0]
-            for line in found.requires or ()
-            if "extra ==" not in line
-        ]
+        wanted += [required(line) for line in found.requires or () if "extra ==" not in line]
         for top in {file.parts[0] for file in found.files or () if file.parts[0] != ".."}:
             link = folder / top
             if not link.exists() and top != "__pycache__":
                 link.symlink_to(Path(str(found.locate_file(top))))
+
+
+def required(line: str) -> str:
+    """The name of a package in a line of requirements."""
+    return "".join(c if c.isalnum() or c in "-_." else " " for c in line).split()[0]
 
 
 def run_all(python: Path, folder: Path, lines: list[tuple[str, ...]]) -> list[tuple[int, str]]:
@@ -239,7 +214,6 @@ def test_every_verb_works_or_names_its_extra(environment, tmp_path, version, ext
 
 def test_pytorch_without_other_extras(environment, tmp_path):
     """PyTorch brings some packages of the extra `views`, and not all."""
-    pytest.importorskip("torch", reason="PyTorch is linked from the environment of the tests")
     short = ("--set", "ceiling=false", "--set", "seconds=0.01", "--set", "warmup_seconds=0")
     line = ("run", "minibatch", "--quick", "--set", "batch_sizes=2", *short)
     (ran, shown), (code, reported) = run_all(

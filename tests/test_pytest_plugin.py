@@ -1,4 +1,4 @@
-"""The pytest plugin in pytest processes of its own: a scripted clock, and the null framework."""
+"""The pytest plugin in pytest sessions of its own: a scripted clock, and the null framework."""
 
 import json
 import tomllib
@@ -32,13 +32,16 @@ def test_network(cubemesh_benchmark):
 
 @pytest.fixture
 def session(pytester: pytest.Pytester, monkeypatch) -> Callable[..., pytest.RunResult]:
-    """Runs one test file in a pytest process, with the plugin and no other."""
+    """Runs one test file in a pytest session, with the plugin and no other."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
 
-    def run(text: str, *options: str) -> pytest.RunResult:
+    def run(text: str, *options: str, process: bool = False) -> pytest.RunResult:
         pytester.makepyfile(test_speed=text)
-        return pytester.runpytest_subprocess("-p", "cubemesh.pytest_plugin", *options)
+        words = ("-p", "cubemesh.pytest_plugin", *options)
+        if process:
+            return pytester.runpytest_subprocess(*words)
+        return pytester.runpytest_inprocess(*words)
 
     return run
 
@@ -128,4 +131,4 @@ def test_loading_the_plugin_imports_nothing_heavy(session):
     def test_light():
         assert not {"torch", "numpy", "pydantic", "sqlalchemy", "networkx"} & set(sys.modules)
     """
-    session(code).assert_outcomes(passed=1)
+    session(code, process=True).assert_outcomes(passed=1)

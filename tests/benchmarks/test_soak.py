@@ -24,8 +24,8 @@ def busy():
     return len([p for p in soak.children() if "while True: pass" in p.cmdline()])
 
 @pytest.mark.parametrize("number", range(3))
-def test_passes(number):
-    pass
+def test_passes(number, request):
+    assert not hasattr(request.config, "workerinput"), "--workers 0"
 
 def test_needs_an_idle_machine():
     assert busy() == 0, "2 | 3"
@@ -50,9 +50,10 @@ def test_hangs():
 def start(folder: Path, suite: str, *words: str) -> subprocess.Popen[str]:
     file = folder / "test_small.py"
     file.write_text(suite)
-    pytest_words = ("--", str(file), "--rootdir", str(folder), "-c", os.devnull, "-n", "0")
+    pytest_words = ("--", str(file), "--rootdir", str(folder), "-c", os.devnull)
+    own = ("--output", str(folder / "out"), "--workers", "0")
     return subprocess.Popen(
-        [sys.executable, str(SOAK), "--output", str(folder / "out"), *words, *pytest_words],
+        [sys.executable, str(SOAK), *own, *words, *pytest_words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -55,17 +55,22 @@ def run(environment) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="module")
-def complete(run) -> Complete:
+def complete(environment, cubemesh) -> Complete:
     """Completions of a line as fish asks for them: values without their help."""
 
     def values(line: str) -> list[str]:
-        found = run(
-            "cubemesh",
-            _CUBEMESH_COMPLETE="complete_fish",
-            _TYPER_COMPLETE_FISH_ACTION="get-args",
-            _TYPER_COMPLETE_ARGS=line,
-        )
-        return [item.split("\t")[0] for item in found.splitlines() if item]
+        asked = {
+            **{name: environment[name] for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME")},
+            "_CUBEMESH_COMPLETE": "complete_fish",
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+            "_TYPER_COMPLETE_ARGS": line,
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in asked.items():
+                patch.setenv(name, value)
+            done = cubemesh()
+        assert done.returncode == 0, done.stderr
+        return [item.split("\t")[0] for item in done.stdout.splitlines() if item]
 
     return values
 

@@ -103,7 +103,7 @@ def test_kill_9_in_mid_suite_then_the_same_command(cubemesh, tmp_path: Path, own
     assert len(ids(store)) == 6
 
 
-def test_ctrl_c_saves_finished_runs_and_exits_130(tmp_path: Path, own_folders: Path):
+def test_ctrl_c_saves_finished_runs_and_exits_130(cubemesh, tmp_path: Path, own_folders: Path):
     store = tmp_path / "s.sqlite"
     process = started(store, *ENDLESS, "--set", "batch_sizes=1,1000")
     wait_for_runs(store, 1)
@@ -114,16 +114,16 @@ def test_ctrl_c_saves_finished_runs_and_exits_130(tmp_path: Path, own_folders: P
     assert "Traceback" not in err
     assert out == ""
     assert workers_of(str(own_folders)) == []
-    again = run(*ENDLESS, "--set", "batch_sizes=1", "--store", str(store), "--json")
+    again = cubemesh(*ENDLESS, "--set", "batch_sizes=1", "--store", str(store), "--json")
     assert [r["run_id"] for r in json.loads(again.stdout)["records"]] == ids(store)
 
 
-def test_after_an_upgrade_the_same_command_measures_again(tmp_path: Path):
+def test_after_an_upgrade_the_same_command_measures_again(cubemesh, tmp_path: Path):
     arguments = (
         *("run", "minibatch", *NULL, "--set", "batch_sizes=8", "--json"),
         *("--store", str(tmp_path / "s.sqlite")),
     )
-    first = json.loads(run(*arguments).stdout)
+    first = json.loads(cubemesh(*arguments).stdout)
     upgraded = tmp_path / "site" / "numpy-99.0.dist-info"
     upgraded.mkdir(parents=True)
     (upgraded / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 99.0\n")
@@ -217,10 +217,10 @@ def small_disk(tmp_path: Path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_is_an_error_and_loses_nothing(small_disk: Path):
+def test_a_full_disk_is_an_error_and_loses_nothing(cubemesh, small_disk: Path):
     store = small_disk / "s.sqlite"
     batches = ",".join(map(str, range(1, 200)))
-    result = run(
+    result = cubemesh(
         *("run", "minibatch", *NULL, "--set", f"batch_sizes={batches}", "--store", str(store)),
     )
     assert result.returncode == 1
@@ -231,10 +231,10 @@ def test_a_full_disk_is_an_error_and_loses_nothing(small_disk: Path):
     assert len(ids(store)) >= 1
 
 
-def test_a_read_only_store_is_an_error_before_anything_runs(small_disk: Path):
+def test_a_read_only_store_is_an_error_before_anything_runs(cubemesh, small_disk: Path):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     store = small_disk / "s.sqlite"
-    result = run("run", "minibatch", *NULL, "--set", "batch_sizes=8", "--store", str(store))
+    result = cubemesh("run", "minibatch", *NULL, "--set", "batch_sizes=8", "--store", str(store))
     assert result.returncode == 1
     assert str(store) in result.stderr
     assert "Traceback" not in result.stderr

@@ -4,11 +4,9 @@ import dataclasses
 import importlib
 import os
 import shlex
-import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,8 +29,25 @@ from cubemesh.worker.launch.host_agent import (
 from cubemesh.worker.launch.multi_host_launcher import Greeting, check_alike
 from cubemesh.worker.launch.ssh import HostFault, command
 
-EPOCHS = "12"
-"""So many that the training is not done when its first checkpoint is found."""
+EPOCHS = "3"
+STOPPING = """
+import os, signal
+from pathlib import Path
+from cubemesh.training import checkpoint_writer
+
+save = checkpoint_writer.save
+
+def save_then_stop(folder, rank, ranks, checkpoint):
+    size_bytes = save(folder, rank, ranks, checkpoint)
+    fault = Path({folder!r}, "stops")
+    if rank == 1 and checkpoint.step == 10 and fault.exists():
+        fault.unlink()  # in the first run only
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return size_bytes
+
+checkpoint_writer.save = save_then_stop
+"""
+"""Rank 1 stops itself when its second checkpoint is written."""
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SPEC = RunSpec(
     work=Collective(sizes_bytes=(1 << 16,)),
@@ -242,18 +257,17 @@ def is_worker(process):
     return process.name() == "cubemesh-worker"
 
 
-def test_a_training_on_two_hosts_resumes_after_a_rank_was_stopped(between, tmp_path):
+def test_a_training_on_two_hosts_resumes_after_a_rank_was_stopped(between, tmp_path, monkeypatch):
     store, checkpoints = tmp_path / "r.db", tmp_path / "checkpoints"
+    (tmp_path / "sitecustomize.py").write_text(STOPPING.format(folder=str(tmp_path)))
+    (tmp_path / "stops").touch()
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     training = between.start(
         store,
         *("train", "little-cnn", "--epochs", EPOCHS, "--checkpoints", str(checkpoints)),
         *("--checkpoint-every", "5", "--keep", "99", "--set", "heartbeat_timeout_s=10"),
         *("--set", "image_size=8", "--set", "device=cpu", "--set", "threads=1"),
     )
-    while not steps_in(checkpoints) and training.poll() is None:
-        time.sleep(0.02)
-    (stopped,) = rank_on(between.hosts.names[1])
-    stopped.send_signal(signal.SIGSTOP)
     first, second = ended(training, store)
     outcome = first.outcome
     assert (outcome.status, outcome.facts["rank"]) == (Status.TIMED_OUT, 1), outcome

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import cubemesh
+import install_verbs
 from cubemesh.views.ascii import REPLACEMENTS, to_ascii
 
 
@@ -39,14 +40,8 @@ VERBS = {
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 @pytest.mark.parametrize("words", VERBS.values(), ids=VERBS)
 def test_a_stream_without_utf8_gets_replacements(words: tuple[str, ...], encoding: str):
-    done = subprocess.run(
-        [sys.executable, "-m", "cubemesh", *words],
-        env={**os.environ, "PYTHONIOENCODING": encoding},
-        capture_output=True,
-        check=False,
-    )
-    shown = (done.stdout + done.stderr).decode(encoding)
-    assert done.returncode == (2 if words == VERBS["error"] else 0), shown
+    code, shown = install_verbs.run(words, encoding)
+    assert code == (2 if words == VERBS["error"] else 0), shown
     assert not re.search(r"Traceback|UnicodeEncodeError|\\u[0-9a-f]{4}\w* ", shown)
 
 

@@ -122,17 +122,15 @@ OVERFLOWS = """(() => {
   }
   for (const chart of document.querySelectorAll('.live svg.marks')) {
     const title = text(chart.closest('figure').querySelector('.chart-title'));
-    const all = [...chart.querySelectorAll('text')].filter((t) => text(t)
-      && getComputedStyle(t).opacity !== '0' && !t.matches('.role-mark text'));
     const figure = chart.closest('figure');
-    for (const t of chart.querySelectorAll('text'))
-      if (text(t) && !inside(t, figure)) found.push(`${title}: ${text(t)} outside`);
-    for (const [i, one] of all.entries()) for (const other of all.slice(i + 1)) {
-      const [a, b] = [one.getBoundingClientRect(), other.getBoundingClientRect()];
+    const all = [...chart.querySelectorAll('text')].filter(text);
+    for (const t of all) if (!inside(t, figure)) found.push(`${title}: ${text(t)} outside`);
+    const shown = all.filter((t) => getComputedStyle(t).opacity !== '0'
+      && !t.matches('.role-mark text')).map((t) => [t, t.getBoundingClientRect()]);
+    for (const [i, [one, a]] of shown.entries()) for (const [other, b] of shown.slice(i + 1))
       if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
         && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3)
         found.push(`${title}: ${text(one)} on ${text(other)}`);
-    }
   }
   return found;
 })()"""

@@ -1,6 +1,8 @@
 """Every kind of work, run in a process of its own with the null framework, seen by its events."""
 
 import dataclasses
+import functools
+import json
 import os
 import subprocess
 import sys
@@ -42,10 +44,24 @@ def events_of(folder, work, script="step=0.01", **program):
     return run(folder, RunSpec(work=work, program=settings, budget=EFFORT))
 
 
+@functools.cache
+def server():
+    """Forks a worker for each job, as for a runner; ends with this process."""
+    words = ["serve", "--framework", "null", "--parent", str(os.getpid())]
+    return subprocess.Popen(
+        [sys.executable, "-m", "cubemesh.worker", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+
 def run(folder, spec):
     path = Job(spec=spec, folder=str(folder)).write()
     # In a process of its own: a worker's limits apply until its process ends.
-    subprocess.run([sys.executable, "-m", "cubemesh.worker", "run", path], check=True)
+    server().stdin.write(json.dumps({"run": str(path)}).encode() + b"\n")
+    server().stdin.flush()
+    ended = next(reply for line in server().stdout if "exit" in (reply := json.loads(line)))
+    assert ended["exit"] == 0
     return read_events(events_path(folder, 0))
 
 
