@@ -1,6 +1,7 @@
 """The chart and the table of layers under their roof, from a scripted record."""
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
 
@@ -98,3 +99,11 @@ def test_both_axes_are_logarithmic(timed):
     assert set(scales) == {"log"}
     ticks = spec["layer"][0]["encoding"]["y"]["axis"]["values"]
     assert all(tick in {10.0**power for power in range(20)} for tick in ticks)
+
+
+def test_labels_have_room_one_above_the_other(timed):
+    rates = sorted(
+        p.y for line in roofline(timed).lines for p in line.points if p.label and p.y is not None
+    )
+    assert len(rates) > 1
+    assert all(b / a > 10**0.25 for a, b in pairwise(rates))

@@ -262,6 +262,19 @@ def test_many_upright_bars_go_without_their_values() -> None:
     assert "bar" in marks(bars(8))
 
 
+def test_a_scatter_chart_of_categories_may_have_a_logarithmic_axis() -> None:
+    points = tuple(Point(x=name, y=1e-9) for name in ("one", "two"))
+    chart = Chart(
+        name="c",
+        title="Distances",
+        kind="scatter",
+        x=Axis(name="training", scale="category"),
+        y=Axis(name="distance", scale="log10"),
+        lines=(Line(name="distance", points=points),),
+    )
+    assert inline_svg(vega_lite(chart)).count("training") >= 1
+
+
 def test_stacked_bars_are_one_layer_that_ends_at_the_highest_sum():
     parts = (line(60.0, 90.0, name="compute"), line(40.0, 5.0, name="gaps"))
     stacked = dataclasses.replace(chart(*parts, kind="bar"), stacked=True)

@@ -17,8 +17,9 @@ from cubemesh.units import format_quantity
 
 NAMED = 4
 """Layers with a label in the chart."""
-WIDE, HIGH = 0.7, 0.25
-"""Smallest distance of two labels in powers of ten, horizontally and vertically."""
+LABEL_DISTANCE = 0.25
+"""Smallest vertical distance of two labels in powers of ten: on a narrow page a label may reach
+across the chart."""
 MOST_CATEGORIES = 6
 """Number of colours; categories with the smallest loss are left out."""
 CATEGORIES = ("convolution", "matrix product", "normalization", "elementwise", "pooling")
@@ -132,8 +133,7 @@ def _named(points: Sequence[LayerPoint]) -> set[str]:
         if len(chosen) == NAMED:
             break
         if all(
-            abs(math.log10(point.intensity / other.intensity)) > WIDE
-            or abs(math.log10(point.flops_per_s / other.flops_per_s)) > HIGH
+            abs(math.log10(point.flops_per_s / other.flops_per_s)) > LABEL_DISTANCE
             for other in chosen
         ):
             chosen.append(point)

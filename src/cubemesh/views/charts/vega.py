@@ -202,7 +202,7 @@ class _Layers:
         )
         yield mark.encode(y=self.frame.value_channel(), color=self._colour(), **_DESCRIBED)
         # In a roofline only some points have names: next to them, towards the middle.
-        aside = self.chart.y.scale != "linear"
+        aside = self.chart.y.scale != "linear" and not self.frame.category
         middle = self.frame.middle
         for left in (True, False) if aside else (True,):
             own = [row for row in rows if (row["x"] <= middle) is left] if aside else rows
