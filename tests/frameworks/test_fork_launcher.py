@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cubemesh.frameworks.contract.rendezvous import KVStore, connect_store
+from cubemesh.frameworks.contract.kv_store import connect_store
 from cubemesh.frameworks.fork_launcher import launch
 
 RANKS = 3
@@ -17,7 +17,7 @@ RANKS = 3
 def share(folder):
     """Every rank sets a value and reads those of all."""
     rank = int(os.environ["RANK"])
-    store = connect_store(60.0)
+    store = connect_store()
     store.put(f"square/{rank}", rank * rank)
     values = [store.get(f"square/{other}", 60.0) for other in range(RANKS)]
     assert store.has("square/0")
@@ -28,7 +28,7 @@ def share(folder):
 
 def fail(folder):
     """One rank fails once all run; the others would wait for ever."""
-    rank, store = int(os.environ["RANK"]), connect_store(60.0)
+    rank, store = int(os.environ["RANK"]), connect_store()
     if rank == 1:
         for other in (0, 2):
             store.get(f"written/{other}", 60.0)
@@ -57,11 +57,6 @@ def test_the_failed_rank_is_returned_and_the_others_are_ended(tmp_path):
     for path in files:
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.read_text()), 0)
-
-
-def test_a_key_that_is_never_set_times_out():
-    with pytest.raises(TimeoutError, match="'nothing'"):
-        KVStore().get("nothing", 0.01)
 
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ deep = "[" * 100_000
 for line in sys.stdin:
     request = json.loads(line)
     if "environment" in request:
-        if name == "no-address":
+        if name == "no-software":
             say(here={{"host": name}})
-        say(here={{"host": name, "address": "127.0.0.1", "port": 1, "software": {{}}}})
+        say(here={{"host": name, "software": {{}}}})
     elif "ping" in request:
         say(clock=time.perf_counter())
     elif "job" in request:
@@ -43,6 +43,8 @@ for line in sys.stdin:
             print('{{"rank": 1, "event": ' + deep, flush=True)
         elif name == "thief":
             say(rank=0, event={{}})
+        elif name == "evaluator":
+            say(store={{"id": 0, "op": "eval", "key": "a"}})
         say(rank=rank, event=dict(event="rank", t=0, host=name, device="cpu", threads=1))
         if name == "b":
             say(rank=1, event=dict(event="artifact", t=0, name="trace", file="{secret}"))
@@ -109,7 +111,7 @@ def test_hosts_that_report_nonsense(run, secret, tmp_path, monkeypatch):
             budget=Budget(steps=2, windows=2, seconds=0.1),
         )
 
-    hostile = ("no-address", "deep", "thief")
+    hostile = ("no-software", "deep", "thief", "evaluator")
     *failed, last = run(*(spec("a", name) for name in hostile), spec("a", "b"))
     for name, record in zip(hostile, failed, strict=True):
         assert record.outcome.status is Status.CRASHED, name
@@ -125,7 +127,9 @@ def test_hosts_that_report_nonsense(run, secret, tmp_path, monkeypatch):
 
 def test_a_reply_without_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(ssh, "MOST_BYTES", 1000)
-    host = ssh.RemoteHost("endless", tmp_path, {"CUBEMESH_SSH": "sh -c 'cat /dev/zero'"})
+    host = ssh.RemoteHost(
+        "endless", tmp_path / "errors.txt", {"CUBEMESH_SSH": "sh -c 'cat /dev/zero'"}
+    )
     with pytest.raises(ssh.HostFault, match="host endless "):
         host.receive(None)
     host.close()
@@ -138,7 +142,7 @@ def test_a_reply_without_end_is_refused(tmp_path, monkeypatch):
         7,
         {},
         {"here": 7},
-        {"here": {"host": "h", "address": "a", "port": "1", "software": {}}},
+        {"here": {"host": "h", "software": {"Python": 3}}},
         {"fault": 7},
         {"clock": "noon"},
         {"clock": float("nan")},
@@ -153,6 +157,8 @@ def test_a_reply_without_end_is_refused(tmp_path, monkeypatch):
         {"exits": {"0": 10**30}, "outputs": {}},
         {"exits": {}, "outputs": {"0": 7}},
         {"rank": 0, "stacks": "\ud800"},
+        {"store": 7},
+        {"rank": 0, "store": {}, "stacks": ""},
     ],
 )
 def test_a_reply_of_another_shape_is_refused(reply):

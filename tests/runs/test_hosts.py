@@ -1,9 +1,11 @@
 """How hosts are reached, what must be alike on them, and a run on two."""
 
+import contextlib
 import dataclasses
 import importlib
 import os
 import shlex
+import signal
 import stat
 import subprocess
 import sys
@@ -28,6 +30,8 @@ from cubemesh.worker.launch.host_agent import (
 )
 from cubemesh.worker.launch.multi_host_launcher import Greeting, check_alike
 from cubemesh.worker.launch.ssh import HostFault, command
+from listening_sockets import attack, listening
+from patience import wait_until
 
 EPOCHS = "3"
 STOPPING = """
@@ -68,9 +72,29 @@ def test_a_host_is_reached_by_ssh_by_srun_or_by_the_given_command():
     assert own[:4] == ["ssh", "-p", "22", "b"]
 
 
+@pytest.mark.parametrize(
+    ("words", "ssh"),
+    [
+        (("--hosts", " , "), "ssh"),
+        (("--hosts", ""), "ssh"),
+        (("--set", "hosts=,"), "ssh"),
+        (("--hosts", f"a,{'b' * 5000}"), "ssh"),
+        (("--hosts", "a,b"), " "),
+        (("--hosts", "a,b"), "ssh -i 'key"),
+    ],
+)
+def test_hosts_and_commands_that_are_invalid_end_with_exit_code_2(
+    words, ssh, cubemesh, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CUBEMESH_SSH", ssh)
+    ended = cubemesh("run", "minibatch", *words, "--store", str(tmp_path / "r.db"))
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1, ended.stderr
+
+
 def test_software_must_be_the_same():
     def greeting(**software):
-        return Greeting(host="h", address="1", port=1, software=software)
+        return Greeting(host="h", software=software)
 
     alike = [greeting(torch="2.13", Python="3.11")] * 2
     check_alike(("a", "b"), alike)
@@ -87,6 +111,7 @@ def test_software_must_be_the_same():
         (("a", "a"), 2, "hosts=a,a is not valid"),
         (("a", "b"), 3, "Set devices=2 or a multiple"),
         (("a", "-oProxyCommand=x"), 2, "'-oProxyCommand=x' is not a valid host name"),
+        (("a", "b" * 5000), 2, "5000 characters"),
     ],
 )
 def test_invalid_hosts_are_refused(hosts, devices, words):
@@ -98,7 +123,8 @@ def test_the_route_to_a_host_has_an_interface():
     address = address_toward("127.0.0.1")
     assert address == "127.0.0.1"
     assert interface_of(address) == "lo"
-    assert interface_of("192.0.2.7") == ""
+    with pytest.raises(OSError, match=r"192\.0\.2\.7"):
+        interface_of("192.0.2.7")
 
 
 def test_a_host_names_the_devices_of_its_ranks():
@@ -224,7 +250,7 @@ def between(tmp_path_factory):
                 text=True,
             )
 
-        yield SimpleNamespace(hosts=hosts, start=start)
+        yield SimpleNamespace(hosts=hosts, start=start, addresses=two.ADDRESSES)
 
 
 def ended(process, store):
@@ -246,15 +272,41 @@ def test_two_hosts_with_an_sshd_each(between, tmp_path):
     assert 0 < record.figure("bus_bytes_per_s") < 1.3e8, "a link of 1 Gb/s carries 125 MB/s"
 
 
+def processes_on(name):
+    """(name, process) of all on a host that have not ended meanwhile."""
+    pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True)
+    found = []
+    for pid in map(int, pids.stdout.split()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            found.append((process.name(), process))
+    return found
+
+
 def rank_on(name):
     """The rank on a host: the worker's process there that started no other."""
-    pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True)
-    workers = [p for p in map(psutil.Process, map(int, pids.stdout.split())) if is_worker(p)]
-    return [p for p in workers if not p.children()]
+    workers = [process for kind, process in processes_on(name) if kind == "cubemesh-worker"]
+    return [worker for worker in workers if not worker.children()]
 
 
-def is_worker(process):
-    return process.name() == "cubemesh-worker"
+def sockets_on(name):
+    return {s for kind, p in processes_on(name) if kind != "sshd" for s in listening(p.pid)}
+
+
+def test_ranks_of_two_hosts_listen_on_the_network_between_them_only(between, tmp_path):
+    names, trace = between.hosts.names, tmp_path / "trace"
+    words = ["train", "little-cnn", "--epochs", "100000", "--set", "image_size=8"]
+    words += ["--set", "device=cpu", "--set", "threads=1"]
+    training = between.start(tmp_path / "r.db", *words)
+    try:
+        wait_until(lambda: all(map(sockets_on, names)) or training.poll() is not None)
+        found = [sockets_on(name) for name in names]
+        attack(trace, sorted(found[0] | found[1]))
+    finally:
+        training.send_signal(signal.SIGINT)
+        training.communicate()
+    assert [{address for address, _ in each} for each in found] == [{a} for a in between.addresses]
+    assert not trace.exists()
 
 
 def test_a_training_on_two_hosts_resumes_after_a_rank_was_stopped(between, tmp_path, monkeypatch):

@@ -37,12 +37,6 @@ def test_a_killed_rank_is_the_reason_and_the_others_ended_with_it():
     assert (run.status, run.facts["rank"], run.facts["signal"]) == (Status.KILLED, 1, "SIGKILL")
 
 
-def test_a_rank_that_the_agent_ended_is_not_the_reason():
-    outcomes, run = both({}, ending({0: -15, 1: -9}), 2)
-    assert outcomes[0].facts["ended_with"] == [1]
-    assert run.facts["rank"] == 1
-
-
 def test_a_rank_that_crashed_after_losing_another_is_not_the_reason():
     outcomes, run = both({0: LOST}, ending({0: 3, 1: -9}), 2)
     assert outcomes[0] == LOST

@@ -48,8 +48,13 @@ def value_text(value: Any) -> str:
 
 
 def host_lines(hosts: str | Iterable[str]) -> list[str]:
-    """`hosts` as the lines of a setting."""
+    """`hosts` as the lines of a setting; UsageError for a text without a name."""
     text = hosts if isinstance(hosts, str) else ",".join(hosts)
+    if isinstance(hosts, str) and not text.strip(" ,"):
+        raise UsageError(
+            f"--hosts '{hosts}' names no host. Name two or more, separated by commas, or leave it "
+            "out to use this host only."
+        )
     return [f"hosts={text}"] if text else []
 
 

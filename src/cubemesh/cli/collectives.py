@@ -97,7 +97,7 @@ def collectives(
         data_type=datatype,
         reduction=op,
         device=device,
-        hosts=hosts or (),
+        hosts=() if hosts is None else hosts,
         store=store,
         no_cache=no_cache,
         wait=wait,

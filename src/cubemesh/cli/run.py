@@ -97,7 +97,7 @@ def run(
         baseline=baseline,
         fail_below=fail_below,
         pythons=pythons or (),
-        hosts=hosts or (),
+        hosts=() if hosts is None else hosts,
         wait_quiet=wait_quiet,
         observer=TerminalProgress(terminal.stderr_console()),
     )

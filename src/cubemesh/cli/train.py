@@ -101,7 +101,7 @@ def train(
     found = train_network(
         network,
         settings=[*lines, *(settings or ())],
-        hosts=hosts or (),
+        hosts=() if hosts is None else hosts,
         store=store,
         no_cache=no_cache,
         wait=wait,

@@ -1,17 +1,15 @@
-"""A launcher for frameworks without one: forks a process for each device of this host.
+"""Launcher of ranks: forks a process for each device of this host.
 
-    agent ──fork──▶ rank 0 … rank N − 1     RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+    agent ──fork──▶ rank 0 … rank N − 1     RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE
           ◀──exit── one fails: all others are ended
-          serves the key-value store (contract/rendezvous.py)
+          serves the key-value store (contract/kv_store.py)
 
-The calling process must have no threads: they do not survive a fork.
+No socket listens. The calling process must have no threads: they do not survive a fork.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -19,46 +17,39 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from cubemesh.frameworks.contract.rendezvous import KEY_VARIABLE, serve_store
-
-HOST = "127.0.0.1"
+from cubemesh.frameworks.contract.kv_store import STORE_VARIABLE, serve_store
+from cubemesh.frameworks.contract.rendezvous import Rendezvous
 
 
 def launch(
     run_rank: Callable[[str], None],
     job: str,
     ranks: int,
-    environ_of: Callable[[int], Mapping[str, str]] = lambda rank: {},
+    rendezvous: Rendezvous | None = None,
+    environ_of: Callable[[int], Mapping[str, str]] = lambda local_rank: {},
 ) -> dict[int, int]:
-    """See `SupportsDistributed`; `environ_of` returns further environment variables of a rank."""
-    (port,) = free_ports(1)
-    key = secrets.token_hex(16)
-    shared = {
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": HOST,
-        "MASTER_PORT": str(port),
-        KEY_VARIABLE: key,
-    }
+    """See `SupportsDistributed`; `environ_of` returns further environment variables of a rank of
+    this host."""
+    hosts, first = (1, 0) if rendezvous is None else (rendezvous.hosts, rendezvous.number * ranks)
+    shared = {"WORLD_SIZE": str(hosts * ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    pairs = [socket.socketpair() for _ in range(ranks)]
     sys.stdout.flush()
     pids: dict[int, int] = {}
-    for rank in range(ranks):
+    for local_rank, (_, own) in enumerate(pairs):
         pid = os.fork()
         if pid == 0:
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **environ_of(rank)}
-            _be_rank(run_rank, job, {**shared, **own})
-        pids[pid] = rank
-    serve_store((HOST, port), key)  # by threads, so after the last fork
+            # Other ends stay with their owners: the end of one is the end of its connection.
+            for end in (end for pair in pairs for end in pair if end is not own):
+                end.close()
+            place = {"RANK": str(first + local_rank), "LOCAL_RANK": str(local_rank)}
+            store = {STORE_VARIABLE: str(own.detach())}
+            _be_rank(run_rank, job, {**shared, **place, **store, **environ_of(local_rank)})
+        pids[pid] = first + local_rank
+    for _, theirs in pairs:
+        theirs.close()
+    # By a thread, so after the last fork.
+    serve_store([here for here, _ in pairs], None if rendezvous is None else rendezvous.store)
     return _watch(pids)
-
-
-def free_ports(count: int) -> list[int]:
-    """Free ports of this host."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def _be_rank(run_rank: Callable[[str], None], job: str, environ: Mapping[str, str]) -> NoReturn:

@@ -188,12 +188,10 @@ def run_outcome(outcomes: list[Outcome], reported: Mapping[int, Outcome]) -> Out
 
 
 def _rank_outcome(rank: int, worker: WorkerExit) -> Outcome:
-    """Of a rank that reported none. The agent ends ranks with SIGTERM after one has failed."""
+    """Of a rank that reported none."""
     if worker.silent:
         return _timed_out(rank, worker)
-    ended = -signal.SIGTERM
-    failed = {r: code for r, code in worker.failed_ranks.items() if code != ended}
-    failed = failed or dict(worker.failed_ranks)
+    failed = worker.failed_ranks
     if rank in failed:
         output = worker.rank_outputs.get(rank, "")
         own = dataclasses.replace(worker, exit_code=failed[rank], output=output)

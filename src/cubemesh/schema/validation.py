@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from cubemesh.errors import UsageError
 
+MAX_HOST_NAME = 253
+"""Characters of a host name (RFC 1035, section 2.3.4)."""
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:-]*")
 """Names that ssh accepts as a host and does not read as an option."""
 
@@ -90,6 +92,11 @@ def check_hosts(hosts: Sequence[str], devices: int) -> None:
     not a multiple of the number of hosts."""
     listed = ",".join(hosts)
     for host in hosts:
+        if len(host) > MAX_HOST_NAME:
+            raise UsageError(
+                f"hosts: '{host[:20]}…' has {len(host)} characters; a host name has at most "
+                f"{MAX_HOST_NAME}."
+            )
         if not _HOST_NAME.fullmatch(host):
             raise UsageError(f"hosts={listed}: '{host}' is not a valid host name.")
     if len(hosts) < 2 or len(set(hosts)) < len(hosts):

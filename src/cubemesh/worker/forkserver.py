@@ -166,6 +166,7 @@ def work(job_path: Path) -> int:
     as a rank; the exit code of a rank is 0 only if its outcome is ok.
     """
     job, own = read_job(job_path), ranks.rank_from_env()
+    ranks.keep_to_loopback(job, own)
     if own.ranks == 1 and job.spec.placement.hosts:
         prepare(job.agent_output_path)
         ranks.write_exit_codes(job, hosts.launch(job))

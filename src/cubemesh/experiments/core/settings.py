@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -32,6 +33,7 @@ from cubemesh.schema import (
 )
 from cubemesh.schema.serialization import field_types
 from cubemesh.units import parse_duration, parse_size
+from cubemesh.worker.launch.ssh import connection_command
 
 TUNED = "tuned"
 """The key that applies a tuning (tune/apply.py); not a field of a spec."""
@@ -93,6 +95,8 @@ def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
             known = settable(experiment)
             hint = f"`cubemesh experiments {experiment.name}` lists them."
             raise unknown_name(f"setting of {experiment.name}", key, known, hint, "settings")
+    if overrides.get("hosts"):
+        connection_command(os.environ)  # refuses an invalid one
     return Request(experiment.settings(**given), overrides)
 
 
@@ -117,7 +121,10 @@ def parse_value(key: str, text: str, kind: Any) -> Any:
     value: Any = text.strip()
     try:
         if _takes_list(kind) and value not in _words(kind):
-            value = [v.strip() for v in value.split(",") if v.strip()]
+            items = [v.strip() for v in value.split(",") if v.strip()]
+            if value and not items:
+                raise UsageError("there is no value between the commas. Give one, or leave it out.")
+            value = items
         elif value.lower() == "none" and type(None) in typing.get_args(kind):
             return None
         elif key.endswith("_bytes"):

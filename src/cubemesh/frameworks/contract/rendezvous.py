@@ -1,46 +1,28 @@
-"""Launch and rendezvous of ranks on one host or several, and the key-value store that they share.
-
-Where a framework has a store of its own (torch's TCPStore), it is used. Otherwise the launcher
-serves one by threads of its own (`multiprocessing.managers`, over TCP), since TensorFlow holds
-Python's lock while it connects, so that rank 0 could not serve it:
-
-    launcher   forks the ranks with MASTER_ADDR, MASTER_PORT and a key, then calls serve_store
-    rank       connect_store ─▶ a proxy of the store
-"""
+"""Launch and rendezvous of ranks, on one host or several, and plain values that they exchange."""
 
 from __future__ import annotations
 
-import os
-import threading
+import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.managers import BaseManager
 from typing import Any, Protocol, runtime_checkable
 
 from cubemesh.frameworks.contract.group import Group
 
-KEY_VARIABLE = "CUBEMESH_STORE_KEY"
-"""Environment variable: the store's authentication key."""
 POLL_S = 0.01
 """Interval at which a rank that waits polls, where it has a check to call meanwhile."""
-_RETRY_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """How the launchers of several hosts find one another."""
+    """What the launcher of one host of several must know."""
 
-    name: str
-    """The same on all hosts, and unique to this run."""
     hosts: int
-    endpoint: str
-    """`address:port` of the first host, which the others contact."""
-    is_first: bool
-    """Whether this is that host."""
-    address: str
-    """The address at which the other hosts reach this one."""
+    number: int
+    """Of this host, from 0."""
+    store: socket.socket
+    """A connection to the store of the run (`kv_store.serve_store`)."""
 
 
 @runtime_checkable
@@ -55,7 +37,7 @@ class SupportsDistributed(Protocol):
         rendezvous: Rendezvous | None = None,
     ) -> dict[int, int]:
         """Call `run_rank(job)` in `ranks` forked processes of this host, each with its rank in its
-        environment (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Returns the exit code
+        environment (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE). Returns the exit code
         of each that failed, negative for a signal; the others are ended then. With `rendezvous`,
         the launcher of each other host starts as many."""
 
@@ -72,47 +54,29 @@ def wait_and_check(done: Callable[[], bool], check: Callable[[], None]) -> None:
         time.sleep(POLL_S)
 
 
-class KVStore:
+class ValueStore(Protocol):
     """Plain values by key, for all ranks."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, Any] = {}
-        self._changed = threading.Condition()
 
     def put(self, key: str, value: Any) -> None:
         """Set a value."""
-        with self._changed:
-            self._values[key] = value
-            self._changed.notify_all()
 
     def add(self, key: str) -> int:
         """Increment the counter `key`; its new value."""
-        with self._changed:
-            self._values[key] = self._values.get(key, 0) + 1
-            return int(self._values[key])
 
     def has(self, key: str) -> bool:
         """Whether the key is set."""
-        with self._changed:
-            return key in self._values
 
     def wait(self, key: str) -> None:
         """Return once the key is set, however long that takes."""
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._values)
 
     def get(self, key: str, timeout_s: float) -> Any:
         """The value of a key once it is set; TimeoutError after `timeout_s`."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: key in self._values, timeout_s):
-                raise TimeoutError(f"no rank has set '{key}' within {timeout_s:g} s")
-            return self._values[key]
 
 
 class StoreGroup:
     """The operations of `Group` on plain values, by the ranks' key-value store: no device waits."""
 
-    def __init__(self, rank: int, size: int, store: KVStore, timeout_s: float) -> None:
+    def __init__(self, rank: int, size: int, store: ValueStore, timeout_s: float) -> None:
         self.rank, self.size = rank, size
         self._store, self._timeout_s = store, timeout_s
         self._broadcasts = self._gathers = self._barriers = 0
@@ -151,39 +115,3 @@ class StoreGroup:
         if check is not None:
             wait_and_check(lambda: self._store.has(key), check)
         self._store.wait(key)
-
-
-class _Manager(BaseManager):
-    pass
-
-
-def connect_store(timeout_s: float) -> KVStore:
-    """The store of this run's ranks. TimeoutError where it is not reachable within `timeout_s`."""
-    _Manager.register("store")
-    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    manager = _Manager(address, os.environ[KEY_VARIABLE].encode())
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            manager.connect()
-            store: KVStore = manager.store()  # type: ignore[attr-defined]
-            return store
-        except ConnectionRefusedError as error:
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"rendezvous store not reachable within {timeout_s:g} s"
-                ) from error
-            time.sleep(_RETRY_S)
-
-
-def serve_store(address: tuple[str, int], key: str) -> None:
-    """Serve a store as long as this process lives."""
-    store = KVStore()
-    _Manager.register("store", callable=lambda: store)
-    server = _Manager(address, key.encode()).get_server()
-    threading.Thread(target=_serve, args=(server,), name="store", daemon=True).start()
-
-
-def _serve(server: Any) -> None:
-    with suppress(SystemExit):  # raised by the server when it stops
-        server.serve_forever()

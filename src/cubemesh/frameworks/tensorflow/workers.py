@@ -6,7 +6,8 @@
 Each process is a worker with one replica and its own variables, which stay equal because they start
 equal and are updated by the same gradients. TensorFlow reduces them inside the traced step, by a
 ring over gRPC; so this group offers only objects, flags and barriers, by a key-value store
-(frameworks/contract/rendezvous.py). https://www.tensorflow.org/tutorials/distribute/multi_worker_with_keras
+(frameworks/contract/kv_store.py). TensorFlow's server listens on all interfaces and does what
+anybody asks, so the workers have a private network (frameworks/private_network.py). https://www.tensorflow.org/tutorials/distribute/multi_worker_with_keras
 """
 
 from __future__ import annotations
@@ -19,13 +20,19 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from cubemesh.frameworks import fork_launcher as forked
+from cubemesh.frameworks import fork_launcher
+from cubemesh.frameworks.contract.kv_store import connect_store
 from cubemesh.frameworks.contract.program import Unsupported
-from cubemesh.frameworks.contract.rendezvous import Rendezvous, StoreGroup, connect_store
+from cubemesh.frameworks.contract.rendezvous import Rendezvous, StoreGroup
+from cubemesh.frameworks.private_network import enter_private_network
 from cubemesh.frameworks.tensorflow.runtime import prepare
 
 LEAVES_LAST_S = 0.5
 """Time that rank 0, TensorFlow's coordinator, waits at the end: a worker that loses it fails."""
+
+FIRST_PORT = 20_000
+"""Of the workers, in a network in which no others listen."""
+CLUSTER_VARIABLE = "TF_CONFIG"
 
 _joined: list[Any] = []
 """The strategy of this process: TensorFlow joins one cluster, once per process."""
@@ -35,7 +42,9 @@ class WorkerGroup(StoreGroup):
     """See `Group`; it transfers no arrays, since TensorFlow does so in its own step."""
 
     def __init__(self, rank: int, size: int, timeout_s: float) -> None:
-        super().__init__(rank, size, connect_store(timeout_s), timeout_s)
+        store = connect_store()
+        assert store is not None, "only launch() starts ranks"
+        super().__init__(rank, size, store, timeout_s)
         ring = tf.distribute.experimental.CommunicationImplementation.RING
         _joined.append(
             tf.distribute.MultiWorkerMirroredStrategy(
@@ -63,13 +72,15 @@ def launch(
     """See `SupportsDistributed`. Unsupported on several hosts."""
     if rendezvous is not None:
         raise Unsupported("tensorflow trains on the devices of one host. Set framework=pytorch.")
-    workers = [f"{forked.HOST}:{port}" for port in forked.free_ports(ranks)]
+    if not enter_private_network():  # join() says so, as each rank's outcome
+        return fork_launcher.launch(run_rank, job, ranks)
+    workers = [f"127.0.0.1:{FIRST_PORT + rank}" for rank in range(ranks)]
 
     def environ_of(rank: int) -> dict[str, str]:
         task = {"type": "worker", "index": rank}
-        return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
+        return {CLUSTER_VARIABLE: json.dumps({"cluster": {"worker": workers}, "task": task})}
 
-    return forked.launch(run_rank, job, ranks, environ_of)
+    return fork_launcher.launch(run_rank, job, ranks, environ_of=environ_of)
 
 
 def join(device: str, timeout_s: float, link: str = "auto") -> WorkerGroup:
@@ -77,6 +88,12 @@ def join(device: str, timeout_s: float, link: str = "auto") -> WorkerGroup:
     before: joining starts them, one for each core this process may use."""
     if link != "auto":
         raise Unsupported(f"link={link}: tensorflow cannot choose a link. Leave link out.")
+    if CLUSTER_VARIABLE not in os.environ:
+        raise Unsupported(
+            "tensorflow on several devices needs a network namespace, because its server listens "
+            "on all interfaces without authentication, and this system does not permit one. "
+            "Set framework=pytorch, or devices=1."
+        )
     prepare(len(os.sched_getaffinity(0)))
     return WorkerGroup(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timeout_s)
 

@@ -3,11 +3,13 @@
 Started through ssh, it reads requests from stdin and replies on stdout, a JSON object a line
 (multi_host_launcher.py is the other end): first what this host is, then its clock as often as
 requested, then one job, whose events it passes on as they come, and the stacks of its ranks on
-request. When stdin ends, the connection is lost, and everything started ends.
+request. The ranks' key-value store is at the other end too, and its messages go the same way. When
+stdin ends, the connection is lost, and everything started ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -20,6 +22,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +31,7 @@ import psutil
 
 from cubemesh import __version__
 from cubemesh.frameworks import entry
+from cubemesh.frameworks.contract.kv_store import Message, MessageReader, send_message
 from cubemesh.frameworks.contract.rendezvous import Rendezvous, SupportsDistributed
 from cubemesh.measure.telemetry.gpu_set import gpu_of, read_gpus, visible
 from cubemesh.schema.machine import Gpu
@@ -46,7 +50,8 @@ from cubemesh.worker.run.job_file import Job
 
 POLL_S = 0.05
 CPUINFO = Path("/proc/cpuinfo")
-INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
+"""Environment variable → its value for an interface; with = NCCL takes an exact name."""
 
 
 class HostAgent:
@@ -57,7 +62,8 @@ class HostAgent:
         self._requests, self._replies = os.dup(0), os.dup(1)
         redirect(0, os.devnull, os.O_RDONLY)
         os.dup2(2, 1)
-        self._unread = b""
+        self._reader = MessageReader(self._requests)
+        self._received: deque[Message] = deque()
 
     def serve(self) -> int:
         """0 when the job has ended; 1 without a job."""
@@ -66,15 +72,15 @@ class HostAgent:
             return 1
         os.environ.update(first["environment"])
         try:
-            address = address_toward(first["toward"])
+            interface = interface_of(address_toward(first["toward"]))
             framework = entry(first["framework"]).load()
             framework.preload()
         except (OSError, ImportError) as error:
             self._reply(fault=f"{type(error).__name__}: {error}")
             return 1
-        for name in INTERFACES:
-            os.environ.setdefault(name, interface_of(address))
-        self._reply(here=_greeting(address, first["framework"]))
+        for name, form in INTERFACES.items():
+            os.environ.setdefault(name, form.format(interface))
+        self._reply(here=_greeting(first["framework"]))
         while (request := self._receive()) is not None:
             if "job" in request:
                 self._run(request, framework)
@@ -96,28 +102,50 @@ class HostAgent:
                 gpu_uuids=tuple(gpu.uuid for gpu in gpus),
             )
             job.write()
+            store, theirs = socket.socketpair()
             pid = os.fork()
             if pid == 0:
-                _become_agent(job, framework, Rendezvous(**request["rendezvous"]))
-            self._pass_on(pid, folder, gpus)
+                store.close()
+                _become_agent(job, framework, Rendezvous(**request["rendezvous"], store=theirs))
+            theirs.close()
+            with store:
+                self._pass_on(pid, folder, gpus, store)
             self._reply(exits=_exits(folder), outputs=_outputs(folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _pass_on(self, pid: int, folder: Path, gpus: Sequence[Gpu]) -> None:
-        """Pass on events and stacks until the agent ends; kill it when the connection is lost."""
+    def _pass_on(self, pid: int, folder: Path, gpus: Sequence[Gpu], store: socket.socket) -> None:
+        """Pass on events, stacks and messages of the store until the agent ends; kill it when the
+        connection is lost."""
         readers: dict[int, EventReader] = {}
         sent: dict[Path, str] = {}
+        looked = 0.0
         alive = True
         with selectors.DefaultSelector() as selector:
             selector.register(self._requests, selectors.EVENT_READ)
+            selector.register(store, selectors.EVENT_READ, MessageReader(store.fileno()))
             while alive:
-                if selector.select(POLL_S):
-                    if self._receive() is None:
+                for ready, _ in selector.select(POLL_S):
+                    if ready.fileobj is store:
+                        try:
+                            for message in ready.data.read():
+                                self._reply(store=message)
+                        except (EOFError, OSError):  # the agent has ended
+                            selector.unregister(store)
+                    elif not self._read():
                         os.killpg(pid, signal.SIGKILL)
                         os.waitpid(pid, 0)
                         raise SystemExit(1)
-                    os.kill(pid, signal.SIGUSR1)  # the only request now is for stacks
+                while self._received:
+                    request = self._received.popleft()
+                    if "store" in request:
+                        with contextlib.suppress(OSError):  # the agent has ended
+                            send_message(store, request["store"])
+                    else:
+                        os.kill(pid, signal.SIGUSR1)  # the only other request now is for stacks
+                if time.monotonic() < looked + POLL_S:
+                    continue
+                looked = time.monotonic()
                 alive = os.waitpid(pid, os.WNOHANG) == (0, 0)
                 for path in folder.glob("events-*.jsonl"):
                     readers.setdefault(_rank_of(path), EventReader(path, _rank_of(path)))
@@ -134,15 +162,20 @@ class HostAgent:
             if warning is not None:
                 self._reply(rank=rank, event=warning)
 
-    def _receive(self) -> dict[str, Any] | None:
-        while b"\n" not in self._unread:
-            text = os.read(self._requests, 65536)
-            if not text:
+    def _receive(self) -> Message | None:
+        """The next request; None where the connection is lost."""
+        while not self._received:
+            if not self._read():
                 return None
-            self._unread += text
-        line, _, self._unread = self._unread.partition(b"\n")
-        request: dict[str, Any] = json.loads(line)
-        return request
+        return self._received.popleft()
+
+    def _read(self) -> bool:
+        """Read requests; False where the connection is lost."""
+        try:
+            self._received += self._reader.read()
+        except EOFError:
+            return False
+        return True
 
     def _reply(self, **reply: Any) -> None:
         line = json.dumps(reply).encode() + b"\n"
@@ -205,24 +238,21 @@ def address_toward(host: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """Network interface with this address; empty without one."""
+    """Network interface with this address; OSError without one."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(a.address == address for a in addresses):
             return name
-    return ""
+    raise OSError(f"no network interface has the address {address}")
 
 
-def _greeting(address: str, framework: str) -> dict[str, Any]:
-    with socket.socket() as free:
-        free.bind((address, 0))
-        port = free.getsockname()[1]
+def _greeting(framework: str) -> dict[str, Any]:
     software = {"Python": platform.python_version(), "cubemesh": __version__}
     for package in entry(framework).packages:
         try:
             software[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue  # of a framework's package names, one is installed
-    return {"host": socket.gethostname(), "address": address, "port": port, "software": software}
+    return {"host": socket.gethostname(), "software": software}
 
 
 def _exits(folder: Path) -> dict[int, int]:

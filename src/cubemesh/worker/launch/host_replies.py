@@ -18,11 +18,9 @@ OUTPUT_CHARACTERS = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class Greeting:
-    """Address and software of a host."""
+    """Name and software of a host."""
 
     host: str
-    address: str
-    port: int
     software: Mapping[str, str]
     """Name → version: python, cubemesh, the framework's packages."""
 
@@ -39,6 +37,8 @@ class HostReply:
     """The rank of `event` or `stacks`."""
     event: Mapping[str, Any] | None = None
     stacks: str | None = None
+    store: Mapping[str, Any] | None = None
+    """A request to the ranks' store (kv_store.py)."""
     exits: Mapping[str, int] | None = None
     """Exit codes of the host's failed ranks: its last reply, with `outputs`."""
     outputs: Mapping[str, str] | None = None
@@ -50,6 +50,7 @@ def parse_reply(line: bytes) -> HostReply:
     of_rank = reply.rank is not None and (reply.event is None) != (reply.stacks is None)
     last = reply.exits is not None and reply.outputs is not None
     clock = reply.clock is not None and math.isfinite(reply.clock)
-    if sum((of_rank, last, clock, reply.here is not None, reply.fault is not None)) != 1:
+    alone = [field is not None for field in (reply.here, reply.fault, reply.store)]
+    if sum((of_rank, last, clock, *alone)) != 1:
         raise ValueError("HostReply: it is not a reply of one kind")
     return reply

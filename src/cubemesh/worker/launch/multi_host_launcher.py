@@ -2,11 +2,13 @@
 
     worker ──ssh──▶ host a: `cubemesh.worker host`  ──fork──▶ agent ──fork──▶ ranks
       │  ◀── events, line by line ──────────────
-      └────ssh──▶ host b: the same                  agents rendezvous at the first host (c10d)
+      └────ssh──▶ host b: the same
 
 Each host first reports its software: Python, cubemesh and the framework must be the same on all.
 Then its clock is read five times; the reading with the shortest round trip gives its offset, to
-half of that round trip. Events are converted to this host's clock. SIGUSR1, by which the runner
+half of that round trip. Events are converted to this host's clock. The ranks' key-value store, in
+which they exchange addresses, is here: its messages travel in the same connections, so that it
+needs no port and only the hosts reach it. SIGUSR1, by which the runner
 requests stacks from a worker, is passed to all hosts.
 """
 
@@ -17,14 +19,16 @@ import os
 import signal
 import threading
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS, entry
+from cubemesh.frameworks.contract.kv_store import KVStore, Message
 from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.serialization import to_plain
 from cubemesh.untrusted import clean, quoted
@@ -49,12 +53,12 @@ def launch(job: Job) -> dict[int, int]:
     followed: _EventCollector | None = None
     signal.signal(signal.SIGUSR1, lambda number, frame: _request_stacks(hosts if followed else ()))
     try:
-        hosts += [RemoteHost(name, folder) for name in names]
+        hosts += [RemoteHost(name, folder / f"host-{n}.txt") for n, name in enumerate(names)]
         greetings = _greetings(hosts, job)
         check_alike(names, greetings)
-        followed = _EventCollector(hosts, job, _start(hosts, greetings, job))
+        followed = _EventCollector(hosts, job, _start(hosts, job))
         return followed.to_the_end()
-    except (HostFault, OSError) as fault:
+    except (HostFault, OSError, UsageError) as fault:
         _log_outcome(Outcome(status=Status.CRASHED, message=str(fault), origin="runner"), job)
         return {} if followed is None else followed.failed
     finally:
@@ -78,6 +82,12 @@ def _request_stacks(hosts: Sequence[RemoteHost]) -> None:
     for host in hosts:
         with suppress(HostFault):
             host.send(stacks=True)
+
+
+def _answer(host: RemoteHost, message: Message) -> None:
+    """Send an answer of the store to a host; a lost host is skipped."""
+    with suppress(HostFault):
+        host.send(store=message)
 
 
 def _log_outcome(outcome: Outcome, job: Job) -> None:
@@ -118,34 +128,27 @@ def check_alike(names: Sequence[str], greetings: Sequence[Greeting]) -> None:
                 )
 
 
-def _start(hosts: Sequence[RemoteHost], greetings: Sequence[Greeting], job: Job) -> list[float]:
+def _start(hosts: Sequence[RemoteHost], job: Job) -> list[float]:
     """Send every host its job; the offset of each host's clock."""
-    name = uuid.uuid4().hex
-    endpoint = f"{greetings[0].address}:{greetings[0].port}"
     offsets = [host.offset_s() for host in hosts]
     origin = time.perf_counter() if job.origin is None else job.origin
-    for number, (host, greeting, offset) in enumerate(zip(hosts, greetings, offsets, strict=True)):
+    for number, (host, offset) in enumerate(zip(hosts, offsets, strict=True)):
         host.send(
             job=to_plain(replace(job, origin=origin - offset)),
-            rendezvous={
-                "name": name,
-                "hosts": len(hosts),
-                "endpoint": endpoint,
-                "is_first": number == 0,
-                "address": greeting.address,
-            },
+            rendezvous={"hosts": len(hosts), "number": number},
         )
     return offsets
 
 
 class _EventCollector:
-    """Writes the events of all hosts into the run's folder as they come."""
+    """Writes the events of all hosts into the run's folder as they come, and serves the store."""
 
     def __init__(self, hosts: Sequence[RemoteHost], job: Job, offsets: Sequence[float]) -> None:
         self._hosts, self._job, self._folder = hosts, job, Path(job.folder)
         self._owners: dict[int, str] = {}
         self._written: dict[int, int] = {}
         self._offsets = [offset - offsets[0] for offset in offsets]
+        self._store = KVStore()
         self._faults: list[Exception] = []
         self.failed: dict[int, int] = {}
         self._ended = threading.Event()
@@ -173,6 +176,9 @@ class _EventCollector:
                 reply = host.receive(None)
                 if reply.exits is not None:
                     break
+                if reply.store is not None:
+                    self._serve(host, reply.store)
+                    continue
                 if reply.rank is None:
                     raise host.fault("did not report on a rank")
                 rank = self._own(host, reply.rank)
@@ -191,6 +197,12 @@ class _EventCollector:
                 self._left -= 1
                 if not self._left or self.failed or self._faults:
                     self._ended.set()
+
+    def _serve(self, host: RemoteHost, request: Mapping[str, Any]) -> None:
+        try:
+            self._store.handle(request, partial(_answer, host))
+        except ValueError as error:
+            raise host.fault(f"sent an invalid message: {error}") from None
 
     def _own(self, host: RemoteHost, number: int | str) -> int:
         """The number of a rank of this host; HostFault for another's or none."""

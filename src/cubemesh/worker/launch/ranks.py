@@ -4,7 +4,7 @@
                                     ──fork──▶ rank 1   device cuda:1, or the next cores
                                     ──fork──▶ …
 
-The agent is the framework's (torchrun's); it ends all ranks when one of them fails. Every rank runs
+The agent (frameworks/fork_launcher.py) ends all ranks when one of them fails. Every rank runs
 the same job and writes its own event file. On a CPU a *device* is a group of cores that belongs to
 one rank.
 """
@@ -40,6 +40,9 @@ middle of an operation, the agent notices that one first and ends this one meanw
 run's outcome is that of the rank that died."""
 JOIN_S = 120.0
 """Time limit of the rendezvous and of every operation."""
+_ONE_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "NCCL_RAS_ENABLE": "0"}
+"""Environment variables that keep gloo and NCCL on the loopback interface (with = NCCL takes an
+exact name). NCCL's RAS service would listen at a fixed port."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,13 @@ def rank_from_env() -> RankInfo:
         ranks=int(environ["WORLD_SIZE"]),
         local_ranks=int(environ.get("LOCAL_WORLD_SIZE", environ["WORLD_SIZE"])),
     )
+
+
+def keep_to_loopback(job: Job, own: RankInfo) -> None:
+    """Have the libraries of a run on one host listen on the loopback interface only."""
+    known = own.ranks == 1 or "LOCAL_WORLD_SIZE" in os.environ  # else perhaps on several hosts
+    if known and own.local_ranks == own.ranks and not job.spec.placement.hosts:
+        os.environ.update(_ONE_HOST)
 
 
 def write_exit_codes(job: Job, failed: Mapping[int, int]) -> None:

@@ -12,11 +12,13 @@ import selectors
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cubemesh.errors import UsageError
 from cubemesh.untrusted import clean, quoted
 from cubemesh.worker.launch.host_replies import MOST_BYTES, HostReply, parse_reply
 
@@ -38,26 +40,30 @@ class HostFault(Exception):
 
 
 class RemoteHost:
-    """Connection to one host."""
+    """Connection to one host; `errors` is a file for the output of ssh."""
 
-    def __init__(self, name: str, folder: Path, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, name: str, errors: Path, environ: Mapping[str, str] = os.environ) -> None:
         self.name = name
-        self._errors = folder / f"host-{name.replace('/', '_')}.txt"
-        with open(self._errors, "wb") as errors:
+        self._errors = errors
+        with open(errors, "wb") as file:
             self._process = subprocess.Popen(
                 command(name, environ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=errors,
+                stderr=file,
                 bufsize=0,
             )
         self._unread = bytearray()
+        self._lock = threading.Lock()
 
     def send(self, **request: Any) -> None:
-        """Send one request; HostFault where the connection is lost."""
+        """Send one request, from any thread; HostFault where the connection is lost."""
         assert self._process.stdin is not None
+        line = json.dumps(request).encode() + b"\n"
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            with self._lock:
+                while line:
+                    line = line[self._process.stdin.write(line) :]
         except (BrokenPipeError, ValueError):  # the other end is closed, or this one
             raise self.fault("lost the connection") from None
 
@@ -130,10 +136,27 @@ def command(host: str, environ: Mapping[str, str]) -> list[str]:
     words = [sys.executable, "-P", "-m", "cubemesh.worker", "host"]
     if environ.get("PYTHONPATH"):
         words = ["env", f"PYTHONPATH={environ['PYTHONPATH']}", *words]
-    usual = "ssh -o BatchMode=yes -o ConnectTimeout=15"
-    if "SLURM_JOB_ID" in environ:
-        usual = "srun --nodes=1 --ntasks=1 --overlap --unbuffered"
-    reach = shlex.split(environ.get(SSH_VARIABLE) or usual)
+    reach = connection_command(environ)
     if Path(reach[0]).name == "srun":
         return [*reach, f"--nodelist={host}", *words]
     return [*reach, host, shlex.join(words)]
+
+
+def connection_command(environ: Mapping[str, str]) -> list[str]:
+    """Command that connects to a host; UsageError for an invalid `CUBEMESH_SSH`."""
+    usual = "ssh -o BatchMode=yes -o ConnectTimeout=15"
+    if "SLURM_JOB_ID" in environ:
+        usual = "srun --nodes=1 --ntasks=1 --overlap --unbuffered"
+    text = environ.get(SSH_VARIABLE) or usual
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        words, why = [], f"{error}".lower()
+    else:
+        why = "it is blank"
+    if not words:
+        raise UsageError(
+            f"{SSH_VARIABLE}={text!r} is not a command: {why}. Set it to a command such as "
+            "'ssh -p 2222', or unset it to use ssh."
+        )
+    return words

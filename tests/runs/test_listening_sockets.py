@@ -1,0 +1,86 @@
+"""Which sockets listen while ranks run on one host, and what a stranger can do with them."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+import psutil
+import pytest
+
+from listening_sockets import Harm, attack, family, is_loopback, listening
+from patience import wait_until
+
+pytestmark = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="two devices on a CPU are two cores"
+)
+ON_CPU = ("--set", "device=cpu", "--set", "threads=1", "--set", "image_size=8")
+BRIEF = ("seconds=0.1", "warmup_seconds=0.1", "windows=6", "repeats=1", "networks=little-cnn")
+SHORT = (*ON_CPU, *(word for setting in BRIEF for word in ("--set", setting)))
+MINIBATCH = ("run", "minibatch", *SHORT, "--set", "devices=2", "--set", "batch_sizes=16")
+VERBS = {
+    "run": ("run", "weak-scaling", *SHORT, "--set", "devices=2"),
+    "train": ("train", "little-cnn", "--devices", "2", "--epochs", "1", *ON_CPU),
+    "collectives": ("collectives", "all-reduce", "-e", "1K", "-g", "2", "--device", "cpu"),
+    "asynchronous": (*MINIBATCH, "--set", "sync=asynchronous"),
+}
+OTHERS = ("jax", "tensorflow")
+
+
+@contextmanager
+def started(tmp_path, *words):
+    command = [sys.executable, "-m", "cubemesh", *words, "--store", str(tmp_path / "r.db")]
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        process.communicate()
+
+
+def sockets(process):
+    return {found for member in family(process) for found in listening(member.pid)}
+
+
+def watched(tmp_path, *words):
+    """The sockets that listened at any time of a command that ends well."""
+    seen = set()
+    with started(tmp_path, *words) as process:
+        while process.poll() is None:
+            seen |= sockets(process)
+            time.sleep(0.05)
+        assert process.returncode == 0, process.stderr.read()
+    return seen
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_ranks_of_one_host_listen_on_the_loopback_interface_only(tmp_path, verb):
+    pytest.importorskip("torch")
+    seen = watched(tmp_path, *VERBS[verb])
+    assert len(seen) >= 2, "gloo has a socket in each rank"
+    assert all(is_loopback(address) for address, _ in seen), seen
+
+
+@pytest.mark.parametrize("framework", OTHERS)
+def test_other_frameworks_listen_nowhere_else(tmp_path, framework):
+    if find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed")
+    seen = watched(tmp_path, *MINIBATCH, "--set", f"framework={framework}", "--set", "layout=nhwc")
+    assert all(is_loopback(address) for address, _ in seen), seen
+
+
+def test_what_a_stranger_sends_is_not_executed(tmp_path):
+    pytest.importorskip("torch")
+    trace, tried = tmp_path / "trace", tmp_path / "tried"
+    pickle.loads(pickle.dumps(Harm(tried)))
+    assert tried.exists(), "the payload is a real one"
+    endless = ("train", "little-cnn", "--devices", "2", "--epochs", "100000", *ON_CPU)
+    with started(tmp_path, *endless) as process:
+        wait_until(lambda: len(sockets(process)) >= 2 or process.poll() is not None)
+        attack(trace, sorted(sockets(process)))
+    assert not trace.exists()
