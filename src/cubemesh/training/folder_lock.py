@@ -17,7 +17,6 @@ import fcntl
 import json
 import os
 import socket
-import sys
 import threading
 import time
 import uuid
@@ -48,14 +47,10 @@ class Holder:
     kernel: str
     """Identifies the running kernel: on one kernel every process sees a lock."""
     pid: int
-    command: str
     started_utc: str
 
     def __str__(self) -> str:
-        return (
-            f"run {self.run} (process {self.pid} on {self.host}, since {self.started_utc}: "
-            f"{self.command})"
-        )
+        return f"run {self.run} (process {self.pid} on {self.host}, since {self.started_utc})"
 
 
 class FolderLock:
@@ -76,7 +71,6 @@ class FolderLock:
                 host=socket.gethostname(),
                 kernel=_kernel(),
                 pid=os.getpid(),
-                command=" ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]])[:200],
                 started_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             )
             self._file.truncate(0)
@@ -190,6 +184,4 @@ def _kernel() -> str:
         return socket.gethostname()
 
 
-_UNNAMED = Holder(
-    run="without a name", host="an unknown host", kernel="", pid=0, command="", started_utc=""
-)
+_UNNAMED = Holder(run="without a name", host="an unknown host", kernel="", pid=0, started_utc="")
