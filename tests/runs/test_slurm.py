@@ -72,7 +72,66 @@ def test_a_wrong_command_is_refused_before_it_is_submitted(
     assert (done.returncode, json.loads(done.stdout)["job"]) == (0, 7)
 
 
+INJECTED = [
+    "a; touch pwned",
+    "$(touch pwned)",
+    "`touch pwned`",
+    "' touch pwned '",
+    "#SBATCH -x",
+    "é",
+]
+BREAKS = ["run\ntouch pwned\n#", "run\n#SBATCH --wrap=x", "a\rb", "a\0b", "a\x1b[2J", "a\u2028b"]
+
+
+def test_bash_passes_the_words_of_a_command_on_unchanged(tmp_path):
+    """The script runs here, with a program that prints its arguments in place of Python."""
+    python = tmp_path / "my $(touch pwned) python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$PYTHONPATH" "$@"\n')
+    python.chmod(0o755)
+    text = script(Resources(), ["run", *INJECTED], str(python), "/x; touch pwned")
+    done = subprocess.run(
+        ["bash"], input=text, capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert done.stdout.splitlines() == ["/x; touch pwned", "-m", "cubemesh", "run", *INJECTED]
+    assert list(tmp_path.iterdir()) == [python]
+    plain = script(Resources(), ["run"], "python")
+    assert text.count("\n#SBATCH ") == plain.count("\n#SBATCH ")
+
+
+@pytest.mark.parametrize("word", BREAKS)
+def test_words_with_line_breaks_are_refused(cubemesh, word):
+    for words in ([word], ["run", word]):
+        with pytest.raises(UsageError):
+            script(Resources(), words, "python")
+        refused = cubemesh("launch", "--slurm", "--dry-run", "--", *words)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert not any(mark in refused.stderr for mark in "\0\r\x1b")
+    with pytest.raises(UsageError):
+        script(Resources(), ["run"], "python", word)
+
+
+@pytest.mark.parametrize("verb", ["", "--help", "run quick", "$(x)", "-", "a/b", "rün"])
+def test_a_first_word_that_is_no_command_is_refused(cubemesh, verb):
+    with pytest.raises(UsageError):
+        script(Resources(), [verb], "python")
+    assert cubemesh("launch", "--slurm", "--dry-run", "--", verb).returncode == 2
+
+
+def test_what_sbatch_says_is_cleaned(cubemesh, tmp_path, monkeypatch):
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\nprintf 'no \\033]0;title\\007 \\377' >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    refused = cubemesh("launch", "--slurm", "--", "run", "quick")
+    assert refused.returncode == 1
+    assert "title" in refused.stderr
+    assert "\x1b" not in refused.stderr
+    assert "\x07" not in refused.stderr
+
+
 def test_invalid_resources_are_refused():
+    with pytest.raises(UsageError, match="--time ١"):
+        Resources(time="١")
     with pytest.raises(UsageError, match="--time soon"):
         Resources(time="soon")
     with pytest.raises(UsageError, match="--partition"):

@@ -4,8 +4,6 @@ import dataclasses
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cubemesh.schema import Ceiling, Placement, ProgramSettings, RunSpec, TrainSteps
 from cubemesh.views import formatting
@@ -47,15 +45,6 @@ def test_quantities(value, unit, low, high, text):
 )
 def test_a_figure_is_split_into_number_unit_and_interval(given_, parts):
     assert formatting.split_figure(*given_) == parts
-
-
-@given(st.text())
-def test_clean_text_steers_no_terminal_and_can_be_written(text):
-    cleaned = formatting.clean(text)
-    assert len(cleaned) == len(text)
-    assert "\x1b" not in cleaned
-    assert all(ord(c) >= 32 or c in "\t\n" for c in cleaned)
-    cleaned.encode("utf-8")
 
 
 def test_runs_are_named_by_their_settings():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cubemesh.cli.options import AsJson, StoreAt, show
+from cubemesh.cli.options import AsJson, StoreAt, show, tell
 
 
 def import_(
@@ -32,5 +31,4 @@ def import_(
     known, sweeps = len(found.records) - len(found.new), len(found.records)
     if known:
         added = f"{len(found.new)} were added" if found.new else "nothing was added"
-        text = f"{known} of {sweeps} sweeps of {file} were stored already; {added}."
-        print(f"cubemesh: {text}", file=sys.stderr)
+        tell(f"{known} of {sweeps} sweeps of {file} were stored already; {added}.")

@@ -23,7 +23,7 @@ from cubemesh.cli.experiments import experiments
 from cubemesh.cli.import_ import import_
 from cubemesh.cli.launch import launch
 from cubemesh.cli.networks import networks
-from cubemesh.cli.options import INTERRUPTED
+from cubemesh.cli.options import INTERRUPTED, tell
 from cubemesh.cli.predict import predict
 from cubemesh.cli.probe import probe
 from cubemesh.cli.published import published
@@ -33,6 +33,7 @@ from cubemesh.cli.run import run
 from cubemesh.cli.train import train
 from cubemesh.cli.tune import tune
 from cubemesh.errors import CubemeshError
+from cubemesh.untrusted import clean
 from cubemesh.views.ascii import make_encodable
 
 _SAVED = "Finished runs are saved; re-run the same command to continue."
@@ -96,7 +97,7 @@ def _terminated(number: int, frame: object) -> NoReturn:
 
 
 def _end(message: str, code: int) -> NoReturn:
-    print(f"cubemesh: {message}", file=sys.stderr)
+    tell(message)
     sys.exit(code)
 
 
@@ -104,6 +105,8 @@ def _click_error(error: Exception) -> int:
     """Print an error of click's about options; another error is a bug and keeps its traceback."""
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if callable(show) and isinstance(code, int):
+        if isinstance(message := getattr(error, "message", None), str):
+            error.message = clean(message)  # type: ignore[attr-defined]
         show()
         return code
     if isinstance(error, BrokenPipeError):

@@ -11,6 +11,7 @@ import typer
 
 from cubemesh.cli import completion
 from cubemesh.errors import UsageError
+from cubemesh.untrusted import clean
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+MOST_MESSAGE = 4000
+"""Most characters of a message."""
 _MOST_NUMBERS, _MOST_LETTERS = 1000, 12
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object with its schema.")]
@@ -113,8 +116,13 @@ def write_export(
 
     done = export(runs, file, format=name, store=store, store_b=store_b)
     count = f"{done.runs} run{'' if done.runs == 1 else 's'}"
-    print(f"cubemesh: wrote {count} to {file} ({done.format})", file=sys.stderr)
+    tell(f"wrote {count} to {file} ({done.format})")
     return done
+
+
+def tell(message: str) -> None:
+    """A message on stderr, sanitized: it may quote a file, a host or another program."""
+    print(f"cubemesh: {clean(message, MOST_MESSAGE)}", file=sys.stderr)
 
 
 def show(document: Any, as_json: bool, draw: Callable[[Console], None]) -> None:

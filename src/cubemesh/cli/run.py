@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +21,7 @@ from cubemesh.cli.options import (
     Wait,
     check_export,
     show,
+    tell,
     write_export,
 )
 
@@ -106,9 +106,9 @@ def run(
     if export != STDOUT:
         show(run_json(found), as_json, lambda console: summary.print_run(console, found))
     if found.gate is not None:
-        print(f"cubemesh: {found.gate.sentence}", file=sys.stderr)
+        tell(found.gate.sentence)
     if found.exit_code == TARGET_MISSED:
-        print("cubemesh:", *found.missed_targets, file=sys.stderr)
+        tell(" ".join(found.missed_targets))
     if page is not None:  # after the figures, which a page that cannot be written must not lose
         write_page(page, *(one.experiment_run.experiment for one in found.experiments), store=store)
         if export != STDOUT and not as_json:

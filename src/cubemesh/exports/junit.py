@@ -12,7 +12,6 @@ with their intervals are properties.
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as Xml
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
@@ -25,8 +24,8 @@ from cubemesh.schema import Outcome, RunRecord
 from cubemesh.schema.comparison import Ratio
 from cubemesh.schema.outcome import STATUS_WORDS
 from cubemesh.store.compare import StoredComparison
+from cubemesh.untrusted import clean
 
-_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _REGRESSION, _INCONCLUSIVE = "regression", "not-enough-data"
 
 
@@ -41,7 +40,7 @@ def write(runs: ExportedRuns, file: BinaryIO) -> None:
         suite = Xml.SubElement(root, "testsuite", name=f"runs on {machine_id}")
         machine = runs.machines.get(machine_id)
         if machine is not None:
-            suite.set("hostname", _clean(machine.hostname))
+            suite.set("hostname", clean(machine.hostname))
         suite.set("timestamp", records[0].started_utc[:19])
         for record, name in zip(records, run_labels(records), strict=True):
             _add_run(suite, record, name, below)
@@ -71,7 +70,7 @@ def _add_run(suite: Xml.Element, record: RunRecord, name: str, below: float | No
         _judge(case, ratio, below)
     if record.warnings:
         text = "\n".join(f"{w.code}: {w.cause} {w.remedy}" for w in record.warnings)
-        Xml.SubElement(case, "system-out").text = _clean(text)
+        Xml.SubElement(case, "system-out").text = clean(text)
 
 
 def _add_comparison(suite: Xml.Element, comparison: StoredComparison, below: float | None) -> None:
@@ -114,17 +113,17 @@ def _run_properties(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 def _case(suite: Xml.Element, group: str, name: str, seconds: float) -> Xml.Element:
     time = f"{Decimal(repr(float(seconds))):f}"  # XML Schema's decimals have no exponent
-    return Xml.SubElement(suite, "testcase", classname=group, name=_clean(name), time=time)
+    return Xml.SubElement(suite, "testcase", classname=group, name=clean(name), time=time)
 
 
 def _add_properties(case: Xml.Element, pairs: Iterable[tuple[str, str]]) -> None:
     listed = Xml.SubElement(case, "properties")
     for name, value in pairs:
-        Xml.SubElement(listed, "property", name=_clean(name), value=_clean(value))
+        Xml.SubElement(listed, "property", name=clean(name), value=clean(value))
 
 
 def _end(case: Xml.Element, tag: str, kind: str, message: str) -> None:
-    Xml.SubElement(case, tag, type=kind, message=_clean(message)).text = _clean(message)
+    Xml.SubElement(case, tag, type=kind, message=clean(message)).text = clean(message)
 
 
 def _why(outcome: Outcome) -> str:
@@ -138,8 +137,3 @@ def _count(element: Xml.Element, suites: list[Xml.Element]) -> None:
     for plural, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         element.set(plural, str(sum(case.find(tag) is not None for case in cases)))
     element.set("time", f"{sum(Decimal(case.get('time', '0')) for case in cases):f}")
-
-
-def _clean(text: str) -> str:
-    """Characters that XML 1.0 cannot hold, replaced."""
-    return _NOT_XML.sub("\ufffd", text)

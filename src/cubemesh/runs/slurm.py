@@ -16,13 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cubemesh.errors import CubemeshError, UsageError
+from cubemesh.untrusted import clean, quoted
 
 ON_HOSTS = ("run", "train", "collectives")
 """Verbs that can run on several hosts."""
 CPUS_PER_GPU = 4
 """Cores for each GPU by default: one launches kernels, the others prepare batches."""
-_TIME = re.compile(r"(\d+-)?\d+(:\d{2}){0,2}")
+_TIME = re.compile(r"([0-9]+-)?[0-9]+(:[0-9]{2}){0,2}")
 _NAME = re.compile(r"[A-Za-z0-9_.,=:-]+")
+_VERB = re.compile(r"[a-z]+(-[a-z]+)*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +65,20 @@ class Resources:
 
 def script(resources: Resources, command: Sequence[str], python: str, source: str = "") -> str:
     """Job script that runs `cubemesh` with the arguments `command`, by the interpreter `python`
-    with `source` on its path. UsageError for a command that cannot run on several nodes."""
+    with `source` on its path. UsageError for a command that cannot run on several nodes, and for
+    words that a line of the script cannot hold."""
     if not command:
         raise UsageError(
             "No command. Write it after --, such as: cubemesh launch --slurm -- run quick."
         )
+    for word in (*command, python, source):
+        if not word.isprintable():
+            raise UsageError(
+                f"{quoted(word)} has a line break or another control character, which a job "
+                "script cannot have. Leave it out."
+            )
+    if not _VERB.fullmatch(command[0]):
+        raise UsageError(f"{quoted(command[0])} is not a command of cubemesh.")
     if resources.nodes > 1 and command[0] not in ON_HOSTS:
         raise UsageError(
             f"cubemesh {command[0]} runs on one node. {', '.join(ON_HOSTS)} run on several."
@@ -112,10 +123,15 @@ def submit(text: str) -> int:
             "with --dry-run and submit it there."
         )
     done = subprocess.run(
-        ["sbatch", "--parsable"], input=text, capture_output=True, text=True, check=False
+        ["sbatch", "--parsable"],
+        input=text,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
     )
     number = done.stdout.strip().partition(";")[0]
     if done.returncode or not number.isdecimal():
-        message = (done.stderr or done.stdout).strip()
+        message = clean((done.stderr or done.stdout).strip(), 1000)
         raise CubemeshError(f"sbatch refused the job: {message}")
     return int(number)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from cubemesh.audit.inconsistency import INCONSISTENCIES, Inconsistency
 from cubemesh.schema.serialization import to_plain
-from cubemesh.views import formatting
+from cubemesh.untrusted import clean
 from cubemesh.views.json_output import envelope
 from cubemesh.views.terminal import ACCENT, CAUTION, SOFT
 
@@ -33,10 +33,10 @@ def print_audit(console: Console, found: AuditResult) -> None:
     """Each inconsistency: code, both figures, where it is shown, remedy."""
     for one in found.inconsistencies:
         text = Text(f"{one.code}  ", style=f"bold {CAUTION}")
-        text.append(formatting.clean(one.text), style="default")
+        text.append(clean(one.text), style="default")
         console.print(text, soft_wrap=True)
-        console.print(Text(f"  {formatting.clean(_place(one))}", style=SOFT), soft_wrap=True)
-        console.print(Text(f"  {formatting.clean(one.remedy)}", style=ACCENT), soft_wrap=True)
+        console.print(Text(f"  {clean(_place(one))}", style=SOFT), soft_wrap=True)
+        console.print(Text(f"  {clean(one.remedy)}", style=ACCENT), soft_wrap=True)
     number = len(found.inconsistencies)
     checked = f"{found.records} runs and {found.answers} answers checked"
     result = "nothing inconsistent" if not number else f"{number} inconsistent"

@@ -17,6 +17,7 @@ from cubemesh.api.collectives import Sweeps, pair_rows, sweep_rows
 from cubemesh.experiments.collectives.report import collective_of
 from cubemesh.schema import RunRecord
 from cubemesh.schema.serialization import to_plain
+from cubemesh.untrusted import clean
 from cubemesh.views import formatting
 from cubemesh.views.json_output import envelope
 
@@ -63,17 +64,17 @@ def lines(record: RunRecord) -> Iterator[str]:
     """One sweep as nccl-tests prints it."""
     work, devices = collective_of(record), record.spec.placement.devices
     by = f" by {record.library}" if record.library else ""
-    yield formatting.clean(f"# Collective test: {work.collective} on {devices} devices{by}")
+    yield clean(f"# Collective test: {work.collective} on {devices} devices{by}")
     for rank in record.ranks:
         name = f" {rank.device_name}" if rank.device_name else ""
-        yield formatting.clean(f"#  Rank {rank.rank:2} on {rank.host} device {rank.device}{name}")
+        yield clean(f"#  Rank {rank.rank:2} on {rank.host} device {rank.device}{name}")
     if not record.ok:
         yield f"# {formatting.outcome_text(record)}"
     found = sweep_rows(record)
     if found:
         yield from _sweep(found, record)
     for warning in record.warnings:
-        yield formatting.clean(f"# Warning: {warning.cause} {warning.remedy}".rstrip())
+        yield clean(f"# Warning: {warning.cause} {warning.remedy}".rstrip())
 
 
 def _sweep(found: Sequence[dict[str, Any]], record: RunRecord) -> Iterator[str]:

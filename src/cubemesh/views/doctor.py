@@ -10,8 +10,9 @@ from rich.text import Text
 
 from cubemesh.api.doctor import Component, Diagnosis
 from cubemesh.schema.serialization import to_plain
+from cubemesh.untrusted import clean
 from cubemesh.views import terminal
-from cubemesh.views.formatting import clean, machine_line
+from cubemesh.views.formatting import machine_line
 from cubemesh.views.json_output import envelope
 
 

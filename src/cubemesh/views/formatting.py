@@ -36,6 +36,7 @@ from cubemesh.units import (
     format_quantity,
     format_seconds,
 )
+from cubemesh.untrusted import clean
 
 FRAMEWORK_NAMES: Mapping[str, str] = {
     "torch": "PyTorch",
@@ -59,14 +60,6 @@ _HOUR_S, _DAY_S = 3600.0, 86400.0
 _LONG_S = 120
 """Longer durations are in minutes, hours or days."""
 _OF_RANK = re.compile(r"^rank \d+ of \d+: ")
-_CONTROL = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-)
-
-
-def clean(text: str) -> str:
-    """`text` without control characters: a terminal would obey them, and XML forbids them."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def number(value: float, digits: int = 3) -> str:

@@ -21,6 +21,7 @@ from cubemesh.runs import Observer
 from cubemesh.runs.progress import Progress as RunProgress
 from cubemesh.schema import RunRecord, RunSpec, Status
 from cubemesh.units import format_seconds
+from cubemesh.untrusted import clean
 from cubemesh.views import formatting
 from cubemesh.views.terminal import outcome_style, stderr_console
 
@@ -82,7 +83,7 @@ class TerminalProgress(Observer):
 
     def message(self, text: str) -> None:
         """A line above the live one, wrapped at the width of a terminal."""
-        self.console.print(Text(formatting.clean(text)), soft_wrap=not self.console.is_terminal)
+        self.console.print(Text(clean(text)), soft_wrap=not self.console.is_terminal)
 
     def expect(self, runs: int, *, exact: bool) -> None:
         """The number of runs of the session."""
@@ -191,11 +192,11 @@ class TerminalProgress(Observer):
             return ""
         parts = [formatting.run_name(self._running)]
         if self._latest is not None:
-            parts.append(formatting.clean(self._latest.phase))
+            parts.append(clean(self._latest.phase))
             if self._latest.step_s:
                 parts.append(step_speed(self._latest.step_s))
             if self._latest.note:
-                parts.append(formatting.clean(self._latest.note))
+                parts.append(clean(self._latest.note))
         return "  ".join(parts)
 
 

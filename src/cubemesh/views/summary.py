@@ -17,6 +17,7 @@ from rich.text import Text
 
 from cubemesh.experiments.performance_check.experiment import EXPERIMENT as PERFORMANCE_CHECK
 from cubemesh.schema import Answer, Finding, Machine
+from cubemesh.untrusted import clean
 from cubemesh.views import formatting
 from cubemesh.views.terminal import ACCENT, CAUTION, SOFT, print_answer, print_experiments
 
@@ -82,7 +83,7 @@ def _commands(console: Console, heading: str, lines: Iterable[str]) -> None:
 
 
 def _text(finding: Finding) -> Text:
-    text = Text(formatting.clean(finding.text))
+    text = Text(clean(finding.text))
     if finding.caveats:
         text.append(f" (! {', '.join(finding.caveats)})", style=CAUTION)
     return text
@@ -97,7 +98,7 @@ def _warnings(answer: Answer) -> Iterator[Text]:
             causes.setdefault(warning.code, []).append(warning.cause)
     ranked = sorted(causes.items(), key=lambda one: -len(one[1]))
     for code, own in ranked[:MAX_WARNINGS]:
-        yield Text(f"{code}, {len(own)} of the runs: {formatting.clean(own[0])}", style=SOFT)
+        yield Text(f"{code}, {len(own)} of the runs: {clean(own[0])}", style=SOFT)
 
 
 def _next(answer: Answer) -> Iterator[str]:

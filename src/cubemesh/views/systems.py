@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cubemesh.api.probe import SystemTopology
+from cubemesh.untrusted import clean
 from cubemesh.views import terminal
 from cubemesh.views.facts.topology import (
     cluster_facts,
@@ -19,7 +20,6 @@ from cubemesh.views.facts.topology import (
     topology_facts,
     topology_json,
 )
-from cubemesh.views.formatting import clean
 from cubemesh.views.json_output import envelope
 
 

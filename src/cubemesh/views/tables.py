@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cubemesh.schema import Cell, Column, Table
-from cubemesh.views.formatting import SCALED, clean, quantity, with_unit
+from cubemesh.untrusted import clean
+from cubemesh.views.formatting import SCALED, quantity, with_unit
 
 GAP = "–"
 """Text of a gap without a reason."""

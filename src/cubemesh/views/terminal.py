@@ -18,6 +18,7 @@ from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.schema import Answer, Finding, Machine, RunRecord, Series, Status, Table, Warning
 from cubemesh.statistics import median
 from cubemesh.units import format_seconds
+from cubemesh.untrusted import clean
 from cubemesh.views import formatting
 from cubemesh.views.facts import machine as machine_facts
 from cubemesh.views.facts import run as run_facts
@@ -42,7 +43,7 @@ def stderr_console() -> Console:
 
 def print_answer(console: Console, answer: Answer) -> None:
     """Title, tables, findings, warnings and notes of an answer, without its charts."""
-    _line(console, formatting.clean(answer.title), style="bold")
+    _line(console, clean(answer.title), style="bold")
     for table in answer.tables:
         print_table(console, table)
         console.print()
@@ -50,7 +51,7 @@ def print_answer(console: Console, answer: Answer) -> None:
         _print_finding(console, finding)
     print_warnings(console, answer.warnings)
     for note in answer.notes:
-        _line(console, formatting.clean(note), style=SOFT)
+        _line(console, clean(note), style=SOFT)
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -90,7 +91,7 @@ def print_machine(console: Console, machine: Machine) -> None:
         from cubemesh.views.facts.topology import topology_facts  # loads networkx
 
         print_section(console, "Topology", topology_facts(topology))
-    unknown = [(formatting.clean(u.what), formatting.clean(u.why)) for u in machine.unknown]
+    unknown = [(clean(u.what), clean(u.why)) for u in machine.unknown]
     print_section(console, "Unknown", unknown)
 
 
@@ -109,14 +110,14 @@ def print_record(console: Console, record: RunRecord, series: Sequence[Series] =
     ]
     if bottleneck := run_facts.bottleneck_text(record):
         parts.append(("largest overhead", bottleneck))
-    files = [(formatting.clean(n), formatting.clean(f)) for n, f in record.artifacts.items()]
+    files = [(clean(n), clean(f)) for n, f in record.artifacts.items()]
     phases = [(phase.name, phase.seconds) for phase in run_facts.phase_shares(record)]
     telemetry = [(run_facts.series_name(s)[0], run_facts.series_note(s)) for s in series]
     for title, facts in (
         ("Settings that differ from the default", formatting.own_settings(record.spec)),
         ("Breakdown of the mean step time", parts),
         *(
-            (f"Step time by {formatting.clean(b.name)}", run_facts.breakdown_facts(b))
+            (f"Step time by {clean(b.name)}", run_facts.breakdown_facts(b))
             for b in record.breakdowns
         ),
         ("Files", files),
@@ -134,7 +135,7 @@ def print_record(console: Console, record: RunRecord, series: Sequence[Series] =
     if traceback:
         console.print()
         for line in str(traceback).splitlines():
-            _line(console, f"  {formatting.clean(line)}", style=SOFT)
+            _line(console, f"  {clean(line)}", style=SOFT)
     print_warnings(console, record.warnings)
 
 
@@ -149,8 +150,8 @@ def print_results(
         steps = [window.step_s for window in record.measured]
         rows.append(
             [
-                formatting.clean(record.run_id),
-                formatting.clean(record.started_utc[:16].replace("T", " ")),
+                clean(record.run_id),
+                clean(record.started_utc[:16].replace("T", " ")),
                 formatting.run_name(record.spec),
                 formatting.result_text(record),
                 format_seconds(median(steps)) if steps else "",
@@ -182,11 +183,11 @@ def print_warnings(console: Console, warnings: Iterable[Warning]) -> None:
         by_code.setdefault(warning.code, []).append(warning)
     for warning, *others in by_code.values():
         text = Text("! ", style=f"bold {CAUTION}")
-        text.append(formatting.clean(warning.cause), style=CAUTION)
+        text.append(clean(warning.cause), style=CAUTION)
         if others:
             text.append(f" ({len(others)} more)", style=SOFT)
         if warning.remedy:
-            text.append(f" {formatting.clean(warning.remedy)}", style="")
+            text.append(f" {clean(warning.remedy)}", style="")
         console.print(text, soft_wrap=True)
 
 
@@ -198,11 +199,11 @@ def outcome_style(record: RunRecord) -> str:
 
 
 def _print_finding(console: Console, finding: Finding) -> None:
-    text = Text(formatting.clean(finding.text))
+    text = Text(clean(finding.text))
     if finding.caveats:
         text.append(f" (! {', '.join(finding.caveats)})", style=CAUTION)
     if finding.remedy:
-        text.append(f" {formatting.clean(finding.remedy)}", style=ACCENT)
+        text.append(f" {clean(finding.remedy)}", style=ACCENT)
     console.print(text, soft_wrap=True)
 
 
@@ -267,7 +268,7 @@ def print_experiments(
         console.print()
     for reason, left_out in missing.items():
         names = ", ".join(dict.fromkeys(r.experiment_run.experiment for r in left_out))
-        _line(console, f"Not measured: {names}. {formatting.clean(reason)}", style=CAUTION)
+        _line(console, f"Not measured: {names}. {clean(reason)}", style=CAUTION)
 
 
 def _common_reason(records: Sequence[RunRecord]) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cubemesh.errors import CubemeshError
+from cubemesh.untrusted import clean
 from cubemesh.worker.forkserver import serve, work
 from cubemesh.worker.launch.host_agent import HostAgent
 from cubemesh.worker.launch.launcher_env import export_torch_env
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return HostAgent().serve()
         serve(given.framework, given.parent)
     except CubemeshError as error:
-        print(f"cubemesh.worker: {error}", file=sys.stderr)
+        print(f"cubemesh.worker: {clean(str(error))}", file=sys.stderr)
         return error.exit_code
     return 0
 

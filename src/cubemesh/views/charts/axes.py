@@ -15,7 +15,8 @@ from typing import Any
 import altair as alt
 
 from cubemesh.schema import Chart, Point
-from cubemesh.views.formatting import axis_title, clean, number, quantity, split_figure
+from cubemesh.untrusted import clean
+from cubemesh.views.formatting import axis_title, number, quantity, split_figure
 from cubemesh.views.theme import line_styles
 
 Row = dict[str, Any]

@@ -16,9 +16,9 @@ import vl_convert
 
 from cubemesh.errors import UsageError
 from cubemesh.schema import Answer, Chart
+from cubemesh.untrusted import clean
 from cubemesh.views.charts.axes import gap_reason
 from cubemesh.views.charts.vega import vega_lite
-from cubemesh.views.formatting import clean
 from cubemesh.views.theme import LIGHT, resolved
 
 FORMATS = ("svg", "png", "csv")

@@ -11,8 +11,9 @@ from typing import Any
 import altair as alt
 
 from cubemesh.schema import Chart, Point
+from cubemesh.untrusted import clean
 from cubemesh.views.charts.axes import gap_reason, x_text
-from cubemesh.views.formatting import axis_title, clean, number, quantity
+from cubemesh.views.formatting import axis_title, number, quantity
 from cubemesh.views.theme import variable
 
 _ROW_PIXELS = 44

@@ -18,9 +18,9 @@ from typing import Any, Literal
 import altair as alt
 
 from cubemesh.schema import Chart, Line
+from cubemesh.untrusted import clean
 from cubemesh.views.charts.axes import Frame, Row, gap_reason, x_text
 from cubemesh.views.charts.heatmap import heat_layers
-from cubemesh.views.formatting import clean
 from cubemesh.views.theme import CONFIG, variable
 
 _MOST_MARKS = 40

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cubemesh.schema import Cpu, Gpu, GpuLink, Machine, Memory, Software, Table
 from cubemesh.units import format_bytes, format_number
-from cubemesh.views.formatting import clean
+from cubemesh.untrusted import clean
 from cubemesh.views.tables import table_of_texts
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from cubemesh.measure.telemetry.gpu import throttle_words
 from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
 from cubemesh.schema import Breakdown, Figure, Part, Rank, RunRecord, Series, Unknown
 from cubemesh.units import format_seconds
+from cubemesh.untrusted import clean
 from cubemesh.views import formatting
 
 _NAMES: Mapping[str, str] = {
@@ -88,14 +89,10 @@ def run_facts(
     facts += _staleness(record)
     if "mean_power_watts" in record.figures:
         covered = record.figures["mean_power_watts"].method
-        facts.append(("power measured of", formatting.clean(covered)))
+        facts.append(("power measured of", clean(covered)))
     if record.library:
-        facts.append(("collective library", formatting.clean(record.library)))
-    facts += [
-        (formatting.clean(u.what), formatting.clean(u.why))
-        for u in record.unmeasured
-        if u not in shown_elsewhere
-    ]
+        facts.append(("collective library", clean(record.library)))
+    facts += [(clean(u.what), clean(u.why)) for u in record.unmeasured if u not in shown_elsewhere]
     facts += _comparison(record)
     facts += _tuned(record)
     facts.append(("wall time", format_seconds(record.elapsed_s)))
@@ -114,13 +111,13 @@ def run_facts(
     elif record.ranks and record.ranks[0].processors:
         facts.append(("CPU affinity", _processors(record.ranks[0])))
     if devices:
-        facts.append(("devices", formatting.clean(", ".join(devices))))
+        facts.append(("devices", clean(", ".join(devices))))
     if record.environment is not None:
         packages = record.environment.software.packages
         own = [p for p in entry(record.spec.program.framework).packages if p in packages]
         versions = ", ".join(f"{name} {packages[name]}" for name in own)
-        facts.append(("python", formatting.clean(f"{record.environment.python} ({versions})")))
-    facts.append(("run", formatting.clean(record.run_id)))
+        facts.append(("python", clean(f"{record.environment.python} ({versions})")))
+    facts.append(("run", clean(record.run_id)))
     facts.append(("spec", record.key.spec_id))
     if record.attempt > 1:
         facts.append(("attempt", str(record.attempt)))
@@ -148,7 +145,7 @@ def _rank_text(rank: Rank, record: RunRecord) -> str:
     if own and "throughput_per_s" in record.figures:
         rate = sum(w.samples for w in own) / sum(w.elapsed_s for w in own)
         parts.append(formatting.quantity(rate, "samples/s"))
-    return formatting.clean(", ".join(filter(None, parts)))
+    return clean(", ".join(filter(None, parts)))
 
 
 def _parts_text(parts: Sequence[Part]) -> str:
@@ -178,7 +175,7 @@ def _figure_text(name: str, figure: Figure) -> str:
     """A figure with its interval; of ceilings and utilizations also its method."""
     text = formatting.quantity(figure.value, figure.unit, figure.low, figure.high)
     explained = name in COLUMNS or name.startswith(("rate_", "fastest_", "bus_", "latency_"))
-    return formatting.clean(f"{text}, {figure.method}") if explained and figure.method else text
+    return clean(f"{text}, {figure.method}") if explained and figure.method else text
 
 
 def part_shares(record: RunRecord) -> tuple[TimeShare, ...]:
@@ -204,10 +201,10 @@ def _shares(spent: Iterable[tuple[str, float, str]]) -> tuple[TimeShare, ...]:
     total = math.fsum(seconds for _, seconds, _ in known)
     return tuple(
         TimeShare(
-            name=formatting.clean(name),
+            name=clean(name),
             seconds=format_seconds(seconds),
             share=seconds / total if total > 0 else 0.0,
-            note=formatting.clean(note),
+            note=clean(note),
         )
         for name, seconds, note in known
     )
@@ -218,13 +215,13 @@ def bottleneck_text(record: RunRecord) -> str:
     found = largest_bottleneck(record.parts, record.spec)
     if found is None:
         return ""
-    return formatting.clean(f"{found.text}: {found.remedy}." if found.remedy else f"{found.text}.")
+    return clean(f"{found.text}: {found.remedy}." if found.remedy else f"{found.text}.")
 
 
 def breakdown_facts(breakdown: Breakdown) -> tuple[tuple[str, str], ...]:
     """The longest rows of a breakdown, and the sum of the others."""
     rows = breakdown.rows
-    shown = [(formatting.clean(r.name), format_seconds(r.seconds)) for r in rows[:MOST_ROWS]]
+    shown = [(clean(r.name), format_seconds(r.seconds)) for r in rows[:MOST_ROWS]]
     if len(rows) > MOST_ROWS:
         rest = math.fsum(row.seconds for row in rows[MOST_ROWS:])
         shown.append((f"{len(rows) - MOST_ROWS} more", format_seconds(rest)))
@@ -237,10 +234,10 @@ def _comparison(record: RunRecord) -> list[tuple[str, str]]:
         return []
     pairs = changes(record)
     other = ", ".join(f"{name}={b} (here {a})" for name, a, b in pairs) or "the same program"
-    facts = [("interleaved with", formatting.clean(other))]
+    facts = [("interleaved with", clean(other))]
     ratio = ratio_of_record(record)
     if ratio is not None:
-        facts.append(("verdict", formatting.clean(f"{ratio.verdict.value} ({ratio.method})")))
+        facts.append(("verdict", clean(f"{ratio.verdict.value} ({ratio.method})")))
     return facts
 
 
@@ -252,7 +249,7 @@ def _tuned(record: RunRecord) -> list[tuple[str, str]]:
     chosen = ", ".join(tuned.settings) or "the defaults"
     when = formatting.moment(tuned.tuned_utc)
     source = f"tuning {tuned.experiment_run_id} of {when}, batch size {tuned.batch_per_device}"
-    return [("tuned", formatting.clean(f"{chosen} ({source})"))]
+    return [("tuned", clean(f"{chosen} ({source})"))]
 
 
 def series_note(series: Series) -> str:
@@ -296,7 +293,7 @@ def series_name(series: Series) -> tuple[str, str]:
     known_device = series.device == "host" or name.startswith(series.device)
     where = "" if known_device else f", {series.device}"
     rank = f", rank {series.rank}" if series.rank else ""
-    return formatting.clean(f"{formatting.words(name)}{where}{rank}"), unit
+    return clean(f"{formatting.words(name)}{where}{rank}"), unit
 
 
 def _figure_name(name: str) -> str:

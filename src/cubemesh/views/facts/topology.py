@@ -11,7 +11,7 @@ from cubemesh.machines.topology.routes import describe
 from cubemesh.schema import Table
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import format_number, format_quantity
-from cubemesh.views.formatting import clean
+from cubemesh.untrusted import clean
 from cubemesh.views.tables import table_of_figures
 from cubemesh.views.topology.drawing import bandwidth_words
 

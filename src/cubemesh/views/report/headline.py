@@ -18,6 +18,7 @@ from cubemesh.errors import CubemeshError
 from cubemesh.forecast.fast_algorithms import operations
 from cubemesh.networks import build_for
 from cubemesh.schema import Answer, Finding, NetworkWork, RunRecord, Training
+from cubemesh.untrusted import clean
 from cubemesh.views import formatting
 
 RANKS: tuple[tuple[str, ...], ...] = (
@@ -91,10 +92,10 @@ def lead(answers: Sequence[Answer], records: Iterable[RunRecord] = ()) -> tuple[
     top = measured[0]
     verdict = next((f for f in top.answer.findings if f.code == "verdict"), None)
     if verdict is not None and top.finding.code == "throughput":
-        return formatting.clean(verdict.text), formatting.clean(verdict.remedy)
+        return clean(verdict.text), clean(verdict.remedy)
     if top.finding.question is not None:
         return "", ""
-    return split_text(top.finding)[2], formatting.clean(top.finding.remedy)
+    return split_text(top.finding)[2], clean(top.finding.remedy)
 
 
 def top_finding(answers: Sequence[Answer], records: Iterable[RunRecord]) -> Finding | None:
@@ -106,7 +107,7 @@ def top_finding(answers: Sequence[Answer], records: Iterable[RunRecord]) -> Find
 def split_text(finding: Finding) -> tuple[str, str, str]:
     """The sentence of a finding as title, conditions and rest. Conditions are the first words in
     brackets of a long sentence; the rest begins at its first colon, if its figure is before it."""
-    text = formatting.clean(finding.text)
+    text = clean(finding.text)
     if finding.value is None or len(text) <= _MOST_LETTERS:
         return text, "", ""
     figure = formatting.split_figure(finding.value, finding.unit, finding.low, finding.high)[0]

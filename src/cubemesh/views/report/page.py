@@ -28,6 +28,7 @@ from cubemesh.schema import (
 )
 from cubemesh.schema.outcome import STATUS_WORDS
 from cubemesh.units import format_number
+from cubemesh.untrusted import clean
 from cubemesh.views import formatting
 from cubemesh.views.charts.files import chart_csv, file_stem, inline_svg
 from cubemesh.views.charts.sparkline import sparkline
@@ -119,16 +120,16 @@ def _card(one: Ranked, question: str, top: Finding | None) -> Card:
             finding.value, finding.unit, finding.low, finding.high
         )
     title, conditions, rest = split_text(finding)
-    text = rest or (formatting.clean(one.answer.title) if finding is top else title)
+    text = rest or (clean(one.answer.title) if finding is top else title)
     return Card(
-        question=formatting.clean(question),
+        question=clean(question),
         anchor=f"question-{one.index}",
         figure=figure,
         unit=unit,
         interval=interval,
         conditions=conditions,
         text=text,
-        remedy=formatting.clean(finding.remedy),
+        remedy=clean(finding.remedy),
         caveats=", ".join(finding.caveats),
         verdict=_verdict(finding),
         bars=_bars(finding),
@@ -213,14 +214,13 @@ def machine_name(machine: Machine) -> str:
     names = [gpu.name for gpu in machine.gpus] or [machine.cpu.model or "CPU"]
     counts = {name: names.count(name) for name in names}
     listed = [name if count == 1 else f"{count} × {name}" for name, count in counts.items()]
-    return formatting.clean(f"{', '.join(listed)} · {machine.hostname}")
+    return clean(f"{', '.join(listed)} · {machine.hostname}")
 
 
 def contents(report: Report, found: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
     """Anchor and title of every section."""
     own = [
-        (s["anchor"], formatting.clean(" · ".join(filter(None, (s["answer"].title, s["of"])))))
-        for s in found
+        (s["anchor"], clean(" · ".join(filter(None, (s["answer"].title, s["of"]))))) for s in found
     ]
     return (
         *own,
@@ -245,7 +245,7 @@ def caption(
     parts += _dates(own)
     if answer.simulated:
         parts.append("simulated")
-    return formatting.clean(" · ".join(parts))
+    return clean(" · ".join(parts))
 
 
 def _devices(records: Sequence[RunRecord], machine: Machine) -> list[str]:
@@ -281,20 +281,20 @@ def drawn(chart: Chart, caption: str = "") -> dict[str, Any]:
     """
     spec = vega_lite(chart, width="container", legend=False, title=False)
     still = {name: value for name, value in spec.items() if name != "autosize"}
-    names = [formatting.clean(line.name) for line in chart.lines]
+    names = [clean(line.name) for line in chart.lines]
     heat = chart.kind == "heat"  # its rows have their names
     lines = f"{'row' if heat else 'line'}{'' if len(names) == 1 else 's'}"
     return {
-        "title": formatting.clean(chart.title),
+        "title": clean(chart.title),
         "caption": caption,
         "kind": chart.kind,
         "width": "half",
-        "summary": f"{formatting.clean(chart.title)}: {formatting.axis_title(chart.y)} against "
+        "summary": f"{clean(chart.title)}: {formatting.axis_title(chart.y)} against "
         f"{formatting.axis_title(chart.x)}, {len(names)} {lines}. Figures: see the table.",
         "spec": spec,
         "saved": {
             "name": file_stem(chart),
-            "title": formatting.clean(chart.title),
+            "title": clean(chart.title),
             "caption": caption,
             "legend": legend_options(chart) if len(names) > 1 and not heat else None,
             "csv": chart_csv(chart),
@@ -338,12 +338,12 @@ def chips(warnings: Iterable[Warning], records: Sequence[RunRecord] = ()) -> tup
     by_code: dict[str, dict[tuple[str, str], dict[str, str]]] = {}
     for warning in warnings:
         seen = by_code.setdefault(warning.code, {})
-        words = formatting.clean(warning.cause), formatting.clean(warning.remedy)
+        words = clean(warning.cause), clean(warning.remedy)
         seen.setdefault(words, {}).update(runs.get(warning, {}))
     return tuple(
         Chip(
-            code=formatting.clean(code),
-            label=formatting.clean(code).replace("-", " "),
+            code=clean(code),
+            label=clean(code).replace("-", " "),
             meaning=WARNINGS.get(code, ""),
             seen=tuple((*words, tuple(of.items())) for words, of in seen.items()),
         )
@@ -386,7 +386,7 @@ def run_entry(
         ),
         "bottleneck": run_facts.bottleneck_text(record),
         "breakdowns": tuple(
-            (f"Step time by {formatting.clean(b.name)}", run_facts.breakdown_facts(b))
+            (f"Step time by {clean(b.name)}", run_facts.breakdown_facts(b))
             for b in record.breakdowns
         ),
         "roofline": _roofline(record),
@@ -395,7 +395,7 @@ def run_entry(
         "small": tuple(_small(record)),
         "timeline": timeline(record, series),
         "chips": chips(record.warnings),
-        "traceback": formatting.clean(str(record.outcome.facts.get("traceback", ""))),
+        "traceback": clean(str(record.outcome.facts.get("traceback", ""))),
     }
 
 

@@ -18,6 +18,7 @@ from markupsafe import Markup
 from cubemesh.parallel.staleness import ORDER, STALENESS
 from cubemesh.schema import RunRecord, Series
 from cubemesh.units import format_seconds
+from cubemesh.untrusted import clean
 from cubemesh.views import formatting
 from cubemesh.views.facts.run import REASONS, throttle_text
 from cubemesh.views.theme import variable
@@ -196,7 +197,7 @@ def _panel(
     label = f"{formatting.words(group.title)}: " + "; ".join(f"{k.name} {k.note}" for k in keys)
     svg = (
         f'<svg class="panel" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{html.escape(formatting.clean(label), quote=True)}" '
+        f'aria-label="{html.escape(clean(label), quote=True)}" '
         f'preserveAspectRatio="none">{"".join(shapes)}</svg>'
     )
     return Panel(
@@ -245,7 +246,7 @@ def _line_name(group: _Group, one: Series, lines: Sequence[Series]) -> str:
     name = group.names[one.name]
     if sum(s.name == one.name for s in lines) > 1:
         name = f"{name} {one.device}, rank {one.rank}".strip()
-    return formatting.clean(name)
+    return clean(name)
 
 
 def _note(one: Series, unit: str, spans: Sequence[tuple[float, float]]) -> str:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from xml.sax.saxutils import escape, quoteattr
 
-from cubemesh.views.formatting import clean
+from cubemesh.untrusted import clean
 from cubemesh.views.theme import FONT, LIGHT, variable
 
 Point = tuple[float, float]
