@@ -32,6 +32,8 @@ def line(event, t=0.0, **fields):
 
 def test_an_event_of_the_schema_is_read():
     assert parse_event(line("window", window=WINDOW), 0)["window"] == WINDOW
+    simulated = WINDOW | {"phase": "evaluate", "elapsed_s": 0.0}
+    assert parse_event(line("window", window=simulated), 0)["window"] == simulated
 
 
 @pytest.mark.parametrize(
