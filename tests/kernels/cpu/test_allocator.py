@@ -1,5 +1,7 @@
 """Freed memory is reused by the process, unless the user configured the allocator."""
 
+import functools
+import json
 import os
 import subprocess
 import sys
@@ -56,25 +58,46 @@ needs_a_compiler = pytest.mark.skipif(
 )
 
 
-def output_of(script):
-    """Words that a script prints in a process of its own, with `made`, `held` and `torch`."""
-    head = """
-import os, resource, threading
+FORKS = """
+import json, os, resource, sys, threading
 import torch
 from cubemesh.kernels.cpu.allocator import keep_freed_memory, library
-assert keep_freed_memory()
-keep_freed_memory()  # a second time is as once
 MB = 1 << 20
 def made(megabytes, value=0.0):
     return torch.full((megabytes * MB // 4,), float(value))
 def held():
     return library().held_bytes() // MB
+for line in sys.stdin:
+    if os.fork() == 0:
+        assert keep_freed_memory()
+        keep_freed_memory()  # a second time is as once
+        exec(json.loads(line))
+        sys.exit()
+    status = os.waitstatus_to_exitcode(os.wait()[1])
+    print("", json.dumps({"status": status}), sep="\\n", flush=True)
 """
-    command = [sys.executable, "-c", head + textwrap.dedent(script)]
+"""Runs each script of stdin in a process of its own, forked after the import of PyTorch."""
+
+
+@functools.cache
+def forks():
     env = {name: v for name, v in os.environ.items() if not user_has_chosen({name: v})}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    command = [sys.executable, "-c", FORKS]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    )
+
+
+def output_of(script):
+    """Words that a script prints in a process of its own, with `made`, `held` and `torch`."""
+    print(json.dumps(textwrap.dedent(script)), file=forks().stdin, flush=True)
+    words = []
+    for line in forks().stdout:
+        if line.startswith("{"):
+            assert json.loads(line) == {"status": 0}
+            return words
+        words += line.split()
+    raise AssertionError("the process has ended")
 
 
 @needs_a_compiler
