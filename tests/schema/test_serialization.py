@@ -71,7 +71,12 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         if kind is Budget:
             fields["heartbeat_timeout_s"] = st.floats(2.0, 1e6)
         if kind is CheckpointSettings:
-            return st.builds(kind, **fields | {"checkpoints": st.just("/tmp")})
+            folder = {"checkpoints": st.just("/tmp")}
+            resumed = {"resume": st.just(True), "reshard": st.booleans()}
+            anew = {"reshard": st.just(False)}
+            return st.builds(kind, **fields | folder | anew) | st.builds(
+                kind, **fields | folder | resumed
+            )
         if kind is Ceiling:
             own = {"matrix_product": "shape", "disk_read": "folder", "device_to_host": "pinned"}
             others = {"shape": st.none(), "folder": st.none(), "pinned": st.just(True)}
