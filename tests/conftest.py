@@ -107,7 +107,8 @@ def own_folders(
     """Point the XDG folders to a temporary folder. Compiled libraries, named by a digest of their
     source, are linked into it from earlier tests."""
     home: Path = tmp_path_factory.mktemp("xdg")
-    for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
+    for kind in ("DATA_HOME", "CACHE_HOME", "STATE_HOME", "RUNTIME_DIR", "CONFIG_HOME"):
+        name = f"XDG_{kind}"
         folder = home / name.lower()
         folder.mkdir(mode=0o700)
         monkeypatch.setenv(name, str(folder))

@@ -9,6 +9,9 @@
 Three more exit codes: 98, a target accuracy is missed; 99, the threshold of `--fail-below` is
 breached; 130, interrupted.
 
+A `StoreWarning` is no error: a Python warning (of the module `warnings`) about the store, such as
+rows that are damaged and left out. The command line prints it on stderr.
+
 What happens *to a measurement* (out of memory, a crash, a time limit) is not an error but an
 `Outcome`, stored in the record. An exception of any other class is a bug in cubemesh.
 """
@@ -44,6 +47,10 @@ class BusyError(CubemeshError):
     later may work."""
 
     exit_code = 75
+
+
+class StoreWarning(UserWarning):
+    """What one should know about the store, which stopped nothing."""
 
 
 def unknown_name(

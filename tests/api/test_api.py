@@ -1,15 +1,19 @@
 """The package as Python sees it: its names, how light it is, and values in and out."""
 
 import inspect
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import cubemesh
 from cubemesh.api.arguments import setting_lines, value_text
-from cubemesh.errors import UsageError
+from cubemesh.errors import StoreWarning, UsageError
+from cubemesh.runs import Silent
+from cubemesh.schema import RunSpec
 from cubemesh.store import Store
 
 FUNCTIONS = [name for name in cubemesh.__all__ if name != "__version__"]
@@ -52,6 +56,32 @@ def test_values_as_they_are_typed(value, text) -> None:
 def test_settings_are_a_mapping_or_lines() -> None:
     assert setting_lines({"networks": ["a", "b"]}) == ["networks=a,b"]
     assert setting_lines(["networks=a"]) == ["networks=a"]
+
+
+def test_a_store_that_is_locked_at_the_end_is_to_be_tried_again(tmp_path: Path) -> None:
+    """The lock of another connection is taken when the run has begun."""
+    path = tmp_path / "s.sqlite"
+
+    class Locking(Silent):
+        def start(self, spec: RunSpec) -> None:
+            other.execute("BEGIN IMMEDIATE")
+
+    with (
+        Store.open(str(path), busy_timeout_s=0.1) as store,
+        closing(sqlite3.connect(path, isolation_level=None)) as other,
+    ):
+        settings = {"settings": NULL, "batch_sizes": [8], "quick": True, "store": store}
+        with pytest.warns(StoreWarning, match="--recover"):
+            locked = cubemesh.run("minibatch", observer=Locking(), **settings)
+        assert locked.ok
+        assert locked.exit_code == 75
+        assert store.records() == []
+        other.execute("ROLLBACK")
+        with pytest.warns(StoreWarning, match="in the store"):
+            again = cubemesh.run("minibatch", **settings)
+        assert again.exit_code == 0
+        assert again.records == locked.records
+        assert tuple(store.records()) == locked.records
 
 
 def test_run_takes_an_open_store_and_leaves_it_open(tmp_path: Path) -> None:

@@ -218,17 +218,42 @@ def small_disk(tmp_path: Path):
 
 
 def test_a_full_disk_is_an_error_and_loses_nothing(cubemesh, small_disk: Path):
+    """The suite goes on; what the disk does not hold is stored when it has room."""
     store = small_disk / "s.sqlite"
-    batches = ",".join(map(str, range(1, 200)))
+    batches = ",".join(map(str, range(1, 31)))
     result = cubemesh(
         *("run", "minibatch", *NULL, "--set", f"batch_sizes={batches}", "--store", str(store)),
+        "--json",
     )
     assert result.returncode == 1
     assert "full" in result.stderr
     assert str(store) in result.stderr
     assert "Traceback" not in result.stderr
+    measured = {record["run_id"] for record in json.loads(result.stdout)["records"]}
+    assert len(measured) == 30
     (small_disk / "s.sqlite-shm").unlink(missing_ok=True)
-    assert len(ids(store)) >= 1
+    assert 1 <= len(ids(store)) < 30
+    assert cubemesh("results", "--recover", "--store", str(store)).returncode == 1
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    recovered = cubemesh("results", "--recover", "--store", str(store), "--json")
+    assert recovered.returncode == 0, recovered.stderr
+    assert {record["run_id"] for record in json.loads(recovered.stdout)["records"]} == measured
+    assert set(ids(store)) == measured
+
+
+def test_a_store_deleted_in_mid_suite_has_every_run_at_the_end(cubemesh, tmp_path: Path):
+    store = tmp_path / "s.sqlite"
+    process = started(store, *SLOW, "--json")
+    wait_for_runs(store, 2)
+    store.unlink()
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "deleted" in err
+    measured = [record["run_id"] for record in json.loads(out)["records"]]
+    assert len(measured) == 6
+    assert set(ids(store)) == set(measured)
+    page = tmp_path / "page.html"
+    assert cubemesh("report", "--store", str(store), "--output", str(page)).returncode == 0
 
 
 def test_a_read_only_store_is_an_error_before_anything_runs(cubemesh, small_disk: Path):

@@ -90,8 +90,20 @@ def test_sizes_and_numbers_are_limited(store, folder, monkeypatch):
     assert (list(stored), len(warnings)) == (["trace.json"], 1)
 
 
-def test_a_file_that_cannot_be_stored_leaves_the_record(store, folder):
+def test_a_file_that_cannot_be_stored_waits_in_the_spool(store, folder):
     (folder.parent / "mine-files").write_text("in the way")
+    stored, warnings = store_artifacts(store, "abc", folder, named("trace.json"))
+    assert warnings == []
+    assert Path(stored["trace.json"]).is_relative_to(folder.parent / "mine-spool")
+
+
+def test_a_file_that_can_be_stored_nowhere_leaves_the_record(
+    store, folder, own_folders, monkeypatch
+):
+    for name in ("mine-files", "mine-spool"):
+        (folder.parent / name).write_text("in the way")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder.parent / "mine-files"))
+    monkeypatch.setattr("tempfile.tempdir", str(folder.parent / "mine-files"))
     with (folder / "trace.json").open("rb") as source, pytest.raises(StoreError):
         store.attach("abc", "trace.json", source)
     stored, warnings = store_artifacts(store, "abc", folder, named("trace.json"))

@@ -4,11 +4,13 @@ import dataclasses
 import os
 import shutil
 import signal
+import sqlite3
 import time
+from contextlib import closing
 
 import pytest
 
-from cubemesh.errors import BusyError, StoreError, UsageError
+from cubemesh.errors import BusyError, StoreWarning, UsageError
 from cubemesh.frameworks import FRAMEWORKS, FrameworkEntry
 from cubemesh.runs import Executor, Silent, watch
 from cubemesh.runs import executor as executor_module
@@ -436,19 +438,26 @@ def test_a_device_is_locked_for_one_runner(make, null_spec, monkeypatch):
     assert second.run([null_spec(seed=1)])[0].ok
 
 
-def test_a_record_that_cannot_be_stored_ends_the_suite_and_its_workers(
-    make, store, null_spec, tmp_path, processes_of, monkeypatch
-):
-    executor = make()
-    executor.run([null_spec()])
-
-    def full(record, series):
-        raise StoreError("the disk is full")
-
-    monkeypatch.setattr(store, "save", full)
-    with pytest.raises(StoreError, match="full"):
-        executor.run([null_spec(seed=1), null_spec(seed=2)])
-    assert processes_of(tmp_path / "runs") == []
+def test_a_suite_goes_on_while_the_store_is_locked(tmp_path, machine, null_spec):
+    path = tmp_path / "locked.db"
+    with (
+        Store.open(str(path), busy_timeout_s=0.1) as store,
+        Executor(store, machine=machine, runs_folder=tmp_path / "runs") as executor,
+        closing(sqlite3.connect(path, isolation_level=None)) as other,
+    ):
+        (first,) = executor.run([null_spec()])
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.warns(StoreWarning, match="locked"):
+            later = executor.run([null_spec(seed=1), null_spec(seed=2), null_spec(seed=1)])
+        assert all(record.ok for record in later)
+        assert later[2] == later[0], "measured once"
+        assert store.records() == [first]
+        assert isinstance(store.unsaved, BusyError)
+        other.execute("ROLLBACK")
+        with pytest.warns(StoreWarning, match="in the store"):
+            assert store.settle() is None
+        assert store.records() == [first, *later[:2]]
+        assert store.series(later[1].run_id)
 
 
 def test_a_framework_is_imported_once_for_all_runs(make, null_spec, tmp_path, monkeypatch):

@@ -5,10 +5,15 @@ of each once `save` has returned. `python saving.py kill STORE KILLS SECONDS` fo
 one after the other, and ends each with SIGKILL: every other at a random moment of its first
 SECONDS, the rest at a random moment of the SECONDS after their first record, however slow the
 machine; a `*` in STORE becomes the number of the process.
+
+`python saving.py spool STORE NAME COUNT` leaves COUNT records in the spool, prints their ids and
+waits; `recover STORE` takes in what waits; `nowhere STORE` saves a record where no file can be
+written.
 """
 
 import os
 import random
+import resource
 import signal
 import sys
 import time
@@ -29,6 +34,8 @@ from cubemesh.schema import (
 )
 from cubemesh.schema.record import new_run_id
 from cubemesh.store import Store
+from cubemesh.store.location import locate
+from cubemesh.store.spool import Spool, Spooled
 
 
 def make_record(
@@ -112,9 +119,33 @@ def kill(location: str, kills: int, longest_s: float) -> None:
             os.write(sys.stdout.fileno(), said + rest.read())
 
 
+def spool(location: str, name: str, count: int) -> None:
+    place = locate(location)
+    for number in range(count):
+        record = make_record(number, machine_id=name)
+        Spool(place).write(Spooled(store=place.name, record=record, series=(make_series(),)))
+        print(record.run_id, flush=True)
+    signal.pause()
+
+
+def nowhere(location: str) -> None:
+    with Store.open(location) as store:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        store.save_or_spool(make_record(), [make_series(5)])
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 if __name__ == "__main__":
     verb, where, *rest = sys.argv[1:]
     if verb == "save":
         save(where, rest[0], int(rest[1]))
+    elif verb == "spool":
+        spool(where, rest[0], int(rest[1]))
+    elif verb == "nowhere":
+        nowhere(where)
+    elif verb == "recover":
+        with Store.open(where) as store:
+            store.recover()
     else:
         kill(where, int(rest[0]), float(rest[1]))

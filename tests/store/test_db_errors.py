@@ -191,7 +191,7 @@ def test_a_server_without_its_driver_says_what_to_install():
     try:
         import psycopg2  # noqa: F401
     except ModuleNotFoundError:
-        with pytest.raises(UsageError, match=r"psycopg\[binary\]") as raised:
+        with pytest.raises(UsageError, match=r"cubemesh\[postgresql\]") as raised:
             Store.open("postgresql+psycopg2://user:secret@host/database")
         assert "secret" not in str(raised.value)
     else:

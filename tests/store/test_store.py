@@ -237,13 +237,17 @@ def test_an_experiment_run_id_depends_on_all_its_arguments():
     assert all(len(i) == 12 for i in ids)
 
 
-def test_a_record_of_a_newer_shape_is_refused_by_name(store, path, saving):
+def test_a_record_of_a_newer_shape_is_left_out_by_name(store, path, saving):
     record = saving.make_record()
     store.save(record)
     with sqlite3.connect(path) as plain:
         plain.execute("update records set record = json_set(record, '$.novelty', 1)")
+    assert store.records() == []
+    (damage,) = store.damage
+    assert (damage.what, damage.id) == ("run", record.run_id)
+    assert "novelty" in damage.reason
     with pytest.raises(StoreError, match=f"Run {record.run_id} .*novelty.*newer cubemesh"):
-        store.records()
+        store.record(record.run_id)
 
 
 def test_what_is_stored_is_found_after_reopening(path, saving):

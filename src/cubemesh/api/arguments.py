@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cubemesh.errors import UsageError
+from cubemesh.errors import StoreWarning, UsageError
 from cubemesh.experiments.core.experiment import Scale
 from cubemesh.store import Store
 
@@ -20,13 +21,28 @@ Settings = Mapping[str, Any] | Iterable[str]
 
 @contextmanager
 def open_store(store: AnyStore, *, reading: bool = False) -> Iterator[Store]:
-    """The store, closed at the end unless it was given open; for reading it must exist."""
+    """The store, closed at the end unless it was given open; for reading it must exist. One opened
+    for writing takes in what waits in its spool; a StoreWarning says what waits, and which damaged
+    rows were left out."""
     if isinstance(store, Store):
         yield store
         return
     location = None if store is None else os.fspath(store)
     with Store.open(location, must_exist=reading, read_only=reading) as opened:
+        if not reading:
+            opened.recover()
+        elif opened.spooled:
+            _warn(
+                f"{len(opened.spooled)} files in {opened.spooled[0].parent} wait to be stored: "
+                f"cubemesh results --recover --store {opened.name}"
+            )
         yield opened
+        for damage in opened.damage:
+            _warn(damage.sentence)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, StoreWarning, stacklevel=2)
 
 
 def setting_lines(settings: Settings) -> list[str]:

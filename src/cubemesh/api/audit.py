@@ -10,7 +10,7 @@ from cubemesh.audit.audit import audit
 from cubemesh.audit.evidence import Evidence
 from cubemesh.audit.inconsistency import Inconsistency
 from cubemesh.experiments.registry import EXPERIMENTS
-from cubemesh.experiments.runner import stored_result
+from cubemesh.experiments.runner import stored_results
 from cubemesh.store import Store
 
 
@@ -47,12 +47,9 @@ def audit_store(*, store: AnyStore = None) -> AuditResult:
 
 def stored_evidence(store: Store) -> Sequence[Evidence]:
     """Every answer of a store with its records, then the runs that no answer uses."""
-    found = [
-        Evidence(answered.answer, answered.records)
-        for run in store.experiment_runs()
-        if run.experiment in EXPERIMENTS
-        for answered in (stored_result(EXPERIMENTS[run.experiment], run, store),)
-    ]
+    known = [run for run in store.experiment_runs() if run.experiment in EXPERIMENTS]
+    answered = stored_results(known, EXPERIMENTS, store)
+    found = [Evidence(one.answer, one.records) for one in answered]
     used = {r.run_id for one in found for r in one.records}
     rest = tuple(r for r in store.records() if r.run_id not in used)
     return [*found, Evidence(None, rest)]

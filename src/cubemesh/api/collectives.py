@@ -8,6 +8,7 @@ from typing import Any
 
 from cubemesh.api.arguments import AnyStore
 from cubemesh.api.run import run
+from cubemesh.errors import CubemeshError
 from cubemesh.experiments.collectives.report import all_rank_points, collective_of, redop
 from cubemesh.measure.collective_sweep import bus_bandwidth
 from cubemesh.runs import Observer
@@ -22,6 +23,8 @@ class Sweeps:
     """Sweeps of collectives, one record for each operation."""
 
     records: tuple[RunRecord, ...]
+    unsaved: CubemeshError | None = None
+    """Why records still wait in the spool; None if all are in the store."""
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -40,6 +43,13 @@ class Sweeps:
             not r.outcome.status.expected or r.figure("wrong_elements") for r in self.records
         )
         return not failed and any(r.ok for r in self.records)
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command: 1 where `ok` is false, 1 or 75 where records wait in the spool."""
+        if not self.ok:
+            return 1
+        return 0 if self.unsaved is None else self.unsaved.exit_code
 
     def __repr__(self) -> str:
         lines = [f"Sweeps({len(self.rows)} rows, ok={self.ok})"]
@@ -106,7 +116,7 @@ def collectives(
         wait=wait,
         observer=observer,
     )
-    return Sweeps(records=found.experiments[0].records)
+    return Sweeps(records=found.experiments[0].records, unsaved=found.unsaved)
 
 
 def operation_name(text: str) -> str:

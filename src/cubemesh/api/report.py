@@ -19,7 +19,7 @@ from cubemesh.experiments.analysis.machine_comparison import (
     pairs,
 )
 from cubemesh.experiments.registry import EXPERIMENTS, entry
-from cubemesh.experiments.runner import stored_result
+from cubemesh.experiments.runner import stored_results
 from cubemesh.papers.replay import documents, replay, replayed
 from cubemesh.schema import Answer, ExperimentRun, Machine, RunRecord, Series
 from cubemesh.schema.serialization import canonical_json
@@ -118,7 +118,8 @@ def _report(store: Store, names: Sequence[str], machine_id: str) -> Report:
         raise CubemeshError(
             f"The store has no description of machine {experiment_runs[0].machine_id}."
         )
-    answered = [stored_result(EXPERIMENTS[q.experiment], q, store) for q in experiment_runs]
+    answered = stored_results(experiment_runs, EXPERIMENTS, store)
+    experiment_runs = [one.experiment_run for one in answered]
     answers = marked([(one.answer, one.records) for one in answered])
     records = {r.run_id: r for one in answered for r in one.records}
     return Report(

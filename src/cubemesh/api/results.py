@@ -13,6 +13,7 @@ from cubemesh.exports.table import STARTED, table_rows
 from cubemesh.frameworks import entry
 from cubemesh.networks import canonical_name
 from cubemesh.schema import RunRecord, Series
+from cubemesh.store.damage import Damage
 
 if TYPE_CHECKING:
     import pandas
@@ -23,6 +24,8 @@ class ResultTable(Sequence[dict[str, Any]]):
     """Stored runs, oldest first, as a sequence of rows: `pandas.DataFrame(table)` works."""
 
     records: tuple[RunRecord, ...]
+    damage: tuple[Damage, ...] = ()
+    """Stored rows that could not be read and are left out."""
 
     @cached_property
     def rows(self) -> tuple[dict[str, Any], ...]:
@@ -55,7 +58,7 @@ class ResultTable(Sequence[dict[str, Any]]):
     def __getitem__(self, index: slice) -> ResultTable: ...
     def __getitem__(self, index: int | slice) -> dict[str, Any] | ResultTable:
         if isinstance(index, slice):
-            return ResultTable(records=self.records[index])
+            return ResultTable(records=self.records[index], damage=self.damage)
         return self.rows[index]
 
     def __repr__(self) -> str:
@@ -80,7 +83,17 @@ def results(
         entry(framework)  # names the nearest where it is unknown
     with open_store(store, reading=True) as opened:
         found = opened.records(network=name, framework=framework, outcome=outcome, limit=limit)
-    return ResultTable(records=tuple(found))
+        return ResultTable(records=tuple(found), damage=opened.damage)
+
+
+def recover(*, store: AnyStore = None) -> int:
+    """Store what waits in the store's spool (docs/store.md), each run once; the number of files
+    that still wait. StoreError or BusyError where the store takes nothing."""
+    with open_store(store) as opened:
+        unsaved, left = opened.settle(), len(opened.spooled)
+    if unsaved is not None:
+        raise unsaved
+    return left
 
 
 def record(run_id: str, *, store: AnyStore = None) -> RunRecord:

@@ -16,7 +16,7 @@ from cubemesh.api.arguments import (
     setting_lines,
 )
 from cubemesh.audit.marking import marked
-from cubemesh.errors import UsageError
+from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.experiments.analysis.comparison import Gate, baseline_answer, gate_of
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import ExperimentResult
@@ -46,6 +46,8 @@ class RunResult:
     """The answer about `baseline`; None where it was not given."""
     machine: Machine | None = None
     """The machine that was measured."""
+    unsaved: CubemeshError | None = None
+    """Why records still wait in the spool (docs/store.md); None if all are in the store."""
 
     @property
     def answers(self) -> tuple[Answer, ...]:
@@ -88,10 +90,12 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """Of the command: 1 where `ok` is false, 99 where `fail_below` is breached, else 98 where a
-        target was missed."""
+        """Of the command: 1 where `ok` is false, 1 or 75 where records wait in the spool, 99 where
+        `fail_below` is breached, else 98 where a target was missed."""
         if not self.ok:
             return 1
+        if self.unsaved is not None:
+            return self.unsaved.exit_code
         code = 0 if self.gate is None else self.gate.exit_code
         return code or (TARGET_MISSED if self.missed_targets else 0)
 
@@ -157,6 +161,7 @@ def run(
             against=other,
             wait_quiet_s=parse_duration(str(wait_quiet)),
         )
+        unsaved = opened.settle()
         answers = marked([(one.answer, one.records) for one in answered])
         answered = [replace(o, answer=a) for o, a in zip(answered, answers, strict=True)]
         claims = replay_papers(answered, opened)
@@ -174,4 +179,5 @@ def run(
         comparisons=tuple(found),
         compared=None if before is None else baseline_answer(found, records, gate),
         machine=machine,
+        unsaved=unsaved,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from cubemesh.api.arguments import AnyStore, Settings, open_store, setting_lines
 from cubemesh.audit.marking import marked
+from cubemesh.errors import CubemeshError
 from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.experiments.session import latest_result, run_names
 from cubemesh.experiments.tune import experiment
@@ -30,6 +31,8 @@ class TuneResult:
     answered: ExperimentResult
     interrupted: bool = False
     """Whether it was ended by Ctrl-C; the result holds the trials that had ended."""
+    unsaved: CubemeshError | None = None
+    """Why records still wait in the spool; None if all are in the store."""
 
     @cached_property
     def settings(self) -> experiment.Settings:
@@ -40,6 +43,13 @@ class TuneResult:
     def search(self) -> Search:
         """The state of the search at its end."""
         return experiment.found(self.settings, self.answered.records)
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command: 1 where nothing was measured, 1 or 75 where records wait in the spool."""
+        if not self.steps:
+            return 1
+        return 0 if self.unsaved is None else self.unsaved.exit_code
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -112,8 +122,8 @@ def tune(
             found = latest_result("tune", opened, since_utc=start_utc)
             if found is None:
                 raise
-            return TuneResult(answered=_audited(found), interrupted=True)
-    return TuneResult(answered=_audited(answered))
+            return TuneResult(answered=_audited(found), interrupted=True, unsaved=opened.settle())
+        return TuneResult(answered=_audited(answered), unsaved=opened.settle())
 
 
 def _audited(result: ExperimentResult) -> ExperimentResult:

@@ -104,4 +104,4 @@ def collectives(
         observer=TerminalProgress(stderr_console()),
     )
     show(view.document(found), as_json, lambda console: view.print_sweeps(console, found))
-    raise typer.Exit(0 if found.ok else 1)
+    raise typer.Exit(found.exit_code)

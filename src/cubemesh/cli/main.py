@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Annotated, NoReturn
+import warnings
+from typing import Annotated, NoReturn, TextIO
 
 import typer
 
@@ -32,7 +33,7 @@ from cubemesh.cli.results import results
 from cubemesh.cli.run import run
 from cubemesh.cli.train import train
 from cubemesh.cli.tune import tune
-from cubemesh.errors import CubemeshError
+from cubemesh.errors import CubemeshError, StoreWarning
 from cubemesh.untrusted import clean
 from cubemesh.views.ascii import make_encodable
 
@@ -75,6 +76,7 @@ def _root(
 def main() -> NoReturn:
     """Run the command line; every deliberate error becomes a message and its exit code."""
     signal.signal(signal.SIGTERM, _terminated)
+    _show_store_warnings()
     join_assignments()
     make_encodable()
     try:
@@ -89,6 +91,27 @@ def main() -> NoReturn:
         _end(f"Interrupted. {_SAVED}", code)
     sys.stdout.flush()
     sys.exit(code or 0)
+
+
+def _show_store_warnings() -> None:
+    """Print what is to know about the store as one line on stderr, every time."""
+    others = warnings.showwarning
+    warnings.simplefilter("always", StoreWarning)
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, StoreWarning):
+            print(f"cubemesh: {clean(str(message))}", file=sys.stderr)
+        else:
+            others(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
 
 
 def _terminated(number: int, frame: object) -> NoReturn:

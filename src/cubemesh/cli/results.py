@@ -47,6 +47,9 @@ def results(
         int | None,
         typer.Option(min=1, help="Number of most recent runs; default: 50, with --export all."),
     ] = None,
+    recover: Annotated[
+        bool, typer.Option("--recover", help="First store the runs that wait in the spool.")
+    ] = False,
     export: ExportTo = None,
     format: ExportFormat = None,
     store: StoreAt = None,
@@ -55,10 +58,13 @@ def results(
     """List stored runs, or write them to a file. With a run id, everything about that run."""
     from cubemesh.api import results as api
     from cubemesh.exports.record_json import record_json
+    from cubemesh.schema.serialization import to_plain
     from cubemesh.views import terminal
     from cubemesh.views.json_output import envelope
 
     check_export(export, format, as_json)
+    if recover:
+        api.recover(store=store)
     if export is not None:
         runs = (
             [api.record(run_id, store=store)]
@@ -83,7 +89,11 @@ def results(
         network=network, framework=framework, outcome=outcome, limit=limit or SHOWN, store=store
     )
     show(
-        envelope("results", records=[record_json(r) for r in found.records]),
+        envelope(
+            "results",
+            records=[record_json(r) for r in found.records],
+            damaged=[to_plain(one) for one in found.damage],
+        ),
         as_json,
         lambda console: terminal.print_results(
             console, found.records, filtered=bool(network or framework or outcome)

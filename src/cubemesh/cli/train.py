@@ -90,7 +90,6 @@ def train(
     """Train a network on one or several devices. Stops after --epochs or at an accuracy."""
     given = {n: v for n, v in locals().items() if n not in _OTHERS and v is not None}
     from cubemesh.api.arguments import setting_lines
-    from cubemesh.api.run import TARGET_MISSED
     from cubemesh.api.train import train as train_network
     from cubemesh.exports.record_json import record_json
     from cubemesh.views import terminal
@@ -116,7 +115,7 @@ def train(
     )
     if not record.ok:
         raise typer.Exit(1)
-    raise typer.Exit(TARGET_MISSED if found.missed_targets else 0)
+    raise typer.Exit(found.exit_code)
 
 
 _OTHERS = ("network", "hosts", "settings", "store", "no_cache", "wait", "pythons", "as_json")

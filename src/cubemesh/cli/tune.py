@@ -68,4 +68,4 @@ def tune(
     show(tuning_json(found), as_json, lambda c: terminal.print_experiments(c, [found.answered]))
     if found.interrupted:
         raise typer.Exit(INTERRUPTED)
-    raise typer.Exit(0 if found.steps else 1)
+    raise typer.Exit(found.exit_code)

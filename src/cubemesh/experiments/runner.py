@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cubemesh.errors import CubemeshError
+from cubemesh.errors import CubemeshError, StoreError
 from cubemesh.experiments.analysis.caveats import mark_simulated
 from cubemesh.experiments.analysis.comparison import with_comparisons
 from cubemesh.experiments.core.ab_overrides import with_against
@@ -29,6 +29,7 @@ from cubemesh.schema import (
 )
 from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.store import Store
+from cubemesh.store.damage import Damage, reason_of
 from cubemesh.training import manifest
 from cubemesh.worker.validation import check_names
 
@@ -116,12 +117,36 @@ def first_specs(
         return None  # is raised when the experiment runs
 
 
+def stored_results(
+    experiment_runs: Iterable[ExperimentRun], experiments: Mapping[str, Experiment], store: Store
+) -> list[ExperimentResult]:
+    """The results of stored experiment runs. One that is damaged, or none of whose records can be
+    read, is left out (`Store.damage`)."""
+    found = []
+    for run in experiment_runs:
+        try:
+            result = stored_result(experiments[run.experiment], run, store)
+        except StoreError as error:
+            store.leave_out(
+                Damage(what="experiment run", id=run.experiment_run_id, reason=str(error))
+            )
+        else:
+            found.append(result)
+    return found
+
+
 def stored_result(
     experiment: Experiment, experiment_run: ExperimentRun, store: Store
 ) -> ExperimentResult:
-    """The result of a stored experiment run, with an answer computed from its records."""
+    """The result of a stored experiment run, with an answer computed from its records. StoreError
+    if its settings, or all its records, cannot be read."""
     records = store.records(experiment_run.run_ids)
-    settings = from_plain(experiment.settings, experiment_run.settings)
+    if experiment_run.run_ids and not records:
+        raise StoreError("all its records are damaged")
+    try:
+        settings = from_plain(experiment.settings, experiment_run.settings)
+    except (ValueError, CubemeshError) as error:
+        raise StoreError(f"its settings cannot be read: {reason_of(error)}") from error
     return ExperimentResult(
         experiment_run=experiment_run,
         records=tuple(records),

@@ -15,12 +15,13 @@ import dataclasses
 import datetime
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from cubemesh.cgroups import oom_kills
+from cubemesh.errors import BusyError, StoreError
 from cubemesh.frameworks import entry
 from cubemesh.measure.telemetry.gpu_set import visible
 from cubemesh.runs.artifacts import store_artifacts
@@ -43,6 +44,7 @@ from cubemesh.store import Store
 from cubemesh.worker.report.outcomes import not_installed
 from cubemesh.worker.run.job_file import Job
 
+T = TypeVar("T")
 START_S = 300.0
 """Shortest time allowed for importing a framework, which takes minutes from a cold network file
 system."""
@@ -57,8 +59,8 @@ class Executor:
     `no_cache` measures stored specs again, each once per executor. `wait_s` is how long to
     wait for a device that another runner uses. `environments` has the frameworks whose workers run
     in another Python (runs/interpreters.py). Raises BusyError when a device stays in use,
-    StoreError when a record cannot be stored, UsageError for an unknown framework; an error
-    of a run is its record's outcome.
+    UsageError for an unknown framework; an error of a run is its record's outcome. A record that
+    the store does not take waits in the spool, and the next run begins (`Store.save_or_spool`).
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class Executor:
     def _reusable(self, key: RunKey) -> RunRecord | None:
         """The stored record that would be reused for a key."""
         may_reuse = not self._no_cache or key in self._measured
-        stored = self._store.find(key) if may_reuse else None
+        stored = self._asked(lambda: self._store.find(key), None) if may_reuse else None
         valid = stored is not None and is_reusable(stored, self._machine, self._installed)
         return stored if valid else None
 
@@ -183,7 +185,7 @@ class Executor:
     def _measure(self, spec: RunSpec, key: RunKey) -> RunRecord:
         self._folders = self._folders or RunFolders(self._runs_folder or default_runs_folder())
         folder = self._folders.new_run()
-        attempt = self._store.attempts(key) + 1
+        attempt = self._asked(lambda: self._store.attempts(key), 0) + 1
         started_utc = _now_utc()
         events, ending = self._run_worker(spec, folder, self._folders.path)
         gpus = visible(self._machine.gpus, os.environ)
@@ -208,18 +210,27 @@ class Executor:
         host = Host(
             machine=self._machine,
             gpus=gpus,
-            ceilings=lambda machine_id: self._store.records(
-                machine_id=machine_id, work="ceiling", outcome="ok"
+            ceilings=lambda machine_id: self._asked(
+                lambda: self._store.records(machine_id=machine_id, work="ceiling", outcome="ok"),
+                [],
             ),
         )
         record = enrich(record, host)
-        self._store.save(record, series)
+        self._store.save_or_spool(record, series)
         remove(folder)
         return record
 
+    def _asked(self, ask: Callable[[], T], otherwise: T) -> T:
+        """What the store answers; `otherwise` where it does not answer: the run goes on, and its
+        record waits until it does."""
+        try:
+            return ask()
+        except (StoreError, BusyError):
+            return otherwise
+
     def _not_installed(self, spec: RunSpec, key: RunKey) -> RunRecord:
         """Stored as well, so that a report can give the reason for a missing figure."""
-        attempt = self._store.attempts(key) + 1
+        attempt = self._asked(lambda: self._store.attempts(key), 0) + 1
         started_utc = _now_utc()
         outcome = dataclasses.replace(not_installed(spec.program.framework), origin="runner")
         record = RunRecord(
@@ -231,7 +242,7 @@ class Executor:
             outcome=outcome,
             attempt=attempt,
         )
-        self._store.save(record)
+        self._store.save_or_spool(record)
         return record
 
     def _run_worker(

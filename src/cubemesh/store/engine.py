@@ -20,6 +20,9 @@ from sqlalchemy.exc import NoSuchModuleError
 from cubemesh.errors import UsageError
 from cubemesh.store.location import Location
 
+BUSY_TIMEOUT = "busy_timeout_s"
+"""Execution option of a transaction: how long it waits for a lock, in place of the engine's."""
+
 
 def connect(location: Location, *, read_only: bool, busy_timeout_s: float) -> Engine:
     """An engine for `location`; nothing is opened before its first connection.
@@ -37,6 +40,7 @@ def connect(location: Location, *, read_only: bool, busy_timeout_s: float) -> En
     @event.listens_for(engine, "connect")
     def _set_up(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver
+        connection.text_factory = _text
         connection.execute("PRAGMA foreign_keys=ON")
         if not read_only:
             connection.execute("PRAGMA synchronous=FULL")
@@ -44,10 +48,17 @@ def connect(location: Location, *, read_only: bool, busy_timeout_s: float) -> En
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        writes = connection.get_execution_options().get("writes", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        options = connection.get_execution_options()
+        timeout_s = options.get(BUSY_TIMEOUT, busy_timeout_s)
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={round(1000 * timeout_s)}")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("writes") else "BEGIN")
 
     return engine
+
+
+def _text(data: bytes) -> str:
+    """Text of a damaged row: it must not keep the others from being read."""
+    return data.decode("utf-8", errors="replace")
 
 
 def _server(location: Location) -> Engine:
@@ -56,7 +67,8 @@ def _server(location: Location) -> Engine:
     except (NoSuchModuleError, ModuleNotFoundError) as error:
         raise UsageError(
             f"The store {location.name} needs a driver that is not installed ({error}). For "
-            "PostgreSQL: pip install 'psycopg[binary]' and postgresql+psycopg://user@host/database."
+            "PostgreSQL: pip install 'cubemesh[postgresql]' and "
+            "postgresql+psycopg://user@host/database."
         ) from error
 
 

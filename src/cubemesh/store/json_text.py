@@ -10,11 +10,17 @@ import json
 import math
 from typing import Any, TypeVar
 
-from cubemesh.errors import StoreError
+from cubemesh.errors import CubemeshError, StoreError
 from cubemesh.schema.serialization import from_plain, to_plain
+from cubemesh.store.damage import reason_of
 
 T = TypeVar("T")
 
+UNREADABLE = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
+    CubemeshError,
+)
+"""What JSON of another shape, too deep or with impossible values raises."""
 _NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -28,10 +34,10 @@ def from_text(kind: type[T], text: str, what: str) -> T:
     cubemesh does not know."""
     try:
         return from_plain(kind, json.loads(text, object_hook=_decoded))
-    except ValueError as error:
+    except UNREADABLE as error:
         raise StoreError(
-            f"{what} cannot be read ({error}). It was probably stored by a newer cubemesh: "
-            "upgrade this one."
+            f"{what} cannot be read ({reason_of(error)}). It is damaged, or was stored by a "
+            "newer cubemesh: upgrade this one."
         ) from error
 
 

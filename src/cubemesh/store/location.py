@@ -10,12 +10,17 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from cubemesh.errors import StoreError, UsageError
+
+LOG_SUFFIXES = ("-wal", "-shm")
+"""Endings of the files that belong to an SQLite file in WAL mode."""
+Identity: TypeAlias = tuple[int, int] | None
+"""Device and inode of a file; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +74,8 @@ def files_folder(location: Location) -> Path:
     return path.with_name(f"{path.stem}-files")
 
 
-def copy_to_files(location: Location, run_id: str, name: str, source: BinaryIO) -> str:
-    """Copy a file of a run into `files_folder`; where it then is. StoreError where that fails."""
-    folder = files_folder(location) / run_id
+def copy_artifact(source: BinaryIO, folder: Path, name: str) -> str:
+    """Copy a file of a run into a folder; where it then is. StoreError where that fails."""
     path = folder / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,9 +88,24 @@ def copy_to_files(location: Location, run_id: str, name: str, source: BinaryIO) 
         return str(path)
     except OSError as error:
         raise StoreError(
-            f"{name} of run {run_id} cannot be stored in {folder}: {error.strerror}. Make "
-            "room there, or name another store with --store."
+            f"{name} cannot be stored in {folder}: {error.strerror}. Make room there, or name "
+            "another store with --store."
         ) from error
+
+
+def file_identities(path: Path | None) -> tuple[Identity, Identity]:
+    """Which files a store's file and its log are, by device and inode; None for one that is not
+    there. An open file keeps its inode when its name is removed."""
+    if path is None:
+        return None, None
+    found: list[Identity] = []
+    for file in (path, path.with_name(path.name + LOG_SUFFIXES[0])):
+        try:
+            status = os.stat(file)
+            found.append((status.st_dev, status.st_ino))
+        except OSError:
+            found.append(None)
+    return found[0], found[1]
 
 
 def make_folder(path: Path) -> None:

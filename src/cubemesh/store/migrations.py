@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, text
 
+from cubemesh.store.json_text import UNREADABLE
+
 Migration: TypeAlias = Callable[[Connection], None]
 
 SPEC = {"effort": "budget", "keeping": "checkpointing"}
@@ -160,11 +162,14 @@ def _rewrite(
     column: str,
     rewritten: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> None:
-    """Apply `rewritten` to the JSON in `column` of every row."""
+    """Apply `rewritten` to the JSON in `column` of every row; a damaged one stays as it is."""
     for (row,) in connection.execute(text(f"SELECT {identity} FROM {table}")).all():
         where = f"FROM {table} WHERE {identity} = :row"
         found = connection.execute(text(f"SELECT {column} {where}"), {"row": row}).scalar_one()
-        plain = json.dumps(rewritten(json.loads(found)), separators=(",", ":"))
+        try:
+            plain = json.dumps(rewritten(json.loads(found)), separators=(",", ":"))
+        except UNREADABLE:
+            continue
         connection.execute(
             text(f"UPDATE {table} SET {column} = :plain WHERE {identity} = :row"),
             {"plain": plain, "row": row},

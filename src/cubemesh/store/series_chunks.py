@@ -7,14 +7,16 @@ keep better than a microsecond within a chunk of ten seconds.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from typing import Any
 
 import numpy as np
 
 from cubemesh.schema.series import Series
+from cubemesh.store.damage import Damage, reason_of
 
 CHUNK_SAMPLES = 600
 
@@ -51,23 +53,37 @@ def to_chunks(series: Series) -> Iterator[Chunk]:
         )
 
 
-def from_chunks(chunks: Iterable[Chunk]) -> list[Series]:
-    """The series that `chunks` hold, in the order of name, rank and device."""
-    ordered = sorted(chunks, key=lambda c: (c.name, c.rank, c.device, c.chunk))
-    return [
-        _joined(list(parts))
-        for _, parts in groupby(ordered, key=lambda c: (c.name, c.rank, c.device))
-    ]
+def from_chunks(chunks: Iterable[Chunk]) -> tuple[list[Series], list[Damage]]:
+    """The series that `chunks` hold, in the order of name, rank and device, and those that are
+    damaged: no zlib, of another length than declared, a chunk missing."""
+    by_series: dict[tuple[str, int, str], list[Chunk]] = {}
+    for chunk in chunks:
+        by_series.setdefault((chunk.name, chunk.rank, chunk.device), []).append(chunk)
+    found, damaged = [], []
+    for (name, rank, _), parts in by_series.items():
+        try:
+            found.append(_joined(parts))
+        except (ValueError, TypeError, zlib.error) as error:
+            reason = reason_of(error)
+            damaged.append(Damage(what="series", id=f"{name} of rank {rank}", reason=reason))
+    return sorted(found, key=lambda s: (s.name, s.rank, s.device)), damaged
 
 
 def _joined(parts: list[Chunk]) -> Series:
+    parts = sorted(parts, key=lambda part: part.chunk)
+    if [part.chunk for part in parts] != list(range(len(parts))):
+        raise ValueError("a chunk is missing")
+    first = parts[0]
+    if not (isinstance(first.name, str) and isinstance(first.device, str)):
+        raise ValueError("its name is no text")
+    if not isinstance(first.rank, int):
+        raise ValueError("its rank is no number")
     times: list[float] = []
     values: list[float] = []
     for part in parts:
-        numbers = np.frombuffer(zlib.decompress(part.data), dtype="<f4").astype(np.float64)
+        numbers = _numbers(part)
         times += (part.t0_s + numbers[: part.samples]).tolist()
         values += numbers[part.samples :].tolist()
-    first = parts[0]
     return Series(
         name=first.name,
         rank=first.rank,
@@ -75,3 +91,15 @@ def _joined(parts: list[Chunk]) -> Series:
         times_s=tuple(times),
         values=tuple(values),
     )
+
+
+def _numbers(part: Chunk) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Times and values of a chunk; never more is decompressed than it declares."""
+    if not 0 <= part.samples <= CHUNK_SAMPLES or not math.isfinite(part.t0_s):
+        raise ValueError(f"a chunk of {part.samples} samples from {part.t0_s} s")
+    length = 2 * 4 * part.samples
+    stream = zlib.decompressobj()
+    plain = stream.decompress(part.data, length + 1)
+    if len(plain) != length or not stream.eof:
+        raise ValueError(f"a chunk of {part.samples} samples has not {length} bytes")
+    return np.frombuffer(plain, dtype="<f4").astype(np.float64)

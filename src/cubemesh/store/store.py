@@ -1,16 +1,21 @@
 """Store of records, series, machines and experiment runs.
 
 A record is stored in one transaction together with its series and is never changed; when `save`
-returns, it is on the disk.
+returns, it is on the disk. `save_or_spool` is for what was just measured: it writes the record into
+the spool first, and what the store does not take now stays there (`spool.py`). A store whose file
+was deleted or replaced since it was opened is opened again before anything is written.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any, BinaryIO, Self
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Self, TypeVar
 
 from sqlalchemy import (
     ColumnElement,
@@ -25,21 +30,42 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from cubemesh.errors import StoreError, UsageError, unknown_name
+from cubemesh.errors import (
+    BusyError,
+    CubemeshError,
+    StoreError,
+    StoreWarning,
+    UsageError,
+    unknown_name,
+)
 from cubemesh.schema import ExperimentRun, Machine, RunKey, RunRecord, Series, Status
 from cubemesh.store import tables as schema
+from cubemesh.store.damage import Damage, reason_of
 from cubemesh.store.db_errors import explained
-from cubemesh.store.engine import connect
+from cubemesh.store.engine import BUSY_TIMEOUT, connect
 from cubemesh.store.json_text import from_text
-from cubemesh.store.location import Location, copy_to_files, locate, make_folder
+from cubemesh.store.location import (
+    LOG_SUFFIXES,
+    Identity,
+    Location,
+    copy_artifact,
+    file_identities,
+    files_folder,
+    locate,
+    make_folder,
+)
 from cubemesh.store.migrations import MIGRATIONS, Migration
 from cubemesh.store.series_chunks import Chunk, from_chunks, to_chunks
+from cubemesh.store.spool import Spool, Spooled
+from cubemesh.store.spool import read as read_spooled
 from cubemesh.store.tables import (
     experiment_run_row,
     experiment_runs,
     machine_row,
     machines,
+    record_of,
     record_row,
     records,
 )
@@ -47,15 +73,31 @@ from cubemesh.store.tables import (
 MAX_CANDIDATES = 10
 """Runs that the message about an ambiguous prefix lists."""
 _REUSABLE = [status.value for status in Status if status.expected]
+_AGAIN_S = 1.0
+"""How long to wait for a lock for which the last writer has waited in vain."""
+_AWAY = (StoreError, BusyError)
+"""The store does not answer, or takes nothing."""
+T = TypeVar("T")
 
 
 class Store:
     """An open store; `Store.open` makes one. Threads may share it, forked processes may not."""
 
-    def __init__(self, location: Location, engine: Engine) -> None:
+    def __init__(
+        self, location: Location, engine: Engine, migrations: Sequence[Migration] = MIGRATIONS
+    ) -> None:
+        self.unsaved: CubemeshError | None = None
+        """Why the store did not take the last thing; None if it did."""
         self._location = location
         self._engine = engine
-        self._writing = engine.execution_options(writes=True)
+        self._migrations = migrations
+        self._spool = Spool(location)
+        self._file: tuple[Identity, Identity] | None = None
+        self._saved = _nothing_saved()
+        """Ids of what was saved since the store was opened."""
+        self._waiting: dict[str, RunRecord] = {}
+        """Records of this process that wait in the spool, by run id."""
+        self._damage: dict[Damage, None] = {}
 
     @classmethod
     def open(
@@ -82,13 +124,12 @@ class Store:
                 )
             make_folder(place.path)
         engine = connect(place, read_only=read_only, busy_timeout_s=busy_timeout_s)
-        store = cls(place, engine)
+        store = cls(place, engine, migrations)
         try:
             if read_only:
-                store._check_version(migrations, busy_timeout_s)
+                store._check_version(busy_timeout_s)
             else:
-                with store._write() as connection:
-                    schema.prepare(connection, migrations)
+                store._prepare()
         except BaseException:
             engine.dispose()
             raise
@@ -99,49 +140,108 @@ class Store:
         """The path of its file, or its URL without the password."""
         return self._location.name
 
+    @property
+    def damage(self) -> tuple[Damage, ...]:
+        """The rows that were left out, as they could not be read."""
+        return tuple(self._damage)
+
+    @property
+    def spooled(self) -> list[Path]:
+        """Files of the spool that are not in the store."""
+        return self._spool.files()
+
     def save(self, record: RunRecord, series: Iterable[Series] = ()) -> None:
         """Store a record and its series, all or nothing; it is on the disk on return.
 
         StoreError when the run is stored already; ValueError when two series share their name,
         rank and device.
         """
-        chunks = [asdict(c) | {"run_id": record.run_id} for s in series for c in to_chunks(s)]
-        if len({(c["name"], c["rank"], c["device"], c["chunk"]) for c in chunks}) < len(chunks):
-            raise ValueError(f"run {record.run_id}: two series of one name, rank and device")
-        with self._write() as connection:
-            known = select(records.c.sequence).where(records.c.run_id == record.run_id)
-            if connection.execute(known).first():
-                raise StoreError(
-                    f"Run {record.run_id} is in the store {self.name} already, and a stored "
-                    "record is never changed."
-                )
-            connection.execute(insert(records).values(record_row(record)))
-            if chunks:
-                connection.execute(insert(schema.series), chunks)
+        if not self._insert(record, series):
+            raise StoreError(
+                f"Run {record.run_id} is in the store {self.name} already, and a stored record is "
+                "never changed."
+            )
+
+    def save_or_spool(self, record: RunRecord, series: Iterable[Series] = ()) -> None:
+        """As `save`, and if the store cannot take it the record waits in the spool, with
+        `unsaved` and a StoreWarning; a run that is stored already is left as it is."""
+        self._keep(Spooled(store=self.name, record=record, series=tuple(series)))
+
+    def recover(self, *, patient: bool = True) -> int:
+        """Take in what waits in the spool, each run once; the number of files. What the store
+        does not take stays there, with `unsaved` and a StoreWarning; so does a damaged file, with a
+        StoreWarning. `patient` waits for a lock as long as other writers do."""
+        taken = 0
+        for path in self._spool.files():
+            try:
+                spooled = read_spooled(path)
+            except StoreError as error:
+                self._warn(f"{error} It stays where it is.")
+                continue
+            try:
+                if not self._take(self._with_artifacts(spooled), patient=patient):
+                    break
+            except (ValueError, IntegrityError) as error:
+                self._warn(f"{path} cannot be stored: {reason_of(error)}. It stays there.")
+                continue
+            taken += 1
+        if taken:
+            self._warn(f"{taken} files that waited in the spool are in the store {self.name} now.")
+        return taken
+
+    def settle(self) -> CubemeshError | None:
+        """At the end of a session: try once more to take in what waits. Why that failed, after a
+        StoreWarning that says where it lies and what to do; None if nothing waits."""
+        try:
+            self._follow_file()
+        except _AWAY as error:
+            self.unsaved = error
+        if self.unsaved is not None:
+            self.recover()
+        if self.unsaved is not None:
+            waiting = self._spool.files()
+            places = " and ".join(dict.fromkeys(str(path.parent) for path in waiting))
+            self._warn(
+                f"{self.unsaved} What was measured is not lost: {len(waiting)} files wait in "
+                f"{places or 'no folder'}. The next run with this store takes them in, or: "
+                f"cubemesh results --recover --store {self.name}"
+            )
+        return self.unsaved
 
     def attach(self, run_id: str, name: str, source: BinaryIO) -> str:
         """Copy `source`, which belongs to a run, to the file `name` in the folder of files next to
-        the store; its path. StoreError if it cannot be written."""
-        return copy_to_files(self._location, run_id, name, source)
+        the store, or in the spool; its path. StoreError if none can be written."""
+        try:
+            return copy_artifact(source, files_folder(self._location) / run_id, name)
+        except StoreError as error:
+            for folder in self._spool.artifact_folders(run_id):
+                source.seek(0)
+                with suppress(StoreError):
+                    return copy_artifact(source, folder, name)
+            raise error
 
     def find(self, key: RunKey) -> RunRecord | None:
-        """The newest stored record that can be reused for `key`: one with a result (ok, out of
-        memory, unsupported, …), not a crash, a kill or a time limit."""
+        """The newest record that can be reused for `key`: one with a result (ok, out of memory,
+        unsupported, …), not a crash, a kill or a time limit."""
+        for record in reversed(self._waiting.values()):
+            if record.key == key and record.outcome.status.expected:
+                return record
         query = (
-            select(records.c.record)
+            select(records.c.run_id, records.c.record)
             .where(_of(key), records.c.outcome.in_(_REUSABLE))
             .order_by(records.c.sequence.desc())
-            .limit(1)
         )
         with self._read() as connection:
-            found = connection.execute(query).scalar()
-        return None if found is None else from_text(RunRecord, found, "A stored record")
+            rows = connection.execute(query).all()
+        readable = (self._readable_record(row) for row in rows)
+        return next((record for record in readable if record is not None), None)
 
     def attempts(self, key: RunKey) -> int:
-        """How many records of `key` are stored, however they ended."""
+        """How many records of `key` there are, however they ended."""
         with self._read() as connection:
             query = select(func.count()).select_from(records).where(_of(key))
-            return connection.execute(query).scalar_one()
+            stored = connection.execute(query).scalar_one()
+        return stored + sum(record.key == key for record in self._waiting.values())
 
     def record(self, run_id_or_prefix: str) -> RunRecord:
         """The record with this id or unique prefix of an id; UsageError for none or several."""
@@ -160,8 +260,7 @@ class Store:
                 f"No run in the store {self.name} has an id that begins with '{prefix}'. "
                 "`cubemesh results` lists the stored runs."
             )
-        row = (exact or found)[0]
-        return from_text(RunRecord, row.record, f"Run {row.run_id}")
+        return record_of((exact or found)[0])
 
     def records(
         self,
@@ -175,6 +274,7 @@ class Store:
         limit: int | None = None,
     ) -> list[RunRecord]:
         """Stored records that match every given filter, oldest first; at most the newest `limit`.
+        Damaged ones are left out (`damage`).
 
         UsageError for an id in `run_ids` that is not stored, or an outcome that does not exist.
         """
@@ -198,20 +298,27 @@ class Store:
             if run_ids:
                 self._check_stored(connection, run_ids)
             rows = connection.execute(newest_first.limit(limit)).all()
-        return [from_text(RunRecord, row.record, f"Run {row.run_id}") for row in reversed(rows)]
+        readable = [self._readable_record(row) for row in reversed(rows)]
+        return [record for record in readable if record is not None]
 
     def series(self, run_id: str, name: str | None = None) -> list[Series]:
-        """The series of a run, all or those of one name; empty if there are none."""
+        """The series of a run, all or those of one name; empty if there are none. Damaged ones are
+        left out (`damage`)."""
         query = select(schema.series).where(schema.series.c.run_id == run_id)
         if name is not None:
             query = query.where(schema.series.c.name == name)
         with self._read() as connection:
             rows = [dict(row) for row in connection.execute(query).mappings()]
-        return from_chunks(Chunk(**{k: v for k, v in row.items() if k != "run_id"}) for row in rows)
+        chunks = (Chunk(**{k: v for k, v in row.items() if k != "run_id"}) for row in rows)
+        found, damaged = from_chunks(chunks)
+        for one in damaged:
+            self.leave_out(replace(one, id=f"{one.id} of run {run_id}"))
+        return found
 
     def save_machine(self, machine: Machine) -> None:
-        """Store the current description of a machine, replacing an earlier one."""
-        self._put(machines, "machine_id", machine_row(machine))
+        """Store the current description of a machine, replacing an earlier one; as
+        `save_or_spool`, it waits in the spool if the store cannot take it."""
+        self._keep(Spooled(store=self.name, machine=machine))
 
     def machine(self, machine_id: str) -> Machine | None:
         """The last description of a machine; None if it was never stored."""
@@ -225,11 +332,16 @@ class Store:
         query = select(machines).order_by(machines.c.hostname, machines.c.machine_id)
         with self._read() as connection:
             rows = connection.execute(query).all()
-        return [from_text(Machine, row.machine, f"Machine {row.machine_id}") for row in rows]
+        readable = [
+            self._readable(partial(from_text, Machine, row.machine, "It"), "machine", row[0])
+            for row in rows
+        ]
+        return [machine for machine in readable if machine is not None]
 
     def save_experiment_run(self, experiment_run: ExperimentRun) -> None:
-        """Store an experiment run, replacing what was stored under its id."""
-        self._put(experiment_runs, "experiment_run_id", experiment_run_row(experiment_run))
+        """Store an experiment run, replacing what was stored under its id; as `save_or_spool`, it
+        waits in the spool if the store cannot take it."""
+        self._keep(Spooled(store=self.name, experiment_run=experiment_run))
 
     def experiment_runs(self, experiment: str | None = None) -> list[ExperimentRun]:
         """All experiment runs, or those of one experiment, oldest first."""
@@ -240,10 +352,15 @@ class Store:
             query = query.where(experiment_runs.c.experiment == experiment)
         with self._read() as connection:
             rows = connection.execute(query).all()
-        return [
-            from_text(ExperimentRun, row.experiment_run, f"Experiment run {row.experiment_run_id}")
+        readable = [
+            self._readable(
+                partial(from_text, ExperimentRun, row.experiment_run, "It"),
+                "experiment run",
+                row.experiment_run_id,
+            )
             for row in rows
         ]
+        return [run for run in readable if run is not None]
 
     def check(self) -> None:
         """Read the whole store and check its integrity; StoreError if it is damaged."""
@@ -267,34 +384,187 @@ class Store:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def leave_out(self, damage: Damage) -> None:
+        """List a row that its reader could not use."""
+        self._damage[damage] = None
+
     @contextmanager
     def _read(self) -> Iterator[Connection]:
         with explained(self._location), self._engine.begin() as connection:
             yield connection
 
-    @contextmanager
-    def _write(self) -> Iterator[Connection]:
-        with explained(self._location), self._writing.begin() as connection:
-            yield connection
+    def _commit(self, work: Callable[[Connection], T], *, patient: bool = True) -> T:
+        """Do `work` in one writing transaction, again where the connection to a server was dropped;
+        it may so run twice."""
+        self._follow_file()
+        options = {} if patient else {BUSY_TIMEOUT: _AGAIN_S}
+        writing = self._engine.execution_options(writes=True, **options)
+        with explained(self._location):
+            try:
+                with writing.begin() as connection:
+                    return work(connection)
+            except DBAPIError as error:
+                if not error.connection_invalidated:
+                    raise
+            with writing.begin() as connection:
+                return work(connection)
 
-    def _check_version(self, migrations: Sequence[Migration], busy_timeout_s: float) -> None:
+    def _prepare(self) -> None:
+        """Create the tables or upgrade them, and remember which file this is."""
+        writing = self._engine.execution_options(writes=True)
+        with explained(self._location), writing.begin() as connection:
+            schema.prepare(connection, self._migrations)
+        self._file = file_identities(self._location.path)
+
+    def _check_version(self, busy_timeout_s: float) -> None:
         """Check the version of a store opened for reading; an older one is upgraded first."""
         with self._read() as connection:
             version = schema.stored_version(connection)
         if version is None:
             raise StoreError(f"{self.name} is not a cubemesh store: it holds no tables.")
-        schema.refuse_newer(version, migrations)
-        if version <= len(migrations):
+        schema.refuse_newer(version, self._migrations)
+        if version <= len(self._migrations):
             self._engine.dispose()
             path, url = self._location.path, self._location.url
             address = str(path) if path else url.render_as_string(hide_password=False)
-            Store.open(address, busy_timeout_s=busy_timeout_s, migrations=migrations).close()
+            Store.open(address, busy_timeout_s=busy_timeout_s, migrations=self._migrations).close()
 
-    def _put(self, table: Table, identity: str, row: dict[str, Any]) -> None:
+    def _follow_file(self) -> None:
+        """Open the store again if its file was deleted or replaced. What this process has saved
+        since it opened the store is read from the old file, which it holds, and saved again."""
+        path, known = self._location.path, self._file
+        found = file_identities(path)
+        if path is None or known is None or found[0] == known[0]:
+            return
+        if self.unsaved is None:
+            change = "deleted" if found[0] is None else "replaced by another"
+            self._warn(f"The file of the store {self.name} was {change} while it was in use.")
+        for spooled in self._session():
+            self._write_spool(spooled)
+        self._saved = _nothing_saved()
+        self._engine.dispose()
+        if found[1] is not None and found[1] == known[1]:  # the old file's log, not the new one's
+            for suffix in LOG_SUFFIXES:
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+        make_folder(path)
+        self._prepare()
+        self.recover()
+
+    def _session(self) -> Iterator[Spooled]:
+        """Everything that was saved since the store was opened."""
+        try:
+            known = {run.experiment_run_id: run for run in self.experiment_runs()}
+            for one in dict.fromkeys(self._saved["machine"]):
+                yield Spooled(store=self.name, machine=self.machine(one))
+            for run_id in self._saved["run"]:
+                series = tuple(self.series(run_id))
+                yield Spooled(store=self.name, record=self.record(run_id), series=series)
+            for one in dict.fromkeys(self._saved["experiment run"]):
+                yield Spooled(store=self.name, experiment_run=known[one])
+        except _AWAY as error:
+            ids = ", ".join(self._saved["run"])
+            self._warn(f"{error} What the deleted file held is lost, with the runs {ids}.")
+
+    def _keep(self, spooled: Spooled) -> None:
+        """Store something, or leave it in the spool. A record is there before it is stored."""
+        away = self.unsaved is not None
+        written = (spooled.record is not None or away) and self._spool.write(spooled) is not None
+        if away and written:
+            self.recover(patient=False)
+        elif not self._take(spooled, patient=not away) and not written:
+            self._write_spool(spooled)
+
+    def _write_spool(self, spooled: Spooled) -> None:
+        if self._spool.write(spooled) is None:
+            self._spool.print(spooled)
+
+    def _take(self, spooled: Spooled, *, patient: bool = True) -> bool:
+        """Store something that has, or may have, a file in the spool, and remove that; False,
+        with the reason in `unsaved`, where the store does not take it."""
+        record, machine, run = spooled.record, spooled.machine, spooled.experiment_run
+        try:
+            if record is not None:
+                self._insert(record, spooled.series, patient=patient)
+                self._saved["run"].append(record.run_id)
+            elif machine is not None:
+                self._put(machines, "machine_id", machine_row(machine), patient)
+                self._saved["machine"].append(machine.machine_id)
+            elif run is not None:
+                row = experiment_run_row(run)
+                self._put(experiment_runs, "experiment_run_id", row, patient)
+                self._saved["experiment run"].append(run.experiment_run_id)
+        except _AWAY as error:
+            if record is not None:
+                self._waiting[record.run_id] = record
+            if self.unsaved is None:
+                self._warn(f"{error} What is measured from now on waits in the spool.")
+            self.unsaved = error
+            return False
+        if record is not None:
+            self._waiting.pop(record.run_id, None)
+        self._spool.remove(spooled.file_name)
+        self.unsaved = None
+        return True
+
+    def _insert(self, record: RunRecord, series: Iterable[Series], *, patient: bool = True) -> bool:
+        """Store a record with its series; False if it is stored already."""
+        chunks = [asdict(c) | {"run_id": record.run_id} for s in series for c in to_chunks(s)]
+        if len({(c["name"], c["rank"], c["device"], c["chunk"]) for c in chunks}) < len(chunks):
+            raise ValueError(f"run {record.run_id}: two series of one name, rank and device")
+        known = select(records.c.sequence).where(records.c.run_id == record.run_id)
+
+        def insert_all(connection: Connection) -> bool:
+            if connection.execute(known).first():
+                return False
+            connection.execute(insert(records).values(record_row(record)))
+            if chunks:
+                connection.execute(insert(schema.series), chunks)
+            return True
+
+        try:
+            return self._commit(insert_all, patient=patient)
+        except IntegrityError:
+            with self._read() as connection:
+                if connection.execute(known).first():  # another process was faster
+                    return False
+            raise
+
+    def _put(self, table: Table, identity: str, row: dict[str, Any], patient: bool) -> None:
         same = table.c[identity] == row[identity]
-        with self._write() as connection:
+
+        def update_or_insert(connection: Connection) -> None:
             if connection.execute(update(table).where(same).values(row)).rowcount == 0:
                 connection.execute(insert(table).values(row))
+
+        self._commit(update_or_insert, patient=patient)
+
+    def _with_artifacts(self, spooled: Spooled) -> Spooled:
+        """The same, with artifacts that wait in the spool moved to where they belong."""
+        record = spooled.record
+        if record is None or not any(map(self._spool.holds, record.artifacts.values())):
+            return spooled
+        paths = dict(record.artifacts)
+        for name, path in paths.items():
+            if self._spool.holds(path):
+                folder = files_folder(self._location) / record.run_id
+                with suppress(StoreError, OSError), open(path, "rb") as source:
+                    paths[name] = copy_artifact(source, folder, Path(path).name)
+                    os.unlink(path)
+        return replace(spooled, record=replace(record, artifacts=paths))
+
+    def _readable_record(self, row: Any) -> RunRecord | None:
+        return self._readable(lambda: record_of(row), "run", row.run_id)
+
+    def _readable(self, read: Callable[[], T], what: str, identity: str) -> T | None:
+        """What `read` returns; None, with the row in `damage`, if it is damaged."""
+        try:
+            return read()
+        except StoreError as error:
+            self.leave_out(Damage(what=what, id=identity, reason=str(error)))
+            return None
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(text, StoreWarning, stacklevel=3)
 
     def _check_stored(self, connection: Connection, run_ids: Sequence[str]) -> None:
         query = select(records.c.run_id).where(records.c.run_id.in_(list(run_ids)))
@@ -308,6 +578,10 @@ class Store:
 
 def _of(key: RunKey) -> ColumnElement[bool]:
     return and_(*(records.c[name] == value for name, value in asdict(key).items()))
+
+
+def _nothing_saved() -> dict[str, list[str]]:
+    return {"run": [], "machine": [], "experiment run": []}
 
 
 def _ambiguous(prefix: str, found: Sequence[Row[Any]]) -> str:

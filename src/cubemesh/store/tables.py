@@ -21,6 +21,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    Row,
     String,
     Table,
     Text,
@@ -33,12 +34,16 @@ from sqlalchemy import (
 
 from cubemesh.errors import StoreError
 from cubemesh.schema import ExperimentRun, Machine, RunRecord
+from cubemesh.store.damage import MAX_REASON, check_record, reason_of
 from cubemesh.store.json_text import from_text, to_text
 from cubemesh.store.migrations import MIGRATIONS, Migration
+from cubemesh.untrusted import clean, quoted
 
 _OPENING_LOCK = 0x63756265
 """Any number that no other program is likely to lock in PostgreSQL: "cube" in ASCII."""
 
+CURRENT = len(MIGRATIONS) + 1
+"""Schema version of the stores that this cubemesh writes."""
 metadata = MetaData()
 
 about = Table(
@@ -124,6 +129,17 @@ def record_row(record: RunRecord) -> dict[str, Any]:
     }
 
 
+def record_of(row: Row[Any]) -> RunRecord:
+    """The record in a row of `records`; StoreError if it is damaged."""
+    what = f"Run {clean(str(row.run_id), MAX_REASON)}"
+    record = from_text(RunRecord, row.record, what)
+    try:
+        check_record(record, row.run_id)
+    except ValueError as error:
+        raise StoreError(f"{what} is damaged: {reason_of(error)}.") from error
+    return record
+
+
 def machine_row(machine: Machine) -> dict[str, Any]:
     """The row of `machines`."""
     return {
@@ -149,18 +165,31 @@ def experiment_run_row(experiment_run: ExperimentRun) -> dict[str, Any]:
 def stored_version(connection: Connection) -> int | None:
     """The version of the store behind `connection`; None if there is no store yet.
 
-    StoreError for an SQLite file with another program's tables.
+    StoreError for an SQLite file with another program's tables, or where no one version is there.
     """
     tables = set(inspect(connection).get_table_names())
     if about.name in tables:
-        version: int = connection.execute(select(about.c.version)).scalar_one()
-        return version
+        return _one_version(connection.execute(select(about.c.version)).scalars().all())
     if tables and connection.dialect.name == "sqlite":
         raise StoreError(
             f"This database holds {', '.join(sorted(tables)[:3])}: it belongs to another program. "
             "Name a file of cubemesh's own with --store."
         )
     return None
+
+
+def _one_version(found: Sequence[Any]) -> int:
+    """The version in the rows of `cubemesh_store`; StoreError where there is not exactly one."""
+    versions = set(found)
+    version = next(iter(versions), None)
+    if len(versions) != 1 or not isinstance(version, int):
+        listed = " and ".join(quoted(one) for one in found[:3]) or "nothing"
+        raise StoreError(
+            f"This store is damaged: its table {about.name} has {listed} where the one version of "
+            f"its schema belongs. If a cubemesh of version {CURRENT} wrote it: sqlite3 FILE "
+            f"\"delete from {about.name}; insert into {about.name} values ({CURRENT}, '')\"."
+        )
+    return version
 
 
 def refuse_newer(version: int, migrations: Sequence[Migration] = MIGRATIONS) -> None:
@@ -201,6 +230,9 @@ def _compute_ids(connection: Connection) -> None:
     for sequence in connection.execute(select(records.c.sequence)).scalars().all():
         this = records.c.sequence == sequence
         row = connection.execute(select(records.c.run_id, records.c.record).where(this)).one()
-        record = from_text(RunRecord, row.record, f"Run {row.run_id}")
+        try:
+            record = from_text(RunRecord, row.record, f"Run {row.run_id}")
+        except StoreError:
+            continue  # damaged: listed when it is read
         record = replace(record, key=replace(record.key, spec_id=record.spec.spec_id))
         connection.execute(update(records).where(this).values(record_row(record)))
