@@ -17,6 +17,12 @@ from patience import wait_until
 pytestmark = pytest.mark.browser
 
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "records"
+KEPT = (
+    "2026-11-21-one-h200",
+    "2026-11-21-four-h200-scaling",
+    "2026-11-21-cpu-experiments",
+    "2026-11-23-one-h200-performance-check",
+)
 ONLY_ITSELF = ("file:", "data:", "blob:")
 
 
@@ -145,14 +151,14 @@ def test_nothing_overflows_at_any_width(browser: Any, page: Path, width: int) ->
     assert_quiet(browser)
 
 
-@pytest.fixture(scope="module", params=["one-h200", "four-h200-scaling", "cpu-experiments"])
+@pytest.fixture(scope="module", params=KEPT)
 def kept_page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a kept store."""
     from cubemesh.api.report import report
     from cubemesh.views.report.render import write_report
 
     folder = tmp_path_factory.mktemp("kept")
-    store = shutil.copy(RECORDS / f"2026-11-21-{request.param}.sqlite", folder)
+    store = shutil.copy(RECORDS / f"{request.param}.sqlite", folder)
     return write_report(folder / "page.html", report(store=store))
 
 

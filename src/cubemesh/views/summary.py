@@ -31,6 +31,8 @@ HEADINGS = {
     "Left to gain": ("further-gain", "no-further-gain"),
 }
 """Heading → codes of its findings."""
+DERIVED = ("training-time", "published-ratio", "published-other-device")
+"""Codes of findings that follow from a throughput, which has their caveats."""
 MAX_WARNINGS = 2
 MAX_REMEDIES = 2
 
@@ -84,7 +86,7 @@ def _commands(console: Console, heading: str, lines: Iterable[str]) -> None:
 
 def _text(finding: Finding) -> Text:
     text = Text(clean(finding.text))
-    if finding.caveats:
+    if finding.caveats and finding.code not in DERIVED:
         text.append(f" (! {', '.join(finding.caveats)})", style=CAUTION)
     return text
 

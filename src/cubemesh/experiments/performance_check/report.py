@@ -89,7 +89,8 @@ def _rate(figure: Figure, unit: str) -> str:
 def _verdict(workload: Workload) -> Iterator[Finding]:
     """How good a throughput is, and the command that trains at it."""
     compared = [
-        f"{_times(gain)} the speed of {title_of(name)}" for name, gain in _by_name(workload)
+        f"{format_number(gain.value)}× the speed of {title_of(name)}"
+        for name, gain in _by_name(workload)
     ]
     if (times := workload.rated) is not None:
         away = f"{abs(100 * (times.value - 1)):.0f} %"
@@ -108,11 +109,6 @@ def _verdict(workload: Workload) -> Iterator[Finding]:
         )
 
 
-def _times(figure: Figure) -> str:
-    """`1.905×`: a ratio without its interval, with the digits that it leaves."""
-    return format_ratio(figure).partition(" ")[0].rstrip("×") + "×"
-
-
 def _published(workload: Workload) -> Iterator[Finding]:
     rate = workload.throughput
     if workload.published is None or rate is None:
@@ -124,7 +120,7 @@ def _published(workload: Workload) -> Iterator[Finding]:
     device = figure.device.removeprefix("CPU: ")
     here = f"{workload.threads} threads of {workload.device or 'this processor'}"
     other = (
-        f" That is another class of processor than the {here}, and does not rate this machine."
+        f" It is of another class of processor and does not rate these {here}."
         if workload.rated is None
         else ""
     )
@@ -206,7 +202,8 @@ def _left(check: PerformanceCheck) -> Iterator[Finding]:
             code="further-gain",
             question=LEFT,
             text=f"With {loss.remedy}, {loss.baseline} trains {loss.network} "
-            f"{format_ratio(loss.gain)} as fast. The figure of this machine does not include this.",
+            f"{format_ratio(loss.gain)} as fast, which the figure of this machine does not "
+            "include.",
             figure=loss.gain,
             unit="×",
             remedy=f"Train with it: {loss.command}",
@@ -237,8 +234,8 @@ def _training_time(workload: Workload) -> Iterator[Finding]:
     yield Finding(
         code="training-time",
         question=f"How long does {workload.network} train on ImageNet?",
-        text=f"{IMAGENET_EPOCHS} epochs of ImageNet take {format_seconds(images / figure.value)} "
-        f"with {workload.network} at this rate, if the input keeps up.",
+        text=f"{IMAGENET_EPOCHS} epochs of ImageNet with {workload.network} take "
+        f"{format_seconds(images / figure.value)}, if the input keeps up.",
         value=images / figure.value,
         unit="s",
         low=images / high,

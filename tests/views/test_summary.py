@@ -1,0 +1,30 @@
+"""The summary of a performance check: one screen, whatever was found."""
+
+import io
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from cubemesh.api.report import report
+from cubemesh.views.summary import HEADINGS, print_page, print_summary
+
+STORE = "2026-11-23-one-h200-performance-check.sqlite"
+RECORDS = Path(__file__).parents[2] / "benchmarks" / "records"
+
+
+def test_a_summary_with_every_caveat_is_one_screen(tmp_path: Path) -> None:
+    found = report(store=shutil.copy(RECORDS / STORE, tmp_path))
+    (answer,) = found.answers
+    codes = tuple(dict.fromkeys(w.code for w in answer.warnings))
+    noisy = replace(answer, findings=tuple(replace(f, caveats=codes) for f in answer.findings))
+    console = Console(width=80, file=io.StringIO(), record=True)
+    print_summary(console, found.machine, noisy)
+    print_page(console, tmp_path / "page.html")
+    lines = console.export_text().splitlines()
+    assert len(lines) <= 45
+    headings = [line for line in lines[2:] if line.strip() and not line.startswith(" ")]
+    assert headings == [*HEADINGS, "Caveats", "Next", "Report"]
+    commands = lines[lines.index("Next") : lines.index("Report")]
+    assert sum("cubemesh train" in line for line in commands) == 1
