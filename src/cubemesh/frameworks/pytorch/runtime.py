@@ -146,9 +146,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def nvml_device_check() -> Iterator[None]:
-    """Within it PyTorch checks for GPUs by NVML instead of CUDA, which the compiler's import and
-    torchrun's launcher do: after a check by CUDA no fork of this process can use the GPU (PyTorch's
-    notes on CUDA semantics, PYTORCH_NVML_BASED_CUDA_CHECK)."""
+    """Within it PyTorch checks for GPUs by NVML instead of CUDA, which the compiler's import does:
+    after a check by CUDA no fork of this process can use the GPU (PyTorch's notes on CUDA
+    semantics, PYTORCH_NVML_BASED_CUDA_CHECK)."""
     before = os.environ.get(_NVML_VARIABLE)
     os.environ[_NVML_VARIABLE] = "1"
     try:
