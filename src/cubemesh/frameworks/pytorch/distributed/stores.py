@@ -81,6 +81,8 @@ class RelayedStore(Store):
         """See `Store`."""
         return self._client.delete(key)
 
+    deleteKey = delete_key  # noqa: N815 - what C++ looks up
+
 
 class TorchStore:
     """See `ValueStore`: plain values in the store of another launcher."""
