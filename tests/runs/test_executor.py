@@ -460,6 +460,19 @@ def test_a_suite_goes_on_while_the_store_is_locked(tmp_path, machine, null_spec)
         assert store.series(later[1].run_id)
 
 
+def test_other_data_under_the_same_path_are_measured_again(make, null_spec, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    executor = make()
+    spec = null_spec(data="images", data_path=str(folder))
+    (folder / "a.txt").write_text("a")
+    one = executor.key(spec)
+    assert make().key(spec) == one
+    (folder / "a.txt").write_text("b")
+    assert make().key(spec) != one
+    assert executor.key(null_spec()).data_id == ""
+
+
 def test_a_framework_is_imported_once_for_all_runs(make, null_spec, tmp_path, monkeypatch):
     (tmp_path / "countinglib.py").write_text(
         "from cubemesh.frameworks.null.program import *\n"

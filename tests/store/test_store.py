@@ -76,6 +76,17 @@ def test_an_answer_may_stand_for_a_new_run_and_a_fault_may_not(store, saving, st
     assert store.attempts(record.key) == 1
 
 
+def test_a_record_of_other_data_is_not_reused(store, saving):
+    old, new = saving.make_record(0), saving.make_record(1)
+    old = dataclasses.replace(old, key=dataclasses.replace(old.key, data_id="a"))
+    new = dataclasses.replace(new, key=dataclasses.replace(new.key, data_id="b"))
+    store.save(old)
+    store.save(new)
+    assert store.find(old.key) == old
+    assert store.find(new.key) == new
+    assert store.find(dataclasses.replace(new.key, data_id="c")) is None
+
+
 def test_find_gives_the_newest_that_came_to_an_answer(store, saving):
     first, second = saving.make_record(0), saving.make_record(1)
     crashed = saving.make_record(2, status=Status.CRASHED)

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from cubemesh.cgroups import oom_kills
+from cubemesh.data.data_digest import data_digest
 from cubemesh.errors import BusyError, StoreError
 from cubemesh.frameworks import entry
 from cubemesh.measure.telemetry.gpu_set import visible
@@ -90,6 +91,7 @@ class Executor:
         """By the framework that they preload and their Python, None for the runner's."""
         self._measured: set[RunKey] = set()
         self._machine_saved = False
+        self._data_ids: dict[str, str] = {}
 
     def run(self, specs: Sequence[RunSpec]) -> list[RunRecord]:
         """A record for each repeat of each spec, in their order."""
@@ -139,7 +141,18 @@ class Executor:
             software_id=software_id,
             code_version=code_version(),
             repeat=repeat,
+            data_id=self._data_id(spec),
         )
+
+    def _data_id(self, spec: RunSpec) -> str:
+        """Digest of the files at the `data_path` of a spec, and of the other side's; computed again
+        after each run."""
+        works = [spec.work] if spec.against is None else [spec.work, spec.against.work]
+        paths = [path for work in works if (path := getattr(work, "data_path", None))]
+        for path in paths:
+            if path not in self._data_ids:
+                self._data_ids[path] = data_digest(path)
+        return "-".join(dict.fromkeys(self._data_ids[path] for path in paths))
 
     def stored_count(self, spec: RunSpec) -> int:
         """Number of repeats of `spec` whose records are stored and would be reused."""
@@ -167,6 +180,7 @@ class Executor:
         self._observer.start(spec)
         record = self._measure(spec, key) if installed else self._not_installed(spec, key)
         self._measured.add(key)
+        self._data_ids.clear()
         self._observer.finish(record, reused=False)
         return record
 

@@ -154,6 +154,8 @@ class RunKey:
     software_id: str
     code_version: str
     repeat: int = 0
+    data_id: str = ""
+    """Digest of the files at `data_path`; empty without any."""
 
 
 @dataclass(frozen=True, kw_only=True)

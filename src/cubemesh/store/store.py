@@ -63,6 +63,7 @@ from cubemesh.store.spool import read as read_spooled
 from cubemesh.store.tables import (
     experiment_run_row,
     experiment_runs,
+    key_columns,
     machine_row,
     machines,
     record_of,
@@ -234,10 +235,10 @@ class Store:
         with self._read() as connection:
             rows = connection.execute(query).all()
         readable = (self._readable_record(row) for row in rows)
-        return next((record for record in readable if record is not None), None)
+        return next((r for r in readable if r is not None and r.key.data_id == key.data_id), None)
 
     def attempts(self, key: RunKey) -> int:
-        """How many records of `key` there are, however they ended."""
+        """How many records of `key` there are, however they ended and whatever their data."""
         with self._read() as connection:
             query = select(func.count()).select_from(records).where(_of(key))
             stored = connection.execute(query).scalar_one()
@@ -577,7 +578,7 @@ class Store:
 
 
 def _of(key: RunKey) -> ColumnElement[bool]:
-    return and_(*(records.c[name] == value for name, value in asdict(key).items()))
+    return and_(*(records.c[name] == value for name, value in key_columns(key).items()))
 
 
 def _nothing_saved() -> dict[str, list[str]]:

@@ -33,7 +33,7 @@ from sqlalchemy import (
 )
 
 from cubemesh.errors import StoreError
-from cubemesh.schema import ExperimentRun, Machine, RunRecord
+from cubemesh.schema import ExperimentRun, Machine, RunKey, RunRecord
 from cubemesh.store.damage import MAX_REASON, check_record, reason_of
 from cubemesh.store.json_text import from_text, to_text
 from cubemesh.store.migrations import MIGRATIONS, Migration
@@ -111,11 +111,17 @@ experiment_runs = Table(
 )
 
 
+def key_columns(key: RunKey) -> dict[str, Any]:
+    """The parts of a key that have a column; `data_id` is in the record alone."""
+    return {name: value for name, value in asdict(key).items() if name in records.c}
+
+
 def record_row(record: RunRecord) -> dict[str, Any]:
-    """The row of `records`; the parts of the run's key are separate columns."""
+    """The row of `records`; the parts of the run's key are separate columns, but for
+    `data_id`."""
     work = record.spec.work
     return {
-        **asdict(record.key),
+        **key_columns(record.key),
         "run_id": record.run_id,
         "attempt": record.attempt,
         "workload_id": record.spec.workload_id,
