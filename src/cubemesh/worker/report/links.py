@@ -31,8 +31,8 @@ def log_link(group: Group, log: EventLog) -> None:
     it."""
     if group.size == 1 or not isinstance(group, ReportsLink):
         return
+    link = group.link()  # first: once all have gathered, another rank may close its connections
     hosts = set(group.all_gather_object(socket.gethostname()))
-    link = group.link()
     if link is None:
         return
     log.link(interface=link.interface, transport=link.transport)
