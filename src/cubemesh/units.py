@@ -125,7 +125,8 @@ def format_interval(
         return _with_unit(f"{format_number(value / factor, 4)} ± 0", name)
     if 0 < low < value <= half:
         ends = f"{format_number(low / factor)} to {format_number(high / factor)}"
-        return _with_unit(f"{format_number(value / factor)} ({ends})", name)
+        number = format_number(value / factor)
+        return f"{number}× ({ends})" if unit == "×" else _with_unit(f"{number} ({ends})", name)
     uncertainty = _rounded_uncertainty(half / factor)
     place = Decimal(1).scaleb(_last_place(uncertainty))
     shown = Decimal(value / factor).quantize(place, context=_EXACT)

@@ -42,3 +42,4 @@ def test_a_significant_difference_has_disjoint_intervals_and_three_percent(a, b,
 
 def test_format_of_a_ratio():
     assert format_ratio(ratio(figure(132, 0.01), figure(100, 0.01))) == "1.320 ± 0.027×"
+    assert format_ratio(Figure(value=1.29, unit="×", low=0.618, high=2.7)) == "1.29× (0.618 to 2.7)"

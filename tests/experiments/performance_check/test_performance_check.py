@@ -250,6 +250,7 @@ def test_without_a_significant_gain_there_is_no_loss(context, play, measure):
     settings = Settings(networks=("gpt2",), batch_sizes=(64,), trials=False)
     _, answer = run(play, context, lambda spec: measure(spec, equal), settings)
     assert "no-loss" in codes(answer)
+    assert "×" not in finding(answer, "verdict").text
     assert "largest-loss" not in codes(answer)
 
 

@@ -90,6 +90,8 @@ def _verdict(workload: Workload) -> Iterator[Finding]:
     """How good a throughput is, and the command that trains at it."""
     compared = [
         f"{format_number(gain.value)}× the speed of {title_of(name)}"
+        if significance(gain)
+        else f"not significantly different from {title_of(name)}"
         for name, gain in _by_name(workload)
     ]
     if (times := workload.rated) is not None:
