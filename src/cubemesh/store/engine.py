@@ -3,7 +3,8 @@
 SQLite runs in WAL mode, in which readers and a writer do not block each other, with
 `synchronous=FULL`: a commit returns once the log is on the disk, so a stored record survives
 `kill -9` and a power cut (sqlite.org/wal.html, sqlite.org/pragma.html#pragma_synchronous). Writing
-transactions begin with BEGIN IMMEDIATE: one that began by reading could not wait for its turn.
+transactions begin with BEGIN IMMEDIATE: one that began by reading could not wait for its turn. On a
+file system of several hosts a rollback journal takes the place of WAL (shared_disk.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sqlalchemy.exc import NoSuchModuleError
 
 from cubemesh.errors import UsageError
 from cubemesh.store.location import Location
+from cubemesh.store.shared_disk import is_shared
 
 BUSY_TIMEOUT = "busy_timeout_s"
 """Execution option of a transaction: how long it waits for a lock, in place of the engine's."""
@@ -37,14 +39,17 @@ def connect(location: Location, *, read_only: bool, busy_timeout_s: float) -> En
         url = url.set(database=location.path.as_uri(), query=query)
     engine = create_engine(url, connect_args=arguments)
 
+    shared = location.path is not None and is_shared(location.path)
+
     @event.listens_for(engine, "connect")
     def _set_up(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver
         connection.text_factory = _text
         connection.execute("PRAGMA foreign_keys=ON")
         if not read_only:
-            connection.execute("PRAGMA synchronous=FULL")
-            _use_wal(connection, busy_timeout_s)
+            # EXTRA also forces the removal of a rollback journal to the disk.
+            connection.execute(f"PRAGMA synchronous={'EXTRA' if shared else 'FULL'}")
+            _set_journal(connection, "DELETE" if shared else "WAL", busy_timeout_s)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
@@ -80,13 +85,13 @@ def _immutable(path: Path) -> dict[str, str]:
     return {"immutable": "1"} if fixed else {}
 
 
-def _use_wal(connection: sqlite3.Connection, busy_timeout_s: float) -> None:
-    """Switch to WAL mode, which a file remembers. SQLite does not wait for its turn at this one
+def _set_journal(connection: sqlite3.Connection, mode: str, busy_timeout_s: float) -> None:
+    """Switch to a journal mode; a file remembers WAL. SQLite does not wait for its turn at this one
     statement, so two processes that make a store at the same moment must try again."""
     until = time.monotonic() + busy_timeout_s
     while True:
         try:
-            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute(f"PRAGMA journal_mode={mode}")
             return
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:

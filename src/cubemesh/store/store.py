@@ -58,6 +58,7 @@ from cubemesh.store.location import (
 )
 from cubemesh.store.migrations import MIGRATIONS, Migration
 from cubemesh.store.series_chunks import Chunk, from_chunks, to_chunks
+from cubemesh.store.shared_disk import WriterLock, is_shared
 from cubemesh.store.spool import Spool, Spooled
 from cubemesh.store.spool import read as read_spooled
 from cubemesh.store.tables import (
@@ -99,6 +100,7 @@ class Store:
         self._waiting: dict[str, RunRecord] = {}
         """Records of this process that wait in the spool, by run id."""
         self._damage: dict[Damage, None] = {}
+        self._writer_lock: WriterLock | None = None
 
     @classmethod
     def open(
@@ -130,9 +132,10 @@ class Store:
             if read_only:
                 store._check_version(busy_timeout_s)
             else:
+                store._lock_writer(busy_timeout_s)
                 store._prepare()
         except BaseException:
-            engine.dispose()
+            store.close()
             raise
         return store
 
@@ -378,6 +381,9 @@ class Store:
     def close(self) -> None:
         """Close the connections."""
         self._engine.dispose()
+        if self._writer_lock is not None:
+            self._writer_lock.release()
+            self._writer_lock = None
 
     def __enter__(self) -> Self:
         return self
@@ -409,6 +415,14 @@ class Store:
                     raise
             with writing.begin() as connection:
                 return work(connection)
+
+    def _lock_writer(self, timeout_s: float) -> None:
+        """Become the one writer of a store on a file system of several hosts."""
+        path = self._location.path
+        if path is not None and is_shared(path):
+            lock = WriterLock(path)
+            lock.take(timeout_s)
+            self._writer_lock = lock
 
     def _prepare(self) -> None:
         """Create the tables or upgrade them, and remember which file this is."""
