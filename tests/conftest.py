@@ -91,15 +91,6 @@ def _compiled(shared: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _compiled_by_torch(shared: Path) -> Iterator[None]:
-    """What torch.compile makes first takes seconds: headers, and probes of the compiler."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared / "torchinductor"))
-    yield
-    patch.undo()
-
-
 @pytest.fixture(autouse=True)
 def own_folders(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, _compiled: Path
