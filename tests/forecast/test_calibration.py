@@ -79,7 +79,7 @@ def test_a_file_of_sweeps_is_read() -> None:
         (HEAD + "gossip,8,1000,1", "field operation: 'gossip' is not one of all-reduce"),
         (HEAD + "all-reduce,1,1000,1", "field devices"),
         (HEAD + "all-reduce,8,many,1", "field bytes: 'many' is not a number"),
-        (HEAD + "all-reduce,8,1000,0", "field seconds: 0 must be above 0"),
+        (HEAD + "all-reduce,8,1000,0", "field seconds: 0 is not from"),
         (HEAD + "all-reduce,8,1000,1\nall-reduce,8,1000,1", "line 3, field bytes: 1000 is"),
         ("", "line 1: the columns"),
     ],

@@ -251,11 +251,15 @@ def _assumed(value: float, unit: str, source: str) -> Factor:
     return Factor(value=value, unit=unit, origin="assumed", source=source)
 
 
+_LEAST, _MOST = 1e-12, 1e18
+"""Smallest and largest time, size or number of devices of a sweep."""
+
+
 def _number(where: str, name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         raise DataError(f"{where}, field {name}: {text!r} is not a number.") from None
-    if not (math.isfinite(value) and value > 0):
-        raise DataError(f"{where}, field {name}: {text} must be above 0.")
+    if not _LEAST <= value <= _MOST:
+        raise DataError(f"{where}, field {name}: {text} is not from {_LEAST:g} to {_MOST:g}.")
     return value

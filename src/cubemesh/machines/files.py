@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,19 +18,28 @@ from cubemesh.schema import Unknown
 
 
 def read_text(path: Path, max_bytes: int, what: str) -> str:
-    """The UTF-8 text of a user's file. DataError if it cannot be read, is larger than `max_bytes`
-    and so not a `what` ("topology"), or is not text."""
+    """The UTF-8 text of a user's file. DataError if it cannot be read, is no regular file, is
+    larger than `max_bytes` and so not a `what` ("topology"), or is not text."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise DataError(f"{path} is not a regular file. Save the {what} to one.")
             data = file.read(max_bytes + 1)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except ValueError as error:  # a null character in the path
+        raise DataError(f"{str(path)!r} cannot be read: {error}.") from None
     if len(data) > max_bytes:
         raise DataError(f"{path} is larger than {max_bytes >> 20} MiB: not a {what}.")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not text: byte {error.start} is not UTF-8.") from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a FIFO would wait for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 @dataclass

@@ -8,7 +8,6 @@ never reused as a run of this machine. The same sweep gives the same id, so it i
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +36,9 @@ from cubemesh.schema import (
     Unknown,
 )
 from cubemesh.schema.serialization import digest, from_plain
-from cubemesh.store.nccl_tests_log import LoggedRank, LoggedSweep, read_log
+from cubemesh.store.nccl_tests_log import LEAST, MOST, LoggedRank, LoggedSweep, read_log
 from cubemesh.store.store import Store
+from cubemesh.untrusted import parse_json
 
 MAX_BYTES = 16 << 20
 IMPORTED = "imported"
@@ -150,17 +150,26 @@ def _machine(ranks: Sequence[LoggedRank], path: Path) -> Machine:
 def _of_json(text: str, file: str) -> tuple[LoggedSweep, ...]:
     """The sweeps of `cubemesh collectives --json`."""
     try:
-        document = json.loads(text)
+        document = parse_json(text)
     except ValueError as error:
         raise DataError(f"{file} is not JSON: {error}.") from None
-    if document.get("schema") != 1 or not isinstance(document.get("runs"), list):
+    if (
+        not isinstance(document, dict)
+        or document.get("schema") != 1
+        or not isinstance(document.get("runs"), list)
+    ):
         raise DataError(f"{file} is not output of `cubemesh collectives --json` (schema 1).")
     found = []
+    by_run: dict[Any, list[dict[str, Any]]] = {}
+    try:
+        for row in document["rows"]:
+            by_run.setdefault(row["run_id"], []).append(row)
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{file}, rows: {error!s} is missing or not valid.") from None
     for number, run in enumerate(document["runs"], start=1):
         where = f"{file}, run {number}"
         try:
-            rows = [r for r in document["rows"] if r["run_id"] == run["run_id"]]
-            if rows:
+            if rows := by_run.get(run["run_id"], []):
                 found.append(_sweep(run, rows))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"{where}: {error!s} is missing or not valid.") from None
@@ -201,4 +210,5 @@ def _sweep(run: dict[str, Any], rows: list[dict[str, Any]]) -> LoggedSweep:
 
 
 def _sound(point: SweepPoint) -> bool:
-    return point.size_bytes > 0 and 0 < point.time_s < float("inf")
+    within = 1e-6 * LEAST <= point.time_s <= 1e-6 * MOST
+    return point.size_bytes > 0 and point.count > 0 and (point.wrong or 0) >= 0 and within

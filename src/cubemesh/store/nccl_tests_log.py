@@ -37,6 +37,8 @@ MAX_LINE = 2000
 AGREES = 0.05
 """Tolerance of the bus bandwidth recomputed from size, time and ranks: both are printed with few
 digits."""
+LEAST, MOST = 1e-6, 1e15
+"""Shortest and longest time, in us."""
 _PROGRAMS = {
     **{name.replace("-", "_"): name for name in COLLECTIVES},
     "alltoall": "all-to-all",
@@ -88,6 +90,9 @@ class _Reader:
         self._ranks: dict[int, LoggedRank] = {}
         self._library = ""
         self._columns: list[str] = []
+        self._firsts = self._width = 0
+        """Number of columns before the figures, and of figures of one placement."""
+        self._seen: set[tuple[str, str, str, int, bool]] = set()
         self._points: dict[tuple[CollectiveName, DataType, Reduction], list[SweepPoint]] = {}
 
     def read(self, number: int, line: str) -> None:
@@ -106,10 +111,24 @@ class _Reader:
             self._name = starts[1]
         elif {"size", "time", "busbw"} <= set(line.split()):
             self._columns = line.lstrip("# ").split()
-            if not {"count", "type"} <= set(self._columns):
-                raise DataError(f"{where}: the heading has no count or type.")
+            self._check_heading(where)
         if (library := _LIBRARY.search(line)) is not None:
             self._library = library[2] or f"nccl {_version(int(library[1]))}"
+
+    def _check_heading(self, where: str) -> None:
+        """The columns must be size, count and type, then one or two groups of figures."""
+        firsts = next(i for i, name in enumerate(self._columns) if name in _COLUMNS)
+        figures = self._columns[firsts:]
+        ways = figures.count("busbw")
+        own = figures[: len(figures) // ways]
+        if {"size", "count", "type"} - set(self._columns[:firsts]):
+            raise DataError(f"{where}: the heading has no size, count or type before its figures.")
+        if own * ways != figures or ways > 2 or own.count("busbw") != 1 or "time" not in own:
+            raise DataError(
+                f"{where}: the heading must name time and busbw once for out of place, and once "
+                "more for in place."
+            )
+        self._firsts, self._width = firsts, len(own)
 
     def _rank(self, where: str, number: str, host: str, device: str, name: str) -> None:
         rank = int(number)
@@ -123,7 +142,7 @@ class _Reader:
             raise DataError(
                 f"{where}: {len(words)} fields where the heading names {len(self._columns)}."
             )
-        firsts = next(i for i, name in enumerate(self._columns) if name in _COLUMNS)
+        firsts, width = self._firsts, self._width
         fixed = dict(zip(self._columns[:firsts], words, strict=False))
         kind = fixed["type"]
         if kind not in ELEMENT_BYTES:
@@ -136,13 +155,14 @@ class _Reader:
             return  # less than an element for each rank
         self._check_size(where, collective, size, count, kind)
         points = self._points.setdefault((collective, cast(DataType, kind), reduction), [])
-        width = (len(self._columns) - firsts) // (2 if self._columns.count("busbw") == 2 else 1)
         for way, start in enumerate(range(firsts, len(self._columns), width)):
             own = dict(zip(self._columns[start : start + width], words[start:], strict=False))
             point = self._point(where, collective, size, count, bool(way), own)
             if point is not None:
-                if any((p.size_bytes, p.in_place) == (size, bool(way)) for p in points):
+                place = (collective, kind, reduction, size, bool(way))
+                if place in self._seen:
                     raise DataError(f"{where}: size {size} appears twice.")
+                self._seen.add(place)
                 points.append(point)
 
     def _collective(self, where: str) -> CollectiveName:
@@ -167,7 +187,7 @@ class _Reader:
 
     def _check_size(self, where: str, collective: str, size: int, count: int, kind: str) -> None:
         ranks = len(self._ranks)
-        if ranks < 2 or set(self._ranks) != set(range(ranks)):
+        if ranks < 2 or max(self._ranks) != ranks - 1:
             raise DataError(
                 f"{where}: the lines '# Rank' above it are not those of ranks 0, 1, …: {ranks} "
                 "were found. Import the whole log."
@@ -205,7 +225,7 @@ class _Reader:
             count=count,
             in_place=in_place,
             seconds=(time_s,),
-            wrong=None if wrong == "N/A" else int(_number(where, "#wrong", wrong)),
+            wrong=None if wrong == "N/A" else _whole(where, "#wrong", wrong),
         )
 
     def sweeps(self) -> Iterator[LoggedSweep]:
@@ -245,8 +265,8 @@ def _number(where: str, name: str, text: str) -> float:
 
 def _above_zero(where: str, name: str, text: str) -> float:
     value = _number(where, name, text)
-    if value == 0:
-        raise DataError(f"{where}, field {name}: {text} must be above 0.")
+    if not LEAST <= value <= MOST:
+        raise DataError(f"{where}, field {name}: {text[:40]} is not from {LEAST:g} to {MOST:g}.")
     return value
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ from cubemesh.networks.graph import Network
 from cubemesh.units import format_count
 
 NAME = "parallel-text"
+MOST_LINE = 1 << 20
+"""Most characters of a line."""
 FILES = ("source.txt", "target.txt")
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 PAD, UNKNOWN, BEGIN, END = range(len(SPECIAL))
@@ -173,6 +176,15 @@ def _lines(file: Path) -> Iterator[str]:
     """Lines end at a newline only: a lone carriage return is white space."""
     with file.open(encoding="utf-8-sig", newline="\n") as text:
         try:
-            yield from text
+            for number in count(1):
+                line = text.readline(MOST_LINE + 1)
+                if len(line) > MOST_LINE:
+                    raise DataError(
+                        f"Line {number} of {file} is longer than {MOST_LINE:,} characters. Put one "
+                        "sentence on each line."
+                    )
+                if not line:
+                    return
+                yield line
         except UnicodeDecodeError as error:
             raise DataError(f"{file} is not text in UTF-8: {error.reason}. Convert it.") from None

@@ -33,6 +33,7 @@ from cubemesh.schema import (
 )
 from cubemesh.schema.serialization import field_types
 from cubemesh.units import parse_duration, parse_size
+from cubemesh.untrusted import MOST_INTEGER
 from cubemesh.worker.launch.ssh import connection_command
 
 TUNED = "tuned"
@@ -138,6 +139,8 @@ def parse_value(key: str, text: str, kind: Any) -> Any:
     except UsageError as error:
         raise UsageError(f"{key}={text}: {error}") from None
     values = value if isinstance(value, tuple) else (value,)
+    if any(isinstance(v, int) and abs(v) >= MOST_INTEGER for v in values):
+        raise UsageError(f"{key} is not valid: it must be an integer of at most 64 bits.")
     if any(isinstance(v, float) and not math.isfinite(v) for v in values):
         raise UsageError(f"{key}={text} is not valid: it must be finite.")
     return value

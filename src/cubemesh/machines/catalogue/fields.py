@@ -8,7 +8,6 @@ allowed ones.
 from __future__ import annotations
 
 import difflib
-import math
 import re
 import tomllib
 from collections import Counter
@@ -16,8 +15,11 @@ from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 from cubemesh.errors import DataError
+from cubemesh.untrusted import quoted
 
 MOST_BYTES = 1 << 20
+LEAST, MOST = 1e-9, 1e21
+"""Smallest and largest rate, time or size: what is computed from them stays finite."""
 
 _HEADING = re.compile(r"^\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?$")
 
@@ -32,6 +34,8 @@ def read_toml(text: str, file: str) -> Fields:
         raise DataError(f"{file}: {error}.") from None
     except RecursionError:
         raise DataError(f"{file}: arrays or tables are nested too deeply.") from None
+    except ValueError as error:  # a number of more than 4,300 digits, or no date
+        raise DataError(f"{file}: {error}.") from None
     return Fields(values, file, text.splitlines())
 
 
@@ -87,14 +91,14 @@ class Fields:
             return None
         value = self.values[key]
         if not isinstance(value, dict):
-            self.wrong(key, f"is {value!r} and must be a table, [{key}].")
+            self.wrong(key, f"is {quoted(value)} and must be a table, [{key}].")
         return Fields(value, self.file, self.lines, self._below(key))
 
     def tables(self, key: str) -> list[Fields]:
         """The elements of an array of tables; none where it is missing."""
         values = self.values.get(key, [])
         if not isinstance(values, list) or not all(isinstance(v, dict) for v in values):
-            self.wrong(key, f"is {values!r} and must be tables, [[{key}]].")
+            self.wrong(key, f"is {quoted(values)} and must be tables, [[{key}]].")
         path = self._below(key)
         return [Fields(v, self.file, self.lines, f"{path}[{i}]") for i, v in enumerate(values)]
 
@@ -134,13 +138,13 @@ class Fields:
         return self.whole(key, least, most) if key in self.values else None
 
     def above_zero(self, key: str) -> float | None:
-        """A finite number above zero; None where the key is missing."""
+        """A number above zero; None where the key is missing."""
         if key not in self.values:
             return None
         value = self.values[key]
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not (math.isfinite(value) and value > 0):
-            self.wrong(key, f"{self._given(key)} and must be a number above 0.")
+        if not number or not LEAST <= value <= MOST:
+            self.wrong(key, f"{self._given(key)} and must be a number from {LEAST:g} to {MOST:g}.")
         return float(value)
 
     def places(self, key: str, count: int, among: int, what: str) -> tuple[int, ...]:
@@ -152,7 +156,7 @@ class Fields:
             if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < among:
                 self.wrong(
                     f"{key}[{position}]",
-                    f"is {place!r}; {what} are numbered 0 to {among - 1}.",
+                    f"is {quoted(place)}; {what} are numbered 0 to {among - 1}.",
                 )
         return tuple(value)
 
@@ -163,10 +167,10 @@ class Fields:
         value = self.values.get(key)
         if isinstance(value, (dict, list)) or value not in known:
             names = ", ".join(map(str, known))
-            near = difflib.get_close_matches(str(value), list(map(str, known)), n=1)
+            near = difflib.get_close_matches(str(value)[:80], list(map(str, known)), n=1)
             hint = f" Nearest: {near[0]}." if near else ""
             self.wrong(key, f"{self._given(key)}; known: {names}.{hint}")
         return value
 
     def _given(self, key: str) -> str:
-        return f"is {self.values[key]!r}" if key in self.values else "is missing"
+        return f"is {quoted(self.values[key])}" if key in self.values else "is missing"

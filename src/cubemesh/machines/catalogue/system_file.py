@@ -42,6 +42,7 @@ from cubemesh.machines.topology import speeds
 from cubemesh.machines.topology.graph import Link, Node, Topology
 from cubemesh.machines.topology.interconnects import NETWORKS
 from cubemesh.machines.topology.speeds import nvlink, pcie, smp
+from cubemesh.untrusted import quoted
 
 MOST_GPUS = 64
 
@@ -262,7 +263,7 @@ class _Parts:
     def _pairs(self, table: Fields, generation: int) -> None:
         pairs = table.values["pairs"]
         if not isinstance(pairs, list) or not pairs:
-            table.wrong("pairs", f"is {pairs!r} and must list [GPU, GPU, number of links].")
+            table.wrong("pairs", f"is {quoted(pairs)} and must list [GPU, GPU, number of links].")
         seen = set()
         for position, pair in enumerate(pairs):
             key = f"pairs[{position}]"
@@ -270,7 +271,7 @@ class _Parts:
                 isinstance(n, int) and not isinstance(n, bool) for n in pair
             )
             if not whole or len(pair) != 3:
-                table.wrong(key, f"is {pair!r} and must be [GPU, GPU, number of links].")
+                table.wrong(key, f"is {quoted(pair)} and must be [GPU, GPU, number of links].")
             first, second, count = pair
             for gpu in (first, second):
                 if not 0 <= gpu < self.gpus:
@@ -278,7 +279,7 @@ class _Parts:
                         key, f"there is no GPU {gpu}; they are numbered 0 to {self.gpus - 1}."
                     )
             if first == second:
-                table.wrong(key, f"is {pair!r}: a link needs two GPUs.")
+                table.wrong(key, f"is {quoted(pair)}: a link needs two GPUs.")
             if not 1 <= count <= 36:
                 table.wrong(key, f"has {count} links and must have 1 to 36.")
             if frozenset((first, second)) in seen:

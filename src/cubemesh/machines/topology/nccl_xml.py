@@ -54,7 +54,7 @@ def read_nccl_xml(text: str, file: str = "NCCL's topology") -> Topology:
 
 
 def _parse(text: str, file: str) -> _Element:
-    parser = expat.ParserCreate()
+    parser = expat.ParserCreate("utf-8")  # as decoded, whatever it declares
     top = _Element("", 0, {})
     stack, count = [top], 0
 
