@@ -140,7 +140,7 @@ def test_steps_and_failed_runs_have_figures_and_outcome(runs, exported, tmp_path
 
 
 def test_ranks_of_a_real_training_are_added_up(exported, tmp_path):
-    path = RECORDS / "2026-11-22-two-h200-links-rates.sqlite"
+    path = RECORDS / "2026-11-22-two-h200-rates.sqlite"
     with Store.open(str(path), read_only=True) as store:
         record = store.record("52a61177364b")
         machine = store.machine(record.key.machine_id)

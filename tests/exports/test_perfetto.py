@@ -132,7 +132,7 @@ def test_warnings_are_instants(record, exported):
 
 
 def test_every_run_of_a_real_store_is_a_process(exported):
-    path = RECORDS / "2026-11-22-two-h200-links-rates.sqlite"
+    path = RECORDS / "2026-11-22-two-h200-rates.sqlite"
     with Store.open(str(path), read_only=True) as store:
         records = store.records()
         series = {r.run_id: store.series(r.run_id) for r in records}

@@ -11,7 +11,7 @@ INCONSISTENCIES: dict[str, str] = {
     "different-figures": "one workload has two throughputs that differ significantly",
     "ratio-differs": "a ratio is not the quotient of the figures next to it",
     "efficiency-differs": "an efficiency does not follow from the throughputs next to it",
-    "parts-exceed-step": "measured parts of a step exceed the step by more than 5 %",
+    "parts-exceed-step": "measured parts of a step exceed it by more than 5 % and its interval",
     "parts-do-not-add-up": "the parts of a step do not add up to the step",
     "share-out-of-range": "a percentage of a whole is below 0 or above 100",
     "above-ceiling": "a rate exceeds a measured ceiling, without a warning that explains it",

@@ -1,7 +1,8 @@
 """Shares: a percentage of a whole is between 0 and 100.
 
 A percentage with an interval passes if the interval reaches into 0 to 100. Changes and errors in
-percent are no shares. `other` of a breakdown may be down to −5 % (parts.py).
+percent are no shares. `other` of a breakdown is judged with its run (parts.py); where none is known
+it may be down to −5 %.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def shares(evidence: Evidence) -> Iterator[Inconsistency]:
                 )
     for row in evidence.rows:
         for column, cell in zip(row.table.columns, row.cells, strict=False):
+            if column.name == "other" and (cell.run_id or row.run_id) in evidence.by_id:
+                continue
             if column.unit == "%" and cell.value is not None and not _exempt(column.name):
                 low, high = interval(cell)
                 if _outside(low, high, column.name == "other"):
@@ -54,7 +57,7 @@ def _charts(evidence: Evidence) -> Iterator[Inconsistency]:
         bars: dict[float | str, list[float]] = {}
         for line in chart.lines:
             for point in line.points:
-                if point.y is None:
+                if point.y is None or (line.name == "other" and point.run_id in evidence.by_id):
                     continue
                 bars.setdefault(point.x, []).append(point.y)
                 low, high = interval(Cell(value=point.y, low=point.low, high=point.high))

@@ -26,11 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.experiments.analysis.groups import Group
+from cubemesh.experiments.analysis.ratios import bounds
 from cubemesh.experiments.scaling.design import ScalingCurve, ScalingGroup, ScalingMode
 from cubemesh.experiments.scaling.forecast import forecast_points
 from cubemesh.forecast.request import Point
 from cubemesh.measure.attribution.attribution import COMPUTE, PARTS
-from cubemesh.measure.attribution.bottlenecks import excess_share, remedy_of
+from cubemesh.measure.attribution.bottlenecks import MAX_EXCESS, excess_share, remedy_of
 from cubemesh.schema import Figure, Part, RunRecord
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, draws_interval, throughput, throughput_draws
 from cubemesh.store.run_statistics import run_windows
@@ -197,9 +198,13 @@ def profiled_record(group: Group[Any]) -> RunRecord | None:
 
 
 def excess_of(record: RunRecord) -> float | None:
-    """By which fraction the parts of any rank exceed its step; None if by less than 5 %."""
+    """By which fraction the parts of any rank exceed its step; None if by less than 5 % and the
+    95 % interval of the step."""
     found = [excess_share(parts) for parts in (record.parts, *record.rank_parts)]
-    return max((share for share in found if share is not None), default=None)
+    rate = record.figures.get("throughput_per_s")
+    low, high = bounds(rate) if rate else (0.0, 0.0)
+    least = MAX_EXCESS + ((high - low) / 2 / rate.value if rate and rate.value else 0.0)
+    return max((share for share in found if share is not None and share > least), default=None)
 
 
 def excess_text(group: Group[Any]) -> str:
