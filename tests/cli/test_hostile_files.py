@@ -91,7 +91,9 @@ def test_a_log_of_many_sizes_is_read_in_one_pass(cubemesh, tmp_path, monkeypatch
             f"  {4 * n}  {n}  float  sum  -1  1.0  {4e-3 * n:.5f}  {4e-3 * n:.5f}  0\n"
             for n in range(1, lines + 1)
         )
-        nccl_tests_log.read_log(HEAD + COLUMNS + "".join(rows), "x")
+        file = tmp_path / f"{lines}.log"
+        file.write_text(HEAD + COLUMNS + "".join(rows))
+        assert cubemesh("import", str(file), "--store", str(tmp_path / "s.db")).returncode == 0
         return len(looked)
 
     assert looks(400) <= 2 * looks(200) + 10

@@ -129,9 +129,11 @@ def sweep_rows(record: RunRecord) -> list[dict[str, Any]]:
     """A row for each size; `out_of_place` and `in_place` are null where not measured."""
     work, devices = collective_of(record), record.spec.placement.devices
     points = all_rank_points(record)
+    by_size: dict[int, dict[bool, SweepPoint]] = {}
+    for point in points:
+        by_size.setdefault(point.size_bytes, {})[point.in_place] = point
     rows = []
-    for size in dict.fromkeys(p.size_bytes for p in points):
-        own = {p.in_place: p for p in points if p.size_bytes == size}
+    for size, own in by_size.items():
         rows.append(
             {
                 "operation": work.collective,
