@@ -24,7 +24,9 @@ def connected(ranks, upstream=None):
         yield [theirs for _, theirs in pairs]
     finally:
         for _, theirs in pairs:
-            theirs.close()
+            # Not closed: a client's thread may be about to read, and another socket would get the
+            # number. Without its client and this frame it closes itself.
+            theirs.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_value_is_read_by_the_others_and_counters_count():
@@ -101,6 +103,14 @@ def relay(store, end):
     with end, end.makefile("r") as lines:
         for line in lines:
             store.handle(json.loads(line), lambda m: end.sendall(json.dumps(m).encode() + b"\n"))
+
+
+def test_an_answer_that_is_no_message_ends_the_wait():
+    here, end = socket.socketpair()
+    client = StoreClient(end)
+    threading.Thread(target=lambda: (here.recv(1), here.sendall(b"[]\n"))).start()
+    with pytest.raises(ConnectionError):
+        client.get("a", 600.0)
 
 
 def test_when_the_launcher_ends_waiting_ranks_fail():

@@ -170,7 +170,7 @@ class StoreClient:
 
     def _read(self) -> None:
         reader = MessageReader(self._connection.fileno())
-        with suppress(EOFError, OSError):
+        with suppress(EOFError, OSError, ValueError, LookupError):
             while True:
                 for message in reader.read():
                     answer = self._asked.pop(message["id"], None)
