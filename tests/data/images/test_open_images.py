@@ -377,6 +377,22 @@ def test_hostile_shards_are_counted_and_the_others_read(tmp_path: Path) -> None:
     assert not (tmp_path.parent / "escape.cls").exists()
 
 
+@pytest.mark.parametrize(("digits", "images"), [(40, 3), (5000, 2)])
+def test_a_header_with_many_digits_in_a_row_ends_the_shard(
+    tmp_path: Path, digits: int, images: int
+) -> None:
+    shard(tmp_path / "0.tar", {"k/a.jpg": photo(0), "k/b.jpg": photo(1)})
+    with tarfile.open(tmp_path / "1.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("k/c.jpg")
+        member.pax_headers = {"comment": "x" * 600 + "1" * digits}
+        data = photo(2)
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+    opened = open_images(tmp_path, "train", SHAPE, 1)
+    assert opened.samples == images
+    assert opened.encoded.ignored.total() == 3 - images
+
+
 def test_a_header_that_leads_backwards_ends_the_shard(tmp_path: Path) -> None:
     member = tarfile.TarInfo("a.jpg")
     header = bytearray(member.tobuf(tarfile.GNU_FORMAT))

@@ -5,8 +5,9 @@ Members follow WebDataset's naming: `KEY.jpg` (or .jpeg, .png, .gif, .bmp) with 
 member's name is the class, numbered in the order of the names. `train/*.tar` and `val/*.tar` are
 the splits, or else every tenth image is for validation.
 
-Only headers are read when shards are opened (by Python's tarfile, which may read no more than a
-mebibyte at once here). Links, devices and other files are counted and ignored; nothing is unpacked,
+Only headers are read when shards are opened (by Python's tarfile, which may read no more than
+64 KiB at once here, and no long runs of digits: before Python 3.11.10 its time grows with their
+square, CVE-2024-6232). Links, devices and other files are counted and ignored; nothing is unpacked,
 so a member's name is never used as a path.
 
 In training, shards come in a random order, each is passed through from front to end, and images are
@@ -20,6 +21,7 @@ import functools
 import io
 import json
 import os
+import re
 import tarfile
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,8 +43,10 @@ MAX_CLASSES = 1 << 20
 """Limit of class numbers: every class up to the largest number has a name in memory."""
 BUFFER = 2048
 """Images from which the next one is drawn."""
-HEADER_BYTES = 1 << 20
+HEADER_BYTES = 1 << 16
 """Most bytes of a header, and of a member with a class."""
+MAX_DIGITS = 64
+"""Most digits in a row of a header of several blocks: sizes, times and hashes have fewer."""
 AHEAD_BYTES = 8 << 20
 """Bytes that the kernel is asked to read ahead."""
 OPEN_SHARDS = 32
@@ -283,13 +287,17 @@ def _labelled(train: _Scanned, own: _Scanned) -> tuple[tuple[str, ...], NDArray[
 
 
 class _Bounded(io.FileIO):
-    """A file that refuses to read more than `HEADER_BYTES` at once, whatever a header claims."""
+    """A file that refuses to read headers that would take long, whatever they claim."""
 
     def read(self, size: int | None = -1) -> bytes:
-        """As of a file; tarfile.ReadError for more."""
+        """As of a file; tarfile.ReadError beyond `HEADER_BYTES` and `MAX_DIGITS`."""
         if size is None or not 0 <= size <= HEADER_BYTES:
             raise tarfile.ReadError(f"a header claims {size} bytes")
-        return super().read(size)
+        data = super().read(size)
+        runs = re.findall(rb"\d+", data) if size > tarfile.BLOCKSIZE else []
+        if any(len(run) > MAX_DIGITS for run in runs):
+            raise tarfile.ReadError(f"a header has more than {MAX_DIGITS} digits in a row")
+        return data
 
 
 class _Open:
