@@ -1,4 +1,4 @@
-"""Validation of forecasts: rows, halves, claims, stored runs."""
+"""Validation of forecasts: rows, what is left out, claims, stored runs."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from cubemesh.experiments.scaling.forecast import forecast_for
 from cubemesh.papers.published import claims
 from cubemesh.papers.validation.claims import FORECASTS, checked_claims
 from cubemesh.papers.validation.experiment import EXPERIMENT, Settings, gather, stored
-from cubemesh.papers.validation.rows import family, halves, rows
+from cubemesh.papers.validation.rows import family, rows
 from cubemesh.schema import Answer, Placement, ProgramSettings, Rank, RunSpec, TrainSteps
 from cubemesh.store import Store
 
@@ -29,13 +29,6 @@ def test_every_row_is_forecast_or_has_a_reason() -> None:
     assert all(0 < row.efficiency <= 1.03 for row in found)
 
 
-def test_no_system_is_in_both_halves() -> None:
-    fitted, other = halves(rows()[0])
-    assert abs(len(fitted) - len(other)) <= 1
-    assert not set(fitted) & set(other)
-    assert "HGX H200" in fitted  # whose launch overhead was fitted
-
-
 @pytest.mark.parametrize(
     "names",
     [
@@ -49,7 +42,7 @@ def test_no_system_is_in_both_halves() -> None:
         ("LambdaCloud V100 16GB", "LambdaCloud 8xV100 16GB"),
     ],
 )
-def test_a_machine_is_in_one_half_under_all_its_names(names: tuple[str, str]) -> None:
+def test_a_machine_is_one_under_all_its_names(names: tuple[str, str]) -> None:
     assert family(names[0]) == family(names[1])
 
 
@@ -66,22 +59,31 @@ def test_machines_of_other_devices_or_makers_are_others(names: tuple[str, str]) 
     assert family(names[0]) != family(names[1])
 
 
-def test_errors_by_class_system_sync_and_devices(answer: Answer) -> None:
-    assert [t.columns[0].name for t in answer.tables[:4]] == [
-        *("networks", "system", "sync", "devices"),
+def test_errors_by_source_class_system_sync_and_devices(answer: Answer) -> None:
+    assert [t.columns[0].name for t in answer.tables[:5]] == [
+        *("source", "networks", "system", "sync", "devices"),
     ]
-    by_class = {row[0].text: row for row in answer.tables[0].rows}
-    # On systems not used for fitting; the goal is 3.5 % over all of them.
-    assert by_class["convolutional"][4].value < 2.5
-    assert by_class["convolutional"][5].value < 6
-    tested = [tuple(cell.value for cell in row[4:7]) for row in by_class.values()]
-    assert sum(mean * rates for mean, _, rates in tested) / 143 < 3.5
-    by_way = {row[0].text: row for row in answer.tables[2].rows}
-    assert by_way["all-reduce through host memory"][6].value == 24
-    assert by_way["all-reduce-16 through host memory"][6].value == 12
+    for table in answer.tables[:5]:
+        assert sum(row[-1].value for row in table.rows) == 347
+    assert len(answer.tables[0].rows) == 5
+    by_way = {row[0].text: row for row in answer.tables[3].rows}
+    assert by_way["all-reduce through host memory"][-1].value == 44
+    assert by_way["all-reduce-16 through host memory"][-1].value == 21
     assert any("NCCL_P2P_DISABLE=1" in note for note in answer.notes)
-    assert [row[0].value for row in answer.tables[3].rows] == [2, 4, 8, 12, 16, 32, 64]
-    assert len(answer.tables[4].rows) == 5
+    assert [row[0].value for row in answer.tables[4].rows] == [2, 4, 8, 12, 16, 32, 64]
+    assert len(answer.tables[5].rows) == 5
+
+
+def test_the_headline_is_of_sources_left_out(answer: Answer) -> None:
+    """The goal is a mean of 5 %, which is missed, and 88 to 92 % within the band."""
+    found = {f.code: f for f in answer.findings}
+    assert answer.findings[0].code == "mean-error"
+    assert 5 < (found["mean-error"].value or 0) < 9
+    assert 80 < (found["rates-within-band"].value or 0) < 92
+    assert (found["mean-error-new-machine"].value or 0) < 5
+    by_source = {row[0].text: row for row in answer.tables[0].rows}
+    lambda_row = by_source["Lambda deeplearning-benchmark v1"]
+    assert (lambda_row[1].value or 0) > 1.5 * (lambda_row[4].value or 0)  # no other used the host
 
 
 def test_scatters_have_every_rate_and_the_line_of_equality(answer: Answer) -> None:
@@ -89,9 +91,6 @@ def test_scatters_have_every_rate_and_the_line_of_equality(answer: Answer) -> No
     assert sum(len(line.points) for line in several.lines if line.role == "measured") == 347
     assert several.lines[-1].role == alone.lines[-1].role == "reference"
     found = {f.code: f for f in answer.findings}
-    assert (found["rates-within-band"].value or 0) > 90
-    (unseen,) = [line for line in several.lines if line.name == "published, test half"]
-    assert f"of {len(unseen.points)} published" in found["rates-within-band"].text
     assert found["datasheet-forecasts"].value == 88
     assert found["datasheet-forecasts"].unit == "of 93 rates"
 

@@ -1,9 +1,9 @@
 """Validation of forecasts: errors compared with published and stored results.
 
 Nothing is measured. Published rates of several devices are compared with forecasts that know the
-rate of one (rows.py has the selection, and the half that the model's factors were fitted on),
-published rates of one device with forecasts from its datasheet, claims of the papers with the model
-(claims.py), and stored runs of several devices with forecasts from a run of one
+rate of one (rows.py has the selection) by models that have not seen their source or their machine
+(fitting.py), published rates of one device with forecasts from its datasheet, claims of the papers
+with the model (claims.py), and stored runs of several devices with forecasts from a run of one
 (experiments/scaling/forecast.py).
 """
 
@@ -16,6 +16,7 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.scaling.forecast import forecast_for
 from cubemesh.papers.validation.claims import checked_claims
+from cubemesh.papers.validation.fitting import judged_left_out
 from cubemesh.papers.validation.report import (
     StoredForecast,
     ValidationData,
@@ -24,7 +25,7 @@ from cubemesh.papers.validation.report import (
     notes,
     tables,
 )
-from cubemesh.papers.validation.rows import published_alone, published_several
+from cubemesh.papers.validation.rows import published_alone
 from cubemesh.schema import Answer, RunRecord
 from cubemesh.schema.work import TrainSteps
 from cubemesh.store import Store
@@ -92,7 +93,8 @@ def stored(records: Sequence[RunRecord]) -> tuple[StoredForecast, ...]:
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and scatter charts of published results and of these records."""
     data = ValidationData(
-        several=published_several(),
+        several=judged_left_out("source"),
+        machines=judged_left_out("machine"),
         alone=published_alone(),
         claims=checked_claims(),
         stored=stored(records),

@@ -2,8 +2,8 @@
 
 A rate of several devices is compared with a forecast that knows the rate of one device of the same
 source, system, network, framework, precision and batch size, and nothing else. Rows that cannot be
-forecast have a reason. Factors are fitted on every second family of systems, in the order of their
-names, and tested on the others; a family is one machine under all its names in the tables.
+forecast have a reason. A family is one machine under all its names in the tables. `fitting.py`
+judges each row by a model that has not seen its source, or its machine.
 
 Lambda's rates come with the logs of their runs, whose names have dates, and with the script that
 made them (github lambdal/deeplearning-benchmark, pytorch/scripts/benchmark_pytorch.sh). In October
@@ -168,8 +168,6 @@ class RowForecast:
     forecast: float
     band: float
     """Factor of the forecast's uncertainty, up or down."""
-    fitted: bool
-    """Whether factors were fitted on its family."""
 
     @property
     def error(self) -> float:
@@ -194,12 +192,6 @@ class SingleForecast:
 def built(name: str) -> Network:
     """The network at its own size."""
     return OTHERS[name]() if name in OTHERS else networks.build(name)
-
-
-def halves(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """Families for fitting, and families for testing."""
-    families = sorted({row.family for row in rows})
-    return families[::2], families[1::2]
 
 
 @cache
@@ -262,22 +254,6 @@ def mean_and_ninth(errors: Iterable[float]) -> tuple[float, float]:
     """(mean, 90th percentile) of absolute errors; at least one."""
     sizes = sorted(abs(error) for error in errors)
     return fmean(sizes), sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))]
-
-
-@cache
-def published_several() -> tuple[RowForecast, ...]:
-    """Every row with its forecast by the current factors."""
-    found = rows()[0]
-    fitted_on = halves(found)[0]
-    return tuple(
-        RowForecast(
-            row=row,
-            forecast=point.efficiency,
-            band=point.high / point.samples_per_s,
-            fitted=row.family in fitted_on,
-        )
-        for row, point in forecasts(found, defaults()).items()
-    )
 
 
 @cache

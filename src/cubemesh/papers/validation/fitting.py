@@ -1,0 +1,258 @@
+"""Factors fitted to published rates, and forecasts judged on rows that no parameter has seen.
+
+Leave-one-source-out: all rows of one source are kept aside, every factor and every band is fitted
+on the rows of the other sources, and the forecasts are judged on those kept aside;
+leave-one-machine-out likewise. (S. Geisser, The predictive sample reuse method, 1975.) Factors are
+fitted to the rates of two to eight devices in one machine, by the least mean absolute error, one
+factor after the other until no change improves it. Every part of a step is in proportion to a
+factor of `GRID`, so that one forecast serves all its values.
+
+A band contains nine of ten errors that the seen rows have when they are kept aside themselves,
+source by source. The time of a launch was read from one source (`LAUNCHED_SOURCE`): where that or
+its machine is kept aside, launches take no time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubemesh.forecast.calibration import Calibration, defaults
+from cubemesh.forecast.communication import host_factor
+from cubemesh.forecast.fabric import fabric
+from cubemesh.forecast.request import Point
+from cubemesh.forecast.step import slowest
+from cubemesh.papers.validation.rows import Row, RowForecast, forecasts, rows
+
+LeftOut = Literal["source", "machine"]
+Values = dict[str, float]
+Array = NDArray[np.float64]
+
+GRID: dict[str, list[float]] = {
+    "overlap_slowdown": [i / 10 for i in range(11)],
+    "copy_slowdown": [i / 10 for i in range(11)],
+    "step_spread": [i / 400 for i in range(17)],
+    "length_spread": [i / 10 for i in range(31)],
+    "board_share": [i / 100 for i in range(9)],
+}
+_HOST_RATES = [1e9, 2e9, 3e9, 4e9, 5e9, 6e9]
+RATES: dict[str, list[float]] = {
+    "pcie_share": [0.2, 0.3, 0.5, 0.75, 1.0],
+    "host_exchange_bytes_per_s": _HOST_RATES,
+    "host_exchange_zen2_bytes_per_s": _HOST_RATES,
+}
+"""One forecast for each, of the rows whose gradients go that way; the others go over NVLink or by
+copies, which these do not change."""
+UNIT = dict.fromkeys(GRID, 1.0) | {"step_spread": 0.01}
+"""Values of the factors while the parts are computed."""
+LAUNCH = ("launch_layer_s", "launch_several")
+LAUNCHED_SOURCE = "stock"
+"""How the name of the source begins from which `LAUNCH` were read."""
+BAND_SHARE = 0.9
+"""Share of the rates that a band contains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold:
+    """The rows of one source or machine, judged by a model that has seen none of them."""
+
+    left_out: str
+    values: Mapping[str, float]
+    saw: Mapping[str, tuple[Row, ...]]
+    """Fitted factor → the rows that it was fitted to."""
+    judged: tuple[RowForecast, ...]
+
+
+class FitData:
+    """The parts of every row's step for every value of `RATES`; `launches` whether they are
+    counted."""
+
+    def __init__(self, found: Sequence[Row], launches: bool = True) -> None:
+        self.rows = tuple(found)
+        known = _with_values(defaults(), UNIT)
+        if not launches:
+            known = _with_values(known, {"launch_layer_s": 1e-12})
+        self.ways = [_way(row) for row in self.rows]
+        self._parts: dict[tuple[str, float], dict[Row, Point]] = {}
+        for name, values in ({"": [0.0]} | RATES).items():
+            those = [r for r, w in zip(self.rows, self.ways, strict=True) if w == name]
+            for value in values:
+                changed = _with_values(known, {name: value}) if name else known
+                self._parts[name, value] = forecasts(those, changed)
+        self.copies = np.array([_by_copies(row) for row in self.rows])
+        self.alone_s = np.array([p.batch_per_device / r.alone for r, p in self._points({}).items()])
+        self.count = np.array([slowest(row.devices) for row in self.rows])
+        self.published = np.array([row.efficiency for row in self.rows])
+        recurrent = np.array([row.kind == "recurrent" for row in self.rows])
+        batches = np.array([p.batch_per_device for p in self._points({}).values()])
+        self.lengths = recurrent / np.sqrt(batches)
+        self._arrays: dict[tuple[float, ...], dict[str, Array]] = {}
+
+    def _points(self, values: Values) -> dict[Row, Point]:
+        found = {}
+        for row, way in zip(self.rows, self.ways, strict=True):
+            value = values.get(way, defaults()[way]) if way else 0.0
+            found[row] = self._parts[way, value][row]
+        return found
+
+    def _steps(self, values: Values) -> dict[str, Array]:
+        key = tuple(values.get(name, defaults()[name]) for name in RATES)
+        if key not in self._arrays:
+            points = self._points(values).values()
+            names = next(iter(points)).parts_s
+            self._arrays[key] = {n: np.array([p.parts_s[n] for p in points]) for n in names}
+        return self._arrays[key]
+
+    def efficiency(self, values: Values) -> Array:
+        """One device's step over that of several, of every row, with these values."""
+        parts = self._steps(values)
+        own = parts["forward"] + parts["backward"] + parts["update"]
+        slow = np.where(self.copies, values["copy_slowdown"], values["overlap_slowdown"])
+        spread = np.hypot(values["step_spread"], values["length_spread"] * self.lengths)
+        step = own + parts["launch"] + parts["exposed"] + slow * parts["slowdown"]
+        step += values["board_share"] * parts["sharing"] + spread * self.count * own
+        found: Array = self.alone_s / step
+        return found
+
+    def errors(self, values: Values) -> Array:
+        """Forecast over published, minus 1, of every row."""
+        found: Array = self.efficiency(values) / self.published - 1
+        return found
+
+    def fit(self, seen: NDArray[np.bool_]) -> Values:
+        """The factors of the least mean absolute error on the rows that are `seen`."""
+
+        def error(values: Values) -> float:
+            return float(np.abs(self.errors(values)[seen]).mean())
+
+        values = {name: grid[len(grid) // 2] for name, grid in (RATES | GRID).items()}
+        least = error(values)
+        while True:
+            before = least
+            for name, grid in (RATES | GRID).items():
+                for value in grid:
+                    tried = error(values | {name: value})
+                    if tried < least - 1e-12:
+                        values, least = values | {name: value}, tried
+            if before - least < 1e-9:
+                return values
+
+    def saw(self, seen: NDArray[np.bool_]) -> dict[str, tuple[Row, ...]]:
+        """Factor → the seen rows on whose forecasts it has an effect."""
+        parts = self._steps({})
+        slowed = parts["slowdown"] > 0
+        affected = {
+            "overlap_slowdown": slowed & ~self.copies,
+            "copy_slowdown": slowed & self.copies,
+            "step_spread": np.ones(len(self.rows), dtype=bool),
+            "length_spread": self.lengths > 0,
+            "board_share": parts["sharing"] > 0,
+            **{name: np.array([way == name for way in self.ways]) for name in RATES},
+        }
+        return {
+            name: tuple(r for r, yes in zip(self.rows, mask & seen, strict=True) if yes)
+            for name, mask in affected.items()
+        }
+
+
+@cache
+def published_left_out(left_out: LeftOut) -> tuple[Fold, ...]:
+    """Every row with its forecast by a model that has not seen its source, or its machine."""
+    found = rows()[0]
+    of = _GROUPS[left_out]
+    return tuple(_fold(name, of) for name in sorted({of(row) for row in found}))
+
+
+def judged_left_out(left_out: LeftOut) -> tuple[RowForecast, ...]:
+    """The forecasts of all folds."""
+    return tuple(one for fold in published_left_out(left_out) for one in fold.judged)
+
+
+@cache
+def fit_data(launches: bool = True) -> FitData:
+    """Of all rows."""
+    return FitData(rows()[0], launches)
+
+
+def local(found: Sequence[Row]) -> NDArray[np.bool_]:
+    """Which rows are of two to eight devices in one machine: those that factors are fitted to."""
+    return np.array([row.one_machine and row.devices <= 8 for row in found])
+
+
+def source(row: Row) -> str:
+    """Its source; two figures of one document are one."""
+    return row.figure.source.partition(" Fig ")[0]
+
+
+_GROUPS: dict[LeftOut, Callable[[Row], str]] = {
+    "source": source,
+    "machine": lambda row: row.family,
+}
+
+
+def _fold(name: str, of: Callable[[Row], str]) -> Fold:
+    """Fit on all other rows and judge on these."""
+    found = rows()[0]
+    aside = np.array([of(row) == name for row in found])
+    read_from = tuple(row for row in found if row.figure.source.startswith(LAUNCHED_SOURCE))
+    launched = name not in map(of, read_from)
+    data = fit_data(launched)
+    inside = local(found)
+    values = data.fit(inside & ~aside)
+    bands = _bands(data, ~aside)
+    efficiencies = data.efficiency(values)
+    judged = tuple(
+        RowForecast(row=row, forecast=float(efficiencies[i]), band=bands[row.one_machine])
+        for i, row in enumerate(found)
+        if aside[i]
+    )
+    saw = data.saw(inside & ~aside)
+    if launched:
+        values |= {factor: defaults()[factor] for factor in LAUNCH}
+        saw |= dict.fromkeys(LAUNCH, read_from)
+    return Fold(left_out=name, values=values, saw=saw, judged=judged)
+
+
+def _bands(data: FitData, seen: NDArray[np.bool_]) -> dict[bool, float]:
+    """Whether in one machine → the factor within which nine of ten forecasts are of those rows,
+    each by a model fitted without its source."""
+    sources = np.array([source(row) for row in data.rows])
+    inside = local(data.rows)
+    one_machine = np.array([row.one_machine for row in data.rows])
+    distances = np.zeros(len(data.rows))
+    for name in sorted(set(sources[seen])):
+        aside = seen & (sources == name)
+        rest = inside & seen & ~aside
+        errors = data.errors(data.fit(rest if rest.any() else inside & seen))
+        distances[aside] = np.abs(np.log1p(errors[aside]))
+    found = {}
+    for where in (True, False):
+        those = seen & (one_machine == where)
+        those = those if those.any() else seen
+        found[where] = math.exp(np.quantile(distances[those], BAND_SHARE, method="higher"))
+    return found
+
+
+def _with_values(known: Calibration, values: Mapping[str, float]) -> Calibration:
+    for name, value in values.items():
+        known = known.with_factor(name, value, "fitted", "published rates")
+    return known
+
+
+def _way(row: Row) -> str:
+    """Which of RATES decides how fast the row's devices communicate; empty where another link
+    does."""
+    where = fabric(row.system, row.devices, row.peer_access)
+    if where.through_host:
+        return host_factor(where)
+    return "pcie_share" if where.pcie_bytes_per_s else ""
+
+
+def _by_copies(row: Row) -> bool:
+    return row.sync.startswith("parameter-server-") and row.one_machine
