@@ -29,7 +29,7 @@ from cubemesh.measure.timing.interleaved_ab import Side, alternate
 from cubemesh.networks.graph import Network
 from cubemesh.schema import Budget
 from cubemesh.schema.record import AGAINST
-from cubemesh.statistics import bootstrap_interval, mad, median
+from cubemesh.statistics import mad, median, median_interval
 from in_memory_log import InMemoryLog
 
 __all__ = [
@@ -127,7 +127,7 @@ def compare_rounds(first: Sequence[float], second: Sequence[float], steps: int) 
     if len(first) < 2:
         raise ValueError("at least two rounds are needed; set --rounds 2 or more")
     ratios = [a / b for a, b in zip(first, second, strict=True)]
-    interval = bootstrap_interval(ratios)
+    interval = median_interval(ratios)
     return _comparison(first, second, steps, (median(ratios), interval.low, interval.high))
 
 

@@ -51,7 +51,7 @@ from cubemesh.networks.layers import Convolution
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
-from cubemesh.statistics import bootstrap_interval, median
+from cubemesh.statistics import median, median_interval
 from fused_kernels import Case, cases, compile_share, prepared
 
 FRAMEWORK = "pytorch-captured"
@@ -210,7 +210,7 @@ def interleaved_ms(both: tuple[Run, Run]) -> tuple[list[float], list[float]]:
 def ratio_of(without_ms: Sequence[float], with_ms: Sequence[float]) -> dict[str, float]:
     """Medians, and the median over the rounds of the ratio with its interval."""
     ratios = [a / b for a, b in zip(without_ms, with_ms, strict=True)]
-    interval = bootstrap_interval(ratios)
+    interval = median_interval(ratios)
     return {
         "without_ms": median(without_ms), "with_ms": median(with_ms),
         "ratio": median(ratios), "low": interval.low, "high": interval.high,

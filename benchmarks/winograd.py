@@ -28,7 +28,7 @@ from cubemesh.kernels.cpu import winograd
 from cubemesh.kernels.cpu.allocator import keep_freed_memory
 from cubemesh.kernels.fused.conv import PASSES, FusedConv
 from cubemesh.networks.layers import Convolution
-from cubemesh.statistics import bootstrap_interval, median
+from cubemesh.statistics import median, median_interval
 
 Case = tuple[int, int, int, int, int]
 """Channels, height, width, filters, padding."""
@@ -106,7 +106,7 @@ def main() -> int:
             with torch.no_grad():
                 own, ours = in_turn(both, args.rounds)
             ratios = [a / b for a, b in zip(own, ours, strict=True)]
-            interval = bootstrap_interval(ratios)
+            interval = median_interval(ratios)
             ratio, medians = median(ratios), [median(own), median(ours)]
             sums = [s + count * m for s, m in zip(sums, medians, strict=True)]
             print(

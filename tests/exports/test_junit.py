@@ -63,10 +63,10 @@ def test_outcomes_that_are_faults_are_errors(runs, exported, status):
 
 @pytest.mark.parametrize(
     ("low", "high", "kind"),
-    [(0.80, 0.85, "failure"), (0.94, 0.99, None), (None, None, "error")],
+    [(0.88, 0.92, "failure"), (0.84, 0.96, None), (None, None, "error")],
 )
 def test_a_comparison_below_the_threshold_is_a_failure(runs, exported, low, high, kind):
-    ratio = classify_ratio(0.9, low, high, n=3, method="made up", why="" if low else "one run")
+    ratio = classify_ratio(0.9, low, high, n=3, freedom=2, method="", why="" if low else "one run")
     one = StoredComparison(
         first=RunSelection(text="a", records=runs[:1]),
         second=RunSelection(text="b", records=runs[1:2]),

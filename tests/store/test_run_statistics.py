@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from cubemesh.schema.comparison import Difference
+from cubemesh.schema.comparison import Difference, breaches
 from cubemesh.schema.record import Window
 from cubemesh.store.run_statistics import Spread, pooled, ratio_of_runs, spread_between
 
@@ -54,7 +54,7 @@ def test_one_run_of_a_side_calls_nothing_however_far_they_are_apart():
     assert "--against" in found.why
     assert found.low < found.value < found.high
     assert found.value == pytest.approx(math.e, rel=0.1)
-    assert found.breaches(100.0) is None
+    assert breaches([found], 100.0) == (None,)
 
 
 def test_a_stored_spread_lets_single_runs_be_judged():

@@ -8,7 +8,7 @@ from cubemesh.api.run import RunResult
 from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.exports.record_json import finite, record_json, step_statistics
 from cubemesh.schema import Curve, ExperimentRun, Figure
-from cubemesh.statistics import bootstrap_interval, median
+from cubemesh.statistics import median, median_interval
 from cubemesh.views.json_output import (
     answer_json,
     envelope,
@@ -41,7 +41,7 @@ def test_step_statistics_come_from_the_measured_windows_alone(made):
     assert stats["n"] == len(steps) == 14
     assert stats["median"] == median(steps)
     assert math.isclose(stats["mean"], sum(steps) / 14)
-    interval = bootstrap_interval(steps)
+    interval = median_interval(steps)
     assert (stats["low"], stats["high"]) == (interval.low, interval.high)
     assert min(steps) <= stats["p05"] <= stats["median"] <= stats["p95"] <= max(steps)
 

@@ -25,8 +25,8 @@ from cubemesh.audit.evidence import (
     workload_of,
 )
 from cubemesh.audit.inconsistency import Inconsistency, inconsistency
+from cubemesh.experiments.analysis import groups
 from cubemesh.schema import Figure, Finding, RunRecord
-from cubemesh.statistics import nested_throughput_interval
 from cubemesh.store.run_statistics import run_windows
 from cubemesh.units import format_number
 
@@ -160,11 +160,8 @@ def pooled(records: Sequence[RunRecord]) -> Figure:
     first = records[0].figures["throughput_per_s"]
     if len(records) == 1:
         return first
-    runs = [[(w.samples, w.elapsed_s) for w in run_windows(r)] for r in records]
-    windows = [w for run in runs for w in run]
-    found = nested_throughput_interval(runs)
-    rate = sum(s for s, _ in windows) / math.fsum(t for _, t in windows)
-    return replace(first, value=rate, low=found.low, high=found.high, n=len(windows))
+    found = groups.pooled([[(w.samples, w.elapsed_s) for w in run_windows(r)] for r in records])
+    return replace(found, unit=first.unit, method=first.method)
 
 
 def ratios(evidence: Evidence) -> Iterator[Inconsistency]:

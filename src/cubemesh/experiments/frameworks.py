@@ -22,7 +22,7 @@ from cubemesh.experiments.analysis.published_rows import (
     nearest_table,
     time_rows,
 )
-from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.frameworks import FRAMEWORKS, entry
@@ -199,7 +199,7 @@ def _fastest(training: Matrix) -> Iterator[Finding]:
     """Number of networks on which each framework is fastest, then the two fastest on each network.
     Networks with a noisy run are not ranked."""
     wins: dict[str, int] = {}
-    lines, ranked, noisy = [], 0, []
+    lines, noisy, compared = [], [], []
     for network in training.networks:
         row = training.row(network)
         if len(row) < 2:
@@ -207,16 +207,18 @@ def _fastest(training: Matrix) -> Iterator[Finding]:
         if bad := [group for group, _ in row if group.caveats]:
             noisy.append((network, bad))
             continue
-        ranked += 1
         (first, fast), (second, slow) = row[:2]
-        found = ratio(fast, slow)
-        a, b = first.key[1], second.key[1]
-        if significance(found) > 0:
+        compared.append((network, first.key[1], second.key[1], ratio(fast, slow)))
+    ranked = len(compared)
+    judged = verdicts([found for *_, found in compared])
+    for (network, a, b, found), verdict in zip(compared, judged, strict=True):
+        if verdict.sign > 0:
             wins[a] = wins.get(a, 0) + 1
             text = f"{network} trains fastest with {a}: {format_ratio(found)} the speed of {b}."
             code = "fastest-framework"
         else:
-            text = f"{network}: no significant difference of {a} and {b}, {format_ratio(found)}."
+            text = f"{network}: no significant difference of {a} and {b}, {format_ratio(found)}; "
+            text += f"{verdict.unseen}."
             code = "equal-frameworks"
         lines.append(
             Finding.of(

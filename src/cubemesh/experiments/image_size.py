@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from cubemesh.experiments.analysis.answer import answer_of, failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload
-from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.minibatch.input_bound import (
@@ -186,7 +186,8 @@ def _growth(where: str, done: list[tuple[Group[Key], Figure]]) -> Iterator[Findi
             caveats=noise,
         )
         return
-    if significance(found) > 0:
+    verdict = verdicts([found])[0]
+    if verdict.sign > 0:
         code = "throughput-growth"
         text = (
             f"{where}: batch size {last.key[1]} trains {format_ratio(found)} as many samples/s as "
@@ -194,7 +195,10 @@ def _growth(where: str, done: list[tuple[Group[Key], Figure]]) -> Iterator[Findi
         )
     else:
         code = "flat-throughput"
-        text = f"{where}: throughput does not grow with the batch size above {first.key[1]}."
+        text = (
+            f"{where}: throughput does not grow significantly with the batch size above "
+            f"{first.key[1]}; {verdict.unseen}."
+        )
     yield Finding.of(code=code, text=text, figure=found, unit="×")
 
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from cubemesh.experiments.analysis.answer import answer_of, cell_or_dash
 from cubemesh.experiments.analysis.groups import Group, caveats, titled
 from cubemesh.experiments.analysis.matrix import CellKey, Matrix, throughput
-from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
 from cubemesh.experiments.core.cpu_defaults import batch as reduced_batch
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.scaling.analysis import mean_parts, profiled_record
@@ -225,10 +225,14 @@ def _cost(
     """The speed-up of each network by the first link, the largest first."""
     ratios = sorted(ratios, key=lambda r: -r[0].value)
     found, network, _ = ratios[0]
-    sign = significance(found)
+    verdict = verdicts([f for f, *_ in ratios])[0]
+    sign = verdict.sign
     each = format_list(f"{name} {format_ratio(f)}" for f, name, _ in ratios)
-    most = "" if sign else ", without a significant difference"
-    most = f" {network} gains most{most}." if len(ratios) > 1 else ""
+    most = "" if sign else f", without a significant difference ({verdict.unseen})"
+    if len(ratios) > 1:
+        most = f" {network} gains most{most}."
+    elif most:
+        most = f" That is{most[1:]}."
     return Finding.of(
         code="link-cost",
         question="What does the link cost?",

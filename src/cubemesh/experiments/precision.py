@@ -15,7 +15,7 @@ from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
 from cubemesh.experiments.analysis.matrix import CellKey, Matrix, throughput
 from cubemesh.experiments.analysis.per_workload import batch_size, per_workload
-from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.schema import (
@@ -200,8 +200,10 @@ def _findings(matrix: Matrix, ceilings: list[Group[str]]) -> Iterator[Finding]:
     lines = []
     rates = {g.key: rate for g in ceilings if (rate := _rate(g))}
     for precision in (v for v in matrix.variants if v != BASELINE):
-        for network, found, groups in matrix.ratios(precision, BASELINE):
-            if caveats(*groups) or significance(found) <= 0 or (best and found.value <= best[0]):
+        compared = list(matrix.ratios(precision, BASELINE))
+        judged = verdicts([found for _, found, _ in compared])
+        for (network, found, groups), verdict in zip(compared, judged, strict=True):
+            if caveats(*groups) or verdict.sign <= 0 or (best and found.value <= best[0]):
                 continue
             card = Finding.of(
                 code="largest-speed-up",

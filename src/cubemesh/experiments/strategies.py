@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import caveats, titled
-from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.scaling.analysis import (
     ScalingData,
@@ -156,11 +156,13 @@ def _findings_on(
 
 
 def _ratios(where: str, baseline: ScalingGroup, others: list[ScalingGroup]) -> Iterator[Finding]:
-    words = {1: "faster", -1: "slower", 0: "no significant difference"}
+    words = {1: "faster", -1: "slower"}
+    ratios = [ratio(_rate(group), _rate(baseline)) for group in others]
     parts = [
-        f"{group.key[1]} {words[significance(found)]}, {format_ratio(found)}"
-        for group in others
-        for found in [ratio(_rate(group), _rate(baseline))]
+        f"{group.key[1]} {words[verdict.sign]}, {format_ratio(found)}"
+        if verdict.sign
+        else f"{group.key[1]} no significant difference, {format_ratio(found)} ({verdict.unseen})"
+        for group, found, verdict in zip(others, ratios, verdicts(ratios), strict=True)
     ]
     if parts:
         yield Finding(

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import BinaryIO
 
-from cubemesh.experiments.analysis.comparison import ratio_of_record
+from cubemesh.experiments.analysis.comparison import Gate, ratio_of_record
 from cubemesh.exports.contents import ExportedRuns
 from cubemesh.exports.labels import run_label, run_labels
 from cubemesh.schema import Outcome, RunRecord
@@ -32,7 +32,7 @@ _REGRESSION, _INCONCLUSIVE = "regression", "not-enough-data"
 def write(runs: ExportedRuns, file: BinaryIO) -> None:
     """Write a suite for the runs of each machine, and one for the comparisons."""
     root = Xml.Element("testsuites", name="cubemesh")
-    below = None if runs.gate is None else runs.gate.below
+    gate = runs.gate
     by_machine: dict[str, list[RunRecord]] = {}
     for record in runs.records:
         by_machine.setdefault(record.key.machine_id, []).append(record)
@@ -43,11 +43,11 @@ def write(runs: ExportedRuns, file: BinaryIO) -> None:
             suite.set("hostname", clean(machine.hostname))
         suite.set("timestamp", records[0].started_utc[:19])
         for record, name in zip(records, run_labels(records), strict=True):
-            _add_run(suite, record, name, below)
+            _add_run(suite, record, name, gate)
     if runs.comparisons or (runs.gate is not None and not runs.gate.ratios):
         suite = Xml.SubElement(root, "testsuite", name="comparisons")
         for comparison in runs.comparisons:
-            _add_comparison(suite, comparison, below)
+            _add_comparison(suite, comparison, gate)
         if not runs.comparisons:
             case = _case(suite, "cubemesh.compare", "baseline", 0.0)
             _end(case, "error", _INCONCLUSIVE, "No run could be compared.")
@@ -59,21 +59,21 @@ def write(runs: ExportedRuns, file: BinaryIO) -> None:
     file.write(b"\n")
 
 
-def _add_run(suite: Xml.Element, record: RunRecord, name: str, below: float | None) -> None:
+def _add_run(suite: Xml.Element, record: RunRecord, name: str, gate: Gate | None) -> None:
     group = f"cubemesh.{record.spec.work.kind}.{record.spec.program.framework}"
     case = _case(suite, group, name, record.elapsed_s)
     _add_properties(case, _run_properties(record))
     outcome, ratio = record.outcome, ratio_of_record(record)
     if not outcome.ok:
         _end(case, "skipped" if outcome.status.expected else "error", outcome.status, _why(outcome))
-    elif below is not None and record.spec.against is not None:
-        _judge(case, ratio, below)
+    elif gate is not None and record.spec.against is not None:
+        _judge(case, ratio, gate)
     if record.warnings:
         text = "\n".join(f"{w.code}: {w.cause} {w.remedy}" for w in record.warnings)
         Xml.SubElement(case, "system-out").text = clean(text)
 
 
-def _add_comparison(suite: Xml.Element, comparison: StoredComparison, below: float | None) -> None:
+def _add_comparison(suite: Xml.Element, comparison: StoredComparison, gate: Gate | None) -> None:
     first, second = comparison.first.records[0], comparison.second.records[0]
     same = first.spec.workload_id == second.spec.workload_id
     name = run_label(second) + ("" if same else f" over {run_label(first)}")
@@ -83,19 +83,19 @@ def _add_comparison(suite: Xml.Element, comparison: StoredComparison, below: flo
     differences = {f"differs: {d.what}": f"{d.first} → {d.second}" for d in comparison.differences}
     found = {name: repr(value) for name, value in listed.items() if value is not None}
     _add_properties(case, {**found, "verdict": ratio.verdict.value, **differences}.items())
-    if below is not None:
-        _judge(case, ratio, below)
+    if gate is not None:
+        _judge(case, ratio, gate)
 
 
-def _judge(case: Xml.Element, ratio: Ratio | None, below: float) -> None:
+def _judge(case: Xml.Element, ratio: Ratio | None, gate: Gate) -> None:
     """Mark a comparison that breaches the threshold, or that is inconclusive."""
-    breached = None if ratio is None else ratio.breaches(below)
+    breached = dict(zip(gate.ratios, gate.breached, strict=True)).get(ratio) if ratio else None
     if ratio is None or breached is None:
         why = (ratio.why if ratio else "") or "The ratio has no interval."
         _end(case, "error", _INCONCLUSIVE, why)
     elif breached:
         text = f"{ratio.value:.3f} of the throughput, 95 % interval {ratio.low:.3f} to "
-        text += f"{ratio.high:.3f}: below {below:g}."
+        text += f"{ratio.high:.3f}: below {gate.below:g}."
         _end(case, "failure", _REGRESSION, text)
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from cubemesh.experiments.analysis.comparison import ratio_of_record
 from cubemesh.forecast.roofline import measured_roof, points_of
+from cubemesh.measure.timing.stopping_rule import confidence_of
 from cubemesh.schema import NetworkWork, Part, RunRecord, RunSpec
 from cubemesh.schema.comparison import Ratio
 from cubemesh.schema.serialization import to_plain
-from cubemesh.statistics import FEWEST_FOR_INTERVAL, bootstrap_interval, mad, median, percentile
+from cubemesh.statistics import FEWEST_FOR_INTERVAL, mad, median, median_interval, percentile
 
 SCHEMA = 1
 """Version of the documents: it increases when a field changes its meaning or is removed."""
@@ -34,12 +35,14 @@ def finite(value: Any) -> Any:
 def step_statistics(record: RunRecord) -> dict[str, float | int | None] | None:
     """Step time in seconds over the measured windows; None without any.
 
-    `low` and `high` are the 95 % bootstrap interval of the median, None for too few windows.
+    `low` and `high` are the 95 % interval of the median, None for too few windows.
     """
     steps = [window.step_s for window in record.measured]
     if not steps:
         return None
-    interval = bootstrap_interval(steps) if len(steps) >= FEWEST_FOR_INTERVAL else None
+    confidence = confidence_of(record.spec.budget)
+    few = len(steps) < FEWEST_FOR_INTERVAL
+    interval = None if few else median_interval(steps, confidence)
     return {
         "median": median(steps),
         "mean": math.fsum(steps) / len(steps),

@@ -16,7 +16,7 @@ from dataclasses import replace
 from cubemesh.schema.collective import SweepPoint, bus_factor
 from cubemesh.schema.record import Figure
 from cubemesh.schema.warning import Warning, warn
-from cubemesh.statistics import FEWEST_FOR_INTERVAL, bootstrap_interval, mean
+from cubemesh.statistics import FEWEST_FOR_INTERVAL, mean, throughput_interval
 from cubemesh.units import format_bytes, format_count
 
 Place = tuple[int, bool, tuple[int, int] | None]
@@ -57,9 +57,8 @@ def bus_bandwidth(point: SweepPoint, collective: str, ranks: int) -> Figure:
     value = moved / point.time_s
     if n < FEWEST_FOR_INTERVAL:
         return Figure(value=value, unit="B/s", n=n)
-    time = bootstrap_interval(point.seconds, "mean")
-    low, high = moved / time.high, moved / time.low
-    return Figure(value=value, unit="B/s", low=min(low, value), high=max(high, value), n=n)
+    time = throughput_interval([1.0] * n, point.seconds)
+    return Figure(value=value, unit="B/s", low=moved * time.low, high=moved * time.high, n=n)
 
 
 def sweep_figures(points: Sequence[SweepPoint], collective: str, ranks: int) -> dict[str, Figure]:

@@ -18,6 +18,7 @@ from cubemesh.measure.energy.ranks import energy_of_ranks
 from cubemesh.measure.figures import figures
 from cubemesh.measure.merge_ranks import merge_free_running, merge_lockstep
 from cubemesh.measure.telemetry.gpu_set import gpu_of
+from cubemesh.measure.timing.stopping_rule import confidence_of
 from cubemesh.networks.own_input import is_imagenet
 from cubemesh.parallel.strategies import strategy
 from cubemesh.runs.exit_status import WorkerExit, rank_outcomes, run_outcome
@@ -114,7 +115,7 @@ def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[st
         measured = merge_free_running(windows)
     else:
         measured = merge_lockstep([w for w in windows if w.phase == "measure"])
-    found = figures(measured, wall_s)
+    found = figures(measured, wall_s, confidence_of(spec.budget))
     if not (isinstance(spec.work, (TrainSteps, Train)) and is_imagenet(spec.work)):
         found.pop("projected_90_epochs_days", None)  # of ImageNet, which this does not train on
     if isinstance(spec.work, Input) and "throughput_per_s" in found:

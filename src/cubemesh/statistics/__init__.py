@@ -1,7 +1,8 @@
 """Statistics of repeated measurements: typical value, confidence interval, drift.
 
-Step times are skewed and carry stragglers, so what is used here is robust: medians, resampling and
-rank tests, none of which assume a normal distribution. A throughput is always all samples over all
+Step times are skewed, carry stragglers and resemble those before them. So medians and rank tests
+are used where one far value would decide, and every interval and test of a run accounts for the
+autocorrelation of its windows. A throughput is always all samples over all
 seconds; a mean of rates would let short windows count as much as long ones. docs/statistics.md says
 when each of these misleads.
 
@@ -10,38 +11,44 @@ empty one.
 """
 
 from cubemesh.statistics.intervals import (
+    CONFIDENCE,
     FEWEST_FOR_INTERVAL,
     Interval,
-    bootstrap_interval,
-    draws_interval,
+    mean_interval,
+    median_interval,
     nested_throughput_interval,
+    student_p,
     student_t,
     t_interval,
     throughput,
-    throughput_draws,
     throughput_interval,
+    windows_half_width,
 )
+from cubemesh.statistics.multiple_comparisons import holm
 from cubemesh.statistics.trend import Drift, drift, is_steady
 from cubemesh.statistics.typical import mad, mean, median, outliers, percentile, trimmed_mean
 
 __all__ = [
+    "CONFIDENCE",
     "FEWEST_FOR_INTERVAL",
     "Drift",
     "Interval",
-    "bootstrap_interval",
-    "draws_interval",
     "drift",
+    "holm",
     "is_steady",
     "mad",
     "mean",
+    "mean_interval",
     "median",
+    "median_interval",
     "nested_throughput_interval",
     "outliers",
     "percentile",
+    "student_p",
     "student_t",
     "t_interval",
     "throughput",
-    "throughput_draws",
     "throughput_interval",
     "trimmed_mean",
+    "windows_half_width",
 ]

@@ -6,10 +6,9 @@ degrees of freedom (Welch, Biometrika 34, 1947; Satterthwaite, Biometrics Bullet
 
     ln B - ln A ± t(f) · √(v_A / n_A + v_B / n_B),    v the variance between the runs of a side
 
-where v is at least the variance from the windows alone: the second stage of a nested bootstrap,
-whose first stage fails for so few runs (statistics/). For a side with one run v is unknown, and the
-variance between the other side's runs, or between stored ones, is used; without any, no difference
-is reported.
+or the interval from the windows of all runs (statistics/intervals.py), as if they were independent,
+where that is wider. For a side with one run v is unknown, and the variance between the other side's
+runs, or between stored ones, is used; without any, no difference is reported.
 """
 
 from __future__ import annotations
@@ -17,15 +16,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cubemesh.measure.merge_ranks import merge_free_running, merge_lockstep
 from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.comparison import Ratio, classify_ratio
 from cubemesh.schema.record import RunRecord, Window
-from cubemesh.statistics import FEWEST_FOR_INTERVAL, mean, student_t
+from cubemesh.statistics import (
+    CONFIDENCE,
+    FEWEST_FOR_INTERVAL,
+    mean,
+    student_t,
+    windows_half_width,
+)
 
 ONE_RUN = (
     "with one run on a side the variation between fresh processes is unknown, and it is larger "
@@ -62,41 +67,39 @@ def ratio_of_runs(first: Sequence[Run], second: Sequence[Run], stored: Spread | 
     if not all(sides):
         raise ValueError("each side needs a run")
     few = any(len(run) < FEWEST_FOR_INTERVAL for run in (*first, *second))
-    within = [mean([_within(run) for run in runs]) for runs in (first, second)]
-    own = [
-        spread_between(runs, "of the side with several runs", least)
-        for runs, least in zip((first, second), within, strict=True)
-    ]
+    own_windows = [list(map(_pairs, side)) for side in (first, second)]
+    own = [spread_between(runs, "of the side with several runs") for runs in (first, second)]
     difference = mean(sides[1]) - mean(sides[0])
     why, method = "", "Welch's interval over runs"
     if own[0] is not None and own[1] is not None:
-        half = _welch(own[0], own[1], len(sides[0]), len(sides[1]))
+        half, freedom = _welch(own[0], own[1], len(sides[0]), len(sides[1]))
     else:
         borrowed = pooled([s for s in (*own, stored) if s is not None])
         runs = 1 / len(sides[0]) + 1 / len(sides[1])
         if borrowed is None:
-            half = 1.96 * math.sqrt(sum(within))
+            half, freedom = _from_windows(own_windows, independent=False), 1.0
             why, method = ONE_RUN, "only the windows of these runs"
         else:
-            variance = max(borrowed.variance, *within)
-            half = student_t(0.95, borrowed.freedom) * math.sqrt(variance * runs)
+            freedom = float(borrowed.freedom)
+            half = student_t(CONFIDENCE, freedom) * math.sqrt(borrowed.variance * runs)
             method = f"Student's interval with the spread {borrowed.source}"
+    half = max(half, _from_windows(own_windows, independent=True))
     return classify_ratio(
         math.exp(difference),
         math.exp(difference - half),
         math.exp(difference + half),
         n=sum(map(len, sides)),
+        freedom=freedom,
         method=method,
         why=FEW_WINDOWS if few else why,
     )
 
 
-def spread_between(runs: Sequence[Run], source: str, least: float = 0.0) -> Spread | None:
-    """The spread of repeated runs of one spec, with at least the variance `least`; None for fewer
-    than two runs."""
+def spread_between(runs: Sequence[Run], source: str) -> Spread | None:
+    """The spread of repeated runs of one spec; None for fewer than two runs."""
     if len(runs) < 2:
         return None
-    variance = max(float(np.var([_value(run) for run in runs], ddof=1)), least)
+    variance = float(np.var([_value(run) for run in runs], ddof=1))
     return Spread(variance=variance, freedom=len(runs) - 1, source=source)
 
 
@@ -112,30 +115,22 @@ def pooled(spreads: Sequence[Spread]) -> Spread | None:
     )
 
 
-def _welch(a: Spread, b: Spread, runs_a: int, runs_b: int) -> float:
-    """Half the width of Welch's interval."""
+def _welch(a: Spread, b: Spread, runs_a: int, runs_b: int) -> tuple[float, float]:
+    """Half the width of Welch's interval, and its degrees of freedom."""
     x, y = a.variance / runs_a, b.variance / runs_b
     if x + y == 0:
-        return 0.0
-    freedom = (x + y) ** 2 / (x**2 / a.freedom + y**2 / b.freedom)
-    return student_t(0.95, max(1.0, freedom)) * math.sqrt(x + y)
+        return 0.0, 1.0
+    freedom = max(1.0, (x + y) ** 2 / (x**2 / a.freedom + y**2 / b.freedom))
+    return student_t(CONFIDENCE, freedom) * math.sqrt(x + y), freedom
 
 
 def _value(run: Run) -> float:
     return math.log(sum(w.samples for w in run) / math.fsum(w.elapsed_s for w in run))
 
 
-def _within(run: Run) -> float:
-    """The variance of a run's value from its windows only. For autocorrelated windows it is
-    multiplied by (1 + r) / (1 - r), r the lag-one correlation (Wilks, Journal of Climate 10,
-    1997), if that is more than 1."""
-    rates = np.log([w.samples / w.elapsed_s for w in run])
-    if rates.size < 2:
-        return 0.0
-    deviations = rates - rates.mean()
-    total = float((deviations**2).sum())
-    if total == 0:
-        return 0.0
-    lagged = math.fsum(a * b for a, b in pairwise(deviations.tolist())) / total
-    likeness = min(max(lagged, 0.0), 0.9)
-    return total / (rates.size - 1) / rates.size * (1 + likeness) / (1 - likeness)
+def _from_windows(sides: Sequence[Sequence[NDArray[np.float64]]], *, independent: bool) -> float:
+    return math.hypot(*(windows_half_width(side, independent=independent) for side in sides))
+
+
+def _pairs(run: Run) -> NDArray[np.float64]:
+    return np.array([(w.samples, w.elapsed_s) for w in run], dtype=np.float64)

@@ -59,7 +59,7 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
         "comparison",
         ratio=ratio_json(found.ratio),
         fail_below=None if gate is None else gate.below,
-        breached=None if gate is None else found.ratio.breaches(gate.below),
+        breached=None if gate is None else gate.breached[0],
         differences=[to_plain(d) for d in compared.differences],
         answer=answer_json(found.answer),
         **sides,

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cubemesh.measure.figures import figures
+from cubemesh.measure.timing.stopping_rule import SEQUENTIAL_CONFIDENCE
 from cubemesh.measure.timing.timer import (
     STEADY_WINDOWS,
     WARMUP_WINDOW_S,
@@ -237,8 +239,10 @@ def test_it_measures_until_the_interval_is_narrow_or_time_is_up() -> None:
         return (0.1 * (1 + 0.2 * ((n * 7919) % 13 - 6) / 6) for n in range(10**9))
 
     alone, _, _ = run(noisy(), seconds=0.5, steps=1, windows=6)
-    narrow, log, _ = run(noisy(), seconds=0.5, steps=1, windows=6, target_ci=0.01)
+    narrow, log, _ = run(noisy(), seconds=0.5, steps=1, windows=6, target_ci=0.02)
     assert len(narrow.windows) > 2 * len(alone.windows)
+    rate = figures(narrow.windows, 0.0, SEQUENTIAL_CONFIDENCE)["throughput_per_s"]
+    assert (rate.high - rate.low) / 2 <= 0.02 * rate.value
     assert "wide-interval" not in codes(log)
     stopped, log, _ = run(
         noisy(), seconds=0.5, steps=1, windows=6, target_ci=0.0001, max_seconds=5.0

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.caveats import mark_simulated, noise_codes
 from cubemesh.measure.timing.interleaved_ab import ratio_of
+from cubemesh.measure.timing.stopping_rule import confidence_of
 from cubemesh.schema import Answer, Cell, Column, Finding, NetworkWork, RunRecord, Table
-from cubemesh.schema.comparison import Difference, Ratio
+from cubemesh.schema.comparison import Difference, Ratio, breaches, corrected
 from cubemesh.schema.record import AGAINST
 from cubemesh.schema.serialization import to_plain
 from cubemesh.store.compare import StoredComparison
@@ -29,9 +30,14 @@ class Gate:
     ratios: tuple[Ratio, ...]
 
     @property
+    def breached(self) -> tuple[bool | None, ...]:
+        """Whether each ratio is significantly below; None without enough data."""
+        return breaches(self.ratios, self.below)
+
+    @property
     def exit_code(self) -> int:
         """99 if a ratio is significantly below, 1 if one has no interval, else 0."""
-        found = [ratio.breaches(self.below) for ratio in self.ratios]
+        found = self.breached
         if any(found):
             return THRESHOLD_BREACHED
         return INCONCLUSIVE if None in found or not found else 0
@@ -41,7 +47,8 @@ class Gate:
         """The result in a sentence."""
         code = self.exit_code
         if code == THRESHOLD_BREACHED:
-            worst = min(r.high for r in self.ratios if r.breaches(self.below) and r.high)
+            pairs = zip(self.ratios, self.breached, strict=True)
+            worst = min(ratio.high for ratio, breached in pairs if breached and ratio.high)
             return (
                 f"Threshold breached: the whole 95 % interval (up to {worst:.3f}) is below "
                 f"{self.below:g}."
@@ -64,7 +71,7 @@ def ratio_of_record(record: RunRecord) -> Ratio | None:
         return None
     windows = [w for w in record.windows if w.phase in ("measure", AGAINST)]
     try:
-        return ratio_of(windows)
+        return ratio_of(windows, confidence_of(record.spec.budget))
     except ValueError:
         return None
 
@@ -74,12 +81,25 @@ def with_comparisons(answer: Answer, records: Iterable[RunRecord]) -> Answer:
     found = [r for r in records if r.spec.against is not None]
     if not found:
         return answer
+    ratios = _ratios_of(found)
     return dataclasses.replace(
         answer,
-        findings=(*(_finding(r) for r in found), *answer.findings),
-        tables=(_table(found), *answer.tables),
-        notes=(*_notes(found[0]), *answer.notes),
+        findings=(*(_finding(r, ratios.get(r.run_id)) for r in found), *answer.findings),
+        tables=(_table(found, ratios), *answer.tables),
+        notes=(*_notes(found[0]), *[HOLM] * (len(ratios) > 1), *answer.notes),
     )
+
+
+HOLM = (
+    "Verdicts of a table are corrected for the number of its comparisons (Holm), so that one in "
+    "twenty tables of equal programs has a difference, not one in twenty comparisons."
+)
+
+
+def _ratios_of(records: Sequence[RunRecord]) -> dict[str, Ratio]:
+    """Run id → its ratio, with the verdicts corrected for their number."""
+    known = {r.run_id: ratio for r in records if (ratio := ratio_of_record(r)) is not None}
+    return dict(zip(known, corrected(list(known.values())), strict=True))
 
 
 def changes(record: RunRecord) -> tuple[tuple[str, str, str], ...]:
@@ -109,7 +129,7 @@ def sentence(ratio: Ratio, first: str, second: str) -> str:
     if ratio.verdict is Difference.SLOWER:
         return f"{second} is {100 * (1 - ratio.value):.1f} % slower than {first}: {figures}."
     if ratio.verdict is Difference.NOT_SIGNIFICANT:
-        width = 100 * (ratio.half_width or 0)
+        width = 100 * (ratio.smallest_detectable or 0)
         return (
             f"No significant difference between {first} and {second}: {figures}. Differences below "
             f"{width:.2g} % would not be detected."
@@ -117,8 +137,8 @@ def sentence(ratio: Ratio, first: str, second: str) -> str:
     return f"Not enough runs to compare {first} and {second}: {ratio.why}"
 
 
-def _finding(record: RunRecord) -> Finding:
-    ratio, where = ratio_of_record(record), _name(record)
+def _finding(record: RunRecord, ratio: Ratio | None) -> Finding:
+    where = _name(record)
     first, second = _programs(record)
     if ratio is None:
         return Finding(
@@ -151,11 +171,11 @@ def _name(record: RunRecord) -> str:
     return f"{work.network}{forward}, batch size {work.batch_per_device}"
 
 
-def _table(records: Sequence[RunRecord]) -> Table:
+def _table(records: Sequence[RunRecord], ratios: dict[str, Ratio]) -> Table:
     first, second = _programs(records[0])
     rows: list[tuple[Cell, ...]] = []
     for record in records:
-        ratio, why = ratio_of_record(record), record.outcome.message or "no complete block"
+        ratio, why = ratios.get(record.run_id), record.outcome.message or "no complete block"
         name = Cell(text=_name(record), run_id=record.run_id)
         if ratio is None:
             rows.append((name, *(Cell(reason=why, run_id=record.run_id),) * 4))
@@ -230,6 +250,8 @@ def baseline_answer(
     found: Sequence[StoredComparison], records: Iterable[RunRecord], gate: Gate | None = None
 ) -> Answer:
     """The answer of `cubemesh run --baseline`: `records` compared with an earlier store."""
+    ratios = corrected([one.ratio for one in found])
+    found = [dataclasses.replace(o, ratio=r) for o, r in zip(found, ratios, strict=True)]
     findings = [
         Finding.of(
             code="speed-ratio",
@@ -250,6 +272,7 @@ def baseline_answer(
     }
     notes = [f"Not in the baseline: {name}." for key, name in new.items() if key not in compared]
     notes += [f"Method of the intervals: {found[0].ratio.method}."] if found else []
+    notes += [HOLM] * (len(found) > 1)
     notes += [gate.sentence] if gate is not None else []
     answer = Answer(
         experiment="compare",

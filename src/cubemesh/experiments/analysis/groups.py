@@ -1,12 +1,13 @@
 """Groups: the records of one point of an answer, pooled.
 
 Repeats of one spec on one machine are pooled: throughput is all their samples over all their
-seconds, and the interval resamples runs as well as windows, because processes differ by more than
-the windows of one. A group without a measurement has the reason.
+seconds, and the interval is over runs, because processes differ by more than the windows of one. A
+group without a measurement has the reason.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -16,7 +17,7 @@ from cubemesh.experiments.analysis.caveats import noise_codes
 from cubemesh.experiments.analysis.ratios import reciprocal
 from cubemesh.schema import Cell, Figure, Placement, Point, ProgramSettings, RunRecord
 from cubemesh.schema.outcome import STATUS_WORDS
-from cubemesh.statistics import median, nested_throughput_interval
+from cubemesh.statistics import FEWEST_FOR_INTERVAL, median, nested_throughput_interval
 from cubemesh.store.run_statistics import run_windows
 from cubemesh.units import format_bytes
 
@@ -63,17 +64,7 @@ class Group(Generic[K]):
         if len(self.ok) == 1:
             return self.ok[0].figures.get("throughput_per_s")
         runs = [[(w.samples, w.elapsed_s) for w in run_windows(r)] for r in self.ok]
-        windows = [w for run in runs for w in run]
-        if not windows:
-            return None
-        interval = nested_throughput_interval(runs)
-        return Figure(
-            value=sum(s for s, _ in windows) / sum(t for _, t in windows),
-            unit="samples/s",
-            low=interval.low,
-            high=interval.high,
-            n=len(windows),
-        )
+        return pooled(runs) if any(runs) else None
 
     @property
     def step_ms(self) -> Figure | None:
@@ -97,6 +88,18 @@ class Group(Generic[K]):
         if figure is None:
             return Point(x=x, reason=self.why, run_id=self.run_id)
         return Point(x=x, y=figure.value, low=figure.low, high=figure.high, run_id=self.run_id)
+
+
+def pooled(runs: Sequence[Sequence[tuple[float, float]]]) -> Figure:
+    """The throughput of runs of one spec together, from their windows (samples, seconds); no
+    interval from fewer than six."""
+    windows = [w for run in runs for w in run]
+    value = sum(s for s, _ in windows) / math.fsum(t for _, t in windows)
+    n = len(runs) if len(runs) > 1 else len(windows)
+    if len(windows) < FEWEST_FOR_INTERVAL:
+        return Figure(value=value, unit="samples/s", n=n)
+    interval = nested_throughput_interval(runs)
+    return Figure(value=value, unit="samples/s", low=interval.low, high=interval.high, n=n)
 
 
 def caveats(*groups: Group[Any]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from cubemesh.experiments.analysis.groups import Group, caveats
-from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
 from cubemesh.schema import (
     Answer,
     Budget,
@@ -255,6 +255,8 @@ def _findings(matches: Sequence[Match], names: tuple[str, str]) -> Iterator[Find
 
 def _table(matches: Sequence[Match], names: tuple[str, str]) -> Table:
     rows = []
+    known = [f for _, a, b in matches if b is not None and (f := _compared(a, b)[0])]
+    judged = iter(verdicts(known))
     for experiment, first, second in matches:
         figure, why = _compared(first, second)
         there = Cell(text="–") if second is None else second.cell(second.throughput)
@@ -268,7 +270,9 @@ def _table(matches: Sequence[Match], names: tuple[str, str]) -> Table:
             rows.append((*row, *(Cell(reason=why),) * 3))
             continue
         extra = first.differing(second)
-        result = Cell(text=_RESULTS[significance(figure)])
+        verdict = next(judged)
+        text = _RESULTS[verdict.sign]
+        result = Cell(text=text if verdict.sign else f"{text} ({verdict.unseen})")
         rows.append(
             (
                 *row,
@@ -298,8 +302,9 @@ def _warnings(records: Sequence[RunRecord]) -> tuple[Warning, ...]:
 
 def _notes(own: Side, other: Side, paired: Sequence[Pair]) -> Iterator[str]:
     yield (
-        "A ratio is this machine's throughput over the other's; its 95 % interval is the widest "
-        "that the two intervals allow, and a difference below 3 % is not significant. Throughputs "
+        "A ratio is this machine's throughput over the other's; its 95 % interval combines both "
+        "intervals, a difference below 3 % is not significant, and verdicts are corrected for the "
+        "number of comparisons in the table (Holm). Throughputs "
         f"are comparable with the same network, {format_list(list(SAME_WORK.values())[1:])}."
     )
     for side, index, where in ((own, 0, "this machine"), (other, 1, "the other machine")):

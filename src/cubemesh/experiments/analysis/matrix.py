@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by
-from cubemesh.experiments.analysis.ratios import format_ratio, ratio, significance
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
 from cubemesh.schema import (
     Axis,
     Cell,
@@ -91,12 +91,17 @@ class Matrix:
         networks: dict[str, list[str]] = {word: [] for word in words.values()}
         noisy: list[str] = []
         codes: list[str] = []
+        compared: list[tuple[str, Figure]] = []
         for network, found, groups in self.ratios(over, under):
             if noise := caveats(*groups):
                 noisy.append(network)
                 codes += noise
                 continue
-            networks[words[significance(found)]].append(f"{network} {format_ratio(found)}")
+            compared.append((network, found))
+        judged = verdicts([found for _, found in compared])
+        for (network, found), verdict in zip(compared, judged, strict=True):
+            open_ = "" if verdict.sign else f" ({verdict.unseen})"
+            networks[words[verdict.sign]].append(f"{network} {format_ratio(found)}{open_}")
         parts = [f"{word} {format_list(where)}" for word, where in networks.items() if where]
         if noisy:
             parts.append(f"not compared on {format_list(noisy)}, where a run was noisy")

@@ -1,15 +1,22 @@
 """Ratios of figures and their significance.
 
-The interval of a ratio is the widest that the two intervals allow: the low end of one over the high
-end of the other. A difference is *significant* if that whole interval is on one side of 1 and the
-ratio differs from 1 by at least 3 %. The 3 % are a floor under intervals that come from the windows
-of one process, since processes can differ by more.
+The interval of a ratio combines the intervals of both figures: in logarithms, the distance from the
+ratio to its low end is the root of the sum of squares of the distances from one figure to its low
+and from the other to its high end (Zou & Donner, Statistics in Medicine 27, 2008). A difference is
+*significant* if that whole interval is on one side of 1 and the ratio differs from 1 by at least
+3 %. The 3 % are a floor under intervals that come from the windows of one process, since processes
+can differ by more. The ratios of one table are judged together (`verdicts`).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from cubemesh.schema import Figure
-from cubemesh.units import format_interval
+from cubemesh.statistics import CONFIDENCE, holm, student_p, student_t
+from cubemesh.units import format_interval, format_number
 
 MIN_DIFFERENCE = 0.03
 """Smallest relative difference that can be significant."""
@@ -23,15 +30,21 @@ def bounds(figure: Figure) -> tuple[float, float]:
 
 def ratio(over: Figure, under: Figure) -> Figure:
     """`over` as a multiple of `under`; both above 0. Without an interval if neither has one."""
-    (over_low, over_high), (under_low, under_high) = bounds(over), bounds(under)
-    sure = over.low is not None or under.low is not None
+    value, sure = over.value / under.value, over.low is not None or under.low is not None
+    (over_below, over_above), (under_below, under_above) = _distances(over), _distances(under)
     return Figure(
-        value=over.value / under.value,
+        value=value,
         unit="×",
-        low=over_low / under_high if sure else None,
-        high=over_high / under_low if sure else None,
+        low=value * math.exp(-math.hypot(over_below, under_above)) if sure else None,
+        high=value * math.exp(math.hypot(over_above, under_below)) if sure else None,
         n=min(over.n, under.n),
     )
+
+
+def _distances(figure: Figure) -> tuple[float, float]:
+    """From a figure above 0 to both ends of its interval, in logarithms."""
+    low, high = bounds(figure)
+    return math.log(figure.value / low) if low > 0 else math.inf, math.log(high / figure.value)
 
 
 def reciprocal(figure: Figure, times: float, unit: str) -> Figure:
@@ -45,15 +58,53 @@ def reciprocal(figure: Figure, times: float, unit: str) -> Figure:
     )
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """A ratio judged among those of its table."""
+
+    sign: int
+    """1 for significantly above 1, -1 below; 0 for no significant difference, and without an
+    interval."""
+    least: float
+    """The smallest relative difference that would have been significant."""
+
+    @property
+    def unseen(self) -> str:
+        """What "no significant difference" leaves open."""
+        return f"differences below {format_number(100 * self.least, 2)} % would not be detected"
+
+
+def verdicts(found: Sequence[Figure]) -> list[Verdict]:
+    """The ratios of one table judged together: significant by Holm's procedure, and 3 % or more
+    from 1."""
+    sure = [f.low is not None and f.high is not None and f.low < f.high for f in found]
+    significant = iter(holm([_p_value(f) for f, known in zip(found, sure, strict=True) if known]))
+    judged = []
+    for figure, known in zip(found, sure, strict=True):
+        freedom, (low, high) = max(1, figure.n - 1), bounds(figure)
+        level = 1 - (1 - CONFIDENCE) / max(1, sum(sure))
+        wider = student_t(level, freedom) / student_t(CONFIDENCE, freedom)
+        least = max(MIN_DIFFERENCE, wider * (high - low) / 2 / figure.value)
+        far = abs(figure.value - 1) >= MIN_DIFFERENCE
+        sign = (1 if figure.value > 1 else -1) if known and next(significant) and far else 0
+        judged.append(Verdict(sign, least))
+    return judged
+
+
 def significance(found: Figure) -> int:
-    """1 for a ratio significantly above 1, -1 below; 0 for no significant difference, and without
-    an interval."""
-    low, high = bounds(found)
-    if low == high:
-        return 0
-    if low > 1 and found.value >= 1 + MIN_DIFFERENCE:
-        return 1
-    return -1 if high < 1 and found.value <= 1 - MIN_DIFFERENCE else 0
+    """The sign of the verdict of a single ratio."""
+    return verdicts([found])[0].sign
+
+
+def _p_value(found: Figure) -> float:
+    """How often equal figures would have a ratio this far from 1, by the side of the interval
+    towards 1."""
+    below, above = _distances(found)
+    away, side = abs(math.log(found.value)), below if found.value > 1 else above
+    freedom = max(1, found.n - 1)
+    if side == 0:
+        return 0.0 if away else 1.0
+    return student_p(away / side * student_t(CONFIDENCE, freedom), freedom)
 
 
 def format_ratio(found: Figure) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from cubemesh.experiments.analysis.answer import failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by
-from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio, significance
+from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio, verdicts
 from cubemesh.schema import Axis, Cell, Chart, Column, Figure, Finding, Line, RunRecord, Table
 from cubemesh.schema.spec import Layout, Pinning
 from cubemesh.units import format_list
@@ -110,7 +110,9 @@ def findings(
         return
     best, top = ranked[0], rate_of(ranked[0])
     default = default_of(groups)
-    equal = [g for g in ranked[1:] if significance(ratio(top, rate_of(g))) <= 0]
+    judged = verdicts([ratio(top, rate_of(g)) for g in ranked[1:]])
+    same = [(g, v) for g, v in zip(ranked[1:], judged, strict=True) if v.sign <= 0]
+    equal = [g for g, _ in same]
     if default is None:
         yield Finding(
             code="fastest-configuration",
@@ -126,7 +128,8 @@ def findings(
         more = f" and {len(equal) - 4} more" if len(equal) > 4 else ""
         yield Finding(
             code="equal-configurations",
-            text=f"No significant difference from the fastest ({best.key.words}): {names}{more}.",
+            text=f"No significant difference from the fastest ({best.key.words}): {names}{more}; "
+            f"{max((v for _, v in same), key=lambda v: v.least).unseen}.",
             caveats=caveats(best, *equal),
         )
     yield from _effects(ranked)
@@ -169,7 +172,8 @@ def _versus_default(network: str, best: Group[CpuMode], default: Group[CpuMode])
             remedy="Measure again on a quiet machine (--no-cache).",
             caveats=noisy,
         )
-    if significance(found) > 0:
+    verdict = verdicts([found])[0]
+    if verdict.sign > 0:
         return Finding.of(
             code="fastest-configuration",
             question=QUESTION,
@@ -183,7 +187,8 @@ def _versus_default(network: str, best: Group[CpuMode], default: Group[CpuMode])
         code="default-fastest",
         question=QUESTION,
         text=f"No configuration trains {network} significantly faster than the default "
-        f"({default.key.words}): the fastest, {best.key.words}, is at {format_ratio(found)}.",
+        f"({default.key.words}): the fastest, {best.key.words}, is at {format_ratio(found)}; "
+        f"{verdict.unseen}.",
         figure=found,
         unit="× the speed",
     )

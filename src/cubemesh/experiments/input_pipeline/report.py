@@ -9,7 +9,13 @@ from typing import Literal
 from cubemesh.data.images.generated_jpegs import NAME as GENERATED
 from cubemesh.experiments.analysis.answer import cell_or_dash, failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats
-from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio, significance
+from cubemesh.experiments.analysis.ratios import (
+    format_ratio,
+    plus_minus,
+    ratio,
+    significance,
+    verdicts,
+)
 from cubemesh.schema import (
     Axis,
     Cell,
@@ -218,7 +224,10 @@ def _loss(groups: Groups) -> Iterator[Finding]:
         waits = ""
         if wait_s is not None and step_ms is not None:
             waits = f"; {min(100, 1e5 * wait_s / step_ms.value):.0f} % of a step is input wait"
-        how = "as fast as" if significance(share) == 0 else f"{format_ratio(share)} the speed of"
+        verdict = verdicts([share])[0]
+        how = f"{format_ratio(share)} the speed of"
+        if verdict.sign == 0:
+            how, waits = "as fast as", f"{waits}; {verdict.unseen}"
         yield Finding.of(
             code="input-cost",
             text=f"Training on {LABELS[name]} is {how} one batch on the device{waits}.",

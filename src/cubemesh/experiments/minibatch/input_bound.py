@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from cubemesh.experiments.analysis.groups import Group, caveats
-from cubemesh.experiments.analysis.ratios import ratio, significance
+from cubemesh.experiments.analysis.ratios import ratio, verdicts
 from cubemesh.schema import Cell, Column, Finding, ProgramSettings
 from cubemesh.units import format_list
 
@@ -75,7 +75,7 @@ def input_bound_findings(network: str, pairs: Sequence[LocationPair]) -> Iterato
     """Where training `network` is input-bound, where the copy from the host has a cost, and where
     there is no significant difference. Noisy runs are not compared."""
     slower: dict[str, list[str]] = {"input-bound": [], "copy-cost": []}
-    any_equal, noisy = False, []
+    noisy, compared = [], []
     for where, host, device in pairs:
         a, b = host.throughput, device.throughput
         if a is None or b is None:
@@ -83,9 +83,10 @@ def input_bound_findings(network: str, pairs: Sequence[LocationPair]) -> Iterato
         if caveats(host, device):
             noisy.append((where, host, device))
             continue
-        found = ratio(b, a)
-        if significance(found) <= 0:
-            any_equal = True
+        compared.append((where, host, ratio(b, a)))
+    judged = verdicts([found for *_, found in compared])
+    for (where, host, found), verdict in zip(compared, judged, strict=True):
+        if verdict.sign <= 0:
             continue
         busy = device_utilization(host)
         code = "input-bound" if busy is not None and busy[1] < BUSY_PERCENT else "copy-cost"
@@ -107,11 +108,11 @@ def input_bound_findings(network: str, pairs: Sequence[LocationPair]) -> Iterato
                 f"{format_list(slower[code])}.",
                 remedy=remedy,
             )
-    if any_equal and not any(slower.values()):
+    if judged and not any(slower.values()):
         yield Finding(
             code="no-input-cost",
             text=f"{network}: no significant difference between data on the host and on the "
-            "device.",
+            f"device; {max(judged, key=lambda v: v.least).unseen}.",
         )
     if noisy:
         yield Finding(

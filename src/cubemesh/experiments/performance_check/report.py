@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from cubemesh.experiments.analysis.groups import Group
-from cubemesh.experiments.analysis.ratios import bounds, format_ratio, ratio, significance
+from cubemesh.experiments.analysis.ratios import bounds, format_ratio, ratio, verdicts
 from cubemesh.experiments.analysis.utilization_columns import share_cell
 from cubemesh.experiments.performance_check.analysis import (
     PROFILE,
@@ -96,9 +96,11 @@ def _verdict(workload: Workload) -> Iterator[Finding]:
     ]
     if (times := workload.rated) is not None:
         away = f"{abs(100 * (times.value - 1)):.0f} %"
+        verdict = verdicts([times])[0]
         words = {1: f"{away} above", 0: "not significantly different from", -1: f"{away} below"}
+        unseen = "" if verdict.sign else f" ({verdict.unseen})"
         compared.insert(
-            0, f"{words[significance(times)]} the fastest published result on this device"
+            0, f"{words[verdict.sign]} the fastest published result on this device{unseen}"
         )
     unrated = "" if workload.rated else " No published result is of this class of device."
     commands = [loss.command for loss in workload.losses() if loss.included and loss.significant]

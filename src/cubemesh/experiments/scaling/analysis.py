@@ -5,8 +5,8 @@
                              running at the same time without synchronization)
 
 The second leaves out what devices lose merely by running at the same time (shared memory, power,
-clocks) or to a slow neighbour; the rest is lost to synchronization. Intervals come from resampling
-runs and windows of both points independently and taking the ratio of each draw.
+clocks) or to a slow neighbour; the rest is lost to synchronization. Intervals combine those of both
+throughputs (`analysis/ratios.py`).
 
 The ideal step on N devices takes as long as on one, times the ratio of their batch sizes per device
 (1 in weak scaling, 1/N in strong). The rest is overhead: exposed communication, straggler wait,
@@ -18,22 +18,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from cubemesh.experiments.analysis.groups import Group
-from cubemesh.experiments.analysis.ratios import bounds
+from cubemesh.experiments.analysis.groups import Group, pooled
+from cubemesh.experiments.analysis.ratios import bounds, ratio
 from cubemesh.experiments.scaling.design import ScalingCurve, ScalingGroup, ScalingMode
 from cubemesh.experiments.scaling.forecast import forecast_points
 from cubemesh.forecast.request import Point
 from cubemesh.measure.attribution.attribution import COMPUTE, PARTS
 from cubemesh.measure.attribution.bottlenecks import MAX_EXCESS, excess_share, remedy_of
 from cubemesh.schema import Figure, Part, RunRecord
-from cubemesh.statistics import FEWEST_FOR_INTERVAL, draws_interval, throughput, throughput_draws
+from cubemesh.statistics import FEWEST_FOR_INTERVAL
 from cubemesh.store.run_statistics import run_windows
 
 ForecastPoint = tuple[str, ScalingGroup, Point | str]
@@ -86,9 +83,7 @@ def efficiency(several: Group[Any], one: Group[Any]) -> Figure | None:
     if several.throughput is None or one.throughput is None:
         return None
     devices = several.records[0].spec.placement.devices
-    over, under = _together(several.ok), _together(one.ok)
-    reference = devices * throughput_draws(under, seed=1)
-    return _percent(over, devices * _rate(under), reference, under)
+    return _percent(_together(several.ok), _together(one.ok), devices)
 
 
 def efficiency_independent(several: Group[Any], independent: Group[Any]) -> Figure | None:
@@ -97,34 +92,21 @@ def efficiency_independent(several: Group[Any], independent: Group[Any]) -> Figu
     rates = independent_rates(independent)
     if several.throughput is None or not rates:
         return None
-    over, devices = _together(several.ok), len(rates)
-    own = [_of_rank(independent.ok, rank) for rank in rates]
-    draws = np.stack([throughput_draws(runs, seed=1 + n) for n, runs in enumerate(own)])
-    reference = devices * np.asarray(draws.min(axis=0))
-    return _percent(over, devices * min(rates.values()), reference, *own)
+    slowest = _of_rank(independent.ok, min(rates, key=lambda rank: rates[rank]))
+    return _percent(_together(several.ok), slowest, len(rates))
 
 
 def independent_rates(independent: Group[Any]) -> dict[int, float]:
     """Samples per second of each rank without synchronization; empty if they did not run."""
     ranks = sorted({w.rank for r in independent.ok for w in r.measured})
-    return {rank: _rate(_of_rank(independent.ok, rank)) for rank in ranks}
+    return {rank: pooled(_of_rank(independent.ok, rank)).value for rank in ranks}
 
 
-def _percent(
-    over: Runs, reference: float, reference_draws: NDArray[np.float64], *under: Runs
-) -> Figure:
-    value, sides = 100 * _rate(over) / reference, (over, *under)
-    fewest = min(sum(map(len, runs)) for runs in sides)
-    if fewest < FEWEST_FOR_INTERVAL:
-        return Figure(value=value, unit="%", n=fewest)
-    draws = 100 * throughput_draws(over, seed=0) / reference_draws
-    interval = draws_interval(draws, min(map(_drawn, sides)))
-    return Figure(value=value, unit="%", low=interval.low, high=interval.high, n=fewest)
-
-
-def _drawn(runs: Runs) -> int:
-    """Number of values to draw from: runs, or windows of a single run."""
-    return len(runs) if len(runs) > 1 else len(runs[0])
+def _percent(over: Runs, under: Runs, devices: int) -> Figure:
+    found = ratio(pooled(over), pooled(under)).scaled(100 / devices, "%")
+    if min(sum(map(len, runs)) for runs in (over, under)) < FEWEST_FOR_INTERVAL:
+        return replace(found, low=None, high=None)
+    return found
 
 
 def _together(records: Sequence[RunRecord]) -> Runs:
@@ -133,11 +115,6 @@ def _together(records: Sequence[RunRecord]) -> Runs:
 
 def _of_rank(records: Sequence[RunRecord], rank: int) -> Runs:
     return [[(w.samples, w.elapsed_s) for w in r.measured if w.rank == rank] for r in records]
-
-
-def _rate(runs: Runs) -> float:
-    windows = [window for run in runs for window in run]
-    return throughput([s for s, _ in windows], [t for _, t in windows])
 
 
 MIN_FRACTION = 0.01

@@ -16,7 +16,13 @@ from typing import Any, Literal
 
 from cubemesh.experiments.analysis.answer import answer_of, failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
-from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio, significance
+from cubemesh.experiments.analysis.ratios import (
+    Verdict,
+    format_ratio,
+    plus_minus,
+    ratio,
+    verdicts,
+)
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.minibatch.analysis import KNEE_FRACTION
@@ -204,21 +210,23 @@ def _all_compared(
     """All comparisons along one field; the first carries the question."""
     several = len(values_of(groups, "precision")) > 1
     pairs = [pair for value in values for pair in _pairs(groups, field, value, under)]
-    for place, (over, base) in enumerate(pairs):
-        found = _compared(over, base, field, precision=several)
+    judged = verdicts([ratio(over[1], base[1]) for over, base in pairs])
+    for place, ((over, base), verdict) in enumerate(zip(pairs, judged, strict=True)):
+        found = _compared(over, base, field, verdict, precision=several)
         yield found if place else replace(found, question=question)
 
 
-def _compared(over: Done, under: Done, field: str, *, precision: bool) -> Finding:
+def _compared(over: Done, under: Done, field: str, verdict: Verdict, *, precision: bool) -> Finding:
     """Throughput of one point relative to another, which differs in `field`."""
     (group, rate), (base, base_rate) = over, under
     found = ratio(rate, base_rate)
     one, other = name_of(group.key, precision), name_of(base.key, precision)
     at = f"At batch size {base.key.batch}"
-    if significance(found):
+    if verdict.sign:
         text = f"{at}, {one} trains {format_ratio(found)} as many sentences/s as {other}."
     else:
-        text = f"{at}, no significant difference of {one} and {other}: {format_ratio(found)}."
+        text = f"{at}, no significant difference of {one} and {other}: {format_ratio(found)}; "
+        text += f"{verdict.unseen}."
     if field == "hidden":
         text += f" A sentence takes {_flops(group) / _flops(base):.2g} times the operations."
     return Finding.of(

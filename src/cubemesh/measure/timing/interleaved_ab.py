@@ -13,8 +13,8 @@ windows. Equal programs in one process can still differ by a percent, by the mem
 their arrays. So several instances of each side are built, each pair of them gives one value (the
 mean of its blocks, trimmed by a fifth at both ends), and Student's interval over these values is
 about the programs and not their memory addresses. Its variance is at least what the blocks within
-instances imply. A single pair of instances has an interval over its blocks, which leaves that out;
-no difference is reported from it.
+instances imply. A single pair of instances has an interval over its blocks, widened for their
+autocorrelation, which leaves that out; no difference is reported from it.
 
 Nothing here depends on a framework: a side has its step, its synchronization and its clock.
 """
@@ -30,13 +30,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from cubemesh.measure.log import Log
-from cubemesh.measure.timing.stopping_rule import StoppingRule
+from cubemesh.measure.timing.stopping_rule import StoppingRule, confidence_of
 from cubemesh.measure.timing.timer import STEADY_WINDOWS, Stopwatch, warmup_is_over
 from cubemesh.measure.validity import not_steady
 from cubemesh.schema.comparison import Ratio, classify_ratio
 from cubemesh.schema.record import AGAINST, Window
 from cubemesh.schema.spec import Budget
-from cubemesh.statistics import is_steady, mean, median, t_interval, trimmed_mean
+from cubemesh.statistics import (
+    CONFIDENCE,
+    is_steady,
+    mean,
+    mean_interval,
+    median,
+    t_interval,
+    trimmed_mean,
+)
 
 WINDOW_S = 0.05
 """Minimum length of a window; a longer step has its own window."""
@@ -78,11 +86,13 @@ class InterleavedResult:
     started: float
     """Begin of the measured part, a reading of `time.perf_counter()`."""
     ended: float
+    confidence: float = CONFIDENCE
+    """Of the intervals: higher where the end depended on them."""
 
     @property
     def ratio(self) -> Ratio:
         """The second side's throughput over the first's."""
-        return ratio_of(self.windows)
+        return ratio_of(self.windows, self.confidence)
 
 
 def alternate(
@@ -105,7 +115,11 @@ def alternate(
         comparison.measure()
         ended = time.perf_counter()
     return InterleavedResult(
-        windows=tuple(comparison.windows), steady=steady, started=started, ended=ended
+        windows=tuple(comparison.windows),
+        steady=steady,
+        started=started,
+        ended=ended,
+        confidence=confidence_of(budget),
     )
 
 
@@ -159,7 +173,8 @@ class _Comparison:
 
     def measure(self) -> None:
         """Blocks, two of every instance at a time."""
-        rule = StoppingRule(self._budget, lambda: ratio_of(self.windows).half_width)
+        confidence = confidence_of(self._budget)
+        rule = StoppingRule(self._budget, lambda: ratio_of(self.windows, confidence).half_width)
         fraction = 0.0
         while fraction < 1 or rule.wants_more(len(self.windows), self._seconds(0)):
             self._two_blocks_of_each()
@@ -229,7 +244,7 @@ def _joined(windows: Sequence[Window]) -> Window:
     )
 
 
-def ratio_of(windows: Iterable[Window]) -> Ratio:
+def ratio_of(windows: Iterable[Window], confidence: float = CONFIDENCE) -> Ratio:
     """Ratio of throughputs from alternating windows, by the method at the head of this file; only
     complete blocks count. ValueError without one."""
     by_instance = _block_values(windows)
@@ -237,15 +252,19 @@ def ratio_of(windows: Iterable[Window]) -> Ratio:
     if not values:
         raise ValueError("no complete block of four windows")
     alone = len(values) == 1
-    spread = next(iter(by_instance.values())) if alone else values
-    within = 0.0 if alone else _variance_within(by_instance.values())
-    interval = t_interval(spread, least_variance=within) if len(spread) > 1 else None
     blocks = sum(map(len, by_instance.values()))
+    interval = None
+    if not alone:
+        within = _variance_within(by_instance.values())
+        interval = t_interval(values, confidence, least_variance=within)
+    elif blocks > 1:
+        interval = mean_interval(next(iter(by_instance.values())), confidence)
     return classify_ratio(
         math.exp(mean(values)),
         math.exp(interval.low) if interval else None,
         math.exp(interval.high) if interval else None,
         n=len(values),
+        freedom=max(1, (blocks if alone else len(values)) - 1),
         why=ALONE if alone else "",
         method=f"{blocks} blocks of four alternating windows on {len(values)} "
         f"{'pair' if alone else 'pairs'} of instances; Student's interval "

@@ -1,8 +1,9 @@
 """Stopping rule: measure until the interval is within `Budget.target_ci`, or time is up.
 
-Checking after every window and stopping at the first narrow interval would stop on lucky ones. So
-the next check comes with a quarter more windows than the last, which keeps the checks few; its cost
-in coverage is in docs/statistics.md.
+Stopping at the first narrow interval prefers intervals that are too narrow by chance: its "95 %"
+covers 89 to 96 %. So there are few looks, the first at 20 windows and each at half as many more
+than the last, and every interval of such a run is one of 97.5 %, as in a group sequential test with
+a constant boundary (Pocock, Biometrika 64, 1977). The coverage is in docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -13,8 +14,18 @@ from collections.abc import Callable
 from cubemesh.measure.validity import wide_interval
 from cubemesh.schema.spec import Budget
 from cubemesh.schema.warning import Warning
+from cubemesh.statistics import CONFIDENCE
 
-GROWTH = 1.25
+FIRST_LOOK = 20
+"""Windows at the first look: with fewer the autocorrelation is too uncertain to stop on."""
+GROWTH = 1.5
+SEQUENTIAL_CONFIDENCE = 0.975
+"""Of the intervals of a run that stops when its interval is narrow."""
+
+
+def confidence_of(budget: Budget) -> float:
+    """The confidence at which the intervals of a run with this budget cover about 95 %."""
+    return CONFIDENCE if budget.target_ci is None else SEQUENTIAL_CONFIDENCE
 
 
 class StoppingRule:
@@ -26,7 +37,7 @@ class StoppingRule:
     def __init__(self, budget: Budget, half_width: Callable[[], float | None]) -> None:
         self._budget = budget
         self._half_width = half_width
-        self._next_look = 0
+        self._next_look = FIRST_LOOK
         self._elapsed_s = 0.0
         self._reached: float | None = None
 

@@ -36,7 +36,7 @@ from typing import Any, Protocol
 
 from cubemesh.measure.figures import half_width
 from cubemesh.measure.log import Log
-from cubemesh.measure.timing.stopping_rule import StoppingRule
+from cubemesh.measure.timing.stopping_rule import StoppingRule, confidence_of
 from cubemesh.measure.validity import not_steady, window_warnings
 from cubemesh.schema.record import Window
 from cubemesh.schema.spec import Budget
@@ -259,7 +259,7 @@ def _measure(
     length = pace.length(steps_per_window(budget, step_s), step_s)
     windows: list[Window] = []
     done, elapsed_s, over = 0, 0.0, False
-    rule = StoppingRule(budget, lambda: half_width(windows))
+    rule = StoppingRule(budget, lambda: half_width(windows, confidence_of(budget)))
     while not over:
         window = pace.window(watch, "measure", length)
         windows.append(window)

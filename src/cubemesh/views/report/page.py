@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from cubemesh.api.report import Report
-from cubemesh.experiments.analysis.ratios import significance
+from cubemesh.experiments.analysis.ratios import verdicts
 from cubemesh.experiments.analysis.roofline_chart import roofline, roofline_table
 from cubemesh.experiments.collectives.report import sweep_tables
 from cubemesh.schema import (
@@ -142,13 +142,14 @@ def _verdict(finding: Finding) -> tuple[str, str]:
     other, value = others.get(finding.code), finding.value
     if other is None or value is None or finding.low is None or finding.high is None:
         return "", ""
-    found = significance(Figure(value=value, unit=finding.unit, low=finding.low, high=finding.high))
-    if found > 0:
+    figure = Figure(value=value, unit=finding.unit, low=finding.low, high=finding.high)
+    found = verdicts([figure])[0]
+    if found.sign > 0:
         above = f"{100 * (value - 1):.0f} % above" if value < 2 else f"{value:.3g} × as fast as"
         return f"{above} {other}", "good"
-    if found < 0:
+    if found.sign < 0:
         return f"{100 * (1 - value):.0f} % below {other}", "low"
-    return f"no significant difference from {other}", "equal"
+    return f"no significant difference from {other}: {found.unseen}", "equal"
 
 
 def _bars(finding: Finding) -> tuple[tuple[str, float, str], ...]:

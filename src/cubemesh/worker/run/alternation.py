@@ -182,7 +182,7 @@ def _log_comparison(found: InterleavedResult, log: EventLog) -> None:
         ),
     )
     second = [w for w in found.windows if w.phase == AGAINST]
-    for name, figure in figures(second, wall_s=0.0).items():
+    for name, figure in figures(second, 0.0, found.confidence).items():
         if name in ("throughput_per_s", "step_s"):
             log.figure(f"against_{name}", figure)
     for warning in window_warnings([w for w in found.windows if w.phase != AGAINST]):
