@@ -88,15 +88,17 @@ def _rate(figure: Figure, unit: str) -> str:
 
 def _verdict(workload: Workload) -> Iterator[Finding]:
     """How good a throughput is, and the command that trains at it."""
+    gains = [(f"the speed of {title_of(name)}", gain) for name, gain in _by_name(workload)]
+    judged = verdicts([gain for _, gain in gains])
     compared = [
-        f"{format_number(gain.value)}× the speed of {title_of(name)}"
-        if significance(gain)
-        else f"not significantly different from {title_of(name)}"
-        for name, gain in _by_name(workload)
+        f"{format_number(gain.value)}× {what}"
+        if verdict.sign
+        else f"not significantly different from {what} ({verdict.unseen})"
+        for (what, gain), verdict in zip(gains, judged, strict=True)
     ]
     if (times := workload.rated) is not None:
+        (verdict,) = verdicts([times])
         away = f"{abs(100 * (times.value - 1)):.0f} %"
-        verdict = verdicts([times])[0]
         words = {1: f"{away} above", 0: "not significantly different from", -1: f"{away} below"}
         unseen = "" if verdict.sign else f" ({verdict.unseen})"
         compared.insert(
