@@ -5,6 +5,9 @@ scientific notation. Rates, operations, power and energy take SI prefixes (power
 takes IEC ones (powers of 1,024). An interval decides the digits of its value by the rule of the
 Particle Data Group (Review of Particle Physics, section 5.3): an uncertainty shows two significant
 digits when they are 10 to 35, and one above that.
+
+A ratio (its unit begins with ×) has two decimals at most, below 0.1 two significant digits, and no
+smaller uncertainty: processes differ by more.
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ def format_quantity(value: float, unit: str, digits: int = 3) -> str:
         return _with_unit(_not_finite(value), unit)
     rounded = _rounded(value, digits)
     factor, name = _scale(rounded, unit)
-    return _with_unit(format_number(value / factor, digits), name)
+    return _with_unit(_digits_of(value / factor, name, digits), name)
 
 
 def format_bytes(size: float, digits: int = 3) -> str:
@@ -122,12 +125,12 @@ def format_interval(
         return f"{format_quantity(value, unit)} ± {_not_finite(half)}"
     factor, name = _scale(value, unit)
     if half <= 0:
-        return _with_unit(f"{format_number(value / factor, 4)} ± 0", name)
+        return _with_unit(f"{_digits_of(value / factor, name, 4)} ± 0", name)
     if 0 < low < value <= half:
-        ends = f"{format_number(low / factor)} to {format_number(high / factor)}"
-        number = format_number(value / factor)
-        return f"{number}× ({ends})" if unit == "×" else _with_unit(f"{number} ({ends})", name)
-    uncertainty = _rounded_uncertainty(half / factor)
+        number, *ends = (_digits_of(x / factor, name) for x in (value, low, high))
+        wide = f"({' to '.join(ends)})"
+        return f"{number}× {wide}" if unit == "×" else _with_unit(f"{number} {wide}", name)
+    uncertainty = _capped(_rounded_uncertainty(half / factor), value / factor, name)
     place = Decimal(1).scaleb(_last_place(uncertainty))
     shown = Decimal(value / factor).quantize(place, context=_EXACT)
     decimals = max(0, -_last_place(uncertainty))
@@ -219,6 +222,18 @@ def _with_unit(number: str, unit: str) -> str:
     if not unit:
         return number
     return f"{number}{unit}" if unit == "×" else f"{number} {unit}"
+
+
+def _digits_of(value: float, unit: str, digits: int = 3) -> str:
+    return _plain_digits(_capped(_rounded(value, digits), value, unit))
+
+
+def _capped(number: Decimal, value: float, unit: str) -> Decimal:
+    """`number`, the value or its uncertainty, to the last decimal that a ratio shows."""
+    least = Decimal(1).scaleb(min(-2, Decimal(repr(value)).adjusted() - 1) if value else -2)
+    if not unit.startswith("×") or _last_place(number) >= _last_place(least):
+        return number
+    return number.quantize(least, context=_EXACT) or least
 
 
 def _not_finite(value: float) -> str:

@@ -34,6 +34,7 @@ from cubemesh.schema import (
     TrainSteps,
 )
 from cubemesh.store import Store
+from cubemesh.units import format_quantity
 
 HOUR_S = 3600.0
 
@@ -219,11 +220,11 @@ def _comparison(
 ) -> Finding:
     mean = geometric_mean(r.value for _, r, _ in shares)
     least, most = (pick(shares, key=lambda s: s[1].value) for pick in (min, max))
-    text = f"{fast} trains {mean:.3g}× as fast as {slow}"
+    text = f"{fast} trains {format_quantity(mean, '×')} as fast as {slow}"
     if len(shares) > 1:
         text += (
-            f" over {len(shares)} workloads, from {least[1].value:.3g}× ({least[0]}) to "
-            f"{most[1].value:.3g}× ({most[0]})"
+            f" over {len(shares)} workloads, from {format_quantity(least[1].value, '×')} "
+            f"({least[0]}) to {format_quantity(most[1].value, '×')} ({most[0]})"
         )
     else:
         text += f" ({shares[0][0]})"
@@ -246,8 +247,8 @@ def _cost_effectiveness(
     better, other = (fast, slow) if worth >= 1 else (slow, fast)
     return Finding(
         code="cost-effectiveness",
-        text=f"{better} trains {max(worth, 1 / worth):.3g}× as many samples per unit of money as "
-        f"{other} (price per hour: {prices[better]:g} and {prices[other]:g}).",
+        text=f"{better} trains {format_quantity(max(worth, 1 / worth), '×')} as many samples per "
+        f"unit of money as {other} (price per hour: {prices[better]:g} and {prices[other]:g}).",
         value=max(worth, 1 / worth),
         unit="× the samples per unit of money",
         caveats=speed_up.caveats,

@@ -211,10 +211,10 @@ def _findings(groups: Sequence[Group[int]]) -> Iterator[Finding]:
 def _speed_up(one: Group[int], one_s: float, many: Group[int], many_s: float) -> Finding:
     rates = [g.throughput for g in (one, many)]
     devices = f"{format_devices(many.key)} over {format_devices(one.key)}"
-    text = f"Speed-up of {devices}: {one_s / many_s:.3g}×"
+    text = f"Speed-up of {devices}: {format_quantity(one_s / many_s, '×')}"
     if rates[0] is not None and rates[1] is not None:
         text += (
-            f", with {rates[1].value / rates[0].value:.3g}× the throughput and "
+            f", with {format_quantity(rates[1].value / rates[0].value, '×')} the throughput and "
             f"{_epochs_text(many)} instead of {_epochs(one)}"
         )
     return Finding(

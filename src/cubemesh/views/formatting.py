@@ -79,9 +79,18 @@ def quantity(
     unit = clean(unit)
     if low is not None and high is not None:
         return format_interval(value, low, high, unit)
-    if unit in SCALED:
+    if unit in SCALED or unit.startswith("×"):
         return format_quantity(value, unit, digits)
     return f"{number(value, digits)} {unit}".rstrip()
+
+
+def bare_quantity(
+    value: float, unit: str, low: float | None = None, high: float | None = None, digits: int = 3
+) -> str:
+    """As `quantity`, without the unit, unless that has a prefix: `19.9 ± 0.2`, `110 ms`."""
+    if unit.startswith("×"):
+        return quantity(value, "×", low, high, digits).replace("×", "", 1)
+    return quantity(value, unit if unit in SCALED else "", low, high, digits)
 
 
 _WIDE = re.compile(r"(?P<figure>.*) \((?P<ends>.*)\) ?(?P<scaled>.*)")
@@ -92,19 +101,20 @@ def split_figure(
 ) -> tuple[str, str, str]:
     """A figure for large print: the number, its unit, and its interval ("± 14", "84 to 530" of a
     wide one, or ""). The unit of a ratio is next to the number: "1.32×"."""
-    if unit == "×":
-        figure, _, interval = split_figure(value, "", low, high)
-        return f"{figure}×", "", interval
     if unit == "s" and value >= _LONG_S:
         return _split_duration(value, low, high)
-    text = quantity(value, unit if unit in SCALED else "", low, high)
+    text = bare_quantity(value, unit, low, high)
     if wide := _WIDE.fullmatch(text):
-        return wide["figure"], wide["scaled"] or clean(unit), wide["ends"]
-    figure, _, interval = text.partition(" ± ")
-    spread, _, scaled = interval.partition(" ")
-    if not interval:
-        figure, _, scaled = figure.partition(" ")
-    return figure, scaled or clean(unit), f"± {spread}" if spread else ""
+        figure, scaled, interval = wide["figure"], wide["scaled"], wide["ends"]
+    else:
+        figure, _, interval = text.partition(" ± ")
+        spread, _, scaled = interval.partition(" ")
+        if not interval:
+            figure, _, scaled = figure.partition(" ")
+        interval = f"± {spread}" if spread else ""
+    if unit == "×":
+        return f"{figure}×", "", interval
+    return figure, scaled or clean(unit), interval
 
 
 def _split_duration(value: float, low: float | None, high: float | None) -> tuple[str, str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from cubemesh.schema import Cell, Column, Table
 from cubemesh.untrusted import clean
-from cubemesh.views.formatting import SCALED, quantity, with_unit
+from cubemesh.views.formatting import SCALED, bare_quantity, with_unit
 
 GAP = "–"
 """Text of a gap without a reason."""
@@ -88,8 +88,7 @@ def heading(column: Column) -> str:
 def cell_text(cell: Cell, column: Column) -> str:
     """The text of a table cell, or the reason of a gap."""
     if cell.value is not None:
-        unit = column.unit if column.unit in SCALED else ""
-        return quantity(cell.value, unit, cell.low, cell.high, column.digits)
+        return bare_quantity(cell.value, column.unit, cell.low, cell.high, column.digits)
     return clean(cell.text or cell.reason) or GAP
 
 

@@ -69,5 +69,5 @@ def test_the_ratios_of_a_table_are_judged_together():
 
 
 def test_format_of_a_ratio():
-    assert format_ratio(ratio(figure(132, 0.01), figure(100, 0.01))) == "1.320 ± 0.019×"
-    assert format_ratio(Figure(value=1.29, unit="×", low=0.618, high=2.7)) == "1.29× (0.618 to 2.7)"
+    assert format_ratio(ratio(figure(132, 0.01), figure(100, 0.01))) == "1.32 ± 0.02×"
+    assert format_ratio(Figure(value=1.29, unit="×", low=0.618, high=2.7)) == "1.29× (0.62 to 2.7)"

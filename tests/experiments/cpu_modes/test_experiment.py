@@ -86,7 +86,7 @@ def test_a_significantly_faster_configuration_and_its_settings(two_cores, play, 
     assert first.low < 2 < first.high
     assert in_order(first.remedy, "--set threads=2 --set layout=nhwc")
     (layout,) = (f.text for f in answer.findings if f.code == "layout-effect")
-    assert "nchw 0.500 ± 0.007×" in layout
+    assert "nchw 0.50 ± 0.01×" in layout
     assert answer.tables[0].rows[0][5].text == "fastest"
     assert answer.charts[0].lines[0].points[0].x == "2 threads, nhwc"
 

@@ -85,7 +85,7 @@ class Matrix:
 
     def gains(self, over: str, under: str) -> Finding | None:
         """The speed-up of `over` over `under` by network: "faster on a 2.00 ± 0.04×; no
-        significant difference on b 1.010 ± 0.020×". Noisy runs are not compared; None if no
+        significant difference on b 1.01 ± 0.02×". Noisy runs are not compared; None if no
         network has both."""
         words = {1: "faster on", -1: "slower on", 0: "no significant difference on"}
         networks: dict[str, list[str]] = {word: [] for word in words.values()}

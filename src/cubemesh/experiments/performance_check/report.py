@@ -19,7 +19,13 @@ from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
 from cubemesh.networks.own_input import is_imagenet
 from cubemesh.schema import Axis, Cell, Chart, Column, Figure, Finding, Line, Point, Table
-from cubemesh.units import format_interval, format_list, format_number, format_seconds
+from cubemesh.units import (
+    format_interval,
+    format_list,
+    format_number,
+    format_quantity,
+    format_seconds,
+)
 
 EXPLAINED = {"pytorch-captured": ("PyTorch with fused kernels", " and CUDA graphs")}
 """Framework → what it is, and what else on a GPU; said where it is first named."""
@@ -91,7 +97,7 @@ def _verdict(workload: Workload) -> Iterator[Finding]:
     gains = [(f"the speed of {title_of(name)}", gain) for name, gain in _by_name(workload)]
     judged = verdicts([gain for _, gain in gains])
     compared = [
-        f"{format_number(gain.value)}× {what}"
+        f"{format_quantity(gain.value, '×')} {what}"
         if verdict.sign
         else f"not significantly different from {what} ({verdict.unseen})"
         for (what, gain), verdict in zip(gains, judged, strict=True)

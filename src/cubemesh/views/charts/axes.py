@@ -16,7 +16,7 @@ import altair as alt
 
 from cubemesh.schema import Chart, Point
 from cubemesh.untrusted import clean
-from cubemesh.views.formatting import axis_title, number, quantity, split_figure
+from cubemesh.views.formatting import axis_title, bare_quantity, number, quantity, split_figure
 from cubemesh.views.theme import line_styles
 
 Row = dict[str, Any]
@@ -96,18 +96,21 @@ class Frame:
         assert point.y is not None
         interval = _interval(point)
         low, high = interval or (None, None)
+        unit = self.chart.y.unit
+        ratio = unit if unit.startswith("×") else ""
         row = self._named_row(index, point)
         row |= {
             "y": point.y,
             "label": clean(point.label)
             if self.chart.kind == "scatter"
-            else split_figure(point.y, "", low, high)[0],
-            "value": quantity(point.y, self.chart.y.unit, low, high),
+            else split_figure(point.y, ratio, low, high)[0],
+            "value": quantity(point.y, unit, low, high),
         }
         row["description"] = f"{row['title']}: {row['value']}"
         if interval:
             row |= {"low": low, "high": high}
-            row["interval"] = f"{number(interval[0], 4)} to {number(interval[1], 4)}"
+            ends = (bare_quantity(end, ratio, digits=4) for end in interval)
+            row["interval"] = " to ".join(ends)
         return row
 
     def _missing_row(self, index: int, point: Point, reason: str) -> Row:

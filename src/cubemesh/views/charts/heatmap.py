@@ -13,7 +13,7 @@ import altair as alt
 from cubemesh.schema import Chart, Point
 from cubemesh.untrusted import clean
 from cubemesh.views.charts.axes import gap_reason, x_text
-from cubemesh.views.formatting import axis_title, number, quantity
+from cubemesh.views.formatting import axis_title, bare_quantity, quantity
 from cubemesh.views.theme import variable
 
 _ROW_PIXELS = 44
@@ -91,7 +91,7 @@ def _cell(chart: Chart, row: str, point: Point, low: float, high: float) -> dict
     return cell | {
         "opacity": opacity,
         "ink": variable("paper" if opacity > _TURNS else "ink"),
-        "label": number(point.y),
+        "label": bare_quantity(point.y, unit if (unit := chart.y.unit).startswith("×") else ""),
         "value": value,
         "description": f"{title}: {value}",
     }
