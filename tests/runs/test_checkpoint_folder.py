@@ -14,7 +14,6 @@ from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.runner import run_experiment
 from cubemesh.experiments.train.experiment import EXPERIMENT
 from cubemesh.runs import Executor
-from cubemesh.schema import Status
 from cubemesh.store import Store
 from cubemesh.training.checkpoint import load, steps_in
 
@@ -119,7 +118,10 @@ def test_a_second_training_is_refused_while_the_first_writes(train, tmp_path):
     assert not steps_in(folder)
 
 
-def test_a_worker_finds_the_folder_in_use_before_its_first_step(train, tmp_path, monkeypatch):
+@pytest.mark.parametrize("settings", [{}, TWO], ids=["one-device", "two-devices"])
+def test_a_worker_finds_the_folder_in_use_before_its_first_step(
+    train, tmp_path, monkeypatch, settings
+):
     """Two that begin at the same moment: the runner saw a free folder."""
     from cubemesh.experiments import runner
 
@@ -131,9 +133,7 @@ def test_a_worker_finds_the_folder_in_use_before_its_first_step(train, tmp_path,
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as first:
         run = first.stdout.readline().strip()
-        (record,) = train(folder, 1)
+        with pytest.raises(BusyError, match=run):
+            train(folder, 1, **settings)
         first.kill()
-    assert record.outcome.status is Status.UNSUPPORTED
-    assert run in record.outcome.message
-    assert record.windows == ()
     assert [p.name for p in folder.iterdir()] == ["training.lock"]

@@ -59,9 +59,10 @@ class Executor:
 
     `no_cache` measures stored specs again, each once per executor. `wait_s` is how long to
     wait for a device that another runner uses. `environments` has the frameworks whose workers run
-    in another Python (runs/interpreters.py). Raises BusyError when a device stays in use,
-    UsageError for an unknown framework; an error of a run is its record's outcome. A record that
-    the store does not take waits in the spool, and the next run begins (`Store.save_or_spool`).
+    in another Python (runs/interpreters.py). Raises BusyError when a device stays in use, or when
+    a run found its folder of checkpoints in use, which is not stored; UsageError for an unknown
+    framework. Another error of a run is its record's outcome. A record that the store does not take
+    waits in the spool, and the next run begins (`Store.save_or_spool`).
     """
 
     def __init__(
@@ -213,6 +214,9 @@ class Executor:
             gpus=gpus,
             processor=self._machine.cpu.model or "",
         )
+        if record.outcome.facts.get("in_use"):  # another run was faster by a moment
+            remove(folder)
+            raise BusyError(record.outcome.message)
         other = self.environments.get(spec.program.framework)
         stored, refused = store_artifacts(self._store, record.run_id, folder, events)
         record = dataclasses.replace(

@@ -50,7 +50,7 @@ class Outcome:
     """Where it was detected: by the `worker` itself, or by the `runner` from outside."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Figures and names behind the message: signal, exit_code, forecast_bytes, limit_bytes,
-    largest_batch_that_fits, traceback."""
+    largest_batch_that_fits, traceback, in_use."""
 
     @property
     def ok(self) -> bool:

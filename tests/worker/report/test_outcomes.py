@@ -1,6 +1,6 @@
 import pytest
 
-from cubemesh.errors import DataError, UsageError
+from cubemesh.errors import BusyError, DataError, UsageError
 from cubemesh.frameworks.contract.program import (
     Diverged,
     NotInstalled,
@@ -27,6 +27,11 @@ def raised(error):
         raise error
     except BaseException as caught:
         return caught
+
+
+def test_what_is_in_use_is_marked_for_the_runner():
+    found = outcome(BusyError("in use"))
+    assert (found.status, found.facts) == (Status.UNSUPPORTED, {"in_use": True})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cubemesh.errors import DataError, UsageError
+from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.frameworks.contract.group import SingleProcessGroup
 from cubemesh.frameworks.contract.program import Snapshot, Unsupported
 from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
@@ -57,7 +57,7 @@ def begin(*folders, resume=False, reshard=False):
         )
         try:
             found[rank] = checkpointing.beginning(spec, Ranks(rank, values, meeting), InMemoryLog())
-        except (UsageError, DataError, Unsupported, threading.BrokenBarrierError) as error:
+        except (CubemeshError, Unsupported, threading.BrokenBarrierError) as error:
             found[rank] = repr(error) if not str(error) else str(error)
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]

@@ -4,6 +4,7 @@
 |---|---|
 | `Unsupported`, `UsageError`: the spec cannot be run | unsupported |
 | `OutOfMemory`, `MemoryError`, and the framework's own out-of-memory errors | oom |
+| `BusyError` | unsupported, with the fact `in_use`: the runner ends with that error |
 | `Diverged` | diverged |
 | `NotInstalled`, and `ModuleNotFoundError` of the framework itself | not_installed |
 | `DataError`: a fault of the files, not of the spec | crashed, with the error's message |
@@ -17,7 +18,7 @@ import traceback
 from collections.abc import Callable
 
 from cubemesh import networks
-from cubemesh.errors import DataError, UsageError
+from cubemesh.errors import BusyError, DataError, UsageError
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.contract.collectives import extent, needs_bytes
 from cubemesh.frameworks.contract.program import (
@@ -51,6 +52,8 @@ def outcome_from_error(
         return Outcome(status=Status.NOT_INSTALLED, message=str(error))
     if isinstance(error, (Unsupported, UsageError)):
         return Outcome(status=Status.UNSUPPORTED, message=str(error))
+    if isinstance(error, BusyError):
+        return Outcome(status=Status.UNSUPPORTED, message=str(error), facts={"in_use": True})
     if isinstance(error, Diverged):
         return Outcome(status=Status.DIVERGED, message=str(error))
     if isinstance(error, (OutOfMemory, MemoryError)) or is_out_of_memory(error):

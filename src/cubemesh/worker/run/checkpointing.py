@@ -10,7 +10,7 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cubemesh.errors import CubemeshError, DataError, UsageError
+from cubemesh.errors import BusyError, CubemeshError, DataError, UsageError
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.frameworks.contract.program import Program, SupportsSnapshots, Unsupported
 from cubemesh.measure.log import Log
@@ -24,6 +24,8 @@ from cubemesh.training.checkpoint_writer import CheckpointWriter, TrainingWriter
 from cubemesh.training.history import History
 from cubemesh.training.manifest import Claim
 from cubemesh.training.tensorboard import EventFile
+
+_ERRORS = {error.__name__: error for error in (BusyError, DataError, UsageError)}
 
 
 @dataclass
@@ -53,9 +55,9 @@ class Beginning:
 def beginning(spec: RunSpec, group: Group, log: Log) -> Beginning:
     """The newest complete checkpoint, the same for all ranks, or a new start.
 
-    UsageError where the folder is another training's, another run writes to it, or it cannot be
-    written to or is not shared by all ranks; DataError where there are checkpoints and all are
-    damaged, or one cannot be read.
+    UsageError where the folder is another training's, or it cannot be written to or is not shared
+    by all ranks; BusyError where another run writes to it; DataError where there are checkpoints
+    and all are damaged, or one cannot be read.
     """
     checkpointing = spec.checkpointing
     if checkpointing.checkpoints is None:
@@ -90,16 +92,15 @@ def _claim(folder: Path, spec: RunSpec, group: Group) -> tuple[Claim | None, str
         try:
             claimed = manifest.claim(folder, spec)
             said = ["", claimed.manifest.training]
-        except DataError as error:
-            said = ["data", str(error)]
         except CubemeshError as error:
-            said = ["usage", str(error)]
+            said = [type(error).__name__, str(error)]
         except OSError as error:
-            said = ["usage", f"checkpoints={folder}: {error.strerror}. Name another folder."]
+            text = f"checkpoints={folder}: {error.strerror}. Name another folder."
+            said = [UsageError.__name__, text]
     group.barrier()
     wrong, text = group.broadcast_object(said)
     if wrong:
-        raise (DataError if wrong == "data" else UsageError)(text)
+        raise _ERRORS[wrong](text)
     return claimed, text
 
 
