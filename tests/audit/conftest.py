@@ -1,0 +1,6 @@
+"""Shared by the tests of the audit: the folder's `evidence_builders`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
