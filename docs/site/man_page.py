@@ -19,9 +19,9 @@ DATE = "2026-11-22"
 """Date of the version."""
 EXIT_CODES = {
     "0": "Done.",
-    "1": "A run failed, or nothing could be measured.",
+    "1": "A run failed, nothing could be measured, or the store failed.",
     "2": "Wrong usage.",
-    "75": "A device or the store is in use; try again later.",
+    "75": "A device, the store or a folder of checkpoints is in use; try again later.",
     "98": "A target_accuracy that was given was not reached.",
     "99": "The threshold of --fail-below is breached.",
     "130": "Interrupted; finished runs are saved.",
