@@ -12,6 +12,7 @@ from typing import Any
 from cubemesh.errors import StoreWarning, UsageError
 from cubemesh.experiments.core.experiment import Scale
 from cubemesh.store import Store
+from cubemesh.store.spool import format_files
 
 AnyStore = Store | str | Path | None
 """An open store, its path or URL, or None for the default one."""
@@ -33,8 +34,9 @@ def open_store(store: AnyStore, *, reading: bool = False) -> Iterator[Store]:
             opened.recover()
         elif opened.spooled:
             _warn(
-                f"{len(opened.spooled)} files in {opened.spooled[0].parent} wait to be stored: "
-                f"cubemesh results --recover --store {opened.name}"
+                f"Waiting to be stored in {opened.spooled[0].parent}: "
+                f"{format_files(len(opened.spooled))}. Store them with: cubemesh results --recover "
+                f"--store {opened.name}"
             )
         yield opened
         for damage in opened.damage:

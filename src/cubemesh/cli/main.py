@@ -107,7 +107,7 @@ def _show_store_warnings() -> None:
         line: str | None = None,
     ) -> None:
         if issubclass(category, StoreWarning):
-            print(f"cubemesh: {clean(str(message))}", file=sys.stderr)
+            tell(str(message))
         else:
             others(message, category, filename, lineno, file, line)
 

@@ -31,7 +31,7 @@ class Damage:
     @property
     def sentence(self) -> str:
         """For a message."""
-        return f"{self.what} {clean(self.id, MAX_REASON)} is damaged and left out: {self.reason}"
+        return f"{self.what} {clean(self.id, MAX_REASON)} is left out: {self.reason}"
 
 
 def reason_of(error: Exception) -> str:

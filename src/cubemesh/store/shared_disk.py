@@ -16,8 +16,6 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
 from cubemesh.errors import BusyError, StoreError
 from cubemesh.untrusted import clean
 
@@ -66,18 +64,28 @@ class Writer:
 
     host: str
     pid: int
-    started: float
-    """Seconds since the epoch: a process id may be used again."""
+    started: int | None
+    """As of `started_ticks`: a process id may be used again."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is or was a process of this host."""
+        return self.host == socket.gethostname()
 
     @property
     def has_ended(self) -> bool:
         """Whether it surely has: it was a process of this host, and is none now."""
-        if self.host != socket.gethostname():
-            return False
-        try:
-            return psutil.Process(self.pid).create_time() != self.started
-        except psutil.Error:
-            return True
+        return self.is_here and started_ticks(self.pid) != self.started
+
+
+def started_ticks(pid: int) -> int | None:
+    """When a process was started, in clock ticks since the boot, which setting the clock does not
+    change (proc_pid_stat(5)); None if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
 
 
 class WriterLock:
@@ -90,8 +98,7 @@ class WriterLock:
         self._store = store
         self._path = store.with_name(store.name + ".writer")
         pid = os.getpid()
-        started = psutil.Process(pid).create_time()
-        self._own = Writer(host=socket.gethostname(), pid=pid, started=started)
+        self._own = Writer(host=socket.gethostname(), pid=pid, started=started_ticks(pid))
 
     def take(self, timeout_s: float) -> None:
         """Become the writer. BusyError, naming the writer and PostgreSQL, where another one has not
@@ -143,11 +150,23 @@ class WriterLock:
             os.unlink(aside)
 
     def _busy(self, writer: Writer | None) -> str:
-        who = "another process"
+        who, killed = "another process", ""
         if writer is not None:
             who = f"process {writer.pid} on {clean(str(writer.host), 100)}"
+        if writer is None or not writer.is_here:
+            killed = f" If it was killed, which this host cannot see, remove {self._path} by hand."
         return (
             f"The store {self._store} is on a file system of several hosts, where one process at a "
-            f"time can write it: {who} does. Wait until it has ended (if it was killed, remove "
-            f"{self._path}), or use a server with --store postgresql+psycopg://user@host/database."
+            f"time can write it: {who} does. Wait until it has ended, or use a server with --store "
+            f"postgresql+psycopg://user@host/database.{killed}"
         )
+
+
+def lock_writer(store: Path | None, timeout_s: float) -> WriterLock | None:
+    """The lock of the one writer of a store's file on a file system of several hosts; None where it
+    needs none. Errors as of `WriterLock.take`."""
+    if store is None or not is_shared(store):
+        return None
+    lock = WriterLock(store)
+    lock.take(timeout_s)
+    return lock

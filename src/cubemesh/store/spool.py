@@ -127,6 +127,11 @@ class Spool:
         return folder
 
 
+def format_files(number: int) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} file{'' if number == 1 else 's'}"
+
+
 def read(path: Path) -> Spooled:
     """The contents of a file; StoreError if it is damaged."""
     try:

@@ -22,6 +22,7 @@ from sqlalchemy import (
     Connection,
     Engine,
     Row,
+    Select,
     Table,
     and_,
     func,
@@ -58,8 +59,8 @@ from cubemesh.store.location import (
 )
 from cubemesh.store.migrations import MIGRATIONS, Migration
 from cubemesh.store.series_chunks import Chunk, from_chunks, to_chunks
-from cubemesh.store.shared_disk import WriterLock, is_shared
-from cubemesh.store.spool import Spool, Spooled
+from cubemesh.store.shared_disk import WriterLock, lock_writer
+from cubemesh.store.spool import Spool, Spooled, format_files
 from cubemesh.store.spool import read as read_spooled
 from cubemesh.store.tables import (
     experiment_run_row,
@@ -132,7 +133,7 @@ class Store:
             if read_only:
                 store._check_version(busy_timeout_s)
             else:
-                store._lock_writer(busy_timeout_s)
+                store._writer_lock = lock_writer(place.path, busy_timeout_s)
                 store._prepare()
         except BaseException:
             store.close()
@@ -190,7 +191,7 @@ class Store:
                 continue
             taken += 1
         if taken:
-            self._warn(f"{taken} files that waited in the spool are in the store {self.name} now.")
+            self._warn(f"Stored from the spool: {format_files(taken)}, in {self.name}.")
         return taken
 
     def settle(self) -> CubemeshError | None:
@@ -205,11 +206,14 @@ class Store:
         if self.unsaved is not None:
             waiting = self._spool.files()
             places = " and ".join(dict.fromkeys(str(path.parent) for path in waiting))
-            self._warn(
-                f"{self.unsaved} What was measured is not lost: {len(waiting)} files wait in "
-                f"{places or 'no folder'}. The next run with this store takes them in, or: "
-                f"cubemesh results --recover --store {self.name}"
-            )
+            text = "What was measured is printed above; save it as that says."
+            if waiting:
+                text = (
+                    f"What was measured is not lost: it waits in {places} "
+                    f"({format_files(len(waiting))}). The next run with this store takes it in, "
+                    f"or: cubemesh results --recover --store {self.name}"
+                )
+            self._warn(f"{self.unsaved} {text}")
         return self.unsaved
 
     def attach(self, run_id: str, name: str, source: BinaryIO) -> str:
@@ -333,14 +337,9 @@ class Store:
 
     def machines(self) -> list[Machine]:
         """All machines, by hostname."""
-        query = select(machines).order_by(machines.c.hostname, machines.c.machine_id)
-        with self._read() as connection:
-            rows = connection.execute(query).all()
-        readable = [
-            self._readable(partial(from_text, Machine, row.machine, "It"), "machine", row[0])
-            for row in rows
-        ]
-        return [machine for machine in readable if machine is not None]
+        query = select(machines.c.machine_id, machines.c.machine)
+        by_name = query.order_by(machines.c.hostname, machines.c.machine_id)
+        return self._all(Machine, by_name, "machine")
 
     def save_experiment_run(self, experiment_run: ExperimentRun) -> None:
         """Store an experiment run, replacing what was stored under its id; as `save_or_spool`, it
@@ -349,22 +348,12 @@ class Store:
 
     def experiment_runs(self, experiment: str | None = None) -> list[ExperimentRun]:
         """All experiment runs, or those of one experiment, oldest first."""
-        query = select(experiment_runs).order_by(
-            experiment_runs.c.started_utc, experiment_runs.c.experiment_run_id
-        )
+        table = experiment_runs.c
+        query = select(table.experiment_run_id, table.experiment_run)
         if experiment is not None:
-            query = query.where(experiment_runs.c.experiment == experiment)
-        with self._read() as connection:
-            rows = connection.execute(query).all()
-        readable = [
-            self._readable(
-                partial(from_text, ExperimentRun, row.experiment_run, "It"),
-                "experiment run",
-                row.experiment_run_id,
-            )
-            for row in rows
-        ]
-        return [run for run in readable if run is not None]
+            query = query.where(table.experiment == experiment)
+        oldest_first = query.order_by(table.started_utc, table.experiment_run_id)
+        return self._all(ExperimentRun, oldest_first, "experiment run")
 
     def check(self) -> None:
         """Read the whole store and check its integrity; StoreError if it is damaged."""
@@ -415,14 +404,6 @@ class Store:
                     raise
             with writing.begin() as connection:
                 return work(connection)
-
-    def _lock_writer(self, timeout_s: float) -> None:
-        """Become the one writer of a store on a file system of several hosts."""
-        path = self._location.path
-        if path is not None and is_shared(path):
-            lock = WriterLock(path)
-            lock.take(timeout_s)
-            self._writer_lock = lock
 
     def _prepare(self) -> None:
         """Create the tables or upgrade them, and remember which file this is."""
@@ -567,8 +548,15 @@ class Store:
                     os.unlink(path)
         return replace(spooled, record=replace(record, artifacts=paths))
 
+    def _all(self, kind: type[T], query: Select[Any], what: str) -> list[T]:
+        """The nouns in the rows (id, JSON) of a query; damaged ones are left out."""
+        with self._read() as connection:
+            rows = connection.execute(query).all()
+        readable = (self._readable(partial(from_text, kind, r[1], "it"), what, r[0]) for r in rows)
+        return [one for one in readable if one is not None]
+
     def _readable_record(self, row: Any) -> RunRecord | None:
-        return self._readable(lambda: record_of(row), "run", row.run_id)
+        return self._readable(lambda: record_of(row, "it"), "run", row.run_id)
 
     def _readable(self, read: Callable[[], T], what: str, identity: str) -> T | None:
         """What `read` returns; None, with the row in `damage`, if it is damaged."""

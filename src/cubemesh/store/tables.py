@@ -135,9 +135,9 @@ def record_row(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def record_of(row: Row[Any]) -> RunRecord:
-    """The record in a row of `records`; StoreError if it is damaged."""
-    what = f"Run {clean(str(row.run_id), MAX_REASON)}"
+def record_of(row: Row[Any], what: str = "") -> RunRecord:
+    """The record in a row of `records`; StoreError, naming `what` or the run, if it is damaged."""
+    what = what or f"Run {clean(str(row.run_id), MAX_REASON)}"
     record = from_text(RunRecord, row.record, what)
     try:
         check_record(record, row.run_id)
