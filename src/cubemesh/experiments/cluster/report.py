@@ -177,11 +177,10 @@ def chart(system_counts: Sequence[int], designs: Mapping[str, Design]) -> Chart:
 def notes(design: Design, compared: Mapping[str, FatTree | str]) -> tuple[str, ...]:
     """Formulas and sources."""
     network = design.network
-    coding = "" if network.coding == 1 else " × 64/66"
     formula = (
-        "Bisection = systems × ports × (in + out) × coding ÷ 8 bit × ½ "
+        "Bisection = systems × ports × (in + out) ÷ 8 bit × ½ "
         f"({CITED}, table 1, note a); here systems × {design.ports_per_system} × "
-        f"{2 * network.gbit_per_s:g} Gb/s{coding} ÷ 8 × ½."
+        f"{2 * network.gbit_per_s:g} Gb/s ÷ 8 × ½."
     )
     if network.hop_latency_s:
         latency = (

@@ -8,9 +8,11 @@ spine has room for the links between them.
 
 Formulas and figures, DGX-1 V100 white paper [002], table 1 with its notes:
 
-    bisection  = systems × ports × (in + out) × coding ÷ 8 bit × ½   (counts both directions)
+    bisection  = systems × ports × (in + out) ÷ 8 bit × ½   (counts both directions)
     latency    = from system to system + switches on the way × latency of one
-    124 × 4 × 200 Gb/s × 64/66 ÷ 8 × ½ = 6,012 GB/s;   1.01 µs + 3 × 0.09 µs = 1.28 µs
+    124 × 4 × 200 Gb/s ÷ 8 × ½ = 6,200 GB/s;   1.01 µs + 3 × 0.09 µs = 1.28 µs
+
+The document has 6,012 GB/s: it deducts 64b/66b from a data rate that has it deducted already.
 
 In that document's design (figure 8) leaves take four systems of four ports and 16 links up, so
 they, and the spines, use 32 of the 36 ports of an EDR switch: 32 leaves and 16 spines, 128 systems.
@@ -115,7 +117,7 @@ class FatTree:
 
     @property
     def system_gbit_per_s(self) -> float:
-        """Peak of one system's ports, in and out added, before coding, as the document gives it."""
+        """Peak of one system's ports, in and out added."""
         return 2 * self.design.ports_per_system * self.design.network.gbit_per_s
 
     @property

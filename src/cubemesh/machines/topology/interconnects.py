@@ -21,9 +21,7 @@ class Network:
     id: str
     name: str
     gbit_per_s: float
-    """Of one port, one way, as it is sold."""
-    coding: float = 1.0
-    """Fraction of the bits on the wire that carry data."""
+    """Data rate of one port, one way, as it is sold: the coding on the wire is already deducted."""
     latency_s: float = NCCL_LATENCY_S
     """From system to system, without the switches where `hop_latency_s` has them."""
     hop_latency_s: float = 0.0
@@ -35,7 +33,7 @@ class Network:
     @property
     def port_bytes_per_s(self) -> float:
         """Peak of one port, one way."""
-        return self.gbit_per_s * 1e9 * self.coding / 8
+        return self.gbit_per_s * 1e9 / 8
 
 
 NETWORKS: Mapping[str, Network] = {
@@ -56,19 +54,26 @@ NETWORKS: Mapping[str, Network] = {
             id="edr",
             name="InfiniBand EDR",
             gbit_per_s=100,
-            coding=64 / 66,
             latency_s=1.01e-6,
             hop_latency_s=0.09e-6,
             switch_ports=36,
-            sources=("DGX-1 V100 white paper [002], table 1 and its notes a and b",),
+            sources=(
+                "DGX-1 V100 white paper [002], table 1 and note b; note a deducts 64/66 once more",
+                "rate: four lanes of 25.78125 Gb/s on the wire, 25 Gb/s after 64b/66b, "
+                "infiniband.jp/2022/06/01",
+            ),
         ),
         Network(
             id="hdr",
             name="InfiniBand HDR",
             gbit_per_s=200,
-            coding=64 / 66,
             switch_ports=40,
-            sources=("NVIDIA Quantum QM8700: 40 ports of 200 Gb/s", _NCCL),
+            sources=(
+                "NVIDIA Quantum QM8700: 40 ports of 200 Gb/s",
+                "rate: four lanes of 53.125 Gb/s on the wire, 50 Gb/s of data, "
+                "infiniband.jp/2022/06/01",
+                _NCCL,
+            ),
         ),
         Network(
             id="ndr",
