@@ -1,5 +1,7 @@
 """Datasheets are complete, sourced, and found by the names devices really have."""
 
+import re
+
 import pytest
 
 from cubemesh.errors import DataError
@@ -12,7 +14,24 @@ from cubemesh.machines.catalogue import PRECISIONS, datasheets, find, forms, rea
         ("NVIDIA H200", "h200-sxm-141gb"),
         ("NVIDIA H100 80GB HBM3", "h100-sxm5-80gb"),
         ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
-        ("NVIDIA B200", "b200-192gb"),
+        ("NVIDIA B200", "b200-180gb"),
+        ("NVIDIA GB200", "gb200-186gb"),
+        ("NVIDIA GeForce GTX 1080 Ti", "gtx-1080-ti"),
+        ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080-ti"),
+        ("NVIDIA GeForce RTX 5090", "rtx-5090"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA L40S", "l40s"),
+        ("Tesla M60", "m60"),
+        ("Tesla V100S-PCIE-32GB", "v100s-pcie-32gb"),
+        ("Tesla V100-SXM3-32GB", "v100-sxm3-32gb"),
+        ("AMD Instinct MI300X OAM", "mi300x"),
+        ("AMD Instinct MI325X", "mi325x"),
+        ("AMD Radeon RX 7900 XTX", "rx-7900-xtx"),
+        ("TPU v5 lite", "tpu-v5e"),
+        ("TPU v5p", "tpu-v5p"),
+        ("Intel Gaudi2", "gaudi2"),
+        ("Apple M1 Max", "apple-m1-max"),
         ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb"),
         ("NVIDIA A100-SXM4-40GB", "a100-sxm4-40gb"),
         ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
@@ -36,7 +55,7 @@ def test_a_device_is_found_by_its_driver_s_name(name, id):
 @pytest.mark.parametrize(
     "name",
     [
-        *("", "NVIDIA", "NVIDIA GeForce GTX 1080 Ti", "NVIDIA H100", "Tesla V100S-PCIE-32GB"),
+        *("", "NVIDIA", "AMD", "NVIDIA GeForce GTX 1070 Ti", "NVIDIA H100", "RTX 6000", "TPU"),
         *("NVIDIA H20", "NVIDIA GH200 480GB", "Intel(R) Xeon(R) Processor @ 2.50GHz", "P100X"),
     ],
 )
@@ -48,7 +67,8 @@ def test_a_model_without_its_form_may_be_each_of_them():
     assert {s.id for s in forms("P100")} == {"p100-pcie-16gb", "p100-sxm2-16gb"}
     assert [s.id for s in forms("Tesla P100-SXM2-16GB")] == ["p100-sxm2-16gb"]
     assert {s.id for s in forms("H100 80GB")} == {"h100-pcie-80gb", "h100-sxm5-80gb"}
-    assert forms("GTX 1080 Ti") == ()
+    assert [s.id for s in forms("V100")] == ["v100-sxm2-16gb"]
+    assert forms("GTX 1070 Ti") == ()
 
 
 def test_every_name_of_every_datasheet_means_that_datasheet():
@@ -57,13 +77,24 @@ def test_every_name_of_every_datasheet_means_that_datasheet():
             assert find(name) == sheet, name
 
 
-def test_every_figure_has_a_source_and_a_plausible_size():
+ADDRESS = re.compile(r"\b[a-z0-9-]+(\.[a-z0-9-]+)*\.[a-z]{2,4}\b(/\S+)?")
+PAPER = re.compile(r"\[00[0-4]\]")
+
+
+def test_every_figure_cites_a_web_address_or_one_of_the_five_papers():
     for sheet in datasheets().values():
-        assert all(figure.source for figure in sheet.figures.values())
+        for name, figure in sheet.figures.items():
+            cited = ADDRESS.search(figure.source) or PAPER.search(figure.source)
+            assert cited, (sheet.id, name, figure.source)
+
+
+def test_every_figure_has_a_plausible_size():
+    for sheet in datasheets().values():
         peaks = [sheet.value(p) for p in PRECISIONS if sheet.value(p)]
         assert peaks, sheet.id
         assert all(5e11 < p < 1e16 for p in peaks), sheet.id
-        assert 5e10 < sheet.value("memory_bytes_per_s") < 1e13, sheet.id
+        assert 5e10 < (sheet.value("memory_bytes_per_s") or 1e12) < 1e13, sheet.id
+        assert 4e9 <= (sheet.value("memory_bytes") or 1e12) <= 1e12, sheet.id
         base = sheet.value("fp32_at_base_clock")
         assert base is None or base < sheet.value("fp32")
 
@@ -74,6 +105,18 @@ def test_a_precision_without_a_unit_is_computed_in_another():
     assert find("H200").peak("bf16").flops_per_s == 989.4e12
     assert find("Tesla V100-SXM2-16GB").peak("bf16") is None
     assert find("H200").peak("sparse") is None
+
+
+def test_memory_is_what_can_be_used():
+    assert find("NVIDIA B200").value("memory_bytes") == 180e9
+    assert find("KNL").value("memory_bytes_per_s") > 4e11, "MCDRAM, not the DDR4 outside"
+
+
+def test_tensor_rates_add_up_in_fp32():
+    """GeForce cards do so at half the rate that they are sold with."""
+    for name, rate in (("RTX 2080 Ti", 56.9e12), ("RTX 3090", 71e12), ("RTX 4090", 165.2e12)):
+        assert find(name).peak("fp16").flops_per_s == rate
+    assert find("RTX 5090").peak("fp16").flops_per_s == find("RTX 5090").peak("bf16").flops_per_s
 
 
 GOOD = """

@@ -91,8 +91,8 @@ def test_scatters_have_every_rate_and_the_line_of_equality(answer: Answer) -> No
     assert sum(len(line.points) for line in several.lines if line.role == "measured") == 347
     assert several.lines[-1].role == alone.lines[-1].role == "reference"
     found = {f.code: f for f in answer.findings}
-    assert found["datasheet-forecasts"].value == 88
-    assert found["datasheet-forecasts"].unit == "of 93 rates"
+    assert found["datasheet-forecasts"].value == 137
+    assert found["datasheet-forecasts"].unit == "of 142 rates"
 
 
 def test_claims_that_follow_from_links_are_forecast() -> None:

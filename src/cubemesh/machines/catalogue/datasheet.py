@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
+Kind = Literal["gpu", "cpu", "accelerator"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""An accelerator is neither a processor nor a GPU: a TPU, a Gaudi, an Ascend."""
 PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
 """Whose dense peaks a datasheet may state, in operations a second."""
 FIGURES = (
@@ -42,7 +45,7 @@ class Datasheet:
     id: str
     """`h200-sxm-141gb`: its table in the catalogue."""
     name: str
-    kind: Literal["gpu", "cpu"]
+    kind: Kind
     family: str
     """The model, of which there may be several forms: `P100`."""
     architecture: str

@@ -1,11 +1,11 @@
 """Loader of the catalogue's datasheets; every line is validated.
 
     [sources]
-    maker-2024 = "Maker, Datasheet of the X1 (2024)"
+    maker-2024 = "Maker, Datasheet of the X1 (2024), maker.com/x1.pdf"
 
     [x1]
     name = "Maker X1"
-    kind = "gpu"                     # or cpu
+    kind = "gpu"                     # or cpu, accelerator
     family = "X1"
     architecture = "First"
     named = ["X1", "X1 SXM"]         # as nvidia-smi, /proc/cpuinfo or tables call it
@@ -23,10 +23,10 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 
-from cubemesh.machines.catalogue.datasheet import FIGURES, PRECISIONS, Datasheet, Sourced
+from cubemesh.machines.catalogue.datasheet import FIGURES, KINDS, PRECISIONS, Datasheet, Sourced
 from cubemesh.machines.catalogue.fields import Fields, read_toml
 
-FILES = ("nvidia.toml", "intel.toml", "amd.toml")
+FILES = ("nvidia.toml", "intel.toml", "amd.toml", "google.toml", "huawei.toml", "apple.toml")
 
 
 @cache
@@ -64,7 +64,7 @@ def _datasheet(id: str, table: Fields, sources: Mapping[str, str]) -> Datasheet:
     return Datasheet(
         id=id,
         name=table.text("name"),
-        kind=table.one_of("kind", ("gpu", "cpu")),
+        kind=table.one_of("kind", KINDS),
         family=table.text("family"),
         architecture=table.text("architecture"),
         named=table.texts("named"),

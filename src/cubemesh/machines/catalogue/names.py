@@ -1,8 +1,8 @@
 """Datasheet lookup by a device's name; all words of the name must match.
 
-A name is split into words. Vendors, memory sizes, watts and clocks do not identify the model and
-may be missing from a datasheet's names; all other words must match on both sides: "GTX 1080 Ti" is
-not "GTX 1080", and "H100" matches neither of its two variants.
+A name is split into words. Vendors, brands, memory sizes, watts and clocks do not identify the
+model and may be missing from a datasheet's names; all other words must match on both sides: "GTX
+1080 Ti" is not "GTX 1080", and "H100" matches neither of its two variants.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from cubemesh.machines.catalogue.datasheet import Datasheet
 from cubemesh.machines.catalogue.load import datasheets
 
 _IGNORED = re.compile(
-    r"nvidia|tesla|geforce|intel|r|tm|cpu|gpu|processor|\d|\d+(?:gb|gib|w|ghz|mhz)"
+    r"nvidia|tesla|geforce|intel|habana|amd|radeon|instinct|google|huawei|apple|"
+    r"r|tm|cpu|gpu|processor|\d|\d+(?:gb|gib|w|ghz|mhz)"
 )
 """A single digit is a part of a clock ("2.20GHz") or of a system's name ("DGX-1")."""
 _FORMS = frozenset({"sxm", "sxm2", "sxm4", "sxm5", "pcie", "hbm2", "hbm2e", "hbm3", "gen5", "cts"})
