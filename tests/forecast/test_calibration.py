@@ -20,7 +20,8 @@ def test_every_factor_says_what_it_is_and_whose() -> None:
         *("overlap_slowdown", "copy_slowdown", "pcie_share", "step_spread"),
         *("length_spread", "board_share"),
         *("host_exchange_bytes_per_s", "host_exchange_zen2_bytes_per_s"),
-        *("launch_layer_s", "launch_several"),
+        *("launch_layer_s", "launch_several", "peer_copy_share"),
+        *(f"nvlink{g}_{name}" for g in (2, 3, 4) for name in ("start_s", "hop_s", "share", "fill")),
     }
     for value in ("ResNet-50", "H200", "19.4 ms", "36.7 ms"):
         assert value in factors["launch_several"].source

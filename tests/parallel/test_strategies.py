@@ -171,7 +171,7 @@ ASYNCHRONOUS = {"asynchronous", "asynchronous-aware"}
         ("capturable", {*ALL_REDUCE, "none"}),
         (
             "cost",
-            {*ASYNCHRONOUS, "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"},
+            {*ASYNCHRONOUS, *ALL_REDUCE, "parameter-server", "local-sgd"},
         ),
     ],
 )

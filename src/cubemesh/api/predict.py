@@ -18,6 +18,7 @@ from cubemesh.forecast.gradient_sync import check_cost
 from cubemesh.forecast.request import Forecast, ForecastRequest, Point, ScalingMode
 from cubemesh.forecast.step import predict as forecast_steps
 from cubemesh.forecast.what_if import apply_changes, read_changes
+from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.machines.catalogue import datasheets
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.machines.files import read_text
@@ -173,6 +174,8 @@ def _calibrated(
         measured = measured_inputs(source, network, request)
         rates |= measured.rates
         known = known.with_sweeps(*measured.sweeps)
+        if measured.rates and FRAMEWORKS[source.spec.program.framework].one_launch:
+            known = known.launched_at_once()
         watts = measured.device_watts or watts
     return rates, known, watts
 

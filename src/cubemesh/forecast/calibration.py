@@ -95,6 +95,10 @@ class Calibration:
         changed = replace(self.factors[name], value=value, origin=origin, source=source)
         return replace(self, factors={**self.factors, name: changed})
 
+    def launched_at_once(self) -> Calibration:
+        """The same for a step that is one launch, as a captured one."""
+        return self.with_factor("launch_layer_s", 0.0, "assumed", "the step is one launch")
+
     def with_sweeps(self, *sweeps: Sweep) -> Calibration:
         """The same with these sweeps; each replaces one of its operation and device count."""
         by_key = {(s.operation, s.devices): s for s in (*self.sweeps, *sweeps)}
@@ -127,7 +131,15 @@ def defaults() -> Calibration:
     )
     for name, value, unit, source in (*_GLOO, *_STEP):
         found[name] = _assumed(value, unit, source)
-    for factors, rows in ((_FITTED, _FITTED_TO), (_LAUNCHED, _LAUNCHED_ON)):
+    for mesh, (rows, values) in _ALL_REDUCE.items():
+        for (name, unit, what), value in zip(_ALL_REDUCE_FACTORS, values, strict=True):
+            source = f"{what}; {rows} (benchmarks/all_reduce_fit.py)"
+            found[f"{mesh}_{name}"] = Factor(value=value, unit=unit, origin="fitted", source=source)
+    for factors, rows in (
+        (_FITTED, _FITTED_TO),
+        (_COPIED, _COPIED_ON),
+        (_LAUNCHED, _LAUNCHED_ON),
+    ):
         for name, value, unit, what in factors:
             source = f"{what}; {rows}"
             found[name] = Factor(value=value, unit=unit, origin="fitted", source=source)
@@ -229,13 +241,20 @@ _FITTED = (
         "",
         "slow-down of the backward pass by overlapped synchronization, over its time",
     ),
-    ("copy_slowdown", 0.1, "", "the same by copies to and from a parameter server"),
+    ("copy_slowdown", 0.1, "", "the same by copies, fitted to those of parameter servers"),
     ("pcie_share", 1.0, "", "rate that NCCL attains over PCIe, over the one it expects"),
     ("host_exchange_bytes_per_s", 5e9, "B/s", _THROUGH_HOST),
     ("host_exchange_zen2_bytes_per_s", 2e9, "B/s", f"{_THROUGH_HOST}, AMD's Zen 2"),
     ("step_spread", 0.0125, "", "standard deviation of a device's step, over its mean"),
     ("length_spread", 1.6, "", "the same of the work of one sentence, in recurrent networks"),
     ("board_share", 0.05, "", "growth of a step where two GPUs share a K80's board and power"),
+)
+_COPIED = (
+    ("peer_copy_share", 0.79, "", "rate of copy engines between GPUs, over that of their links"),
+)
+_COPIED_ON = (
+    "AlexNet and VGG-16 on two H200, 358 and 352 GB/s each way of 450 (benchmarks/LOG.md, "
+    "2026-11-22)"
 )
 _FITTED_TO = "323 published rates of two to eight devices (benchmarks/prediction_accuracy.py)"
 _LAUNCHED = (
@@ -246,6 +265,20 @@ _LAUNCHED_ON = (
     "read from one system, ResNet-50 at batch size 32 in bf16 by torch.compile on H200: 19.4 ms a "
     "step on one device where the captured step takes 6.8, 36.7 ms on eight; 175 layers"
 )
+
+
+_ALL_REDUCE_FACTORS = (
+    ("start_s", "s", "time of an all-reduce in one system before its first step"),
+    ("hop_s", "s", "latency of one of its 2 (n - 1) steps"),
+    ("share", "", "rate of its rings, over that of their NVLinks by specification"),
+    ("fill", "", "its time that no step overlaps, over that of the array at the links' rate"),
+)
+_ALL_REDUCE = {
+    "nvlink2": ("sweeps of 2 to 8 V100 of two machines", (32.5e-6, 3.12e-6, 0.904, 0.0)),
+    "nvlink3": ("sweeps of 2 to 8 A100 of three machines", (32.5e-6, 3.12e-6, 1.0, 0.567)),
+    "nvlink4": ("sweeps of 2 and 4 H200 of two machines", (23.1e-6, 0.0, 0.980, 0.391)),
+}
+"""Links → (rows, values in the order of the factors)."""
 
 
 def _assumed(value: float, unit: str, source: str) -> Factor:

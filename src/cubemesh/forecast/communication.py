@@ -11,6 +11,10 @@ NVIDIA/nccl, src/graph/tuning.cc):
     tree          all-reduce        t = base + 2 (g - 1) h + 2 log2(N) h_net + 2 S / (0.92 B)
     hierarchical  reduce-scatter in each system, all-reduce between them over all their ports,
                   all-gather in each system
+    fitted        all-reduce in one system over NVLinks that it was measured over, of L bytes per
+                  second by specification, of which a share is reached; a part `fill` of the
+                  array's time over L is not overlapped:
+                  t = start + 2 (n - 1) h + (2 (n - 1) / (n share) + fill) S / L
 
 A step from system to system takes the library's own time and the network's latency besides, as
 NCCL adds what a network card states. `fill` is the part of a step that the last receive does not
@@ -29,7 +33,7 @@ from typing import Literal
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.forecast.calibration import OPERATIONS, Calibration, Operation, Origin
-from cubemesh.forecast.fabric import Fabric
+from cubemesh.forecast.fabric import Fabric, Mesh
 
 Library = Literal["nccl", "gloo"]
 Algorithm = Literal["measured", "none", "ring", "tree", "hierarchical"]
@@ -76,7 +80,7 @@ def collective(
             origin="measured",
             source=sweep.source,
         )
-    ways = _Ways(on, calibration, library)
+    ways = _Ways(on, operation, calibration, library)
     latency_s, moving_s, algorithm, link = min(
         ways.candidates(operation, size_bytes), key=lambda way: way[0] + way[1]
     )
@@ -107,7 +111,9 @@ Way = tuple[float, float, Algorithm, str]
 class _Ways:
     """The ways to run a collective, with a library's figures."""
 
-    def __init__(self, on: Fabric, calibration: Calibration, library: Library) -> None:
+    def __init__(
+        self, on: Fabric, operation: Operation, calibration: Calibration, library: Library
+    ) -> None:
         self.on, self.known = on, calibration
         self.nccl = library == "nccl"
         gloo = not self.nccl
@@ -128,11 +134,18 @@ class _Ways:
         self.network = on.network_bytes_per_s
         if self.network and (gloo or "Ethernet" in on.network_name):
             self.network *= calibration["tcp_efficiency"]
+        fitted = operation == "all-reduce" and self.nccl and on.systems == 1
+        self.mesh = on.mesh if fitted else None
         named = "ring_base_s" if self.nccl else "gloo_step_s"
+        if self.mesh:
+            named = f"{self.mesh}_start_s"
         self.source = f"latencies: {calibration.factors[named].source}"
 
     def candidates(self, operation: Operation, size: float) -> Iterator[Way]:
         g, systems = self.on.devices_per_system, self.on.systems
+        if self.mesh:
+            yield *self._fitted(size, self.mesh), "ring", self.on.local_name
+            return
         local, network = self.local or math.inf, self.network or math.inf
         rate, link = min(
             (local, self.on.local_name if self.nccl else "TCP inside the machine"),
@@ -145,6 +158,13 @@ class _Ways:
         yield *self._tree(size, rate), "tree", link
         if systems > 1 and g > 1:
             yield self._hierarchical(size, local, network)
+
+    def _fitted(self, size: float, mesh: Mesh) -> tuple[float, float]:
+        """(latency, moving) of an all-reduce, with what was measured over links of this kind."""
+        n = self.on.devices
+        parts = 2 * (n - 1) / n / self.known[f"{mesh}_share"] + self.known[f"{mesh}_fill"]
+        latency_s = self.known[f"{mesh}_start_s"] + 2 * (n - 1) * self.known[f"{mesh}_hop_s"]
+        return latency_s, parts * size / (self.on.nvlink_bytes_per_s or math.inf)
 
     def _ring(
         self, operation: Operation, size: float, devices: int, rate: float, hops_s: float

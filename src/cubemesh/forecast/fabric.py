@@ -24,6 +24,15 @@ from cubemesh.machines.topology.graph import LinkKind
 from cubemesh.machines.topology.routes import Route
 
 Over = Literal["nvlink", "pcie"]
+Mesh = Literal["nvlink2", "nvlink3", "nvlink4"]
+"""NVLink 2 from GPU to GPU, NVLink 3 and 4 through NVSwitches: all-reduce was measured over
+these."""
+MESHES: dict[tuple[str, bool], Mesh] = {
+    ("NVLink 2", False): "nvlink2",
+    ("NVLink 3", True): "nvlink3",
+    ("NVLink 4", True): "nvlink4",
+}
+"""(name of the links, whether NVSwitches join them) → the same."""
 NO_PEERS_ACROSS = {"Broadwell"}
 """Processors through which NCCL lets no GPU reach another (NVIDIA/nccl, src/graph/paths.cc,
 `ncclTopoCheckP2p`: PATH_PXB on Intel, in all its versions on Broadwell)."""
@@ -48,6 +57,10 @@ class Fabric:
     local_over: Over = "nvlink"
     local_name: str = ""
     """The kind of link that is narrowest there."""
+    mesh: Mesh | None = None
+    """Of the NVLinks that the rings use; None for others, and where a GPU forwards."""
+    nvlink_bytes_per_s: float | None = None
+    """Of all rings together by specification, one way; None unless they use NVLink alone."""
     network_bytes_per_s: float | None = None
     """Of all ports of a system, one way; None for one system."""
     network_latency_s: float = 0.0
@@ -110,6 +123,7 @@ def _over_rings(on: Fabric, system: System) -> Fabric:
     rate, narrowest = sustained(rings)
     kinds = {link.kind for ring in rings.rings for way in ring.routes for link in way.links}
     nvlink = rings.reach == "nvlink"
+    switched = bool(system.topology.of_kind("nvswitch"))
     return replace(
         on,
         local_bytes_per_s=rate,
@@ -117,6 +131,8 @@ def _over_rings(on: Fabric, system: System) -> Fabric:
         sockets_bytes_per_s=sustained(rings, "smp")[0] if "smp" in kinds else None,
         local_over="nvlink" if nvlink else "pcie",
         local_name=narrowest.name or narrowest.kind,
+        mesh=None if rings.forwards else MESHES.get((narrowest.name, switched)),
+        nvlink_bytes_per_s=rings.bandwidth_bytes_per_s if nvlink else None,
     )
 
 
@@ -127,6 +143,8 @@ def _over_host(on: Fabric, host_bytes_per_s: float) -> Fabric:
         local_bytes_per_s=host_bytes_per_s,
         pcie_bytes_per_s=None,
         sockets_bytes_per_s=None,
+        mesh=None,
+        nvlink_bytes_per_s=None,
         through_host=True,
         local_over="pcie",
         local_name="the host's memory",

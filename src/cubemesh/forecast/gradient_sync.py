@@ -10,6 +10,8 @@ patterns of a `SyncCost` (parallel/strategy.py):
                   the weights are fetched during the next forward pass
     asynchronous  every device sends S to a server and fetches S, and waits for no other device; the
                   server's links carry n devices in a step (2 n S)
+    peer-copies   each bucket copied between GPUs of one system by their copy engines, as often as
+                  rings send it
     periodic      a collective of the weights every `average_every` steps
 
 Two strategies are forecast only: a parameter server in the memory of the hosts' processors, on one
@@ -20,7 +22,7 @@ weights return).
 (M. Li et al., Scaling distributed machine learning with the parameter server, 2014; J. Dean et al.
 2012; S. Stich 2019.) Servers are assumed to add as fast as bytes arrive. What overlaps with a pass
 slows it: `overlap_slowdown` for transfers by processors and devices, `copy_slowdown` for copy
-engines, which use neither.
+engines, which use neither. The sums between copies are not counted.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cubemesh.errors import unknown_name
+from cubemesh.errors import UsageError, unknown_name
 from cubemesh.forecast.calibration import Calibration, Operation
 from cubemesh.forecast.communication import Library, collective
 from cubemesh.forecast.fabric import Fabric
@@ -77,6 +79,11 @@ def sync_time(sync: str, on: Fabric, own: Passes, known: Calibration, library: L
     cost = COSTS[sync]
     if on.devices == 1:
         return SyncTime()
+    if cost.pattern == "peer-copies" and (on.systems > 1 or on.through_host or library != "nccl"):
+        raise UsageError(
+            f"sync={sync} copies between GPUs of one system that reach one another's memory, which "
+            f"these {on.devices} devices do not. Use sync=all-reduce."
+        )
     links = _Links(on, known, library)
     size = cost.bytes_factor * own.gradient_bytes * known["gradient_scale"]
     if cost.pattern == "periodic":
@@ -103,11 +110,14 @@ class _Links:
         self.on, self.known, self.library = on, known, library
 
     def transfer(self, kind: Operation | str, size: float) -> Timed:
-        """A collective, or a transfer to the memory of the `host` or of all `servers`."""
+        """A collective, or a transfer to the memory of the `host` or of all `servers`, or
+        copies between `peers`."""
         if kind == "host":
             return self.to_host(size)
         if kind == "servers":
             return self.to_servers(size)
+        if kind == "peers":
+            return self.to_peers(size)
         found = collective(self.on, kind, size, self.known, self.library)  # type: ignore[arg-type]
         return found.seconds, found.limit
 
@@ -126,6 +136,13 @@ class _Links:
             if crossing > seconds:
                 return crossing, on.network_name
         return seconds, limit
+
+    def to_peers(self, size: float) -> Timed:
+        """Every GPU copies its part from all others, then theirs with the mean."""
+        on = self.on
+        rate = on.nvlink_bytes_per_s or on.pcie_bytes_per_s or float("inf")
+        passed = 2 * (on.devices - 1) / on.devices * size
+        return passed / (self.known["peer_copy_share"] * rate), on.local_name
 
     def to_servers(self, size: float) -> Timed:
         """The sum of each system to servers spread over all systems: the parts of other systems
@@ -186,12 +203,13 @@ def _overlapped(links: _Links, own: Passes, known: Calibration, cost: SyncCost) 
         busy_s += seconds
         total += size
     back_s = 0.0
+    slowed = "copy_slowdown" if cost.pattern == "peer-copies" else "overlap_slowdown"
     if cost.weights:
         back_s, back_limit = links.transfer(cost.weights, total)
         if back_s:
             busy_s, limit = busy_s + back_s, back_limit
     return SyncTime(
-        slowdown_s=known["overlap_slowdown"] * hidden_s,
+        slowdown_s=known[slowed] * hidden_s,
         exposed_s=max(0.0, ended_s - end_s) + back_s,
         busy_s=busy_s,
         limit=limit,

@@ -44,6 +44,8 @@ class FrameworkEntry:
     """Whether a static `loss_scale` can be set; the others choose their own in fp16."""
     profiles: bool = False
     """Whether cubemesh reads its profiler, so that its steps can be attributed."""
+    one_launch: bool = False
+    """Whether a GPU's step is launched at once, so that no layer waits for its launch."""
     across_hosts: bool = False
     """Whether it trains one network on several hosts."""
     preloads: str = ""
@@ -113,6 +115,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         module="cubemesh.frameworks.pytorch.captured",
         title="pytorch-captured",
         summary="PyTorch, fused kernels; on a GPU the step is one CUDA graph",
+        one_launch=True,
         preloads="pytorch-compiled",
         layout="nhwc",
         across_hosts=True,

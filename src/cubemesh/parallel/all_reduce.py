@@ -63,7 +63,7 @@ class PeerAllReduce(AllReduce):
     needs = "hooks"
     needs_peer_access = True
     profiled = False
-    cost = None
+    cost = SyncCost(pattern="peer-copies", gradients="peers")
 
     def __init__(self, group: Group) -> None:
         super().__init__(group)
@@ -87,3 +87,4 @@ class PeerAllReduce16(PeerAllReduce):
     name = "all-reduce-copied-16"
     summary = "as all-reduce-copied, in 16-bit floats"
     low_precision = True
+    cost = SyncCost(pattern="peer-copies", gradients="peers", bytes_factor=0.5)

@@ -23,13 +23,16 @@ SERVER = 0
 class SyncCost:
     """The transfers of a step, as forecast/gradient_sync.py prices them."""
 
-    pattern: Literal["overlapped", "periodic", "asynchronous", "host-copies"] = "overlapped"
+    pattern: Literal["overlapped", "periodic", "asynchronous", "host-copies", "peer-copies"] = (
+        "overlapped"
+    )
     """`overlapped`: each bucket during the backward pass, then the weights; `periodic`: the
     weights every few steps; `asynchronous`: gradients to a server and weights back, without
-    waiting for other devices; `host-copies`: as `overlapped`, by copies to and from the host."""
+    waiting for other devices; `host-copies`: as `overlapped`, by copies to and from the host;
+    `peer-copies`: each bucket by copies between GPUs of one host."""
     gradients: str = ""
-    """The collective of a bucket: `all-reduce`, `reduce`; `host` and `servers` are transfers to the
-    memory of one host or of all."""
+    """The collective of a bucket: `all-reduce`, `reduce`; `peers` is an all-reduce by copies;
+    `host` and `servers` are transfers to the memory of one host or of all."""
     weights: str = ""
     """The collective of the weights after the update; empty where there is none."""
     bytes_factor: float = 1.0

@@ -75,12 +75,16 @@ def test_a_ring_of_a_pcie_tree_is_in_order(tree: Topology):
     check(tree, found, {f"gpu{i}" for i in range(4)})
 
 
-def test_five_gpus_of_a_dgx1_need_pcie(dgx1_v100: Topology):
-    """GPU 4 has one NVLink neighbour among 0…3, so no ring of NVLinks goes through it."""
+def test_five_gpus_of_a_dgx1_forward(dgx1_v100: Topology):
+    """GPU 4 has one NVLink neighbour among 0…3, which its rings go through twice."""
     found = find_rings(dgx1_v100, range(5))
-    assert found.reach == "system"
-    assert found.bandwidth_bytes_per_s == pytest.approx(2 * 15.754e9, rel=1e-4)
+    assert (found.reach, found.forwards) == ("nvlink", True)
+    assert found.bandwidth_bytes_per_s == 2 * 25e9
     check(dgx1_v100.subset(range(5)), found, {f"gpu{i}" for i in range(5)})
+    used = Counter(arc for ring in found.rings for way in ring.routes for arc in way.arcs)
+    assert used["gpu0", "gpu4", "nvlink"] == used["gpu4", "gpu0", "nvlink"] == 2
+    assert not find_rings(dgx1_v100, range(6)).forwards
+    assert find_rings(dgx1_v100, [0, 5]).reach == "system"
 
 
 @pytest.mark.parametrize(("count", "links"), [(2, 18), (7, 6), (8, 18), (16, 12)])

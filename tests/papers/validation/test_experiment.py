@@ -167,3 +167,31 @@ def test_links_of_a_run_must_be_known(record_of) -> None:  # type: ignore[no-unt
     for far in (run(("here", "there")), run(hosts=("here", "there"))):
         assert "2 hosts" in str(forecast_for(far, one))
     assert "link=network" in str(forecast_for(run(link="network"), one))
+
+
+def test_a_captured_run_waits_for_no_launches(record_of) -> None:  # type: ignore[no-untyped-def]
+    def launch_s(framework: str, sync: str) -> float:
+        spec = RunSpec(
+            work=TrainSteps(network="resnet-50", batch_per_device=256),
+            placement=Placement(devices=2, threads=1),
+            program=ProgramSettings(framework=framework, precision="bf16", sync=sync),
+        )
+        record = record_of(spec, step_s=0.03)
+        ranks = tuple(
+            Rank(
+                rank=n,
+                host="here",
+                device=f"cuda:{n}",
+                device_name="NVIDIA H200",
+                outcome=record.outcome,
+            )
+            for n in range(2)
+        )
+        record = dataclasses.replace(record, ranks=ranks)
+        found = forecast_for(record, record)
+        assert not isinstance(found, str)
+        return found.parts_s["launch"]
+
+    for sync in ("all-reduce", "all-reduce-copied", "all-reduce-copied-16"):
+        assert launch_s("pytorch-captured", sync) == 0
+        assert launch_s("pytorch", sync) > 0

@@ -17,6 +17,7 @@ from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.gradient_sync import COSTS
 from cubemesh.forecast.request import ForecastRequest, Point
 from cubemesh.forecast.step import predict
+from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.machines.catalogue import find
 from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.catalogue.systems import system, system_names
@@ -54,8 +55,11 @@ def forecast_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> P
         mode="weak" if same else "strong",
         sync=sync,
     )
+    known = defaults()
+    if FRAMEWORKS[one.spec.program.framework].one_launch:
+        known = known.launched_at_once()
     try:
-        return predict(request, [devices], defaults(), {1: rate}).points[0]
+        return predict(request, [devices], known, {1: rate}).points[0]
     except CubemeshError as error:
         return str(error)
 

@@ -1,11 +1,12 @@
 """Rings for collectives on the GPUs of a system, and their total bandwidth.
 
 A ring goes through every GPU once and back to the first. As in NCCL (NVIDIA/nccl,
-src/graph/search.cc), the search is over NVLink alone first, then with hops over ever farther parts
-of the PCIe tree; the first of these levels with any rings gives the set of the highest total
-bandwidth. On NVLink every ring uses single links, on PCIe a ring is as fast as the narrowest
-link it goes through. No link is used by more rings, in either direction, than it can carry: the
-rings are disjoint.
+src/graph/search.cc), the search is over NVLink alone first, then with hops over NVLink through one
+other GPU of the ring, which forwards (five GPUs of a hybrid cube mesh), then with hops over ever
+farther parts of the PCIe tree; the first of these levels with any rings gives the set of the
+highest total bandwidth. On NVLink every ring uses single links, on PCIe a ring is as fast as the
+narrowest link it goes through. No link is used by more rings, in either direction, than it can
+carry: the rings are disjoint.
 
 The search is a backtracking one over Hamiltonian cycles, nearest GPUs first, rings in opposite
 directions in pairs first (DGX-1 V100 white paper [002], figure 13: three bidirectional rings). How
@@ -60,6 +61,15 @@ class RingSet:
         return sum(ring.bandwidth_bytes_per_s for ring in self.rings)
 
     @property
+    def forwards(self) -> bool:
+        """Whether a hop goes through another GPU of its ring."""
+        return any(
+            not set(ring.order).isdisjoint(way.nodes[1:-1])
+            for ring in self.rings
+            for way in ring.routes
+        )
+
+    @property
     def pairs(self) -> tuple[tuple[Ring, Ring | None], ...]:
         """Every ring with the one that runs the other way, None where there is none."""
         left = list(self.rings)
@@ -85,8 +95,13 @@ def find_rings(topology: Topology, gpus: Sequence[int] | None = None) -> RingSet
         return RingSet(rings=(), reach=None, most=0, complete=True)
     within = topology if gpus is None else topology.subset(gpus) if topology.gpus else topology
     ways = routes(within, names)
-    for reach in REACHES:
-        allowed = {ends: w for ends, w in ways.items() if _no_farther(w, reach)}
+    direct = {ends: w for ends, w in ways.items() if w.reach == "nvlink"}
+    levels: list[tuple[Reach, dict[tuple[str, str], Route]]] = [
+        ("nvlink", direct),
+        ("nvlink", _forwarded(names, direct) | direct),
+        *((r, {e: w for e, w in ways.items() if _no_farther(w, r)}) for r in REACHES[1:]),
+    ]
+    for reach, allowed in levels:
         best = RingSet(rings=(), reach=None, most=0, complete=True)
         for speed in _speeds(allowed, reach):
             found = _search(within, names, allowed, speed, best.bandwidth_bytes_per_s)
@@ -94,6 +109,25 @@ def find_rings(topology: Topology, gpus: Sequence[int] | None = None) -> RingSet
         if best.rings:
             return replace(best, reach=reach)
     raise UsageError(f"No ring joins {', '.join(names)} of {topology.name}.")
+
+
+def _forwarded(
+    names: Sequence[str], direct: dict[tuple[str, str], Route]
+) -> dict[tuple[str, str], Route]:
+    """The widest way through one of these GPUs, of every ordered pair that both have direct ways
+    to."""
+    found: dict[tuple[str, str], Route] = {}
+    for (first, middle), there in direct.items():
+        for last in names:
+            on = direct.get((middle, last))
+            if on is None or last == first:
+                continue
+            nodes, links = (*there.nodes, *on.nodes[1:]), there.links + on.links
+            way = Route(nodes=nodes, links=links, reach="nvlink")
+            known = found.get((first, last))
+            if known is None or way.bandwidth_bytes_per_s > known.bandwidth_bytes_per_s:
+                found[first, last] = way
+    return found
 
 
 def _no_farther(way: Route, reach: Reach) -> bool:
