@@ -74,7 +74,7 @@ def test_four_thousand_devices_of_another_kind():
         ({"fabrics": "edr"}, "edr:4"),
         ({"fabrics": "edr:20"}, "do not fit a switch"),
         ({"system_counts": "0"}, "0 systems"),
-        ({"fabrics": ","}, "one entry"),
+        ({"fabrics": ","}, "between the commas"),
     ],
 )
 def test_invalid_settings(settings, message):
