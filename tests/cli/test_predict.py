@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from cubemesh import predict
 from cubemesh.cli import app
 from cubemesh.errors import CubemeshError, UsageError
+from cubemesh.forecast.styles import STYLES
 from cubemesh.forecast.what_if import KEYS
 from cubemesh.store import Store
 
@@ -39,7 +40,8 @@ def test_json_has_every_point_with_its_parts() -> None:
     assert first["samples_per_s"] == pytest.approx(219)
     assert first["low"] < 219 < first["high"]
     assert set(first["parts_s"]) == {
-        *("forward", "backward", "launch", "slowdown", "exposed", "update", "sharing", "waiting")
+        *("forward", "backward", "launch", "slowdown", "exposed", "update", "sharing", "waiting"),
+        "input",
     }
     assert first["memory_bytes"] > 1 << 30
     assert first["fits"] is True
@@ -63,6 +65,27 @@ def test_what_was_changed_is_in_json_and_on_the_terminal() -> None:
     assert found["power"]["origin"] == "assumed"
     (power,) = (line for line in printed.splitlines() if "NVIDIA Tesla P100" in line)
     assert "(assumed: " in power
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--style", "dpd"), "ddp"),
+        (("--style", "ddp", "--sync", "local-sgd"), "local-sgd"),
+        (("--input-limit", "0"), "above 0"),
+        (("--input-limit", "nan"), "above 0"),
+        (("--style", "ddp", "--what-if", "bucket_mib=1"), "bucket_mib"),
+    ],
+)
+def test_styles_and_input_that_cannot_be(options: tuple[str, ...], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        typed(*P100, "--measured", "1=219", *options)
+
+
+def test_help_names_every_style() -> None:
+    printed = re.sub(r"[\s│]+", "", typed("predict", "--help"))
+    for name in STYLES:
+        assert name in printed, name
 
 
 def test_help_names_every_key_of_what_if() -> None:

@@ -17,6 +17,7 @@ from cubemesh.forecast.from_records import measured_inputs
 from cubemesh.forecast.gradient_sync import check_cost
 from cubemesh.forecast.request import Forecast, ForecastRequest, Point, ScalingMode
 from cubemesh.forecast.step import predict as forecast_steps
+from cubemesh.forecast.styles import check_style
 from cubemesh.forecast.what_if import apply_changes, read_changes
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.machines.catalogue import datasheets
@@ -83,6 +84,8 @@ def predict(
     precision: Precision = "fp32",
     mode: ScalingMode = "weak",
     sync: str = "all-reduce",
+    style: str = "",
+    input_limit: float | None = None,
     measured: Mapping[int, float] | None = None,
     calibrate: Iterable[str | Path | RunRecord] = (),
     what_if: Settings = (),
@@ -91,13 +94,23 @@ def predict(
     """Predict how fast `devices` of a machine train a network, and what limits them.
 
     `machine` is a system of the catalogue or a file (`topology`). `measured` maps a number of
-    devices to samples per second. `calibrate` are stored runs (records, ids or prefixes) and CSV
+    devices to samples per second. `style` names how a framework sends gradients, instead of `sync`
+    (docs/prediction.md); `input_limit` is how many samples/s a system reads, inf where it never
+    waits.
+    `calibrate` are stored runs (records, ids or prefixes) and CSV
     files of measured collectives; of two for one quantity the later counts. `what_if` changes the
     machine or the program after calibration.
 
     UsageError for a value that is not possible, DataError for a file that cannot be read.
     """
     check_cost(sync)
+    check_style(style)
+    if style and sync != "all-reduce":
+        raise UsageError(f"style={style} and sync={sync} both say how gradients travel; give one.")
+    if input_limit is not None and not input_limit > 0:
+        raise UsageError(
+            f"input_limit={input_limit:g} must be samples/s above 0, or inf where input keeps up."
+        )
     changes = read_changes(setting_lines(what_if))
     if precision not in get_args(Precision):
         raise unknown_name("precision", precision, get_args(Precision), "", "precisions")
@@ -112,6 +125,8 @@ def predict(
         precision=precision,
         mode=mode,
         sync=sync,
+        style=style,
+        input_limit=input_limit,
     )
     rates, known, watts = _calibrated(_sources(calibrate, store), network, request)
     rates |= measured

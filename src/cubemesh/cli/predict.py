@@ -60,6 +60,22 @@ def predict(
             "parameter-server-spread."
         ),
     ] = "all-reduce",
+    style: Annotated[
+        str,
+        typer.Option(
+            help="How the framework sends gradients, instead of --sync: ddp, apex-delayed, "
+            "horovod, horovod-two-level, tensorflow-replicated, tensorflow-parameter-server, "
+            "mxnet-device, mxnet-dist-sync or paddle-parameter-server."
+        ),
+    ] = "",
+    input_limit: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SAMPLES_PER_S",
+            help="Samples/s that a server reads and decodes, as input-pipeline measures; inf "
+            "where it never waits.",
+        ),
+    ] = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,6 +101,8 @@ def predict(
         precision=precision,  # type: ignore[arg-type]
         mode=mode,  # type: ignore[arg-type]
         sync=sync,
+        style=style,
+        input_limit=input_limit,
         measured=_rates(measured or ()),
         calibrate=calibrate or (),
         what_if=what_if or (),

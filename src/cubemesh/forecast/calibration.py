@@ -208,6 +208,18 @@ _GLOO = (
         "assumed rate of TCP inside one machine, two copies by a core; measure it",
     ),
     (
+        "server_tcp_bytes_per_s",
+        2.5e9,
+        "B/s",
+        "assumed rate at which a parameter server receives over TCP on several cores; measure it",
+    ),
+    (
+        "server_sum_bytes_per_s",
+        3e9,
+        "B/s",
+        "assumed rate at which a parameter server adds gradients to its sum; measure it",
+    ),
+    (
         "tcp_efficiency",
         1448 / 1538,
         "",
@@ -230,6 +242,12 @@ _STEP = (
     ("band_uncalibrated", 2.5, "", f"{_BAND} of one device, without a measured step"),
     ("band_one_system", 1.25, "", f"{_BAND} of several devices of a system, {_LEFT_OUT}"),
     ("band_systems", 1.25, "", "assumed as inside one system: too few published rates are beyond"),
+    (
+        "band_unknown_program",
+        1.5,
+        "",
+        "assumed: what not knowing style and input adds to the band beyond eight devices",
+    ),
     ("band_one_device", 1.03, "", f"{_BAND} of one device, with a measured step"),
 )
 

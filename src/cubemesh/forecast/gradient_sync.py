@@ -19,6 +19,14 @@ host (`parameter-server-cpu`) or with a part of the weights for each device
 (`parameter-server-spread`; between systems one sum a system goes to servers spread over all, and
 weights return).
 
+A gradient style (forecast/styles.py) replaces the strategy's transfers by those of a framework.
+
+    device    each array is summed whole on one GPU and sent back: the busiest GPU has its share of
+              all bytes, or the largest array, from and to each of the others
+    servers   one a system; each takes its part of the gradients of every system, or of every
+              device where none are summed before, and sends it back, at the least of the rates
+              of the network, of TCP and of adding (`server_tcp_bytes_per_s`, `server_sum_…`)
+
 (M. Li et al., Scaling distributed machine learning with the parameter server, 2014; J. Dean et al.
 2012; S. Stich 2019.) Servers are assumed to add as fast as bytes arrive. What overlaps with a pass
 slows it: `overlap_slowdown` for transfers by processors and devices, `copy_slowdown` for copy
@@ -28,13 +36,14 @@ engines, which use neither. The sums between copies are not counted.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.forecast.calibration import Calibration, Operation
 from cubemesh.forecast.communication import Library, collective
 from cubemesh.forecast.fabric import Fabric
 from cubemesh.forecast.passes import Passes
+from cubemesh.forecast.styles import GradientStyle
 from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.parallel.strategy import SyncCost
 
@@ -154,6 +163,48 @@ class _Links:
         crossing = size * (on.systems - 1) / on.systems / self.wire()
         return inside + crossing, on.network_name if crossing > inside else "device-to-host link"
 
+    def style(self, style: GradientStyle, size: float, largest: float) -> Timed:
+        """Of so many bytes, in a system and between systems; `largest` is the share of the largest
+        array in all gradients."""
+        on = self.on
+        if style.inside == style.between == "all-reduce":
+            return self.transfer("all-reduce", size)
+        inside = self._inside(style, replace(on, systems=1), size, largest)
+        across: Timed = (0.0, "")
+        if style.between == "servers" and (on.systems > 1 or style.inside == "none"):
+            across = self._servers(style, size)
+        elif on.systems > 1:
+            leaders = replace(on, devices_per_system=1, local_bytes_per_s=None)
+            across = _Links(leaders, self.known, self.library).transfer("all-reduce", size)
+        return inside[0] + across[0], max(inside, across)[1]
+
+    def _inside(self, style: GradientStyle, one: Fabric, size: float, largest: float) -> Timed:
+        """There and back in one system."""
+        if one.devices == 1 or style.inside == "none":
+            return 0.0, ""
+        if style.inside == "host":
+            return 2 * size / self.host_rate(), "device-to-host link"
+        if style.inside == "device":
+            shared = one.devices if one.local_over == "pcie" else 1  # of the links of a tree
+            rate = (one.local_bytes_per_s or self.host_rate()) / min(2, shared)
+            busiest = max(1 / one.devices, largest)
+            return 2 * (one.devices - 1) * busiest * size / rate, one.local_name
+        local = _Links(one, self.known, self.library)
+        (up_s, limit), (down_s, _) = (local.transfer(k, size) for k in ("reduce", "broadcast"))
+        return up_s + down_s, limit
+
+    def _servers(self, style: GradientStyle, size: float) -> Timed:
+        """To the servers and back."""
+        on = self.on
+        senders = on.devices if style.inside == "none" else on.systems
+        wire = self.wire() if on.systems > 1 else float("inf")
+        rate, limit = min(
+            (wire, on.network_name),
+            (self.known["server_tcp_bytes_per_s"], "TCP of the parameter servers"),
+            (self.known["server_sum_bytes_per_s"], "summing by the parameter servers"),
+        )
+        return 2 * senders * size / on.systems / rate, limit
+
     def wire(self) -> float:
         """All ports of a system, less the overhead of frames on Ethernet."""
         rate = self.on.network_bytes_per_s or float("inf")
@@ -192,10 +243,48 @@ def _asynchronous(links: _Links, own: Passes, size: float) -> SyncTime:
     )
 
 
+def style_time(
+    style: GradientStyle,
+    on: Fabric,
+    own: Passes,
+    known: Calibration,
+    library: Library,
+    *,
+    low_precision: bool,
+) -> SyncTime:
+    """For a step whose passes are `own`, in 16 bits with `low_precision`; zero on one device."""
+    if on.devices == 1:
+        return SyncTime()
+    links = _Links(on, known, library)
+    largest = max(g.gradient_bytes for g in own.backward) / own.gradient_bytes
+    factor = 0.5 if style.as_computed and low_precision else 1.0
+    room = float("inf") if style.bucket_bytes is None else style.bucket_bytes
+    first = min(room, known["first_bucket_bytes"])
+    end_s, ended_s, busy_s, hidden_s, limit = own.backward_s, 0.0, 0.0, 0.0, ""
+    total = 0.0
+    for ready_s, size in _buckets(own, factor * known["gradient_scale"], first, room):
+        seconds, limit = links.style(style, size, largest)
+        started_s = max(ready_s if style.hidden else end_s, ended_s)
+        ended_s = started_s + seconds
+        hidden_s += max(0.0, min(ended_s, end_s) - started_s)
+        busy_s += seconds
+        total += size
+    copied = style.inside in ("host", "none")
+    return SyncTime(
+        slowdown_s=known["copy_slowdown" if copied else "overlap_slowdown"] * hidden_s,
+        exposed_s=max(0.0, ended_s - end_s),
+        busy_s=busy_s,
+        limit=limit,
+        bytes=round(total),
+    )
+
+
 def _overlapped(links: _Links, own: Passes, known: Calibration, cost: SyncCost) -> SyncTime:
     end_s, ended_s, busy_s, hidden_s, limit = own.backward_s, 0.0, 0.0, 0.0, ""
     total = 0.0
-    for ready_s, size in _buckets(own, known, cost.bytes_factor):
+    scale = cost.bytes_factor * known["gradient_scale"]
+    rooms = known["first_bucket_bytes"], known["bucket_bytes"]
+    for ready_s, size in _buckets(own, scale, *rooms):
         seconds, limit = links.transfer(cost.gradients, size)
         started_s = max(ready_s, ended_s)
         ended_s = started_s + seconds
@@ -217,13 +306,15 @@ def _overlapped(links: _Links, own: Passes, known: Calibration, cost: SyncCost) 
     )
 
 
-def _buckets(own: Passes, known: Calibration, bytes_factor: float) -> Iterator[tuple[float, float]]:
-    """(when it is ready after backward began, bytes) of each bucket."""
-    scale = bytes_factor * known["gradient_scale"]
-    ready_s, waiting, room = 0.0, 0, known["first_bucket_bytes"]
+def _buckets(
+    own: Passes, scale: float, first_bytes: float, bucket_bytes: float
+) -> Iterator[tuple[float, float]]:
+    """(when it is ready after backward began, bytes) of each bucket; `scale` is bytes sent for
+    each byte of gradients."""
+    ready_s, waiting, room = 0.0, 0, first_bytes
     for i, layer in enumerate(own.backward):
         ready_s += layer.seconds
         waiting += layer.gradient_bytes
         if waiting and (waiting >= room or i == len(own.backward) - 1):
             yield ready_s, waiting * scale
-            waiting, room = 0, known["bucket_bytes"]
+            waiting, room = 0, bucket_bytes

@@ -65,8 +65,21 @@ class ForecastRequest:
     mode: ScalingMode = "weak"
     sync: str = "all-reduce"
     """One of `COSTS` (forecast/gradient_sync.py)."""
+    style: str = ""
+    """One of `STYLES` (forecast/styles.py), instead of the transfers of `sync`; empty where what
+    the framework does is unknown."""
+    input_limit: float | None = None
+    """Samples/s that a system reads and decodes; inf where it never waits; None if unknown."""
     peer_access: bool = True
     """Whether GPUs of a system reach one another's memory; else the host's memory is between."""
+
+    @property
+    def unknown(self) -> str:
+        """What of the program is not given, in words; empty where all is. A strategy other than the
+        default was chosen, so that its transfers are known."""
+        style = not self.style and self.sync == "all-reduce"
+        missing = ["style"] * style + ["input"] * (self.input_limit is None)
+        return " and ".join(missing)
 
     @property
     def library(self) -> Library:

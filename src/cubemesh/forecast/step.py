@@ -2,36 +2,40 @@
 
 A step on n devices takes
 
-    forward + backward + launch + slowdown + exposed + update + sharing + waiting
+    forward + backward + launch + slowdown + exposed + update + sharing + waiting + input
 
 `launch` is the time a device waits for its host (`launch_overhead.py`). Gradients are synchronized
 in buckets as the backward pass completes them (`gradient_sync.py`, `communication.py`): what has
 not finished with the backward pass is exposed; what overlaps slows it (`overlap_slowdown`). Two
 GPUs of a K80 share their board and its power (`sharing`). All devices wait for the slowest of n:
 the expected maximum of n normal step times (G. Blom, 1958), whose spread is that of a device and,
-in recurrent networks, of the sentence lengths. One device's passes come from its datasheet, or from
-a measured step (`passes.py`). Weak scaling fixes the batch size per device, strong scaling the
+in recurrent networks, of the sentence lengths. `input` is what a step is longer because a system
+reads no more samples in a second (`input_limit`). One device's passes come from its datasheet, or
+from a measured step (`passes.py`). Weak scaling fixes the batch size per device, strong scaling the
 global one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import hypot
+from math import hypot, inf
 from statistics import NormalDist
 
 from cubemesh.errors import UsageError
 from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.fabric import Fabric, fabric
-from cubemesh.forecast.gradient_sync import SyncTime, sync_time
+from cubemesh.forecast.gradient_sync import SyncTime, style_time, sync_time
 from cubemesh.forecast.launch_overhead import host_s, stall_s, times_for
 from cubemesh.forecast.passes import PROPORTIONS, Passes, passes, speed
 from cubemesh.forecast.request import Forecast, ForecastRequest, Point
+from cubemesh.forecast.styles import STYLES
 from cubemesh.forecast.what_if import apply_changes
 from cubemesh.networks.layers import LSTM
 
 GOOD = 0.9
 """From this efficiency on a device's own speed is named as the limit."""
+MEASURED_TO = 8
+"""Up to so many devices the bands were fitted to rates of many programs."""
 NOISE = 0.03
 """So much more than as many single devices several may reach by chance."""
 ONE = Fabric(devices_per_system=1)
@@ -90,7 +94,13 @@ class _Model:
             if not 0 < rate < float("inf"):
                 raise UsageError(f"measured {devices}={rate}: samples per second are above 0.")
             if not foreign:
-                fabric(request.system, devices)
+                systems = fabric(request.system, devices).systems
+                most = (request.input_limit or inf) * systems
+                if rate > most:
+                    raise UsageError(
+                        f"measured {devices}={rate:g} is more than the input of {systems} systems "
+                        f"({most:g} samples/s). Raise the input limit or check the rate."
+                    )
         found = speed(request.system, request.precision, known)
         if found is None and not measured:
             raise UsageError(
@@ -170,7 +180,7 @@ class _Model:
     def _fit_overhead(self, devices: int) -> None:
         parts, passes_ = self.parts(devices), self.passes(devices)
         own = passes_.step_s + stall_s(passes_, self.launch_s)
-        lost = sum(parts.values()) - own
+        lost = sum(parts.values()) - parts["input"] - own
         if lost < 1e-9 * own:
             raise UsageError(
                 f"measured {devices}={self.measured[devices]:g}: so many devices are expected to "
@@ -205,7 +215,7 @@ class _Model:
         more = known["overhead_scale"]
         stall = stall_s(own, self.launch_s)
         several = known["launch_several"] if devices > 1 else 1.0
-        return {
+        found_s = {
             "forward": own.forward_s,
             "backward": own.backward_s,
             "launch": stall + (stall_s(own, several * self.launch_s) - stall) * more,
@@ -215,9 +225,25 @@ class _Model:
             "sharing": self._sharing(devices) * own.step_s * more,
             "waiting": self._spread(devices) * found.waiting * own.step_s * more,
         }
+        step_s = sum(found_s.values())
+        read_s = devices * self.asked.batch(devices) / self._input(devices)
+        return found_s | {"input": max(0.0, read_s - step_s)}
+
+    def _input(self, devices: int) -> float:
+        """Samples/s that the systems of so many devices read."""
+        return (self.asked.input_limit or inf) * self.fabric(devices).systems
 
     def sync(self, devices: int, own: Passes | None = None) -> SyncTime:
         """The time of gradient synchronization on so many devices."""
+        if self.asked.style:
+            return style_time(
+                STYLES[self.asked.style],
+                self.fabric(devices),
+                own or self.passes(devices),
+                self.known,
+                self.asked.library,
+                low_precision=self.asked.precision in ("bf16", "fp16"),
+            )
         return sync_time(
             self.asked.sync,
             self.fabric(devices),
@@ -265,7 +291,9 @@ class _Model:
             low=rate / band,
             high=rate * band,
             efficiency=efficiency,
-            limit=_limit(parts, own, efficiency, found.limit),
+            limit=_limit(
+                parts, own, efficiency, found.limit, self.asked.unknown if devices > 1 else ""
+            ),
             parts_s=parts,
             communication_s=found.busy_s,
             exchanged_bytes=found.bytes,
@@ -278,10 +306,18 @@ class _Model:
         if devices in self.fitted:
             return self.known["band_one_device"]
         systems = self.fabrics[devices].systems
-        return self.known["band_one_system" if systems == 1 else "band_systems"]
+        band = self.known["band_one_system" if systems == 1 else "band_systems"]
+        unknown = self.asked.unknown and devices > MEASURED_TO
+        return band * self.known["band_unknown_program"] if unknown else band
 
 
-def _limit(parts: Mapping[str, float], own: Passes, efficiency: float, link: str) -> str:
+def _limit(
+    parts: Mapping[str, float], own: Passes, efficiency: float, link: str, unknown: str
+) -> str:
+    if parts["input"] > 0.05 * sum(parts.values()):
+        return "input: samples that a system reads"
+    if efficiency >= GOOD and unknown:
+        return f"unknown: {unknown} not given"
     if efficiency >= GOOD:
         return "memory bandwidth of a device" if own.memory_bound else "operations of a device"
     losses = {

@@ -73,6 +73,10 @@ def apply_changes(
         else:
             value = _number(key, changes[key], entry.least) * entry.unit
             known = known.with_factor(entry.factor, value, "assumed", f"--what-if {key}")
+    if "bucket_mib" in changes and request.style:
+        raise UsageError(
+            f"--what-if bucket_mib: style {request.style} has its own buckets. Leave the style out."
+        )
     if "launch_us" in changes and not request.system.topology.gpus:
         raise UsageError(f"--what-if launch_us: {request.system.name} has no GPUs to launch on.")
     return request, known
@@ -200,7 +204,7 @@ def _ports(request: ForecastRequest, text: str) -> ForecastRequest:
 
 def _sync(request: ForecastRequest, name: str) -> ForecastRequest:
     check_cost(name)
-    return replace(request, sync=name)
+    return replace(request, sync=name, style="")
 
 
 def _precision(request: ForecastRequest, name: str) -> ForecastRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from cubemesh.api.predict import PredictedPoint, Prediction
 from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.energy import BusyPower
 from cubemesh.forecast.request import Forecast
+from cubemesh.forecast.styles import STYLES
 from cubemesh.schema import Table
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import format_quantity
@@ -42,6 +44,9 @@ def document(found: Prediction) -> dict[str, Any]:
         precision=request.precision,
         mode=request.mode,
         sync=request.sync,
+        style=request.style,
+        input_limit=None if request.input_limit == inf else request.input_limit,
+        unknown=request.unknown,
         what_if=dict(found.changes),
         measured={str(n): rate for n, rate in found.measured.items()},
         device_source=found.forecast.device_source,
@@ -86,7 +91,7 @@ def print_prediction(console: Console, found: Prediction) -> None:
         terminal.print_table(console, _before(found))
     title = (
         f"{found.network} on {request.system.name}, {request.precision}, {request.mode} "
-        f"scaling, {request.sync}"
+        f"scaling, {request.style or request.sync}"
     )
     terminal.print_table(console, table_of_figures(title, _COLUMNS, map(_row, found.points)))
     terminal.print_table(console, _parts(found.forecast))
@@ -152,6 +157,16 @@ def _notes(found: Prediction) -> list[str]:
         + (f"; fitted: {', '.join(fitted)}" if fitted else "")
         + ". --json lists each with its source."
     )
+    request = found.request
+    if request.unknown and any(one.point.devices > 1 for one in found.points):
+        more = known["band_unknown_program"]
+        notes.append(
+            f"Not given: {request.unknown}. Beyond eight devices that widens the band × {more:g}; "
+            "give --style and --input-limit."
+        )
+    if request.style:
+        style = STYLES[request.style]
+        notes.append(f"Gradients: {style.framework}, {style.years} ({style.source}).")
     too_large = [str(one.point.devices) for one in found.points if one.fits is False]
     if room is not None and too_large:
         notes.append(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from math import inf
 
 from cubemesh import networks
 from cubemesh.errors import CubemeshError
@@ -54,6 +55,8 @@ def forecast_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> P
         precision=one.spec.program.precision,
         mode="weak" if same else "strong",
         sync=sync,
+        style="ddp" if sync == "all-reduce" else "",
+        input_limit=inf,
     )
     known = defaults()
     if FRAMEWORKS[one.spec.program.framework].one_launch:
