@@ -1,15 +1,19 @@
-"""Untrusted input: sanitized text for terminals and messages, and JSON within limits.
+"""Untrusted input: sanitized text for terminals and messages, JSON within limits, plain files.
 
 What a file, a host, a rank or another program says may hold escape sequences, be nested a million
 levels deep or have numbers of a million digits. `clean` makes text safe to print; `parse_json`
-refuses what cannot be meant.
+refuses what cannot be meant. A file that they name is opened by `open_plain_file`, which never
+leaves the folder that it belongs to.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from typing import Any
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
 
 MOST_CHARACTERS = 10_000
 """Most characters of a text that is printed."""
@@ -18,6 +22,9 @@ MOST_QUOTED = 80
 MOST_DEPTH = 64
 """Most levels of lists and tables in each other."""
 MOST_INTEGER = 1 << 64
+MOST_FILE_BYTES = 2 << 30
+"""Most bytes of a file that others name."""
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _HARMFUL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
     "\ud800-\udfff\ufffe\uffff]"
@@ -52,6 +59,30 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError(f"it is nested deeper than {MOST_DEPTH} levels") from None
     _check(value, 0)
     return value
+
+
+def open_plain_file(folder: Path, name: str) -> BinaryIO:
+    """Open a plain file of a folder: never a path, link, device or FIFO. ValueError with the reason
+    where it is refused, OSError where the folder itself cannot be opened or is a link."""
+    if not _FILE_NAME.fullmatch(name):
+        raise ValueError("not the name of a file in its folder")
+    inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        file = os.open(name, flags, dir_fd=inside)
+    except OSError as error:
+        raise ValueError(error.strerror) from None
+    finally:
+        os.close(inside)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        reason = "not a file of its own (a link, FIFO, folder or device)"
+    elif found.st_size > MOST_FILE_BYTES:
+        reason = f"larger than {MOST_FILE_BYTES >> 30} GiB"
+    else:
+        return os.fdopen(file, "rb")
+    os.close(file)
+    raise ValueError(reason)
 
 
 def _check(value: Any, depth: int) -> None:

@@ -65,6 +65,7 @@ def exported(machine: Any) -> Callable[..., bytes]:
             records=tuple(records),
             machines=more.pop("machines", {"machine": machine}),
             series=lambda run_id: series.get(run_id, ()),
+            open_artifact=more.pop("open_artifact", lambda record, name: None),
             **more,
         )
         FORMATS[name].write(contents, file)

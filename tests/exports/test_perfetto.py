@@ -6,6 +6,7 @@ processor, a binary that `perfetto` downloads; it is used where `TRACE_PROCESSOR
 
 import dataclasses
 import datetime
+import io
 import os
 from pathlib import Path
 
@@ -150,15 +151,35 @@ def test_text_that_is_not_utf8_is_escaped(runs, exported):
     assert "\\ud800" in whole[4]["message"]
 
 
-def test_the_profilers_trace_of_a_single_run_is_written(record, exported, tmp_path):
-    file = tmp_path / "trace.json"
-    file.write_text('{"schemaVersion": 1, "traceEvents": []}')
-    traced = dataclasses.replace(record, artifacts={"trace": str(file)})
-    assert exported("perfetto", [traced]) == file.read_bytes()
-    parsed(exported("perfetto", [traced, record]))
-    file.unlink()
-    _, tracks = parsed(exported("perfetto", [traced]))
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(str(tmp_path / "s.sqlite")) as opened:
+        yield opened
+
+
+def test_the_profilers_trace_of_a_single_run_is_written(record, exported, store):
+    record = dataclasses.replace(record, run_id="abc")
+    trace = b'{"schemaVersion": 1, "traceEvents": []}'
+    file = store.attach(record.run_id, "trace.json", io.BytesIO(trace))
+    traced = dataclasses.replace(record, artifacts={"trace": file})
+    assert exported("perfetto", [traced], open_artifact=store.open_artifact) == trace
+    parsed(exported("perfetto", [traced, record], open_artifact=store.open_artifact))
+    os.unlink(file)
+    _, tracks = parsed(exported("perfetto", [traced], open_artifact=store.open_artifact))
     assert any(t.name == "windows of rank 0" for t in tracks.values())
+
+
+@pytest.mark.parametrize("place", ["private", "s-files/../private", "s-files/{id}/link"])
+def test_a_record_of_others_names_no_file_of_the_user(record, exported, store, tmp_path, place):
+    (tmp_path / "private").write_text("key")
+    record = dataclasses.replace(record, run_id="abc")
+    folder = Path(store.attach(record.run_id, "other", io.BytesIO())).parent
+    (folder / "link").symlink_to(tmp_path / "private")
+    file = str(tmp_path / place.format(id="abc"))
+    planted = dataclasses.replace(record, artifacts={"trace": file})
+    parsed(exported("perfetto", [planted], open_artifact=store.open_artifact))
+    outside = dataclasses.replace(planted, run_id="..")
+    parsed(exported("perfetto", [outside], open_artifact=store.open_artifact))
 
 
 @pytest.mark.skipif(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cubemesh import untrusted
 from cubemesh.errors import StoreError
 from cubemesh.runs import artifacts
 from cubemesh.runs.artifacts import store_artifacts
@@ -34,10 +35,10 @@ def named(*files):
 
 
 def test_a_file_of_the_run_is_stored(store, folder):
-    stored, warnings = store_artifacts(store, "r", folder, named("trace.json"))
+    stored, warnings = store_artifacts(store, "abc", folder, named("trace.json"))
     assert warnings == []
     assert Path(stored["trace.json"]).read_text() == "{}"
-    assert os.path.dirname(stored["trace.json"]).endswith("mine-files/r")
+    assert os.path.dirname(stored["trace.json"]).endswith("mine-files/abc")
 
 
 def make_socket(path):
@@ -59,7 +60,7 @@ def make_socket(path):
 )
 def test_links_fifos_devices_and_folders_are_refused(store, folder, make):
     make(folder / "x")
-    stored, (warning,) = store_artifacts(store, "r", folder, named("x", "trace.json"))
+    stored, (warning,) = store_artifacts(store, "abc", folder, named("x", "trace.json"))
     assert list(stored) == ["trace.json"], "the others are stored"
     assert warning.code == "event-refused"
     assert (folder.parent / "secret").read_text() == "s"
@@ -67,7 +68,7 @@ def test_links_fifos_devices_and_folders_are_refused(store, folder, make):
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "..", ".", "", "a/b", "a\n", "é"])
 def test_only_plain_names_are_opened(store, folder, name):
-    stored, (warning,) = store_artifacts(store, "r", folder, named(name))
+    stored, (warning,) = store_artifacts(store, "abc", folder, named(name))
     assert stored == {}
     assert "rank 1" in warning.cause
     assert (folder.parent / "secret").exists()
@@ -77,16 +78,27 @@ def test_a_folder_that_is_a_link_is_refused(store, folder):
     link = folder.parent / "link"
     link.symlink_to(folder)
     with pytest.raises(OSError):  # noqa: PT011 - the runner's own folder is never a link
-        store_artifacts(store, "r", link, named("trace.json"))
+        store_artifacts(store, "abc", link, named("trace.json"))
+
+
+def test_files_are_stored_in_folders_of_the_store_only(store, folder):
+    (folder.parent / "mine-files").mkdir()
+    (folder.parent / "mine-files" / "abc").symlink_to(folder.parent)
+    for run_id in ("..", "../other", "ABC", ""):
+        with (folder / "trace.json").open("rb") as source, pytest.raises(StoreError):
+            store.attach(run_id, "trace.json", source)
+    stored, _ = store_artifacts(store, "abc", folder, named("trace.json"))
+    assert Path(stored["trace.json"]).is_relative_to(folder.parent / "mine-spool" / "abc")
+    assert not (folder.parent / "trace.json").exists()
 
 
 def test_sizes_and_numbers_are_limited(store, folder, monkeypatch):
-    monkeypatch.setattr(artifacts, "MOST_BYTES", 1)
-    assert store_artifacts(store, "r", folder, named("trace.json"))[0] == {}
+    monkeypatch.setattr(untrusted, "MOST_FILE_BYTES", 1)
+    assert store_artifacts(store, "abc", folder, named("trace.json"))[0] == {}
     monkeypatch.undo()
     monkeypatch.setattr(artifacts, "MOST_FILES", 1)
     (folder / "other").write_text("")
-    stored, warnings = store_artifacts(store, "r", folder, named("trace.json", "other"))
+    stored, warnings = store_artifacts(store, "abc", folder, named("trace.json", "other"))
     assert (list(stored), len(warnings)) == (["trace.json"], 1)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -20,7 +21,8 @@ from test_db_errors import mounted
 from cubemesh.errors import BusyError, StoreError, StoreWarning
 from cubemesh.schema import Cpu, Machine, Memory, RunRecord, Software
 from cubemesh.store import ExperimentRun, Store
-from cubemesh.store.spool import Spool
+from cubemesh.store.location import locate
+from cubemesh.store.spool import Spool, Spooled
 
 MACHINE = Machine(
     hostname="h", cpu=Cpu(), memory=Memory(), software=Software(python="3", system="Linux")
@@ -143,7 +145,7 @@ def test_a_record_that_can_be_written_nowhere_is_printed(path, saving):
     spool = path.with_name("results-spool")
     assert str(spool) in done.stderr
     spool.mkdir()
-    (spool / "any name.json").write_text(line)
+    (spool / f"run-{json.loads(line)['record']['run_id']}.json").write_text(line)
     with Store.open(str(path)) as store:
         assert store.recover() == 1
         assert [r.run_id for r in store.records()] == [json.loads(line)["record"]["run_id"]]
@@ -183,8 +185,9 @@ def test_an_artifact_waits_with_its_record(path, tmp_path, saving):
     blocked.write_text("a file where the folder would be")
     with Store.open(str(path), busy_timeout_s=0.1) as store:
         with locked(path):
-            kept = store.attach("r1", "trace.json", io.BytesIO(b"{}"))
-            store.save_or_spool(saving.make_record(artifacts={"trace": kept}))
+            record = saving.make_record()
+            kept = store.attach(record.run_id, "trace.json", io.BytesIO(b"{}"))
+            store.save_or_spool(replace(record, artifacts={"trace": kept}))
         assert Path(kept).is_relative_to(tmp_path / "results-spool")
         blocked.unlink()
         assert store.settle() is None
@@ -192,6 +195,62 @@ def test_an_artifact_waits_with_its_record(path, tmp_path, saving):
     assert Path(record.artifacts["trace"]).is_relative_to(blocked)
     assert Path(record.artifacts["trace"]).read_text() == "{}"
     assert not (tmp_path / "results-spool").exists()
+
+
+@pytest.mark.parametrize("where", ["results-spool/../private", "private", "results-spool/{id}/x"])
+def test_a_planted_record_moves_no_file_of_the_user(path, tmp_path, saving, where):
+    """The spool of a store that somebody else has made, with a record that names any file."""
+    (tmp_path / "private").write_text("key")
+    record = saving.make_record()
+    named = str(tmp_path / where.format(id=record.run_id))
+    spool, planted = Spool(locate(str(path))), replace(record, artifacts={"trace": named})
+    assert spool.write(Spooled(store=str(path), record=planted)) is not None
+    folder = tmp_path / "results-spool" / record.run_id
+    folder.mkdir()
+    (folder / "x").symlink_to(tmp_path / "private")
+    with Store.open(str(path)) as store:
+        assert store.recover() == 1
+        assert store.open_artifact(store.record(record.run_id), "trace") is None
+    assert (tmp_path / "private").read_text() == "key"
+    assert not (tmp_path / "results-files").exists()
+
+
+@pytest.mark.parametrize("run_id", ["../escaped", "..", "x/../../escaped"])
+def test_a_planted_record_writes_only_into_the_folder_of_files(path, tmp_path, saving, run_id):
+    spool = tmp_path / "results-spool"
+    with Store.open(str(path), busy_timeout_s=0.1) as store, locked(path):
+        store.save_or_spool(saving.make_record())
+    (written,) = spool.iterdir()
+    (spool / "abc").mkdir()
+    (spool / "abc" / "run.desktop").write_text("Exec=x")
+    plain = json.loads(written.read_text())
+    plain["record"]["run_id"] = run_id
+    plain["record"]["artifacts"] = {"trace": str(spool / "abc" / "run.desktop")}
+    written.write_text(json.dumps(plain))
+    before = files(tmp_path)
+    with Store.open(str(path)) as store:
+        assert store.recover() == 0
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.symlink_to(path.parent / "nothing"),
+        lambda path: path.hardlink_to(path.parent.parent / "other"),
+        os.mkfifo,
+        os.mkdir,
+    ],
+    ids=["device", "dangling", "hard link", "fifo", "folder"],
+)
+def test_what_is_no_file_of_the_spool_stops_nothing(path, tmp_path, saving, plant):
+    (tmp_path / "other").write_text("{}")
+    with Store.open(str(path), busy_timeout_s=0.1) as store, locked(path):
+        store.save_or_spool(saving.make_record())
+    plant(tmp_path / "results-spool" / "a.json")
+    with Store.open(str(path)) as store:
+        assert store.recover() == 1
 
 
 @pytest.mark.parametrize("removed", [("",), ("", "-wal", "-shm")], ids=["file", "all"])

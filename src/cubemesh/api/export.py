@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from cubemesh.api.arguments import AnyStore, open_store
 from cubemesh.api.compare import Comparison
@@ -56,6 +57,11 @@ def export(
         def series(run_id: str) -> list[Series]:
             return next(filter(None, (opened.series(run_id) for opened in stores)), [])
 
+        def open_artifact(record: RunRecord, name: str) -> BinaryIO | None:
+            return next(
+                filter(None, (opened.open_artifact(record, name) for opened in stores)), None
+            )
+
         machines: dict[str, Machine] = {}
         for machine_id in {record.key.machine_id for record in records}:
             found = next(filter(None, (opened.machine(machine_id) for opened in stores)), None)
@@ -65,6 +71,7 @@ def export(
             records=records,
             machines=machines,
             series=series,
+            open_artifact=open_artifact,
             comparisons=_comparisons(runs),
             gate=runs.gate if isinstance(runs, Comparison | RunResult) else None,
         )

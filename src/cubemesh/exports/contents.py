@@ -20,6 +20,8 @@ class ExportedRuns:
     """By machine id; a machine that the store does not describe is missing."""
     series: Callable[[str], Sequence[Series]]
     """Telemetry of the run with this id."""
+    open_artifact: Callable[[RunRecord, str], BinaryIO | None]
+    """A file that belongs to a run, by its name there; None if its store does not have it."""
     comparisons: tuple[StoredComparison, ...] = ()
     """Of `compare`, or with a baseline."""
     gate: Gate | None = None

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import datetime
 import math
-import os
+import shutil
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import BinaryIO
 
 from cubemesh.exports.contents import ExportedRuns
@@ -121,9 +120,10 @@ class _Trace:
 def write(runs: ExportedRuns, file: BinaryIO) -> None:
     """Write a trace of all runs, or the profiler's trace of a single one that has it."""
     if len(runs.records) == 1:
-        saved = runs.records[0].artifacts.get(TRACE, "")
-        if os.path.isfile(saved):
-            file.write(Path(saved).read_bytes())
+        saved = runs.open_artifact(runs.records[0], TRACE)
+        if saved is not None:
+            with saved:
+                shutil.copyfileobj(saved, file)
             return
     trace = _Trace()
     for record in runs.records:

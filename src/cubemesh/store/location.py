@@ -6,7 +6,9 @@ The default follows the XDG Base Directory Specification 0.8: `$XDG_DATA_HOME`, 
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +18,11 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from cubemesh.errors import StoreError, UsageError
+from cubemesh.untrusted import quoted
 
 LOG_SUFFIXES = ("-wal", "-shm")
 """Endings of the files that belong to an SQLite file in WAL mode."""
+_RUN_ID = re.compile("[0-9a-f]{1,64}")
 Identity: TypeAlias = tuple[int, int] | None
 """Device and inode of a file; None if there is none."""
 
@@ -74,11 +78,21 @@ def files_folder(location: Location) -> Path:
     return path.with_name(f"{path.stem}-files")
 
 
+def artifact_folder(folder: Path, run_id: str) -> Path:
+    """The folder of a run's files in a folder of files. StoreError for an invalid id: a record
+    may be a stranger's."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise StoreError(f"{quoted(run_id)} is not the id of a run, which has hexadecimal digits.")
+    return folder / run_id
+
+
 def copy_artifact(source: BinaryIO, folder: Path, name: str) -> str:
-    """Copy a file of a run into a folder; where it then is. StoreError where that fails."""
+    """Copy a file of a run into its folder; where it then is. StoreError where that fails."""
     path = folder / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if folder.is_symlink():
+            raise NotADirectoryError(errno.ENOTDIR, "it is a link")
         with path.open("xb") as copy:
             try:
                 shutil.copyfileobj(source, copy)

@@ -24,12 +24,14 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from cubemesh.errors import StoreError
 from cubemesh.schema import ExperimentRun, Machine, RunRecord, Series
 from cubemesh.schema.serialization import digest
 from cubemesh.store.json_text import from_text, to_text
-from cubemesh.store.location import Location
+from cubemesh.store.location import Location, artifact_folder
+from cubemesh.untrusted import open_plain_file, quoted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,18 +99,24 @@ class Spool:
         for folder in self._folders():
             with contextlib.suppress(OSError):
                 if _is_own(folder):
-                    found += [(path.stat().st_mtime_ns, path) for path in folder.glob("*.json")]
+                    found += [(path.lstat().st_mtime_ns, path) for path in folder.glob("*.json")]
         return [path for _, path in sorted(found)]
 
     def artifact_folders(self, run_id: str) -> Iterator[Path]:
         """Folders for the artifacts of a run, made one after the other as they are asked for."""
         for folder in self._folders():
             with contextlib.suppress(OSError):
-                yield self._made(folder) / run_id
+                yield artifact_folder(self._made(folder), run_id)
 
-    def holds(self, path: str) -> bool:
-        """Whether an artifact lies in the spool."""
-        return Path(path).parent.parent in self._folders()
+    def open_artifact(self, run_id: str, path: str) -> BinaryIO | None:
+        """Open an artifact of a run, if this is its path in the spool."""
+        name = Path(path).name
+        for folder in self._folders():
+            with contextlib.suppress(OSError, ValueError, StoreError):
+                inside = artifact_folder(folder, run_id)
+                if str(inside / name) == path and _is_own(folder):
+                    return open_plain_file(inside, name)
+        return None
 
     def _folders(self) -> list[Path]:
         name = digest(self._store)
@@ -135,10 +143,14 @@ def format_files(number: int) -> str:
 def read(path: Path) -> Spooled:
     """The contents of a file; StoreError if it is damaged."""
     try:
-        text = path.read_text(encoding="ascii")
+        with open_plain_file(path.parent, path.name) as file:
+            text = file.read().decode("ascii")
+        spooled = from_text(Spooled, text, str(path))
+        if spooled.file_name != path.name:
+            raise ValueError(f"its contents belong into {quoted(spooled.file_name)}")
     except (OSError, ValueError) as error:
         raise StoreError(f"{path} cannot be read: {error}.") from error
-    return from_text(Spooled, text, str(path))
+    return spooled
 
 
 def _state_folder() -> Path:

@@ -51,6 +51,7 @@ from cubemesh.store.location import (
     LOG_SUFFIXES,
     Identity,
     Location,
+    artifact_folder,
     copy_artifact,
     file_identities,
     files_folder,
@@ -72,6 +73,7 @@ from cubemesh.store.tables import (
     record_row,
     records,
 )
+from cubemesh.untrusted import open_plain_file
 
 MAX_CANDIDATES = 10
 """Runs that the message about an ambiguous prefix lists."""
@@ -220,13 +222,21 @@ class Store:
         """Copy `source`, which belongs to a run, to the file `name` in the folder of files next to
         the store, or in the spool; its path. StoreError if none can be written."""
         try:
-            return copy_artifact(source, files_folder(self._location) / run_id, name)
+            return copy_artifact(source, self._artifact_folder(run_id), name)
         except StoreError as error:
             for folder in self._spool.artifact_folders(run_id):
                 source.seek(0)
                 with suppress(StoreError):
                     return copy_artifact(source, folder, name)
             raise error
+
+    def open_artifact(self, record: RunRecord, name: str) -> BinaryIO | None:
+        """Open a file that belongs to a run; None if it is gone, or lies elsewhere than the files
+        of this store: a record may be a stranger's and name any file."""
+        path = record.artifacts.get(name, "")
+        with suppress(OSError, ValueError, StoreError):
+            return open_plain_file(self._artifact_folder(record.run_id), Path(path).name)
+        return self._spool.open_artifact(record.run_id, path)
 
     def find(self, key: RunKey) -> RunRecord | None:
         """The newest record that can be reused for `key`: one with a result (ok, out of memory,
@@ -537,13 +547,14 @@ class Store:
     def _with_artifacts(self, spooled: Spooled) -> Spooled:
         """The same, with artifacts that wait in the spool moved to where they belong."""
         record = spooled.record
-        if record is None or not any(map(self._spool.holds, record.artifacts.values())):
+        if record is None:
             return spooled
         paths = dict(record.artifacts)
         for name, path in paths.items():
-            if self._spool.holds(path):
-                folder = files_folder(self._location) / record.run_id
-                with suppress(StoreError, OSError), open(path, "rb") as source:
+            source = self._spool.open_artifact(record.run_id, path)
+            if source is not None:
+                with suppress(StoreError, OSError), source:
+                    folder = self._artifact_folder(record.run_id)
                     paths[name] = copy_artifact(source, folder, Path(path).name)
                     os.unlink(path)
         return replace(spooled, record=replace(record, artifacts=paths))
@@ -554,6 +565,10 @@ class Store:
             rows = connection.execute(query).all()
         readable = (self._readable(partial(from_text, kind, r[1], "it"), what, r[0]) for r in rows)
         return [one for one in readable if one is not None]
+
+    def _artifact_folder(self, run_id: str) -> Path:
+        """The folder of a run's files next to the store; StoreError for an invalid id."""
+        return artifact_folder(files_folder(self._location), run_id)
 
     def _readable_record(self, row: Any) -> RunRecord | None:
         return self._readable(lambda: record_of(row, "it"), "run", row.run_id)
