@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 
 import pytest
@@ -45,6 +46,8 @@ for line in sys.stdin:
             say(rank=0, event={{}})
         elif name == "evaluator":
             say(store={{"id": 0, "op": "eval", "key": "a"}})
+        elif name == "tracer":
+            say(rank=1, trace="not base64")
         say(rank=rank, event=dict(event="rank", t=0, host=name, device="cpu", threads=1))
         if name == "b":
             say(rank=1, event=dict(event="artifact", t=0, name="trace", file="{secret}"))
@@ -111,7 +114,7 @@ def test_hosts_that_report_nonsense(run, secret, tmp_path, monkeypatch):
             budget=Budget(steps=2, windows=2, seconds=0.1),
         )
 
-    hostile = ("no-software", "deep", "thief", "evaluator")
+    hostile = ("no-software", "deep", "thief", "evaluator", "tracer")
     *failed, last = run(*(spec("a", name) for name in hostile), spec("a", "b"))
     for name, record in zip(hostile, failed, strict=True):
         assert record.outcome.status is Status.CRASHED, name
@@ -125,13 +128,33 @@ def test_hosts_that_report_nonsense(run, secret, tmp_path, monkeypatch):
     assert secret.read_text() == "key"
 
 
-def test_a_reply_without_end_is_refused(tmp_path, monkeypatch):
+def test_a_reply_without_end_is_refused(monkeypatch):
     monkeypatch.setattr(ssh, "MOST_BYTES", 1000)
-    host = ssh.RemoteHost(
-        "endless", tmp_path / "errors.txt", {"CUBEMESH_SSH": "sh -c 'cat /dev/zero'"}
-    )
+    host = ssh.RemoteHost("endless", {"CUBEMESH_SSH": "sh -c 'cat /dev/zero'"})
     with pytest.raises(ssh.HostFault, match="host endless "):
         host.receive(None)
+    host.close()
+    host.wait()
+
+
+@pytest.mark.parametrize(
+    ("command", "timeout_s", "words"),
+    [
+        ("exec cat /dev/zero 3>&1 >&2", 0.5, "did not reply"),
+        ("head -c 3000000 /dev/zero >&2; echo nonsense", None, "nonsense"),
+        (
+            "head -c 3000000 /dev/zero >&2; echo >&2; echo No route to host >&2; exit 255",
+            None,
+            "No route",
+        ),
+    ],
+    ids=["endless", "nonsense", "away"],
+)
+def test_only_the_end_of_a_hosts_errors_is_kept(command, timeout_s, words):
+    host = ssh.RemoteHost("loud", {"CUBEMESH_SSH": shlex.join(["sh", "-c", command])})
+    with pytest.raises(ssh.HostFault, match=f"host loud .*{words}"):
+        host.receive(timeout_s)
+    assert len(host._last_errors) <= ssh.ERROR_BYTES
     host.close()
     host.wait()
 
@@ -151,6 +174,9 @@ def test_a_reply_without_end_is_refused(tmp_path, monkeypatch):
         {"rank": "1", "event": {}},
         {"rank": 1, "event": 7},
         {"rank": 1, "event": {}, "stacks": ""},
+        {"rank": 1, "event": {}, "trace": ""},
+        {"rank": 1, "trace": 7},
+        {"trace": ""},
         {"event": {}},
         {"exits": {}},
         {"exits": {"0": "1"}, "outputs": {}},

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib
+import json
 import os
 import shlex
 import signal
@@ -19,7 +20,7 @@ from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.frameworks.contract.rendezvous import SupportsDistributed
 from cubemesh.runs import Executor
-from cubemesh.schema import Budget, Collective, Gpu, Placement, RunSpec, Status
+from cubemesh.schema import Budget, Collective, Gpu, Placement, RunSpec, Status, TrainSteps
 from cubemesh.store import Store
 from cubemesh.training.checkpoint import load, steps_in
 from cubemesh.worker.launch.host_agent import (
@@ -226,6 +227,20 @@ def test_two_workers_started_by_a_command_are_one_run(run, tmp_path, no_processe
     assert all(abs(rank.clock_offset_s) < 10 for rank in record.ranks), "it is one clock"
     assert {phase.rank for phase in record.phases} == {0, 1}
     assert no_processes_left(tmp_path / "runs")
+
+
+def test_traces_of_other_hosts_are_stored(run, tmp_path):
+    script = tmp_path / "ssh"
+    script.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    work = TrainSteps(network="little-cnn", batch_per_device=2, image_size=8)
+    budget = Budget(windows=2, seconds=0.1, attribution=True, trace=True)
+    (record,) = run(str(script), dataclasses.replace(SPEC, work=work, budget=budget))
+    assert record.ok, record.outcome
+    assert "event-refused" not in {warning.code for warning in record.warnings}
+    assert list(record.artifacts) == ["trace", "trace of rank 1"]
+    for file in record.artifacts.values():
+        assert json.loads(Path(file).read_text())["traceEvents"]
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,7 @@ def _warnings(refused: list[str]) -> list[Warning]:
         warn(
             "event-refused",
             clean(f"Files of the run were not stored: {'; '.join(refused[:3])}{more}.", 1000),
-            "Only plain files that a rank on this host wrote into its run's folder are stored.",
+            "Only plain files of the run's folder are stored, and traces of other hosts up to "
+            "256 MiB.",
         )
     ]

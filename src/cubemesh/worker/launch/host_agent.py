@@ -2,13 +2,14 @@
 
 Started through ssh, it reads requests from stdin and replies on stdout, a JSON object a line
 (multi_host_launcher.py is the other end): first what this host is, then its clock as often as
-requested, then one job, whose events it passes on as they come, and the stacks of its ranks on
-request. The ranks' key-value store is at the other end too, and its messages go the same way. When
-stdin ends, the connection is lost, and everything started ends.
+requested, then one job, whose events it passes on as they come, the stacks of its ranks on request,
+and their traces when they have ended. The ranks' key-value store is at the other end too, and its
+messages go the same way. When stdin ends, the connection is lost, and everything started ends.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import importlib.metadata
@@ -36,17 +37,22 @@ from cubemesh.frameworks.contract.rendezvous import Rendezvous, SupportsDistribu
 from cubemesh.measure.telemetry.gpu_set import gpu_of, read_gpus, visible
 from cubemesh.schema.machine import Gpu
 from cubemesh.schema.serialization import from_plain
+from cubemesh.untrusted import open_plain_file
 from cubemesh.worker.forkserver import (
     forward_stack_request,
     prepare,
     redirect,
     work_as_rank,
 )
-from cubemesh.worker.launch.host_replies import OUTPUT_CHARACTERS
+from cubemesh.worker.launch.host_replies import (
+    MOST_TRACE_BYTES,
+    OUTPUT_CHARACTERS,
+    TRACE_PART_BYTES,
+)
 from cubemesh.worker.launch.ranks import EXITS_FILE, parse_exit_codes, write_exit_codes
 from cubemesh.worker.report import limits
 from cubemesh.worker.report.events import EventReader
-from cubemesh.worker.run.job_file import Job
+from cubemesh.worker.run.job_file import Job, trace_file
 
 POLL_S = 0.05
 CPUINFO = Path("/proc/cpuinfo")
@@ -161,6 +167,18 @@ class HostAgent:
             warning = reader.refusals(f"rank {rank}")
             if warning is not None:
                 self._reply(rank=rank, event=warning)
+            self._send_trace(folder, rank)
+
+    def _send_trace(self, folder: Path, rank: int) -> None:
+        """Send a rank's trace, if there is one and it is not too large."""
+        try:
+            file = open_plain_file(folder, trace_file(rank))
+        except ValueError:
+            return
+        with file:
+            if os.fstat(file.fileno()).st_size <= MOST_TRACE_BYTES:
+                while part := file.read(TRACE_PART_BYTES):
+                    self._reply(rank=rank, trace=base64.b64encode(part).decode())
 
     def _receive(self) -> Message | None:
         """The next request; None where the connection is lost."""

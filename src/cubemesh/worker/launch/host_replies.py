@@ -15,6 +15,11 @@ MOST_BYTES = 64 << 20
 OUTPUT_CHARACTERS = 4000
 """Characters of a rank's last output."""
 
+MOST_TRACE_BYTES = 256 << 20
+"""Most bytes of a rank's trace that is fetched from another host."""
+TRACE_PART_BYTES = 1 << 20
+"""Bytes of a trace in a reply."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Greeting:
@@ -34,9 +39,11 @@ class HostReply:
     """Why the host cannot run the job."""
     clock: float | None = None
     rank: int | None = None
-    """The rank of `event` or `stacks`."""
+    """The rank of `event`, `stacks` or `trace`."""
     event: Mapping[str, Any] | None = None
     stacks: str | None = None
+    trace: str | None = None
+    """The next part of its profiler's trace, in base64."""
     store: Mapping[str, Any] | None = None
     """A request to the ranks' store (kv_store.py)."""
     exits: Mapping[str, int] | None = None
@@ -47,7 +54,8 @@ class HostReply:
 def parse_reply(line: bytes) -> HostReply:
     """The reply in a line of JSON. ValueError with the reason where it is none."""
     reply = from_plain(HostReply, parse_json(line))
-    of_rank = reply.rank is not None and (reply.event is None) != (reply.stacks is None)
+    parts = [part is not None for part in (reply.event, reply.stacks, reply.trace)]
+    of_rank = reply.rank is not None and sum(parts) == 1
     last = reply.exits is not None and reply.outputs is not None
     clock = reply.clock is not None and math.isfinite(reply.clock)
     alone = [field is not None for field in (reply.here, reply.fault, reply.store)]

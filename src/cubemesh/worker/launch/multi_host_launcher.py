@@ -6,14 +6,15 @@
 
 Each host first reports its software: Python, cubemesh and the framework must be the same on all.
 Then its clock is read five times; the reading with the shortest round trip gives its offset, to
-half of that round trip. Events are converted to this host's clock. The ranks' key-value store, in
-which they exchange addresses, is here: its messages travel in the same connections, so that it
-needs no port and only the hosts reach it. SIGUSR1, by which the runner
-requests stacks from a worker, is passed to all hosts.
+half of that round trip. Events are converted to this host's clock; traces come when the ranks have
+ended. The ranks' key-value store, in which they exchange addresses, is here: its messages travel in
+the same connections, so that it needs no port and only the hosts reach it. SIGUSR1, by which the
+runner requests stacks from a worker, is passed to all hosts.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -36,7 +37,7 @@ from cubemesh.worker.launch.host_replies import OUTPUT_CHARACTERS, Greeting
 from cubemesh.worker.launch.ssh import READY_S, HostFault, RemoteHost
 from cubemesh.worker.report.event_schema import MOST_BYTES
 from cubemesh.worker.report.events import EventLog, events_path, read_events
-from cubemesh.worker.run.job_file import Job
+from cubemesh.worker.run.job_file import Job, trace_file
 
 PASSED = ("NCCL_", "GLOO_", "TORCH_", "CUDA_", "OMP_", "MKL_")
 """Prefixes of environment variables that are copied to the hosts."""
@@ -45,7 +46,7 @@ PASSED = ("NCCL_", "GLOO_", "TORCH_", "CUDA_", "OMP_", "MKL_")
 def launch(job: Job) -> dict[int, int]:
     """Run `job` on all its hosts; exit codes of the failed ranks. An error of a host becomes the
     outcome of the run."""
-    names, folder = job.spec.placement.hosts, Path(job.folder)
+    names = job.spec.placement.hosts
     if not entry(job.spec.program.framework).across_hosts:
         _log_outcome(Outcome(status=Status.UNSUPPORTED, message=_one_host(job)), job)
         return {}
@@ -53,7 +54,7 @@ def launch(job: Job) -> dict[int, int]:
     followed: _EventCollector | None = None
     signal.signal(signal.SIGUSR1, lambda number, frame: _request_stacks(hosts if followed else ()))
     try:
-        hosts += [RemoteHost(name, folder / f"host-{n}.txt") for n, name in enumerate(names)]
+        hosts += map(RemoteHost, names)
         greetings = _greetings(hosts, job)
         check_alike(names, greetings)
         followed = _EventCollector(hosts, job, _start(hosts, job))
@@ -184,6 +185,8 @@ class _EventCollector:
                 rank = self._own(host, reply.rank)
                 if reply.stacks is not None:
                     replace(self._job, rank=rank).stacks_path.write_text(reply.stacks, "utf-8")
+                elif reply.trace is not None:
+                    self._write_trace(host, rank, reply.trace)
                 else:
                     self._write(host, rank, reply.event or {}, offset)
             for number, text in (reply.outputs or {}).items():
@@ -219,9 +222,20 @@ class _EventCollector:
         """Append an event to the rank's event file, whose reader checks it."""
         if event.get("event") == "rank":
             event = {**event, "clock_offset_s": offset}
-        line = json.dumps(event).encode() + b"\n"
-        self._written[rank] = self._written.get(rank, 0) + len(line)
+        self._append(
+            host, rank, events_path(self._folder, rank), json.dumps(event).encode() + b"\n"
+        )
+
+    def _write_trace(self, host: RemoteHost, rank: int, part: str) -> None:
+        try:
+            content = base64.b64decode(part, validate=True)
+        except ValueError:
+            raise host.fault(f"sent a trace of rank {rank} that is not base64") from None
+        self._append(host, rank, self._folder / trace_file(rank), content)
+
+    def _append(self, host: RemoteHost, rank: int, path: Path, content: bytes) -> None:
+        self._written[rank] = self._written.get(rank, 0) + len(content)
         if self._written[rank] > MOST_BYTES:
-            raise host.fault(f"reported more than {MOST_BYTES >> 30} GiB of events of rank {rank}")
-        with open(events_path(self._folder, rank), "ab") as file:
-            file.write(line)
+            raise host.fault(f"reported more than {MOST_BYTES >> 30} GiB of rank {rank}")
+        with open(path, "ab") as file:
+            file.write(content)

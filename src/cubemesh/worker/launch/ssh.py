@@ -30,7 +30,9 @@ CLOSE_S = 5.0
 """Time limit for a host to end its ranks."""
 PINGS = 5
 ERROR_BYTES = 1 << 16
-"""Bytes at the end of ssh's errors that are searched for the last line."""
+"""Bytes at the end of ssh's errors that are kept, to search them for the last line."""
+PIPE_BYTES = 1 << 20
+"""Most bytes that a pipe holds."""
 ERROR_CHARACTERS = 500
 """Most characters of that line."""
 
@@ -40,20 +42,22 @@ class HostFault(Exception):
 
 
 class RemoteHost:
-    """Connection to one host; `errors` is a file for the output of ssh."""
+    """Connection to one host."""
 
-    def __init__(self, name: str, errors: Path, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, name: str, environ: Mapping[str, str] = os.environ) -> None:
         self.name = name
-        self._errors = errors
-        with open(errors, "wb") as file:
-            self._process = subprocess.Popen(
-                command(name, environ),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                bufsize=0,
-            )
-        self._unread = bytearray()
+        self._process = subprocess.Popen(
+            command(name, environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._replies, self._errors = self._process.stdout, self._process.stderr
+        os.set_blocking(self._errors.fileno(), False)
+        self._unread, self._last_errors = bytearray(), b""
         self._lock = threading.Lock()
 
     def send(self, **request: Any) -> None:
@@ -69,19 +73,24 @@ class RemoteHost:
 
     def receive(self, timeout_s: float | None) -> HostReply:
         """The next reply; HostFault without one."""
-        assert self._process.stdout is not None
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
+            selector.register(self._replies, selectors.EVENT_READ)
+            selector.register(self._errors, selectors.EVENT_READ)
             searched = 0
             while (end := self._unread.find(b"\n", searched)) < 0:
                 searched = len(self._unread)
                 if searched > MOST_BYTES:
                     raise self.fault(f"sent a reply of more than {MOST_BYTES >> 20} MiB")
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not selector.select(left):
-                    raise self.fault(f"did not reply within {timeout_s:g} s")
-                text = os.read(self._process.stdout.fileno(), 65536)
+                ready = {key.fileobj for key, _ in selector.select(left)}
+                if self._errors in ready and not self._read_errors():
+                    selector.unregister(self._errors)
+                if self._replies not in ready:
+                    if left == 0.0:
+                        raise self.fault(f"did not reply within {timeout_s:g} s")
+                    continue
+                text = os.read(self._replies.fileno(), 65536)
                 if not text:
                     raise self.fault("lost the connection")
                 self._unread += text
@@ -111,11 +120,20 @@ class RemoteHost:
     def fault(self, what: str) -> HostFault:
         """The error, with the last output of ssh or the host."""
         self._process.poll()
-        with open(self._errors, "rb") as errors:
-            errors.seek(max(0, errors.seek(0, os.SEEK_END) - ERROR_BYTES))
-            output = errors.read(ERROR_BYTES).decode(errors="replace").strip().splitlines()
+        self._read_errors()
+        output = self._last_errors.decode(errors="replace").strip().splitlines()
         said = f": {clean(output[-1], ERROR_CHARACTERS)}" if output else ""
         return HostFault(f"host {self.name} {what}{said}.")
+
+    def _read_errors(self) -> bool:
+        """Read what ssh and the host have written on stderr, and keep the end; False once that is
+        closed."""
+        try:
+            text = os.read(self._errors.fileno(), PIPE_BYTES)
+        except BlockingIOError:
+            return True
+        self._last_errors = (self._last_errors + text)[-ERROR_BYTES:]
+        return bool(text)
 
     def close(self) -> None:
         """Close the connection: the host then ends its ranks."""

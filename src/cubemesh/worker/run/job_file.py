@@ -76,3 +76,13 @@ def read_job(path: Path) -> Job:
         return from_plain(Job, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise DataError(f"'{path}' is not a valid job file: {error}") from error
+
+
+def trace_name(rank: int) -> str:
+    """Name of a rank's trace among the artifacts of a run."""
+    return f"trace of rank {rank}" if rank else "trace"
+
+
+def trace_file(rank: int) -> str:
+    """File of a rank's trace in the run's folder."""
+    return f"trace-{rank}.json" if rank else "trace.json"

@@ -32,6 +32,7 @@ from cubemesh.schema.work import NetworkWork, TrainSteps
 from cubemesh.training.first_steps import finite_loss
 from cubemesh.training.history import by_step
 from cubemesh.worker.run import inputs
+from cubemesh.worker.run.job_file import trace_file, trace_name
 from cubemesh.worker.run.program_lifecycle import program_for
 from cubemesh.worker.run.task import (
     Task,
@@ -151,13 +152,3 @@ def tokens(measured: Measured, source: Sequences) -> Figure:
     """Tokens per second that count in the loss: samples per second × mean tokens per sample."""
     rate, each = figures(measured.windows, wall_s=0.0)["throughput_per_s"], source.tokens_per_sample
     return rate.scaled(each, "tokens/s", rate.method)
-
-
-def trace_name(rank: int) -> str:
-    """Name of a rank's trace among the artifacts of a run."""
-    return f"trace of rank {rank}" if rank else "trace"
-
-
-def trace_file(rank: int) -> str:
-    """File of a rank's trace in the run's folder."""
-    return f"trace-{rank}.json" if rank else "trace.json"
