@@ -28,6 +28,7 @@ HERE = "10.77.0.3"
 SUBNETS = ("10.77.0", "10.78.0")
 """Of eth0, eth1."""
 PORT = 2222
+PATIENCE_S = 600
 BURST_MS = 1
 """What the token bucket lets through at once, as time at its rate; 64 KiB at least, a packet as
 large as offloading makes them."""
@@ -106,7 +107,8 @@ def two_hosts(folder: Path) -> Iterator[Hosts]:
             undo.callback(_end, servers[-1])
         ssh = f"ssh -p {PORT} -i {key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
         environment = {"CUBEMESH_SSH": f"{ssh} -o BatchMode=yes -o LogLevel=ERROR"}
-        _wait(environment["CUBEMESH_SSH"])
+        for address, server in zip(ADDRESSES, servers, strict=True):
+            _wait(environment["CUBEMESH_SSH"], address, server)
         yield Hosts(names, environment)
 
 
@@ -148,18 +150,17 @@ def _sshd(folder: Path, name: str, number: int) -> subprocess.Popen[bytes]:
         )
 
 
-def _wait(ssh: str) -> None:
-    """Until both answer."""
-    for address in ADDRESSES:
-        for _ in range(50):
-            done = subprocess.run(
-                [*ssh.split(), address, "true"], capture_output=True, text=True, check=False
-            )
-            if done.returncode == 0:
-                break
-            time.sleep(0.2)
-        else:
+def _wait(ssh: str, address: str, server: subprocess.Popen[bytes]) -> None:
+    """Until a server answers; RuntimeError if it ends or says nothing for minutes."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        words = [*ssh.split(), address, "true"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return
+        if server.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"{address} does not answer: {done.stderr.strip()}")
+        time.sleep(0.2)
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
