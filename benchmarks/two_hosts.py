@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +31,8 @@ SUBNETS = ("10.77.0", "10.78.0")
 """Of eth0, eth1."""
 PORT = 2222
 PATIENCE_S = 600
+LEFT_OVER = re.compile(r"cm(-[ab]|\d+)-\d+")
+"""Names of namespaces and of interfaces."""
 BURST_MS = 1
 """What the token bucket lets through at once, as time at its rate; 64 KiB at least, a packet as
 large as offloading makes them."""
@@ -88,6 +92,7 @@ def two_hosts(folder: Path) -> Iterator[Hosts]:
     with contextlib.ExitStack() as undo:
         lock = undo.enter_context(open(Path(tempfile.gettempdir(), "cubemesh-two-hosts"), "w"))
         fcntl.flock(lock, fcntl.LOCK_EX)
+        _remove_left_overs()
         for name in names:
             _run("ip", "netns", "add", name)
             undo.callback(_run, "ip", "netns", "del", name)
@@ -110,6 +115,15 @@ def two_hosts(folder: Path) -> Iterator[Hosts]:
         for address, server in zip(ADDRESSES, servers, strict=True):
             _wait(environment["CUBEMESH_SSH"], address, server)
         yield Hosts(names, environment)
+
+
+def _remove_left_overs() -> None:
+    """Namespaces and bridges of a process that was killed: their addresses are these hosts'."""
+    for kind, key in (("netns", "name"), ("link", "ifname")):
+        listed = subprocess.run(["ip", "-j", kind], capture_output=True, text=True, check=True)
+        for one in json.loads(listed.stdout or "[]"):
+            if LEFT_OVER.fullmatch(name := one[key]):  # some go with others
+                subprocess.run(["ip", kind, "del", name], capture_output=True, check=False)
 
 
 def _cable(cable: str, bridge: str, name: str, interface: str, subnet: str, end: int) -> None:
@@ -151,7 +165,7 @@ def _sshd(folder: Path, name: str, number: int) -> subprocess.Popen[bytes]:
 
 
 def _wait(ssh: str, address: str, server: subprocess.Popen[bytes]) -> None:
-    """Until a server answers; RuntimeError if it ends or says nothing for minutes."""
+    """Until a server answers; RuntimeError if it ends first, or after `PATIENCE_S`."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         words = [*ssh.split(), address, "true"]

@@ -90,9 +90,13 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """Of the command: 1 where `ok` is false, 1 or 75 where records wait in the spool, 99 where
-        `fail_below` is breached, else 98 where a target was missed."""
-        if not self.ok:
+        """Of the command, by `exit_code_if`."""
+        return self.exit_code_if(self.ok)
+
+    def exit_code_if(self, ok: bool) -> int:
+        """1 if not `ok`, 1 or 75 where records wait in the spool, 99 where `fail_below` is
+        breached, else 98 where a target was missed."""
+        if not ok:
             return 1
         if self.unsaved is not None:
             return self.unsaved.exit_code

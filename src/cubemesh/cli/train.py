@@ -113,9 +113,7 @@ def train(
         as_json,
         lambda console: terminal.print_experiments(console, found.experiments),
     )
-    if not record.ok:
-        raise typer.Exit(1)
-    raise typer.Exit(found.exit_code)
+    raise typer.Exit(found.exit_code_if(record.ok))  # earlier attempts may have failed
 
 
 _OTHERS = ("network", "hosts", "settings", "store", "no_cache", "wait", "pythons", "as_json")
