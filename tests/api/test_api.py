@@ -77,7 +77,7 @@ def test_a_store_that_is_locked_at_the_end_is_to_be_tried_again(tmp_path: Path) 
         assert locked.exit_code == 75
         assert store.records() == []
         other.execute("ROLLBACK")
-        with pytest.warns(StoreWarning, match="in the store"):
+        with pytest.warns(StoreWarning, match="from the spool"):
             again = cubemesh.run("minibatch", **settings)
         assert again.exit_code == 0
         assert again.records == locked.records

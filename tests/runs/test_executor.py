@@ -454,7 +454,7 @@ def test_a_suite_goes_on_while_the_store_is_locked(tmp_path, machine, null_spec)
         assert store.records() == [first]
         assert isinstance(store.unsaved, BusyError)
         other.execute("ROLLBACK")
-        with pytest.warns(StoreWarning, match="in the store"):
+        with pytest.warns(StoreWarning, match="from the spool"):
             assert store.settle() is None
         assert store.records() == [first, *later[:2]]
         assert store.series(later[1].run_id)

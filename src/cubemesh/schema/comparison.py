@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from cubemesh.statistics import CONFIDENCE, holm, student_p, student_t
-
 RATIO = "throughput_ratio"
 """Name of the figure that holds the ratio of an interleaved A/B run."""
 
@@ -51,6 +49,8 @@ class Ratio:
     def smallest_detectable(self) -> float | None:
         """The difference, as a fraction of the ratio, below which none would be significant; None
         without an interval."""
+        from cubemesh.statistics import CONFIDENCE, student_t  # here: it imports NumPy
+
         if self.half_width is None:
             return None
         level = 1 - (1 - CONFIDENCE) / self.comparisons
@@ -60,6 +60,8 @@ class Ratio:
     def p_value(self, than: float = 1.0) -> float | None:
         """How often programs whose true ratio is `than` would be measured this far from it, on
         either side; None without enough data."""
+        from cubemesh.statistics import CONFIDENCE, student_p, student_t
+
         if self.verdict is Difference.NOT_ENOUGH_DATA or self.low is None or self.high is None:
             return None
         half, away = math.log(self.high / self.low) / 2, abs(math.log(self.value / than))
@@ -96,6 +98,8 @@ def breaches(ratios: Sequence[Ratio], threshold: float) -> tuple[bool | None, ..
 
 def _significant(p_values: Sequence[float | None]) -> list[bool]:
     """Holm's procedure over the known p-values; False for the others."""
+    from cubemesh.statistics import holm
+
     found = iter(holm([p for p in p_values if p is not None]))
     return [p is not None and next(found) for p in p_values]
 
