@@ -191,11 +191,12 @@ class Executor:
 
     def _lock_devices(self, spec: RunSpec) -> None:
         """Lock the devices of a run until `close`."""
-        began = time.monotonic()
+        waited_s = 0.0
         for device in lock_names(spec, self._machine, os.environ):
-            left_s = max(0.0, self._wait_s - (time.monotonic() - began))
-            self._locks.take(device, left_s, self._observer.message)
-        self.waited_s += time.monotonic() - began
+            began = time.monotonic()
+            self._locks.take(device, max(0.0, self._wait_s - waited_s), self._observer.message)
+            waited_s += time.monotonic() - began
+        self.waited_s += waited_s
 
     def _measure(self, spec: RunSpec, key: RunKey) -> RunRecord:
         self._folders = self._folders or RunFolders(self._runs_folder or default_runs_folder())
