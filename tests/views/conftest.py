@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+import report_sample
+
 # Charts and reports cannot be imported without the extra `views`.
 if importlib.util.find_spec("altair") is None:
     collect_ignore = ["charts", "report", "test_browser.py"]
 
 
-def _sibling(name: str) -> ModuleType:
-    """A helper module of this folder: tests are no package, so it is loaded by its path."""
-    full = f"views_tests_{name}"
-    if full not in sys.modules:
-        spec = importlib.util.spec_from_file_location(full, Path(__file__).parent / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[full] = module
-        spec.loader.exec_module(module)
-    return sys.modules[full]
-
-
 @pytest.fixture(scope="session")
 def made() -> ModuleType:
     """The module `sample`, to make other machines, records and answers from."""
-    return _sibling("sample")
+    return report_sample
 
 
 @pytest.fixture(scope="session")
@@ -64,14 +52,3 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def page(written: Callable[..., Path], sample: Any) -> Path:
     return written(sample)
-
-
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    chromium = _sibling("chromium")
-    executable = chromium.find_chromium()
-    if executable is None:
-        pytest.skip(f"no {', '.join(chromium.NAMES)} is installed")
-    running = chromium.Browser(executable, tmp_path_factory.mktemp("chromium"))
-    yield running
-    running.close()

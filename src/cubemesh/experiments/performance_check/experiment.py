@@ -44,12 +44,12 @@ FASTEST_SEQUENCES = "pytorch-compiled"
 """The fastest known for token sequences on a GPU, where `pytorch-captured` fuses no kernels."""
 STOCK = ("pytorch", "pytorch-compiled")
 WORKLOADS_GPU = {"resnet-50": 256, "gpt2": 8}
-WORKLOADS_CPU = {"little-cnn": 64, "resnet-18": 8}
+WORKLOADS_CPU = {"little-cnn": 64, "resnet-18": 4}
 """Network → batch size."""
 MEMORY_FRACTION = 0.8
 """Fraction of a GPU's memory that all programs of an interleaved run may need."""
 INSTANCES = 3
-COMPILING = 1.5
+COMPILING_GPU, COMPILING_CPU = 1.5, 3.5
 """Duration of a run that compiles another program, relative to the first run of its network."""
 BUDGET = Budget(steps=3, seconds=1.0, windows=12, warmup_seconds=2.0, instances=INSTANCES)
 
@@ -96,9 +96,11 @@ def plan(settings: Settings, context: Context) -> Plan:
         records = yield [spec if first is spec else _interleaved(spec, first)]
         cached_s[_network(spec)] = max(map(_cached_s, records), default=0.0)
         compared = [*(_interleaved(spec, other) for other in others), *compared]
-    for position, spec in enumerate(compared):  # the network with the longest steps first
-        longer_s = COMPILING * cached_s[_network(spec)]
-        if position == 0 or context.clock() + longer_s <= deadline:
+    compiling = COMPILING_GPU if context.has_gpu else COMPILING_CPU
+    longer_s = {spec: compiling * cached_s[_network(spec)] for spec in compared}
+    surely = min(compared, key=longer_s.__getitem__, default=None)
+    for spec in compared:  # the network with the longest steps first
+        if spec is surely or context.clock() + longer_s[spec] <= deadline:
             yield [spec]
     if not settings.trials:
         return

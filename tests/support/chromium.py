@@ -16,8 +16,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from patience import PATIENCE_S, wait_until
 
@@ -112,6 +115,11 @@ class Browser:
         parsed: dict[str, Any] = json.loads(message)
         return parsed
 
+    def navigate(self, url: str) -> None:
+        """Show an address and wait until it is loaded."""
+        self.call("Page.navigate", url=url)
+        self.wait_for(f"location.href === {json.dumps(url)} && document.readyState === 'complete'")
+
     def open(self, path: Path, *, width: int, height: int = 900, dark: bool = False) -> None:
         """Show a file at a size and wait until every chart is drawn."""
         self.events.clear()
@@ -183,3 +191,13 @@ class Browser:
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    executable = find_chromium()
+    if executable is None:
+        pytest.skip(f"no {', '.join(NAMES)} is installed")
+    running = Browser(executable, tmp_path_factory.mktemp("chromium"))
+    yield running
+    running.close()
