@@ -358,8 +358,8 @@ def test_the_quick_suite_is_one_screen_and_one_page(cubemesh, tmp_path: Path, mo
     assert headings[-2:] == ["Next", "Report"]
     assert str(page) in result.stdout
     assert "<html" in page.read_text()
-    assert "2 min 30 s" in result.stderr  # announced before the first run
-    assert result.stderr.index("2 min 30 s") < result.stderr.index("1/")
+    assert "2 min 45 s" in result.stderr  # announced before the first run
+    assert result.stderr.index("2 min 45 s") < result.stderr.index("1/")
 
 
 def test_a_page_that_cannot_be_written_loses_no_figures(cubemesh, tmp_path: Path):

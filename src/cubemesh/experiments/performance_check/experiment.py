@@ -69,7 +69,7 @@ class Settings:
     precision: Precision | None = None
     """Precision of all programs; default: bf16 on a GPU that has it, else fp16, fp32 on a CPU."""
     minutes: float | None = None
-    """Minutes after which no further trial starts; default: 2.5 on a CPU, 3 on a GPU, where
+    """Minutes after which no further trial starts; default: 2.75 on a CPU, 3 on a GPU, where
     programs compile longer."""
     trials: bool = True
     """Whether to try remedies after the comparison."""
@@ -112,7 +112,7 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 
 def _minutes(settings: Settings, context: Context) -> float:
-    return settings.minutes or (3.0 if context.has_gpu else 2.5)
+    return settings.minutes or (3.0 if context.has_gpu else 2.75)
 
 
 def _cached_s(record: RunRecord) -> float:
