@@ -132,8 +132,8 @@ def bars(unit: str, values: dict[str, float], *, stacked: bool = False) -> Chart
 
 RATES = columns("network", "batch size", "throughput:samples/s", "step:ms", "vs stock:×")
 SCALING = columns("devices", "global batch size", "throughput:samples/s", "efficiency:%")
-GOOD_PARTS = {"compute": 0.9, "launch_gaps": 0.08, "other": 0.02}
-BAD_PARTS = {"compute": 1.26, "launch_gaps": 0.01, "other": -0.27}
+GOOD_PARTS = {"compute": 0.9, "launch_gaps": 0.08, "unattributed": 0.02}
+BAD_PARTS = {"compute": 1.26, "launch_gaps": 0.01, "unattributed": -0.27}
 NOTHING_LOST = Finding(code="largest-overhead", text="resnet-50: No bottleneck at batch size 16.")
 NOT_BOUND = Finding(
     code="device-bottleneck",

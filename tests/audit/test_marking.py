@@ -42,7 +42,7 @@ def table(title: str, unit: str, value: float) -> Table:
 def contradicting() -> tuple[Answer, list[RunRecord]]:
     """Parts that exceed the step by 27 %, and a verdict that nothing is lost."""
     record = record_of(RunSpec(work=TrainSteps(network="resnet-50", batch_per_device=16)))
-    parts = (("compute", 0.0126), ("launch_gaps", 0.0001), ("other", -0.0027))
+    parts = (("compute", 0.0126), ("launch_gaps", 0.0001), ("unattributed", -0.0027))
     record = replace(record, parts=tuple(Part(name=n, seconds=s, method="") for n, s in parts))
     answer = Answer(
         experiment="time-breakdown",

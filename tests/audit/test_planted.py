@@ -207,19 +207,21 @@ PLANTED: list[Planted] = [
         lambda: [_scaling(14596.0, 100.03)],
     ),
     (
-        "compute 126 % and other −27 % of a step",
+        "compute 126 % and unattributed −27 % of a step",
         "parts-exceed-step",
         lambda: [answer(run("a", parts=BAD_PARTS))],
     ),
     (
-        "nothing is lost beside other −27 %",
+        "nothing is lost beside unattributed −27 %",
         "verdict-without-evidence",
         lambda: [answer(run("a", parts=BAD_PARTS), findings=[NOTHING_LOST])],
     ),
     (
         "parts that add up to half of the mean step",
         "parts-do-not-add-up",
-        lambda: [answer(run("a", parts={"compute": 0.4, "launch_gaps": 0.08, "other": 0.02}))],
+        lambda: [
+            answer(run("a", parts={"compute": 0.4, "launch_gaps": 0.08, "unattributed": 0.02}))
+        ],
     ),
     (
         "a row of parts that add up to 90 %",
@@ -230,7 +232,7 @@ PLANTED: list[Planted] = [
                 tables=[
                     table(
                         [Cell(value=80.0), Cell(value=8.0), Cell(value=2.0)],
-                        columns=columns("compute:%", "launch gaps:%", "other:%"),
+                        columns=columns("compute:%", "launch gaps:%", "unattributed:%"),
                     )
                 ],
             )

@@ -91,9 +91,9 @@ def attribution(bench, *, step_ms=10.0, **parts_ms):
 
 def test_an_attribution_passes_where_little_is_other(script):
     check = script("attribution_check")
-    assert check._sums_up("a", attribution(check, compute=9.6, other=0.4)).passed
-    assert not check._sums_up("a", attribution(check, compute=9.4, other=0.6)).passed
-    assert not check._sums_up("a", attribution(check, compute=9.4, other=0.3)).passed
+    assert check._sums_up("a", attribution(check, compute=9.6, unattributed=0.4)).passed
+    assert not check._sums_up("a", attribution(check, compute=9.4, unattributed=0.6)).passed
+    assert not check._sums_up("a", attribution(check, compute=9.4, unattributed=0.3)).passed
 
 
 @pytest.mark.parametrize(("stall_ms", "passed"), [(9.2, True), (10.9, True), (8.9, False)])

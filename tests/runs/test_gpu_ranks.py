@@ -50,7 +50,7 @@ def test_each_rank_separates_waits_from_compute(records):
             assert seconds["compute"] > 0.3 * step_s
             assert seconds["exposed_communication"] >= 0
             assert seconds.get("straggler_wait", 0.0) >= 0, "the last rank does not wait"
-            assert abs(seconds["other"]) < 0.2 * step_s
+            assert abs(seconds["unattributed"]) < 0.2 * step_s
 
 
 def test_ranks_share_no_processor(records):

@@ -113,7 +113,7 @@ def machine(gpus: int = 0) -> Machine:
 
 def taken_apart(batch: int) -> RunRecord:
     """A run with an attribution, a fifth of its step launch gaps."""
-    ms = {"compute": 16.0, "input_stall": 0.1, "launch_gaps": 4.3, "host": 0.9, "other": 0.2}
+    ms = {"compute": 16.0, "input_stall": 0.1, "launch_gaps": 4.3, "host": 0.9, "unattributed": 0.2}
     layers = tuple(TimeRow(name=f"conv{i}", seconds=(20 - i) / 1e4, calls=3) for i in range(12))
     return dataclasses.replace(
         record(batch),

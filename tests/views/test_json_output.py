@@ -115,7 +115,7 @@ def test_an_attribution_is_seconds_by_part_or_null(made):
         "input_stall": 0.0001,
         "launch_gaps": 0.0043,
         "host": 0.0009,
-        "other": 0.0002,
+        "unattributed": 0.0002,
     }
     assert document["breakdowns"][0]["rows"][0] == {"name": "conv0", "seconds": 0.002, "calls": 3}
     assert record_json(made.record(8))["attribution_s"] is None

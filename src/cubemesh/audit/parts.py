@@ -1,7 +1,7 @@
 """Parts and their sum: the parts of a step add up to the step, and no measured part exceeds it.
 
-`other` is the step less all measured parts. Below −5 % the parts contradict the step: the profiled
-steps were not like the measured ones.
+`unattributed` is the step less all measured parts. Below −5 % the parts contradict the step: the
+profiled steps were not like the measured ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from cubemesh.audit.evidence import Evidence, Row, name_of
 from cubemesh.audit.inconsistency import Inconsistency, inconsistency
 from cubemesh.experiments.scaling.analysis import excess_of
-from cubemesh.measure.attribution.attribution import OTHER, PARTS
+from cubemesh.measure.attribution.attribution import PARTS, UNATTRIBUTED
 from cubemesh.schema import Part
 
 WINDOW_TOLERANCE = 0.05
@@ -28,7 +28,8 @@ def parts_of_runs(evidence: Evidence) -> Iterator[Inconsistency]:
         if excess is not None:
             yield inconsistency(
                 "parts-exceed-step",
-                f"{name_of(record)}: {_largest(record.parts)}; other is {-100 * excess:.0f} %.",
+                f"{name_of(record)}: {_largest(record.parts)}; unattributed is "
+                f"{-100 * excess:.0f} %.",
                 evidence.place(record.run_id),
                 _AGAIN,
             )
@@ -62,9 +63,9 @@ def parts_in_tables(evidence: Evidence) -> Iterator[Inconsistency]:
             for column, cell in zip(row.table.columns, row.cells, strict=False)
             if column.name in names and cell.value is not None
         }
-        if OTHER not in values or len(values) < 3:
+        if UNATTRIBUTED not in values or len(values) < 3:
             continue
-        total, unit = math.fsum(value for value, _ in values.values()), values[OTHER][1]
+        total, unit = math.fsum(value for value, _ in values.values()), values[UNATTRIBUTED][1]
         whole = 100.0 if unit == "%" else _step(row, unit)
         if whole is not None and abs(total - whole) > SUM_TOLERANCE * whole:
             yield inconsistency(

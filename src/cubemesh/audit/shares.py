@@ -1,8 +1,8 @@
 """Shares: a percentage of a whole is between 0 and 100.
 
 A percentage with an interval passes if the interval reaches into 0 to 100. Changes and errors in
-percent are no shares. `other` of a breakdown is judged with its run (parts.py); where none is known
-it may be down to −5 %.
+percent are no shares. `unattributed` of a breakdown is judged with its run (parts.py); where none
+is known it may be down to −5 %.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from cubemesh.audit.evidence import Evidence, interval
 from cubemesh.audit.inconsistency import Inconsistency, inconsistency
+from cubemesh.measure.attribution.attribution import UNATTRIBUTED
 from cubemesh.measure.attribution.bottlenecks import MAX_EXCESS
 from cubemesh.schema import Cell
 
@@ -27,7 +28,7 @@ def shares(evidence: Evidence) -> Iterator[Inconsistency]:
     for finding in evidence.findings:
         if finding.unit.startswith("%") and not _exempt(finding.code):
             low, high = interval(finding)
-            if finding.value is not None and _outside(low, high, "other" in finding.unit):
+            if finding.value is not None and _outside(low, high, "unattributed" in finding.unit):
                 yield inconsistency(
                     "share-out-of-range",
                     f"{finding.value:.1f} {finding.unit} is not between 0 and 100 %.",
@@ -36,11 +37,11 @@ def shares(evidence: Evidence) -> Iterator[Inconsistency]:
                 )
     for row in evidence.rows:
         for column, cell in zip(row.table.columns, row.cells, strict=False):
-            if column.name == "other" and (cell.run_id or row.run_id) in evidence.by_id:
+            if column.name == UNATTRIBUTED and (cell.run_id or row.run_id) in evidence.by_id:
                 continue
             if column.unit == "%" and cell.value is not None and not _exempt(column.name):
                 low, high = interval(cell)
-                if _outside(low, high, column.name == "other"):
+                if _outside(low, high, column.name == UNATTRIBUTED):
                     yield inconsistency(
                         "share-out-of-range",
                         f"{column.name} is {cell.value:.1f} % of a whole (0 to 100 %).",
@@ -57,11 +58,13 @@ def _charts(evidence: Evidence) -> Iterator[Inconsistency]:
         bars: dict[float | str, list[float]] = {}
         for line in chart.lines:
             for point in line.points:
-                if point.y is None or (line.name == "other" and point.run_id in evidence.by_id):
+                if point.y is None or (
+                    line.name == UNATTRIBUTED and point.run_id in evidence.by_id
+                ):
                     continue
                 bars.setdefault(point.x, []).append(point.y)
                 low, high = interval(Cell(value=point.y, low=point.low, high=point.high))
-                if _outside(low, high, line.name == "other"):
+                if _outside(low, high, line.name == UNATTRIBUTED):
                     yield inconsistency(
                         "share-out-of-range",
                         f"{line.name} at {point.x} is {point.y:.1f} % (0 to 100 %).",
@@ -83,6 +86,6 @@ def _exempt(name: str) -> bool:
     return any(word in name for word in NO_SHARES)
 
 
-def _outside(low: float, high: float, other: bool) -> bool:
-    least = -100 * MAX_EXCESS if other else -SLACK
+def _outside(low: float, high: float, remainder: bool) -> bool:
+    least = -100 * MAX_EXCESS if remainder else -SLACK
     return high < least or low > 100 + SLACK

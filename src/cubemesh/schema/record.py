@@ -111,6 +111,10 @@ class Part:
     seconds: float
     method: str
 
+    def __post_init__(self) -> None:
+        if self.name == "other":  # in stores of cubemesh 0.x
+            object.__setattr__(self, "name", "unattributed")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TimeRow:
@@ -186,7 +190,7 @@ class RunRecord:
     figures: Mapping[str, Figure] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()
     parts: tuple[Part, ...] = ()
-    """Breakdown of the mean step time; with `other` the parts add up to it."""
+    """Breakdown of the mean step time; with `unattributed` the parts add up to it."""
     rank_parts: tuple[tuple[Part, ...], ...] = ()
     """The same for every rank, in order, if several were attributed; `parts` is the first one's."""
     breakdowns: tuple[Breakdown, ...] = ()

@@ -14,7 +14,7 @@ def profiled(record_of, network="little-cnn", batch=8, step_s=0.01, calls=(), **
     """A record whose step is `shares` (in percent) and other; layers share its compute."""
     record = record_of(RunSpec(work=TrainSteps(network=network, batch_per_device=batch)))
     known = {name: share / 100 * step_s for name, share in shares.items()}
-    known["other"] = step_s - sum(known.values())
+    known["unattributed"] = step_s - sum(known.values())
     rows = tuple(TimeRow(name=f"layer{i}", seconds=(20 - i) * 1e-4, calls=1) for i in range(12))
     breakdowns = [
         Breakdown(
@@ -84,13 +84,13 @@ def test_each_point_has_a_row_and_its_largest_overhead(record_of):
     row = {c.name: cell for c, cell in zip(sums.columns, sums.rows[0], strict=True)}
     assert row["step"].value == pytest.approx(10)
     assert row["launch gaps"].value == pytest.approx(31)
-    assert row["other"].value == pytest.approx(3)
+    assert row["unattributed"].value == pytest.approx(3)
     assert row["profiled step"].value == pytest.approx(1.2)
     assert "exposed communication" not in row
     (chart,) = answer.charts
     assert chart.stacked
     assert [line.name for line in chart.lines] == [
-        *("compute", "input stall", "launch gaps", "host", "other"),
+        *("compute", "input stall", "launch gaps", "host", "unattributed"),
     ]
     heights = [sum(line.points[i].y for line in chart.lines) for i in (0, 1)]
     assert heights == pytest.approx([100, 100])

@@ -79,7 +79,7 @@ def test_on_the_host_time_between_operators_is_a_gap():
             "input_stall": 2,
             "launch_gaps": 3,
             "host": 1.25,
-            "other": 0.25,
+            "unattributed": 0.25,
         }
     )
 
@@ -107,7 +107,7 @@ def test_the_wait_for_communication_is_split_at_the_arrival_of_the_last_rank():
             "launch_gaps": 0,
             "straggler_wait": 2,
             "host": 0,
-            "other": 0,
+            "unattributed": 0,
         },
         abs=1e-6,
     )
@@ -126,7 +126,7 @@ def test_profiler_overhead_is_subtracted_where_it_occurs():
     found = ms(on_host([measured], [(slow, profile)]))
     assert found["compute"] == pytest.approx(0.4 - 0.004 * 2.5)
     assert found["launch_gaps"] == pytest.approx(0.6 - 0.004 * 1.5)
-    assert found["other"] == pytest.approx(0, abs=1e-6)
+    assert found["unattributed"] == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("profiled_ms", [40, 10])
@@ -144,7 +144,7 @@ def test_an_outlier_window_is_other():
     pairs = [(w, Profile(events=operators(w, (0, 11)))) for w in profiled]
     found = ms(on_host(windows, pairs))
     assert found["compute"] == pytest.approx(10)
-    assert found["other"] == pytest.approx(6)
+    assert found["unattributed"] == pytest.approx(6)
 
 
 def test_a_device_that_waits_for_launches_has_gaps():
@@ -152,7 +152,7 @@ def test_a_device_that_waits_for_launches_has_gaps():
     stamped = window((0, 0, 10, 0), (0, 0, 10, 0), wait=0.2)
     found = ms(on_device([stamped], recorded((launched(0.2, 1), launched(0.8, 1)))))
     assert found == pytest.approx(
-        {"compute": 2, "input_stall": 0, "launch_gaps": 8, "host": 0, "other": 0.1}
+        {"compute": 2, "input_stall": 0, "launch_gaps": 8, "host": 0, "unattributed": 0.1}
     )
 
 
@@ -165,7 +165,7 @@ def test_a_busy_device_hides_the_time_of_the_host():
     assert found["input_stall"] == pytest.approx(3 / 4)
     assert found["host"] == pytest.approx(1 / 4)
     assert found["launch_gaps"] == pytest.approx(0)
-    assert found["other"] == pytest.approx(0, abs=1e-6)
+    assert found["unattributed"] == pytest.approx(0, abs=1e-6)
 
 
 def test_a_slow_batch_stalls_the_device_beyond_the_step():
@@ -175,7 +175,7 @@ def test_a_slow_batch_stalls_the_device_beyond_the_step():
     assert found["input_stall"] == pytest.approx((49 * 18 + 29) / 50)
     assert found["launch_gaps"] == pytest.approx(0)
     assert found["compute"] == pytest.approx(12)
-    assert found["other"] == pytest.approx(0, abs=1e-6)
+    assert found["unattributed"] == pytest.approx(0, abs=1e-6)
 
 
 def test_slow_placing_is_host_time():
@@ -205,7 +205,7 @@ def test_communication_is_exposed_where_nothing_computes():
     found = ms(on_device([stamped], work))
     assert found["compute"] == pytest.approx(6)
     assert found["exposed_communication"] == pytest.approx(4)
-    assert found["other"] == pytest.approx(0, abs=1e-6)
+    assert found["unattributed"] == pytest.approx(0, abs=1e-6)
 
 
 def test_one_device_has_no_parts_of_several():
@@ -221,7 +221,7 @@ def test_delays_of_the_device_are_launch_gaps():
     found = ms(on_device([stamped], work))
     assert found["launch_gaps"] == pytest.approx(0.3)
     assert found["compute"] == pytest.approx(4)
-    assert found["other"] == pytest.approx(0, abs=1e-6)
+    assert found["unattributed"] == pytest.approx(0, abs=1e-6)
 
 
 def test_launch_latency_comes_from_kernels_on_an_idle_device():
@@ -268,7 +268,7 @@ def test_a_kernel_that_waits_for_the_last_rank_is_a_straggler_wait_where_nothing
     found = ms(on_device([stamped], recorded(steps)))
     assert found["straggler_wait"] == pytest.approx(1)
     assert found["exposed_communication"] == pytest.approx(3)
-    assert found["other"] == pytest.approx(0, abs=1e-6)
+    assert found["unattributed"] == pytest.approx(0, abs=1e-6)
 
 
 def test_a_kernel_waits_until_the_last_rank_has_begun_its_own():
@@ -307,7 +307,7 @@ def test_the_parts_of_a_window_are_the_time_until_host_and_device_are_done(hosts
     work = simulate(stamped, recorded(*map(tuple, device), latency=0.01, turnaround=0.005))
     found = device_time(stamped, work).parts
     until = max(stamped.stamps[-1].done, *(b.end_s for b in work))
-    in_wait = found.pop("other", 0.0)
+    in_wait = found.pop("unattributed", 0.0)
     assert all(seconds >= 0 for seconds in found.values())
     assert math.fsum(found.values()) + in_wait == pytest.approx(until - stamped.start_s, abs=1e-9)
 
@@ -320,7 +320,7 @@ def test_all_parts_with_other_are_the_step(hosts, device):
     assert math.fsum(p.seconds for p in parts) == pytest.approx(mean_step_s([stamped]))
     names = [p.name for p in parts]
     assert names == [n for n in PARTS if n in names]
-    assert names[-1] == "other"
+    assert names[-1] == "unattributed"
 
 
 def on_gpu(stamped, kernels, *, latency=0.0):
@@ -367,7 +367,7 @@ def test_a_profile_that_slows_the_host_does_not_make_the_measured_step_wait():
     found = ms(on_device([measured], record([(slow, on_gpu(slow, kernels))])))
     assert found["compute"] == pytest.approx(10)
     assert found["launch_gaps"] == pytest.approx(0.4 / 3)
-    assert found["other"] == pytest.approx(0, abs=1e-6)
+    assert found["unattributed"] == pytest.approx(0, abs=1e-6)
 
 
 def test_a_profile_without_a_device_cannot_be_simulated():

@@ -13,7 +13,9 @@ def parts(**ms):
 
 
 def test_the_largest_overhead_has_a_fraction_and_a_remedy():
-    found = largest_bottleneck(parts(compute=6.9, launch_gaps=3.1, host=0.5, other=-0.5), SPEC)
+    found = largest_bottleneck(
+        parts(compute=6.9, launch_gaps=3.1, host=0.5, unattributed=-0.5), SPEC
+    )
     assert found.name == "launch_gaps"
     assert found.text.startswith("31 % ")
     assert found.text.endswith(" 8")
@@ -22,7 +24,7 @@ def test_the_largest_overhead_has_a_fraction_and_a_remedy():
 
 
 def test_a_small_overhead_has_no_remedy():
-    found = largest_bottleneck(parts(compute=99.6, host=0.2, other=0.2), SPEC)
+    found = largest_bottleneck(parts(compute=99.6, host=0.2, unattributed=0.2), SPEC)
     assert (found.name, found.remedy) == ("", "")
 
 

@@ -115,7 +115,7 @@ def test_profiler_overhead_is_logged_and_subtracted():
     parts, log = taken_apart(Scripted(gap_s=0.004, slowing=1.2))
     assert log.figures["profiled_step_s"].value == pytest.approx(1.2 * STEP_S + 0.004, rel=0.01)
     assert parts["compute"] + parts["launch_gaps"] == pytest.approx(STEP_S + 0.004, rel=0.01)
-    assert abs(parts["other"]) < 0.01 * STEP_S
+    assert abs(parts["unattributed"]) < 0.01 * STEP_S
 
 
 @pytest.mark.parametrize(("every_s", "stall_s"), [(0.005, 0.0), (0.03, 0.02)])
@@ -206,7 +206,7 @@ def test_a_busy_gpu_computes_even_if_the_profiler_delays_it():
     parts, log = taken_apart(ScriptedGpu(kernel_s=500e-6, launch_s=300e-6))
     assert parts["compute"] == pytest.approx(0.01)
     assert parts["launch_gaps"] < 0.01 * 0.01
-    assert abs(parts["other"]) < 0.01 * 0.01
+    assert abs(parts["unattributed"]) < 0.01 * 0.01
     assert log.figures["profiled_step_s"].value > 0.015
     assert log.figures["device_busy_percent"].value == pytest.approx(100, abs=1)
     assert log.figures["occupancy_percent"].value == pytest.approx(50)
@@ -217,7 +217,7 @@ def test_a_gpu_that_waits_for_its_host_has_launch_gaps_of_the_unprofiled_host():
     parts, _ = taken_apart(ScriptedGpu(kernel_s=100e-6, launch_s=500e-6))
     assert parts["compute"] == pytest.approx(0.002)
     assert parts["launch_gaps"] == pytest.approx(0.008, rel=0.02)
-    assert abs(parts["other"]) < 0.02 * 0.01
+    assert abs(parts["unattributed"]) < 0.02 * 0.01
 
 
 def test_planted_host_overheads_of_a_gpu_are_found():

@@ -275,7 +275,7 @@ def test_the_parts_of_an_attribution_add_up_to_the_step(tmp_path):
     assert outcome(events).ok, events[-1]
     assert phases(events)[-2:] == ["measure", "profile"]
     parts = {e["part"]["name"]: e["part"]["seconds"] for e in events if e["event"] == "part"}
-    assert set(parts) == {"compute", "input_stall", "launch_gaps", "host", "other"}
+    assert set(parts) == {"compute", "input_stall", "launch_gaps", "host", "unattributed"}
     assert parts["compute"] == pytest.approx(0.01)
     assert sum(parts.values()) == pytest.approx(0.01)
     (by_category,) = [e["breakdown"] for e in events if e["event"] == "breakdown"]

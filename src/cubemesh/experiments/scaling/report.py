@@ -35,7 +35,7 @@ from cubemesh.experiments.scaling.design import (
     ScalingSettings,
     curves,
 )
-from cubemesh.measure.attribution.attribution import OTHER, PARTS
+from cubemesh.measure.attribution.attribution import PARTS, UNATTRIBUTED
 from cubemesh.networks.own_input import is_imagenet
 from cubemesh.schema import (
     Answer,
@@ -502,7 +502,7 @@ def _parts_chart(data: ScalingData, curve: ScalingCurve, name: str) -> Iterator[
                 Point(x=x, y=max(0.0, 1e3 * parts.get(part, 0.0)), run_id=record.run_id)
                 for x, record, parts in bars
             ),
-            role="reference" if part == OTHER else "measured",
+            role="reference" if part == UNATTRIBUTED else "measured",
         )
         for part in PARTS
         if any(part in parts for *_, parts in bars)

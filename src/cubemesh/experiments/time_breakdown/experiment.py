@@ -111,8 +111,8 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         warnings=_reductions(steps),
         notes=(
             NOTE,
-            "Every part except other is measured; other is the mean step minus all parts, and "
-            "indicates their accuracy. docs/attribution.md defines the parts.",
+            "Every part except unattributed is measured; that is the mean step minus all parts "
+            "and indicates their accuracy. docs/attribution.md defines the parts.",
             "Categories, layers and runtime calls are of profiled steps. Their rows may overlap in "
             "time: they add up to the profiler's total, not to the step.",
         ),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from cubemesh.experiments.analysis.answer import cell_or_dash
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.scaling.analysis import excess_text, profiled_record
-from cubemesh.measure.attribution.attribution import OTHER, PARTS
+from cubemesh.measure.attribution.attribution import PARTS, UNATTRIBUTED
 from cubemesh.schema import Axis, Breakdown, Cell, Chart, Column, Line, Point, RunRecord, Table
 
 MOST_LAYERS = 10
@@ -101,7 +101,7 @@ def charts(groups: Sequence[Group[Key]]) -> Iterator[Chart]:
                 )
                 for group in profiled
             ),
-            role="reference" if name == OTHER else "measured",
+            role="reference" if name == UNATTRIBUTED else "measured",
         )
         for name in names
     )

@@ -1,10 +1,10 @@
 """Attribution: the measured step time, broken down into parts.
 
     step = compute + exposed communication + input stall + launch gaps
-           + straggler wait + host + other
+           + straggler wait + host + unattributed
 
-Every part but `other` is measured by itself; `other` is the rest of the measured step and shows how
-far the attribution can be trusted. There are two methods, chosen by what the profiler saw:
+Every part but `unattributed` is measured by itself; that is the rest of the measured step and shows
+how far the attribution can be trusted. There are two methods, chosen by what the profiler saw:
 
 - *A program that computes on the host* (a CPU): the host's timestamps give the wait for batches
   (input stall), placing them and the loop (host). Within the step the profiler's operators are
@@ -45,9 +45,9 @@ INPUT = "input_stall"
 GAPS = "launch_gaps"
 STRAGGLER = "straggler_wait"
 HOST = "host"
-OTHER = "other"
-PARTS = (COMPUTE, COMMUNICATION, INPUT, GAPS, STRAGGLER, HOST, OTHER)
-_REASONS = {"feed": INPUT, "place": HOST, "loop": HOST, "step": GAPS, "wait": OTHER}
+UNATTRIBUTED = "unattributed"
+PARTS = (COMPUTE, COMMUNICATION, INPUT, GAPS, STRAGGLER, HOST, UNATTRIBUTED)
+_REASONS = {"feed": INPUT, "place": HOST, "loop": HOST, "step": GAPS, "wait": UNATTRIBUTED}
 """What the host does while the device idles → the part to which that time belongs."""
 MOST_LAUNCHES = 200_000
 """Limit over all simulated windows; above it, windows are left out evenly."""
@@ -66,7 +66,7 @@ def on_host(
     place = math.fsum(s.step - s.place for s in stamps) / steps
     loop = math.fsum(_loop_s(w) for w in windows) / steps
     compute, gaps = inside_steps(windows, profiled)
-    return _with_other(
+    return _with_rest(
         mean_step_s(windows),
         (
             Part(
@@ -129,7 +129,7 @@ def on_device(
     seconds = {
         name: math.fsum(t.parts.get(name, 0.0) for t in times) / steps
         for name in PARTS
-        if name != OTHER and any(name in t.parts for t in times)
+        if name != UNATTRIBUTED and any(name in t.parts for t in times)
     }
     simulated_on = "simulated on the timestamps of the measured windows"
     methods = {
@@ -144,7 +144,7 @@ def on_device(
     }
     parts = (Part(name=n, seconds=s, method=methods[n]) for n, s in seconds.items())
     busy = math.fsum(t.busy_s for t in times) / math.fsum(w.elapsed_s for w in sampled)
-    return _with_other(mean_step_s(windows), tuple(parts)), busy
+    return _with_rest(mean_step_s(windows), tuple(parts)), busy
 
 
 def device_time(window: StampedWindow, work: Sequence[DeviceWork]) -> DeviceTime:
@@ -198,9 +198,11 @@ def mean_step_s(windows: Sequence[StampedWindow]) -> float:
     return math.fsum(w.elapsed_s / len(w.stamps) for w in windows) / len(windows)
 
 
-def _with_other(step_s: float, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+def _with_rest(step_s: float, parts: tuple[Part, ...]) -> tuple[Part, ...]:
     known = math.fsum(part.seconds for part in parts)
-    left = Part(name=OTHER, seconds=step_s - known, method="the mean step less all other parts")
+    left = Part(
+        name=UNATTRIBUTED, seconds=step_s - known, method="the mean step less all other parts"
+    )
     ordered = sorted(parts, key=lambda part: PARTS.index(part.name))
     return (*ordered, left)
 

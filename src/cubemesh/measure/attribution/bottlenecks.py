@@ -15,8 +15,8 @@ from cubemesh.measure.attribution.attribution import (
     GAPS,
     HOST,
     INPUT,
-    OTHER,
     STRAGGLER,
+    UNATTRIBUTED,
 )
 from cubemesh.schema.record import Part
 from cubemesh.schema.spec import RunSpec
@@ -31,7 +31,7 @@ _REMEDIES = {
     HOST: "copy fewer bytes, or keep the data on the device (data_location=device)",
     COMMUNICATION: "raise the batch size, or overlap more communication with the backward pass",
     STRAGGLER: "give every rank the same work and machine, or find the slow rank",
-    OTHER: "stop other programs and measure again; trace=true shows the unattributed time",
+    UNATTRIBUTED: "stop other programs and measure again; trace=true shows the unattributed time",
 }
 
 
@@ -52,8 +52,8 @@ class Bottleneck:
 def excess_share(parts: Sequence[Part]) -> float | None:
     """By which fraction the measured parts exceed the step, if by more than 5 %; None otherwise."""
     step_s = math.fsum(part.seconds for part in parts)
-    other_s = math.fsum(part.seconds for part in parts if part.name == OTHER)
-    return -other_s / step_s if step_s > 0 and other_s < -MAX_EXCESS * step_s else None
+    rest_s = math.fsum(part.seconds for part in parts if part.name == UNATTRIBUTED)
+    return -rest_s / step_s if step_s > 0 and rest_s < -MAX_EXCESS * step_s else None
 
 
 def largest_bottleneck(parts: Sequence[Part], spec: RunSpec) -> Bottleneck | None:
@@ -64,7 +64,7 @@ def largest_bottleneck(parts: Sequence[Part], spec: RunSpec) -> Bottleneck | Non
     if (excess := excess_share(parts)) is not None:
         text = f"Unknown at batch size {spec.batch_per_device}: the measured parts exceed the step "
         text += f"by {100 * excess:.0f} %"
-        return Bottleneck(name="", share=0.0, text=text, remedy=_REMEDIES[OTHER])
+        return Bottleneck(name="", share=0.0, text=text, remedy=_REMEDIES[UNATTRIBUTED])
     overheads = [part for part in parts if part.name in _REMEDIES]
     worst = max(overheads, key=lambda part: part.seconds)
     share = worst.seconds / step_s

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cubemesh.frameworks.contract.program import SupportsProfiling
-from cubemesh.measure.attribution.attribution import OTHER, mean_step_s, on_device, on_host
+from cubemesh.measure.attribution.attribution import UNATTRIBUTED, mean_step_s, on_device, on_host
 from cubemesh.measure.attribution.breakdown import by_category, by_layer, by_runtime_call, occupancy
 from cubemesh.measure.attribution.timeline import communication_kernels, record
 from cubemesh.measure.attribution.transfers import Waited, last_arrivals, waited
@@ -42,7 +42,7 @@ ROUNDS = 3
 LAYER_STEPS = 3
 SETTLING_STEPS = 4
 """Steps between a profiled window and the next measured one; at most those of a window."""
-MOST_OTHER = 0.05
+MOST_UNATTRIBUTED = 0.05
 """Fraction of the step that may be unattributed without a warning."""
 
 
@@ -201,7 +201,7 @@ class StepProfiler:
             self.log.figure("device_busy_percent", figure)
         for part in parts:
             self.log.part(part)
-        self._check_other(parts)
+        self._check_unattributed(parts)
 
     def _waited(self) -> Waited | None:
         """Mean wait of a step for communication and stragglers; None without transfers."""
@@ -234,13 +234,13 @@ class StepProfiler:
             return [None] * len(begun)
         return [last_arrivals([rank["begun"][i] for rank in ranks]) for i in range(len(begun))]
 
-    def _check_other(self, parts: tuple[Part, ...]) -> None:
+    def _check_unattributed(self, parts: tuple[Part, ...]) -> None:
         step_s = math.fsum(part.seconds for part in parts)
-        other = next(part.seconds for part in parts if part.name == OTHER)
-        if abs(other) > MOST_OTHER * step_s:
+        rest_s = next(part.seconds for part in parts if part.name == UNATTRIBUTED)
+        if abs(rest_s) > MOST_UNATTRIBUTED * step_s:
             cause = (
-                f"The measured parts add up to {100 * (1 - other / step_s):.0f} % of the step, "
-                f"outside 95 to 105 %: {100 * abs(other) / step_s:.0f} % is other."
+                f"The measured parts add up to {100 * (1 - rest_s / step_s):.0f} % of the step, "
+                f"outside 95 to 105 %: {100 * abs(rest_s) / step_s:.0f} % is unattributed."
             )
             remedy = "Stop other programs and measure longer (seconds), or profile with trace=true."
             self.log.warning(warn("unattributed", cause, remedy))

@@ -431,7 +431,7 @@ _PART_COLOURS: Mapping[str, str] = {
     "launch_gaps": "c3",
     "straggler_wait": "c6",
     "host": "c4",
-    "other": "published",
+    "unattributed": "published",
 }
 
 
