@@ -27,11 +27,12 @@ from cubemesh.measure.timing.interleaved_ab import ORDERS, ratio_of
 from cubemesh.measure.timing.stopping_rule import FIRST_LOOK, GROWTH, SEQUENTIAL_CONFIDENCE
 from cubemesh.schema.comparison import Difference
 from cubemesh.schema.record import AGAINST, Window
-from cubemesh.statistics import drift, nested_throughput_interval
+from cubemesh.statistics import Spread, drift, nested_throughput_interval
 from cubemesh.statistics.autocorrelation import Array, lag_one
 from cubemesh.statistics.intervals import mean_half_width, median_ends
 from cubemesh.store import Store
 from cubemesh.store.run_statistics import ratio_of_runs
+from cubemesh.store.spread_prior import PRIORS, SpreadKind
 
 RECORDS = Path(__file__).parent / "records"
 WINDOWS = (12, 16, 20, 30, 45, 60)
@@ -125,6 +126,50 @@ def runs_coverage(rng: Rng, rounds: int, runs: int, between: float, source: Sour
         found = nested_throughput_interval([[(1.0, s) for s in row] for row in np.exp(noise)])
         covered += found.low <= 1 <= found.high
     return covered / rounds
+
+
+class Population(NamedTuple):
+    """Workloads whose spreads between processes are drawn around a prior."""
+
+    name: str
+    too_small: float = 1.0
+    """True s₀ over the prior's."""
+    heavy_tails: bool = False
+    """Whether processes of a workload differ by Student's t with 3 degrees of freedom."""
+    least_quantile: float = 0.0
+    """Only workloads with a spread above this quantile."""
+    prior: Spread | None = PRIORS[SpreadKind.GPU_BOUND]
+    """Of the intervals."""
+
+
+PRIOR = PRIORS[SpreadKind.GPU_BOUND]
+POPULATIONS = (
+    Population("prior right"),
+    Population("3 × too small", too_small=3.0),
+    Population("3 × too large", too_small=1 / 3),
+    Population("heavy tails", heavy_tails=True),
+    Population("the tenth of workloads that spreads most", least_quantile=0.9),
+    Population("no prior", prior=None),
+)
+
+
+def moderated_coverage(rng: Rng, rounds: int, runs: int, population: Population) -> float:
+    """Fraction of the intervals of `runs` runs of a workload that contain the mean of all its
+    processes; windows differ by 0.002, with correlation 0.3."""
+    d0 = PRIOR.freedom
+    draws = rng.chisquare(d0, size=20 * rounds)
+    least = np.quantile(draws, 1 - population.least_quantile)
+    chosen = draws[draws <= least][:rounds]
+    spreads = population.too_small * np.sqrt(PRIOR.variance * d0 / chosen)
+    covered = 0
+    for spread in spreads:
+        tails = rng.standard_t(3, size=runs) / math.sqrt(3)
+        processes = spread * (tails if population.heavy_tails else rng.normal(size=runs))
+        noise = 0.002 * simulated(rng, runs, 12, 0.3) + processes[:, np.newaxis]
+        times = [[(1.0, math.exp(s)) for s in row] for row in noise]
+        found = nested_throughput_interval(times, prior=population.prior)
+        covered += found.low <= 1 <= found.high
+    return covered / len(spreads)
 
 
 def stored_series(*, with_noisy: bool = True) -> list[Array]:
@@ -255,6 +300,12 @@ def report(rng: Rng, series: int) -> Iterator[str]:
     yield "Runs together, 12 windows each of correlation 0.3: processes differ by 0, 2, 10 %"
     for runs in (2, 3, 5):
         cells = [runs_coverage(rng, series // 4, runs, b, 0.3) for b in (0.0, 0.02, 0.1)]
+        yield f"| {runs} | " + " | ".join(f"{100 * c:.0f}" for c in cells)
+    yield "Runs of a workload, intervals with the prior for GPUs: " + ", ".join(
+        p.name for p in POPULATIONS
+    )
+    for runs in (1, 2, 3, 5):
+        cells = [moderated_coverage(rng, series // 2, runs, p) for p in POPULATIONS]
         yield f"| {runs} | " + " | ".join(f"{100 * c:.0f}" for c in cells)
     yield "Steady series reported as drifting, in %"
     for windows in WINDOWS:

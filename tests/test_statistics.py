@@ -12,6 +12,7 @@ from cubemesh.statistics import (
     FEWEST_FOR_INTERVAL,
     Drift,
     Interval,
+    Spread,
     drift,
     holm,
     is_steady,
@@ -178,6 +179,25 @@ def test_runs_that_differ_widen_the_interval():
     for wrong in ([], [alone, []]):
         with pytest.raises(ValueError, match="without windows"):
             nested_throughput_interval(wrong)
+
+
+def test_a_prior_is_pooled_with_the_spread_of_the_runs():
+    def run(ln_rate):
+        return [(100.0, math.exp(-ln_rate))] * 12
+
+    prior = Spread(variance=0.01**2, freedom=2.0, source="of earlier runs")
+    runs = [run(0.0), run(0.02)]
+    moderated = math.sqrt((2 * 0.01**2 + 1 * 0.02**2 / 2) / 3)
+    found = nested_throughput_interval(runs, prior=prior)
+    half = student_t(0.95, 3) * moderated / math.sqrt(2)
+    assert math.log(found.high / found.low) == pytest.approx(2 * half)
+    own = nested_throughput_interval(runs)
+    assert own.low < found.low < found.high < own.high
+    alone = nested_throughput_interval(runs[:1], prior=prior)
+    assert math.log(alone.high / 100) == pytest.approx(student_t(0.95, 2) * 0.01)
+    noisy = [(100.0, 1.0 + 0.5 * (-1) ** i) for i in range(12)]
+    alike = nested_throughput_interval([noisy], prior=prior)
+    assert alike == nested_throughput_interval([noisy]), "its windows are wider than the prior"
 
 
 def test_outliers_by_hand():

@@ -9,6 +9,7 @@ import pytest
 from interval_coverage import (
     BURSTS,
     PLANTED,
+    POPULATIONS,
     Bursts,
     false_drifts,
     independent_coverage,
@@ -16,6 +17,7 @@ from interval_coverage import (
     main,
     mean_coverage,
     median_coverage,
+    moderated_coverage,
     rates,
     report,
     runs_coverage,
@@ -67,6 +69,21 @@ def test_stopping_at_a_narrow_interval_keeps_the_coverage(source):
 def test_runs_that_differ_are_covered(runs, between):
     found = runs_coverage(np.random.default_rng(runs), 600, runs, between, 0.3)
     assert 0.93 - 0.02 <= found <= 0.99
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3])
+def test_a_prior_covers_the_processes_of_workloads_like_it(runs):
+    def covered(population):
+        return moderated_coverage(np.random.default_rng(runs), 1500, runs, population)
+
+    error = 3 * math.sqrt(0.05 * 0.95 / 1500)
+    right, small, large, heavy, wild, none = map(covered, POPULATIONS)
+    assert 0.95 - error <= right <= 0.95 + error
+    assert 0.80 <= small < right < large
+    assert heavy >= 0.95 - error
+    assert wild < small, "few processes say little of the workloads that spread most"
+    if runs == 1:
+        assert none < 0.6, "the windows of one process do not cover the others"
 
 
 @pytest.mark.parametrize("windows", [12, 20, 60])

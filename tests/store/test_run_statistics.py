@@ -7,7 +7,8 @@ import pytest
 
 from cubemesh.schema.comparison import Difference, breaches
 from cubemesh.schema.record import Window
-from cubemesh.store.run_statistics import Spread, pooled, ratio_of_runs, spread_between
+from cubemesh.statistics import Spread, pooled
+from cubemesh.store.run_statistics import ratio_of_runs, spread_between
 
 
 def run(rng, speed=0.0, windows=12, noise=0.02):

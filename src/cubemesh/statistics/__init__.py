@@ -25,6 +25,7 @@ from cubemesh.statistics.intervals import (
     windows_half_width,
 )
 from cubemesh.statistics.multiple_comparisons import holm
+from cubemesh.statistics.process_spread import Spread, pooled, spread_of
 from cubemesh.statistics.trend import Drift, drift, is_steady
 from cubemesh.statistics.typical import mad, mean, median, outliers, percentile, trimmed_mean
 
@@ -33,6 +34,7 @@ __all__ = [
     "FEWEST_FOR_INTERVAL",
     "Drift",
     "Interval",
+    "Spread",
     "drift",
     "holm",
     "is_steady",
@@ -44,6 +46,8 @@ __all__ = [
     "nested_throughput_interval",
     "outliers",
     "percentile",
+    "pooled",
+    "spread_of",
     "student_p",
     "student_t",
     "t_interval",

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.statistics.autocorrelation import Array, ranks, widening
+from cubemesh.statistics.process_spread import Spread, pooled, spread_of
 from cubemesh.statistics.typical import Values, array
 
 CONFIDENCE = 0.95
@@ -99,23 +100,29 @@ def throughput_interval(
 
 
 def nested_throughput_interval(
-    runs: Sequence[Sequence[tuple[float, float]]], confidence: float = CONFIDENCE
+    runs: Sequence[Sequence[tuple[float, float]]],
+    confidence: float = CONFIDENCE,
+    prior: Spread | None = None,
 ) -> Interval:
     """The interval of the throughput of several runs together, each a sequence of windows (samples,
     seconds) in order. ValueError where a run has no window.
 
     Runs differ by more than their windows do, so the interval is Student's over the runs'
-    ln(throughput). Against runs that agree by chance it is at least as wide as their windows would
-    imply if they were independent. Two runs have a t of 12.7: measure three or more.
+    ln(throughput), with the spread of earlier measurements (`prior`) pooled with their own
+    (process_spread.py). Against runs that agree by chance it is at least as wide as their windows
+    would imply if they were independent. One run has the interval of its autocorrelated windows,
+    or that of the prior where it is wider. Without a prior two runs have a t of 12.7.
     """
     windows = _runs(runs)
     total = np.concatenate(windows).sum(axis=0)
     rate = float(total[0] / total[1])
     half = windows_half_width(windows, confidence, independent=len(windows) > 1)
-    if len(windows) > 1:
-        logs = [math.log(w[:, 0].sum() / w[:, 1].sum()) for w in windows]
-        over_runs = t_interval(logs, confidence)
-        half = max(half, (over_runs.high - over_runs.low) / 2)
+    logs = [math.log(w[:, 0].sum() / w[:, 1].sum()) for w in windows]
+    own = spread_of(logs, f"of these {len(logs)} runs")
+    spread = pooled([s for s in (own, prior) if s is not None])
+    if spread is not None:
+        t = student_t(confidence, spread.freedom)
+        half = max(half, t * math.sqrt(spread.variance / len(windows)))
     return Interval(low=rate * math.exp(-half), high=rate * math.exp(half))
 
 

@@ -14,7 +14,8 @@ from cubemesh.errors import UsageError
 from cubemesh.frameworks import entry
 from cubemesh.schema import Machine, NetworkWork, RunRecord
 from cubemesh.schema.comparison import Ratio
-from cubemesh.store.run_statistics import Spread, pooled, ratio_of_runs, run_windows, spread_between
+from cubemesh.statistics import Spread, pooled
+from cubemesh.store.run_statistics import ratio_of_runs, run_windows, spread_between
 from cubemesh.store.select import RunSelection, format_value, newest_of, select, settings_of
 from cubemesh.store.store import Store
 

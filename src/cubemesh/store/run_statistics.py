@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,10 @@ from cubemesh.schema.record import RunRecord, Window
 from cubemesh.statistics import (
     CONFIDENCE,
     FEWEST_FOR_INTERVAL,
+    Spread,
     mean,
+    pooled,
+    spread_of,
     student_t,
     windows_half_width,
 )
@@ -41,16 +43,6 @@ FEW_WINDOWS = f"a run has fewer than {FEWEST_FOR_INTERVAL} windows. Set windows=
 
 Run = Sequence[Window]
 """The measured windows of one run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """How far ln(throughput) of fresh processes differs."""
-
-    variance: float
-    freedom: float
-    source: str
-    """Where it comes from, in words."""
 
 
 def run_windows(record: RunRecord) -> list[Window]:
@@ -97,22 +89,7 @@ def ratio_of_runs(first: Sequence[Run], second: Sequence[Run], stored: Spread | 
 
 def spread_between(runs: Sequence[Run], source: str) -> Spread | None:
     """The spread of repeated runs of one spec; None for fewer than two runs."""
-    if len(runs) < 2:
-        return None
-    variance = float(np.var([_value(run) for run in runs], ddof=1))
-    return Spread(variance=variance, freedom=len(runs) - 1, source=source)
-
-
-def pooled(spreads: Sequence[Spread]) -> Spread | None:
-    """Several spreads as one, each counting by its degrees of freedom; None for none."""
-    freedom = sum(s.freedom for s in spreads)
-    if not spreads:
-        return None
-    return Spread(
-        variance=sum(s.variance * s.freedom for s in spreads) / freedom,
-        freedom=freedom,
-        source=" and ".join(dict.fromkeys(s.source for s in spreads)),
-    )
+    return spread_of([_value(run) for run in runs], source)
 
 
 def _welch(a: Spread, b: Spread, runs_a: int, runs_b: int) -> tuple[float, float]:

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +16,8 @@ from cubemesh.measure.timing.interleaved_ab import SECOND_PROGRAM
 from cubemesh.schema import Figure, Gpu, Rank, RunSpec, TrainSteps, Window, warn
 from cubemesh.schema.comparison import RATIO
 from cubemesh.schema.record import AGAINST
+from cubemesh.statistics import student_t
+from cubemesh.store.spread_prior import PRIORS, SpreadKind
 
 approx = partial(pytest.approx, rel=0.01)
 SPEEDS = {"pytorch-captured": 2.0, "pytorch": 1.0, "pytorch-compiled": 1.5, "jax": 2.0}
@@ -160,6 +163,52 @@ def test_the_throughput_is_that_of_the_fastest_program(context, play, measure):
     assert programs.columns[2].unit == "images/s"
     assert texts(programs, "program") == ["pytorch-captured", "PyTorch eager", "torch.compile"]
     assert values(programs, "fastest / this") == [None, approx(2.0), approx(2.0 / 1.5)]
+
+
+def on_gpu(record):
+    """`record` as of a GPU that was always busy."""
+    rank = Rank(rank=0, host="bench", device="cuda:0", device_name="G", outcome=record.outcome)
+    busy = {"gpu_utilization_percent": Figure(value=99.0, unit="%")}
+    return replace(record, ranks=(rank,), figures={**record.figures, **busy})
+
+
+def interval_notes(answer):
+    return [note for note in answer.notes if note.startswith("Interval of")]
+
+
+@pytest.mark.parametrize("programs", [1, 2])
+def test_a_gpu_has_the_spread_between_processes_of_earlier_runs(
+    machine, clock, play, measure, programs
+):
+    context = Context(machine=replace(machine, gpus=(Gpu(index=0, name="G", uuid="u"),)))
+    settings = Settings(
+        networks=("resnet-18",),
+        batch_sizes=(64,),
+        frameworks=("pytorch-captured", "pytorch", "pytorch-compiled")[: programs + 1],
+        trials=False,
+    )
+    _, answer = run(play, context, lambda spec: on_gpu(measure(spec)), settings)
+    own = finding(answer, "throughput")
+    prior = PRIORS[SpreadKind.GPU_BOUND]
+    freedom = prior.freedom + programs - 1
+    spread = math.sqrt(prior.variance * prior.freedom / freedom / programs)
+    assert math.log(own.high / own.value) == approx(student_t(0.95, freedom) * spread)
+    assert table(answer, "fastest / this").rows[0][2].low == own.low
+    (note,) = interval_notes(answer)
+    assert "17 earlier pairs of runs" in note
+    assert ("of these 2 runs" in note) == (programs == 2)
+
+
+def test_a_cpu_has_the_spread_of_its_own_processes_alone(context, play, measure):
+    settings = Settings(networks=("resnet-18",), batch_sizes=(64,), trials=False)
+    _, answer = run(play, context, measure, settings)
+    (note,) = interval_notes(answer)
+    assert "of these 2 runs alone" in note
+    assert "repeats=3" in note
+    settings = replace(settings, frameworks=("pytorch-captured", "pytorch"))
+    _, answer = run(play, context, measure, settings)
+    (note,) = interval_notes(answer)
+    assert "windows of one process" in note
 
 
 def test_a_stock_program_that_is_faster_is_the_headline(context, play, measure):

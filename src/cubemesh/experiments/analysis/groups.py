@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 
 from cubemesh.experiments.analysis.caveats import noise_codes
 from cubemesh.experiments.analysis.ratios import reciprocal
-from cubemesh.schema import Cell, Figure, Placement, Point, ProgramSettings, RunRecord
+from cubemesh.schema import Cell, Figure, Placement, Point, ProgramSettings, RunRecord, Window
 from cubemesh.schema.outcome import STATUS_WORDS
-from cubemesh.statistics import FEWEST_FOR_INTERVAL, median, nested_throughput_interval
+from cubemesh.statistics import FEWEST_FOR_INTERVAL, Spread, median, nested_throughput_interval
 from cubemesh.store.run_statistics import run_windows
 from cubemesh.units import format_bytes
 
@@ -61,10 +61,15 @@ class Group(Generic[K]):
     @cached_property
     def throughput(self) -> Figure | None:
         """Samples per second with its 95 % interval; None without a successful run."""
-        if len(self.ok) == 1:
+        return self.throughput_with(None)
+
+    def throughput_with(self, prior: Spread | None) -> Figure | None:
+        """The same with the spread between processes of earlier measurements; without it, a single
+        run has the interval of its windows."""
+        if len(self.ok) == 1 and prior is None:
             return self.ok[0].figures.get("throughput_per_s")
-        runs = [[(w.samples, w.elapsed_s) for w in run_windows(r)] for r in self.ok]
-        return pooled(runs) if any(runs) else None
+        runs = [window_pairs(run_windows(r)) for r in self.ok]
+        return pooled(runs, prior) if any(runs) else None
 
     @property
     def step_ms(self) -> Figure | None:
@@ -90,15 +95,24 @@ class Group(Generic[K]):
         return Point(x=x, y=figure.value, low=figure.low, high=figure.high, run_id=self.run_id)
 
 
-def pooled(runs: Sequence[Sequence[tuple[float, float]]]) -> Figure:
+def window_pairs(windows: Iterable[Window]) -> list[tuple[float, float]]:
+    """Windows as (samples, seconds)."""
+    return [(w.samples, w.elapsed_s) for w in windows]
+
+
+def pooled(runs: Sequence[Sequence[tuple[float, float]]], prior: Spread | None = None) -> Figure:
     """The throughput of runs of one spec together, from their windows (samples, seconds); no
-    interval from fewer than six."""
+    interval from fewer than six. `prior`, the spread between processes of earlier measurements,
+    counts as so many runs as it has degrees of freedom.
+    """
     windows = [w for run in runs for w in run]
     value = sum(s for s, _ in windows) / math.fsum(t for _, t in windows)
     n = len(runs) if len(runs) > 1 else len(windows)
+    if prior is not None:
+        n = len(runs) + round(prior.freedom)
     if len(windows) < FEWEST_FOR_INTERVAL:
         return Figure(value=value, unit="samples/s", n=n)
-    interval = nested_throughput_interval(runs)
+    interval = nested_throughput_interval(runs, prior=prior)
     return Figure(value=value, unit="samples/s", low=interval.low, high=interval.high, n=n)
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from cubemesh.experiments.analysis.caveats import noise_codes
 from cubemesh.experiments.analysis.comparison import ratio_of_record
-from cubemesh.experiments.analysis.groups import Group, caveats, group_by
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by, pooled, window_pairs
 from cubemesh.experiments.analysis.ratios import ratio, reciprocal, significance
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.measure.timing.interleaved_ab import SECOND_PROGRAM
@@ -31,6 +31,9 @@ from cubemesh.schema import (
     RunSpec,
     TrainSteps,
 )
+from cubemesh.schema.record import AGAINST
+from cubemesh.statistics import Spread
+from cubemesh.store.spread_prior import prior_spread
 
 STOCK, DOUBLED, FILES, GPU_DECODED, CACHED, PROFILE, SINGLE = (
     *("stock", "batch size", "files", "files, decoded on the GPU", "files, decoded once"),
@@ -163,16 +166,27 @@ class Workload:
         slower = {
             name: figure.value
             for name, (figure, record) in self._inverse.items()
-            if significance(figure) < 0 and _other_throughput(record) is not None
+            if significance(figure) < 0 and other_throughput(record) is not None
         }
         return min(slower, key=lambda name: slower[name], default=self.known)
 
     @cached_property
     def throughput(self) -> Figure | None:
-        """Samples per second of the fastest program; None where nothing ran."""
+        """Samples per second of the fastest program, with the spread between processes where it is
+        known; None where nothing ran."""
         if self.fastest == self.known:
-            return self.group.throughput
-        return _other_throughput(self._inverse[self.fastest][1])
+            return self.group.throughput_with(self.prior)
+        return other_throughput(self._inverse[self.fastest][1], self.prior)
+
+    @property
+    def processes(self) -> int:
+        """Processes that measured the fastest program."""
+        return len(self.group.ok) if self.fastest == self.known else 1
+
+    @cached_property
+    def prior(self) -> Spread | None:
+        """The spread between processes in earlier measurements; None where there are none."""
+        return prior_spread(self.group.ok)
 
     @cached_property
     def caveats(self) -> tuple[str, ...]:
@@ -315,8 +329,12 @@ def _ratio(record: RunRecord) -> Figure | None:
     return Figure(value=found.value, unit="×", low=found.low, high=found.high)
 
 
-def _other_throughput(record: RunRecord) -> Figure | None:
-    return record.figures.get("against_throughput_per_s")
+def other_throughput(record: RunRecord, prior: Spread | None = None) -> Figure | None:
+    """Samples per second of the second program of an interleaved run."""
+    stored = record.figures.get("against_throughput_per_s")
+    if stored is None or prior is None:
+        return stored
+    return pooled([window_pairs(w for w in record.windows if w.phase == AGAINST)], prior)
 
 
 def _cpu_rate(figure: PublishedFigure) -> float | None:

@@ -18,7 +18,7 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments.core.ab_overrides import check_shared_process
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.performance_check.analysis import PerformanceCheck
-from cubemesh.experiments.performance_check.report import NOTES, charts, findings, tables
+from cubemesh.experiments.performance_check.report import charts, findings, notes, tables
 from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.networks import build
 from cubemesh.networks import entry as network_entry
@@ -280,7 +280,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         charts=tuple(charts(check)),
         warnings=tuple(w for r in records for w in r.warnings),
         run_ids=tuple(r.run_id for r in records),
-        notes=NOTES,
+        notes=tuple(notes(check)),
     )
 
 

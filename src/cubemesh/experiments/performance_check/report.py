@@ -13,6 +13,7 @@ from cubemesh.experiments.performance_check.analysis import (
     Loss,
     PerformanceCheck,
     Workload,
+    other_throughput,
     title_of,
 )
 from cubemesh.frameworks import FRAMEWORKS
@@ -290,11 +291,12 @@ def tables(check: PerformanceCheck) -> Iterator[Table]:
 
 def _program_rows(workload: Workload) -> Iterator[tuple[Cell, ...]]:
     group = workload.group
-    runs = {workload.known: (group, group.throughput, _use(workload))}
+    own_figure = group.throughput_with(workload.prior)
+    runs = {workload.known: (group, own_figure, _use(workload))}
     for record in workload.role(STOCK):
         other, own = record.spec.other, Group(workload.network, (record,))
         assert other is not None
-        runs[other.program.framework] = own, record.figures.get("against_throughput_per_s"), None
+        runs[other.program.framework] = own, other_throughput(record, workload.prior), None
     for name, (own, figure, use) in runs.items():
         speedup = workload.speedups.get(name)
         if name == workload.fastest:
@@ -392,7 +394,27 @@ def charts(check: PerformanceCheck) -> Iterator[Chart]:
         )
 
 
-NOTES = (
+def notes(check: PerformanceCheck) -> Iterator[str]:
+    """Conditions of the figures, and where the intervals come from."""
+    yield from CONDITIONS
+    for workload in check.ranked:
+        if workload.throughput is not None:
+            yield f"Interval of {workload.network}: {_spread(workload)}"
+
+
+def _spread(workload: Workload) -> str:
+    """Where the interval of a throughput comes from."""
+    prior, runs = workload.prior, workload.processes
+    own = [f"of these {runs} runs"] if runs > 1 else []
+    if prior is not None:
+        return f"spread between processes {format_list([*own, prior.source])}."
+    narrower = "Narrow it: cubemesh run quick --set repeats=3"
+    if own:
+        return f"spread between processes {own[0]} alone. {narrower}"
+    return f"the windows of one process, from which another may differ by more. {narrower}"
+
+
+CONDITIONS = (
     "All programs of a network have the same precision, image layout and batch size, one batch "
     "that is resident on the device, and run interleaved in one process. The throughput of the "
     "fastest known program pools all its runs.",
