@@ -29,7 +29,7 @@ WARNINGS: dict[str, str] = {
     "above-ceiling": "training exceeded the measured matrix-product ceiling",
     "images-skipped": "unusable images were skipped and replaced by others",
     "above-peak": "the FLOP rate exceeds the peak of the device's datasheet",
-    "unattributed": "more than 5 % of the step time is unattributed",
+    "unattributed": "more than 2 % of the step time is unattributed",
     "energy-mismatch": "the GPU's energy counter and its integrated power differ by over 5 %",
     "counter-restarted": "an energy counter restarted during the measurement",
     "page-cache": "data came, or may have come, from the page cache instead of the disk",

@@ -14,6 +14,7 @@ from cubemesh.measure.attribution.attribution import (
     on_device,
     on_host,
 )
+from cubemesh.measure.attribution.contention import Competition
 from cubemesh.measure.attribution.timeline import (
     Launch,
     RecordedSteps,
@@ -138,13 +139,94 @@ def test_another_speed_of_the_machine_scales_both_parts(profiled_ms):
     assert found["launch_gaps"] == pytest.approx(5, rel=0.01)
 
 
-def test_an_outlier_window_is_other():
-    windows = [window((0, 0, step, 0)) for step in (10, 10, 40, 10, 10)]
-    profiled = [window((0, 0, 11, 0)) for _ in windows]
+def test_a_thread_that_is_blocked_in_the_measured_steps_alone_is_unattributed():
+    """One of five windows takes 40 ms, on a processor for 10 of them."""
+    windows = [counted(window((0, 0, step, 0)), ran=10) for step in (10, 10, 40, 10, 10)]
+    profiled = [counted(window((0, 0, 11, 0)), ran=11) for _ in windows]
     pairs = [(w, Profile(events=operators(w, (0, 11)))) for w in profiled]
     found = ms(on_host(windows, pairs))
-    assert found["compute"] == pytest.approx(10)
-    assert found["unattributed"] == pytest.approx(6)
+    assert found["compute"] == pytest.approx(10, rel=1e-3)
+    assert found["unattributed"] == pytest.approx(6, rel=1e-3)
+
+
+def counted(stamped, *, ran=None, delayed=0.0, before=0.0, **competition):
+    """`stamped` with the counters of its thread in each step, in milliseconds, and CPU times of
+    what competed with it."""
+    stamps = tuple(
+        s._replace(
+            ran_s=(s.done - s.step) if ran is None else ran * MS,
+            delayed_s=delayed * MS,
+            delayed_before_s=before * MS,
+        )
+        for s in stamped.stamps
+    )
+    found = Competition(elapsed_s=stamped.elapsed_s, **competition) if competition else None
+    return replace(stamped, stamps=stamps, competition=found)
+
+
+def test_run_queue_delay_is_contention_with_what_ran_meanwhile():
+    """Steps of 30 ms, 20 of them on a processor: 6 ms of neighbours and 4 of decoders."""
+    measured = counted(window((0, 0, 30, 0)), ran=20, delayed=10, neighbours_s=0.012, input_s=0.008)
+    profiled = counted(window((0, 0, 23, 0)), ran=20, delayed=3, neighbours_s=1.0)
+    profile = Profile(events=operators(profiled, (0, 23 * 0.75)))
+    found = ms(on_host([measured], [(profiled, profile)]))
+    assert found == pytest.approx(
+        {
+            "compute": 15,
+            "input_stall": 0,
+            "launch_gaps": 5,
+            "host": 0,
+            "cpu_contention": 6,
+            "input_contention": 4,
+            "unattributed": 0,
+        },
+        abs=1e-6,
+    )
+
+
+def test_delay_between_steps_is_contention_and_no_input_stall():
+    measured = counted(window((4, 1, 10, 0)), before=4, neighbours_s=1.0)
+    profile = Profile(events=operators(measured, (0, 10)))
+    found = ms(on_host([measured], [(measured, profile)]))
+    assert found["cpu_contention"] == pytest.approx(4)
+    assert found["input_stall"] == pytest.approx(0.8)
+    assert found["host"] == pytest.approx(0.2)
+    assert found["unattributed"] == pytest.approx(0, abs=1e-6)
+
+
+def test_stolen_time_and_delayed_workers_are_cpu_contention():
+    """10 ms of 30 stolen; in 5 of the others the step waits for a worker without processor."""
+    measured = counted(
+        window((0, 0, 30, 0)), ran=20, neighbours_s=1.0, stolen_s=0.010, workers_s=0.005
+    )
+    profiled = counted(window((0, 0, 20, 0)), ran=20)
+    profile = Profile(events=operators(profiled, (0, 20)))
+    found = ms(on_host([measured], [(profiled, profile)]))
+    assert found["cpu_contention"] == pytest.approx(15)
+    assert found["compute"] == pytest.approx(15)
+    assert found["unattributed"] == pytest.approx(0, abs=1e-6)
+
+
+def test_threads_of_the_framework_that_run_meanwhile_compute():
+    measured = counted(window((0, 0, 30, 0)), ran=20, delayed=10, runtime_s=1.0)
+    profile = Profile(events=operators(measured, (0, 30)))
+    found = ms(on_host([measured], [(measured, profile)]))
+    assert found["compute"] == pytest.approx(30)
+    assert found["cpu_contention"] == pytest.approx(0)
+
+
+def test_a_device_that_waits_for_a_delayed_host_waits_for_its_neighbours():
+    """Of the 10 ms that the host takes to queue two kernels of 1 ms it has a processor in 4."""
+    stamped = window((0, 0, 10, 0), (0, 0, 10, 0), wait=0.2)
+    counters = counted(stamped, delayed=6, neighbours_s=0.03, input_s=0.01)
+    found = ms(on_device([counters], recorded((launched(0.2, 1), launched(0.8, 1)))))
+    assert found["compute"] == pytest.approx(2)
+    assert found["launch_gaps"] == pytest.approx(8 * 0.4)
+    assert found["cpu_contention"] == pytest.approx(8 * 0.6 * 3 / 4)
+    assert found["input_contention"] == pytest.approx(8 * 0.6 / 4)
+    bare = ms(on_device([stamped], recorded((launched(0.2, 1), launched(0.8, 1)))))
+    assert found["unattributed"] == pytest.approx(bare["unattributed"])
+    assert "cpu_contention" not in bare
 
 
 def test_a_device_that_waits_for_launches_has_gaps():

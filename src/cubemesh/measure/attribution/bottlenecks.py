@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from cubemesh.measure.attribution.attribution import (
     COMMUNICATION,
+    CPU_CONTENTION,
     GAPS,
     HOST,
     INPUT,
+    INPUT_CONTENTION,
     STRAGGLER,
     UNATTRIBUTED,
 )
@@ -31,6 +33,10 @@ _REMEDIES = {
     HOST: "copy fewer bytes, or keep the data on the device (data_location=device)",
     COMMUNICATION: "raise the batch size, or overlap more communication with the backward pass",
     STRAGGLER: "give every rank the same work and machine, or find the slow rank",
+    CPU_CONTENTION: "stop other programs, or give the run processors of its own (taskset, a Slurm "
+    "allocation)",
+    INPUT_CONTENTION: "leave processors to the step: decode less (cache_decoded=true, fewer "
+    "input_threads), decode on the device, or use fewer compute threads",
     UNATTRIBUTED: "stop other programs and measure again; trace=true shows the unattributed time",
 }
 

@@ -42,7 +42,7 @@ ROUNDS = 3
 LAYER_STEPS = 3
 SETTLING_STEPS = 4
 """Steps between a profiled window and the next measured one; at most those of a window."""
-MOST_UNATTRIBUTED = 0.05
+MOST_UNATTRIBUTED = 0.02
 """Fraction of the step that may be unattributed without a warning."""
 
 
@@ -240,7 +240,7 @@ class StepProfiler:
         if abs(rest_s) > MOST_UNATTRIBUTED * step_s:
             cause = (
                 f"The measured parts add up to {100 * (1 - rest_s / step_s):.0f} % of the step, "
-                f"outside 95 to 105 %: {100 * abs(rest_s) / step_s:.0f} % is unattributed."
+                f"outside 98 to 102 %: {100 * abs(rest_s) / step_s:.0f} % is unattributed."
             )
             remedy = "Stop other programs and measure longer (seconds), or profile with trace=true."
             self.log.warning(warn("unattributed", cause, remedy))

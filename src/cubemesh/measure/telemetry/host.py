@@ -35,6 +35,8 @@ class Reading:
     hypervisor."""
     host_busy_s: float
     """Used by any program on all processors of the machine."""
+    stolen_s: float = 0.0
+    """Of `cores_busy_s`, what the hypervisor stole."""
 
 
 class Reader(Protocol):
@@ -55,26 +57,28 @@ class HostReader:
     def __init__(self) -> None:
         self._own_cores = {f"cpu{n}" for n in os.sched_getaffinity(0)}
         self.cores = len(self._own_cores)
-        self.host_cores = len(_busy_by_core())
+        self.host_cores = len(_times_by_core())
 
     def read(self) -> Reading:
         """See `Reader.read`."""
         now = time.perf_counter()
-        busy = _busy_by_core()
+        cores = _times_by_core()
+        own = [cores[name] for name in self._own_cores if name in cores]
         children = list(_descendants(os.getpid()))
         used = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         return Reading(
             time_s=now,
             tree_cpu_s=sum(u.ru_utime + u.ru_stime for u in used) + sum(map(_cpu_s, children)),
             resident_bytes=sum(map(_resident_bytes, [os.getpid(), *children])),
-            cores_busy_s=sum(s for core, s in busy.items() if core in self._own_cores),
-            host_busy_s=sum(busy.values()),
+            cores_busy_s=sum(busy_s for busy_s, _ in own),
+            host_busy_s=sum(busy_s for busy_s, _ in cores.values()),
+            stolen_s=sum(stolen_s for _, stolen_s in own),
         )
 
 
-def _busy_by_core() -> dict[str, float]:
-    """Busy seconds of each processor (`cpu0`, …) since the machine started."""
-    busy = {}
+def _times_by_core() -> dict[str, tuple[float, float]]:
+    """Seconds (busy, stolen) of each processor (`cpu0`, …) since the machine started."""
+    times = {}
     with open("/proc/stat") as file:
         next(file)  # the sum over all
         for line in file:
@@ -82,8 +86,9 @@ def _busy_by_core() -> dict[str, float]:
             if not core.startswith("cpu"):
                 break
             user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
-            busy[core] = (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
-    return busy
+            ticks = user + nice + system + irq + softirq + steal
+            times[core] = ticks / _TICKS_PER_S, steal / _TICKS_PER_S
+    return times
 
 
 def _descendants(pid: int) -> Iterator[int]:

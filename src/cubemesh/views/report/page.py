@@ -431,6 +431,8 @@ _PART_COLOURS: Mapping[str, str] = {
     "launch_gaps": "c3",
     "straggler_wait": "c6",
     "host": "c4",
+    "cpu_contention": "c7",
+    "input_contention": "c8",
     "unattributed": "published",
 }
 

@@ -18,11 +18,18 @@ from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed, placed_batches
 from cubemesh.data.text.sequences import Sequences
 from cubemesh.frameworks.contract.group import Group
-from cubemesh.frameworks.contract.program import Program, SupportsProfiling, Unsupported
+from cubemesh.frameworks.contract.program import (
+    Program,
+    SupportsProfiling,
+    Unsupported,
+    monotonic_s,
+)
+from cubemesh.measure.attribution.contention import CompetitionReader
 from cubemesh.measure.attribution.profile_windows import StepProfiler
 from cubemesh.measure.attribution.transfers import Transfers
 from cubemesh.measure.figures import figures
 from cubemesh.measure.log import Log
+from cubemesh.measure.telemetry.run_queue import OwnThread
 from cubemesh.measure.timing.step_timestamps import StampedSteps
 from cubemesh.measure.timing.timer import Measured
 from cubemesh.parallel.timed_group import TimedGroup
@@ -109,10 +116,20 @@ def attribute(
         placed = program.place(next(feed))
         feed.close()
         take, place = lambda: placed, lambda batch: batch
+    thread = _own_thread(program)
     return StepProfiler(
         program=program,
         steps=StampedSteps(
-            take=take, place=place, queue=queue, clock=program.clock, exchanged=transfers.cut
+            take=take,
+            place=place,
+            queue=queue,
+            clock=program.clock,
+            exchanged=transfers.cut,
+            thread=None if thread is None else thread.read,
+            compete=None
+            if thread is None
+            else CompetitionReader(task.threads, fed=fed and feed.threads > 0).read,
+            runs_ahead=program.device != "cpu",
         ),
         samples_per_step=spec.batch_per_device or 1,
         log=task.log,
@@ -121,6 +138,13 @@ def attribute(
         agree=group.broadcast_object,
         share=group.all_gather_object if group.size > 1 else None,
     )
+
+
+def _own_thread(program: Program) -> OwnThread | None:
+    """The counters of this thread; None where the kernel has none, and for a simulated clock, to
+    which they do not belong."""
+    thread = OwnThread()
+    return thread if program.clock is monotonic_s and thread.counts_delay else None
 
 
 def is_attributed(spec: RunSpec) -> bool:
