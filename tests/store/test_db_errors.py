@@ -44,7 +44,7 @@ def save_until_full(store: Store, saving) -> tuple[list[str], str]:
 
 
 def test_a_full_database_keeps_what_it_has(store, path, saving):
-    with store._read() as connection:
+    with store._database.read() as connection:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         connection.exec_driver_sql(f"PRAGMA max_page_count={pages + 20}")
     saved, said = save_until_full(store, saving)
@@ -209,5 +209,5 @@ def test_a_violated_constraint_is_a_bug_and_stays_one():
 
 
 def test_what_no_one_foresaw_is_passed_on_in_its_own_words(store):
-    with pytest.raises(StoreError, match="no such table: nowhere"), store._read() as c:
+    with pytest.raises(StoreError, match="no such table: nowhere"), store._database.read() as c:
         c.exec_driver_sql("select * from nowhere")

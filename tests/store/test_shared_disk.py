@@ -49,7 +49,7 @@ def test_the_journal_follows_the_file_system(path, saving, mounts, kind, mode):
     with Store.open(str(path)) as store:
         store.save(saving.make_record())
         assert journal(path) == mode
-        with store._read() as connection:
+        with store._database.read() as connection:
             synchronous = connection.exec_driver_sql("PRAGMA synchronous").scalar()
         assert synchronous == (2 if mode == "wal" else 3)
         assert path.with_name("results.sqlite.writer").exists() == (mode == "delete")

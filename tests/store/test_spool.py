@@ -323,7 +323,7 @@ def test_a_terminated_connection_is_opened_again(server, saving):
         store.save_or_spool(one)
         left = [2]
 
-        @sqlalchemy.event.listens_for(store._engine, "before_cursor_execute")
+        @sqlalchemy.event.listens_for(store._database.engine, "before_cursor_execute")
         def _terminate(connection, cursor, statement, *rest):
             if statement.startswith("INSERT INTO series") and left:
                 left.pop()
@@ -359,7 +359,7 @@ def test_a_run_stored_by_another_process_is_not_stored_twice(server, saving):
     with Store.open(server.url) as store, Store.open(server.url) as other:
         faster = [other]
 
-        @sqlalchemy.event.listens_for(store._engine, "before_cursor_execute")
+        @sqlalchemy.event.listens_for(store._database.engine, "before_cursor_execute")
         def _first(connection, cursor, statement, *rest):
             if statement.startswith("INSERT INTO records") and faster:
                 faster.pop().save(record)

@@ -43,7 +43,7 @@ def test_an_older_store_is_upgraded_and_keeps_its_records(path, record, read_onl
     before = version(path)
     with Store.open(str(path), migrations=NEXT, read_only=read_only) as store:
         assert store.records() == [record]
-        with store._read() as connection:
+        with store._database.read() as connection:
             assert connection.execute(text("select note from records")).scalar() == "batch 16"
     assert version(path) == before + 1
     Store.open(str(path), migrations=NEXT).close()
@@ -66,7 +66,7 @@ def test_a_migration_that_fails_leaves_the_store_as_it_was(path, record):
     assert version(path) == before
     with Store.open(str(path)) as store:
         assert store.records() == [record]
-        with store._read() as connection:
+        with store._database.read() as connection:
             columns = connection.execute(text("select * from records")).keys()
         assert "note" not in columns
 
@@ -95,7 +95,7 @@ def test_an_empty_file_becomes_a_store_but_cannot_be_read_as_one(path):
 
 
 def test_sqlite_is_set_up_to_keep_what_it_reports(store):
-    with store._read() as connection:
+    with store._database.read() as connection:
         ask = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
@@ -20,18 +20,13 @@ from typing import Any, BinaryIO, Self, TypeVar
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Engine,
     Row,
     Select,
-    Table,
     and_,
     func,
-    insert,
     select,
-    text,
-    update,
 )
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 
 from cubemesh.errors import (
     BusyError,
@@ -44,23 +39,15 @@ from cubemesh.errors import (
 from cubemesh.schema import ExperimentRun, Machine, RunKey, RunRecord, Series, Status
 from cubemesh.store import tables as schema
 from cubemesh.store.damage import Damage, reason_of
-from cubemesh.store.db_errors import explained
-from cubemesh.store.engine import BUSY_TIMEOUT, connect
+from cubemesh.store.database import Database
 from cubemesh.store.json_text import from_text
 from cubemesh.store.location import (
-    LOG_SUFFIXES,
-    Identity,
-    Location,
     artifact_folder,
     copy_artifact,
-    file_identities,
     files_folder,
-    locate,
-    make_folder,
 )
 from cubemesh.store.migrations import MIGRATIONS, Migration
-from cubemesh.store.series_chunks import Chunk, from_chunks, to_chunks
-from cubemesh.store.shared_disk import WriterLock, lock_writer
+from cubemesh.store.series_chunks import Chunk, from_chunks
 from cubemesh.store.spool import Spool, Spooled, format_files
 from cubemesh.store.spool import read as read_spooled
 from cubemesh.store.tables import (
@@ -70,7 +57,6 @@ from cubemesh.store.tables import (
     machine_row,
     machines,
     record_of,
-    record_row,
     records,
 )
 from cubemesh.untrusted import open_plain_file
@@ -88,22 +74,17 @@ T = TypeVar("T")
 class Store:
     """An open store; `Store.open` makes one. Threads may share it, forked processes may not."""
 
-    def __init__(
-        self, location: Location, engine: Engine, migrations: Sequence[Migration] = MIGRATIONS
-    ) -> None:
+    def __init__(self, database: Database) -> None:
         self.unsaved: CubemeshError | None = None
         """Why the store did not take the last thing; None if it did."""
-        self._location = location
-        self._engine = engine
-        self._migrations = migrations
-        self._spool = Spool(location)
-        self._file: tuple[Identity, Identity] | None = None
+        self._database = database
+        self._location = database.location
+        self._spool = Spool(self._location)
         self._saved = _nothing_saved()
         """Ids of what was saved since the store was opened."""
         self._waiting: dict[str, RunRecord] = {}
         """Records of this process that wait in the spool, by run id."""
         self._damage: dict[Damage, None] = {}
-        self._writer_lock: WriterLock | None = None
 
     @classmethod
     def open(
@@ -121,26 +102,15 @@ class Store:
         a store, or was made by a newer cubemesh; BusyError if another process has locked it for
         longer than `busy_timeout_s`; UsageError for an invalid URL.
         """
-        place = locate(location)
-        if place.path is not None and not os.path.exists(place.path):
-            if must_exist or read_only:
-                raise StoreError(
-                    f"There is no store at {place.path} yet. `cubemesh run` makes it; --store "
-                    "names another."
-                )
-            make_folder(place.path)
-        engine = connect(place, read_only=read_only, busy_timeout_s=busy_timeout_s)
-        store = cls(place, engine, migrations)
-        try:
-            if read_only:
-                store._check_version(busy_timeout_s)
-            else:
-                store._writer_lock = lock_writer(place.path, busy_timeout_s)
-                store._prepare()
-        except BaseException:
-            store.close()
-            raise
-        return store
+        return cls(
+            Database.open(
+                location,
+                migrations,
+                must_exist=must_exist,
+                read_only=read_only,
+                busy_timeout_s=busy_timeout_s,
+            )
+        )
 
     @property
     def name(self) -> str:
@@ -163,7 +133,8 @@ class Store:
         StoreError when the run is stored already; ValueError when two series share their name,
         rank and device.
         """
-        if not self._insert(record, series):
+        self._follow_file()
+        if not self._database.insert(record, series):
             raise StoreError(
                 f"Run {record.run_id} is in the store {self.name} already, and a stored record is "
                 "never changed."
@@ -249,14 +220,14 @@ class Store:
             .where(_of(key), records.c.outcome.in_(_REUSABLE))
             .order_by(records.c.sequence.desc())
         )
-        with self._read() as connection:
+        with self._database.read() as connection:
             rows = connection.execute(query).all()
         readable = (self._readable_record(row) for row in rows)
         return next((r for r in readable if r is not None and r.key.data_id == key.data_id), None)
 
     def attempts(self, key: RunKey) -> int:
         """How many records of `key` there are, however they ended and whatever their data."""
-        with self._read() as connection:
+        with self._database.read() as connection:
             query = select(func.count()).select_from(records).where(_of(key))
             stored = connection.execute(query).scalar_one()
         return stored + sum(record.key == key for record in self._waiting.values())
@@ -268,7 +239,7 @@ class Store:
             raise UsageError("No run id was given. `cubemesh results` lists the stored runs.")
         starts = records.c.run_id.startswith(prefix, autoescape=True)
         query = select(records).where(starts).order_by(records.c.sequence)
-        with self._read() as connection:
+        with self._database.read() as connection:
             found = connection.execute(query.limit(MAX_CANDIDATES + 1)).all()
         exact = [row for row in found if row.run_id == prefix]
         if len(exact or found) > 1:
@@ -312,7 +283,7 @@ class Store:
         if run_ids is not None:
             query = query.where(records.c.run_id.in_(list(run_ids)))
         newest_first = query.order_by(records.c.started_utc.desc(), records.c.sequence.desc())
-        with self._read() as connection:
+        with self._database.read() as connection:
             if run_ids:
                 self._check_stored(connection, run_ids)
             rows = connection.execute(newest_first.limit(limit)).all()
@@ -325,7 +296,7 @@ class Store:
         query = select(schema.series).where(schema.series.c.run_id == run_id)
         if name is not None:
             query = query.where(schema.series.c.name == name)
-        with self._read() as connection:
+        with self._database.read() as connection:
             rows = [dict(row) for row in connection.execute(query).mappings()]
         chunks = (Chunk(**{k: v for k, v in row.items() if k != "run_id"}) for row in rows)
         found, damaged = from_chunks(chunks)
@@ -341,7 +312,7 @@ class Store:
     def machine(self, machine_id: str) -> Machine | None:
         """The last description of a machine; None if it was never stored."""
         query = select(machines.c.machine).where(machines.c.machine_id == machine_id)
-        with self._read() as connection:
+        with self._database.read() as connection:
             found = connection.execute(query).scalar()
         return None if found is None else from_text(Machine, found, f"Machine {machine_id}")
 
@@ -367,22 +338,11 @@ class Store:
 
     def check(self) -> None:
         """Read the whole store and check its integrity; StoreError if it is damaged."""
-        if self._engine.dialect.name != "sqlite":
-            return
-        with self._read() as connection:
-            problems = connection.execute(text("PRAGMA integrity_check")).scalars().all()
-        if problems != ["ok"]:
-            raise StoreError(
-                f"The store {self.name} is damaged: {problems[0]}. Keep a copy, save what can be "
-                "read with `sqlite3 FILE .recover`, and name another store with --store."
-            )
+        self._database.check()
 
     def close(self) -> None:
         """Close the connections."""
-        self._engine.dispose()
-        if self._writer_lock is not None:
-            self._writer_lock.release()
-            self._writer_lock = None
+        self._database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -394,66 +354,18 @@ class Store:
         """List a row that its reader could not use."""
         self._damage[damage] = None
 
-    @contextmanager
-    def _read(self) -> Iterator[Connection]:
-        with explained(self._location), self._engine.begin() as connection:
-            yield connection
-
-    def _commit(self, work: Callable[[Connection], T], *, patient: bool = True) -> T:
-        """Do `work` in one writing transaction, again where the connection to a server was dropped;
-        it may so run twice."""
-        self._follow_file()
-        options = {} if patient else {BUSY_TIMEOUT: _AGAIN_S}
-        writing = self._engine.execution_options(writes=True, **options)
-        with explained(self._location):
-            try:
-                with writing.begin() as connection:
-                    return work(connection)
-            except DBAPIError as error:
-                if not error.connection_invalidated:
-                    raise
-            with writing.begin() as connection:
-                return work(connection)
-
-    def _prepare(self) -> None:
-        """Create the tables or upgrade them, and remember which file this is."""
-        writing = self._engine.execution_options(writes=True)
-        with explained(self._location), writing.begin() as connection:
-            schema.prepare(connection, self._migrations)
-        self._file = file_identities(self._location.path)
-
-    def _check_version(self, busy_timeout_s: float) -> None:
-        """Check the version of a store opened for reading; an older one is upgraded first."""
-        with self._read() as connection:
-            version = schema.stored_version(connection)
-        if version is None:
-            raise StoreError(f"{self.name} is not a cubemesh store: it holds no tables.")
-        schema.refuse_newer(version, self._migrations)
-        if version <= len(self._migrations):
-            self._engine.dispose()
-            path, url = self._location.path, self._location.url
-            address = str(path) if path else url.render_as_string(hide_password=False)
-            Store.open(address, busy_timeout_s=busy_timeout_s, migrations=self._migrations).close()
-
     def _follow_file(self) -> None:
         """Open the store again if its file was deleted or replaced. What this process has saved
         since it opened the store is read from the old file, which it holds, and saved again."""
-        path, known = self._location.path, self._file
-        found = file_identities(path)
-        if path is None or known is None or found[0] == known[0]:
+        change = self._database.change
+        if not change:
             return
         if self.unsaved is None:
-            change = "deleted" if found[0] is None else "replaced by another"
             self._warn(f"The file of the store {self.name} was {change} while it was in use.")
         for spooled in self._session():
             self._write_spool(spooled)
         self._saved = _nothing_saved()
-        self._engine.dispose()
-        if found[1] is not None and found[1] == known[1]:  # the old file's log, not the new one's
-            for suffix in LOG_SUFFIXES:
-                path.with_name(path.name + suffix).unlink(missing_ok=True)
-        make_folder(path)
-        self._prepare()
+        self._database.open_again()
         self.recover()
 
     def _session(self) -> Iterator[Spooled]:
@@ -489,15 +401,17 @@ class Store:
         with the reason in `unsaved`, where the store does not take it."""
         record, machine, run = spooled.record, spooled.machine, spooled.experiment_run
         try:
+            self._follow_file()
             if record is not None:
-                self._insert(record, spooled.series, patient=patient)
+                self._database.insert(record, spooled.series, patient=patient)
                 self._saved["run"].append(record.run_id)
             elif machine is not None:
-                self._put(machines, "machine_id", machine_row(machine), patient)
+                row = machine_row(machine)
+                self._database.put(machines, "machine_id", row, patient=patient)
                 self._saved["machine"].append(machine.machine_id)
             elif run is not None:
                 row = experiment_run_row(run)
-                self._put(experiment_runs, "experiment_run_id", row, patient)
+                self._database.put(experiment_runs, "experiment_run_id", row, patient=patient)
                 self._saved["experiment run"].append(run.experiment_run_id)
         except _AWAY as error:
             if record is not None:
@@ -511,38 +425,6 @@ class Store:
         self._spool.remove(spooled.file_name)
         self.unsaved = None
         return True
-
-    def _insert(self, record: RunRecord, series: Iterable[Series], *, patient: bool = True) -> bool:
-        """Store a record with its series; False if it is stored already."""
-        chunks = [asdict(c) | {"run_id": record.run_id} for s in series for c in to_chunks(s)]
-        if len({(c["name"], c["rank"], c["device"], c["chunk"]) for c in chunks}) < len(chunks):
-            raise ValueError(f"run {record.run_id}: two series of one name, rank and device")
-        known = select(records.c.sequence).where(records.c.run_id == record.run_id)
-
-        def insert_all(connection: Connection) -> bool:
-            if connection.execute(known).first():
-                return False
-            connection.execute(insert(records).values(record_row(record)))
-            if chunks:
-                connection.execute(insert(schema.series), chunks)
-            return True
-
-        try:
-            return self._commit(insert_all, patient=patient)
-        except IntegrityError:
-            with self._read() as connection:
-                if connection.execute(known).first():  # another process was faster
-                    return False
-            raise
-
-    def _put(self, table: Table, identity: str, row: dict[str, Any], patient: bool) -> None:
-        same = table.c[identity] == row[identity]
-
-        def update_or_insert(connection: Connection) -> None:
-            if connection.execute(update(table).where(same).values(row)).rowcount == 0:
-                connection.execute(insert(table).values(row))
-
-        self._commit(update_or_insert, patient=patient)
 
     def _with_artifacts(self, spooled: Spooled) -> Spooled:
         """The same, with artifacts that wait in the spool moved to where they belong."""
@@ -561,7 +443,7 @@ class Store:
 
     def _all(self, kind: type[T], query: Select[Any], what: str) -> list[T]:
         """The nouns in the rows (id, JSON) of a query; damaged ones are left out."""
-        with self._read() as connection:
+        with self._database.read() as connection:
             rows = connection.execute(query).all()
         readable = (self._readable(partial(from_text, kind, r[1], "it"), what, r[0]) for r in rows)
         return [one for one in readable if one is not None]
