@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "cubemesh"
 RUNGS = [
     ("errors", "untrusted"),
-    ("units", "statistics", "cgroups", "cpp_compiler"),
+    ("units", "statistics", "cgroups", "cpp_compiler", "durable_files"),
     ("schema",),
     ("networks",),
     ("machines",),
@@ -55,6 +55,7 @@ WORKER_ROOMS = {
         "statistics",
         "cgroups",
         "cpp_compiler",
+        "durable_files",
         "schema",
         "networks",
         "batches",

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from cubemesh.durable_files import write_durably
 from cubemesh.errors import StoreError
 from cubemesh.schema import ExperimentRun, Machine, RunRecord, Series
 from cubemesh.schema.serialization import digest
@@ -165,26 +166,11 @@ def _is_own(folder: Path) -> bool:
 
 
 def _write(folder: Path, name: str, text: str) -> Path:
-    path, partial = folder / name, folder / f".{name}.{os.getpid()}"
+    path = folder / name
     try:
-        with open(partial, "w", encoding="ascii") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        _sync(folder)
+        write_durably(path, text)
     except OSError:
         with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
             folder.rmdir()
         raise
     return path
-
-
-def _sync(folder: Path) -> None:
-    """Force the names in a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

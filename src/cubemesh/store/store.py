@@ -64,8 +64,6 @@ from cubemesh.untrusted import open_plain_file
 MAX_CANDIDATES = 10
 """Runs that the message about an ambiguous prefix lists."""
 _REUSABLE = [status.value for status in Status if status.expected]
-_AGAIN_S = 1.0
-"""How long to wait for a lock for which the last writer has waited in vain."""
 _AWAY = (StoreError, BusyError)
 """The store does not answer, or takes nothing."""
 T = TypeVar("T")

@@ -36,6 +36,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cubemesh.durable_files import sync_to_disk
 from cubemesh.errors import DataError
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.frameworks.contract.program import Snapshot, Unsupported
@@ -387,12 +388,3 @@ def read_patiently(read: Callable[[], T]) -> T:
         except OSError:
             time.sleep(pause_s)
     return read()
-
-
-def sync_to_disk(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

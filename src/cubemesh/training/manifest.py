@@ -12,20 +12,20 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from cubemesh import networks
+from cubemesh.durable_files import write_durably
 from cubemesh.errors import DataError, UsageError
 from cubemesh.networks.layers import BatchNorm, Dropout
 from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.work import Train
-from cubemesh.training.checkpoint import read_patiently, step_folders, sync_to_disk
+from cubemesh.training.checkpoint import read_patiently, step_folders
 from cubemesh.training.folder_lock import FolderLock, holder_of, in_use
 
 MANIFEST = "training.json"
@@ -227,9 +227,4 @@ def _read(folder: Path) -> Manifest | None:
 
 
 def _write(folder: Path, manifest: Manifest) -> None:
-    path = folder / MANIFEST
-    partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(asdict(manifest), indent=2) + "\n")
-    sync_to_disk(partial)
-    os.replace(partial, path)
-    sync_to_disk(folder)
+    write_durably(folder / MANIFEST, json.dumps(asdict(manifest), indent=2) + "\n")
