@@ -79,7 +79,7 @@ def test_what_is_stored_is_not_measured_again_for_more_minutes(cubemesh, tuned):
     place, document, _ = tuned
     again = cubemesh(*arguments(place, *PLANTED, minutes="200"))
     assert again.returncode == 0, again.stderr
-    assert again.stderr.count("(stored)") == again.stderr.count("samples/s")
+    assert again.stderr.count("(stored)") == again.stderr.count("images/s")
     assert json.loads(again.stdout)["steps"] == document["steps"]
 
 
@@ -214,7 +214,7 @@ def test_ctrl_c_saves_the_finished_trials(tmp_path):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
     )
     assert running.stderr is not None
-    trials = (line for line in running.stderr if "samples/s" in line)
+    trials = (line for line in running.stderr if "images/s" in line)
     for _ in range(2):
         next(trials)
     running.send_signal(signal.SIGINT)

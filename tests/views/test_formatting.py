@@ -80,9 +80,21 @@ def test_endings_say_each_thing_once(made):
 
 
 def test_results_are_what_the_run_came_to(made):
-    assert formatting.result_text(made.record(128)) == "2,169 ± 14 samples/s"
+    assert formatting.result_text(made.record(128)) == "2,169 ± 14 images/s"
     assert formatting.result_text(made.training_record()) == "accuracy 0.968"
     assert formatting.result_text(made.record(64, outcome=made.OOM)) == ""
+
+
+def test_the_unit_of_a_result_is_that_of_the_network(made):
+    record = made.record(128)
+
+    def shown(network):
+        work = dataclasses.replace(record.spec.work, network=network)
+        spec = dataclasses.replace(record.spec, work=work)
+        return formatting.result_text(dataclasses.replace(record, spec=spec))
+
+    assert shown("gpt2") == "2,169 ± 14 sequences/s"
+    assert shown("of-another-version") == "2,169 ± 14 samples/s"
 
 
 def test_machine_in_a_line(made):

@@ -268,6 +268,12 @@ def build(
     return known.make(*sizes.values())
 
 
+def rate_unit(network: str) -> str:
+    """The unit of its throughput: `images/s` or `sequences/s`, `samples/s` if it is unknown."""
+    known = NETWORKS.get(network)
+    return f"{known.samples if known is not None else 'samples'}/s"
+
+
 def build_for(work: NetworkWork) -> Network:
     """The network that `work` names, at its sizes; UsageError as in `build`."""
     return build(

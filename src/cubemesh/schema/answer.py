@@ -12,6 +12,10 @@ from cubemesh.schema.comparison import Ratio
 from cubemesh.schema.record import Figure
 from cubemesh.schema.warning import SIMULATED, Warning
 
+INTERVAL_MEANING = "± is the longer side of the 95 % confidence interval."
+"""Begins the note of an answer that says what its intervals cover; a page has it once, below the
+headline."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:

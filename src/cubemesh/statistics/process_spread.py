@@ -1,9 +1,9 @@
 """Spread between fresh processes: a variance, its degrees of freedom, and where it comes from.
 
 Two processes have one degree of freedom, and Student's t is then 12.7. Earlier measurements of
-other workloads lend theirs. If the variances of workloads are drawn from a scaled inverse χ² of d₀
-degrees of freedom around s₀², a workload whose runs have the variance s² with d degrees of freedom
-has the *moderated* variance
+other workloads lend theirs. If the variances of workloads are drawn from a scaled inverse
+chi-squared distribution with d₀ degrees of freedom around s₀², a workload whose runs have the
+variance s² with d degrees of freedom has the *moderated* variance
 
     (d₀ s₀² + d s²) / (d₀ + d)
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from cubemesh.networks import rate_unit
 from cubemesh.schema import (
     Axis,
     Ceiling,
@@ -242,13 +243,16 @@ _RESULTS = {
 
 
 def result_text(record: RunRecord) -> str:
-    """The main figures of a run: `19.9 ± 0.2 samples/s`, `accuracy 0.968`, or ""."""
+    """The main figures of a run: `19.9 ± 0.2 images/s`, `accuracy 0.968`, or ""."""
     shown: list[str] = []
+    work = record.spec.work
+    samples = rate_unit(work.network) if isinstance(work, NetworkWork) else "samples/s"
     for name, label in _RESULTS.items():
         figure = record.figures.get(name)
         # The throughput already has the rate.
         if figure is not None and not (name == "rate_flops_per_s" and shown):
-            text = quantity(figure.value, figure.unit, figure.low, figure.high)
+            unit = samples if figure.unit == "samples/s" else figure.unit
+            text = quantity(figure.value, unit, figure.low, figure.high)
             shown.append(f"{label}{text}")
     return clean(" · ".join(shown))
 

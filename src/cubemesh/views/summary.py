@@ -17,8 +17,10 @@ from rich.text import Text
 
 from cubemesh.experiments.performance_check.experiment import EXPERIMENT as PERFORMANCE_CHECK
 from cubemesh.schema import Answer, Finding, Machine
+from cubemesh.schema.answer import INTERVAL_MEANING
 from cubemesh.untrusted import clean
 from cubemesh.views import formatting
+from cubemesh.views.report.headline import is_interval_note
 from cubemesh.views.terminal import ACCENT, CAUTION, SOFT, print_answer, print_experiments
 
 if TYPE_CHECKING:
@@ -58,9 +60,11 @@ def print_summary(console: Console, machine: Machine, answer: Answer) -> None:
     """One screen of an answer."""
     console.print(Text(formatting.machine_line(machine), style="bold"))
     for heading, codes in HEADINGS.items():
-        own = [f for f in answer.findings if f.code in codes]
+        own = [_text(f) for f in answer.findings if f.code in codes]
+        if own and "throughput" in codes:
+            own += [Text(INTERVAL_MEANING, style=SOFT)] * any(map(is_interval_note, answer.notes))
         if own:
-            _section(console, heading, [_text(f) for f in own])
+            _section(console, heading, own)
     warnings = list(_warnings(answer))
     if warnings:
         _section(console, "Caveats", warnings, style=CAUTION)
@@ -77,11 +81,13 @@ def _section(
 
 
 def _commands(console: Console, heading: str, lines: Iterable[str]) -> None:
-    """Lines to copy, which are not wrapped."""
+    """Lines to copy, which are not wrapped; a shell ignores what is after `#`."""
     console.print()
     console.print(Text(heading, style=ACCENT))
     for line in lines:
-        console.print(Text(f"  {line}"), soft_wrap=True)
+        command, comment, words = line.partition("  # ")
+        text = Text(f"  {command}")
+        console.print(text.append(f"{comment}{words}", style=SOFT), soft_wrap=True)
 
 
 def _text(finding: Finding) -> Text:
@@ -104,14 +110,18 @@ def _warnings(answer: Answer) -> Iterator[Text]:
 
 
 def _next(answer: Answer) -> Iterator[str]:
-    """The commands that apply the remedies, and what to run next."""
-    findings = [f for f in answer.findings if any(f.code in codes for codes in HEADINGS.values())]
-    remedies = [f.remedy.partition("cubemesh ") for f in findings if "cubemesh " in f.remedy]
-    for _, command, arguments in remedies[:MAX_REMEDIES]:
-        yield f"{command}{arguments}"
+    """The commands that apply the remedies, the headline's first, and what to run next; each with
+    what it is for."""
+    remedies: dict[str, str] = {}
+    for finding in answer.findings:
+        words, colon, arguments = finding.remedy.partition(": cubemesh ")
+        if colon:
+            remedies.setdefault(f"cubemesh {arguments}", words)
+    for command, words in list(remedies.items())[:MAX_REMEDIES]:
+        yield f"{command}  # {words}"
     if any(finding.caveats for finding in answer.findings):
-        yield "cubemesh run quick --no-cache --wait-quiet 10m"
-    first = next((f.text.partition(" ")[0] for f in findings if f.code == "throughput"), "")
-    if first:
-        yield f"cubemesh tune {first}"
-    yield "cubemesh experiments"
+        yield "cubemesh run quick --no-cache --wait-quiet 10m  # To measure again when it is quiet"
+    first = next((f for f in answer.findings if f.code == "throughput"), None)
+    if first is not None:
+        yield f"cubemesh tune {first.text.partition(' ')[0]}  # To search for faster settings"
+    yield "cubemesh experiments  # To list what else can be measured"

@@ -173,7 +173,7 @@ def on_gpu(record):
 
 
 def interval_notes(answer):
-    return [note for note in answer.notes if note.startswith("Interval of")]
+    return [note for note in answer.notes if note.startswith("±")]
 
 
 @pytest.mark.parametrize("programs", [1, 2])
@@ -196,19 +196,18 @@ def test_a_gpu_has_the_spread_between_processes_of_earlier_runs(
     assert table(answer, "fastest / this").rows[0][2].low == own.low
     (note,) = interval_notes(answer)
     assert "17 earlier pairs of runs" in note
-    assert ("of these 2 runs" in note) == (programs == 2)
+    assert f"resnet-18 ({programs} process" in note
 
 
 def test_a_cpu_has_the_spread_of_its_own_processes_alone(context, play, measure):
     settings = Settings(networks=("resnet-18",), batch_sizes=(64,), trials=False)
     _, answer = run(play, context, measure, settings)
     (note,) = interval_notes(answer)
-    assert "of these 2 runs alone" in note
-    assert "repeats=3" in note
+    assert "resnet-18 (2 processes): between processes; more of them narrow it" in note
     settings = replace(settings, frameworks=("pytorch-captured", "pytorch"))
     _, answer = run(play, context, measure, settings)
     (note,) = interval_notes(answer)
-    assert "windows of one process" in note
+    assert "resnet-18 (1 process): within the process; another one may differ" in note
 
 
 def test_a_stock_program_that_is_faster_is_the_headline(context, play, measure):
@@ -287,10 +286,54 @@ def test_warnings_of_the_program_compared_with_do_not_mark_the_throughput(contex
     assert finding(answer, "throughput").caveats == ("drift",)
 
 
+def test_the_use_of_the_fastest_matrix_product_has_both_rates(context, play, measure):
+    def used(spec):
+        record = measure(spec)
+        rates = {
+            "model_flops_per_s": Figure(value=2e12, unit="FLOP/s"),
+            "ceiling_mfu_percent": Figure(value=40.0, unit="%"),
+        }
+        return replace(record, figures={**record.figures, **rates})
+
+    settings = Settings(networks=("resnet-18",), batch_sizes=(64,), trials=False)
+    _, answer = run(play, context, used, settings)
+    text = finding(answer, "throughput").text
+    assert "40 % of the fastest matrix product of this device (2 of 5 TFLOP/s)" in text
+    _, answer = run(play, context, measure, settings)
+    assert "matrix product" not in finding(answer, "throughput").text
+
+
+def test_a_published_result_of_several_gpus_names_them(machine, clock, play, measure):
+    gpu = Gpu(index=0, name="NVIDIA H200", uuid="u")
+    context = Context(machine=replace(machine, gpus=(gpu,)), clock=clock)
+
+    def on_h200(spec):
+        record = on_gpu(measure(spec))
+        (rank,) = record.ranks
+        return replace(record, ranks=(replace(rank, device_name="NVIDIA H200"),))
+
+    settings = Settings(networks=("resnet-50",), batch_sizes=(64,), trials=False)
+    _, answer = run(play, context, on_h200, settings)
+    assert "images/s on each of 8 GPUs (NVIDIA H200" in finding(answer, "published-ratio").text
+
+
+def test_the_first_command_trains_the_network_of_the_headline(context, play, measure):
+    _, answer = run(play, context, measure, Settings(trials=False))
+    headline = next(f for f in answer.findings if f.code == "throughput").text.split()[0]
+    remedies = [f.remedy for f in answer.findings if f.remedy]
+    assert remedies[0].startswith(f"First, train {headline} at this speed: cubemesh train ")
+    assert remedies[1].startswith("To train little-cnn with pytorch-captured: cubemesh train ")
+    assert remedies[2] == "To try them in 10 minutes: cubemesh run quick --set minutes=10"
+
+
 def test_sequences_have_their_unit_and_their_data(context, play, measure):
     settings = Settings(networks=("gpt2",), batch_sizes=(64,), trials=False)
     _, answer = run(play, context, measure, settings)
-    assert finding(answer, "throughput").unit == "sequences/s"
+    own = finding(answer, "throughput")
+    assert own.unit == "sequences/s"
+    assert "sequences of 1,024 tokens" in own.text
+    assert own.value == 128.0
+    assert "): 131,100 ± 0 tokens/s, 2.00" in own.text
     assert "--data synthetic" in finding(answer, "largest-loss").remedy
 
 

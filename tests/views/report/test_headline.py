@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from cubemesh.schema import Answer, Axis, Chart, Finding, Line
-from cubemesh.views.report.headline import headline, lead, ranked, split_text
+from cubemesh.schema.answer import INTERVAL_MEANING
+from cubemesh.views.report.headline import headline, interval_note, lead, ranked, split_text
 from cubemesh.views.report.page import cards
 
 
@@ -91,6 +92,24 @@ def test_the_headline_of_a_throughput_is_followed_by_its_verdict():
     verdict = finding("verdict", "That is 12 % above.", None, remedy="Train: cubemesh train x")
     assert lead([answer(figure, verdict)]) == (verdict.text, verdict.remedy)
     assert lead([answer(finding("wrong-results", "Wrong."), figure, verdict)]) == ("", "")
+
+
+def test_the_command_below_the_headline_is_in_no_card():
+    figure = finding("throughput", "resnet-50 trains.", question="How fast?")
+    verdict = finding("verdict", "Good.", None, remedy="First: cubemesh train x")
+    loss = finding("largest-loss", "Loses.", question="Loss?", remedy="To train: cubemesh train x")
+    gain = finding("further-gain", "Gains.", question="Gain?", remedy="To try: cubemesh train y")
+    shown = cards([answer(figure, verdict, loss, gain)])
+    assert [card.remedy for card in shown] == ["", "", gain.remedy]
+    assert [card.remedy for card in cards([answer(loss)])] == [loss.remedy]
+
+
+def test_the_meaning_of_plus_minus_is_given_once():
+    sure = finding("throughput", "x trains.", low=0.9, high=1.1)
+    own = f"{INTERVAL_MEANING} Between processes."
+    assert interval_note([answer(finding("a", "b"))]) == ""
+    assert interval_note([answer(sure, notes=("Other.",))]) == INTERVAL_MEANING
+    assert interval_note([answer(sure), answer(notes=("Other.", own))]) == own
 
 
 def test_an_interval_is_not_a_condition():

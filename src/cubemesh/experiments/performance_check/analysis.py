@@ -17,7 +17,7 @@ from cubemesh.experiments.analysis.groups import Group, caveats, group_by, poole
 from cubemesh.experiments.analysis.ratios import ratio, reciprocal, significance
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.measure.timing.interleaved_ab import SECOND_PROGRAM
-from cubemesh.networks import NETWORKS
+from cubemesh.networks import NETWORKS, rate_unit
 from cubemesh.networks.own_input import at_own_size
 from cubemesh.papers.published import figures as published_figures
 from cubemesh.papers.published import stock_figures
@@ -143,8 +143,15 @@ class Workload:
     @property
     def unit(self) -> str:
         """Of its throughput: `images/s` or `sequences/s`."""
-        known = NETWORKS.get(self.network)
-        return f"{known.samples if known is not None else 'samples'}/s"
+        return rate_unit(self.network)
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of a sequence; 0 for images, and for text, whose sequences differ in length."""
+        work, known = self.spec.work, NETWORKS.get(self.network)
+        if not isinstance(work, TrainSteps) or work.data != "synthetic" or known is None:
+            return 0
+        return work.sequence_length or known.sequence_length
 
     @property
     def known(self) -> str:
@@ -221,6 +228,13 @@ class Workload:
         known, or above 100 with a fast algorithm."""
         use = self.group.median_of("ceiling_mfu_percent") if self.fastest == self.known else None
         return use if use is not None and use <= 100 else None
+
+    @property
+    def matmul_rates(self) -> tuple[float, float] | None:
+        """FLOP/s of the fastest program, and of the fastest matrix product of this device; None
+        as `use_percent`."""
+        rate, use = self.group.median_of("model_flops_per_s"), self.use_percent
+        return None if rate is None or not use else (rate, 100 * rate / use)
 
     def losses(self) -> Iterator[Loss]:
         """The losses for which a remedy was measured."""

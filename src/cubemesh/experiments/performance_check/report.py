@@ -20,6 +20,7 @@ from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
 from cubemesh.networks.own_input import is_imagenet
 from cubemesh.schema import Axis, Cell, Chart, Column, Figure, Finding, Line, Point, Table
+from cubemesh.schema.answer import INTERVAL_MEANING
 from cubemesh.units import (
     format_interval,
     format_list,
@@ -58,25 +59,46 @@ def _throughput(workload: Workload, explained: set[str]) -> Finding:
     if figure is None:
         return Finding(code="failed-run", text=f"{network}: {workload.group.why}.")
     relative = [f"{format_ratio(f)} the speed of {title_of(n)}" for n, f in _by_name(workload)]
-    if (use := workload.use_percent) is not None:
-        relative.append(f"{use:.0f} % of the fastest matrix product of this device")
-        if workload.rated is not None:
-            relative[-1] += f" (the published result: {use / workload.rated.value:.0f} %)"
+    if workload.sequence_length:
+        relative.insert(0, _rate(figure.scaled(workload.sequence_length, ""), "tokens/s"))
+    relative += _matmul_use(workload)
     program, note = title_of(workload.fastest), ""
     if workload.fastest in EXPLAINED and workload.fastest not in explained:
         explained.add(workload.fastest)
         words, on_gpu = EXPLAINED[workload.fastest]
         note = f", which is {words}{'' if workload.on_cpu else on_gpu}"
     precision = workload.spec.program.precision
+    tokens = workload.sequence_length
+    length = f"sequences of {tokens:,} tokens, " if tokens else ""
     return Finding.of(
         code="throughput",
         question=f"How fast does this machine train {network}?",
         text=f"{network} trains at {_rate(figure, workload.unit)} (batch size {workload.batch}, "
-        f"{precision}, {program}{note}){': ' + format_list(relative) if relative else ''}.",
+        f"{length}{precision}, {program}{note}){': ' + format_list(relative) if relative else ''}.",
         figure=figure,
         unit=workload.unit,
         caveats=workload.caveats,
     )
+
+
+def _matmul_use(workload: Workload) -> Iterator[str]:
+    """The share of the fastest matrix product, where it is known."""
+    use, rates = workload.use_percent, workload.matmul_rates
+    if use is None:
+        return
+    details = [_of(*rates, "FLOP/s")] if rates else []
+    if workload.rated is not None:
+        details.append(f"the published result: {use / workload.rated.value:.0f} %")
+    why = f" ({'; '.join(details)})" if details else ""
+    yield f"{use:.0f} % of the fastest matrix product of this device{why}"
+
+
+def _of(part: float, whole: float, unit: str) -> str:
+    """`219 of 687 TFLOP/s`."""
+    (first, small), (second, large) = (
+        format_quantity(value, unit).split() for value in (part, whole)
+    )
+    return f"{first}{'' if small == large else f' {small}'} of {second} {large}"
 
 
 def _by_name(workload: Workload) -> list[tuple[str, Figure]]:
@@ -117,7 +139,9 @@ def _verdict(workload: Workload) -> Iterator[Finding]:
         yield Finding(
             code="verdict",
             text=f"That is {format_list(compared)}.{unrated}",
-            remedy=f"Train at this speed: {commands[0]}" if commands else "",
+            remedy=f"First, train {workload.network} at this speed: {commands[0]}"
+            if commands
+            else "",
             caveats=workload.caveats,
         )
 
@@ -128,7 +152,8 @@ def _published(workload: Workload) -> Iterator[Finding]:
         return
     figure, times = workload.published
     passes = "" if figure.metric == "throughput" else " for forward and backward passes"
-    passes += f" on each of {figure.devices}" if (figure.devices or 0) > 1 else ""
+    devices = "processors" if workload.on_cpu else "GPUs"
+    passes += f" on each of {figure.devices} {devices}" if (figure.devices or 0) > 1 else ""
     batch = f", batch size {figure.batch_per_device}" if figure.batch_per_device else ""
     device = figure.device.removeprefix("CPU: ")
     here = f"{workload.threads} threads of {workload.device or 'this processor'}"
@@ -181,13 +206,17 @@ def _losses(check: PerformanceCheck) -> Iterator[Finding]:
             f"{_profile(check, losses)}",
             figure=losses[0].gain,
             unit="×",
-            remedy=f"Train with it: {losses[0].command}",
+            remedy=_remedy(losses[0]),
             caveats=_caveats(losses),
         )
 
 
 def _gains(losses: Iterable[Loss]) -> str:
     return format_list(f"{loss.network} {format_ratio(loss.gain)}" for loss in losses)
+
+
+def _remedy(loss: Loss) -> str:
+    return f"To train {loss.network} with {loss.remedy}: {loss.command}"
 
 
 def _caveats(losses: Iterable[Loss]) -> tuple[str, ...]:
@@ -219,7 +248,7 @@ def _left(check: PerformanceCheck) -> Iterator[Finding]:
             "include.",
             figure=loss.gain,
             unit="×",
-            remedy=f"Train with it: {loss.command}",
+            remedy=_remedy(loss),
             caveats=loss.caveats,
         )
     others = [loss for loss in check.tried if not loss.included]
@@ -233,7 +262,7 @@ def _left(check: PerformanceCheck) -> Iterator[Finding]:
         if others
         else "No other remedy was tried in the time: larger batch sizes and input from files "
         "are open.",
-        remedy="" if others else "Allow more time: cubemesh run quick --set minutes=10",
+        remedy="" if others else "To try them in 10 minutes: cubemesh run quick --set minutes=10",
         caveats=_caveats(others),
     )
 
@@ -395,23 +424,26 @@ def charts(check: PerformanceCheck) -> Iterator[Chart]:
 
 
 def notes(check: PerformanceCheck) -> Iterator[str]:
-    """Conditions of the figures, and where the intervals come from."""
-    yield from CONDITIONS
+    """What the intervals are, and conditions of the figures."""
+    covered: dict[str, list[str]] = {}
     for workload in check.ranked:
         if workload.throughput is not None:
-            yield f"Interval of {workload.network}: {_spread(workload)}"
+            runs = workload.processes
+            name = f"{workload.network} ({runs} process{'' if runs == 1 else 'es'})"
+            covered.setdefault(_coverage(workload), []).append(name)
+    intervals = [f"Throughput of {format_list(own)}: {what}." for what, own in covered.items()]
+    if intervals:
+        yield " ".join([INTERVAL_MEANING, *intervals])
+    yield from CONDITIONS
 
 
-def _spread(workload: Workload) -> str:
-    """Where the interval of a throughput comes from."""
-    prior, runs = workload.prior, workload.processes
-    own = [f"of these {runs} runs"] if runs > 1 else []
-    if prior is not None:
-        return f"spread between processes {format_list([*own, prior.source])}."
-    narrower = "Narrow it: cubemesh run quick --set repeats=3"
-    if own:
-        return f"spread between processes {own[0]} alone. {narrower}"
-    return f"the windows of one process, from which another may differ by more. {narrower}"
+def _coverage(workload: Workload) -> str:
+    """What the interval of a throughput covers, and where it comes from."""
+    if workload.prior is not None:
+        return f"between processes, with the spread {workload.prior.source}"
+    if workload.processes > 1:
+        return "between processes; more of them narrow it (--set repeats=3)"
+    return "within the process; another one may differ by more (--set repeats=3)"
 
 
 CONDITIONS = (

@@ -18,6 +18,7 @@ from cubemesh.errors import CubemeshError
 from cubemesh.forecast.fast_algorithms import operations
 from cubemesh.networks import build_for
 from cubemesh.schema import Answer, Finding, NetworkWork, RunRecord, Training
+from cubemesh.schema.answer import INTERVAL_MEANING
 from cubemesh.untrusted import clean
 from cubemesh.views import formatting
 
@@ -96,6 +97,19 @@ def lead(answers: Sequence[Answer], records: Iterable[RunRecord] = ()) -> tuple[
     if top.finding.question is not None:
         return "", ""
     return split_text(top.finding)[2], clean(top.finding.remedy)
+
+
+def interval_note(answers: Sequence[Answer]) -> str:
+    """What ± means: the note of the first answer that says it; empty where there is no ±."""
+    if not any(finding.low is not None for answer in answers for finding in answer.findings):
+        return ""
+    own = (note for answer in answers for note in answer.notes if is_interval_note(note))
+    return clean(next(own, INTERVAL_MEANING))
+
+
+def is_interval_note(note: str) -> bool:
+    """Whether a note of an answer says what ± means."""
+    return note.startswith(INTERVAL_MEANING)
 
 
 def top_finding(answers: Sequence[Answer], records: Iterable[RunRecord]) -> Finding | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
@@ -34,7 +34,7 @@ from cubemesh.views.charts.files import chart_csv, file_stem, inline_svg
 from cubemesh.views.charts.sparkline import sparkline
 from cubemesh.views.charts.vega import legend_options, missing_points, vega_lite
 from cubemesh.views.facts import run as run_facts
-from cubemesh.views.report.headline import Ranked, ranked, split_text
+from cubemesh.views.report.headline import Ranked, is_interval_note, lead, ranked, split_text
 from cubemesh.views.report.timeline import timeline
 from cubemesh.views.tables import TextTable, text_table
 from cubemesh.views.theme import line_styles, variable
@@ -91,7 +91,8 @@ _SIDES = {
 
 def cards(answers: Sequence[Answer], records: Iterable[RunRecord] = ()) -> tuple[Card, ...]:
     """A card for every question of the findings, in the order of the answers, from the most
-    important finding that has it."""
+    important finding that has it. The command below the headline is not said again."""
+    records = tuple(records)
     order = ranked(answers, records)
     top = next((one.finding for one in order if not one.answer.simulated), None)
     shared = {
@@ -109,7 +110,15 @@ def cards(answers: Sequence[Answer], records: Iterable[RunRecord] = ()) -> tuple
     for one in order:
         best.setdefault(question(one.answer, one.finding), one)
     asked = dict.fromkeys(question(answer, f) for answer in answers for f in answer.findings)
-    return tuple(_card(best[q], q, top) for q in asked if q is not None)
+    found = [_card(best[q], q, top) for q in asked if q is not None]
+    if first := _command(lead(answers, records)[1]):
+        found = [replace(c, remedy="") if _command(c.remedy) == first else c for c in found]
+    return tuple(found)
+
+
+def _command(remedy: str) -> str:
+    """The command of a remedy; empty for none."""
+    return "".join(remedy.partition("cubemesh ")[1:])
 
 
 def _card(one: Ranked, question: str, top: Finding | None) -> Card:
@@ -179,6 +188,7 @@ def section(
         "anchor": f"{prefix}-{index}",
         "answer": answer,
         # An odd number of charts leaves room for the findings.
+        "notes": [note for note in answer.notes if not is_interval_note(note)],
         "words": "half" if len(charts) % 2 else "full" if charts or not widths else widths[0],
         "charts": charts,
         "tables": list(zip(tables, widths, strict=True)),

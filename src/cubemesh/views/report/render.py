@@ -94,6 +94,7 @@ def render(report: Report) -> str:
             report=report,
             headline=headline.headline(report.answers, records),
             lead=headline.lead(report.answers, records),
+            intervals=headline.interval_note(report.answers),
             cards=page.cards(report.answers, records),
             contents=page.contents(report, sections),
             linked=by_id,
