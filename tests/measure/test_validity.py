@@ -6,6 +6,7 @@ from cubemesh.measure.telemetry.gpu_processes import GpuProcess
 from cubemesh.measure.validity import (
     busy_host,
     changing_clock,
+    clock_loss,
     page_cache,
     shared_gpu,
     throttled,
@@ -110,3 +111,13 @@ def test_a_wide_interval_gives_the_seconds_it_needs() -> None:
     assert "± 2 %" in warning.cause
     assert "max_seconds=120," in warning.remedy
     assert "30 s" in wide_interval(0.01, None, 30.0).cause
+
+
+def test_the_clock_lost_to_throttling_is_a_mean_over_all_readings():
+    reasons = {0.0: 0.0, 0.5: 4.0, 1.0: 1.0, 1.5: 0x40, 2.0: 4.0}
+    mhz = {0.0: 1000.0, 0.5: 1500.0, 1.0: 345.0, 1.5: 1000.0}
+    found = clock_loss(reasons, mhz, 2000.0)
+    assert found is not None
+    assert (found.value, found.n) == (pytest.approx((25 + 50) / 4), 4)
+    assert clock_loss(reasons, {}, 2000.0) is None
+    assert clock_loss({}, mhz, 2000.0) is None

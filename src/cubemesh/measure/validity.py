@@ -7,11 +7,11 @@ docs/warnings.md describes every code.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cubemesh.measure.telemetry.gpu import THROTTLE_REASONS
 from cubemesh.measure.telemetry.gpu_processes import GpuProcess
-from cubemesh.schema.record import Window
+from cubemesh.schema.record import Figure, Window
 from cubemesh.schema.warning import Warning, warn
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, drift, median, outliers
 from cubemesh.units import format_bytes, format_number, format_seconds
@@ -31,6 +31,7 @@ FEWEST_READINGS = 3
 """Readings of a clock needed to show a change."""
 SLOWING = (0x002, 0x004, 0x008, 0x010, 0x020, 0x040, 0x080)
 """Bits of `gpu_throttle_reasons` that slow a busy GPU down."""
+CLOCK_LOSS = "clock_loss_percent"
 THROTTLED_SHARE = 0.05
 """Fraction of the readings in which a reason must have been active."""
 CACHED_SHARE = 0.05
@@ -142,6 +143,25 @@ def throttled(reasons: Sequence[float]) -> Warning | None:
         f"The GPU was throttled: {seen} of {len(reasons)} readings.",
         "A power cap is usual under full load and applies in training too. Against heat, improve "
         "cooling; for other reasons, ask the administrator of the machine.",
+    )
+
+
+def clock_loss(
+    reasons: Mapping[float, float], mhz: Mapping[float, float], highest_mhz: float
+) -> Figure | None:
+    """By how much throttling lowered the GPU's clock, in percent of `highest_mhz`, from readings of
+    `gpu_throttle_reasons` and of the clock, each by its time; None without both."""
+    times = [time for time in reasons if time in mhz]
+    if not times or highest_mhz <= 0:
+        return None
+    throttled_at = {t for t in times if any(int(reasons[t]) & bit for bit in SLOWING)}
+    lost = [max(0.0, 1 - mhz[t] / highest_mhz) if t in throttled_at else 0.0 for t in times]
+    return Figure(
+        value=100 * math.fsum(lost) / len(lost),
+        unit="%",
+        n=len(lost),
+        method=f"mean of the SM clock below its highest reading ({highest_mhz:.0f} MHz) while "
+        "throttled",
     )
 
 

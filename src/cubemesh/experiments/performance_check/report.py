@@ -227,7 +227,7 @@ def _profile(check: PerformanceCheck, losses: Sequence[Loss]) -> str:
     """Largest overhead of an eager step of these networks, where it was attributed."""
     networks = {loss.network for loss in losses if loss.included}
     for record in (r for w in check.workloads if w.network in networks for r in w.role(PROFILE)):
-        overhead = largest_bottleneck(record.parts, record.spec)
+        overhead = largest_bottleneck(record)
         if overhead is not None and overhead.name:
             name = overhead.name.replace("_", " ")
             return (

@@ -139,8 +139,7 @@ def _findings(groups: Sequence[Group[Key]]) -> Iterator[Finding]:
     found = [
         (group, loss)
         for group in groups
-        if (record := profiled_record(group))
-        and (loss := largest_bottleneck(record.parts, record.spec))
+        if (record := profiled_record(group)) and (loss := largest_bottleneck(record))
     ]
     worst = max(found, key=lambda pair: pair[1].share, default=None)
     for group, loss in found:

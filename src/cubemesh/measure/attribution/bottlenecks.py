@@ -1,17 +1,22 @@
-"""Bottlenecks: the part of the attribution that costs most step time, and its remedy.
+"""Bottlenecks: the cause that costs a step most time, and its remedy.
 
-Only parts in which nothing computes count. Fractions are of the mean step; below 1 % there is no
-remedy.
+Candidates are the parts in which nothing computes, and of `compute` what a throttled clock costs:
+the fraction by which the clock was below its highest, an upper limit for kernels that wait for
+memory. Of several ranks the typical one counts: a loss that half of them do not have is one of slow
+ranks, and shows as straggler wait of the others. Fractions are of the mean step; below 1 % there is
+no remedy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median, median_high, median_low
 
 from cubemesh.measure.attribution.attribution import (
     COMMUNICATION,
+    COMPUTE,
     CPU_CONTENTION,
     GAPS,
     HOST,
@@ -20,13 +25,15 @@ from cubemesh.measure.attribution.attribution import (
     STRAGGLER,
     UNATTRIBUTED,
 )
-from cubemesh.schema.record import Part
-from cubemesh.schema.spec import RunSpec
+from cubemesh.measure.validity import CLOCK_LOSS
+from cubemesh.schema.record import Part, RunRecord
+from cubemesh.units import format_seconds
 
 LEAST = 0.01
 MAX_EXCESS = 0.05
 """By which fraction the measured parts may exceed the step; the profiled steps of a run above it
 were not like the measured ones."""
+CLOCK = "throttled_clock"
 _REMEDIES = {
     INPUT: "prepare batches in more threads (input_threads), or cache the data locally",
     GAPS: "raise the batch size, or capture the step (framework=pytorch-compiled launches less)",
@@ -37,16 +44,18 @@ _REMEDIES = {
     "allocation)",
     INPUT_CONTENTION: "leave processors to the step: decode less (cache_decoded=true, fewer "
     "input_threads), decode on the device, or use fewer compute threads",
+    CLOCK: "improve cooling or raise the power limit; the warning throttled has the reason",
     UNATTRIBUTED: "stop other programs and measure again; trace=true shows the unattributed time",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bottleneck:
-    """The part that costs most."""
+    """The cause that costs most."""
 
     name: str
-    """The part's name; empty below 1 %, and where the parts exceed the step by over 5 %."""
+    """A part, or `throttled_clock`; empty below 1 %, and where the parts exceed the step by over
+    5 %."""
     share: float
     """Fraction of the mean step, 0 to 1."""
     text: str
@@ -62,24 +71,68 @@ def excess_share(parts: Sequence[Part]) -> float | None:
     return -rest_s / step_s if step_s > 0 and rest_s < -MAX_EXCESS * step_s else None
 
 
-def largest_bottleneck(parts: Sequence[Part], spec: RunSpec) -> Bottleneck | None:
-    """The largest bottleneck of an attribution; None without one."""
-    step_s = math.fsum(part.seconds for part in parts)
-    if not parts or step_s <= 0:
+def largest_bottleneck(record: RunRecord) -> Bottleneck | None:
+    """The largest bottleneck of an attributed run; None without an attribution."""
+    found = losses(record)
+    if not found:
         return None
-    if (excess := excess_share(parts)) is not None:
-        text = f"Unknown at batch size {spec.batch_per_device}: the measured parts exceed the step "
-        text += f"by {100 * excess:.0f} %"
+    at = f"at batch size {record.spec.batch_per_device}"
+    if (excess := excess_share(record.parts)) is not None:
+        text = f"Unknown {at}: the measured parts exceed the step by {100 * excess:.0f} %"
         return Bottleneck(name="", share=0.0, text=text, remedy=_REMEDIES[UNATTRIBUTED])
-    overheads = [part for part in parts if part.name in _REMEDIES]
-    worst = max(overheads, key=lambda part: part.seconds)
-    share = worst.seconds / step_s
-    at = f"at batch size {spec.batch_per_device}"
+    name, share = next(iter(found.items()))
     if share < LEAST:
         text = f"No bottleneck {at}: no overhead reaches 1 % of the step"
         return Bottleneck(name="", share=share, text=text, remedy="")
-    text = f"{100 * share:.0f} % {worst.name.replace('_', ' ')} {at}"
-    return Bottleneck(name=worst.name, share=share, text=text, remedy=_REMEDIES[worst.name])
+    text = f"{100 * share:.0f} % {name.replace('_', ' ')} {at}"
+    if name == STRAGGLER:
+        text += _slowest_rank(record)
+    return Bottleneck(name=name, share=share, text=text, remedy=_REMEDIES[name])
+
+
+def losses(record: RunRecord) -> dict[str, float]:
+    """Causes of lost time and the fraction of the step that each costs the typical rank, the
+    largest first. Empty without an attribution."""
+    ranks = [_shares(parts) for parts in record.rank_parts or (record.parts,)]
+    ranks = [shares for shares in ranks if shares]
+    if not ranks:
+        return {}
+    found = {
+        name: (median_high if name == STRAGGLER else median_low)([r.get(name, 0.0) for r in ranks])
+        for name in _REMEDIES
+        if any(name in shares for shares in ranks)
+    }
+    lost = record.figure(CLOCK_LOSS)
+    if lost is not None:
+        found[CLOCK] = lost / 100 * median_low([shares.get(COMPUTE, 0.0) for shares in ranks])
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+
+def _shares(parts: Sequence[Part]) -> dict[str, float]:
+    step_s = math.fsum(part.seconds for part in parts)
+    return {part.name: part.seconds / step_s for part in parts} if step_s > 0 else {}
+
+
+def _slowest_rank(record: RunRecord) -> str:
+    """`; rank 1 is the slowest, by 4 ms of cpu contention`: the rank that waits least for others,
+    and the part in which it exceeds their median most."""
+    ranks = [{part.name: part.seconds for part in parts} for parts in record.rank_parts]
+    if len(ranks) < 2:
+        return ""
+    slowest = min(range(len(ranks)), key=lambda rank: ranks[rank].get(STRAGGLER, math.inf))
+    others = [own for rank, own in enumerate(ranks) if rank != slowest]
+    more = {
+        name: seconds - median([own.get(name, 0.0) for own in others])
+        for name, seconds in ranks[slowest].items()
+        if name not in (STRAGGLER, COMMUNICATION, UNATTRIBUTED)
+    }
+    name, seconds = _largest(more)
+    by = f", by {format_seconds(seconds)} of {name.replace('_', ' ')}" if seconds > 0 else ""
+    return f"; rank {slowest} is the slowest{by}"
+
+
+def _largest(found: Mapping[str, float]) -> tuple[str, float]:
+    return max(found.items(), key=lambda pair: pair[1], default=("", 0.0))
 
 
 def remedy_of(name: str) -> str:

@@ -30,6 +30,7 @@ from cubemesh.measure.telemetry.nvml import (
 )
 
 UTILIZATION, POWER, ENERGY = "gpu_utilization_percent", "gpu_power_watts", "gpu_energy_joules"
+SM_CLOCK, THROTTLE = "gpu_clock_sm_mhz", "gpu_throttle_reasons"
 RARELY, FIRST_RARE = 10, 3
 """Readings between two of a slow sensor, and the first that includes it: a run of two seconds has
 one, and the reading of idle power does not wait for it."""
@@ -109,7 +110,7 @@ class GpuReader:
             ENERGY: lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3,
             UTILIZATION: lambda: float(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
             "gpu_memory_bytes": lambda: float(nvml.nvmlDeviceGetMemoryInfo(gpu).used),
-            "gpu_clock_sm_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
+            SM_CLOCK: lambda: float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
             "gpu_clock_memory_mhz": lambda: float(
                 nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)
             ),
@@ -117,9 +118,7 @@ class GpuReader:
                 nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
             ),
             # The name that old drivers know too.
-            "gpu_throttle_reasons": lambda: float(
-                nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
-            ),
+            THROTTLE: lambda: float(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)),
             "nvlink_tx_bytes": lambda: 1024 * self._field("nvlink_tx_kib", ALL_LINKS)[0],
             "nvlink_rx_bytes": lambda: 1024 * self._field("nvlink_rx_kib", ALL_LINKS)[0],
         }.items():

@@ -39,6 +39,7 @@ _NAMES: Mapping[str, str] = {
     "staleness": "mean gradient staleness",
     "staleness_most": "maximum staleness",
     "updates_taking_turns": "sequential updates",
+    "clock_loss_percent": "clock lost to throttling",
     "telemetry_cpu_share": "telemetry overhead",
     "telemetry_cpu_percent": "telemetry overhead (CPU %)",
     **COLUMNS,
@@ -212,7 +213,7 @@ def _shares(spent: Iterable[tuple[str, float, str]]) -> tuple[TimeShare, ...]:
 
 def bottleneck_text(record: RunRecord) -> str:
     """The largest bottleneck of the step and its remedy; empty where it was not profiled."""
-    found = largest_bottleneck(record.parts, record.spec)
+    found = largest_bottleneck(record)
     if found is None:
         return ""
     return clean(f"{found.text}: {found.remedy}." if found.remedy else f"{found.text}.")

@@ -17,10 +17,17 @@ from cubemesh.frameworks.contract.program import (
 )
 from cubemesh.measure.attribution.profile_windows import StepProfiler
 from cubemesh.measure.energy.ranks import IDLE
+from cubemesh.measure.telemetry.gpu import SM_CLOCK, THROTTLE
 from cubemesh.measure.telemetry.gpu_processes import GpuProcessWatch
 from cubemesh.measure.telemetry.telemetry import Meter, Telemetry, idle_power, open_meters
 from cubemesh.measure.timing.timer import FreeRunning, Lockstep, Measured, Pace, measure
-from cubemesh.measure.validity import changing_clock, shared_gpu, throttled
+from cubemesh.measure.validity import (
+    CLOCK_LOSS,
+    changing_clock,
+    clock_loss,
+    shared_gpu,
+    throttled,
+)
 from cubemesh.networks.graph import Network
 from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.spec import RunSpec
@@ -88,20 +95,23 @@ def time_steps(
 
 def log_machine_warnings(telemetry: Telemetry, task: Task, started: float, ended: float) -> None:
     """Log warnings about the machine between two readings of `time.perf_counter()`: a busy host, a
-    shared GPU, throttling, changing clocks. Call it after the telemetry's block, while the run
-    still holds its context on the GPU."""
+    shared GPU, throttling, changing clocks; and the clock that throttling took. Call it after the
+    telemetry's block, while the run still holds its context on the GPU."""
     telemetry.check_host(started, ended)
 
-    def readings(name: str) -> list[float]:
-        return [value for _, value in telemetry.points(name, started, ended)]
-
+    reasons = dict(telemetry.points(THROTTLE, started, ended))
+    mhz = dict(telemetry.points(SM_CLOCK, started, ended))
     for warning in (
         shared_gpu(task.gpu_processes.others() or ()),
-        throttled(readings("gpu_throttle_reasons")),
-        changing_clock(readings("gpu_clock_sm_mhz")),
+        throttled(list(reasons.values())),
+        changing_clock(list(mhz.values())),
     ):
         if warning is not None:
             task.log.warning(warning)
+    highest = max((value for _, value in telemetry.sampled.get(SM_CLOCK, ())), default=0.0)
+    lost = clock_loss(reasons, mhz, highest)
+    if lost is not None:
+        task.log.figure(CLOCK_LOSS, lost)
 
 
 def _pace(task: Task) -> Pace:
