@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cubemesh.api.export import export
     from cubemesh.api.import_ import import_measurements
     from cubemesh.api.launch import launch
+    from cubemesh.api.layouts import predict_layout
     from cubemesh.api.networks import list_networks, network_layers
     from cubemesh.api.predict import predict
     from cubemesh.api.probe import probe, topology
@@ -44,6 +45,7 @@ __all__ = [
     "list_networks",
     "network_layers",
     "predict",
+    "predict_layout",
     "probe",
     "published_figures",
     "record",
@@ -62,6 +64,7 @@ _FILES = {
     "list_experiments": "experiments",
     "list_networks": "networks",
     "network_layers": "networks",
+    "predict_layout": "layouts",
     "published_figures": "published",
     "record": "results",
     "telemetry": "results",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import typer
@@ -16,7 +16,9 @@ def predict(
     network: Annotated[
         str,
         typer.Argument(
-            help="Network; `cubemesh networks` lists them.", autocompletion=completion.networks
+            help="Network; `cubemesh networks` lists them. With a layout a transformer, such as "
+            "gpt3-175b or gpt:hidden=4096,layers=32,heads=32.",
+            autocompletion=completion.networks,
         ),
     ],
     machine: Annotated[
@@ -29,16 +31,30 @@ def predict(
         ),
     ],
     devices: Annotated[
-        str, typer.Option("--devices", metavar="1,2,…", help="Numbers of devices.")
-    ] = "1,2,4,8",
+        str | None,
+        typer.Option(
+            "--devices",
+            metavar="1,2,…",
+            help="Numbers of devices; default 1,2,4,8, or the layout's.",
+        ),
+    ] = None,
     batch_per_device: Annotated[
-        int, typer.Option("--batch-per-device", min=1, help="Batch size per device.")
-    ] = 64,
-    precision: Annotated[str, typer.Option(help="fp32, tf32, bf16, fp16 or fp64.")] = "fp32",
+        int | None,
+        typer.Option("--batch-per-device", min=1, help="Batch size per device; default 64."),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="fp32 (default), tf32, bf16, fp16 or fp64; with a layout bf16 (default), fp16 or "
+            "fp8."
+        ),
+    ] = None,
     mode: Annotated[
-        str,
-        typer.Option(help="Scaling mode; weak: batch size is per device; strong: it is global."),
-    ] = "weak",
+        str | None,
+        typer.Option(
+            help="Scaling mode; weak (default): batch size is per device; strong: it is global."
+        ),
+    ] = None,
     measured: Annotated[
         list[str] | None,
         typer.Option(
@@ -54,18 +70,19 @@ def predict(
         ),
     ] = None,
     sync: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Gradient synchronization strategy, as in train; also parameter-server-cpu and "
-            "parameter-server-spread."
+            "parameter-server-spread; default all-reduce."
         ),
-    ] = "all-reduce",
+    ] = None,
     style: Annotated[
         str,
         typer.Option(
             help="How the framework sends gradients, instead of --sync: ddp, apex-delayed, "
             "horovod, horovod-two-level, tensorflow-replicated, tensorflow-parameter-server, "
-            "mxnet-device, mxnet-dist-sync or paddle-parameter-server."
+            "mxnet-device, mxnet-dist-sync or paddle-parameter-server. With a layout: nemo "
+            "(default), megatron, fsdp, fsdp-compiled or jax."
         ),
     ] = "",
     input_limit: Annotated[
@@ -86,21 +103,106 @@ def predict(
             "average_every, launch_us.",
         ),
     ] = None,
+    layout: Annotated[
+        str,
+        typer.Option(
+            metavar="tp=8,pp=8,dp=16",
+            help="Layout of a transformer: tensor, pipeline, context and data parallel sizes (tp, "
+            "pp, cp, dp), interleaved parts (vp), ZeRO stage (zero), sharding group (shard), "
+            "sequence parallel (sp).",
+        ),
+    ] = "",
+    search: Annotated[
+        bool, typer.Option("--search", help="Find the fastest layout that fits so many devices.")
+    ] = False,
+    micro_batch: Annotated[
+        int | None,
+        typer.Option("--micro-batch", min=1, help="Sequences at once on a device; default 1."),
+    ] = None,
+    global_batch: Annotated[
+        int | None,
+        typer.Option("--global-batch", min=1, help="Sequences per step of all devices."),
+    ] = None,
+    sequence_length: Annotated[
+        int | None,
+        typer.Option("--sequence-length", min=1, help="Tokens; default: of the network's paper."),
+    ] = None,
+    recompute: Annotated[
+        str | None,
+        typer.Option(
+            help="Activation recomputation: none, selective, full, or auto (default), as little "
+            "as fits the memory."
+        ),
+    ] = None,
+    attention: Annotated[
+        str | None, typer.Option(help="flash (default) or unfused, which writes its scores.")
+    ] = None,
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict training throughput and its limits. Nothing is run."""
+    from cubemesh.networks import NETWORKS
+    from cubemesh.networks.transformer_sizes import is_transformer
+
+    of_layout = {
+        "--micro-batch": micro_batch,
+        "--global-batch": global_batch,
+        "--sequence-length": sequence_length,
+        "--recompute": recompute,
+        "--attention": attention,
+    }
+    of_network = {
+        "--batch-per-device": batch_per_device,
+        "--mode": mode,
+        "--measured": measured,
+        "--calibrate": calibrate,
+        "--sync": sync,
+        "--input-limit": input_limit,
+        "--what-if": what_if,
+    }
+    if layout or search or (is_transformer(network) and network not in NETWORKS):
+        _refuse(
+            of_network, "is not for a transformer with a layout; docs/transformers.md lists its"
+        )
+        from cubemesh.api.layouts import predict_layout
+        from cubemesh.views.layouts import layout_document, print_layout
+
+        if global_batch is None:
+            raise UsageError("Give --global-batch, the sequences per step of all devices.")
+        counts = whole_numbers("--devices", devices) if devices else [None]
+        if len(counts) != 1:
+            raise UsageError(f"--devices {devices}: a layout has one number of devices.")
+        planned = predict_layout(
+            network,
+            machine,
+            global_batch=global_batch,
+            layout=layout,
+            devices=counts[0],
+            search=search,
+            micro_batch=micro_batch or 1,
+            sequence_length=sequence_length,
+            precision=precision or "bf16",
+            recompute=recompute or "auto",  # type: ignore[arg-type]
+            attention=attention or "flash",  # type: ignore[arg-type]
+            style=style or "nemo",  # type: ignore[arg-type]
+        )
+        show(layout_document(planned), as_json, lambda console: print_layout(console, planned))
+        return
+    _refuse(
+        of_layout,
+        "is for a transformer with a layout; give --layout or --search, or leave out such",
+    )
     from cubemesh.api.predict import predict as forecast
     from cubemesh.views import prediction as view
 
     found = forecast(
         network,
         machine,
-        devices=whole_numbers("--devices", devices),
-        batch_per_device=batch_per_device,
-        precision=precision,  # type: ignore[arg-type]
-        mode=mode,  # type: ignore[arg-type]
-        sync=sync,
+        devices=whole_numbers("--devices", devices or "1,2,4,8"),
+        batch_per_device=batch_per_device or 64,
+        precision=precision or "fp32",  # type: ignore[arg-type]
+        mode=mode or "weak",  # type: ignore[arg-type]
+        sync=sync or "all-reduce",
         style=style,
         input_limit=input_limit,
         measured=_rates(measured or ()),
@@ -109,6 +211,13 @@ def predict(
         store=store,
     )
     show(view.document(found), as_json, lambda console: view.print_prediction(console, found))
+
+
+def _refuse(given: Mapping[str, object], why: str) -> None:
+    """UsageError naming the first option that was given."""
+    for option, value in given.items():
+        if value is not None and value != []:
+            raise UsageError(f"{option} {why} options.")
 
 
 def _rates(given: Iterable[str]) -> dict[int, float]:

@@ -64,7 +64,7 @@ def read_figures(text: str, file: str) -> tuple[PublishedFigure, ...]:
             value=row.number("value", row.filled("value")),
             note=row.text("note"),
         )
-        for row in _rows(text, file, FIGURE_COLUMNS)
+        for row in csv_rows(text, file, FIGURE_COLUMNS)
     )
 
 
@@ -72,7 +72,7 @@ def read_claims(text: str, file: str) -> tuple[Claim, ...]:
     """The rows of a CSV text with `CLAIM_COLUMNS`; DataError for one that does not fit, or for an
     id that comes twice."""
     found: dict[str, Claim] = {}
-    for row in _rows(text, file, CLAIM_COLUMNS):
+    for row in csv_rows(text, file, CLAIM_COLUMNS):
         claim = Claim(
             id=row.filled("id"),
             document=row.filled("document"),
@@ -96,31 +96,36 @@ def read_claims(text: str, file: str) -> tuple[Claim, ...]:
     return tuple(found.values())
 
 
-class _Row:
+class CsvRow:
     """One line of a file, and the complaints about it."""
 
     def __init__(self, file: str, line: int, fields: Mapping[str, str]) -> None:
         self.file, self.line, self.fields = file, line, fields
 
     def wrong(self, name: str, why: str) -> DataError:
+        """The error for a field."""
         return DataError(
             f"{self.file}, line {self.line}, field {name}: {self.fields[name]!r} {why}."
         )
 
     def text(self, name: str) -> str:
+        """A field without the spaces around it."""
         return self.fields[name].strip()
 
     def filled(self, name: str) -> str:
+        """A field that must not be empty."""
         if not self.text(name):
             raise self.wrong(name, "must not be empty")
         return self.text(name)
 
     def one_of(self, name: str, allowed: tuple[str, ...]) -> str:
+        """A field that must be one of these."""
         if self.text(name) not in allowed:
             raise self.wrong(name, f"must be one of {', '.join(allowed)}")
         return self.text(name)
 
     def number(self, name: str, text: str) -> float:
+        """A finite number; `name` is the field it is from."""
         try:
             value = float(text)
         except ValueError:
@@ -139,7 +144,8 @@ class _Row:
         return int(text)
 
 
-def _rows(text: str, file: str, columns: tuple[str, ...]) -> Iterator[_Row]:
+def csv_rows(text: str, file: str, columns: tuple[str, ...]) -> Iterator[CsvRow]:
+    """The lines of a CSV text with exactly these columns; DataError for another."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = next(reader, [])
@@ -151,7 +157,7 @@ def _rows(text: str, file: str, columns: tuple[str, ...]) -> Iterator[_Row]:
                     f"{file}, line {reader.line_num}: {len(values)} fields where "
                     f"{len(columns)} are expected."
                 )
-            yield _Row(file, reader.line_num, dict(zip(columns, values, strict=True)))
+            yield CsvRow(file, reader.line_num, dict(zip(columns, values, strict=True)))
     except csv.Error as error:
         raise DataError(f"{file}, line {reader.line_num}: {error}.") from None
 

@@ -1,0 +1,1 @@
+"""Forecasts of transformers trained on many devices, by layout of parallelism."""

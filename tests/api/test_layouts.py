@@ -1,0 +1,131 @@
+"""Forecast of a transformer by layout, as Python and on the command line."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from cubemesh import predict_layout
+from cubemesh.cli import app
+from cubemesh.errors import CubemeshError, UsageError
+
+GPT3 = ("predict", "gpt3-175b", "--machine", "selene", "--global-batch", "1536")
+
+
+def typed(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments)
+    if isinstance(result.exception, CubemeshError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_layout_gives_its_number_of_devices():
+    found = predict_layout("gpt3-175b", "selene", layout="tp=8,pp=8,dp=16", global_batch=1536)
+    assert found.forecast.plan.layout.devices == 1024
+    assert found.search is None
+    assert "1024 devices of selene, tp=8,pp=8,dp=16" in repr(found)
+
+
+def test_the_step_is_within_its_band_of_the_published_one():
+    """NVIDIA's recipe: GPT-3 175B on 512 H100, 8.42 s a step of 1,024 sequences."""
+    found = predict_layout(
+        "gpt:hidden=12288,layers=96,heads=96,vocabulary=51200",
+        "eos",
+        layout="tp=4,pp=8,dp=16,vp=12",
+        global_batch=1024,
+    )
+    assert found.forecast.step_s / found.band < 8.42 < found.forecast.step_s * found.band
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"layout": ""}, "give a layout, such as tp=8"),
+        ({"layout": "tp=8", "search": True}, "a search chooses the layout itself"),
+        ({"layout": "", "search": True}, "give the number of devices"),
+        ({"layout": "dp=5000", "global_batch": 5000}, "selene has 4480. Name a larger cluster"),
+        ({"machine": "dgx-a100", "layout": "dp=16"}, "dgx-a100 has 8"),
+        ({"recompute": "half"}, "is not a recomputation"),
+        ({"attention": "fast"}, "is not an attention"),
+        ({"style": "ddp"}, "is not a style of transformers"),
+        ({"precision": "fp32"}, "is not a precision of transformers"),
+        ({"devices": 0}, "devices=0: give the number of devices"),
+        (
+            {"layout": "tp=8,dp=2", "global_batch": 64, "micro_batch": 4},
+            r"does not fit: .* GiB per device, .* GiB more than a100-sxm4-80gb has. Try full "
+            r"recomputation, .*smaller micro-batch, zero=3 or more pp",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, says):
+    given = {"machine": "selene", "layout": "tp=8,pp=8,dp=1", "global_batch": 64, **changes}
+    recompute = given.pop("recompute", "none")
+    with pytest.raises(UsageError, match=says):
+        predict_layout("gpt3-175b", recompute=recompute, **given)
+
+
+def test_json_has_the_step_with_its_parts_and_memory():
+    found = json.loads(typed(*GPT3, "--layout", "tp=8,pp=8,dp=16", "--json"))
+    assert (found["kind"], found["devices"]) == ("layout-prediction", 1024)
+    assert found["parameters"] == 174_604_259_328
+    assert sum(found["parts_s"].values()) == pytest.approx(found["step_s"])
+    assert found["low_s"] < found["step_s"] < found["high_s"]
+    assert found["memory"]["total_bytes"] < 80e9
+    assert found["fits"] is True
+    assert found["search"] is None
+    assert {factor["origin"] for factor in found["factors"].values()} == {"fitted", "assumed"}
+
+
+def test_a_search_lists_the_others_with_their_reasons():
+    arguments = ("--devices", "256", "--search", "--sequence-length", "2048")
+    found = json.loads(typed(*GPT3, *arguments, "--json"))
+    assert found["devices"] == 256
+    assert found["search"]["fitting"] > 0
+    first, *others = found["search"]["candidates"]
+    assert (first["reason"], first["layout"]) == ("", found["layout"])
+    assert all(one["reason"] for one in others)
+    page = typed(*GPT3, *arguments)
+    assert "Best layout for each tensor- and pipeline-parallel size" in page
+    assert "fastest" in page
+    assert found["layout"] in page
+
+
+def test_the_page_has_parts_memory_and_limit():
+    page = typed(*GPT3, "--layout", "tp=8,pp=8,dp=16", "--micro-batch", "2", "--style", "megatron")
+    for words in ("Breakdown of the step time", "bubble", "Memory per device", "MFU (%)"):
+        assert words in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--layout", "tp=8", "--sync", "local-sgd"), "--sync is not for a transformer"),
+        (("--layout", "tp=8", "--measured", "1=2"), "--measured is not for a transformer"),
+        (("--layout", "tp=8", "--devices", "8,16"), "a layout has one number of devices"),
+    ],
+)
+def test_options_of_other_forecasts_are_refused(arguments, says):
+    with pytest.raises(UsageError, match=says):
+        typed(*GPT3, *arguments)
+
+
+def test_a_layout_needs_a_global_batch():
+    with pytest.raises(UsageError, match="Give --global-batch"):
+        typed("predict", "llama3-8b", "--machine", "eos", "--layout", "dp=8")
+
+
+def test_other_networks_take_no_options_of_a_layout():
+    with pytest.raises(UsageError, match="--micro-batch is for a transformer with a layout"):
+        typed("predict", "resnet-50", "--machine", "dgx1-p100", "--micro-batch", "2")
+
+
+def test_gpt2_is_forecast_as_trained_unless_a_layout_is_given():
+    plain = json.loads(typed("predict", "gpt2", "--machine", "hgx-h100", "--json"))
+    shaped = json.loads(
+        typed(
+            *("predict", "gpt2", "--machine", "hgx-h100", "--layout", "dp=8"),
+            *("--global-batch", "64", "--micro-batch", "8", "--json"),
+        )
+    )
+    assert (plain["kind"], shaped["kind"]) == ("prediction", "layout-prediction")
