@@ -180,6 +180,7 @@ def test_formatted_seconds_parse_to_the_same_value(seconds):
         ((0.2345, 0.0456, 3.4567, "×"), "0.23× (0.046 to 3.46)"),
         ((3, -2, 8), "3 ± 5"),
         ((210, 84, 525, "samples/s"), "210 (84 to 525) samples/s"),
+        ((459, 1e-5, 2e10, "images/s"), "459 (uncertain by 100× or more) images/s"),
         ((0.0021, 0.0001, 0.01, "s"), "2.1 (0.1 to 10) ms"),
         ((5, 5, 5), "5 ± 0"),
         ((1900.4, None, None, "samples/s"), "1,900 samples/s"),

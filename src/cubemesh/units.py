@@ -109,6 +109,10 @@ def format_seconds(seconds: float, digits: int = 3) -> str:
     return f"{days} {'day' if days == '1' else 'days'}"
 
 
+UNCERTAIN = 100
+"""Factor between a value and an end of its interval from which the ends are not shown."""
+
+
 def format_interval(
     value: float, low: float | None = None, high: float | None = None, unit: str = ""
 ) -> str:
@@ -116,7 +120,8 @@ def format_interval(
 
     What follows ± is the longer side of the interval, rounded to its significant digits, and the
     value is rounded to the same place. Without an interval only the value is shown. An interval
-    that ± would stretch beyond zero, though it lies above, is shown by its ends: `210 (84 to 530)`.
+    that ± would stretch beyond zero, though it lies above, is shown by its ends: `210 (84 to 530)`;
+    one that spans a factor of `UNCERTAIN` on a side has no ends that help.
     """
     if low is None or high is None:
         return format_quantity(value, unit)
@@ -128,7 +133,8 @@ def format_interval(
         return _with_unit(f"{_digits_of(value / factor, name, 4)} ± 0", name)
     if 0 < low < value <= half:
         number, *ends = (_digits_of(x / factor, name) for x in (value, low, high))
-        wide = f"({' to '.join(ends)})"
+        unknown = max(value / low, high / value) >= UNCERTAIN
+        wide = f"(uncertain by {UNCERTAIN}× or more)" if unknown else f"({' to '.join(ends)})"
         return f"{number}× {wide}" if unit == "×" else _with_unit(f"{number} {wide}", name)
     uncertainty = _capped(_rounded_uncertainty(half / factor), value / factor, name)
     place = Decimal(1).scaleb(_last_place(uncertainty))

@@ -34,6 +34,7 @@ def test_quantities(value, unit, low, high, text):
         ((2169.5, "images/s", 2155.4, 2182.7), ("2,170", "images/s", "± 14")),
         ((1.86, "×", 1.84, 1.88), ("1.86×", "", "± 0.02")),
         ((210, "images/s", 84, 525), ("210", "images/s", "84 to 525")),
+        ((459, "images/s", 1e-5, 2e10), ("459", "images/s", "uncertain by 100× or more")),
         ((0.0021, "s", 0.0001, 0.01), ("2.1", "ms", "0.1 to 10")),
         ((0.0123, "s", 0.0119, 0.0127), ("12.3", "ms", "± 0.4")),
         ((31.0, "% launch gaps", None, None), ("31", "% launch gaps", "")),
