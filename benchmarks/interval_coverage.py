@@ -27,7 +27,7 @@ from cubemesh.measure.timing.interleaved_ab import ORDERS, ratio_of
 from cubemesh.measure.timing.stopping_rule import FIRST_LOOK, GROWTH, SEQUENTIAL_CONFIDENCE
 from cubemesh.schema.comparison import Difference
 from cubemesh.schema.record import AGAINST, Window
-from cubemesh.statistics import Spread, drift, nested_throughput_interval
+from cubemesh.statistics import CONFIDENCE, Spread, drift, nested_throughput_interval, student_t
 from cubemesh.statistics.autocorrelation import Array, lag_one
 from cubemesh.statistics.intervals import mean_half_width, median_ends
 from cubemesh.store import Store
@@ -87,6 +87,25 @@ def mean_coverage(x: Array) -> float:
 def independent_coverage(x: Array) -> float:
     """The same of Student's interval, which takes the values for independent."""
     return float((np.abs(x.mean(axis=1)) <= mean_half_width(x, independent=True)).mean())
+
+
+def known_widening_coverage(rng: Rng, series: int, windows: int, bursts: Bursts) -> float:
+    """Fraction of Student's intervals of series with bursts that contain 0 when they are widened by
+    the true autocorrelation, which no method knows."""
+    share = bursts.begin / (bursts.begin + bursts.end)
+    of_bursts = share * (1 - share) * bursts.slower**2
+    lags = np.arange(1, windows)
+    resembling = ((1 - lags / windows) * (1 - bursts.begin - bursts.end) ** lags).sum()
+    variance = (of_bursts * (1 + 2 * resembling) + bursts.noise**2) / windows  # of the mean
+    x = simulated(rng, series, windows, bursts)
+    within = x.var(axis=1, ddof=1)
+    half = student_t(CONFIDENCE, windows - 1) * np.sqrt(variance * within / within.mean())
+    return float((np.abs(x.mean(axis=1)) <= half).mean())
+
+
+def without_burst(windows: int, bursts: Bursts) -> float:
+    """Fraction of series that contain no burst."""
+    return bursts.end / (bursts.begin + bursts.end) * (1 - bursts.begin) ** (windows - 1)
 
 
 def median_coverage(x: Array) -> float:
@@ -292,6 +311,11 @@ def report(rng: Rng, series: int) -> Iterator[str]:
                 cell += f"; {100 * median_coverage(x):.0f}"
             cells.append(cell)
         yield f"| {windows} | " + " | ".join(cells)
+    yield f"{BURSTS[-1]}: series without one; coverage if the autocorrelation were known"
+    for windows in WINDOWS:
+        none = without_burst(windows, BURSTS[-1])
+        known = known_widening_coverage(rng, series, windows, BURSTS[-1])
+        yield f"| {windows} | {100 * none:.0f} | {100 * known:.0f}"
     yield "Measured until narrow, at most 150 windows; targets reached at about 25, 45 and 90"
     for source in (*CORRELATIONS, BURSTS[0]):
         x = simulated(rng, series, 150, source)

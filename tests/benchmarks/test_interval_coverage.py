@@ -14,6 +14,7 @@ from interval_coverage import (
     false_drifts,
     independent_coverage,
     interleaved,
+    known_widening_coverage,
     main,
     mean_coverage,
     median_coverage,
@@ -26,6 +27,7 @@ from interval_coverage import (
     stopped_coverage,
     stored_series,
     tables,
+    without_burst,
 )
 
 SERIES = 3000
@@ -39,6 +41,13 @@ SOURCES = (0.0, 0.3, 0.6, 0.8, *BURSTS[:2])
 def test_the_mean_is_in_its_interval_in_93_to_97_percent(windows, source):
     x = simulated(np.random.default_rng(windows), SERIES, windows, source)
     assert 0.93 - ERROR <= mean_coverage(x) <= 0.97 + ERROR
+
+
+@pytest.mark.parametrize("windows", [6, 7, 8, 9, 10])
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.6, 0.8])
+def test_the_mean_of_few_windows_is_in_its_interval_in_93_to_98_percent(windows, correlation):
+    x = simulated(np.random.default_rng(windows), SERIES, windows, correlation)
+    assert 0.93 - ERROR <= mean_coverage(x) <= 0.98 + ERROR
 
 
 @pytest.mark.parametrize("windows", [12, 20, 60])
@@ -114,6 +123,20 @@ def test_bursts_have_the_share_and_length_of_their_parameters():
     assert inside.mean() == pytest.approx(0.2 / 0.6, abs=0.01)
     ended = inside[:, :-1] & ~inside[:, 1:]
     assert inside[:, :-1].sum() / ended.sum() == pytest.approx(1 / 0.4, rel=0.03)
+
+
+def test_known_autocorrelation_does_not_cover_rare_bursts_either():
+    rare, often = BURSTS[-1], Bursts(begin=0.5, end=0.5, slower=0.1, noise=0.05)
+    coverage = [
+        known_widening_coverage(np.random.default_rng(6), SERIES, 12, bursts)
+        for bursts in (rare, often)
+    ]
+    assert coverage[0] < 0.93
+    assert coverage[1] == pytest.approx(0.95, abs=0.015)
+    noiseless = rare._replace(noise=0.0)
+    x = simulated(np.random.default_rng(7), SERIES, 12, noiseless)
+    none = float((np.ptp(x, axis=1) == 0).mean() - (x.min(axis=1) > 0).mean())
+    assert without_burst(12, rare) == pytest.approx(none, abs=0.03)
 
 
 def test_every_table_is_printed(monkeypatch, capsys):

@@ -8,8 +8,9 @@ For a first-order autoregression of lag-one correlation g the variance of the me
 values around their own mean is too small by the same cause. The correlation r of a short series is
 itself too small, by about (1 + 4g)/n (Marriott & Pope, Biometrika 41, 1954), and uncertain by
 √((1 - g²)/n). So g is r corrected for its bias and raised by a margin for its uncertainty, and the
-margin shrinks with n. The constants were chosen by simulation, so that the intervals of 10 to 300
-values cover their mean in 93 to 97 % at every g from 0 to 0.8 (benchmarks/interval_coverage.py);
+margin shrinks with n. The constants were chosen by simulation, so that the intervals of 8 to 300
+values cover their mean in 93 to 97 % at every g from 0 to 0.8, and those of 6 and 7 in 93 to 98 %
+(benchmarks/interval_coverage.py);
 that a variance estimated from correlated data needs a larger critical value than Student's, to be
 tabulated by simulation, is from Kiefer, Vogelsang & Bunzel, Econometrica 68, 2000.
 
@@ -47,7 +48,8 @@ def widening(x: Array) -> Array:
     m = max(n, FEWEST)
     g = np.clip(26.6 / m**1.5 + (1 + 13.8 / m) * lag_one(x), 0.0, MOST)
     share = ((1 + g) / (1 - g) - 2 * g * (1 - g**n) / (n * (1 - g) ** 2)) / n
-    return np.asarray((1 - 2.1 / m) * np.sqrt((n - 1) * share / (1 - share)))
+    few = 1 + 0.0125 * max(0, 10 - m) ** 2
+    return np.asarray(few * (1 - 2.1 / m) * np.sqrt((n - 1) * share / (1 - share)))
 
 
 def trend_widening(x: Array) -> Array:
