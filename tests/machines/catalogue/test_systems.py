@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cubemesh.errors import CubemeshError, DataError, UsageError
 from cubemesh.machines.catalogue.load import datasheets
 from cubemesh.machines.catalogue.system_file import read_system
-from cubemesh.machines.catalogue.systems import load_system, system, system_names
+from cubemesh.machines.catalogue.systems import OTHER_NAMES, load_system, system, system_names
 from cubemesh.machines.topology import find_rings, hops
 from cubemesh.machines.topology.fat_tree import fat_tree
 
@@ -87,6 +87,11 @@ def test_links_are_those_of_the_datasheets():
         for gpu in found.topology.gpus:
             links = found.topology.links_of(gpu.name, "nvlink")
             assert sum(x.bandwidth_bytes_per_s for x in links) == stated
+
+
+@pytest.mark.parametrize(("other", "name"), OTHER_NAMES.items())
+def test_other_names(other: str, name: str):
+    assert load_system(other) == load_system(name)
 
 
 def test_clusters_know_their_systems():

@@ -19,6 +19,8 @@ from cubemesh.machines.files import read_text
 from cubemesh.machines.topology.nccl_xml import read_nccl_xml
 from cubemesh.machines.topology.smi_matrix import read_smi_matrix
 
+OTHER_NAMES = {"dgx-h100": "hgx-h100", "dgx-h200": "hgx-h200", "dgx-b200": "hgx-b200"}
+"""Servers whose board has the name of a system here."""
 MOST_BYTES = 4 << 20
 """Size limit of a topology file, which has some kilobytes."""
 
@@ -39,6 +41,7 @@ def _files() -> dict[str, Traversable]:
 @cache
 def system(name: str) -> System:
     """A system of the catalogue; UsageError naming the nearest for one that is not in it."""
+    name = OTHER_NAMES.get(name, name)
     if name not in _files():
         hint = "A file of your own works too; docs/topology.md describes it."
         raise unknown_name("system of the catalogue", name, system_names(), hint, "systems")
