@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from cubemesh.forecast.calibration import defaults
 from cubemesh.papers.validation.fitting import (
     Fold,
     fit_data,
@@ -36,7 +35,6 @@ from cubemesh.papers.validation.rows import (
     Row,
     RowForecast,
     mean_and_ninth,
-    published_alone,
     rows,
 )
 
@@ -106,18 +104,6 @@ def _line(row: Row) -> str:
     )
 
 
-def without_calibration() -> None:
-    """Compare forecasts from datasheets alone with the published rates of one device."""
-    band, found = defaults()["band_uncalibrated"], published_alone()
-    within = sum(1 / band <= one.forecast / one.figure.value <= band for one in found)
-    total = len(found)
-    share = within / total
-    print(
-        f"Without calibration: {within} of {total} one-device rates ({share:.0%}) are within a "
-        f"factor of {band}; goal: nine in ten."
-    )
-
-
 def main() -> int:
     """Fit, judge and print; 1 where the model does not halve the baseline."""
     each = "--rows" in sys.argv[1:]
@@ -151,7 +137,6 @@ def main() -> int:
         print(f"  {len(figures_left):4d}  {reason} ({', '.join(sorted(where))})")
     if each:
         _print_rows([one for fold in published_left_out("source") for one in fold.judged])
-    without_calibration()
     for left_out, ratio in ratios.items():
         print(f"With the {left_out} left out the error is {ratio:.2f} of the baseline's; goal 0.5.")
     return int(ratios["source"] > 0.5)

@@ -125,7 +125,6 @@ def test_a_stored_run_of_the_same_work_calibrates() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (("--batch-per-device", "32"), "batch_per_device.*64.*32"),
         (("--precision", "fp32"), "precision.*bf16.*fp32"),
         (("--calibrate", "82015a72e308"), "82015a72e308"),
     ],
@@ -133,6 +132,33 @@ def test_a_stored_run_of_the_same_work_calibrates() -> None:
 def test_a_stored_run_of_other_work_does_not(options: tuple[str, ...], named: str) -> None:
     with pytest.raises(CubemeshError, match=named):
         typed(*H200, *options)
+
+
+def test_another_network_corrects_a_forecast_from_a_datasheet() -> None:
+    options = ("--batch-per-device", "32", "--devices", "1", "--json")
+    found = json.loads(typed(*H200, *options))
+    assert (found["measured"], list(found["measured_others"])) == ({}, ["resnet-50@64"])
+    assert "resnet-50@64" in found["device_source"]
+    alone, corrected = (
+        json.loads(typed(*P100, *given, "--devices", "1", "--json"))["points"][0]
+        for given in ((), ("--measured", "resnet-101@64=100"))
+    )
+    band, narrow = (p["high"] / p["samples_per_s"] for p in (alone, corrected))
+    assert 1 < narrow < band
+    assert corrected["samples_per_s"] < alone["samples_per_s"]  # a rate below its forecast
+
+
+def test_a_framework_that_fuses_and_captures_is_faster() -> None:
+    asked = ("--machine", "hgx-h200", "--precision", "bf16", "--batch-per-device", "512")
+    points = [
+        json.loads(
+            typed("predict", "resnet-50", *asked, "--framework", name, "--devices", "1", "--json")
+        )["points"][0]
+        for name in ("pytorch", "pytorch-compiled", "pytorch-captured")
+    ]
+    eager, compiled, captured = (point["samples_per_s"] for point in points)
+    assert eager < compiled < captured
+    assert points[0]["parts_s"]["launch"] > 0 == points[2]["parts_s"]["launch"]
 
 
 def test_a_run_of_another_device_does_not() -> None:

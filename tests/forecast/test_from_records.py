@@ -7,6 +7,7 @@ import pytest
 
 from cubemesh import networks
 from cubemesh.errors import UsageError
+from cubemesh.forecast.attained import EAGER
 from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.from_records import measured_inputs
 from cubemesh.forecast.request import ForecastRequest
@@ -61,10 +62,10 @@ def swept(record: RunRecord, operation: str = "all-reduce", sizes=SIZES) -> RunR
 
 
 def test_runs_on_one_and_several_devices_give_rates(trained: RunRecord) -> None:
-    one = measured_inputs(trained, "resnet-50", ASKED)
+    one = measured_inputs(trained, "resnet-50", ASKED, EAGER)
     assert one.rates == {1: pytest.approx(3894.97, abs=0.01)}
     assert one.sweeps == ()
-    eight = measured_inputs(several(trained, 8), "resnet-50", ASKED)
+    eight = measured_inputs(several(trained, 8), "resnet-50", ASKED, EAGER)
     assert eight.rates == {8: pytest.approx(0.9 * 8 * 3894.97, rel=1e-4)}
     found = predict(ASKED, [8], defaults(), one.rates | eight.rates)
     assert found.points[0].efficiency == pytest.approx(0.9, rel=1e-3)
@@ -72,11 +73,11 @@ def test_runs_on_one_and_several_devices_give_rates(trained: RunRecord) -> None:
 
 def test_a_run_with_another_strategy_is_refused(trained: RunRecord) -> None:
     with pytest.raises(UsageError, match=r"\bsync\b.*local-sgd"):
-        measured_inputs(several(trained, 8, "local-sgd"), "resnet-50", ASKED)
+        measured_inputs(several(trained, 8, "local-sgd"), "resnet-50", ASKED, EAGER)
 
 
 def test_a_sweep_of_a_collective_becomes_a_measured_sweep(trained: RunRecord) -> None:
-    (sweep,) = measured_inputs(swept(trained), "resnet-50", ASKED).sweeps
+    (sweep,) = measured_inputs(swept(trained), "resnet-50", ASKED, EAGER).sweeps
     assert (sweep.operation, sweep.devices, sweep.size_bytes) == ("all-reduce", 8, SIZES)
     assert sweep.seconds == pytest.approx([size / 1e11 for size in SIZES])
     known = defaults().with_sweeps(sweep)
@@ -89,6 +90,21 @@ def test_a_sweep_of_a_collective_becomes_a_measured_sweep(trained: RunRecord) ->
 
 def test_what_a_forecast_cannot_use_is_refused(trained: RunRecord) -> None:
     with pytest.raises(UsageError, match=r"all-to-all.*all-reduce"):
-        measured_inputs(swept(trained, "all-to-all"), "resnet-50", ASKED)
+        measured_inputs(swept(trained, "all-to-all"), "resnet-50", ASKED, EAGER)
     with pytest.raises(UsageError, match=rf"{trained.run_id}.*\btwo sizes"):
-        measured_inputs(swept(trained, sizes=(1 << 20,)), "resnet-50", ASKED)
+        measured_inputs(swept(trained, sizes=(1 << 20,)), "resnet-50", ASKED, EAGER)
+
+
+def test_a_run_of_another_batch_size_or_network_is_a_rate_of_another(trained: RunRecord) -> None:
+    for asked, network in (
+        (replace(ASKED, batch_per_device=256), "resnet-50"),
+        (replace(ASKED, network=networks.build("vgg16")), "vgg16"),
+    ):
+        found = measured_inputs(trained, network, asked, EAGER)
+        assert (found.rates, found.sweeps) == ({}, ())
+        (other,) = found.others
+        assert (other.name, other.network.name) == ("resnet-50@64", "resnet-50")
+        assert other.samples_per_s == pytest.approx(3894.97, abs=0.01)
+    asked = replace(ASKED, batch_per_device=256)
+    with pytest.raises(UsageError, match="batch_per_device"):
+        measured_inputs(several(trained, 8), "resnet-50", asked, EAGER)

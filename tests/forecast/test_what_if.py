@@ -93,8 +93,8 @@ def test_nvlink_against_pcie() -> None:
 
 def test_without_peer_access_nvlink_is_of_no_use() -> None:
     """Lambda's eight A100 with NCCL_P2P_DISABLE=1 lost more than with PCIe only."""
-    assert gain("vgg16", "dgx-a100", 8, "link=host") > 1.2
-    assert 1 < gain("vgg16", "dgx-a100", 8, "link=pcie") < 1.1
+    assert gain("vgg16", "dgx-a100", 8, "link=host") > 1.15
+    assert 1 < gain("vgg16", "dgx-a100", 8, "link=pcie") < 1.15
 
 
 def test_measured_collectives_do_not_hold_over_other_links() -> None:

@@ -11,21 +11,22 @@ from typing import get_args
 from cubemesh import networks
 from cubemesh.api.arguments import AnyStore, Settings, open_store, setting_lines
 from cubemesh.errors import UsageError, unknown_name
+from cubemesh.forecast.attained import Software
 from cubemesh.forecast.calibration import Calibration, defaults, read_sweeps
 from cubemesh.forecast.energy import BusyPower, busy_power, device_watts, sample_joules
 from cubemesh.forecast.from_records import measured_inputs
 from cubemesh.forecast.gradient_sync import check_cost
-from cubemesh.forecast.request import Forecast, ForecastRequest, Point, ScalingMode
+from cubemesh.forecast.request import Forecast, ForecastRequest, OtherRate, Point, ScalingMode
 from cubemesh.forecast.step import predict as forecast_steps
 from cubemesh.forecast.styles import check_style
 from cubemesh.forecast.what_if import apply_changes, read_changes
-from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.frameworks import entry as framework_entry
 from cubemesh.machines.catalogue import datasheets
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.machines.files import read_text
 from cubemesh.networks.memory import forecast as forecast_memory
 from cubemesh.schema import RunRecord
-from cubemesh.schema.spec import Precision
+from cubemesh.schema.spec import Layout, Precision
 
 MAX_SWEEP_BYTES = 4 << 20
 
@@ -60,6 +61,8 @@ class Prediction:
     changes: Mapping[str, str]
     measured: Mapping[int, float]
     """Devices → samples per second that the forecast was fitted to."""
+    others: tuple[OtherRate, ...]
+    """Measured rates of one device with other networks that corrected its datasheet."""
     power: BusyPower | None
     device_memory_bytes: float | None
 
@@ -82,11 +85,12 @@ def predict(
     devices: Iterable[int] = (1, 2, 4, 8),
     batch_per_device: int = 64,
     precision: Precision = "fp32",
+    framework: str = "pytorch",
     mode: ScalingMode = "weak",
     sync: str = "all-reduce",
     style: str = "",
     input_limit: float | None = None,
-    measured: Mapping[int, float] | None = None,
+    measured: Mapping[int | str, float] | None = None,
     calibrate: Iterable[str | Path | RunRecord] = (),
     what_if: Settings = (),
     store: AnyStore = None,
@@ -94,12 +98,12 @@ def predict(
     """Predict how fast `devices` of a machine train a network, and what limits them.
 
     `machine` is a system of the catalogue or a file (`topology`). `measured` maps a number of
-    devices to samples per second. `style` names how a framework sends gradients, instead of `sync`
-    (docs/prediction.md); `input_limit` is how many samples/s a system reads, inf where it never
-    waits.
-    `calibrate` are stored runs (records, ids or prefixes) and CSV
-    files of measured collectives; of two for one quantity the later counts. `what_if` changes the
-    machine or the program after calibration.
+    devices, or another network with its batch size on one device (`vgg16@64`), to samples per
+    second. `framework` decides how fast a GPU is by its datasheet. `style` names how a framework
+    sends gradients, instead of `sync` (docs/prediction.md); `input_limit` is how many samples/s a
+    system reads, inf where it never waits. `calibrate` are stored runs (records, ids or prefixes)
+    and CSV files of measured collectives; of two for one quantity the later counts. `what_if`
+    changes the machine or the program after calibration.
 
     UsageError for a value that is not possible, DataError for a file that cannot be read.
     """
@@ -116,8 +120,14 @@ def predict(
         raise unknown_name("precision", precision, get_args(Precision), "", "precisions")
     if mode not in get_args(ScalingMode):
         raise unknown_name("mode", mode, get_args(ScalingMode))
-    counts, measured = list(devices), dict(measured or {})
-    _check_counts([*counts, *measured], measured.values())
+    counts, software = list(devices), _software(framework)
+    own = {n: rate for n, rate in (measured or {}).items() if isinstance(n, int)}
+    _check_counts([*counts, *own], (measured or {}).values())
+    typed = [
+        _other(name, rate, software)
+        for name, rate in (measured or {}).items()
+        if isinstance(name, str)
+    ]
     request = ForecastRequest(
         network=networks.build(network),
         system=load_system(machine),
@@ -127,10 +137,16 @@ def predict(
         sync=sync,
         style=style,
         input_limit=input_limit,
+        software=software,
     )
-    rates, known, watts = _calibrated(_sources(calibrate, store), network, request)
-    rates |= measured
-    found = forecast_steps(request, counts, known, rates, changes)
+    rates, stored, known, watts = _calibrated(_sources(calibrate, store), network, request)
+    rates, others = rates | own, (*stored, *typed)
+    if rates and others:
+        raise UsageError(
+            f"{others[0].name}: rates of other networks correct a forecast from a datasheet, and "
+            f"{network} itself was measured. Leave out the others."
+        )
+    found = forecast_steps(request, counts, known, rates, changes, others)
     asked = apply_changes(request, known, changes)[0]
     sheet = datasheets().get(asked.system.device)
     memory = None if sheet is None else sheet.value("memory_bytes")
@@ -146,8 +162,32 @@ def predict(
         before=tuple(_point(request, p, None, power_before, known) for p in found.before),
         changes=changes,
         measured=rates,
+        others=others,
         power=power,
         device_memory_bytes=memory,
+    )
+
+
+def _software(framework: str, layout: Layout | None = None) -> Software:
+    """What of a framework decides how fast one device is; its usual layout by default."""
+    entry = framework_entry(framework)
+    return Software(layout=layout or entry.layout, fused=entry.fuses, captured=entry.one_launch)
+
+
+def _other(name: str, rate: float, software: Software) -> OtherRate:
+    """`vgg16@64`: another network on one device, or the same at another batch size."""
+    network, _, batch = name.rpartition("@")
+    if not (network and batch.isdecimal() and int(batch) > 0):
+        raise UsageError(
+            f"measured {name}: give a number of devices, or NETWORK@BATCH of one device, such as "
+            "vgg16@64."
+        )
+    return OtherRate(
+        name=name,
+        network=networks.build(network),
+        batch_per_device=int(batch),
+        samples_per_s=rate,
+        software=software,
     )
 
 
@@ -176,9 +216,11 @@ def _sources(given: Iterable[str | Path | RunRecord], store: AnyStore) -> list[R
 
 def _calibrated(
     sources: Iterable[RunRecord | Path], network: str, request: ForecastRequest
-) -> tuple[dict[int, float], Calibration, float | None]:
-    """(rates by number of devices, factors and sweeps, watts of one device) of all sources."""
+) -> tuple[dict[int, float], list[OtherRate], Calibration, float | None]:
+    """(rates by number of devices, those of other networks, factors and sweeps, watts of one
+    device) of all sources."""
     rates: dict[int, float] = {}
+    others: list[OtherRate] = []
     known, watts = defaults(), None
     for source in sources:
         if isinstance(source, Path):
@@ -186,13 +228,16 @@ def _calibrated(
                 *read_sweeps(read_text(source, MAX_SWEEP_BYTES, "sweep"), str(source))
             )
             continue
-        measured = measured_inputs(source, network, request)
+        program = source.spec.program
+        software = _software(program.framework, program.layout)
+        measured = measured_inputs(source, network, request, software)
         rates |= measured.rates
+        others += measured.others
         known = known.with_sweeps(*measured.sweeps)
-        if measured.rates and FRAMEWORKS[source.spec.program.framework].one_launch:
+        if measured.rates and software.captured:
             known = known.launched_at_once()
         watts = measured.device_watts or watts
-    return rates, known, watts
+    return rates, others, known, watts
 
 
 def _point(

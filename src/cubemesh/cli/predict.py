@@ -49,6 +49,14 @@ def predict(
             "fp8."
         ),
     ] = None,
+    framework: Annotated[
+        str | None,
+        typer.Option(
+            help="Framework whose layout, fusion and launches a forecast from a datasheet assumes; "
+            "default pytorch.",
+            autocompletion=completion.frameworks,
+        ),
+    ] = None,
     mode: Annotated[
         str | None,
         typer.Option(
@@ -58,7 +66,9 @@ def predict(
     measured: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="N=SAMPLES_PER_S", help="Measured rate of N devices; may be repeated."
+            metavar="N|NETWORK@BATCH=SAMPLES_PER_S",
+            help="Measured rate of N devices, or of one device with another network or batch size; "
+            "may be repeated.",
         ),
     ] = None,
     calibrate: Annotated[
@@ -153,6 +163,7 @@ def predict(
     }
     of_network = {
         "--batch-per-device": batch_per_device,
+        "--framework": framework,
         "--mode": mode,
         "--measured": measured,
         "--calibrate": calibrate,
@@ -200,6 +211,7 @@ def predict(
         machine,
         devices=whole_numbers("--devices", devices or "1,2,4,8"),
         batch_per_device=batch_per_device or 64,
+        framework=framework or "pytorch",
         precision=precision or "fp32",  # type: ignore[arg-type]
         mode=mode or "weak",  # type: ignore[arg-type]
         sync=sync or "all-reduce",
@@ -220,15 +232,15 @@ def _refuse(given: Mapping[str, object], why: str) -> None:
             raise UsageError(f"{option} {why} options.")
 
 
-def _rates(given: Iterable[str]) -> dict[int, float]:
-    rates = {}
+def _rates(given: Iterable[str]) -> dict[int | str, float]:
+    rates: dict[int | str, float] = {}
     for text in given:
         count, _, rate = text.partition("=")
         try:
-            rates[int(count)] = float(rate)
+            rates[count if "@" in count else int(count)] = float(rate)
         except ValueError:
             raise UsageError(
                 f"--measured {text}: give DEVICES=SAMPLES_PER_S, a whole number of 1 or more and "
-                "a rate above 0, such as 1=219."
+                "a rate above 0, such as 1=219, or NETWORK@BATCH=SAMPLES_PER_S."
             ) from None
     return rates

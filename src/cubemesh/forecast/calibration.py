@@ -20,6 +20,7 @@ from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 from cubemesh.errors import DataError, unknown_name
+from cubemesh.forecast import attained
 
 Origin = Literal["measured", "fitted", "assumed"]
 Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce"]
@@ -143,6 +144,10 @@ def defaults() -> Calibration:
         for name, value, unit, what in factors:
             source = f"{what}; {rows}"
             found[name] = Factor(value=value, unit=unit, origin="fitted", source=source)
+    for name, (value, what) in attained.FITTED.items():
+        source = f"{what}; {attained.FITTED_TO}"
+        unit = "s" if name.endswith("_s") else ""
+        found[name] = Factor(value=value, unit=unit, origin="fitted", source=source)
     return Calibration(factors=found)
 
 
@@ -240,6 +245,12 @@ _STEP = (
     ("first_bucket_bytes", 1 << 20, "B", "PyTorch, DistributedDataParallel: 1 MiB"),
     ("bucket_bytes", 25 << 20, "B", "PyTorch, DistributedDataParallel: 25 MiB"),
     ("band_uncalibrated", 2.5, "", f"{_BAND} of one device, without a measured step"),
+    (
+        "band_datasheet",
+        1.5,
+        "",
+        f"{_BAND} of one GPU, from its datasheet, by models that have not seen their source",
+    ),
     ("band_one_system", 1.25, "", f"{_BAND} of several devices of a system, {_LEFT_OUT}"),
     ("band_systems", 1.25, "", "assumed as inside one system: too few published rates are beyond"),
     (

@@ -1,8 +1,9 @@
 """Calibration from a stored run: throughput, power, or a sweep of collectives.
 
-A training run must match the request: network, input, batch size, precision, and the strategy on
-several devices. A run of a collective becomes a measured sweep; if an operation was measured out of
-place and in place, the faster is used.
+A training run must match the request: precision, device, and the strategy on several devices. A run
+of another network, input or batch size on one device corrects a forecast from a datasheet. A run of
+a collective becomes a measured sweep; if an operation was measured out of place and in place, the
+faster is used.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from dataclasses import dataclass, field
 
 from cubemesh import networks
 from cubemesh.errors import UsageError
+from cubemesh.forecast.attained import Software
 from cubemesh.forecast.calibration import OPERATIONS, Sweep
-from cubemesh.forecast.request import ForecastRequest
+from cubemesh.forecast.request import ForecastRequest, OtherRate
 from cubemesh.machines.catalogue import find
 from cubemesh.networks.graph import Network
 from cubemesh.schema import Collective, RunRecord
@@ -25,17 +27,22 @@ class MeasuredInputs:
 
     rates: dict[int, float] = field(default_factory=dict)
     """Samples per second, by number of devices."""
+    others: tuple[OtherRate, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
     device_watts: float | None = None
     """Mean power of a device while it trained."""
 
 
-def measured_inputs(record: RunRecord, network: str, request: ForecastRequest) -> MeasuredInputs:
-    """Measured inputs for `request`, for the network called `network`; UsageError for a run of
-    something else."""
+def measured_inputs(
+    record: RunRecord, network: str, request: ForecastRequest, software: Software
+) -> MeasuredInputs:
+    """Measured inputs for `request`, for the network called `network`, from a run with `software`;
+    UsageError for a run of something else."""
     if isinstance(record.spec.work, Collective):
         return MeasuredInputs(sweeps=(_sweep(record, request),))
-    devices, rate = _rate(record, network, request)
+    devices, rate, other = _rate(record, network, request)
+    if other:
+        return MeasuredInputs(others=(_other(record, rate, software),))
     watts = record.figure("mean_power_watts")
     return MeasuredInputs(rates={devices: rate}, device_watts=watts if devices == 1 else None)
 
@@ -69,24 +76,39 @@ def _sweep(record: RunRecord, request: ForecastRequest) -> Sweep:
     )
 
 
-def _rate(record: RunRecord, network: str, request: ForecastRequest) -> tuple[int, float]:
-    """(devices, samples per second) of a stored run of training."""
+def _other(record: RunRecord, rate: float, software: Software) -> OtherRate:
+    work = record.spec.work
+    assert isinstance(work, TrainSteps)
+    return OtherRate(
+        name=f"{work.network}@{work.batch_per_device}",
+        network=networks.build_for(work),
+        batch_per_device=work.batch_per_device,
+        samples_per_s=rate,
+        software=software,
+    )
+
+
+def _rate(record: RunRecord, network: str, request: ForecastRequest) -> tuple[int, float, bool]:
+    """(devices, samples per second, whether of another workload) of a stored run of training."""
     work, rate, where = record.spec.work, record.figure("throughput_per_s"), _where(record)
     if not isinstance(work, TrainSteps) or rate is None or not isinstance(work, NetworkWork):
         raise UsageError(
             f"{where}: this run measured no training steps and no collective. Name one that did."
         )
     devices = len(record.ranks) or record.spec.placement.devices
-    wanted: dict[str, tuple[object, object]] = {
+    workload: dict[str, tuple[object, object]] = {
         "network": (work.network, networks.canonical_name(network)),
         "batch_per_device": (work.batch_per_device, request.batch(devices)),
-        "precision": (record.spec.program.precision, request.precision),
         "input": (_inputs(networks.build_for(work)), _inputs(request.network)),
     }
+    wanted: dict[str, tuple[object, object]] = {
+        "precision": (record.spec.program.precision, request.precision)
+    }
+    other = devices == 1 and any(given != asked for given, asked in workload.values())
     if devices > 1:
-        wanted["sync"] = (record.spec.program.sync, request.sync)
+        wanted |= workload | {"sync": (record.spec.program.sync, request.sync)}
     _check(where, wanted | _device_of(record, request))
-    return devices, rate
+    return devices, rate, other
 
 
 def _check(where: str, wanted: dict[str, tuple[object, object]]) -> None:

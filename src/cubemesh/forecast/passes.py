@@ -10,11 +10,18 @@ and momenta. Weights and their gradients have four bytes in every precision.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cubemesh.errors import UsageError
+from cubemesh.forecast.attained import (
+    DatasheetStep,
+    datasheet_step,
+    ideal_step,
+    is_judged,
+)
 from cubemesh.forecast.calibration import Calibration
+from cubemesh.forecast.request import ForecastRequest, OtherRate
 from cubemesh.machines.catalogue import datasheets
 from cubemesh.machines.catalogue.system import System
 from cubemesh.networks.cost import costs
@@ -106,6 +113,36 @@ def speed(system: System, precision: Precision, calibration: Calibration) -> Dev
         flops_per_s=peak.flops_per_s * calibration["attained_flops"],
         bytes_per_s=bandwidth * calibration["attained_bytes"],
         source=f"{sheet.name}: dense {peak.computed_in}, {peak.source}",
+    )
+
+
+def datasheet_forecast(
+    asked: ForecastRequest, batch: int, known: Calibration, others: Sequence[OtherRate] = ()
+) -> DatasheetStep | None:
+    """The step of the device of a system on `batch` samples by its datasheet, corrected by `others`
+    on the same device; None where it is no GPU of which the peak and the bandwidth are known."""
+    sheet = datasheets().get(asked.system.device)
+    if sheet is None or sheet.kind != "gpu":
+        return None
+    ideal = ideal_step(asked.network, batch, asked.precision, sheet, asked.software)
+    if ideal is None:
+        return None
+    measured = [
+        (step, other.batch_per_device / other.samples_per_s)
+        for other in others
+        if (
+            step := ideal_step(
+                other.network, other.batch_per_device, asked.precision, sheet, other.software
+            )
+        )
+    ]
+    names = ", ".join(other.name for other in others)
+    return datasheet_step(
+        ideal,
+        {name: factor.value for name, factor in known.factors.items()},
+        known["band_datasheet" if is_judged(sheet, asked.network) else "band_uncalibrated"],
+        f"datasheet of {sheet.name}" + (f", corrected by measured {names}" if names else ""),
+        measured,
     )
 
 

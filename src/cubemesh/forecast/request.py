@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cubemesh.errors import UsageError
+from cubemesh.forecast.attained import EAGER, Software
 from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.communication import Library
 from cubemesh.machines.catalogue.system import System
@@ -54,6 +55,18 @@ class Forecast:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OtherRate:
+    """What one device of the same kind trains of another network, or at another batch size."""
+
+    name: str
+    """`vgg16@64`."""
+    network: Network
+    batch_per_device: int
+    samples_per_s: float
+    software: Software
+
+
+@dataclass(frozen=True, kw_only=True)
 class ForecastRequest:
     """What is to be trained, on what."""
 
@@ -70,6 +83,8 @@ class ForecastRequest:
     the framework does is unknown."""
     input_limit: float | None = None
     """Samples/s that a system reads and decodes; inf where it never waits; None if unknown."""
+    software: Software = EAGER
+    """What trains, for a forecast from a datasheet."""
     peer_access: bool = True
     """Whether GPUs of a system reach one another's memory; else the host's memory is between."""
 

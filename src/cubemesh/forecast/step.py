@@ -18,16 +18,17 @@ global one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import hypot, inf
+from math import exp, hypot, inf, log
 from statistics import NormalDist
 
 from cubemesh.errors import UsageError
+from cubemesh.forecast.attained import DatasheetStep
 from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.fabric import Fabric, fabric
 from cubemesh.forecast.gradient_sync import SyncTime, style_time, sync_time
 from cubemesh.forecast.launch_overhead import host_s, stall_s, times_for
-from cubemesh.forecast.passes import PROPORTIONS, Passes, passes, speed
-from cubemesh.forecast.request import Forecast, ForecastRequest, Point
+from cubemesh.forecast.passes import PROPORTIONS, Passes, datasheet_forecast, passes, speed
+from cubemesh.forecast.request import Forecast, ForecastRequest, OtherRate, Point
 from cubemesh.forecast.styles import STYLES
 from cubemesh.forecast.what_if import apply_changes
 from cubemesh.networks.layers import LSTM
@@ -49,16 +50,18 @@ def predict(
     calibration: Calibration,
     measured: Mapping[int, float] | None = None,
     what_if: Mapping[str, str] | None = None,
+    others: Sequence[OtherRate] = (),
 ) -> Forecast:
     """Forecasts for each of `devices`; `measured` are samples per second on so many devices.
 
     With a measured point of one device its step is that long; with the largest other one what
-    several devices lose is fitted to it; with only such a point the device's step is. `what_if` is
+    several devices lose is fitted to it; with only such a point the device's step is. Without any
+    the step is that of the datasheet, corrected by `others` on the same device. `what_if` is
     changed after that fit: the points are those of the changed machine or program. UsageError
     for device counts that the system does not have, rates that are not above 0, or a device
     with neither a datasheet nor a measured point.
     """
-    model = _Model(request, calibration, dict(measured or {}))
+    model = _Model(request, calibration, dict(measured or {}), others)
     model.fit()
     before = tuple(model.point(n) for n in devices) if what_if else ()
     if what_if:
@@ -86,6 +89,7 @@ class _Model:
         request: ForecastRequest,
         known: Calibration,
         measured: dict[int, float],
+        others: Sequence[OtherRate] = (),
         *,
         foreign: bool = False,
     ) -> None:
@@ -108,10 +112,20 @@ class _Model:
                 f"{request.precision}: no datasheet has its peak. Give what was measured: "
                 "--measured 1=SAMPLES_PER_S."
             )
-        self.asked, self.known, self.measured = request, known, measured
+        self.asked, self.known, self.measured, self.others = request, known, measured, others
         self.at, self.scale = found or PROPORTIONS, 1 / known["device_speed"]
         self.source = self.at.source
         self.launch_s = known["launch_layer_s"] if request.library == "nccl" else 0.0
+        sheet = self._datasheet(request.batch(1))
+        if sheet is not None:
+            self.source = sheet.source
+            self.launch_s = 0.0 if request.software.captured else known["host_layer_s"]
+        elif others:
+            raise UsageError(
+                f"{', '.join(other.name for other in others)}: rates of other networks correct a "
+                f"forecast from the datasheet of a GPU. Give either these, or rates of "
+                f"{request.network.name} itself."
+            )
         self.fabrics: dict[int, Fabric] = {1: ONE}
         self.known_passes: dict[int, Passes] = {}
         self.single_rate: float | None = None
@@ -136,8 +150,9 @@ class _Model:
     def with_changes(self, changes: Mapping[str, str]) -> _Model:
         """The same on a changed machine or with a changed program, with nothing fitted anew."""
         request, known = apply_changes(self.asked, self.known, changes)
-        model = _Model(request, known, self.measured, foreign=True)
         before, after = self.asked.computed_on, request.computed_on
+        others = self.others if before == after else ()
+        model = _Model(request, known, self.measured, others, foreign=True)
         model.elsewhere = before != after
         if model.elsewhere and PROPORTIONS in (self.at, model.at):
             unknown = before if self.at == PROPORTIONS else after
@@ -149,7 +164,9 @@ class _Model:
         if self.measured:
             carried = f", carried to {after} by datasheets" if model.elsewhere else ""
             model.source = self.source + carried
-        if "launch_us" not in changes and self.asked.library == request.library == "nccl":
+        if "launch_us" in changes:
+            model.launch_s = known["launch_layer_s"]
+        elif self.asked.library == request.library == "nccl":
             model.launch_s = self.launch_s  # none where the measured step showed none
         return model
 
@@ -201,8 +218,19 @@ class _Model:
         """Of a device among so many."""
         asked, batch = self.asked, self.asked.batch(devices)
         if batch not in self.known_passes:
-            self.known_passes[batch] = passes(asked.network, batch, asked.precision, self.at)
+            found, sheet = (
+                passes(asked.network, batch, asked.precision, self.at),
+                self._datasheet(batch),
+            )
+            times = 1.0 if sheet is None else sheet.device_s / found.step_s
+            self.known_passes[batch] = found.scaled(times)
         return self.known_passes[batch].scaled(self.scale)
+
+    def _datasheet(self, batch: int) -> DatasheetStep | None:
+        """One device's step by its datasheet; None where there is none, or rates were measured."""
+        if self.measured:
+            return None
+        return datasheet_forecast(self.asked, batch, self.known, self.others)
 
     def parts(
         self, devices: int, own: Passes | None = None, found: SyncTime | None = None
@@ -301,14 +329,18 @@ class _Model:
 
     def _band(self, devices: int) -> float:
         """By which factor a forecast may be off, up or down."""
-        if not self.measured or self.elsewhere:  # from one to another by their datasheets
+        sheet = self._datasheet(self.asked.batch(devices))
+        if self.elsewhere or (sheet is None and not self.measured):  # by two datasheets
             return self.known["band_uncalibrated"]
+        if sheet is not None and devices == 1:
+            return sheet.band
         if devices in self.fitted:
             return self.known["band_one_device"]
         systems = self.fabrics[devices].systems
         band = self.known["band_one_system" if systems == 1 else "band_systems"]
-        unknown = self.asked.unknown and devices > MEASURED_TO
-        return band * self.known["band_unknown_program"] if unknown else band
+        if self.asked.unknown and devices > MEASURED_TO:
+            band *= self.known["band_unknown_program"]
+        return band if sheet is None else exp(hypot(log(band), log(sheet.band)))
 
 
 def _limit(

@@ -44,6 +44,8 @@ class FrameworkEntry:
     """Whether a static `loss_scale` can be set; the others choose their own in fp16."""
     profiles: bool = False
     """Whether cubemesh reads its profiler, so that its steps can be attributed."""
+    fuses: bool = False
+    """Whether it joins element-wise layers, so that fewer bytes move."""
     one_launch: bool = False
     """Whether a GPU's step is launched at once, so that no layer waits for its launch."""
     across_hosts: bool = False
@@ -105,6 +107,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         across_hosts=True,
         profiles=True,
         compiles="pytorch",
+        fuses=True,
         static_scale=True,
         cpp_kernels=True,
         packages=("torch", "numpy"),
@@ -115,6 +118,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         module="cubemesh.frameworks.pytorch.captured",
         title="pytorch-captured",
         summary="PyTorch, fused kernels; on a GPU the step is one CUDA graph",
+        fuses=True,
         one_launch=True,
         preloads="pytorch-compiled",
         layout="nhwc",
@@ -129,6 +133,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         module="cubemesh.frameworks.jax",
         title="JAX",
         layout="nhwc",  # as in Flax
+        fuses=True,
         summary="JAX, each step compiled by XLA",
         static_scale=True,
         packages=("jax", "jaxlib", "numpy"),
@@ -147,6 +152,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     "tensorflow-xla": FrameworkEntry(
         module="cubemesh.frameworks.tensorflow.xla",
         title="TensorFlow XLA",
+        fuses=True,
         layout="nhwc",
         summary="TensorFlow, each step compiled by XLA",
         packages=("tensorflow", "tensorflow-cpu", "numpy"),

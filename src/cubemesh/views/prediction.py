@@ -49,6 +49,7 @@ def document(found: Prediction) -> dict[str, Any]:
         unknown=request.unknown,
         what_if=dict(found.changes),
         measured={str(n): rate for n, rate in found.measured.items()},
+        measured_others={other.name: other.samples_per_s for other in found.others},
         device_source=found.forecast.device_source,
         power=to_plain(found.power),
         points=[_point(one) for one in found.points],
@@ -151,11 +152,9 @@ def _notes(found: Prediction) -> list[str]:
         f"({found.request.library})."
     )
     origins = [f.origin for f in known.factors.values()]
-    fitted = [n for n, f in known.factors.items() if f.origin == "fitted"]
     notes.append(
-        f"{origins.count('assumed')} of {len(origins)} factors are assumed"
-        + (f"; fitted: {', '.join(fitted)}" if fitted else "")
-        + ". --json lists each with its source."
+        f"Of {len(origins)} factors {origins.count('assumed')} are assumed and "
+        f"{origins.count('fitted')} fitted to published rates. --json lists each with its source."
     )
     request = found.request
     if request.unknown and any(one.point.devices > 1 for one in found.points):

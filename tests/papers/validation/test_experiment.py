@@ -90,9 +90,17 @@ def test_scatters_have_every_rate_and_the_line_of_equality(answer: Answer) -> No
     several, alone = answer.charts
     assert sum(len(line.points) for line in several.lines if line.role == "measured") == 347
     assert several.lines[-1].role == alone.lines[-1].role == "reference"
+    assert sum(len(line.points) for line in alone.lines if line.role == "measured") == 406
+
+
+def test_one_device_from_its_datasheet_and_another_network(answer: Answer) -> None:
+    """The goals are 20 % and 8 %; the second is missed."""
     found = {f.code: f for f in answer.findings}
-    assert found["datasheet-forecasts"].value == 137
-    assert found["datasheet-forecasts"].unit == "of 142 rates"
+    assert 15 < (found["datasheet-forecasts"].value or 0) < 20
+    assert 8 < (found["other-network-measured"].value or 0) < 16
+    for title in ("by source", "by architecture"):
+        (table,) = (t for t in answer.tables if "datasheet" in t.title and title in t.title)
+        assert sum(row[-1].value or 0 for row in table.rows) == 406
 
 
 def test_claims_that_follow_from_links_are_forecast() -> None:
@@ -113,10 +121,10 @@ def test_the_bisection_of_the_paper_deducts_the_coding_twice() -> None:
 
 
 def test_the_speed_up_of_sixteen_of_dell_emc_is_missed() -> None:
-    """The forecast is 11 % too high."""
+    """The forecast is 8 % too high."""
     (missed,) = (one for one in checked_claims() if one.claim.id == "003-5")
     assert missed.claim.values == (13.5,)
-    assert missed.forecasts == pytest.approx((15.0,), rel=0.01)
+    assert missed.forecasts == pytest.approx((14.6,), rel=0.01)
 
 
 def test_stored_runs_of_several_devices_and_of_one(record_of, tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -2,7 +2,8 @@
 
 Nothing is measured. Published rates of several devices are compared with forecasts that know the
 rate of one (rows.py has the selection) by models that have not seen their source or their machine
-(fitting.py), published rates of one device with forecasts from its datasheet, claims of the papers
+(fitting.py), published rates of one GPU likewise with forecasts from its datasheet (one_device.py),
+claims of the papers
 with the model (claims.py), and stored runs of several devices with forecasts from a run of one
 (experiments/scaling/forecast.py).
 """
@@ -17,6 +18,7 @@ from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.scaling.forecast import forecast_for
 from cubemesh.papers.validation.claims import checked_claims
 from cubemesh.papers.validation.fitting import judged_left_out
+from cubemesh.papers.validation.one_device import one_device_judged
 from cubemesh.papers.validation.report import (
     StoredForecast,
     ValidationData,
@@ -25,7 +27,6 @@ from cubemesh.papers.validation.report import (
     notes,
     tables,
 )
-from cubemesh.papers.validation.rows import published_alone
 from cubemesh.schema import Answer, RunRecord
 from cubemesh.schema.work import TrainSteps
 from cubemesh.store import Store
@@ -95,7 +96,8 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     data = ValidationData(
         several=judged_left_out("source"),
         machines=judged_left_out("machine"),
-        alone=published_alone(),
+        alone=one_device_judged("source"),
+        devices=one_device_judged("machine"),
         claims=checked_claims(),
         stored=stored(records),
         worst=settings.worst,

@@ -27,13 +27,10 @@ from functools import cache
 from statistics import fmean
 
 from cubemesh import networks
-from cubemesh.forecast.calibration import Calibration, defaults
-from cubemesh.forecast.launch_overhead import stall_s
+from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.other_networks import GNMT_TOKENS, OTHERS
-from cubemesh.forecast.passes import DeviceSpeed, passes
 from cubemesh.forecast.request import ForecastRequest, Point
 from cubemesh.forecast.step import predict
-from cubemesh.machines.catalogue import find
 from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.networks.graph import Network
@@ -180,14 +177,6 @@ class RowForecast:
         return 1 / self.band <= self.forecast / self.row.efficiency <= self.band
 
 
-@dataclass(frozen=True, kw_only=True)
-class SingleForecast:
-    """A published rate of one device, with the forecast from its datasheet."""
-
-    figure: PublishedFigure
-    forecast: float
-
-
 @cache
 def built(name: str) -> Network:
     """The network at its own size."""
@@ -232,36 +221,10 @@ def forecasts(found: Sequence[Row], known: Calibration) -> dict[Row, Point]:
     return points
 
 
-def forecast_alone(f: PublishedFigure, known: Calibration) -> float | None:
-    """Samples/s of one device from its datasheet alone; None if its datasheet, batch size or
-    network is unknown, or the figure is not of training on images."""
-    sheet, precision = find(f.device), precision_of(f.precision) or "fp32"
-    if f.metric != "throughput" or f.devices != 1 or f.unit != "images/s" or sheet is None:
-        return None
-    peak, bandwidth = sheet.peak(precision), sheet.value("memory_bytes_per_s")
-    if f.canonical is None or not f.batch_per_device or peak is None or bandwidth is None:
-        return None
-    at = DeviceSpeed(
-        flops_per_s=peak.flops_per_s * known["attained_flops"],
-        bytes_per_s=bandwidth * known["attained_bytes"],
-        source=sheet.name,
-    )
-    own = passes(built(f.canonical), f.batch_per_device, precision, at)
-    return f.batch_per_device / (own.step_s + stall_s(own, known["launch_layer_s"]))
-
-
 def mean_and_ninth(errors: Iterable[float]) -> tuple[float, float]:
     """(mean, 90th percentile) of absolute errors; at least one."""
     sizes = sorted(abs(error) for error in errors)
     return fmean(sizes), sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))]
-
-
-@cache
-def published_alone() -> tuple[SingleForecast, ...]:
-    """Every published rate of one device with a known datasheet."""
-    known = defaults()
-    pairs = [(f, forecast_alone(f, known)) for f in (*figures(), *stock_figures())]
-    return tuple(SingleForecast(figure=f, forecast=rate) for f, rate in pairs if rate is not None)
 
 
 def _why_not(f: PublishedFigure, one: float | None) -> str:
