@@ -84,6 +84,7 @@ def on_host(
     compute, gaps = inside_steps(windows, profiled)
     workers = min(compute, math.fsum(map(lost_to_workers_s, windows)) / steps)
     delayed += workers + math.fsum(map(delayed_inside_s, windows)) / steps
+    delayed += math.fsum(w.delayed_after_s for w in windows) / steps
     stolen = math.fsum(map(stolen_s, windows)) / steps
     contention = _contention(windows, delayed, stolen)
     less = ", less profiler overhead and run-queue delay, at the CPU time of measured steps"

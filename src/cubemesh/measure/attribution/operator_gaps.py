@@ -84,9 +84,13 @@ def delayed_inside_s(window: StampedWindow) -> float:
 
 
 def stolen_s(window: StampedWindow) -> float:
-    """Time stolen by a hypervisor inside the steps of a window."""
+    """Time stolen by a hypervisor inside the steps of a window: at most the time in which the
+    thread neither ran nor was on a run queue, because an idle processor is stolen from too."""
     found = window.competition
-    return 0.0 if found is None else found.stolen_s * _share_inside(window)
+    if found is None:
+        return 0.0
+    blocked_s = length(_inside(window)) - ran_inside_s(window) - delayed_inside_s(window)
+    return min(found.stolen_s * _share_inside(window), max(0.0, blocked_s))
 
 
 def lost_to_workers_s(window: StampedWindow) -> float:

@@ -14,7 +14,7 @@ device, the counters are read at `done` only: the time on a processor says nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -51,6 +51,8 @@ class StampedWindow:
     end_s: float
     """After the wait for the device."""
     stamps: tuple[Stamp, ...]
+    delayed_after_s: float = 0.0
+    """Run-queue delay after the last step, up to the end of the window."""
     transfers: tuple[Transfer, ...] = ()
     """Transfers between devices in it."""
     competition: Competition | None = None
@@ -79,14 +81,15 @@ class StampedSteps:
     """Reads what competed with it since the last call."""
     runs_ahead: bool = False
     """Whether `queue` returns before the step is computed."""
-    _stamps: list[Stamp] = field(default_factory=list)
-    _ended: ThreadTime | None = None
+    _readings: list[_Reading] = field(default_factory=list)
+    _before: ThreadTime | None = None
+    """Counters before the first of them."""
 
     def __call__(self) -> None:
         """One step."""
         clock, thread = self.clock, self.thread
-        if thread is not None and not self._stamps:
-            self._ended = thread()
+        if thread is not None and self._before is None:
+            self._before = thread()
         feed = clock()
         batch = self.take()
         place = clock()
@@ -95,30 +98,68 @@ class StampedSteps:
         step = clock()
         self.queue(placed)
         done = clock()
-        if thread is None or self._ended is None:
-            self._stamps.append(Stamp(feed, place, step, done))
-            return
-        before, self._ended = self._ended, thread()
-        if begun is None:
-            delay_s = self._ended.delayed_s - before.delayed_s
-            self._stamps.append(Stamp(feed, place, step, done, delayed_s=delay_s))
-            return
-        ran_s, delay_s = (b - a for a, b in zip(begun, self._ended, strict=True))
-        earlier_s = begun.delayed_s - before.delayed_s
-        self._stamps.append(Stamp(feed, place, step, done, ran_s, delay_s, earlier_s))
+        ended = None if thread is None else thread()
+        self._readings.append(_Reading(feed, place, step, done, begun, ended))
 
     def cut(self, window: Window) -> StampedWindow:
         """Timestamps of `window`, the last that ran; older ones are dropped."""
-        stamps = tuple(self._stamps[-window.steps :])
-        self._stamps.clear()
+        now = None if self.thread is None else self.thread()
+        first = len(self._readings) - window.steps
+        before = self._readings[first - 1].ended if first else self._before
+        readings = self._readings[first:]
+        self._readings, self._before = [], now
         end_s = window.start_s + window.elapsed_s
+        stamps, late_s = _stamps(window.start_s, before, readings)
+        after_s = 0.0
+        if now is not None and readings and (ended := readings[-1].ended) is not None:
+            after_s = min(late_s + now.delayed_s - ended.delayed_s, end_s - readings[-1].done)
         return StampedWindow(
             start_s=window.start_s,
             end_s=end_s,
-            stamps=stamps,
+            stamps=tuple(stamps),
+            delayed_after_s=after_s,
             transfers=self.exchanged(window.start_s, end_s),
             competition=None if self.compete is None else self.compete().over(window.elapsed_s),
         )
+
+
+class _Reading(NamedTuple):
+    """What is read in one step."""
+
+    feed: float
+    place: float
+    step: float
+    done: float
+    begun: ThreadTime | None
+    ended: ThreadTime | None
+
+
+def _stamps(
+    start_s: float, before: ThreadTime | None, readings: Sequence[_Reading]
+) -> tuple[list[Stamp], float]:
+    """The stamps of a window, and run-queue delay that is left for the time after the last.
+
+    The clock and the counters are not read at one moment: a thread may lose its processor between.
+    So what exceeds the wall time of a step less its CPU time is delay before the step, and what
+    exceeds the time since the step before, after it."""
+    stamps, end, late_s = [], start_s, 0.0
+    for index, (feed, place, step, done, begun, ended) in enumerate(readings):
+        if before is None or ended is None:
+            stamps.append(Stamp(feed, place, step, done))
+        elif begun is None:
+            delay_s = ended.delayed_s - before.delayed_s
+            stamps.append(Stamp(feed, place, step, done, delayed_s=delay_s))
+        else:
+            ran_s = ended.ran_s - begun.ran_s
+            delay_s = ended.delayed_s - begun.delayed_s
+            within_s = min(delay_s, max(0.0, done - step - ran_s))
+            earlier_s = begun.delayed_s - before.delayed_s + delay_s - within_s + late_s
+            waited_s = min(earlier_s, step - end)
+            # What precedes the window is none of it.
+            late_s = earlier_s - waited_s if index else 0.0
+            stamps.append(Stamp(feed, place, step, done, ran_s, within_s, waited_s))
+        before, end = ended, done
+    return stamps, late_s
 
 
 def boundaries(window: StampedWindow) -> Iterator[tuple[float, str]]:
