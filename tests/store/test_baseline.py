@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cubemesh.experiments.analysis.comparison import Gate, baseline_answer
-from cubemesh.schema import Budget, RunRecord, RunSpec, Status, TrainSteps
+from cubemesh.schema import Budget, Figure, Rank, RunRecord, RunSpec, Status, TrainSteps
 from cubemesh.schema.comparison import Difference
 from cubemesh.store import Store
 from cubemesh.store.compare import compare_with_baseline
@@ -43,6 +43,27 @@ def saved(store: Store, records: list[RunRecord]) -> list[RunRecord]:
     for record in records:
         store.save(record)
     return records
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.2, "SLOWER"), (1.02, "NOT_SIGNIFICANT")])
+def test_single_runs_of_a_busy_gpu_have_the_spread_of_earlier_runs(stores, runs, factor, verdict):
+    def on_gpu(record):
+        rank = Rank(rank=0, host="h", device="cuda:0", outcome=record.outcome)
+        busy = {"gpu_utilization_percent": Figure(value=99.0, unit="%")}
+        return dataclasses.replace(record, ranks=(rank,), figures={**record.figures, **busy})
+
+    saved(stores[0], [on_gpu(runs("base")[0])])
+    now = saved(stores[1], [on_gpu(runs("now", factor)[0])])
+    (found,) = compare_with_baseline(now, *stores)
+    assert found.ratio.verdict is Difference[verdict]
+    assert "17 earlier pairs of runs" in found.ratio.method
+    assert found.ratio.high / found.ratio.value == pytest.approx(1.055, abs=0.002)
+
+
+def test_single_runs_without_a_prior_are_not_compared(stores, runs):
+    saved(stores[0], runs("base")[:1])
+    (found,) = compare_with_baseline(saved(stores[1], runs("now", 1.2)[:1]), *stores)
+    assert found.ratio.verdict is Difference.NOT_ENOUGH_DATA
 
 
 def test_a_slower_workload_breaches_the_threshold(stores, runs):

@@ -2,7 +2,8 @@
 
 The throughput ratio with its interval comes from `run_statistics.py`. If a side has one run, the
 spread between fresh processes is taken from stored repeats of the same workload on the same machine
-(same spec, software and code version). All differences are listed.
+(same spec, software and code version) and from the prior of its kind of workload, if it has one.
+All differences are listed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from cubemesh.schema.comparison import Ratio
 from cubemesh.statistics import Spread, pooled
 from cubemesh.store.run_statistics import ratio_of_runs, run_windows, spread_between
 from cubemesh.store.select import RunSelection, format_value, newest_of, select, settings_of
+from cubemesh.store.spread_prior import prior_spread
 from cubemesh.store.store import Store
 
 
@@ -59,11 +61,11 @@ def compare(
 ) -> StoredComparison:
     """The second's throughput over the first's, and what differs."""
     sides = (first, first_store), (second, second_store)
-    spreads = [
-        spread
-        for side, store in sides
-        if len(side.records) == 1 and (spread := stored_spread(store, side.records[0])) is not None
+    known = [
+        stored_spread(store, side.records[0]) for side, store in sides if len(side.records) == 1
     ]
+    if known:
+        known.append(prior_spread([*first.records, *second.records]))
     machines = [store.machine(side.records[0].key.machine_id) for side, store in sides]
     return StoredComparison(
         first=first,
@@ -71,7 +73,7 @@ def compare(
         ratio=ratio_of_runs(
             [run_windows(r) for r in first.records],
             [run_windows(r) for r in second.records],
-            pooled(spreads),
+            pooled([spread for spread in known if spread is not None]),
         ),
         differences=tuple(differences(first.records, second.records, machines)),
     )
