@@ -145,7 +145,8 @@ def predict(
         ),
     ] = None,
     attention: Annotated[
-        str | None, typer.Option(help="flash (default) or unfused, which writes its scores.")
+        str | None,
+        typer.Option(help="flash (default), flash-v1 or unfused, which writes its scores."),
     ] = None,
     store: StoreAt = None,
     as_json: AsJson = False,

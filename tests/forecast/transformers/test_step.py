@@ -67,6 +67,37 @@ def test_fused_causal_attention_computes_half_of_the_pairs_and_again_in_backward
     assert unfused["backward"] - fused["backward"] == pytest.approx((2 - 2.5 / 2) * pairs)
 
 
+def test_the_first_flash_attention_takes_longer_than_the_second():
+    first = forecast(plan("dp=8", network="gpt3-1.3b", attention="flash-v1", style="fsdp"))
+    second = forecast(plan("dp=8", network="gpt3-1.3b", style="fsdp"))
+    more = 1 / fitted_values()["flash_v1"] - 1
+    pairs = 3.5 * 2 * 2048 * 2048 * 2048 * 24 / 312e12 / fitted_values()["ampere_attention"]
+    assert first.step_s - second.step_s == pytest.approx(pairs * more, rel=1e-6)
+
+
+def test_llama_operation_by_operation_moves_more_than_compiled():
+    """RMSNorm in 32 bits: 18 accesses of a value instead of 2, and so on."""
+    rates = device_rates(system("selene"), "bf16")
+    groups = Groups(system("selene"), defaults())
+    moved = {
+        style: plan_work(plan("dp=1", network="llama2-7b", style=style), groups, rates)
+        for style in ("fsdp", "fsdp-compiled")
+    }
+    h, f = 4096, 11008
+    more = 2 * 2048 * (2 * 16 * h + 8 * 2 * h + 2 * f) / rates.bytes_per_s
+    difference = moved["fsdp"].layer.elementwise_s - moved["fsdp-compiled"].layer.elementwise_s
+    assert difference == pytest.approx(more)
+
+
+def test_a_lower_power_limit_lowers_the_clock_by_its_cube_root():
+    whole = device_rates(system("eos"), "bf16")
+    limited = device_rates(replace(system("eos"), device="h100-sxm5-96gb"), "bf16")
+    assert limited.matrix_flops_per_s / whole.matrix_flops_per_s == pytest.approx(
+        (500 / 700) ** (1 / 3)
+    )
+    assert limited.peak_flops_per_s == whole.peak_flops_per_s
+
+
 def test_work_is_divided_among_tensor_and_pipeline_parallel_devices():
     alone, _ = ideal_parts(plan("dp=1", network=BODY, global_batch=8))
     divided, _ = ideal_parts(plan("tp=8,pp=4", network=BODY, global_batch=8))

@@ -27,9 +27,9 @@ from cubemesh.networks.transformer_sizes import Transformer
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 """Of activations in the backward pass: nothing; what a style selects; a layer from its input."""
-Attention = Literal["flash", "unfused"]
+Attention = Literal["flash", "flash-v1", "unfused"]
 ATTENTION: tuple[Attention, ...] = get_args(Attention)
-"""Whether one kernel computes it without writing its scores, or several that write them."""
+"""FlashAttention-2 or later, the first FlashAttention, or kernels that write the scores."""
 _EXAMPLE = "--layout tp=8,pp=8,dp=16"
 
 

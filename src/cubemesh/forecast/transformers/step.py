@@ -41,6 +41,7 @@ from cubemesh.forecast.transformers.memory import (
     stage_parameters,
 )
 from cubemesh.machines.catalogue import datasheets
+from cubemesh.machines.catalogue.datasheet import Datasheet
 from cubemesh.machines.catalogue.system import System
 
 PRECISIONS = ("bf16", "fp16", "fp8")
@@ -50,6 +51,9 @@ weight."""
 SCORE_BYTES = 13
 """Six and a half accesses of two bytes: product, softmax in and out, dropout in and out with its
 mask, and the second product."""
+UNFUSED_LLAMA = 18, 10, 5
+"""Accesses of two bytes per value of RMSNorm and of rotary embedding, which PyTorch computes in 32
+bits, and of a gated activation, operation by operation; fused 2, 2 and 3."""
 MEMORY_MARGIN = 1.15
 """Above so many times the memory a layout is refused: published runs fit up to there."""
 
@@ -58,6 +62,8 @@ MEMORY_MARGIN = 1.15
 class Rates:
     """Peaks of a device, and its memory."""
 
+    peak_flops_per_s: float
+    """Of the datasheet; the next two at the clock that its power limit allows."""
     matrix_flops_per_s: float
     flops16_per_s: float
     bytes_per_s: float
@@ -166,14 +172,30 @@ def device_rates(system: System, precision: str) -> Rates:
             f"{system.name}: the catalogue has no peak in {precision}, or no memory, of "
             f"{system.device or 'its devices'}. Choose another precision or machine."
         )
+    clock = _power_limited_clock(sheet)
     return Rates(
-        matrix_flops_per_s=peak.flops_per_s,
-        flops16_per_s=peak16.flops_per_s,
+        peak_flops_per_s=peak.flops_per_s,
+        matrix_flops_per_s=clock * peak.flops_per_s,
+        flops16_per_s=clock * peak16.flops_per_s,
         bytes_per_s=moved,
         memory_bytes=room,
         generation=generation(sheet.architecture),
         source=f"{sheet.name}: dense {peak.computed_in}, {peak.source}",
     )
+
+
+def _power_limited_clock(sheet: Datasheet) -> float:
+    """Clock of matrix products, over that of the form of this processor with the highest power
+    limit: the cube root of their ratio, as power grows with the clock and the voltage squared."""
+    own = sheet.value("power_watts")
+    alike = [
+        watts
+        for other in datasheets().values()
+        if other.architecture == sheet.architecture
+        if other.value("bf16") == sheet.value("bf16")
+        if (watts := other.value("power_watts")) is not None
+    ]
+    return 1.0 if own is None else float((own / max(alike)) ** (1 / 3))
 
 
 def forecast_layout(
@@ -189,7 +211,7 @@ def forecast_layout(
         parts_s=step_parts(plan, plan_work(plan, groups, at), at, factors or fitted_values()),
         memory=memory(plan),
         device_memory_bytes=at.memory_bytes,
-        peak_flops_per_s=at.matrix_flops_per_s,
+        peak_flops_per_s=at.peak_flops_per_s,
         peak_source=at.source,
     )
 
@@ -231,14 +253,15 @@ def plan_work(plan: TrainingPlan, groups: Groups, at: Rates) -> PlanWork:
 
 
 def _layer_work(plan: TrainingPlan, at: Rates) -> DirectionWork:
-    network, tp, n = plan.network, plan.layout.tp, plan.tokens
+    network, tp, n, style = plan.network, plan.layout.tp, plan.tokens, STYLES[plan.style]
     h, f, kv = network.hidden, network.ffn, network.kv_width
     gates = 2 if network.gated else 1
     products = ((h, (h + 2 * kv) / tp), (h / tp, h), (h, gates * f / tp), (f / tp, h))
-    fused = plan.attention == "flash"
+    fused = plan.attention != "unfused"
     seen = plan.sequence_length / (2 if network.causal and fused else 1)
-    norms = 10 * h / (tp if plan.layout.sp else 1)
-    inner = (2 * (h + kv) + (gates + 1) * f) / tp
+    norm, rotary, gate = (2, 2, 3) if plan.network.biases or style.fused else UNFUSED_LLAMA
+    norms = (2 * norm + 6) * h / (tp if plan.layout.sp else 1)
+    inner = (rotary * (h + kv) + (gate if network.gated else 2) * f) / tp
     scores = 0.0 if fused else SCORE_BYTES * n * plan.sequence_length * network.heads / tp
     return DirectionWork(
         matrix_s=sum(2 * n * a * b for a, b in products) / at.matrix_flops_per_s,
@@ -265,13 +288,15 @@ def step_parts(
 ) -> dict[str, float]:
     """The parts of a step in seconds, with the fitted factors."""
     layout, style = plan.layout, STYLES[plan.style]
-    fused = plan.attention == "flash"
+    fused = plan.attention != "unfused"
     of_peak16 = factors[f"{at.generation}_16"]
     of_peak = factors.get(f"{at.generation}_8", of_peak16) if plan.precision == "fp8" else of_peak16
     of_attention = of_peak16
     if fused:
         plain = factors[f"{at.generation}_attention"]
         of_attention = factors.get(f"{at.generation}_{style.attention}", plain)
+        if plan.attention == "flash-v1":
+            of_attention = plain * factors["flash_v1"]
     passes = factors[style.elementwise]
     layer = work.layer
     attention_s = layer.attention_s / of_attention

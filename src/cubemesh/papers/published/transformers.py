@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from cubemesh.papers.published.load import CsvRow, csv_rows
 
-Metric = Literal["tokens/s/device", "s/step", "hardware TFLOP/s/device"]
+Metric = Literal["tokens/s/device", "s/step", "model TFLOP/s/device", "hardware TFLOP/s/device"]
 """The last is Megatron-LM's of 2021: it counts recomputation (arXiv:2104.04473, equation 3)."""
 TABLE = "transformers.csv"
 

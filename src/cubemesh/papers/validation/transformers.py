@@ -151,6 +151,9 @@ def _published_s(figure: PublishedTransformerRate, plan: TrainingPlan) -> float:
     if figure.metric == "tokens/s/device":
         return tokens / figure.value / figure.devices
     network = plan.network
+    if figure.metric == "model TFLOP/s/device":
+        flops = tokens * network.token_flops(plan.sequence_length)
+        return flops / (figure.value * 1e12 * figure.devices)
     output = 2 * network.vocabulary * network.hidden
     layers = network.token_flops(plan.sequence_length) / 3 - output
     return tokens * (4 * layers + 3 * output) / (figure.value * 1e12 * figure.devices)
