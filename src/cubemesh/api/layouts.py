@@ -124,8 +124,8 @@ def _check_devices(plan: TrainingPlan, devices: int) -> None:
     most = system.devices * (1 if system.cluster is None else system.cluster.systems)
     if devices > most:
         raise UsageError(
-            f"devices={devices}: {system.name} has {most}. Name a larger cluster of the catalogue "
-            "(cubemesh probe --machine lists them) or a file of one (docs/topology.md)."
+            f"devices={devices}: {system.name} has {most}. Name a larger cluster, such as eos or "
+            "selene, or a file of one (docs/topology.md)."
         )
 
 

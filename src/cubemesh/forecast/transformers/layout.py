@@ -163,7 +163,7 @@ def check_plan(plan: TrainingPlan, devices: int) -> None:
     if layout.tp > each:
         raise UsageError(
             f"tp={layout.tp}: tensor-parallel devices must be of one system; a {plan.system.name} "
-            f"has {each}. Give tp={each} or less, and more pp."
+            f"has {each}. Give tp={each}{' or less' if each > 1 else ''}, and more pp."
         )
     for key, count in (("heads", network.heads), ("kv_heads", network.kv_heads)):
         if count % layout.tp:
