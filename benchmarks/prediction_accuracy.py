@@ -1,13 +1,15 @@
 """Error of forecasts relative to published training rates on several devices.
 
 Every forecast is calibrated with the published rate of one device of the same source, system,
-network, framework, precision and batch size, and peer access where its source gives it, and
-compared with the rate of several devices (papers/validation/rows.py). Each source, then each
-machine, is left out in turn: eight factors and the band are fitted to the rates of two to eight
-devices of the others, and judged on it (papers/validation/fitting.py), with a baseline: a
-constant efficiency for each number of devices, of the same other rows. For each factor the rows
-that it was fitted to are printed. Rows that cannot be forecast are listed with the reason. Last,
-forecasts without any calibration are compared with the published one-device rates.
+network, framework, precision and batch size, has the gradient style of its framework and year, and
+peer access where its source gives it, and is compared with the rate of several devices
+(papers/validation/rows.py). Each source, then each machine, is left out in turn: nine factors and
+the band are fitted to the rates of two to eight devices of the others, and judged on it
+(papers/validation/fitting.py), with a baseline: a constant efficiency for each number of devices,
+of the same other rows. The same factors forecast every row with nothing given, those of unknown
+style or input too. For each factor the rows that it was fitted to are printed. Rows that cannot be
+forecast are listed with the reason. Last, forecasts without any calibration are compared with the
+published one-device rates.
 
     python benchmarks/prediction_accuracy.py [--rows]
 
@@ -69,11 +71,14 @@ def summary(name: str, errors: Sequence[float], within: float | None = None) -> 
 def print_fold(fold: Fold) -> list[float]:
     """Print errors of the model and the baseline on what is left out; errors of the baseline."""
     aside = {one.row for one in fold.judged}
-    seen = [row for row in rows()[0] if row not in aside and row.one_machine and row.devices <= 8]
+    local_rows = [row for row in fit_data().rows if row.one_machine and row.devices <= 8]
+    seen = [row for row in local_rows if row not in aside]
     of = constant(seen)
     errors = [of(one.row) / one.row.efficiency - 1 for one in fold.judged]
-    summary(f"model without {fold.left_out}", *_errors(fold.judged))
-    summary("  constant efficiency", errors)
+    if fold.judged:
+        summary(f"model without {fold.left_out}", *_errors(fold.judged))
+        summary("  constant efficiency", errors)
+    summary(f"  nothing given, without {fold.left_out}", *_errors(fold.unknown))
     chosen = ", ".join(f"{name} {value:g}" for name, value in fold.values.items())
     print(f"    {chosen}")
     return errors
@@ -100,7 +105,7 @@ def _line(row: Row) -> str:
     batch = row.figure.batch_per_device or "batch size not stated"
     return (
         f"{row.devices:3d} × {row.family}, {row.network}, {row.figure.precision}, {batch}, "
-        f"{row.sync}, {source(row)}"
+        f"{row.way}, {source(row)}"
     )
 
 
@@ -128,6 +133,10 @@ def main() -> int:
             summary(f"model, {kind} networks", *_errors(alike))
         beyond = [one for one in judged if not one.row.one_machine]
         summary("model, beyond one machine", *_errors(beyond))
+        for style in sorted({one.row.style for one in judged}):
+            summary(f"model, {style}", *_errors([o for o in judged if o.row.style == style]))
+        unknown = [one for fold in folds for one in fold.unknown]
+        summary("nothing given, all", *_errors(unknown))
         for fold in folds if each else ():
             print(f"Without {fold.left_out}, each factor was fitted to:")
             print_seen(fold.saw, each=False)

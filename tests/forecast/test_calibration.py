@@ -19,7 +19,7 @@ def test_every_factor_says_what_it_is_and_whose() -> None:
     fitted = {name for name, f in factors.items() if f.origin == "fitted"}
     assert fitted == {
         *("overlap_slowdown", "copy_slowdown", "pcie_share", "step_spread"),
-        *("length_spread", "board_share"),
+        *("length_spread", "board_share", "one_ring_bytes_per_s"),
         *("host_exchange_bytes_per_s", "host_exchange_zen2_bytes_per_s"),
         *("launch_layer_s", "launch_several", "peer_copy_share"),
         *FACTORS,

@@ -88,7 +88,8 @@ def test_without_peer_access_all_goes_through_the_hosts_memory() -> None:
         assert host_factor(where) == factor
         found = collective(where, "all-reduce", GB, known)
         bus = GB / found.seconds * bus_factor("all-reduce", 8)
-        assert bus == pytest.approx(known[factor], rel=0.06)
+        link = where.local_bytes_per_s or 0  # two GPUs share a switch on PCIe 3
+        assert bus == pytest.approx(min(known[factor], link), rel=0.06)
         assert found.limit == "the host's memory"
         assert found.seconds > seconds(on(name, 8), "all-reduce", GB)
     assert fabric(system("dgx-a100"), 1, peer_access=False) == on("dgx-a100", 1)

@@ -97,10 +97,40 @@ def test_devices_are_the_limit_only_where_style_and_input_are_known() -> None:
     assert point(**on | {"devices": 1}).limit == "operations of a device"
 
 
-def test_what_is_unknown_widens_the_band_beyond_eight_devices() -> None:
+def test_what_is_unknown_widens_the_band_most_between_systems() -> None:
     def band(found: Point) -> float:
         return found.high / found.samples_per_s
 
-    known = point("ddp", input_limit=inf)
-    assert band(point()) == band(point("ddp")) == pytest.approx(1.5 * band(known))
-    assert band(point(devices=8)) == pytest.approx(band(point("ddp", 8, input_limit=inf)))
+    for devices, factor in ((8, "band_unknown_one_system"), (16, "band_unknown_systems")):
+        known = point("ddp", devices, input_limit=inf)
+        wider = defaults()[factor] * band(known)
+        assert band(point(devices=devices)) == pytest.approx(wider)
+        assert band(point("ddp", devices)) == pytest.approx(wider)
+    assert defaults()["band_unknown_systems"] > defaults()["band_unknown_one_system"] > 1
+
+
+def test_nccl_1_has_one_ring_over_one_link() -> None:
+    on = {"machine": "dgx1-p100", "network": "vgg16", "devices": 8, "rate": 148}
+    found = point("tensorflow-replicated-nccl", **on)
+    size = 4 * networks.build("vgg16").parameter_count
+    rate = defaults()["one_ring_bytes_per_s"]
+    assert found.communication_s == pytest.approx(2 * 7 / 8 * size / rate)
+    assert found.parts_s["exposed"] == pytest.approx(found.communication_s)
+
+
+def test_horovod_sends_every_5_ms() -> None:
+    on = {"machine": "dgx1-v100", "network": "resnet-50", "devices": 8, "rate": 360}
+    gone = point("horovod", **on).communication_s
+    assert gone > 2 * 5e-3  # 102 MB in buckets of 64 MiB
+
+
+@pytest.mark.parametrize(
+    ("style", "sync"),
+    [
+        ("tensorflow-parameter-server", "parameter-server-cpu"),
+        ("tensorflow-servers", "parameter-server-spread"),
+    ],
+)
+def test_a_style_may_have_the_transfers_of_a_strategy(style: str, sync: str) -> None:
+    for devices in (8, 16):
+        assert point(style, devices).parts_s == point(devices=devices, sync=sync).parts_s

@@ -10,6 +10,7 @@ import typer
 from cubemesh.cli import completion
 from cubemesh.cli.options import AsJson, StoreAt, show, whole_numbers
 from cubemesh.errors import UsageError
+from cubemesh.forecast.styles import STYLES
 
 
 def predict(
@@ -89,10 +90,8 @@ def predict(
     style: Annotated[
         str,
         typer.Option(
-            help="How the framework sends gradients, instead of --sync: ddp, apex-delayed, "
-            "horovod, horovod-two-level, tensorflow-replicated, tensorflow-parameter-server, "
-            "mxnet-device, mxnet-dist-sync or paddle-parameter-server. With a layout: nemo "
-            "(default), megatron, fsdp, fsdp-compiled or jax."
+            help=f"How the framework sends gradients, instead of --sync: {', '.join(STYLES)}. "
+            "With a layout: nemo (default), megatron, fsdp, fsdp-compiled or jax."
         ),
     ] = "",
     input_limit: Annotated[

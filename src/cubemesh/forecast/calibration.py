@@ -251,14 +251,15 @@ _STEP = (
         "",
         f"{_BAND} of one GPU, from its datasheet, by models that have not seen their source",
     ),
-    ("band_one_system", 1.25, "", f"{_BAND} of several devices of a system, {_LEFT_OUT}"),
-    ("band_systems", 1.25, "", "assumed as inside one system: too few published rates are beyond"),
+    ("band_one_system", 1.15, "", f"{_BAND} of several devices of a system, {_LEFT_OUT}"),
+    ("band_systems", 1.19, "", f"{_BAND} of several systems, {_LEFT_OUT}"),
     (
-        "band_unknown_program",
-        1.5,
+        "band_unknown_one_system",
+        1.03,
         "",
-        "assumed: what not knowing style and input adds to the band beyond eight devices",
+        "what not knowing style and input multiplies the band of several devices of a system by",
     ),
+    ("band_unknown_systems", 1.15, "", "the same of several systems"),
     ("band_one_device", 1.03, "", f"{_BAND} of one device, with a measured step"),
 )
 
@@ -266,17 +267,23 @@ _THROUGH_HOST = "bus bandwidth of NCCL through the host's memory, without peer a
 _FITTED = (
     (
         "overlap_slowdown",
-        0.4,
+        0.5,
         "",
         "slow-down of the backward pass by overlapped synchronization, over its time",
     ),
-    ("copy_slowdown", 0.1, "", "the same by copies, fitted to those of parameter servers"),
+    ("copy_slowdown", 0.2, "", "the same by copies, fitted to those of parameter servers"),
     ("pcie_share", 1.0, "", "rate that NCCL attains over PCIe, over the one it expects"),
-    ("host_exchange_bytes_per_s", 5e9, "B/s", _THROUGH_HOST),
-    ("host_exchange_zen2_bytes_per_s", 2e9, "B/s", f"{_THROUGH_HOST}, AMD's Zen 2"),
-    ("step_spread", 0.0125, "", "standard deviation of a device's step, over its mean"),
-    ("length_spread", 1.6, "", "the same of the work of one sentence, in recurrent networks"),
-    ("board_share", 0.05, "", "growth of a step where two GPUs share a K80's board and power"),
+    ("host_exchange_bytes_per_s", 7e9, "B/s", _THROUGH_HOST),
+    ("host_exchange_zen2_bytes_per_s", 3e9, "B/s", f"{_THROUGH_HOST}, AMD's Zen 2"),
+    ("step_spread", 0.02, "", "standard deviation of a device's step, over its mean"),
+    (
+        "length_spread",
+        20.0,
+        "",
+        "the same of a batch of sentences in recurrent networks, times their number",
+    ),
+    ("one_ring_bytes_per_s", 20e9, "B/s", "bus bandwidth of NCCL 1 over NVLink: one ring"),
+    ("board_share", 0.04, "", "growth of a step where two GPUs share a K80's board and power"),
 )
 _COPIED = (
     ("peer_copy_share", 0.79, "", "rate of copy engines between GPUs, over that of their links"),
@@ -285,7 +292,7 @@ _COPIED_ON = (
     "AlexNet and VGG-16 on two H200, 358 and 352 GB/s each way of 450 (benchmarks/LOG.md, "
     "2026-11-22)"
 )
-_FITTED_TO = "323 published rates of two to eight devices (benchmarks/prediction_accuracy.py)"
+_FITTED_TO = "835 published rates of two to eight devices (benchmarks/prediction_accuracy.py)"
 _LAUNCHED = (
     ("launch_layer_s", 100e-6, "s", "host time to launch a layer in a step"),
     ("launch_several", 2.0, "", "the same, relative, on several devices"),

@@ -21,6 +21,7 @@ weights return).
 
 A gradient style (forecast/styles.py) replaces the strategy's transfers by those of a framework.
 
+    one ring  NCCL 1 in one system: 2 (n - 1) / n S over one link of each GPU (`one_ring_…`)
     device    each array is summed whole on one GPU and sent back: the busiest GPU has its share of
               all bytes, or the largest array, from and to each of the others
     servers   one a system; each takes its part of the gradients of every system, or of every
@@ -167,6 +168,9 @@ class _Links:
         """Of so many bytes, in a system and between systems; `largest` is the share of the largest
         array in all gradients."""
         on = self.on
+        if style.one_ring and on.systems == 1:
+            rate = min(self.known["one_ring_bytes_per_s"], on.local_bytes_per_s or float("inf"))
+            return 2 * (on.devices - 1) / on.devices * size / rate, on.local_name
         if style.inside == style.between == "all-reduce":
             return self.transfer("all-reduce", size)
         inside = self._inside(style, replace(on, systems=1), size, largest)
@@ -255,6 +259,8 @@ def style_time(
     """For a step whose passes are `own`, in 16 bits with `low_precision`; zero on one device."""
     if on.devices == 1:
         return SyncTime()
+    if style.sync:
+        return sync_time(style.sync, on, own, known, library)
     links = _Links(on, known, library)
     largest = max(g.gradient_bytes for g in own.backward) / own.gradient_bytes
     factor = 0.5 if style.as_computed and low_precision else 1.0
@@ -264,6 +270,7 @@ def style_time(
     total = 0.0
     for ready_s, size in _buckets(own, factor * known["gradient_scale"], first, room):
         seconds, limit = links.style(style, size, largest)
+        seconds += style.cycle_s
         started_s = max(ready_s if style.hidden else end_s, ended_s)
         ended_s = started_s + seconds
         hidden_s += max(0.0, min(ended_s, end_s) - started_s)

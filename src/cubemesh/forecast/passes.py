@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from cubemesh.errors import UsageError
 from cubemesh.forecast.attained import (
@@ -156,6 +157,25 @@ def passes(network: Network, batch: int, precision: Precision, at: DeviceSpeed) 
     """The passes on `batch` samples; UsageError for fewer than one."""
     if batch < 1:
         raise UsageError(f"batch_per_device={batch} must be 1 or more.")
+    return _passes(_Same(network), batch, precision, at)
+
+
+class _Same:
+    """A network as a key of a cache: equal to itself only."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+
+    def __hash__(self) -> int:
+        return id(self.network)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.network is self.network
+
+
+@lru_cache(maxsize=1024)
+def _passes(of: _Same, batch: int, precision: Precision, at: DeviceSpeed) -> Passes:
+    network = of.network
     counted = costs(network, batch, precision)
 
     def seconds(*costs: Cost) -> float:

@@ -9,10 +9,10 @@ in buckets as the backward pass completes them (`gradient_sync.py`, `communicati
 not finished with the backward pass is exposed; what overlaps slows it (`overlap_slowdown`). Two
 GPUs of a K80 share their board and its power (`sharing`). All devices wait for the slowest of n:
 the expected maximum of n normal step times (G. Blom, 1958), whose spread is that of a device and,
-in recurrent networks, of the sentence lengths. `input` is what a step is longer because a system
-reads no more samples in a second (`input_limit`). One device's passes come from its datasheet, or
-from a measured step (`passes.py`). Weak scaling fixes the batch size per device, strong scaling the
-global one.
+in recurrent networks, of the sentence lengths, in proportion to 1 / batch size. `input` is what a
+step is longer because a system reads no more samples in a second (`input_limit`). One device's
+passes come from its datasheet, or from a measured step (`passes.py`). Weak scaling fixes the batch
+size per device, strong scaling the global one.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ from cubemesh.networks.layers import LSTM
 
 GOOD = 0.9
 """From this efficiency on a device's own speed is named as the limit."""
-MEASURED_TO = 8
-"""Up to so many devices the bands were fitted to rates of many programs."""
 NOISE = 0.03
 """So much more than as many single devices several may reach by chance."""
 ONE = Fabric(devices_per_system=1)
@@ -72,6 +70,23 @@ def predict(
         calibration=model.known,
         device_source=model.source,
     )
+
+
+def predict_with(
+    request: ForecastRequest,
+    devices: Sequence[int],
+    calibrations: Sequence[Calibration],
+    measured: Mapping[int, float],
+) -> tuple[tuple[Point, ...], ...]:
+    """The points of `predict` by each of some calibrations, which differ in what devices exchange
+    only; the device's step is that of the first."""
+    model = _Model(request, calibrations[0], dict(measured))
+    model.fit()
+    found = []
+    for known in calibrations:
+        model.known = known
+        found.append(tuple(model.point(n) for n in devices))
+    return tuple(found)
 
 
 def slowest(devices: int) -> float:
@@ -296,7 +311,7 @@ class _Model:
         """What the slowest of so many takes more, over a device's own step."""
         spread = self.known["step_spread"]
         if any(isinstance(node.layer, LSTM) for node in self.asked.network.nodes):
-            spread = hypot(spread, self.known["length_spread"] / self.asked.batch(devices) ** 0.5)
+            spread = hypot(spread, self.known["length_spread"] / self.asked.batch(devices))
         return max(spread * slowest(devices), self.known["straggler"] - 1 if devices > 1 else 0.0)
 
     def _rate(self, devices: int) -> float:
@@ -336,10 +351,10 @@ class _Model:
             return sheet.band
         if devices in self.fitted:
             return self.known["band_one_device"]
-        systems = self.fabrics[devices].systems
-        band = self.known["band_one_system" if systems == 1 else "band_systems"]
-        if self.asked.unknown and devices > MEASURED_TO:
-            band *= self.known["band_unknown_program"]
+        where = "one_system" if self.fabrics[devices].systems == 1 else "systems"
+        band = self.known[f"band_{where}"]
+        if self.asked.unknown:
+            band *= self.known[f"band_unknown_{where}"]
         return band if sheet is None else exp(hypot(log(band), log(sheet.band)))
 
 

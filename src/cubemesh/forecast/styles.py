@@ -8,7 +8,7 @@ backward pass, how devices of a system add theirs up, and what joins the systems
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cubemesh.errors import unknown_name
@@ -37,14 +37,43 @@ class GradientStyle:
     `none`: each device sends on its own."""
     between: Between = "all-reduce"
     """Between systems, or parameter servers, one a system."""
+    cycle_s: float = 0.0
+    """What is ready is sent so often."""
+    one_ring: bool = False
+    """Whether NCCL 1 sends, whose single ring uses one link of each device."""
+    sync: str = ""
+    """A strategy (`COSTS` of forecast/gradient_sync.py) with the same transfers, instead of all of
+    these."""
 
 
+HOROVOD = GradientStyle(
+    framework="Horovod",
+    years="2018 on",
+    source="A. Sergeev and M. Del Balso 2018; horovod/horovod, docs/tensor-fusion.rst and "
+    "docs/autotune.rst: HOROVOD_FUSION_THRESHOLD of 64 MB, HOROVOD_CYCLE_TIME of 5 ms",
+    bucket_bytes=64 * MIB,
+    cycle_s=5e-3,
+)
+ONEFLOW = GradientStyle(
+    framework="OneFlow",
+    years="2020 to 2021",
+    source="J. Yuan et al., OneFlow, 2021; Oneflow-Inc/OneFlow-Benchmark, v0.2.0: "
+    "nccl_fusion_threshold_mb of 16; weights and their gradients have 32 bits",
+    bucket_bytes=16 * MIB,
+)
 STYLES: dict[str, GradientStyle] = {
     "ddp": GradientStyle(
         framework="PyTorch DistributedDataParallel",
         years="2020 on",
         source="S. Li et al., PyTorch Distributed, VLDB 2020, section 3.2: buckets of 25 MB",
         bucket_bytes=25 * MIB,
+    ),
+    "apex": GradientStyle(
+        framework="NVIDIA Apex, DistributedDataParallel",
+        years="2018 to 2021",
+        source="NVIDIA/apex, apex/parallel/distributed.py: message_size of 10,000,000 elements",
+        as_computed=True,
+        bucket_bytes=40e6,
     ),
     "apex-delayed": GradientStyle(
         framework="NVIDIA Apex, delay_allreduce",
@@ -53,32 +82,42 @@ STYLES: dict[str, GradientStyle] = {
         as_computed=True,
         hidden=False,
     ),
-    "horovod": GradientStyle(
-        framework="Horovod",
-        years="2018 on",
-        source="A. Sergeev and M. Del Balso 2018; HOROVOD_FUSION_THRESHOLD of 64 MB",
-        bucket_bytes=64 * MIB,
+    "horovod": HOROVOD,
+    "horovod-as-computed": replace(HOROVOD, framework="Horovod, 16-bit weights", as_computed=True),
+    "horovod-two-level": replace(
+        HOROVOD, framework="Horovod, HOROVOD_HIERARCHICAL_ALLREDUCE", inside="reduce"
     ),
-    "horovod-two-level": GradientStyle(
-        framework="Horovod, HOROVOD_HIERARCHICAL_ALLREDUCE",
-        years="2018 on",
-        source="horovod/horovod, docs/tensor-fusion.rst and HOROVOD_HIERARCHICAL_ALLREDUCE",
-        bucket_bytes=64 * MIB,
-        inside="reduce",
+    "tensorflow-mirrored": GradientStyle(
+        framework="TensorFlow 2, MirroredStrategy",
+        years="2019 on",
+        source="tensorflow/tensorflow, cross_device_ops.py: NcclAllReduce(num_packs=1), called "
+        "by apply_gradients",
+        hidden=False,
     ),
     "tensorflow-replicated": GradientStyle(
         framework="TensorFlow, variable_update=replicated",
         years="2017",
-        source="TensorFlow benchmarks page, May 2017: NCCL, each variable on its own",
+        source="TensorFlow benchmarks page, May 2017: each variable on its own, without NCCL",
         bucket_bytes=0,
     ),
+    "tensorflow-replicated-nccl": GradientStyle(
+        framework="TensorFlow, variable_update=replicated with NCCL",
+        years="2017 to 2018",
+        source="TensorFlow benchmarks page, May 2017; NVIDIA/nccl v1.3: one ring",
+        hidden=False,
+        one_ring=True,
+    ),
     "tensorflow-parameter-server": GradientStyle(
-        framework="TensorFlow, parameter servers",
+        framework="TensorFlow, variable_update=parameter_server on the CPU",
         years="2016 to 2018",
-        source="TensorFlow benchmarks page, May 2017: variables in the hosts' memory, gRPC",
-        bucket_bytes=0,
-        inside="host",
-        between="servers",
+        source="TensorFlow benchmarks page, May 2017: variables in the host's memory",
+        sync="parameter-server-cpu",
+    ),
+    "tensorflow-servers": GradientStyle(
+        framework="TensorFlow, variables spread over GPUs, or over parameter servers",
+        years="2016 to 2018",
+        source="TensorFlow benchmarks page, May 2017: parameter_server/gpu, distributed_replicated",
+        sync="parameter-server-spread",
     ),
     "mxnet-device": GradientStyle(
         framework="MXNet, kvstore=device and dist_device_sync",
@@ -98,6 +137,27 @@ STYLES: dict[str, GradientStyle] = {
         inside="host",
         between="servers",
     ),
+    "caffe": GradientStyle(
+        framework="NVCaffe, NCCL 1",
+        years="2016",
+        source="NVIDIA/caffe, src/caffe/parallel.cpp: ncclAllReduce; NVIDIA/nccl v1.3: one ring",
+        hidden=False,
+        one_ring=True,
+    ),
+    "paddle-local": GradientStyle(
+        framework="PaddlePaddle v2, trainer_count",
+        years="2016",
+        source="PaddlePaddle/Paddle, paddle/gserver/gradientmachines/MultiGradientMachine.h: "
+        "gradients go round a ring of GPUs, layer by layer",
+        bucket_bytes=0,
+    ),
+    "paddle-nccl": GradientStyle(
+        framework="PaddlePaddle Fluid, a process for each GPU",
+        years="2018 to 2020",
+        source="PaddlePaddle/Paddle 1.8, FLAGS_sync_nccl_allreduce=1: waits for each all-reduce",
+        bucket_bytes=0,
+        hidden=False,
+    ),
     "paddle-parameter-server": GradientStyle(
         framework="PaddlePaddle v2 and Fluid, pserver",
         years="2016 to 2018",
@@ -105,6 +165,20 @@ STYLES: dict[str, GradientStyle] = {
         hidden=False,
         inside="none",
         between="servers",
+    ),
+    "oneflow": ONEFLOW,
+    "oneflow-clipped": replace(
+        ONEFLOW,
+        framework="OneFlow, gradients clipped by their global norm",
+        bucket_bytes=None,
+        hidden=False,
+    ),
+    "mindspore": GradientStyle(
+        framework="MindSpore",
+        years="2020 to 2021",
+        source="mindspore-ai/mindspore, model_zoo/official/cv/resnet: "
+        "all_reduce_fusion_config=[85, 160], three buckets",
+        bucket_bytes=40e6,
     ),
 }
 """By the name that `--style` takes."""

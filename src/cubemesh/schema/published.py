@@ -37,6 +37,12 @@ def cite(paper: str, place: str = "") -> str:
     return f"{SHORT_PAPERS[paper]} [{paper}]{f', {place}' if place else ''}"
 
 
+Input = Literal["", "none", "synthetic", "host", "real", "limited"]
+"""`none`: tokens or the like, which need no preparation; `synthetic`: on the device; `host`: copied
+from its memory; `real`: read and decoded by the host; `limited`: the source says that this was the
+limit; empty: not stated."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PublishedFigure:
     """One published value with its conditions."""
@@ -65,6 +71,11 @@ class PublishedFigure:
     value: float
     """Of the whole system, all devices together."""
     note: str = ""
+    machine: str = ""
+    """Its system in the catalogue; empty if not given."""
+    style: str = ""
+    """How gradients were sent (forecast/styles.py); empty if not known."""
+    input: Input = ""
 
 
 ClaimKind = Literal["figure", "claim", "specification", "method", "wish"]

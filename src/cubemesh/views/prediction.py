@@ -158,10 +158,10 @@ def _notes(found: Prediction) -> list[str]:
     )
     request = found.request
     if request.unknown and any(one.point.devices > 1 for one in found.points):
-        more = known["band_unknown_program"]
+        one, more = known["band_unknown_one_system"], known["band_unknown_systems"]
         notes.append(
-            f"Not given: {request.unknown}. Beyond eight devices that widens the band × {more:g}; "
-            "give --style and --input-limit."
+            f"Not given: {request.unknown}. That widens the band × {one:g} in one system and × "
+            f"{more:g} beyond; give --style and --input-limit."
         )
     if request.style:
         style = STYLES[request.style]

@@ -5,9 +5,24 @@ from collections import Counter
 import pytest
 
 from cubemesh.errors import DataError
+from cubemesh.forecast.styles import STYLES
+from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.networks import NETWORKS
-from cubemesh.papers.published import claims, figures, stock_figures
-from cubemesh.papers.published.load import CLAIM_COLUMNS, FIGURE_COLUMNS, read_claims, read_figures
+from cubemesh.papers.published import (
+    claims,
+    figures,
+    scaling_figures,
+    scaling_files,
+    stock_figures,
+)
+from cubemesh.papers.published.load import (
+    CLAIM_COLUMNS,
+    FIGURE_COLUMNS,
+    SCALING_COLUMNS,
+    read_claims,
+    read_figures,
+    read_scaling,
+)
 from cubemesh.papers.published.names import SPELLINGS
 
 SOURCES = {
@@ -72,7 +87,7 @@ def test_a_row_keeps_everything_its_source_says():
 
 
 def test_every_spelling_occurs_and_stands_for_one_network():
-    published = {f.network for f in figures()}
+    published = {f.network for f in (*figures(), *scaling_figures())}
     spellings = [s for all_of in SPELLINGS.values() for s in all_of]
     assert set(spellings) <= published
     assert len(set(spellings)) == len(spellings)
@@ -163,3 +178,46 @@ def test_stock_rates_of_h200_stand_apart():
     eight = next(f for f in found if f.devices == 8 and f.batch_per_device == 32)
     assert (eight.canonical, eight.value) == ("resnet-50", 6984)
     assert not {f.source for f in found} & {f.source for f in figures()}
+
+
+def test_rates_of_several_devices_have_a_file_a_style_and_a_machine() -> None:
+    found = scaling_figures()
+    several = [f for f in found if (f.devices or 0) > 1]
+    assert len(several) == 906
+    assert {f.source for f in several} == {file["source"] for file in scaling_files()}
+    assert {f.style for f in found} - {""} <= STYLES.keys()
+    for f in several:
+        assert f.machine
+        system = load_system(f.machine)
+        systems = system.cluster.systems if system.cluster else 1
+        assert (f.devices or 0) <= system.devices * systems
+        assert " at " in f.url
+    assert all(len(file["commit"]) == 40 and file["licence"] for file in scaling_files())
+
+
+def test_each_configuration_is_there_once() -> None:
+    keys = Counter(
+        (f.url, f.system, f.framework, f.style, f.network, f.precision, f.batch_per_device)
+        for f in scaling_figures()
+        if f.devices == 1
+    )
+    assert [key for key, times in keys.items() if times > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("file", "nowhere", "is not one of scaling_files.csv"),
+        ("rates", "1:362", "must be devices=rate"),
+        ("rates", "1=x", "is not a number"),
+        ("input", "much", "must be one of"),
+        ("system", "", "must not be empty"),
+    ],
+)
+def test_a_rate_that_does_not_fit_is_named(field: str, value: str, message: str) -> None:
+    row = {"file": "a-1", "batch_per_device": "32", "input": "", "rates": "1=10 2=19"}
+    files = {"a-1": {"source": "a", "url": "u", "path": "p", "commit": "c"}}
+    text = table(SCALING_COLUMNS, **row)
+    assert [f.value for f in read_scaling(text, "f.csv", files)] == [10, 19]
+    with pytest.raises(DataError, match=rf"f.csv, line 2, field {field}: .*{message}"):
+        read_scaling(table(SCALING_COLUMNS, **row | {field: value}), "f.csv", files)

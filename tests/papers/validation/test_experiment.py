@@ -13,6 +13,9 @@ from cubemesh.papers.validation.rows import family, rows
 from cubemesh.schema import Answer, Placement, ProgramSettings, Rank, RunSpec, TrainSteps
 from cubemesh.store import Store
 
+GIVEN = 955
+"""Rows whose style and input are given; of 141 others they are not."""
+
 
 @pytest.fixture(scope="module")
 def answer() -> Answer:
@@ -21,9 +24,10 @@ def answer() -> Answer:
 
 def test_every_row_is_forecast_or_has_a_reason() -> None:
     found, left = rows()
-    assert len(found) == 347
-    assert sum(len(those) for those in left.values()) == 67 + 11 + 6
-    for name, count in (("real data", 67), ("efficiency", 11), ("one device", 6)):
+    assert len(found) == GIVEN + 141
+    assert sum(row.given for row in found) == GIVEN
+    counts = {"efficiency": 21, "one device": 6, "accumulated": 73}
+    for name, count in counts.items():
         assert sum(len(those) for reason, those in left.items() if name in reason) == count
     assert {row.kind for row in found} == {"convolutional", "transformer", "recurrent"}
     assert all(0 < row.efficiency <= 1.03 for row in found)
@@ -59,36 +63,40 @@ def test_machines_of_other_devices_or_makers_are_others(names: tuple[str, str]) 
     assert family(names[0]) != family(names[1])
 
 
-def test_errors_by_source_class_system_sync_and_devices(answer: Answer) -> None:
+def test_errors_by_source_class_system_style_and_devices(answer: Answer) -> None:
     assert [t.columns[0].name for t in answer.tables[:5]] == [
-        *("source", "networks", "system", "sync", "devices"),
+        *("source", "networks", "system", "style", "devices"),
     ]
     for table in answer.tables[:5]:
-        assert sum(row[-1].value for row in table.rows) == 347
-    assert len(answer.tables[0].rows) == 5
+        assert sum(row[-1].value for row in table.rows) == GIVEN
+    assert len(answer.tables[0].rows) == 9
     by_way = {row[0].text: row for row in answer.tables[3].rows}
-    assert by_way["all-reduce through host memory"][-1].value == 44
-    assert by_way["all-reduce-16 through host memory"][-1].value == 21
+    assert by_way["ddp through host memory"][-1].value == 42
+    assert by_way["tensorflow-parameter-server"][-1].value == 61
     assert any("NCCL_P2P_DISABLE=1" in note for note in answer.notes)
-    assert [row[0].value for row in answer.tables[4].rows] == [2, 4, 8, 12, 16, 32, 64]
-    assert len(answer.tables[5].rows) == 5
+    assert [row[0].value for row in answer.tables[4].rows] == [2, 3, 4, 8, 12, 16, 32, 64]
+    nothing = answer.tables[5]
+    assert sum(row[-1].value for row in nothing.rows) == GIVEN + 141
+    assert sum(row[-2].value for row in nothing.rows) == 141
+    assert len(answer.tables[6].rows) == 5
 
 
 def test_the_headline_is_of_sources_left_out(answer: Answer) -> None:
-    """The goal is a mean of 5 %, which is missed, and 88 to 92 % within the band."""
+    """The goals are 5 %, which is missed, 90 % within 12 %, and 88 to 92 % within the band with
+    nothing given."""
     found = {f.code: f for f in answer.findings}
     assert answer.findings[0].code == "mean-error"
-    assert 5 < (found["mean-error"].value or 0) < 9
-    assert 80 < (found["rates-within-band"].value or 0) < 92
-    assert (found["mean-error-new-machine"].value or 0) < 5
-    by_source = {row[0].text: row for row in answer.tables[0].rows}
-    lambda_row = by_source["Lambda deeplearning-benchmark v1"]
-    assert (lambda_row[1].value or 0) > 1.5 * (lambda_row[4].value or 0)  # no other used the host
+    assert 5 < (found["mean-error"].value or 0) < 6
+    assert 88 <= (found["nothing-given"].value or 0) <= 92
+    assert 88 <= (found["rates-within-band"].value or 0) <= 93
+    assert (found["mean-error-new-machine"].value or 0) < 6
+    (all_rows,) = (t for t in answer.tables if t.title == "Errors by class of network")
+    assert all((row[1].value or 0) < 8 for row in all_rows.rows)
 
 
 def test_scatters_have_every_rate_and_the_line_of_equality(answer: Answer) -> None:
     several, alone = answer.charts
-    assert sum(len(line.points) for line in several.lines if line.role == "measured") == 347
+    assert sum(len(line.points) for line in several.lines if line.role == "measured") == GIVEN
     assert several.lines[-1].role == alone.lines[-1].role == "reference"
     assert sum(len(line.points) for line in alone.lines if line.role == "measured") == 406
 

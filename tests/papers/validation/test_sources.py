@@ -2,6 +2,7 @@
 
 import pytest
 
+from cubemesh.forecast.styles import STYLES
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.papers.validation.rows import Row, machine, rows
 
@@ -37,6 +38,46 @@ def test_other_sources_have_peer_access() -> None:
     others = [row for row in rows()[0] if not row.figure.source.startswith("Lambda")]
     assert len(others) > 100
     assert all(row.peer_access for row in others)
+
+
+def test_boards_of_2020_have_peer_access_unless_they_are_geforce() -> None:
+    older = [row for row in rows()[0] if row.figure.source.endswith("v0 (2020)")]
+    without = {row.figure.system for row in older if not row.peer_access}
+    assert without == {"RTX 2080Ti", "RTX 3080", "RTX 3090"}
+    assert {row.figure.system for row in older} > without
+
+
+def test_every_style_is_described() -> None:
+    styles = {row.style for row in rows()[0]}
+    assert styles - {""} <= STYLES.keys()
+    assert all(row.style for row in rows()[0] if row.given)
+
+
+@pytest.mark.parametrize(
+    ("source", "note", "style"),
+    [
+        ("TensorFlow benchmarks", "parameter_server/cpu", "tensorflow-parameter-server"),
+        ("TensorFlow benchmarks", "replicated NCCL", "tensorflow-replicated-nccl"),
+        ("TensorFlow benchmarks", "replicated w/o NCCL/gpu", "tensorflow-replicated"),
+        ("TensorFlow benchmarks", "distributed_replicated", "tensorflow-servers"),
+        ("Dell HPC Innovation Lab (Oct 2016) Fig 3", "", "mxnet-device"),
+    ],
+)
+def test_the_style_of_a_table_follows_from_framework_and_note(
+    source: str, note: str, style: str
+) -> None:
+    found = {
+        row.style
+        for row in rows()[0]
+        if row.figure.source.startswith(source) and note in row.figure.note
+    }
+    assert found == {style}
+
+
+def test_images_that_the_host_decodes_are_an_unknown_input() -> None:
+    read = [row for row in rows()[0] if "real" in row.figure.note.casefold()]
+    assert len(read) == 67
+    assert not any(row.given for row in read)
 
 
 def test_a_row_without_peer_access_is_forecast_without_it() -> None:

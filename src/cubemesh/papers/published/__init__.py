@@ -6,7 +6,13 @@ measurement, `peak_share` compares one with its device's datasheet. docs/publish
 sources.
 """
 
-from cubemesh.papers.published.load import claims, figures, stock_figures
+from cubemesh.papers.published.load import (
+    claims,
+    figures,
+    scaling_figures,
+    scaling_files,
+    stock_figures,
+)
 from cubemesh.papers.published.nearest import Series, nearest, same_device, sweep
 from cubemesh.papers.published.peak import PeakShare, peak_share
 
@@ -18,6 +24,8 @@ __all__ = [
     "nearest",
     "peak_share",
     "same_device",
+    "scaling_figures",
+    "scaling_files",
     "stock_figures",
     "sweep",
 ]

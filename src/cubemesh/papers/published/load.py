@@ -11,17 +11,24 @@ import gzip
 import io
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from importlib import resources
 from typing import get_args
 
 from cubemesh.errors import DataError
 from cubemesh.papers.published.names import CANONICAL
-from cubemesh.schema.published import Claim, ClaimKind, PublishedFigure
+from cubemesh.schema.published import Claim, ClaimKind, Input, PublishedFigure
 
 FIGURES, STOCK, CLAIMS = "figures.csv.gz", "stock.csv", "claims.csv"
-FIGURE_COLUMNS = tuple(f.name for f in fields(PublishedFigure) if f.name != "canonical")
+SCALING, SCALING_FILES = "scaling.csv", "scaling_files.csv"
+SCALING_COLUMNS = (
+    *("file", "system", "machine", "device", "framework", "network", "precision"),
+    *("batch_per_device", "unit", "style", "input", "rates"),
+)
+SCALING_FILE_COLUMNS = ("file", "source", "url", "path", "commit", "licence")
+_SCALING_ONLY = {"canonical", "machine", "style", "input"}
+FIGURE_COLUMNS = tuple(f.name for f in fields(PublishedFigure) if f.name not in _SCALING_ONLY)
 CLAIM_COLUMNS = tuple(f.name for f in fields(Claim))
 
 
@@ -36,6 +43,20 @@ def stock_figures() -> tuple[PublishedFigure, ...]:
     """Rates of stock frameworks on one to eight H200, measured for cubemesh; every step was
     synchronized, which understates short steps and several devices."""
     return read_figures(_carried(STOCK).decode(), STOCK)
+
+
+@cache
+def scaling_figures() -> tuple[PublishedFigure, ...]:
+    """Rates of one and of several devices, from tables whose gradient style is known."""
+    files = {row["file"]: row for row in scaling_files()}
+    return read_scaling(_carried(SCALING).decode(), SCALING, files)
+
+
+@cache
+def scaling_files() -> tuple[Mapping[str, str], ...]:
+    """The file that each of these rates is from: source, address, path, commit and licence."""
+    rows = csv_rows(_carried(SCALING_FILES).decode(), SCALING_FILES, SCALING_FILE_COLUMNS)
+    return tuple({name: row.filled(name) for name in SCALING_FILE_COLUMNS} for row in rows)
 
 
 @cache
@@ -66,6 +87,39 @@ def read_figures(text: str, file: str) -> tuple[PublishedFigure, ...]:
         )
         for row in csv_rows(text, file, FIGURE_COLUMNS)
     )
+
+
+def read_scaling(
+    text: str, file: str, files: Mapping[str, Mapping[str, str]]
+) -> tuple[PublishedFigure, ...]:
+    """The rates of a CSV text with `SCALING_COLUMNS`, of which `rates` is `1=362.4 8=2722`: devices
+    and rate; DataError for a row that does not fit."""
+    found = []
+    for row in csv_rows(text, file, SCALING_COLUMNS):
+        if row.text("file") not in files:
+            raise row.wrong("file", f"is not one of {SCALING_FILES}")
+        of = files[row.text("file")]
+        common = PublishedFigure(
+            source=of["source"],
+            url=f"{of['url']} {of['path']} at {of['commit']}",
+            system=row.filled("system"),
+            device=row.filled("device"),
+            devices=1,
+            framework=row.filled("framework"),
+            network=row.filled("network"),
+            canonical=CANONICAL.get(row.text("network")),
+            precision=row.filled("precision"),
+            batch_per_device=row.count("batch_per_device", least=1),
+            metric="throughput",
+            unit=row.filled("unit"),
+            value=0.0,
+            machine=row.text("machine"),
+            style=row.text("style"),
+            input=row.one_of("input", get_args(Input)),  # type: ignore[arg-type]
+        )
+        for devices, rate in row.rates("rates"):
+            found.append(replace(common, devices=devices, value=rate))
+    return tuple(found)
 
 
 def read_claims(text: str, file: str) -> tuple[Claim, ...]:
@@ -133,6 +187,14 @@ class CsvRow:
         if not math.isfinite(value):
             raise self.wrong(name, "is not finite")
         return value
+
+    def rates(self, name: str) -> Iterator[tuple[int, float]]:
+        """(devices, rate) of each."""
+        for part in self.filled(name).split():
+            devices, equals, rate = part.partition("=")
+            if not (equals and devices.isascii() and devices.isdigit() and int(devices) >= 1):
+                raise self.wrong(name, "must be devices=rate, as in `1=362.4 8=2722`")
+            yield int(devices), self.number(name, rate)
 
     def count(self, name: str, *, least: int) -> int | None:
         """A whole number, or None where the field is empty."""

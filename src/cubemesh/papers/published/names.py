@@ -11,7 +11,7 @@ from cubemesh.schema.spec import Precision
 
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "alexnet": ("AlexNet", "AlexNet (OWT)"),
-    "googlenet": ("GoogLeNet", "GoogLeNet V1", "Inception-V1"),
+    "googlenet": ("GoogLeNet", "GoogleNet", "GoogLeNet V1", "Inception-V1"),
     "inception-v3": ("Inception V3", "Inception-v3", "InceptionV3", "inception_v3"),
     "overfeat": ("OverFeat [fast]",),
     "resnet-18": ("ResNet-18", "resnet18"),

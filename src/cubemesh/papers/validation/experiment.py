@@ -17,7 +17,7 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.scaling.forecast import forecast_for
 from cubemesh.papers.validation.claims import checked_claims
-from cubemesh.papers.validation.fitting import judged_left_out
+from cubemesh.papers.validation.fitting import published_left_out
 from cubemesh.papers.validation.one_device import one_device_judged
 from cubemesh.papers.validation.report import (
     StoredForecast,
@@ -93,9 +93,11 @@ def stored(records: Sequence[RunRecord]) -> tuple[StoredForecast, ...]:
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and scatter charts of published results and of these records."""
+    without_source, without_machine = map(published_left_out, ("source", "machine"))
     data = ValidationData(
-        several=judged_left_out("source"),
-        machines=judged_left_out("machine"),
+        several=tuple(one for fold in without_source for one in fold.judged),
+        machines=tuple(one for fold in without_machine for one in fold.judged),
+        unknown=tuple(one for fold in without_source for one in fold.unknown),
         alone=one_device_judged("source"),
         devices=one_device_judged("machine"),
         claims=checked_claims(),

@@ -8,13 +8,15 @@ factor after the other until no change improves it. Every part of a step is in p
 factor of `GRID`, so that one forecast serves all its values.
 
 A band contains nine of ten errors that the seen rows have when they are kept aside themselves,
-source by source. The time of a launch was read from one source (`LAUNCHED_SOURCE`): where that or
-its machine is kept aside, launches take no time.
+source by source. A second band is of forecasts with nothing given: every row, also those of unknown
+style and of images that the host decodes, as the default all-reduce, with the same factors.
+Launches take no time here, because their factors were read from a single source.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +30,7 @@ from cubemesh.forecast.communication import host_factor
 from cubemesh.forecast.fabric import fabric
 from cubemesh.forecast.request import Point
 from cubemesh.forecast.step import slowest
+from cubemesh.forecast.styles import STYLES
 from cubemesh.papers.validation.rows import Row, RowForecast, forecasts, rows
 
 LeftOut = Literal["source", "machine"]
@@ -38,11 +41,12 @@ GRID: dict[str, list[float]] = {
     "overlap_slowdown": [i / 10 for i in range(11)],
     "copy_slowdown": [i / 10 for i in range(11)],
     "step_spread": [i / 400 for i in range(17)],
-    "length_spread": [i / 10 for i in range(31)],
+    "length_spread": [float(i) for i in range(31)],
     "board_share": [i / 100 for i in range(9)],
 }
-_HOST_RATES = [1e9, 2e9, 3e9, 4e9, 5e9, 6e9]
+_HOST_RATES = [1e9, 2e9, 3e9, 4e9, 5e9, 6e9, 7e9, 8e9]
 RATES: dict[str, list[float]] = {
+    "one_ring_bytes_per_s": [5e9, 10e9, 15e9, 20e9],
     "pcie_share": [0.2, 0.3, 0.5, 0.75, 1.0],
     "host_exchange_bytes_per_s": _HOST_RATES,
     "host_exchange_zen2_bytes_per_s": _HOST_RATES,
@@ -51,9 +55,6 @@ RATES: dict[str, list[float]] = {
 copies, which these do not change."""
 UNIT = dict.fromkeys(GRID, 1.0) | {"step_spread": 0.01}
 """Values of the factors while the parts are computed."""
-LAUNCH = ("launch_layer_s", "launch_several")
-LAUNCHED_SOURCE = "stock"
-"""How the name of the source begins from which `LAUNCH` were read."""
 BAND_SHARE = 0.9
 """Share of the rates that a band contains."""
 
@@ -67,31 +68,32 @@ class Fold:
     saw: Mapping[str, tuple[Row, ...]]
     """Fitted factor → the rows that it was fitted to."""
     judged: tuple[RowForecast, ...]
+    """Those whose style and input are given."""
+    unknown: tuple[RowForecast, ...]
+    """All, forecast with nothing given."""
 
 
 class FitData:
-    """The parts of every row's step for every value of `RATES`; `launches` whether they are
-    counted."""
+    """The parts of every row's step for every value of `RATES`; with the rows' styles, or as where
+    nothing is `given`."""
 
-    def __init__(self, found: Sequence[Row], launches: bool = True) -> None:
+    def __init__(self, found: Sequence[Row], given: bool = True) -> None:
         self.rows = tuple(found)
-        known = _with_values(defaults(), UNIT)
-        if not launches:
-            known = _with_values(known, {"launch_layer_s": 1e-12})
-        self.ways = [_way(row) for row in self.rows]
+        known = _with_values(defaults(), UNIT).launched_at_once()
+        self.ways = [_way(row, given) for row in self.rows]
         self._parts: dict[tuple[str, float], dict[Row, Point]] = {}
         for name, values in ({"": [0.0]} | RATES).items():
             those = [r for r, w in zip(self.rows, self.ways, strict=True) if w == name]
-            for value in values:
-                changed = _with_values(known, {name: value}) if name else known
-                self._parts[name, value] = forecasts(those, changed)
-        self.copies = np.array([_by_copies(row) for row in self.rows])
+            changed = [_with_values(known, {name: v}) if name else known for v in values]
+            for value, points in zip(values, forecasts(those, changed, given), strict=True):
+                self._parts[name, value] = points
+        self.copies = np.array([_by_copies(row, given) for row in self.rows])
         self.alone_s = np.array([p.batch_per_device / r.alone for r, p in self._points({}).items()])
         self.count = np.array([slowest(row.devices) for row in self.rows])
         self.published = np.array([row.efficiency for row in self.rows])
         recurrent = np.array([row.kind == "recurrent" for row in self.rows])
         batches = np.array([p.batch_per_device for p in self._points({}).values()])
-        self.lengths = recurrent / np.sqrt(batches)
+        self.lengths = recurrent / batches
         self._arrays: dict[tuple[float, ...], dict[str, Array]] = {}
 
     def _points(self, values: Values) -> dict[Row, Point]:
@@ -115,7 +117,7 @@ class FitData:
         own = parts["forward"] + parts["backward"] + parts["update"]
         slow = np.where(self.copies, values["copy_slowdown"], values["overlap_slowdown"])
         spread = np.hypot(values["step_spread"], values["length_spread"] * self.lengths)
-        step = own + parts["launch"] + parts["exposed"] + slow * parts["slowdown"]
+        step = own + parts["exposed"] + slow * parts["slowdown"]
         step += values["board_share"] * parts["sharing"] + spread * self.count * own
         found: Array = self.alone_s / step
         return found
@@ -164,20 +166,14 @@ class FitData:
 @cache
 def published_left_out(left_out: LeftOut) -> tuple[Fold, ...]:
     """Every row with its forecast by a model that has not seen its source, or its machine."""
-    found = rows()[0]
     of = _GROUPS[left_out]
-    return tuple(_fold(name, of) for name in sorted({of(row) for row in found}))
-
-
-def judged_left_out(left_out: LeftOut) -> tuple[RowForecast, ...]:
-    """The forecasts of all folds."""
-    return tuple(one for fold in published_left_out(left_out) for one in fold.judged)
+    return tuple(_fold(name, of) for name in sorted({of(row) for row in rows()[0]}))
 
 
 @cache
-def fit_data(launches: bool = True) -> FitData:
-    """Of all rows."""
-    return FitData(rows()[0], launches)
+def fit_data(given: bool = True) -> FitData:
+    """Of the rows whose style and input are given, or of all with nothing given."""
+    return FitData([row for row in rows()[0] if row.given or not given], given)
 
 
 def local(found: Sequence[Row]) -> NDArray[np.bool_]:
@@ -187,6 +183,8 @@ def local(found: Sequence[Row]) -> NDArray[np.bool_]:
 
 def source(row: Row) -> str:
     """Its source; two figures of one document are one."""
+    if row.figure.source.startswith("Lambda"):
+        return "Lambda deeplearning-benchmark"
     return row.figure.source.partition(" Fig ")[0]
 
 
@@ -198,45 +196,58 @@ _GROUPS: dict[LeftOut, Callable[[Row], str]] = {
 
 def _fold(name: str, of: Callable[[Row], str]) -> Fold:
     """Fit on all other rows and judge on these."""
-    found = rows()[0]
-    aside = np.array([of(row) == name for row in found])
-    read_from = tuple(row for row in found if row.figure.source.startswith(LAUNCHED_SOURCE))
-    launched = name not in map(of, read_from)
-    data = fit_data(launched)
-    inside = local(found)
-    values = data.fit(inside & ~aside)
-    bands = _bands(data, ~aside)
-    efficiencies = data.efficiency(values)
-    judged = tuple(
-        RowForecast(row=row, forecast=float(efficiencies[i]), band=bands[row.one_machine])
-        for i, row in enumerate(found)
-        if aside[i]
+    data, nothing = fit_data(), fit_data(given=False)
+    seen = np.array([of(row) != name for row in data.rows])
+    values = data.fit(local(data.rows) & seen)
+    left = {row for row in rows()[0] if of(row) != name}
+    return Fold(
+        left_out=name,
+        values=values,
+        saw=data.saw(local(data.rows) & seen),
+        judged=_judged(data, values, _bands(data, data, left), of, name),
+        unknown=_judged(nothing, values, _bands(data, nothing, left), of, name),
     )
-    saw = data.saw(inside & ~aside)
-    if launched:
-        values |= {factor: defaults()[factor] for factor in LAUNCH}
-        saw |= dict.fromkeys(LAUNCH, read_from)
-    return Fold(left_out=name, values=values, saw=saw, judged=judged)
 
 
-def _bands(data: FitData, seen: NDArray[np.bool_]) -> dict[bool, float]:
-    """Whether in one machine → the factor within which nine of ten forecasts are of those rows,
-    each by a model fitted without its source."""
+def _judged(
+    data: FitData, values: Values, bands: Mapping[bool, float], of: Callable[[Row], str], name: str
+) -> tuple[RowForecast, ...]:
+    """The forecasts of the rows of `name`."""
+    efficiencies = data.efficiency(values)
+    return tuple(
+        RowForecast(row=row, forecast=float(efficiencies[i]), band=bands[row.one_machine])
+        for i, row in enumerate(data.rows)
+        if of(row) == name
+    )
+
+
+def _bands(data: FitData, forecast: FitData, left: set[Row]) -> dict[bool, float]:
+    """Whether in one machine → the factor within which nine of ten forecasts of the rows that are
+    `left` are, each with values fitted to `data` without its source."""
+    seen = np.array([row in left for row in data.rows])
     sources = np.array([source(row) for row in data.rows])
     inside = local(data.rows)
-    one_machine = np.array([row.one_machine for row in data.rows])
-    distances = np.zeros(len(data.rows))
-    for name in sorted(set(sources[seen])):
-        aside = seen & (sources == name)
-        rest = inside & seen & ~aside
-        errors = data.errors(data.fit(rest if rest.any() else inside & seen))
-        distances[aside] = np.abs(np.log1p(errors[aside]))
+    distances: dict[Row, float] = {}
+    for name in sorted({source(row) for row in left}):
+        rest = inside & seen & (sources != name)
+        errors = forecast.errors(data.fit(rest if rest.any() else inside & seen))
+        for row, error in zip(forecast.rows, errors, strict=True):
+            if row in left and source(row) == name:
+                distances[row] = abs(math.log1p(error))
     found = {}
-    for where in (True, False):
-        those = seen & (one_machine == where)
-        those = those if those.any() else seen
-        found[where] = math.exp(np.quantile(distances[those], BAND_SHARE, method="higher"))
+    for one in (True, False):
+        those = [row for row in distances if row.one_machine == one] or [*distances]
+        sizes = np.array([distances[row] for row in those])
+        order = np.argsort(sizes)
+        share = np.cumsum(_weights(those)[order])
+        found[one] = math.exp(sizes[order][np.searchsorted(share, BAND_SHARE * share[-1])])
     return found
+
+
+def _weights(found: Sequence[Row]) -> Array:
+    """Of a row: a source counts in proportion to the root of its rows."""
+    rows_of = Counter(source(row) for row in found)
+    return np.array([rows_of[source(row)] ** -0.5 for row in found])
 
 
 def _with_values(known: Calibration, values: Mapping[str, float]) -> Calibration:
@@ -245,14 +256,18 @@ def _with_values(known: Calibration, values: Mapping[str, float]) -> Calibration
     return known
 
 
-def _way(row: Row) -> str:
+def _way(row: Row, given: bool) -> str:
     """Which of RATES decides how fast the row's devices communicate; empty where another link
     does."""
+    if given and row.style and STYLES[row.style].one_ring:
+        return "one_ring_bytes_per_s"
+    if _by_copies(row, given):
+        return ""
     where = fabric(row.system, row.devices, row.peer_access)
     if where.through_host:
         return host_factor(where)
     return "pcie_share" if where.pcie_bytes_per_s else ""
 
 
-def _by_copies(row: Row) -> bool:
-    return row.sync.startswith("parameter-server-") and row.one_machine
+def _by_copies(row: Row, given: bool) -> bool:
+    return given and bool(row.style and STYLES[row.style].sync) and row.one_machine

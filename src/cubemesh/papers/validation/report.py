@@ -41,6 +41,9 @@ class ValidationData:
     """Each from a datasheet, by a model that has not seen its source."""
     devices: tuple[OneDeviceForecast, ...]
     """The same rows, each by a model that has not seen its device."""
+    unknown: tuple[RowForecast, ...]
+    """These and the rows whose style or input is not known, each with nothing given and by a model
+    that has not seen its source."""
     claims: tuple[ClaimForecast, ...]
     stored: tuple[StoredForecast, ...]
     worst: int
@@ -51,8 +54,9 @@ def findings(data: ValidationData) -> Iterator[Finding]:
     mean, ninth = mean_and_ninth([j.error for j in data.several])
     yield Finding(
         code="mean-error",
-        text="Forecasts of several devices from the rate of one, by a model that has not seen "
-        f"their source, have a mean error of {100 * mean:.1f} %, 90 % within {100 * ninth:.1f} %.",
+        text="Forecasts of several devices from the rate of one and the gradient style, by a model "
+        f"that has not seen their source, have a mean error of {100 * mean:.1f} %, 90 % within "
+        f"{100 * ninth:.1f} %.",
         value=100 * mean,
         unit="%",
     )
@@ -72,6 +76,16 @@ def findings(data: ValidationData) -> Iterator[Finding]:
         code="rates-within-band",
         text=f"{within:.0f} % of the rates are within the nine-in-ten band of their forecast, "
         "which was set without their source too.",
+        value=within,
+        unit="% within the band",
+    )
+    mean, ninth = mean_and_ninth([j.error for j in data.unknown])
+    within = _within(data.unknown)
+    yield Finding(
+        code="nothing-given",
+        text=f"With nothing given, neither style nor input, {len(data.unknown)} rates have a mean "
+        f"error of {100 * mean:.1f} %, 90 % within {100 * ninth:.1f} %, and {within:.0f} % of them "
+        "are within the band of such forecasts.",
         value=within,
         unit="% within the band",
     )
@@ -124,13 +138,14 @@ def _one_device(data: ValidationData) -> Iterator[Finding]:
 
 
 def tables(data: ValidationData) -> Iterator[Table]:
-    """Errors by source, class, system, sync strategy and number of devices; the largest; claims;
-    runs."""
+    """Errors by source, class, system, gradient style and number of devices, and with nothing
+    given; the largest; claims; runs."""
     yield _by(data, "Errors by source", "source", lambda j: source(j.row))
     yield _by(data, "Errors by class of network", "networks", lambda j: j.row.kind)
     yield _by(data, "Errors by system", "system", lambda j: j.row.family)
-    yield _by(data, "Errors by sync strategy", "sync", lambda j: j.row.way)
+    yield _by(data, "Errors by gradient style", "style", lambda j: j.row.way)
     yield _by(data, "Errors by number of devices", "devices", lambda j: j.row.devices)
+    yield _nothing_given(data.unknown)
     yield _worst(data)
     yield _alone(data, "source", lambda row: row.source)
     yield _alone(data, "architecture", lambda row: f"{row.sheet.architecture}, {row.precision}")
@@ -185,9 +200,34 @@ def _alone(data: ValidationData, name: str, key: Callable[[OneDeviceRow], str]) 
     return Table(title=title, columns=tuple(columns), rows=tuple(found))
 
 
-def _worst(data: ValidationData) -> Table:
+def _nothing_given(unknown: Sequence[RowForecast]) -> Table:
+    """A row for each source: its rates of unknown style or input, and all of them."""
+    lines = []
+    for name in sorted({source(j.row) for j in unknown}):
+        own = [j for j in unknown if source(j.row) == name]
+        mean, ninth = mean_and_ninth([j.error for j in own])
+        lines.append(
+            (
+                Cell(text=name),
+                Cell(value=100 * mean),
+                Cell(value=100 * ninth),
+                Cell(value=_within(own)),
+                Cell(value=sum(not j.row.given for j in own)),
+                Cell(value=len(own)),
+            )
+        )
     columns = (
-        *(Column(name=name) for name in ("system", "network", "precision", "devices", "source")),
+        Column(name="source"),
+        *(Column(name=name, unit="%") for name in ("mean", "90 % within", "within the band")),
+        *(Column(name=name) for name in ("of unknown style or input", "rates")),
+    )
+    return Table(title="Errors with nothing given", columns=columns, rows=tuple(lines))
+
+
+def _worst(data: ValidationData) -> Table:
+    names = ("system", "network", "precision", "devices", "style", "source")
+    columns = (
+        *(Column(name=name) for name in names),
         Column(name="published efficiency", unit="%"),
         Column(name="forecast", unit="%"),
         Column(name="error", unit="%"),
@@ -199,6 +239,7 @@ def _worst(data: ValidationData) -> Table:
             Cell(text=j.row.network),
             Cell(text=j.row.figure.precision),
             Cell(value=j.row.devices),
+            Cell(text=j.row.style),
             Cell(text=source(j.row)),
             Cell(value=100 * j.row.efficiency),
             Cell(value=100 * j.forecast),
@@ -328,8 +369,8 @@ def notes(data: ValidationData) -> Iterator[str]:
     """Sources and definitions of the figures."""
     yield (
         "A forecast of several devices knows the published rate of one of the same source, system, "
-        "network, framework, precision and batch size. An error is forecast over published, "
-        "minus 1."
+        "network, framework, precision and batch size, and how that framework sends gradients. An "
+        "error is forecast over published, minus 1."
     )
     yield (
         "Each rate is forecast twice: with factors and band fitted without its source, and without "
@@ -338,8 +379,9 @@ def notes(data: ValidationData) -> Iterator[str]:
     )
     hosted = sorted({j.row.family for j in data.several if not j.row.peer_access})
     yield (
-        "Through host memory, because the script of their source set NCCL_P2P_DISABLE=1: "
-        f"{', '.join(hosted)} (of RTX 6000 Ada only two devices)."
+        "Through host memory, because the script of their source set NCCL_P2P_DISABLE=1, or as "
+        f"GeForce boards of 2020: {', '.join(hosted)} (of RTX 6000 Ada only two devices, of RTX "
+        "A6000 those of 2022)."
     )
     yield (
         "A forecast from a datasheet is fitted without the source, or without the device, of the "

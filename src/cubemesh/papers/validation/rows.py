@@ -28,21 +28,36 @@ from statistics import fmean
 
 from cubemesh import networks
 from cubemesh.forecast.calibration import Calibration
-from cubemesh.forecast.other_networks import GNMT_TOKENS, OTHERS
+from cubemesh.forecast.other_networks import BATCH_IN_TOKENS, CLASSES, OTHERS, TOKENS
 from cubemesh.forecast.request import ForecastRequest, Point
-from cubemesh.forecast.step import predict
+from cubemesh.forecast.step import predict_with
 from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.networks.graph import Network
-from cubemesh.papers.published import figures, stock_figures
+from cubemesh.papers.published import figures, scaling_figures, stock_figures
 from cubemesh.papers.published.names import precision_of
 from cubemesh.schema import PublishedFigure
 from cubemesh.schema.spec import Precision
 
-SOURCES = ("TensorFlow benchmarks", "Dell", "Lambda", "NVIDIA DeepLearningExamples", "stock")
-OTHER_NAMES = {"bert_base_squad": "bert-base", "gnmt": "gnmt", "GNMT v2": "gnmt"}
-CLASSES = {"bert-base": "transformer", "gnmt": "recurrent"}
-"""Class of a network; all others are convolutional."""
+SOURCES = (
+    *("TensorFlow benchmarks", "Dell", "Lambda", "NVIDIA DeepLearningExamples", "stock"),
+    *("Oneflow DLPerf", "PaddlePaddle", "tensorpack"),
+)
+OTHER_NAMES = {
+    "bert_base_squad": "bert-base",
+    "BERT-base": "bert-base",
+    "BERT-large": "bert-large",
+    "gnmt": "gnmt",
+    "GNMT": "gnmt",
+    "Transformer (big)": "transformer-big",
+    "Transformer-XL base": "transformer-xl-base",
+    "Transformer-XL large": "transformer-xl-large",
+    "ResNeXt101-32x4d": "resnext-101",
+    "SE-ResNeXt101-32x4d": "resnext-101",
+    "SSD300": "ssd300",
+    "Jasper": "jasper",
+}
+"""How a source's name begins → a network of `OTHERS`."""
 MOST_EFFICIENT = 1.03
 """Largest plausible efficiency; above it the run on one device was in another state."""
 DEFAULT_BATCH = 64
@@ -71,6 +86,28 @@ WITHOUT_PEER_ACCESS = (  # Lambda's systems, the last day they ran, their proces
     (r"LambdaCloud.*V100 16GB$", "2022-12-16", "Intel Xeon, Cascade Lake"),
     (r"^2x RTX 6000 Ada$", "2023-01-12", ""),  # four and eight of them ran on 22 March 2023
 )
+GEFORCE = r"RTX (2080 ?Ti|3080|3090)$"
+"""Boards of Lambda's tables of 2020 that do not reach one another over PCIe."""
+STYLES_OF = (  # source, framework, network, note, each as it begins or contains → style
+    ("TensorFlow benchmarks", "", "", "parameter_server/cpu", "tensorflow-parameter-server"),
+    ("TensorFlow benchmarks", "", "", "parameter_server/gpu", "tensorflow-servers"),
+    ("TensorFlow benchmarks", "", "", "distributed_replicated", "tensorflow-servers"),
+    ("TensorFlow benchmarks", "", "", "replicated NCCL", "tensorflow-replicated-nccl"),
+    ("TensorFlow benchmarks", "", "", "replicated", "tensorflow-replicated"),
+    ("Dell", "MXNet", "", "", "mxnet-device"),
+    ("Dell", "NV-Caffe", "", "", "caffe"),
+    ("Lambda", "", "resnet50", "", "ddp"),
+    ("Lambda", "", "", "", "apex"),
+    ("NVIDIA DeepLearningExamples", "MXNet", "", "", "horovod-as-computed"),
+    ("NVIDIA DeepLearningExamples", "TensorFlow", "", "", "horovod"),
+    ("NVIDIA DeepLearningExamples", "PaddlePaddle", "", "", "paddle-nccl"),
+    ("NVIDIA DeepLearningExamples", "PyTorch", "GNMT", "", "apex"),
+    ("NVIDIA DeepLearningExamples", "PyTorch", "", "", "ddp"),
+    ("stock", "PyTorch", "", "", "ddp"),
+)
+"""By the notes of the TensorFlow page, the frameworks of Dell's figures and the scripts of NVIDIA's
+examples, which Lambda runs too: torch's DistributedDataParallel for ResNet-50, Apex's for BERT and
+GNMT, whose 16-bit training has 16-bit weights. The first that fits counts."""
 SPELLINGS = (  # spellings of one machine → one spelling
     (r"\b(\d+)G\b", r"\1GB"),  # V100 16G
     (r" \d+GB(?= \()", ""),  # DGX-1 16GB (V100 16GB)
@@ -91,12 +128,27 @@ class Row:
     alone: float
     machine: str
     precision: Precision
-    sync: str
+    style: str
+    """Empty where the source does not say how gradients travel, or no style is like it."""
+
+    @property
+    def given(self) -> bool:
+        """Whether style and input are known: no images that the host decodes, at a rate that
+        the source does not state."""
+        f = self.figure
+        read = f.input in ("real", "limited") or "real" in f.note.casefold()
+        return bool(self.style) and not read
 
     @property
     def devices(self) -> int:
         """Number of devices."""
         return self.figure.devices or 1
+
+    @property
+    def batch_per_device(self) -> int:
+        """In samples."""
+        batch = self.figure.batch_per_device or DEFAULT_BATCH
+        return max(1, batch // TOKENS[self.network]) if self.network in BATCH_IN_TOKENS else batch
 
     @property
     def efficiency(self) -> float:
@@ -121,15 +173,18 @@ class Row:
     @property
     def _host_without_peer_access(self) -> str | None:
         """The processor of a run without peer access; None for other runs."""
-        if not self.figure.source.startswith("Lambda"):
+        system, source = self.figure.system, self.figure.source
+        if source.startswith("Lambda deeplearning-benchmark v0"):
+            return "" if re.search(GEFORCE, system) else None
+        if not source.startswith("Lambda"):
             return None
-        system = self.figure.system
         return next((cpu for form, _, cpu in WITHOUT_PEER_ACCESS if re.search(form, system)), None)
 
     @property
     def way(self) -> str:
-        """Its sync strategy, and its path."""
-        return self.sync if self.peer_access else f"{self.sync} through host memory"
+        """Its gradient style, and its path."""
+        style = self.style or "unknown"
+        return style if self.peer_access else f"{style} through host memory"
 
     @property
     def one_machine(self) -> bool:
@@ -145,14 +200,14 @@ class Row:
             return system
         return replace(system, host_device="epyc-7742" if re.search(ZEN_2, host) else "")
 
-    def request(self) -> ForecastRequest:
-        """Its forecast's request."""
+    def request(self, given: bool = True) -> ForecastRequest:
+        """Its forecast's request; with its style, or as where nothing is known of it."""
         return ForecastRequest(
             network=built(self.network),
             system=self.system,
-            batch_per_device=self.figure.batch_per_device or DEFAULT_BATCH,
+            batch_per_device=self.batch_per_device,
             precision=self.precision,
-            sync=self.sync,
+            style=self.style if given else "",
             peer_access=self.peer_access,
         )
 
@@ -188,7 +243,7 @@ def rows() -> tuple[tuple[Row, ...], dict[str, tuple[PublishedFigure, ...]]]:
     """Rows that can be forecast, and the other figures by reason."""
     chosen = [
         f
-        for f in (*figures(), *stock_figures())
+        for f in (*figures(), *stock_figures(), *scaling_figures())
         if f.metric == "throughput" and f.source.startswith(SOURCES)
     ]
     alone = {_key(f): f.value for f in chosen if f.devices == 1}
@@ -204,20 +259,23 @@ def rows() -> tuple[tuple[Row, ...], dict[str, tuple[PublishedFigure, ...]]]:
     return tuple(found), {reason: tuple(those) for reason, those in left.items()}
 
 
-def forecasts(found: Sequence[Row], known: Calibration) -> dict[Row, Point]:
-    """Forecast of every row."""
+def forecasts(
+    found: Sequence[Row], known: Sequence[Calibration], given: bool = True
+) -> list[dict[Row, Point]]:
+    """For each calibration, which differ in what devices exchange only, the forecast of every row;
+    with its style, or as where nothing is known of it."""
     alike = defaultdict(list)
     for row in found:
         f = row.figure
         program = f.source, f.framework, row.network, row.precision, f.batch_per_device
-        where = row.family, row.machine, row.peer_access, row.sync
+        where = row.family, row.machine, row.peer_access, row.style if given else ""
         alike[program, where, row.alone].append(row)
-    points: dict[Row, Point] = {}
+    points: list[dict[Row, Point]] = [{} for _ in known]
     for group in alike.values():
-        first = group[0]
         counts = [row.devices for row in group]
-        forecast = predict(first.request(), counts, known, {1: first.alone})
-        points.update(zip(group, forecast.points, strict=True))
+        each = predict_with(group[0].request(given), counts, known, {1: group[0].alone})
+        for of_one, forecast in zip(points, each, strict=True):
+            of_one.update(zip(group, forecast, strict=True))
     return points
 
 
@@ -230,8 +288,8 @@ def mean_and_ninth(errors: Iterable[float]) -> tuple[float, float]:
 def _why_not(f: PublishedFigure, one: float | None) -> str:
     if _network(f) is None:
         return f"cubemesh has no network {f.network}"
-    if "real" in f.note.casefold():
-        return "trained on real data, whose input pipeline is not modelled"
+    if f.source.startswith("Lambda") and f.network.startswith("Transformer-XL"):
+        return "gradients of an unstated number of steps are accumulated"
     where = machine(f)
     if where is None:
         return f"{f.system} is not in the catalogue"
@@ -248,7 +306,7 @@ def _row(f: PublishedFigure, one: float) -> Row:
     network, where = _network(f), machine(f)
     assert network
     assert where
-    tokens = GNMT_TOKENS if f.unit == "tokens/s" else 1
+    tokens = TOKENS[network] if f.unit == "tokens/s" else 1
     return Row(
         figure=f,
         network=network,
@@ -256,7 +314,7 @@ def _row(f: PublishedFigure, one: float) -> Row:
         alone=one / tokens,
         machine=where,
         precision=precision_of(f.precision) or "fp32",
-        sync=_sync(f, network),
+        style=f.style or style_of(f),
     )
 
 
@@ -266,16 +324,21 @@ def _network(f: PublishedFigure) -> str | None:
     return next((name for form, name in OTHER_NAMES.items() if f.network.startswith(form)), None)
 
 
-def _sync(f: PublishedFigure, network: str) -> str:
-    """The strategy of the source; NVIDIA's mixed BERT and GNMT send gradients in two bytes."""
-    if "distributed_replicated" in f.note:
-        return "parameter-server-spread"
-    if "parameter_server/cpu" in f.note:
-        return "parameter-server-cpu"
-    if "parameter_server/gpu" in f.note:
-        return "parameter-server-spread"
-    low_precision = network in OTHERS and "16" in f.precision
-    return "all-reduce-16" if low_precision else "all-reduce"
+def style_of(f: PublishedFigure) -> str:
+    """The gradient style of a figure of a table without that column; empty if unknown."""
+    if f.machine:
+        return ""
+    return next(
+        (
+            style
+            for source, framework, network, note, style in STYLES_OF
+            if f.source.startswith(source)
+            and f.framework.startswith(framework)
+            and f.network.startswith(network)
+            and note in f.note
+        ),
+        "",
+    )
 
 
 def _key(f: PublishedFigure) -> tuple[object, ...]:
@@ -283,7 +346,7 @@ def _key(f: PublishedFigure) -> tuple[object, ...]:
     sync = re.sub(
         r"parameter_server/\w+|replicated.*|independent|distributed_replicated.*", "", f.note
     )
-    note = "" if f.source.startswith("stock") else sync
+    note = f.style or ("" if f.source.startswith("stock") else sync)
     framework = f.framework.replace("DDP + ", "")
     system, batch = without_count(f.system), f.batch_per_device
     return f.source, system, f.device, framework, f.network, f.precision, batch, note
@@ -305,4 +368,6 @@ def family(system: str) -> str:
 
 def machine(figure: PublishedFigure) -> str | None:
     """The system of the catalogue of a figure; None if there is none."""
+    if figure.machine:
+        return figure.machine
     return next((name for form, name in MACHINES if re.search(form, figure.system)), None)
