@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.forecast.calibration import defaults
-from cubemesh.forecast.transformers.factors import BAND, STYLE_NAMES, StyleName
+from cubemesh.forecast.transformers.factors import BAND, BAND_CALIBRATED, STYLE_NAMES, StyleName
 from cubemesh.forecast.transformers.groups import Groups
 from cubemesh.forecast.transformers.layout import (
     ATTENTION,
@@ -25,6 +25,7 @@ from cubemesh.forecast.transformers.search import LayoutSearch, search_layouts
 from cubemesh.forecast.transformers.step import (
     MEMORY_MARGIN,
     LayoutForecast,
+    calibrated_rates,
     device_rates,
     forecast_layout,
 )
@@ -41,6 +42,8 @@ class LayoutPrediction:
     band: float
     """The step takes from `step_s / band` to `step_s × band` in nine of ten cases."""
     search: LayoutSearch | None = field(default=None)
+    measured: Mapping[int, float] = field(default_factory=dict)
+    """Devices → sequences/s that the device's speed was fitted to."""
 
     def __repr__(self) -> str:
         found, plan = self.forecast, self.forecast.plan
@@ -65,13 +68,15 @@ def predict_layout(
     recompute: Recompute | Literal["auto"] = "auto",
     attention: Attention = "flash",
     style: StyleName = "nemo",
+    measured: Mapping[int | str, float] | None = None,
 ) -> LayoutPrediction:
     """Predict a training step of a transformer on many devices of a machine.
 
     `network` is a name (`gpt3-175b`) or sizes (`gpt:hidden=4096,layers=32,heads=32`), `layout` is
     `tp=8,pp=8,dp=16` (docs/transformers.md). With `search`, the fastest layout and micro-batch of
     so many `devices` that fit their memory are found instead. Batches count sequences, of all
-    devices; recomputation `auto` is as little as fits.
+    devices; recomputation `auto` is as little as fits. `measured` maps a number of devices to
+    sequences/s of the same layout with as many data-parallel groups and a batch in proportion.
 
     UsageError for what is not possible, and for a layout that does not fit the memory.
     """
@@ -86,6 +91,11 @@ def predict_layout(
     shape = read_layout(layout) if layout else Layout()
     if layout and search:
         raise UsageError(f"layout {layout}: a search chooses the layout itself; give one of both.")
+    rates_of = {count: rate for count, rate in (measured or {}).items() if isinstance(count, int)}
+    if len(rates_of) < len(measured or {}):
+        raise UsageError("A layout is measured on a number of devices, such as 8=1.2 sequences/s.")
+    if measured and search:
+        raise UsageError("A measured rate is of one layout; give it without search.")
     if not layout and not search:
         raise UsageError(
             f"{network}: give a layout, such as tp=8,pp=8,dp=16, or search for the fastest."
@@ -114,9 +124,12 @@ def predict_layout(
     rates = device_rates(system, precision)
     if recompute == "auto":
         plan = least_recomputation(plan, rates.memory_bytes)
+    if rates_of:
+        rates = calibrated_rates(plan, groups, rates, rates_of)
     forecast = forecast_layout(plan, groups, rates)
     _check_memory(forecast)
-    return LayoutPrediction(forecast=forecast, band=BAND)
+    band = BAND_CALIBRATED if rates_of else BAND
+    return LayoutPrediction(forecast=forecast, band=band, measured=rates_of)
 
 
 def _check_devices(plan: TrainingPlan, devices: int) -> None:

@@ -165,7 +165,6 @@ def predict(
         "--batch-per-device": batch_per_device,
         "--framework": framework,
         "--mode": mode,
-        "--measured": measured,
         "--calibrate": calibrate,
         "--sync": sync,
         "--input-limit": input_limit,
@@ -196,6 +195,7 @@ def predict(
             recompute=recompute or "auto",  # type: ignore[arg-type]
             attention=attention or "flash",  # type: ignore[arg-type]
             style=style or "nemo",  # type: ignore[arg-type]
+            measured=_rates(measured or ()),
         )
         show(layout_document(planned), as_json, lambda console: print_layout(console, planned))
         return

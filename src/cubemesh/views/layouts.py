@@ -30,6 +30,7 @@ def layout_document(found: LayoutPrediction) -> dict[str, Any]:
         **_forecast(found.forecast),
         low_s=found.forecast.step_s / found.band,
         high_s=found.forecast.step_s * found.band,
+        measured={str(count): rate for count, rate in found.measured.items()},
         search=None
         if search is None
         else {
@@ -162,9 +163,11 @@ def _search(candidates: tuple[Candidate, ...]) -> Table:
 def _notes(found: LayoutPrediction) -> list[str]:
     one = found.forecast
     plan = one.plan
+    fitted = ", ".join(f"{count} devices" for count in found.measured)
+    basis = f"Fitted to what was measured on {fitted}" if fitted else "Nothing was measured"
     notes = [
-        f"Device: {one.peak_source}. Style: {STYLES[plan.style].framework}. Nothing was measured: "
-        f"the band is × {found.band:g}, nine in ten published rates."
+        f"Device: {one.peak_source}. Style: {STYLES[plan.style].framework}. {basis}: the band is × "
+        f"{found.band:g}, nine in ten published rates."
     ]
     if found.search is not None:
         notes.append(

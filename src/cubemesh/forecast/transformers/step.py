@@ -22,8 +22,9 @@ Collectives are those of `forecast/communication.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.forecast.transformers.factors import (
@@ -33,7 +34,7 @@ from cubemesh.forecast.transformers.factors import (
     generation,
 )
 from cubemesh.forecast.transformers.groups import Groups
-from cubemesh.forecast.transformers.layout import TrainingPlan
+from cubemesh.forecast.transformers.layout import TrainingPlan, check_plan
 from cubemesh.forecast.transformers.memory import (
     WEIGHT_BYTES,
     LayoutMemory,
@@ -70,6 +71,15 @@ class Rates:
     memory_bytes: float
     generation: str
     source: str
+
+    def faster(self, times: float) -> Rates:
+        """Of a device that computes and moves so many times as fast."""
+        return replace(
+            self,
+            matrix_flops_per_s=times * self.matrix_flops_per_s,
+            flops16_per_s=times * self.flops16_per_s,
+            bytes_per_s=times * self.bytes_per_s,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +224,48 @@ def forecast_layout(
         peak_flops_per_s=at.peak_flops_per_s,
         peak_source=at.source,
     )
+
+
+def calibrated_rates(
+    plan: TrainingPlan, groups: Groups, rates: Rates, measured: Mapping[int, float]
+) -> Rates:
+    """Rates of a device with which the plan on so many devices gives the measured sequences/s; of
+    several the one with most devices counts. The plan differs in data-parallel size only, with a
+    global batch in proportion.
+
+    UsageError for devices that the layout cannot fill, or a rate that no device's speed gives.
+    """
+    devices, per_s = max(measured.items())
+    smaller = _on_devices(plan, devices)
+    if not (math.isfinite(per_s) and per_s > 0):
+        raise UsageError(f"measured {devices}={per_s:g}: the rate must be above 0 sequences/s.")
+    low, high = 0.01, 100.0
+    for _ in range(60):
+        speed = math.sqrt(low * high)
+        found = forecast_layout(smaller, groups, rates.faster(speed))
+        low, high = (speed, high) if found.samples_per_s < per_s else (low, speed)
+    if abs(found.samples_per_s / per_s - 1) > 1e-3:
+        raise UsageError(
+            f"measured {devices}={per_s:g}: no speed of {plan.system.device} gives this rate with "
+            f"{smaller.layout}; communication alone gives {found.samples_per_s:.3g} sequences/s. "
+            "Check rate, layout and batch."
+        )
+    return rates.faster(speed)
+
+
+def _on_devices(plan: TrainingPlan, devices: int) -> TrainingPlan:
+    """The plan with another number of data-parallel groups."""
+    each = plan.layout.devices // plan.layout.dp
+    batch, rest = divmod(plan.global_batch * devices, plan.layout.devices)
+    if devices < 1 or devices % each or rest:
+        raise UsageError(
+            f"measured on {devices} devices: the layout needs a multiple of {each}, and a global "
+            f"batch of {plan.global_batch} per {plan.layout.devices} devices a whole number there."
+        )
+    layout = replace(plan.layout, dp=devices // each, shard=0)
+    smaller = replace(plan, layout=layout, global_batch=batch)
+    check_plan(smaller, devices)
+    return smaller
 
 
 def plan_work(plan: TrainingPlan, groups: Groups, at: Rates) -> PlanWork:
