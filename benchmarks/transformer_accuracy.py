@@ -24,6 +24,7 @@ from cubemesh.forecast.transformers.factors import FITTED, fitted_values
 from cubemesh.papers.validation.transformers import (
     LeftOut,
     TransformerRow,
+    calibrated,
     errors,
     fit,
     left_out,
@@ -101,6 +102,14 @@ def main() -> int:
     judged = judged_without("source", heading)
     mean = np.mean([abs(error) for row, error in judged if small(row)])
     judged_without("style", heading)
+    print(
+        f"Calibrated with the fewest devices of the same layout, by the factors in use\n{heading}"
+    )
+    on_more = calibrated()
+    summary("calibrated", on_more)
+    plain = [row for row, _ in on_more]
+    found = errors(plain, fitted_values()).tolist()
+    summary("the same rows, not calibrated", list(zip(plain, found, strict=True)))
     distances = np.abs(np.log1p([error for _, error in judged]))
     print(f"Nine in ten are within × {np.exp(np.quantile(distances, 0.9)):.2f}")
     print("Memory of a device (GiB): published, forecast")

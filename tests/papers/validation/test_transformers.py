@@ -3,8 +3,19 @@
 import numpy as np
 import pytest
 
-from cubemesh.forecast.transformers.factors import BAND, FITTED, fitted_values
-from cubemesh.papers.validation.transformers import errors, fit, left_out, transformer_rows
+from cubemesh.forecast.transformers.factors import (
+    BAND,
+    BAND_CALIBRATED,
+    FITTED,
+    fitted_values,
+)
+from cubemesh.papers.validation.transformers import (
+    calibrated,
+    errors,
+    fit,
+    left_out,
+    transformer_rows,
+)
 
 
 def row_of(source, devices, **plan):
@@ -67,6 +78,16 @@ def test_a_fit_comes_closer_than_its_priors_and_stays_within_bounds():
     assert fit(rows, rounds=1) == found
     for name, value in found.items():
         assert FITTED[name].least <= value <= FITTED[name].most
+
+
+def test_rows_on_more_devices_are_calibrated_with_those_on_the_fewest():
+    found = calibrated()
+    assert len(found) > 100
+    assert all(row.figure.devices >= 16 for row, _ in found)
+    size = np.abs([error for _, error in found])
+    plain = np.abs(errors([row for row, _ in found], fitted_values()))
+    assert size.mean() < plain.mean()
+    assert np.quantile(size, 0.9) < BAND_CALIBRATED - 1
 
 
 def test_memory_forecasts_are_near_what_a_source_states():

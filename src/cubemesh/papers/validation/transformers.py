@@ -12,7 +12,7 @@ are judged only.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,7 +30,9 @@ from cubemesh.forecast.transformers.memory import least_recomputation, memory
 from cubemesh.forecast.transformers.step import (
     PlanWork,
     Rates,
+    calibrated_rates,
     device_rates,
+    forecast_layout,
     plan_work,
     step_parts,
 )
@@ -233,6 +235,38 @@ def left_out(by: LeftOut = "source", rounds: int = ROUNDS) -> tuple[TransformerF
         judged = tuple(zip(aside, errors(aside, factors).tolist(), strict=True))
         folds.append(TransformerFold(left_out=name, factors=factors, saw=saw, judged=judged))
     return tuple(folds)
+
+
+def calibrated() -> tuple[tuple[TransformerRow, float], ...]:
+    """Rows whose layout is also published on fewer devices, with their errors where the smallest
+    number of devices calibrates the device, by the factors in use."""
+    alike: dict[object, list[TransformerRow]] = defaultdict(list)
+    for row in transformer_rows():
+        alike[_apart_from_devices(row)].append(row)
+    found = []
+    for rows in alike.values():
+        first = min(rows, key=lambda row: row.figure.devices)
+        measured = {first.figure.devices: first.figure.global_batch / first.step_s}
+        groups = Groups(first.plan.system, defaults())
+        for row in (row for row in rows if row.figure.devices > first.figure.devices):
+            plan = replace(
+                row.plan,
+                recompute=first.plan.recompute,
+                recompute_layers=first.plan.recompute_layers,
+            )
+            rates = calibrated_rates(plan, groups, row.rates, measured)
+            found.append((row, forecast_layout(plan, groups, rates).step_s / row.step_s - 1))
+    return tuple(found)
+
+
+def _apart_from_devices(row: TransformerRow) -> object:
+    """What rows have in common that differ in data-parallel size only."""
+    figure = row.figure
+    layout = replace(row.plan.layout, dp=1, shard=0)
+    numbers = (figure.sequence_length, figure.micro_batch, figure.global_batch / figure.devices)
+    machine = (figure.system, figure.device, figure.network_gbit_per_s)
+    program = (figure.style, figure.precision, figure.recompute, figure.attention)
+    return figure.source, figure.network, layout, numbers, machine, program
 
 
 _GROUPS: dict[LeftOut, Callable[[TransformerRow], str]] = {
