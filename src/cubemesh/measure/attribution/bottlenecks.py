@@ -41,7 +41,7 @@ _REMEDIES = {
     COMMUNICATION: "raise the batch size, or overlap more communication with the backward pass",
     STRAGGLER: "give every rank the same work and machine, or find the slow rank",
     CPU_CONTENTION: "stop other programs, or give the run processors of its own (taskset, a Slurm "
-    "allocation)",
+    "allocation, a higher CPU limit of the container)",
     INPUT_CONTENTION: "leave processors to the step: decode less (cache_decoded=true, fewer "
     "input_threads), decode on the device, or use fewer compute threads",
     CLOCK: "improve cooling or raise the power limit; the warning throttled has the reason",
