@@ -74,6 +74,46 @@ def test_a_measured_number_of_devices_is_met_too_and_said_to_be_fitted() -> None
     assert "fitted" in refitted.device_source
 
 
+def test_losses_inside_and_between_systems_are_fitted_apart() -> None:
+    request = asked("vgg16", "c4130-g-edr", 32)
+    plain = {p.devices: p.samples_per_s for p in forecast(request, [1, 4, 16], _1=100).points}
+    known = defaults()
+    for name, value in (("overhead_scale", 1.5), ("overhead_between", 3.0)):
+        known = known.with_factor(name, value, "assumed", "planted")
+    made = {
+        p.devices: p.samples_per_s for p in predict(request, [4, 8, 16], known, {1: 100}).points
+    }
+    assert made[4] < plain[4]
+    assert made[16] / made[4] < plain[16] / plain[4]
+    found = forecast(request, [4, 8, 16], _1=100, _4=made[4], _16=made[16])
+    factors = found.calibration.factors
+    for name, value in (("overhead_scale", 1.5), ("overhead_between", 3.0)):
+        assert factors[name].value == pytest.approx(value)
+        assert (factors[name].low or 0) < value < (factors[name].high or 0)
+        assert factors[name].origin == "fitted"
+    assert [p.samples_per_s for p in found.points] == pytest.approx([*made.values()])
+    for point in (found.points[0], found.points[2]):
+        assert point.high / point.samples_per_s == pytest.approx(known["band_one_device"])
+
+
+def test_a_fitted_loss_is_as_uncertain_as_the_rate() -> None:
+    """Of a small loss little is known: 3 % of a step are more than it."""
+    small, large = (
+        forecast(asked(), [8], _1=219, _8=rate).calibration.factors["overhead_scale"]
+        for rate in (1700, 900)
+    )
+    assert (small.low or 0) < 0.1
+    assert (small.high or 0) > 1.5 * small.value
+    assert (large.high or 0) < 1.1 * large.value
+
+
+def test_one_rate_of_several_systems_fits_all_losses_at_once() -> None:
+    found = forecast(asked("vgg16", "c4130-g-edr", 32), [16], _1=100, _16=1000)
+    assert found.points[0].samples_per_s == pytest.approx(1000)
+    assert found.calibration.factors["overhead_between"].origin == "assumed"
+    assert found.calibration.factors["overhead_scale"].origin == "fitted"
+
+
 def test_a_slow_network_limits_and_is_named() -> None:
     point = forecast(asked("vgg16", "c4130-g-10gbe", 16), [16]).points[0]
     assert point.limit == "exchange: 10 Gb Ethernet"

@@ -38,6 +38,9 @@ class Factor:
     """Empty for a plain ratio."""
     origin: Origin
     source: str
+    low: float | None = None
+    high: float | None = None
+    """Of a factor fitted to a rate: its values if that rate is off by `band_one_device`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +93,20 @@ class Calibration:
             raise unknown_name("factor of a calibration", name, self.factors, plural="factors")
         return self.factors[name].value
 
-    def with_factor(self, name: str, value: float, origin: Origin, source: str) -> Calibration:
-        """The same with another value for a known factor."""
+    def with_factor(
+        self,
+        name: str,
+        value: float,
+        origin: Origin,
+        source: str,
+        within: tuple[float | None, float | None] = (None, None),
+    ) -> Calibration:
+        """The same with another value for a known factor, and its (low, high) if known."""
         _ = self[name]
-        changed = replace(self.factors[name], value=value, origin=origin, source=source)
+        low, high = within
+        changed = replace(
+            self.factors[name], value=value, origin=origin, source=source, low=low, high=high
+        )
         return replace(self, factors={**self.factors, name: changed})
 
     def launched_at_once(self) -> Calibration:
@@ -237,6 +250,12 @@ _STEP = (
     ("attained_flops", 0.4, "", "assumed fraction of the peak that training attains"),
     ("attained_bytes", 0.7, "", "assumed fraction of the bandwidth that training attains"),
     ("overhead_scale", 1.0, "", "assumed loss of several devices, over the forecast loss"),
+    (
+        "overhead_between",
+        1.0,
+        "",
+        "assumed further factor on what several systems exchange more than one of them",
+    ),
     ("gradient_scale", 1.0, "", "a gradient has four bytes; 0.5 for two"),
     ("average_every", 8, "", "cubemesh's local-sgd: steps between two averages"),
     ("idle_power_share", 0.2, "", "assumed power of a waiting device, over its power limit"),

@@ -52,9 +52,10 @@ def predict(
 ) -> Forecast:
     """Forecasts for each of `devices`; `measured` are samples per second on so many devices.
 
-    With a measured point of one device its step is that long; with the largest other one what
-    several devices lose is fitted to it; with only such a point the device's step is. Without any
-    the step is that of the datasheet, corrected by `others` on the same device. `what_if` is
+    With a measured point of one device its step is that long; what several devices lose is fitted
+    to the largest other one, and where there is one of a system and one of several systems, what
+    is lost inside and between them to each; with only such a point the device's step is. Without
+    any the step is that of the datasheet, corrected by `others` on the same device. `what_if` is
     changed after that fit: the points are those of the changed machine or program. UsageError
     for device counts that the system does not have, rates that are not above 0, or a device
     with neither a datasheet nor a measured point.
@@ -152,15 +153,20 @@ class _Model:
 
     def fit(self) -> None:
         """Make the model pass through the measured points."""
-        several = max((n for n in self.measured if n > 1), default=0)
-        self.fitted = {n for n in (1, several) if n in self.measured}
+        each = self.asked.system.devices
+        inside = max((n for n in self.measured if 1 < n <= each), default=0)
+        beyond = max((n for n in self.measured if n > each), default=0)
         if 1 in self.measured:
             self._fit_step(self.asked.batch(1) / self.measured[1])
             self.source = "its measured rate"
-            if several:
-                self._fit_overhead(several)
-        elif several:
-            self._fit_scale(several)
+            self.fitted = {n for n in (1, inside, beyond) if n}
+            if inside:
+                self._fit_loss(inside, "overhead_scale")
+            if beyond:
+                self._fit_loss(beyond, "overhead_between" if inside else "overhead_scale")
+        elif inside or beyond:
+            self.fitted = {beyond or inside}
+            self._fit_scale(beyond or inside)
 
     def with_changes(self, changes: Mapping[str, str]) -> _Model:
         """The same on a changed machine or with a changed program, with nothing fitted anew."""
@@ -209,25 +215,38 @@ class _Model:
             )
         self.source = f"fitted to what was measured on {devices} devices"
 
-    def _fit_overhead(self, devices: int) -> None:
-        parts, passes_ = self.parts(devices), self.passes(devices)
-        own = passes_.step_s + stall_s(passes_, self.launch_s)
-        lost = sum(parts.values()) - parts["input"] - own
-        if lost < 1e-9 * own:
+    def _fit_loss(self, devices: int, factor: str) -> None:
+        """The factor of a loss with which the step takes what was measured; its interval is of
+        rates as far off as a measured one may be."""
+
+        def step_s(value: float) -> float:
+            known = self.known
+            self.known = known.with_factor(factor, value, "fitted", "trial")
+            parts = self.parts(devices)
+            self.known = known
+            return sum(parts.values()) - parts["input"]
+
+        rate = self.measured[devices]
+        least_s, off = step_s(0.0), self.known["band_one_device"]
+        lost_s = step_s(1.0) - least_s
+        measured_s = devices * self.asked.batch(devices) / rate
+        if lost_s < 1e-9 * least_s:
             raise UsageError(
-                f"measured {devices}={self.measured[devices]:g}: so many devices are expected to "
-                "lose nothing, so no loss can be fitted to it. Give the rate of one device only."
+                f"measured {devices}={rate:g}: so many devices are expected to lose nothing"
+                + (" more between systems" if factor == "overhead_between" else "")
+                + ", so no loss can be fitted to it. Leave this rate out."
             )
-        step_s = devices * self.asked.batch(devices) / self.measured[devices]
-        if step_s < own / (1 + NOISE):
+        own = self.passes(devices)
+        if measured_s < (own.step_s + stall_s(own, self.launch_s)) / (1 + NOISE):
             raise UsageError(
-                f"measured {devices}={self.measured[devices]:g} is more than {devices} times what "
-                "one device reached. Give rates of the same batch size, precision and program."
+                f"measured {devices}={rate:g} is more than {devices} times what one device "
+                "reached. Give rates of the same batch size, precision and program."
             )
-        source = f"what was measured on {devices} devices"
-        self.known = self.known.with_factor(
-            "overhead_scale", max(0.0, step_s - own) / lost, "fitted", source
+        low, value, high = (
+            max(0.0, (measured_s * times - least_s) / lost_s) for times in (1 / off, 1.0, off)
         )
+        source = f"what was measured on {devices} devices"
+        self.known = self.known.with_factor(factor, value, "fitted", source, (low, high))
 
     def passes(self, devices: int) -> Passes:
         """Of a device among so many."""
@@ -258,12 +277,14 @@ class _Model:
         more = known["overhead_scale"]
         stall = stall_s(own, self.launch_s)
         several = known["launch_several"] if devices > 1 else 1.0
+        beyond = known["overhead_between"]
+        one = found if beyond == 1 else self._sync_of_one_system(devices, own) or found
         found_s = {
             "forward": own.forward_s,
             "backward": own.backward_s,
             "launch": stall + (stall_s(own, several * self.launch_s) - stall) * more,
-            "slowdown": found.slowdown_s * more,
-            "exposed": found.exposed_s * more,
+            "slowdown": (one.slowdown_s + (found.slowdown_s - one.slowdown_s) * beyond) * more,
+            "exposed": (one.exposed_s + (found.exposed_s - one.exposed_s) * beyond) * more,
             "update": own.update_s,
             "sharing": self._sharing(devices) * own.step_s * more,
             "waiting": self._spread(devices) * found.waiting * own.step_s * more,
@@ -301,6 +322,11 @@ class _Model:
             asked = self.asked
             self.fabrics[devices] = fabric(asked.system, devices, asked.peer_access)
         return self.fabrics[devices]
+
+    def _sync_of_one_system(self, devices: int, own: Passes) -> SyncTime | None:
+        """What the devices of one system exchange by themselves; None where they are in one."""
+        each = self.asked.system.devices
+        return self.sync(each, own) if devices > each else None
 
     def _sharing(self, devices: int) -> float:
         """The fraction by which a device's step grows next to others."""

@@ -142,9 +142,23 @@ def _row(one: PredictedPoint) -> tuple[float | str, ...]:
     )
 
 
+LOSSES = {
+    "overhead_scale": "Lost by several devices",
+    "overhead_between": "Lost between systems, relative to that",
+}
+"""Factor of a calibration → what it multiplies, in words."""
+
+
 def _notes(found: Prediction) -> list[str]:
     known, room = found.forecast.calibration, found.device_memory_bytes
     notes = [f"One device: {found.forecast.device_source}."]
+    for name, what in LOSSES.items():
+        factor = known.factors[name]
+        if factor.origin == "fitted" and factor.low is not None and factor.high is not None:
+            notes.append(
+                f"{what}: {factor.value:.2g} times what is forecast ({factor.low:.2g} to "
+                f"{factor.high:.2g}), from {factor.source}."
+            )
     sweeps = sorted({s.devices for s in known.sweeps if s.operation == "all-reduce"})
     where = f"measured on {', '.join(map(str, sweeps))} devices, else " if sweeps else ""
     notes.append(
