@@ -148,6 +148,42 @@ def test_another_network_corrects_a_forecast_from_a_datasheet() -> None:
     assert corrected["samples_per_s"] < alone["samples_per_s"]  # a rate below its forecast
 
 
+CPU_STORE = STORE.with_name("2026-11-21-cpu-breakdown-power.sqlite")
+PRODUCT, COPY = "93f537628a71", "feafb71363b5"
+CPU = """\
+name = "my-server"
+title = "my server"
+sources = ["measured"]
+[cpus]
+count = 1
+"""
+
+
+def test_a_processor_is_forecast_from_its_measured_ceilings(tmp_path: Path) -> None:
+    """97.8 GFLOP/s and 11.2 GB/s of one thread, of which training attains 0.59."""
+    machine = tmp_path / "cpu.toml"
+    machine.write_text(CPU)
+    asked = ("predict", "resnet-50", "--machine", str(machine), "--devices", "1")
+    asked = (*asked, "--batch-per-device", "8", "--store", str(CPU_STORE))
+    both = (*asked, "--calibrate", PRODUCT, "--calibrate", COPY)
+    found = json.loads(typed(*both, "--json"))
+    (point,) = found["points"]
+    least_s = 8 * 3 * 2 * 4.1e9 / 97.8e9
+    assert least_s / 0.59 < point["step_s"] < 2 * least_s / 0.59
+    assert point["high"] / point["samples_per_s"] == pytest.approx(2)
+    assert PRODUCT in found["device_source"]
+    for options, named in (
+        ((*asked, "--calibrate", PRODUCT), "copy"),
+        ((*both, "--precision", "bf16"), "precision"),
+        ((*both, "--measured", "vgg16@4=6"), "vgg16@4"),
+        ((*both, "--what-if", "machine=knl-7250"), "do not hold for"),
+        ((*P100, *both[-6:]), "has GPUs"),
+        (asked, "Unknown: how fast"),
+    ):
+        with pytest.raises(UsageError, match=named):
+            typed(*options)
+
+
 def test_a_framework_that_fuses_and_captures_is_faster() -> None:
     asked = ("--machine", "hgx-h200", "--precision", "bf16", "--batch-per-device", "512")
     points = [

@@ -1,7 +1,7 @@
 import pytest
 
 from cubemesh.errors import DataError, UsageError
-from cubemesh.forecast.attained import FACTORS
+from cubemesh.forecast.attained import CEILING_SHARE, FACTORS
 from cubemesh.forecast.calibration import Sweep, defaults, read_sweeps
 
 HEAD = "operation,devices,bytes,seconds\n"
@@ -23,6 +23,7 @@ def test_every_factor_says_what_it_is_and_whose() -> None:
         *("host_exchange_bytes_per_s", "host_exchange_zen2_bytes_per_s"),
         *("launch_layer_s", "launch_several", "peer_copy_share"),
         *FACTORS,
+        CEILING_SHARE,
         *(f"nvlink{g}_{name}" for g in (2, 3, 4) for name in ("start_s", "hop_s", "share", "fill")),
     }
     for value in ("ResNet-50", "H200", "19.4 ms", "36.7 ms"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
@@ -16,7 +16,14 @@ from cubemesh.forecast.calibration import Calibration, defaults, read_sweeps
 from cubemesh.forecast.energy import BusyPower, busy_power, device_watts, sample_joules
 from cubemesh.forecast.from_records import measured_inputs
 from cubemesh.forecast.gradient_sync import check_cost
-from cubemesh.forecast.request import Forecast, ForecastRequest, OtherRate, Point, ScalingMode
+from cubemesh.forecast.request import (
+    Ceilings,
+    Forecast,
+    ForecastRequest,
+    OtherRate,
+    Point,
+    ScalingMode,
+)
 from cubemesh.forecast.step import predict as forecast_steps
 from cubemesh.forecast.styles import check_style
 from cubemesh.forecast.what_if import apply_changes, read_changes
@@ -139,7 +146,10 @@ def predict(
         input_limit=input_limit,
         software=software,
     )
-    rates, stored, known, watts = _calibrated(_sources(calibrate, store), network, request)
+    rates, stored, ceilings, known, watts = _calibrated(
+        _sources(calibrate, store), network, request
+    )
+    request = replace(request, ceilings=ceilings)
     rates, others = rates | own, (*stored, *typed)
     if rates and others:
         raise UsageError(
@@ -216,9 +226,10 @@ def _sources(given: Iterable[str | Path | RunRecord], store: AnyStore) -> list[R
 
 def _calibrated(
     sources: Iterable[RunRecord | Path], network: str, request: ForecastRequest
-) -> tuple[dict[int, float], list[OtherRate], Calibration, float | None]:
-    """(rates by number of devices, those of other networks, factors and sweeps, watts of one
-    device) of all sources."""
+) -> tuple[dict[int, float], list[OtherRate], Ceilings | None, Calibration, float | None]:
+    """(rates by number of devices, those of other networks, ceilings of a processor, factors and
+    sweeps, watts of one device) of all sources."""
+    ceilings: dict[str, tuple[float, str]] = {}
     rates: dict[int, float] = {}
     others: list[OtherRate] = []
     known, watts = defaults(), None
@@ -233,11 +244,33 @@ def _calibrated(
         measured = measured_inputs(source, network, request, software)
         rates |= measured.rates
         others += measured.others
+        if measured.ceiling:
+            operation, rate = measured.ceiling
+            ceilings[operation] = rate, source.run_id
         known = known.with_sweeps(*measured.sweeps)
         if measured.rates and software.captured:
             known = known.launched_at_once()
         watts = measured.device_watts or watts
-    return rates, others, known, watts
+    return rates, others, _ceilings(ceilings), known, watts
+
+
+def _ceilings(found: Mapping[str, tuple[float, str]]) -> Ceilings | None:
+    """Of both runs; UsageError where one is missing."""
+    if not found:
+        return None
+    missing = {"matrix_product", "copy"} - set(found)
+    if missing:
+        ((_, run),) = found.values()
+        raise UsageError(
+            f"--calibrate {run}: a step needs two ceilings; add a run of {missing.pop()} "
+            "(`cubemesh run ceilings` measures both)."
+        )
+    (flops, product), (moved, copy) = found["matrix_product"], found["copy"]
+    return Ceilings(
+        flops_per_s=flops,
+        bytes_per_s=moved,
+        source=f"measured ceilings of the processor (runs {product} and {copy})",
+    )
 
 
 def _point(

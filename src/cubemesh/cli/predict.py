@@ -76,8 +76,8 @@ def predict(
         list[str] | None,
         typer.Option(
             metavar="RUN|FILE.csv",
-            help="A stored run of training or of a collective, or a file of measured collectives; "
-            "may be repeated.",
+            help="A stored run of training, of a collective or of a processor's ceiling, or a file "
+            "of measured collectives; may be repeated.",
         ),
     ] = None,
     sync: Annotated[

@@ -47,6 +47,8 @@ SHARES = (
 """Factors by which an ideal time is divided."""
 COUNTS = ("kernel_s", "old_kernel_s", "depth_s", "tensor_depth_s")
 """Factors by which an amount is multiplied."""
+CEILING_SHARE = "ceiling_share"
+"""Share of measured ceilings, of operations and of bytes."""
 LAUNCH = "host_layer_s"
 """Seconds in which the host launches a layer's passes in a step."""
 FACTORS = (*SHARES, *COUNTS, LAUNCH)
@@ -129,7 +131,7 @@ class IdealStep:
     def parts_s(self, factors: Mapping[str, float]) -> dict[str, float]:
         """Seconds of the device by factor."""
         return {
-            name: amount / factors[name] if name in SHARES else amount * factors[name]
+            name: amount * factors[name] if name in COUNTS else amount / factors[name]
             for name, amount in self.amounts.items()
         }
 
@@ -262,6 +264,17 @@ def ideal_step(
         amounts[memory] += UPDATE_ACCESSES * VALUE_BYTES * network.parameter_count / bandwidth
     layers = len(network.nodes) + len(network.heads)
     return IdealStep(amounts=dict(amounts), launches=0.0 if software.captured else layers)
+
+
+def ideal_step_of_ceilings(
+    network: Network, batch: int, precision: Precision, flops_per_s: float, bytes_per_s: float
+) -> IdealStep:
+    """A step at the measured rates of a matrix product and of a copy, one after the other."""
+    passes = _passes(network, batch, precision)
+    moved = sum(one.moved_bytes for one in passes)
+    moved += UPDATE_ACCESSES * VALUE_BYTES * network.parameter_count
+    ideal_s = sum(one.matrix_flops for one in passes) / flops_per_s + moved / bytes_per_s
+    return IdealStep(amounts={CEILING_SHARE: ideal_s}, launches=0.0)
 
 
 def _operations(one: _Pass, unit: Unit, software: Software) -> str:

@@ -157,6 +157,13 @@ def defaults() -> Calibration:
         for name, value, unit, what in factors:
             source = f"{what}; {rows}"
             found[name] = Factor(value=value, unit=unit, origin="fitted", source=source)
+    found[attained.CEILING_SHARE] = Factor(
+        value=0.59,
+        unit="",
+        origin="fitted",
+        source="operations and bytes of a step on a processor, over its measured ceilings; 15 "
+        "workloads of PyTorch in benchmarks/records (benchmarks/cpu_ceiling_forecasts.py)",
+    )
     for name, (value, what) in attained.FITTED.items():
         source = f"{what}; {attained.FITTED_TO}"
         unit = "s" if name.endswith("_s") else ""
@@ -279,6 +286,13 @@ _STEP = (
         "what not knowing style and input multiplies the band of several devices of a system by",
     ),
     ("band_unknown_systems", 1.15, "", "the same of several systems"),
+    (
+        "band_ceilings",
+        2.0,
+        "",
+        "factor within which 14 of 15 stored rates of processors are, forecast from ceilings "
+        "without their network",
+    ),
     ("band_one_device", 1.03, "", f"{_BAND} of one device, with a measured step"),
 )
 

@@ -1,9 +1,10 @@
 """Calibration from a stored run: throughput, power, or a sweep of collectives.
 
 A training run must match the request: precision, device, and the strategy on several devices. A run
-of another network, input or batch size on one device corrects a forecast from a datasheet. A run of
-a collective becomes a measured sweep; if an operation was measured out of place and in place, the
-faster is used.
+of another network, input or batch size on one device corrects a forecast from a datasheet. Runs of
+the ceilings of a processor, a matrix product and a copy, are what its step is forecast from. A run
+of a collective becomes a measured sweep; if an operation was measured out of place and in place,
+the faster is used.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cubemesh.forecast.request import ForecastRequest, OtherRate
 from cubemesh.machines.catalogue import find
 from cubemesh.networks.graph import Network
 from cubemesh.schema import Collective, RunRecord
-from cubemesh.schema.work import NetworkWork, TrainSteps
+from cubemesh.schema.work import Ceiling, NetworkWork, TrainSteps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,8 @@ class MeasuredInputs:
     rates: dict[int, float] = field(default_factory=dict)
     """Samples per second, by number of devices."""
     others: tuple[OtherRate, ...] = ()
+    ceiling: tuple[str, float] | None = None
+    """`matrix_product` or `copy` of a processor, and its rate."""
     sweeps: tuple[Sweep, ...] = ()
     device_watts: float | None = None
     """Mean power of a device while it trained."""
@@ -40,6 +43,8 @@ def measured_inputs(
     UsageError for a run of something else."""
     if isinstance(record.spec.work, Collective):
         return MeasuredInputs(sweeps=(_sweep(record, request),))
+    if isinstance(record.spec.work, Ceiling):
+        return MeasuredInputs(ceiling=_ceiling(record, request))
     devices, rate, other = _rate(record, network, request)
     if other:
         return MeasuredInputs(others=(_other(record, rate, software),))
@@ -74,6 +79,28 @@ def _sweep(record: RunRecord, request: ForecastRequest) -> Sweep:
         seconds=tuple(times[size] for size in sorted(times)),
         source=f"run {record.run_id}",
     )
+
+
+def _ceiling(record: RunRecord, request: ForecastRequest) -> tuple[str, float]:
+    work, where = record.spec.work, _where(record)
+    assert isinstance(work, Ceiling)
+    rates = {"matrix_product": "rate_flops_per_s", "copy": "rate_bytes_per_s"}
+    rate = record.figure(rates.get(work.operation, ""))
+    if rate is None:
+        raise UsageError(
+            f"{where}: {work.operation} is not what a step is forecast from. Name the runs of "
+            "matrix_product and copy."
+        )
+    if request.system.topology.gpus:
+        raise UsageError(
+            f"{where}: ceilings are for processors; {request.system.name} has GPUs, which are "
+            "forecast from their datasheet. Leave it out."
+        )
+    wanted: dict[str, tuple[object, object]] = {}
+    if work.operation == "matrix_product":
+        wanted = {"precision": (record.spec.program.precision, request.precision)}
+    _check(where, wanted | _device_of(record, request))
+    return work.operation, rate
 
 
 def _other(record: RunRecord, rate: float, software: Software) -> OtherRate:

@@ -19,10 +19,11 @@ from cubemesh.forecast.attained import (
     DatasheetStep,
     datasheet_step,
     ideal_step,
+    ideal_step_of_ceilings,
     is_judged,
 )
 from cubemesh.forecast.calibration import Calibration
-from cubemesh.forecast.request import ForecastRequest, OtherRate
+from cubemesh.forecast.request import Ceilings, ForecastRequest, OtherRate
 from cubemesh.machines.catalogue import datasheets
 from cubemesh.machines.catalogue.system import System
 from cubemesh.networks.cost import costs
@@ -121,7 +122,10 @@ def datasheet_forecast(
     asked: ForecastRequest, batch: int, known: Calibration, others: Sequence[OtherRate] = ()
 ) -> DatasheetStep | None:
     """The step of the device of a system on `batch` samples by its datasheet, corrected by `others`
-    on the same device; None where it is no GPU of which the peak and the bandwidth are known."""
+    on the same device; None where it is no GPU of which the peak and the bandwidth are known. A
+    processor's by its measured ceilings."""
+    if asked.ceilings is not None:
+        return _step_of_ceilings(asked, asked.ceilings, batch, known)
     sheet = datasheets().get(asked.system.device)
     if sheet is None or sheet.kind != "gpu":
         return None
@@ -145,6 +149,16 @@ def datasheet_forecast(
         f"datasheet of {sheet.name}" + (f", corrected by measured {names}" if names else ""),
         measured,
     )
+
+
+def _step_of_ceilings(
+    asked: ForecastRequest, ceilings: Ceilings, batch: int, known: Calibration
+) -> DatasheetStep:
+    ideal = ideal_step_of_ceilings(
+        asked.network, batch, asked.precision, ceilings.flops_per_s, ceilings.bytes_per_s
+    )
+    factors = {name: factor.value for name, factor in known.factors.items()}
+    return datasheet_step(ideal, factors, known["band_ceilings"], ceilings.source)
 
 
 def roofline_s(costs: Iterable[Cost], flops_per_s: float, bytes_per_s: float) -> float:

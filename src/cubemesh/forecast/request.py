@@ -67,6 +67,17 @@ class OtherRate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """Measured rates of a processor with the threads that train."""
+
+    flops_per_s: float
+    """Of a matrix product in the precision that trains."""
+    bytes_per_s: float
+    """Of a copy."""
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ForecastRequest:
     """What is to be trained, on what."""
 
@@ -85,6 +96,8 @@ class ForecastRequest:
     """Samples/s that a system reads and decodes; inf where it never waits; None if unknown."""
     software: Software = EAGER
     """What trains, for a forecast from a datasheet."""
+    ceilings: Ceilings | None = None
+    """Of a processor, from which its step is forecast."""
     peer_access: bool = True
     """Whether GPUs of a system reach one another's memory; else the host's memory is between."""
 

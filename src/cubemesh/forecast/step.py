@@ -122,7 +122,7 @@ class _Model:
                         f"({most:g} samples/s). Raise the input limit or check the rate."
                     )
         found = speed(request.system, request.precision, known)
-        if found is None and not measured:
+        if found is None and not measured and request.ceilings is None:
             raise UsageError(
                 f"Unknown: how fast a device of {request.system.name} trains in "
                 f"{request.precision}: no datasheet has its peak. Give what was measured: "
@@ -135,8 +135,9 @@ class _Model:
         sheet = self._datasheet(request.batch(1))
         if sheet is not None:
             self.source = sheet.source
-            self.launch_s = 0.0 if request.software.captured else known["host_layer_s"]
-        elif others:
+            captured = request.software.captured or request.ceilings is not None
+            self.launch_s = 0.0 if captured else known["host_layer_s"]
+        if others and (sheet is None or request.ceilings is not None):
             raise UsageError(
                 f"{', '.join(other.name for other in others)}: rates of other networks correct a "
                 f"forecast from the datasheet of a GPU. Give either these, or rates of "
@@ -173,6 +174,11 @@ class _Model:
         request, known = apply_changes(self.asked, self.known, changes)
         before, after = self.asked.computed_on, request.computed_on
         others = self.others if before == after else ()
+        if self.asked.ceilings is not None and before != after:
+            raise UsageError(
+                f"{self.asked.ceilings.source}: ceilings of {before} do not hold for {after}. Ask "
+                "without --what-if, with its own ceilings."
+            )
         model = _Model(request, known, self.measured, others, foreign=True)
         model.elsewhere = before != after
         if model.elsewhere and PROPORTIONS in (self.at, model.at):
@@ -185,7 +191,7 @@ class _Model:
         if self.measured:
             carried = f", carried to {after} by datasheets" if model.elsewhere else ""
             model.source = self.source + carried
-        if "launch_us" in changes:
+        if "launch_us" in changes and request.library == "nccl":
             model.launch_s = known["launch_layer_s"]
         elif self.asked.library == request.library == "nccl":
             model.launch_s = self.launch_s  # none where the measured step showed none
