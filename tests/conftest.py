@@ -36,6 +36,7 @@ LONGEST = (
     *("runs/test_interruption.py", "views/test_browser.py", "frameworks/test_contract.py"),
     *("cli/test_cli.py", "cli/test_faults.py", "runs/test_training_faults.py"),
     *("experiments/sequential_equivalence/test_experiment.py", "cli/test_tune.py"),
+    *("papers/validation/test_fitting.py", "papers/validation/test_experiment.py"),
 )
 """Files that take longest, so that the processes of pytest-xdist begin with them."""
 
