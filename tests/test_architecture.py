@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "cubemesh"
 RUNGS = [
     ("errors", "untrusted"),
-    ("units", "statistics", "cgroups", "cpp_compiler", "durable_files"),
+    ("units", "statistics", "cgroups", "cpp_compiler", "durable_files", "user_folders"),
     ("schema",),
     ("networks",),
     ("machines",),
@@ -45,7 +45,7 @@ RUNGS = [
 """Rooms, lowest first. A module belongs to the longest name that it begins with. It imports its own
 room and lower rungs; rooms on one rung do not import one another."""
 RUNG = {room: rung for rung, rooms in enumerate(RUNGS) for room in rooms}
-ONLY = {"kernels": {"errors", "units", "cpp_compiler", "kernels"}}
+ONLY = {"kernels": {"errors", "units", "cpp_compiler", "user_folders", "kernels"}}
 """Rooms that may import less than their rung allows."""
 WORKER_ROOMS = {
     *(
@@ -56,6 +56,7 @@ WORKER_ROOMS = {
         "cgroups",
         "cpp_compiler",
         "durable_files",
+        "user_folders",
         "schema",
         "networks",
         "batches",

@@ -83,6 +83,14 @@ def test_what_is_stored_is_not_measured_again_for_more_minutes(cubemesh, tuned):
     assert json.loads(again.stdout)["steps"] == document["steps"]
 
 
+def test_repeats_measure_each_trial_as_often(cubemesh, tmp_path):
+    few = ("--set", "layouts=nchw", "--set", "precisions=fp32", "--set", "repeats=2")
+    done = cubemesh(*arguments(tmp_path / "s.sqlite", *few, "--set", "script=step=0.01"))
+    assert done.returncode == 0, done.stderr
+    specs = [json.dumps(r["spec"], sort_keys=True) for r in json.loads(done.stdout)["records"]]
+    assert {specs.count(spec) for spec in specs} == {2}
+
+
 def test_the_steps_are_a_table_and_a_bar_chart(tuned):
     answer = tuned[1]["answer"]
     assert [len(table["rows"]) for table in answer["tables"]] == [2, len(tuned[1]["tried"])]

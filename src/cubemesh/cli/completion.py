@@ -21,6 +21,8 @@ from typing import Any
 
 import typer
 
+from cubemesh.user_folders import cache_folder, data_folder
+
 VARIABLE = "_CUBEMESH_COMPLETE"
 """Environment variable with which a shell asks for completions."""
 _MOST_RUNS = 200
@@ -126,12 +128,7 @@ def join_assignments() -> None:
 
 def default_store() -> Path:
     """`store.location.default_path`, without importing SQLAlchemy."""
-    return _folder("XDG_DATA_HOME", ".local/share") / "cubemesh" / "results.sqlite"
-
-
-def _folder(variable: str, default: str) -> Path:
-    given = os.environ.get(variable, "")
-    return Path(given) if given and Path(given).is_absolute() else Path.home() / default
+    return data_folder() / "results.sqlite"
 
 
 def _store_file(given: str | None) -> Path | None:
@@ -179,7 +176,7 @@ def _values(names: dict[str, Any], key: str, typed: str, before: str) -> Items:
 def _names() -> dict[str, Any]:
     """The names of everything, from the cache unless the package changed since."""
     signature = _signature()
-    path = _folder("XDG_CACHE_HOME", ".cache") / "cubemesh" / "completion.json"
+    path = cache_folder() / "completion.json"
     try:
         found: dict[str, Any] = json.loads(path.read_text())
         if found["signature"] == signature:

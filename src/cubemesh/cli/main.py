@@ -6,7 +6,6 @@ runs, so that `cubemesh --help` is instant.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import warnings
@@ -35,6 +34,7 @@ from cubemesh.cli.train import train
 from cubemesh.cli.tune import tune
 from cubemesh.errors import CubemeshError, StoreWarning
 from cubemesh.untrusted import clean
+from cubemesh.views import output_streams
 from cubemesh.views.ascii import make_encodable
 
 _SAVED = "Finished runs are saved; re-run the same command to continue."
@@ -76,6 +76,10 @@ def _root(
 def main() -> NoReturn:
     """Run the command line; every deliberate error becomes a message and its exit code."""
     signal.signal(signal.SIGTERM, _terminated)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, _terminated)
+    closed = sys.stdout is None
+    output_streams.prepare()
     _show_store_warnings()
     join_assignments()
     make_encodable()
@@ -89,8 +93,21 @@ def main() -> NoReturn:
         code = _click_error(error)
     if code == INTERRUPTED:  # typer's code for a KeyboardInterrupt
         _end(f"Interrupted. {_SAVED}", code)
-    sys.stdout.flush()
+    failed = output_streams.failure()
+    if closed or failed is not None:
+        _end(_unwritten(failed), code or 1)
     sys.exit(code or 0)
+
+
+def _unwritten(failed: OSError | None) -> str:
+    """The message about a stdout that could not be written; none about a pipe without a reader."""
+    if isinstance(failed, BrokenPipeError):
+        return ""
+    why = "it is closed" if failed is None else failed.strerror
+    return (
+        f"The output cannot be written to stdout: {why}. Nothing that was measured is lost: "
+        "`cubemesh results` lists it."
+    )
 
 
 def _show_store_warnings() -> None:
@@ -115,12 +132,16 @@ def _show_store_warnings() -> None:
 
 
 def _terminated(number: int, frame: object) -> NoReturn:
-    """SIGTERM, as Slurm and systemd send it, ends like Ctrl-C: workers first, nothing lost."""
+    """SIGTERM, as Slurm and systemd send it, and SIGHUP of a terminal that vanishes, end like
+    Ctrl-C: workers first, nothing lost. A second one ends at once."""
+    for again in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(again, signal.SIG_DFL)
     _end(f"Terminated. {_SAVED}", 128 + number)
 
 
 def _end(message: str, code: int) -> NoReturn:
-    tell(message)
+    if message:
+        tell(message)
     sys.exit(code)
 
 
@@ -132,7 +153,8 @@ def _click_error(error: Exception) -> int:
             error.message = clean(message)  # type: ignore[attr-defined]
         show()
         return code
+    if isinstance(error, OSError) and (failed := output_streams.failure()) is not None:
+        _end(_unwritten(failed), 1)
     if isinstance(error, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     raise error

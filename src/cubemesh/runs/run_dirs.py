@@ -19,28 +19,35 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from cubemesh.errors import UsageError
+from cubemesh.user_folders import cache_folder
+
 OWNER_FILE = "owner"
 
 
 def default_runs_folder() -> Path:
     """Default location of run folders."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    cache = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    return cache / "cubemesh" / "runs"
+    return cache_folder() / "runs"
 
 
 class RunFolders:
     """The folder of one runner, with a folder for each of its runs."""
 
     def __init__(self, base: Path) -> None:
-        base.mkdir(parents=True, exist_ok=True)
-        # One at a time: a new folder that is not yet locked must not look abandoned.
-        with open(base / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            _remove_abandoned(base)
-            self.path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
-            self._owner = open(self.path / OWNER_FILE, "w")  # noqa: SIM115 (held until close)
-            fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            base.mkdir(parents=True, exist_ok=True)
+            # One at a time: a new folder that is not yet locked must not look abandoned.
+            with open(base / ".lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                _remove_abandoned(base)
+                self.path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
+                self._owner = open(self.path / OWNER_FILE, "w")  # noqa: SIM115 (held until close)
+                fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(
+                f"The folder of running runs, {base}, cannot be written: {error.strerror}. Set "
+                "XDG_CACHE_HOME to a folder that can."
+            ) from error
         self._runs = 0
 
     def new_run(self) -> Path:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError
 
 from cubemesh.errors import StoreError, UsageError
 from cubemesh.untrusted import quoted
+from cubemesh.user_folders import data_folder
 
 LOG_SUFFIXES = ("-wal", "-shm")
 """Endings of the files that belong to an SQLite file in WAL mode."""
@@ -42,10 +43,7 @@ class Location:
 
 def default_path() -> Path:
     """The store that is used where none is named."""
-    given = os.environ.get("XDG_DATA_HOME", "")
-    if given and Path(given).is_absolute():
-        return Path(given) / "cubemesh" / "results.sqlite"
-    return _home(Path("~/.local/share/cubemesh/results.sqlite"))
+    return data_folder() / "results.sqlite"
 
 
 def locate(given: str | None) -> Location:

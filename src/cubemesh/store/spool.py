@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cubemesh.durable_files import write_durably
-from cubemesh.errors import StoreError
+from cubemesh.errors import StoreError, UsageError
 from cubemesh.schema import ExperimentRun, Machine, RunRecord, Series
 from cubemesh.schema.serialization import digest
 from cubemesh.store.json_text import from_text, to_text
 from cubemesh.store.location import Location, artifact_folder
 from cubemesh.untrusted import open_plain_file, quoted
+from cubemesh.user_folders import state_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +123,8 @@ class Spool:
     def _folders(self) -> list[Path]:
         name = digest(self._store)
         found = [] if self._beside is None else [self._beside]
-        with contextlib.suppress(RuntimeError):  # no home folder
-            found.append(_state_folder() / "cubemesh" / "spool" / name)
+        with contextlib.suppress(UsageError):  # no home folder
+            found.append(state_folder() / "spool" / name)
         with contextlib.suppress(OSError):  # no temporary folder that can be written
             found.append(Path(tempfile.gettempdir()) / f"cubemesh-spool-{os.getuid()}-{name}")
         return found
@@ -152,11 +153,6 @@ def read(path: Path) -> Spooled:
     except (OSError, ValueError) as error:
         raise StoreError(f"{path} cannot be read: {error}.") from error
     return spooled
-
-
-def _state_folder() -> Path:
-    given = os.environ.get("XDG_STATE_HOME", "")
-    return Path(given) if os.path.isabs(given) else Path.home() / ".local" / "state"
 
 
 def _is_own(folder: Path) -> bool:

@@ -21,6 +21,7 @@ from cubemesh.data.images.decode import load_decoder
 from cubemesh.data.images.open_images import ImageOptions, open_images
 from cubemesh.data.source import Shape, Source, Split
 from cubemesh.errors import DataError
+from cubemesh.user_folders import cache_folder
 
 NAME = "made-images"
 FILES = 1024
@@ -44,9 +45,7 @@ def open_generated(split: Split, shape: Shape, classes: int, options: ImageOptio
 
 def folder() -> Path:
     """Their folder, generated if necessary; DataError if there is no space."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    cache = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    place = cache / "cubemesh" / f"{NAME}-{VERSION}-{FILES}"
+    place = cache_folder() / f"{NAME}-{VERSION}-{FILES}"
     if place.is_dir():
         return place
     try:

@@ -36,7 +36,7 @@ from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.runtime import setup_process
 from cubemesh.kernels.cpu.allocator import release_freed_memory
-from cubemesh.kernels.cpu.compiler import cache_folder, damaged_libraries
+from cubemesh.kernels.cpu.compiler import compile_folder, damaged_libraries
 
 __all__ = [
     "build",
@@ -170,7 +170,7 @@ def _set_up_compiler() -> None:
     """Set the compiler's cache and that it compiles in this process. It reads its cache folder at
     import, so this comes before any import of it."""
     if _CACHE_VARIABLE not in os.environ:
-        os.environ[_CACHE_VARIABLE] = str(cache_folder() / f"torch-{torch.__version__}")
+        os.environ[_CACHE_VARIABLE] = str(compile_folder() / f"torch-{torch.__version__}")
     config = importlib.import_module("torch._inductor.config")
     config.compile_threads = 1  # type: ignore[attr-defined]
     dynamo = importlib.import_module("torch._dynamo.config")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import platform
 import re
 import subprocess
@@ -20,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cubemesh.cpp_compiler import cpp_compiler, missing_compiler
+from cubemesh.user_folders import cache_folder
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 COMPILE_S = 120.0
@@ -32,11 +32,9 @@ _DAMAGED = re.compile(
 """The loader's messages about a truncated library (glibc, elf/dl-load.c), with its name."""
 
 
-def cache_folder() -> Path:
+def compile_folder() -> Path:
     """The cache of compiled code: `$XDG_CACHE_HOME/cubemesh/compile`."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    return root / "cubemesh" / "compile"
+    return cache_folder() / "compile"
 
 
 @cache
@@ -52,7 +50,7 @@ def compiled_library(source: Path, *more: str) -> ctypes.CDLL:
     headers = (header.read_text("utf-8") for header in sorted(source.parent.glob("*.h")))
     parts = (source.read_text("utf-8"), *headers, compiler, *FLAGS, *more, version, _cpu())
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    library = cache_folder() / f"{source.stem}-{name}.so"
+    library = compile_folder() / f"{source.stem}-{name}.so"
     if not library.is_file():
         _compile(compiler, source, library, more)
     try:

@@ -1,0 +1,108 @@
+"""stdout and stderr that are closed, full, or whose reader is gone; vanished terminals."""
+
+import os
+import pwd
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.store import Store
+from cubemesh.user_folders import data_folder
+from patience import wait_until
+
+RUN = (
+    *("run", "minibatch", "--set", "framework=null", "--set", "ceiling=false"),
+    *("--set", "batch_sizes=8,16"),
+)
+ENDLESS = (*RUN, "--set", "script=real=1,step=0.01", "--set", "steps=1000000")
+VERBS = {
+    "help": ("--help",),
+    "networks": ("networks",),
+    "json": ("experiments", "--json"),
+    "run": RUN,
+}
+
+
+def shell(redirections, *arguments, **environment):
+    words = shlex.join([sys.executable, "-m", "cubemesh", *arguments])
+    return subprocess.run(
+        ["bash", "-c", f"{words} {redirections}"],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        check=False,
+    )
+
+
+def outcomes(store):
+    with Store.open(str(store), read_only=True) as opened:
+        return [r.outcome.status.value for r in opened.records()]
+
+
+@pytest.mark.parametrize("words", VERBS.values(), ids=VERBS)
+@pytest.mark.parametrize(
+    ("redirection", "why"), [("> /dev/full", "No space left on device"), (">&-", "it is closed")]
+)
+def test_stdout_that_cannot_be_written(tmp_path, words, redirection, why):
+    done = shell(redirection, *words, XDG_DATA_HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert f"cannot be written to stdout: {why}." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("redirection", ["2> /dev/full", "2>&-", "2> >(exec true)"])
+def test_a_suite_goes_on_without_a_reader_of_its_progress(tmp_path, redirection):
+    store = tmp_path / "s.sqlite"
+    done = shell(redirection, *RUN, "--store", str(store))
+    assert done.returncode == 0
+    assert "samples/s" in done.stdout
+    assert outcomes(store) == ["ok", "ok"]
+
+
+def test_a_reader_that_has_enough_ends_the_output_silently():
+    done = shell("| head -n 1", "networks")
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_that_end_a_run(tmp_path, number):
+    words = [sys.executable, "-m", "cubemesh", *ENDLESS, "--store", str(tmp_path / "s.sqlite")]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    wait_until(lambda: (tmp_path / "s.sqlite").exists() or process.poll() is not None)
+    process.send_signal(number)
+    process.send_signal(number)
+    _, err = process.communicate()
+    assert process.returncode in (128 + number, -number)
+    assert "Traceback" not in err
+
+
+def test_nohup_is_respected(tmp_path):
+    words = shlex.join([sys.executable, "-m", "cubemesh", *RUN, "--store", str(tmp_path / "s")])
+    ignoring = f"trap '' HUP; {words} & kill -HUP $!; wait $!"
+    done = subprocess.run(["bash", "-c", ignoring], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "XDG_DATA_HOME"])
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, variable):
+    (tmp_path / "file").write_text("")
+    done = shell("", *RUN, **{variable: str(tmp_path / "file")})
+    assert done.returncode in (1, 2)
+    assert str(tmp_path / "file") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_a_home_folder(monkeypatch):
+    def unknown(user):
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(UsageError, match=r"There is no home folder.*XDG_DATA_HOME"):
+        data_folder()
