@@ -85,9 +85,11 @@ def test_what_is_stored_is_not_measured_again_for_more_minutes(cubemesh, tuned):
 
 def test_repeats_measure_each_trial_as_often(cubemesh, tmp_path):
     few = ("--set", "layouts=nchw", "--set", "precisions=fp32", "--set", "repeats=2")
-    done = cubemesh(*arguments(tmp_path / "s.sqlite", *few, "--set", "script=step=0.01"))
+    store = tmp_path / "s.sqlite"
+    done = cubemesh(*arguments(store, *few, "--set", "script=step=0.01"))
     assert done.returncode == 0, done.stderr
-    specs = [json.dumps(r["spec"], sort_keys=True) for r in json.loads(done.stdout)["records"]]
+    with Store.open(str(store), read_only=True) as opened:
+        specs = [record.spec for record in opened.records()]
     assert {specs.count(spec) for spec in specs} == {2}
 
 

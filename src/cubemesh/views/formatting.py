@@ -257,23 +257,34 @@ def result_text(record: RunRecord) -> str:
     return clean(" · ".join(shown))
 
 
-def machine_line(machine: Machine) -> str:
-    """The machine in one line: name, processors or GPUs, memory, frameworks."""
+_TRADEMARKS = re.compile(r"\((?:R|TM|C)\)| (?:CPU|Processor)\b.*", re.IGNORECASE)
+"""What the names of processors have besides maker and model."""
+
+
+def machine_line(machine: Machine, most: int | None = None) -> str:
+    """The machine in one line: name, processors or GPUs, memory, and frameworks, the first and
+    those that fit into `most` characters."""
     cpu = machine.cpu
     parts = [machine.hostname]
     if machine.gpus:
         names = [gpu.name for gpu in machine.gpus]
         parts += [f"{names.count(name)} × {name}" for name in dict.fromkeys(names)]
     cores = f"{cpu.usable_cores} {'core' if cpu.usable_cores == 1 else 'cores'}"
-    parts.append(f"{cores} of {cpu.model}" if cpu.model else cores)
+    model = _TRADEMARKS.sub("", cpu.model or "").strip()
+    parts.append(f"{cores} of {model}" if model else cores)
     if machine.memory.usable_bytes is not None:
         parts.append(format_bytes(machine.memory.usable_bytes))
-    parts += [
+    frameworks = [
         f"{label} {machine.software.packages[name]}"
         for name, label in FRAMEWORK_NAMES.items()
         if name in machine.software.packages
     ]
-    return clean(" · ".join(parts))
+    line = " · ".join((*parts, *frameworks[:1]))
+    for framework in frameworks[1:]:
+        longer = f"{line} · {framework}"
+        if most is None or len(longer) <= most:
+            line = longer
+    return clean(line)
 
 
 def moment(iso: str) -> str:

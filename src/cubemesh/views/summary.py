@@ -58,7 +58,7 @@ def print_page(console: Console, page: Path) -> None:
 
 def print_summary(console: Console, machine: Machine, answer: Answer) -> None:
     """One screen of an answer."""
-    console.print(Text(formatting.machine_line(machine), style="bold"))
+    console.print(Text(formatting.machine_line(machine, console.width), style="bold"))
     for heading, codes in HEADINGS.items():
         own = [_text(f) for f in answer.findings if f.code in codes]
         if own and "throughput" in codes:
@@ -119,9 +119,11 @@ def _next(answer: Answer) -> Iterator[str]:
             remedies.setdefault(f"cubemesh {arguments}", words)
     for command, words in list(remedies.items())[:MAX_REMEDIES]:
         yield f"{command}  # {words}"
-    if any(finding.caveats for finding in answer.findings):
+    noisy = any(finding.caveats for finding in answer.findings)
+    if noisy:
         yield "cubemesh run quick --no-cache --wait-quiet 10m  # To measure again when it is quiet"
     first = next((f for f in answer.findings if f.code == "throughput"), None)
     if first is not None:
         yield f"cubemesh tune {first.text.partition(' ')[0]}  # To search for faster settings"
-    yield "cubemesh experiments  # To list what else can be measured"
+    if not noisy:
+        yield "cubemesh experiments  # To list what else can be measured"
