@@ -168,3 +168,19 @@ def _cubemesh(*words: str) -> subprocess.CompletedProcess[str]:
     code = ended.value.code
     assert isinstance(code, int)
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A file system of its own; only root may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip(f"mounting a small disk is not permitted here: {made.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

@@ -1,9 +1,13 @@
-"""Files that survive a power cut: forced to the disk, then renamed to their name."""
+"""Files that are never seen half written: made next to their place, then renamed.
+
+Those of `write_durably` survive a power cut: they are on the disk before they are renamed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 
@@ -28,4 +32,23 @@ def write_durably(path: Path, text: str) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+        raise
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file whose readers see the earlier content or all of the new; a device or a pipe is
+    written as it is. OSError leaves the earlier file."""
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
+    handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.resolve().parent)
+    try:
+        with open(handle, "wb") as file:
+            file.write(content)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(partial, 0o666 & ~mask)
+        os.replace(partial, path.resolve())
+    except BaseException:
+        os.unlink(partial)
         raise

@@ -201,22 +201,6 @@ def test_a_truncated_cifar_file_is_found_before_anything_runs(cubemesh, tmp_path
     assert ids(store) == []
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path):
-    """A file system of its own; only root may mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)],
-        capture_output=True,
-        check=False,
-    )
-    if made.returncode:
-        pytest.skip(f"mounting a small disk is not permitted here: {made.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 def test_a_full_disk_is_an_error_and_loses_nothing(cubemesh, small_disk: Path):
     """The suite goes on; what the disk does not hold is stored when it has room."""
     store = small_disk / "s.sqlite"

@@ -106,3 +106,15 @@ def test_without_a_home_folder(monkeypatch):
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     with pytest.raises(UsageError, match=r"There is no home folder.*XDG_DATA_HOME"):
         data_folder()
+
+
+def test_a_page_that_does_not_fit_leaves_the_earlier_one(tmp_path, small_disk):
+    page = small_disk / "page.html"
+    page.write_text("earlier")
+    store = str(tmp_path / "s.sqlite")
+    assert shell("", *RUN, "--store", store).returncode == 0
+    done = shell("", "report", "--store", store, "--output", str(page))
+    assert done.returncode == 2, done.stderr
+    assert f"{page} cannot be written: No space left on device" in done.stderr
+    assert page.read_text() == "earlier"
+    assert [path.name for path in small_disk.iterdir()] == ["page.html"]

@@ -87,6 +87,8 @@ def main() -> NoReturn:
         code = app(standalone_mode=False)
     except CubemeshError as error:
         _end(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     except typer.Exit as stop:
         code = stop.exit_code
     except Exception as error:

@@ -82,5 +82,5 @@ def write_page(
         return found, [] if charts is None else render.write_charts_of(charts, found)
     except OSError as error:
         raise UsageError(
-            f"{error.filename} cannot be written: {error.strerror}. Choose another path."
+            f"{error.filename or output} cannot be written: {error.strerror}. Choose another path."
         ) from None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
-import tempfile
 from pathlib import Path
 
+from cubemesh.durable_files import replace_file
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.exports import (
     csv_file,
@@ -63,26 +62,9 @@ def export_file(runs: ExportedRuns, file: str, name: str | None = None) -> str:
         sys.stdout.buffer.write(written.getvalue())
         return chosen
     try:
-        _replace(Path(file), written.getvalue())
+        replace_file(Path(file), written.getvalue())
     except OSError as error:
         raise UsageError(
             f"{file} cannot be written: {error.strerror}. Choose another path."
         ) from None
     return chosen
-
-
-def _replace(path: Path, content: bytes) -> None:
-    if path.exists() and not path.is_file():  # a device or a pipe
-        path.write_bytes(content)
-        return
-    handle, beginning = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.resolve().parent)
-    try:
-        with open(handle, "wb") as file:
-            file.write(content)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(beginning, 0o666 & ~mask)
-        os.replace(beginning, path.resolve())
-    except BaseException:
-        os.unlink(beginning)
-        raise

@@ -23,14 +23,18 @@ _FORMS = frozenset({"sxm", "sxm2", "sxm4", "sxm5", "pcie", "hbm2", "hbm2e", "hbm
 
 def find(name: str) -> Datasheet | None:
     """The datasheet of the device that a driver, a kernel or a table calls `name`; None for an
-    unknown device, or if the name fits several variants."""
+    unknown device, or if the name fits several variants. Of names that are given whole, the one
+    with the most words counts: `H100 SXM5 96GB` before `H100 SXM5`."""
     given = _words(name)
-    matching = [
-        sheet
+    fits = [
+        (len(words), sheet)
         for sheet in datasheets().values()
-        if any(_means(given, _words(own), frozenset()) for own in sheet.named)
+        for own in sheet.named
+        if _means(given, words := _words(own), frozenset())
     ]
-    return matching[0] if len(matching) == 1 else None
+    most = max((words for words, _ in fits), default=0)
+    best = {sheet.id: sheet for words, sheet in fits if words == most}
+    return next(iter(best.values())) if len(best) == 1 else None
 
 
 def forms(name: str) -> tuple[Datasheet, ...]:

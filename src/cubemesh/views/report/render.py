@@ -20,6 +20,7 @@ from markupsafe import Markup
 from rich.console import Console
 
 from cubemesh.api.report import Report
+from cubemesh.durable_files import replace_file
 from cubemesh.schema import Answer, Chart, Machine
 from cubemesh.schema.serialization import to_plain
 from cubemesh.views import formatting
@@ -35,11 +36,11 @@ from cubemesh.views.theme import DARK, LIGHT, css_variables
 def write_report(path: Path, report: Report) -> Path:
     """Write the page to `path` (its folder is created where it is missing) and return the path.
 
-    OSError where the file cannot be written.
+    OSError where the file cannot be written, which leaves an earlier one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Names from outside may hold halves of surrogate pairs, which UTF-8 cannot encode.
-    path.write_text(render(report), encoding="utf-8", errors="backslashreplace")
+    replace_file(path, render(report).encode("utf-8", errors="backslashreplace"))
     return path
 
 
