@@ -49,7 +49,7 @@ WORKLOADS_CPU = {"little-cnn": 64, "resnet-18": 4}
 MEMORY_FRACTION = 0.8
 """Fraction of a GPU's memory that all programs of an interleaved run may need."""
 INSTANCES = 3
-COMPILING_GPU, COMPILING_CPU = 1.5, 3.5
+COMPILING_GPU, COMPILING_CPU = 1.5, 3.0
 """Duration of a run that compiles another program, relative to the first run of its network."""
 BUDGET = Budget(steps=3, seconds=1.0, windows=12, warmup_seconds=2.0, instances=INSTANCES)
 
