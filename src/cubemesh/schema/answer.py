@@ -17,6 +17,11 @@ INTERVAL_MEANING = "± is the longer side of the 95 % confidence interval."
 headline."""
 
 
+def is_interval_note(note: str) -> bool:
+    """Whether a note of an answer says what ± means."""
+    return note.startswith(INTERVAL_MEANING)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """A result as a sentence with figures.

@@ -43,7 +43,7 @@ def prepare() -> None:
         if stream is None:
             _open_null(descriptor)
             encoding, errors, lines = "utf-8", "strict", False
-        elif type(stream) is io.TextIOWrapper:
+        elif _is_descriptor(stream, descriptor):
             encoding, errors = stream.encoding, stream.errors or "strict"
             lines = stream.line_buffering
         else:  # of a test or notebook
@@ -62,6 +62,14 @@ def failure() -> OSError | None:
         return None
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return _failures[0]
+
+
+def _is_descriptor(stream: Any, descriptor: int) -> bool:
+    """Whether this is the stream that Python opened, and not one of a test or notebook."""
+    try:
+        return type(stream) is io.TextIOWrapper and bool(stream.fileno() == descriptor)
+    except (OSError, ValueError):
+        return False
 
 
 def _open_null(descriptor: int) -> None:

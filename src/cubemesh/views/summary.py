@@ -17,10 +17,9 @@ from rich.text import Text
 
 from cubemesh.experiments.performance_check.experiment import EXPERIMENT as PERFORMANCE_CHECK
 from cubemesh.schema import Answer, Finding, Machine
-from cubemesh.schema.answer import INTERVAL_MEANING
+from cubemesh.schema.answer import INTERVAL_MEANING, is_interval_note
 from cubemesh.untrusted import clean
 from cubemesh.views import formatting
-from cubemesh.views.report.headline import is_interval_note
 from cubemesh.views.terminal import ACCENT, CAUTION, SOFT, print_answer, print_experiments
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from cubemesh.errors import CubemeshError
 from cubemesh.forecast.fast_algorithms import operations
 from cubemesh.networks import build_for
 from cubemesh.schema import Answer, Finding, NetworkWork, RunRecord, Training
-from cubemesh.schema.answer import INTERVAL_MEANING
+from cubemesh.schema.answer import INTERVAL_MEANING, is_interval_note
 from cubemesh.untrusted import clean
 from cubemesh.views import formatting
 
@@ -105,11 +105,6 @@ def interval_note(answers: Sequence[Answer]) -> str:
         return ""
     own = (note for answer in answers for note in answer.notes if is_interval_note(note))
     return clean(next(own, INTERVAL_MEANING))
-
-
-def is_interval_note(note: str) -> bool:
-    """Whether a note of an answer says what ± means."""
-    return note.startswith(INTERVAL_MEANING)
 
 
 def top_finding(answers: Sequence[Answer], records: Iterable[RunRecord]) -> Finding | None:

@@ -26,6 +26,7 @@ from cubemesh.schema import (
     Unknown,
     Warning,
 )
+from cubemesh.schema.answer import is_interval_note
 from cubemesh.schema.outcome import STATUS_WORDS
 from cubemesh.units import format_number
 from cubemesh.untrusted import clean
@@ -34,7 +35,7 @@ from cubemesh.views.charts.files import chart_csv, file_stem, inline_svg
 from cubemesh.views.charts.sparkline import sparkline
 from cubemesh.views.charts.vega import legend_options, missing_points, vega_lite
 from cubemesh.views.facts import run as run_facts
-from cubemesh.views.report.headline import Ranked, is_interval_note, lead, ranked, split_text
+from cubemesh.views.report.headline import Ranked, lead, ranked, split_text
 from cubemesh.views.report.timeline import timeline
 from cubemesh.views.tables import TextTable, text_table
 from cubemesh.views.theme import line_styles, variable
