@@ -74,8 +74,12 @@ def test_signals_that_end_a_run(tmp_path, number):
     words = [sys.executable, "-m", "cubemesh", *ENDLESS, "--store", str(tmp_path / "s.sqlite")]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     wait_until(lambda: (tmp_path / "s.sqlite").exists() or process.poll() is not None)
-    process.send_signal(number)
-    process.send_signal(number)
+
+    def ended():
+        process.send_signal(number)
+        return process.poll() is not None
+
+    wait_until(ended)
     _, err = process.communicate()
     assert process.returncode in (128 + number, -number)
     assert "Traceback" not in err
