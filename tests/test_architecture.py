@@ -13,7 +13,10 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "cubemesh"
 RUNGS = [
     ("errors", "untrusted"),
-    ("units", "statistics", "cgroups", "cpp_compiler", "durable_files", "user_folders"),
+    (
+        *("units", "statistics", "cgroups", "cpp_compiler", "durable_files", "user_folders"),
+        "termination",
+    ),
     ("schema",),
     ("networks",),
     ("machines",),

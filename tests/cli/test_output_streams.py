@@ -74,15 +74,50 @@ def test_signals_that_end_a_run(tmp_path, number):
     words = [sys.executable, "-m", "cubemesh", *ENDLESS, "--store", str(tmp_path / "s.sqlite")]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     wait_until(lambda: (tmp_path / "s.sqlite").exists() or process.poll() is not None)
-
-    def ended():
-        process.send_signal(number)
-        return process.poll() is not None
-
-    wait_until(ended)
+    process.send_signal(number)
     _, err = process.communicate()
-    assert process.returncode in (128 + number, -number)
+    assert process.returncode == 128 + number
+    assert "Terminated. Finished runs are saved" in err
     assert "Traceback" not in err
+
+
+SIGNAL_IN_A_FINALIZER = """
+import os, signal, sys
+from cubemesh import cli
+
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(1000):
+            pass
+
+def finalize(number, frame):
+    Finalized()
+
+signal.signal(signal.SIGALRM, finalize)
+original = cli.main.__globals__["handle_signals"]
+
+def handle_signals():
+    original()
+    signal.setitimer(signal.ITIMER_REAL, float(sys.argv.pop(1)))
+
+cli.main.__globals__["handle_signals"] = handle_signals
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("after_s", ["0.01", "0.5", "3"])
+def test_a_signal_whose_exception_python_discards_ends_the_run(tmp_path, after_s):
+    words = [*ENDLESS, "--store", str(tmp_path / "s.sqlite")]
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNAL_IN_A_FINALIZER, after_s, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Exception ignored in: <function Finalized.__del__" in done.stderr
+    assert done.returncode == 128 + signal.SIGTERM
+    assert "Terminated. Finished runs are saved" in done.stderr
 
 
 def test_nohup_is_respected(tmp_path):

@@ -6,7 +6,6 @@ runs, so that `cubemesh --help` is instant.
 
 from __future__ import annotations
 
-import signal
 import sys
 import warnings
 from typing import Annotated, NoReturn, TextIO
@@ -33,6 +32,7 @@ from cubemesh.cli.run import run
 from cubemesh.cli.train import train
 from cubemesh.cli.tune import tune
 from cubemesh.errors import CubemeshError, StoreWarning
+from cubemesh.termination import Terminated, handle_signals
 from cubemesh.untrusted import clean
 from cubemesh.views import output_streams
 from cubemesh.views.ascii import make_encodable
@@ -75,9 +75,7 @@ def _root(
 
 def main() -> NoReturn:
     """Run the command line; every deliberate error becomes a message and its exit code."""
-    signal.signal(signal.SIGTERM, _terminated)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        signal.signal(signal.SIGHUP, _terminated)
+    handle_signals()
     closed = sys.stdout is None
     output_streams.prepare()
     _show_store_warnings()
@@ -89,6 +87,9 @@ def main() -> NoReturn:
         _end(str(error), error.exit_code)
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except Terminated:
+        tell(f"Terminated. {_SAVED}")
+        raise
     except typer.Exit as stop:
         code = stop.exit_code
     except Exception as error:
@@ -131,14 +132,6 @@ def _show_store_warnings() -> None:
             others(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show
-
-
-def _terminated(number: int, frame: object) -> NoReturn:
-    """SIGTERM, as Slurm and systemd send it, and SIGHUP of a terminal that vanishes, end like
-    Ctrl-C: workers first, nothing lost. A second one ends at once."""
-    for again in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(again, signal.SIG_DFL)
-    _end(f"Terminated. {_SAVED}", 128 + number)
 
 
 def _end(message: str, code: int) -> NoReturn:

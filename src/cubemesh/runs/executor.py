@@ -20,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from cubemesh import termination
 from cubemesh.cgroups import oom_kills
 from cubemesh.data.data_digest import data_digest
 from cubemesh.errors import BusyError, StoreError
@@ -106,6 +107,7 @@ class Executor:
         try:
             for spec in specs:
                 for repeat in range(spec.budget.repeats):
+                    termination.check()
                     yield self._record(spec, self.key(spec, repeat))
         except BaseException:  # Ctrl-C above all: no worker may go on measuring
             self.close()

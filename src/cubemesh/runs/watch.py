@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cubemesh import termination
 from cubemesh.cgroups import oom_kills
 from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.runs.forkserver_client import Forkserver, ServerDied
@@ -57,6 +58,7 @@ def watch(
         pid = server.run(job.write())
         exit_code = None
         while exit_code is None:
+            termination.check()
             left_s = job.origin + job.spec.budget.time_limit_s - time.perf_counter()
             silent = silent or watcher.silent(job.spec.budget.heartbeat_timeout_s)
             if ended is None and (left_s <= 0 or silent):
