@@ -93,8 +93,9 @@ def test_nvlink_against_pcie() -> None:
 
 def test_without_peer_access_nvlink_is_of_no_use() -> None:
     """Lambda's eight A100 with NCCL_P2P_DISABLE=1 lost more than with PCIe only."""
-    assert gain("vgg16", "dgx-a100", 8, "link=host") > 1.15
-    assert 1 < gain("vgg16", "dgx-a100", 8, "link=pcie") < 1.15
+    through_host = gain("vgg16", "dgx-a100", 8, "link=host")
+    over_pcie = gain("vgg16", "dgx-a100", 8, "link=pcie")
+    assert through_host > over_pcie > 1
 
 
 def test_measured_collectives_do_not_hold_over_other_links() -> None:
