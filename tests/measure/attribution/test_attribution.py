@@ -452,6 +452,31 @@ def test_a_profile_that_slows_the_host_does_not_make_the_measured_step_wait():
     assert found["unattributed"] == pytest.approx(0, abs=1e-6)
 
 
+def test_kernels_of_a_captured_graph_keep_their_distances_on_all_streams():
+    """Each graph has 2 ms of kernels on one stream, a gap, and 2 ms on another that wait for the
+    first 1 ms: 4 ms, of which the device computes 3.5."""
+    slow = window((0, 0, 9, 0), (0, 0, 9, 0))
+    graph = [(0.0, 1, 7), (1.0, 2, 9), (1.5, 0.5, 7), (3.5, 0.5, 7)]  # begin, duration, stream
+    events = []
+    for number, stamp in enumerate(slow.stamps, start=1):
+        call = stamp.step + 1 * MS
+        at = {"start_s": call, "duration_s": 0.01 * MS, "launch": number}
+        events.append(ProfileEvent(name="cudaGraphLaunch", kind="runtime", **at))
+        for begin, duration, lane in graph:
+            at = {"start_s": call + begin * MS, "duration_s": duration * MS, "lane": lane}
+            events.append(ProfileEvent(name="gemm", kind="kernel", launch=number, **at))
+    found = record([(slow, Profile(events=tuple(events)))])
+    assert (found.latency_s, found.turnaround_s) == (pytest.approx(0), 0)
+    ahead = window((0, 0, 0.9, 0), (0, 0, 0.9, 0), wait=0.1 + 8 - 1.8)
+    assert [b.start_s - ahead.start_s for b in simulate(ahead, found)] == pytest.approx(
+        [(0.1 + replay + begin) * MS for replay in (0, 4) for begin, _, _ in graph]
+    )
+    parts = ms(on_device([ahead], found))
+    assert parts["compute"] == pytest.approx(3.5)
+    assert parts["launch_gaps"] == pytest.approx(0.5 + 0.05)
+    assert parts["unattributed"] == pytest.approx(0, abs=1e-6)
+
+
 def test_a_profile_without_a_device_cannot_be_simulated():
     stamped = window((0, 0, 1, 0))
     with pytest.raises(ValueError, match="kernel"):

@@ -12,6 +12,10 @@ the device's timeline without the slowdown of the host by the profiler:
 Both delays are medians over the profile: of kernels that found the device idle, and of those that
 found their stream busy.
 
+One call may launch many kernels, as a captured graph does. The host has no part in when the others
+begin: they keep their distance from the first one, as in the profile, on all streams of the graph.
+What is launched next begins after all of them.
+
 Streams wait for one another where several devices communicate: communication begins after all work
 launched before it, and the first work launched after the step waits for communication begins when
 that ends. Other waits between streams are not simulated.
@@ -52,6 +56,8 @@ class Launch:
     joins: bool = False
     """Whether it waits for all communication before it: the first work after the step has waited
     for communication."""
+    after_s: float | None = None
+    """Begins this long after the first kernel of the same call; None for that kernel itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,19 +133,29 @@ class _Streams:
         self._recorded = recorded
         self._free: dict[int, float] = {}
         self._computed = self._communicated = -math.inf
+        self._call_start = self._call_end = -math.inf
+        """Of the kernels of one call: when the first begins, and when the last ends."""
+        self._call_lanes: set[int] = set()
         self.found: list[DeviceWork] = []
 
     def launch(self, launch: Launch, at: float) -> None:
         """Add a piece of work launched at time `at`, after all previous ones."""
         communicates = launch.use == "communication"
-        start = at + self._recorded.latency_s
-        if launch.lane in self._free:
-            start = max(start, self._free[launch.lane] + self._recorded.turnaround_s)
-        if communicates:
-            start = max(start, self._computed)
-        elif launch.joins:
-            start = max(start, self._communicated)
-        end = self._free[launch.lane] = start + launch.duration_s
+        if launch.after_s is None:
+            start = at + self._recorded.latency_s
+            if launch.lane in self._free:
+                start = max(start, self._free[launch.lane] + self._recorded.turnaround_s)
+            if communicates:
+                start = max(start, self._computed)
+            elif launch.joins:
+                start = max(start, self._communicated)
+            self._call_start, self._call_end, self._call_lanes = start, start, set()
+        else:
+            start = self._call_start + launch.after_s
+        end = start + launch.duration_s
+        self._call_end = max(self._call_end, end)
+        self._call_lanes.add(launch.lane)
+        self._free.update(dict.fromkeys(self._call_lanes, self._call_end))
         if communicates:
             self._communicated = max(self._communicated, end)
         else:
@@ -193,11 +209,15 @@ def _by_step(
     times = [time for time, _ in edges]
     feeds = [stamp.feed for stamp in window.stamps]
     steps: list[list[tuple[float, Launch]]] = [[] for _ in feeds]
+    starts: dict[int, float] = {}
     for place, (called, event) in enumerate(work):
         at = max(0, bisect_right(times, called) - 1)
         begin, stretch = edges[at]
         end = times[at + 1] if at + 1 < len(times) else window.end_s
         fraction = (called - begin) / (end - begin) if end > begin else 0.0
+        first = starts.get(event.launch) if event.launch else None
+        if event.launch and first is None:
+            starts[event.launch] = event.start_s
         launch = Launch(
             stretch="loop" if stretch == "wait" else stretch,  # type: ignore[arg-type]
             fraction=min(max(fraction, 0.0), 1.0),
@@ -205,12 +225,13 @@ def _by_step(
             lane=event.lane,
             use=use_of(event),
             wait_s=waits.get(place, 0.0),
+            after_s=None if first is None else event.start_s - first,
         )
         index = max(0, bisect_right(feeds, called) - 1)
         steps[index].append((called, launch))
     turned = sorted(t.waited for t in window.transfers)
     for launches in steps:
-        launches.sort(key=lambda pair: pair[0])
+        launches.sort(key=lambda pair: pair[0])  # keeps the order of one call's kernels
         yield tuple(_joined(launches, turned))
 
 
@@ -233,10 +254,13 @@ def _delays(
     turnarounds: list[float],
 ) -> None:
     """Add samples of both delays from one profile. Work launched on an idle stream while another is
-    busy may wait for that one, so it is no sample of the launch latency."""
+    busy may wait for that one, so it is no sample of the launch latency. Of the kernels of one call
+    only the first is a sample."""
     last_end: dict[int, float] = {}
+    seen: set[int | None] = set()
     for event in work:
-        call = called.get(event.launch) if event.launch else None
+        call = called.get(event.launch) if event.launch not in seen else None
+        seen.add(event.launch)
         before = last_end.get(event.lane, -math.inf)
         if call is not None and call.start_s >= before:
             if call.start_s >= max(last_end.values(), default=-math.inf):
