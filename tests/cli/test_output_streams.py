@@ -72,7 +72,13 @@ def test_a_reader_that_has_enough_ends_the_output_silently():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signals_that_end_a_run(tmp_path, number):
     words = [sys.executable, "-m", "cubemesh", *ENDLESS, "--store", str(tmp_path / "s.sqlite")]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # ignored if nohup started this
+    )
     wait_until(lambda: (tmp_path / "s.sqlite").exists() or process.poll() is not None)
     process.send_signal(number)
     _, err = process.communicate()
