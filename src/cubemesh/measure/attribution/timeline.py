@@ -259,7 +259,7 @@ def _delays(
     last_end: dict[int, float] = {}
     seen: set[int | None] = set()
     for event in work:
-        call = called.get(event.launch) if event.launch not in seen else None
+        call = called.get(event.launch) if event.launch and event.launch not in seen else None
         seen.add(event.launch)
         before = last_end.get(event.lane, -math.inf)
         if call is not None and call.start_s >= before:
