@@ -21,7 +21,7 @@ RUNGS = [
     ("networks",),
     ("machines",),
     ("batches",),
-    ("frameworks.contract",),
+    ("frameworks.contract", "onnx"),
     ("kernels",),
     ("data", "frameworks", "measure"),
     ("parallel",),
@@ -65,6 +65,7 @@ WORKER_ROOMS = {
         "batches",
         "data",
         "kernels",
+        "onnx",
     ),
     *("frameworks", "frameworks.contract", "measure", "parallel", "training", "worker"),
 }
@@ -76,6 +77,8 @@ OWN_LIBRARIES = {
     "tensorflow": {"tensorflow"},
     "keras": {"keras", "tensorflow"},
     "decode": {"PIL"},
+    "onnxruntime": {"onnxruntime"},
+    "openvino": {"openvino"},
     "training": {"safetensors"},
     "telemetry": {"pynvml"},
 }

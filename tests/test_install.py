@@ -55,6 +55,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("torch", ("tune", "little-cnn", "--minutes", "0.05", "--set", "frameworks=pytorch")),
     ("torch", ("collectives", "-b", "8", "-e", "8", "-n", "1", "-w", "0")),
     ("images", ("run", "input-pipeline", *NULL, "--set", "parts=decode")),
+    ("onnx", ("export", "little-cnn")),
     ("views", ("report",)),
     ("exports", ("results", "--export", "runs.parquet")),
 )

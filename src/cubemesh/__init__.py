@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cubemesh.api.import_ import import_measurements
     from cubemesh.api.launch import launch
     from cubemesh.api.layouts import predict_layout
-    from cubemesh.api.networks import list_networks, network_layers
+    from cubemesh.api.networks import export_network, list_networks, network_layers
     from cubemesh.api.predict import predict
     from cubemesh.api.probe import probe, topology
     from cubemesh.api.published import published_figures
@@ -39,6 +39,7 @@ __all__ = [
     "doctor",
     "experiment_settings",
     "export",
+    "export_network",
     "import_measurements",
     "launch",
     "list_experiments",
@@ -60,6 +61,7 @@ __all__ = [
 _FILES = {
     "audit_store": "audit",
     "experiment_settings": "experiments",
+    "export_network": "networks",
     "import_measurements": "import_",
     "list_experiments": "experiments",
     "list_networks": "networks",

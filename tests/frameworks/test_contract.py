@@ -11,14 +11,14 @@ import pytest
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.frameworks.contract.program import OutOfMemory, Unsupported
-from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.layers import LAYERS, SEQUENCE_LAYERS, LocalResponseNorm
+from cubemesh.networks.layers import LAYERS, SEQUENCE_LAYERS
 from cubemesh.schema.spec import ProgramSettings, RunSpec
 from cubemesh.schema.work import WORK_KINDS, Ceiling, TrainSteps
 from cubemesh.worker.validation import check_supported
+from layer_samples import every_layer, every_sequence_layer, of_tokens, recurrent
 
 SCRIPTS = {"null": "accuracy=1:1"}
-INSTALLED = [name for name, entry in FRAMEWORKS.items() if entry.installed]
+INSTALLED = [name for name, entry in FRAMEWORKS.items() if entry.installed and entry.trains]
 
 pytestmark = pytest.mark.parametrize("name", INSTALLED)
 
@@ -54,19 +54,6 @@ def test_the_usual_layout_is_supported(name, framework):
     assert FRAMEWORKS[name].layout in framework.capabilities().layouts
 
 
-def every_layer():
-    net = NetworkBuilder("every-layer")
-    x = net.input("image", (3, 12, 12))
-    x = net.relu(net.batch_norm(net.conv(x, 4, kernel=3, padding=1)))
-    x = net.add(net.conv(x, 4, kernel=1), x)
-    x = net.concat(x, net.relu(net.conv(x, 2, kernel=1)))
-    x = net.lrn(net.max_pool(x, 2), LocalResponseNorm(size=3))
-    x = net.lrn(net.average_pool(x, 2), LocalResponseNorm(size=3, region="within"))
-    x = net.dropout(net.flatten(net.global_average_pool(x)), 0.5)
-    net.classify(net.linear(x, 5))
-    return net.build()
-
-
 def test_the_sample_network_has_every_layer(name):
     assert {type(node.layer) for node in every_layer().nodes} == set(LAYERS.values())
 
@@ -79,35 +66,6 @@ def test_every_layer_is_trained(framework, request_for, make_batch):
     program.train_step(placed)
     assert np.isfinite(program.loss())
     assert program.evaluate(placed).shape == (4, 5)
-
-
-def every_sequence_layer():
-    net = NetworkBuilder("every-sequence-layer")
-    x = net.conv(net.input("image", (3, 4, 4)), 6, kernel=2, stride=2)
-    x = net.position_embedding(net.class_token(net.tokens(x)))
-    y = net.attention(net.linear(net.layer_norm(x), 18), 2, causal=True)
-    x = net.add(x, net.gelu(y, "tanh"))
-    net.classify(net.linear(net.select(x), 5))
-    return net.build()
-
-
-def of_tokens():
-    net = NetworkBuilder("of-tokens")
-    x = net.embedding(net.token_input("tokens", 6, 9), 4, name="words")
-    net.classify(net.linear(x, 9, bias=False, share={"weight": "words.weight"}))
-    return net.build()
-
-
-def recurrent():
-    net = NetworkBuilder("recurrent")
-    source = net.lstm(net.embedding(net.token_input("source", 5, 9), 4), 4)
-    begin = net.tanh(net.select(source, 4))
-    target = net.lstm(net.embedding(net.token_input("target", 6, 9), 4), 4, begin)
-    scores = net.linear(net.pair_sum(target, source), 1, bias=False)
-    context = net.mix(scores, source)
-    other = net.mix(net.pair_product(target, source), source)
-    net.classify(net.linear(net.add(context, other), 9))
-    return net.build()
 
 
 def test_the_other_sample_networks_have_every_layer_of_sequences(name):

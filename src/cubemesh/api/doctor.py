@@ -66,6 +66,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "images": ("image files: input-pipeline, image folders and tar shards", ("pillow",)),
     "views": ("cubemesh report, charts", ("altair", "jinja2", "vl-convert-python")),
     "exports": ("pandas data frames, Parquet files", ("pandas", "pyarrow")),
+    "onnx": ("cubemesh export", ("onnx",)),
     "postgresql": ("a store on a PostgreSQL server", ("psycopg",)),
 }
 """Extra → its purpose and its distributions. Extras of frameworks are in `FRAMEWORKS`."""

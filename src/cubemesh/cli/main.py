@@ -21,7 +21,7 @@ from cubemesh.cli.doctor import doctor
 from cubemesh.cli.experiments import experiments
 from cubemesh.cli.import_ import import_
 from cubemesh.cli.launch import launch
-from cubemesh.cli.networks import networks
+from cubemesh.cli.networks import export, networks
 from cubemesh.cli.options import INTERRUPTED, tell
 from cubemesh.cli.predict import predict
 from cubemesh.cli.probe import probe
@@ -52,7 +52,7 @@ app = typer.Typer(
 for verb in (
     *(doctor, probe, networks, experiments, published),
     *(run, train, tune, compare, collectives, predict),
-    *(launch, results, report, audit),
+    *(launch, results, report, audit, export),
 ):
     app.command()(verb)
 app.command("import")(import_)

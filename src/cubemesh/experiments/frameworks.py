@@ -92,8 +92,8 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 
 def known() -> tuple[str, ...]:
-    """Every framework that computes (all but null)."""
-    return tuple(name for name, line in FRAMEWORKS.items() if line.read_script is None)
+    """Every framework that trains (not null)."""
+    return tuple(n for n, line in FRAMEWORKS.items() if line.read_script is None and line.trains)
 
 
 def _budget(settings: Settings, context: Context) -> Budget:

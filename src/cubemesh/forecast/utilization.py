@@ -24,7 +24,7 @@ from cubemesh.networks import build_for
 from cubemesh.networks.cost import totals
 from cubemesh.schema.record import Figure, RunRecord
 from cubemesh.schema.warning import Warning
-from cubemesh.schema.work import Ceiling, Forward, Train, TrainSteps
+from cubemesh.schema.work import Ceiling, Forward, Infer, Train, TrainSteps
 from cubemesh.units import format_quantity
 
 
@@ -55,13 +55,17 @@ def with_utilization(record: RunRecord, measured: Sequence[RunRecord]) -> RunRec
     nothing was trained. `measured` are records of ceilings, those of other devices too."""
     work = record.spec.work
     rate = record.figures.get("throughput_per_s")
-    if not isinstance(work, (TrainSteps, Forward, Train)) or rate is None or not record.ranks:
+    if (
+        not isinstance(work, (TrainSteps, Forward, Infer, Train))
+        or rate is None
+        or not record.ranks
+    ):
         return record  # a stage of the input computes no network, though it names one
     if record.spec.program.script is not None:  # nothing was computed
         return record
     network, batch = build_for(work), work.batch_per_device
     cost, passes = totals(network, batch, record.spec.program.precision), operations(network, batch)
-    forward = isinstance(work, Forward)
+    forward = isinstance(work, Forward | Infer)
     done = passes.forward if forward else passes.both
     moved = (cost.forward if forward else cost.total).moved_bytes
     flops = rate.scaled(done.counted / batch, "FLOP/s")

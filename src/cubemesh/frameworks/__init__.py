@@ -52,6 +52,10 @@ class FrameworkEntry:
     """Whether it trains one network on several hosts."""
     preloads: str = ""
     """Another framework whose server its workers are forked from, as both preload the same."""
+    trains: bool = True
+    """False for an inference engine."""
+    infers: bool = True
+    """Whether its programs take `Infer` work."""
     read_script: Callable[[str], object] | None = None
     """Parses `ProgramSettings.script` (UsageError where it is invalid), where it simulates one."""
 
@@ -117,6 +121,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     "pytorch-captured": FrameworkEntry(
         module="cubemesh.frameworks.pytorch.captured",
         title="pytorch-captured",
+        infers=False,
         summary="PyTorch, fused kernels; on a GPU the step is one CUDA graph",
         fuses=True,
         one_launch=True,
@@ -162,11 +167,32 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
     "keras": FrameworkEntry(
         module="cubemesh.frameworks.keras",
         title="Keras",
+        infers=False,
         layout="nhwc",
         summary="Keras 3 on TensorFlow, train_on_batch; CNNs",
         packages=("keras", "tensorflow", "tensorflow-cpu", "numpy"),
         requires="tensorflow",  # which includes Keras
         install="pip install 'cubemesh[keras]'",
+    ),
+    "onnxruntime": FrameworkEntry(
+        module="cubemesh.frameworks.onnx_engines.onnxruntime",
+        title="ONNX Runtime",
+        fuses=True,
+        summary="ONNX Runtime, inference only",
+        packages=("onnxruntime", "onnxruntime-gpu", "onnx", "numpy"),
+        requires="onnxruntime",
+        install="pip install 'cubemesh[onnxruntime]'",
+        trains=False,
+    ),
+    "openvino": FrameworkEntry(
+        module="cubemesh.frameworks.onnx_engines.openvino",
+        title="OpenVINO",
+        fuses=True,
+        summary="OpenVINO, inference only, on a CPU",
+        packages=("openvino", "onnx", "numpy"),
+        requires="openvino",
+        install="pip install 'cubemesh[openvino]'",
+        trains=False,
     ),
 }
 

@@ -15,6 +15,7 @@ from cubemesh.schema.validation import at_least, check_schedule, check_target
 
 Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
 RateScaling = Literal["none", "linear"]
+Scenario = Literal["single-stream", "offline"]
 RateSchedule = Literal["constant", "step", "cosine"]
 Operation = Literal["matrix_product", "copy", "host_to_device", "device_to_host", "disk_read"]
 Stage = Literal["read", "decode", "copy"]
@@ -59,6 +60,17 @@ class Forward(NetworkWork):
     pass."""
 
     kind: Literal["forward"] = "forward"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Infer(NetworkWork):
+    """Inference: the scores of one batch after another in evaluation mode. The latency of each
+    batch is measured, or their throughput."""
+
+    kind: Literal["infer"] = "infer"
+    scenario: Scenario = "single-stream"
+    """`single-stream`: a batch is passed when the scores of the last one are on the host.
+    `offline`: batches are queued without waiting, and their scores stay on the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,12 +197,13 @@ class Ceiling:
             )
 
 
-Work = TrainSteps | Forward | Train | FirstSteps | Input | Ceiling | Collective
+Work = TrainSteps | Forward | Infer | Train | FirstSteps | Input | Ceiling | Collective
 Training = TrainSteps | Train | FirstSteps
 """Work that updates weights."""
 WORK_KINDS: dict[str, type[Work]] = {
     "train_steps": TrainSteps,
     "forward": Forward,
+    "infer": Infer,
     "train": Train,
     "first_steps": FirstSteps,
     "input": Input,

@@ -76,6 +76,33 @@ def median_interval(values: Values, confidence: float = CONFIDENCE) -> Interval:
     return Interval(low=float(low), high=float(high))
 
 
+def percentile_interval(
+    values: Values, percent: float, confidence: float = CONFIDENCE
+) -> Interval | None:
+    """The interval of a percentile of values in the order of their measurement; None where they are
+    too few to bound it.
+
+    The share of values above the percentile has the variance of the means of batches of neighbours
+    (batches of n^0.6 values), at least that of independent values (Asmussen & Glynn, Stochastic
+    Simulation, 2007, chapter IV). A lag-one correlation would be too small here: being above a
+    percentile is no autoregression.
+    """
+    x = array(values)
+    n, share = len(x), percent / 100
+    size = max(1, round(n**0.6))
+    batches = n // size
+    if batches < 2:
+        return None
+    above = (x > np.quantile(x, share)).astype(np.float64)
+    means = above[n - batches * size :].reshape(batches, size).mean(axis=1)
+    variance = max(float(means.var(ddof=1)) / batches, share * (1 - share) / n)
+    away = student_t(confidence, batches - 1) * math.sqrt(variance)
+    low, high = share - away, share + away
+    if low * n < 1 or (1 - high) * n < 1:
+        return None
+    return Interval(low=float(np.quantile(x, low)), high=float(np.quantile(x, high)))
+
+
 def throughput(samples: Values, seconds: Values) -> float:
     """Samples per second of all windows together: sum(samples) / sum(seconds)."""
     return float(array(samples).sum() / array(seconds).sum())

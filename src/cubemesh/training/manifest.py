@@ -127,7 +127,7 @@ def _continued(folder: Path, spec: RunSpec) -> Manifest | None:
         return None
     has = f"'{folder}' has checkpoints up to step {max(steps)}"
     other = "choose another folder with --checkpoints"
-    manifest = _read(folder)
+    manifest = read(folder)
     if manifest is None:
         raise UsageError(
             f"{has} and no {MANIFEST} that tells which training they are of. Move them away, or "
@@ -207,7 +207,7 @@ def _steps_of(settings: Mapping[str, Any], normalizes: bool) -> dict[str, Any]:
     return steps
 
 
-def _read(folder: Path) -> Manifest | None:
+def read(folder: Path) -> Manifest | None:
     """The manifest; None if there is none. DataError if it is damaged."""
     path = folder / MANIFEST
     try:

@@ -20,7 +20,7 @@ from cubemesh.networks.precision import layer_precisions
 from cubemesh.parallel.strategies import STRATEGIES, strategy
 from cubemesh.schema.collective import Collective
 from cubemesh.schema.spec import RunSpec
-from cubemesh.schema.work import Forward, Input, NetworkWork, Train, TrainSteps
+from cubemesh.schema.work import Forward, Infer, Input, NetworkWork, Train, TrainSteps
 
 
 def check_names(specs: Iterable[RunSpec]) -> None:
@@ -154,6 +154,8 @@ def _check_devices(spec: RunSpec, able: Capabilities, kind: str) -> None:
         _refuse("sync", program.sync, supported_strategies(able), program.framework)
     if place.devices == 1:
         return
+    if isinstance(spec.work, Infer):
+        raise Unsupported(f"devices={place.devices}: inference runs on one device. Set devices=1.")
     if program.batch_norm not in able.batch_norms:
         _refuse("batch_norm", program.batch_norm, able.batch_norms, program.framework)
     if kind == "cpu" and (place.pinning != "none" or place.numa_node is not None):
@@ -169,6 +171,11 @@ def _check_devices(spec: RunSpec, able: Capabilities, kind: str) -> None:
 
 def _check_input(spec: RunSpec, able: Capabilities) -> None:
     work, program = spec.work, spec.program
+    if isinstance(work, Infer) and (spec.budget.attribution or spec.budget.trace):
+        raise Unsupported(
+            "The latency of a request is not attributed. Leave attribution and trace out, or "
+            "measure forward passes (run minibatch --set forward=true)."
+        )
     on_device = program.decode_location == "device"
     if on_device and not able.decodes:
         _refuse("decode_location", "device", {"host"}, program.framework)

@@ -20,6 +20,7 @@ from cubemesh.schema import (
     Ceiling,
     Figure,
     Forward,
+    Infer,
     Input,
     Outcome,
     Placement,
@@ -116,6 +117,35 @@ def test_readings_of_replayed_sensors_are_logged(tmp_path):
 
 def test_there_is_a_task_for_each_kind_of_work():
     assert set(TASKS) == set(WORK_KINDS)
+
+
+@pytest.mark.parametrize("data_location", ["host", "device"])
+@pytest.mark.parametrize("scenario", ["single-stream", "offline"])
+def test_inference_is_measured(tmp_path, scenario, data_location):
+    work = Infer(**FEED, scenario=scenario)
+    events = events_of(tmp_path, work, data_location=data_location)
+    assert outcome(events).ok, events[-1]
+    found = figures(events)
+    assert phases(events) == ["import", "data", "build", "weights", "warm-up", "measure"]
+    latencies = {name for name in found if name.startswith("latency")}
+    if scenario == "offline":
+        assert latencies == set()
+        return
+    assert latencies >= {"latency_p50_s", "latency_p90_s", "latency_max_s"}
+    assert found["latency_p50_s"].value == pytest.approx(0.01)
+    assert found["latency_max_s"].n >= EFFORT.steps
+
+
+@pytest.mark.parametrize("budget", [{"attribution": True}, {"trace": True}])
+def test_a_latency_is_not_attributed(tmp_path, budget):
+    spec = RunSpec(
+        work=Infer(**FEED),
+        program=ProgramSettings(framework="null", script="step=0.01"),
+        budget=dataclasses.replace(EFFORT, **budget),
+    )
+    ended = outcome(run(tmp_path, spec))
+    assert ended.status is Status.UNSUPPORTED
+    assert "Leave attribution and trace out" in ended.message
 
 
 @pytest.mark.parametrize("work", [TrainSteps(**FEED), Forward(**FEED, data="digits")])

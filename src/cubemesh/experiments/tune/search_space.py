@@ -255,7 +255,7 @@ BATCH_SIZE = Knob("batch size", _batches)
 
 def usual_frameworks() -> tuple[str, ...]:
     """All that compute, the most promising first."""
-    computing = [name for name, line in FRAMEWORKS.items() if line.read_script is None]
+    computing = [n for n, line in FRAMEWORKS.items() if line.read_script is None and line.trains]
     return tuple(dict.fromkeys((*TRIED_FIRST, *computing)))
 
 

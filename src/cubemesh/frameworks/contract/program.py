@@ -22,7 +22,7 @@ from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import Ceiling, NetworkWork
 
 WorkKind = Literal[
-    "train_steps", "forward", "train", "first_steps", "input", "ceiling", "collective"
+    "train_steps", "forward", "infer", "train", "first_steps", "input", "ceiling", "collective"
 ]
 
 
@@ -229,6 +229,17 @@ class SupportsDecoding(Protocol):
         """The same batch, decoded, cropped and scaled, for `place`: images 0 to 1 in the type and
         layout that the program reads. Where an image was refused, its replacement has its row and
         label in `batch`. One thread at a time may call it, while another queues steps."""
+
+
+@runtime_checkable
+class SupportsInference(Protocol):
+    """A program for `Infer` work."""
+
+    def infer(self, placed: Any) -> Any:
+        """Queue a pass in evaluation mode; its scores on the device, for `fetch`."""
+
+    def fetch(self, scores: Any) -> Array:
+        """Wait for scores and copy them to the host, in at least float32."""
 
 
 @runtime_checkable

@@ -118,8 +118,17 @@ class JaxProgram:
 
     def evaluate(self, placed: Placed) -> Array:
         """Scores (batch, …, classes) in float32, or float64 where the program computes in it."""
+        return self.fetch(self.infer(placed))
+
+    def infer(self, placed: Placed) -> jax.Array:
+        """See `SupportsInference`."""
         carry = self._loaded()
-        return np.array(self._scores(carry.parameters, carry.state, *placed[:-1]))
+        scores: jax.Array = self._scores(carry.parameters, carry.state, *placed[:-1])
+        return scores
+
+    def fetch(self, scores: jax.Array) -> Array:
+        """See `SupportsInference`."""
+        return np.array(scores)
 
     def loss(self) -> float:
         """The last step's loss; NaN before the first."""

@@ -42,7 +42,10 @@ def capabilities() -> Capabilities:
     """What Keras can do here: CNNs, on the CPU."""
     able = runtime.capabilities()
     return dataclasses.replace(
-        able, precisions={"cpu": frozenset(POLICIES)}, sync_features=frozenset()
+        able,
+        works=able.works - {"infer"},
+        precisions={"cpu": frozenset(POLICIES)},
+        sync_features=frozenset(),
     )
 
 

@@ -41,7 +41,7 @@ _DEFAULT_COPY_BYTES = 1 << 28
 def capabilities() -> Capabilities:
     """Everything, on a CPU, since nothing is computed."""
     return Capabilities(
-        works=frozenset({"train_steps", "forward", "train", "input", "ceiling"}),
+        works=frozenset({"train_steps", "forward", "infer", "train", "input", "ceiling"}),
         devices=("cpu",),
         precisions={"cpu": frozenset({"fp64", "fp32", "tf32", "bf16", "fp16"})},
         layouts=frozenset({"nchw", "nhwc"}),
@@ -131,6 +131,15 @@ class NullProgram:
     def forward(self, placed: NDArray[np.int64]) -> None:
         """The same as a training step."""
         self.train_step(placed)
+
+    def infer(self, placed: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same as a training step; `fetch` takes no time."""
+        self.train_step(placed)
+        return placed
+
+    def fetch(self, scores: NDArray[np.int64]) -> Array:
+        """As `evaluate`."""
+        return self.evaluate(scores)
 
     def evaluate(self, placed: NDArray[np.int64]) -> Array:
         """Scores that are correct for the scripted fraction of labels, over the whole evaluation;

@@ -37,6 +37,7 @@ from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.runtime import setup_process
 from cubemesh.kernels.cpu.allocator import release_freed_memory
 from cubemesh.kernels.cpu.compiler import compile_folder, damaged_libraries
+from cubemesh.schema.work import Infer
 
 __all__ = [
     "build",
@@ -75,6 +76,8 @@ class CompiledProgram(PyTorchProgram):
             _trace_backward_without_autocast()
         super().__init__(request)
         compiled = partial(torch.compile, dynamic=False, fullgraph=True, backend=BACKEND)
+        self._frozen = compiled(self._built.evaluation.run, options={"freezing": True})
+        """The evaluation, compiled at its first pass with the weights as constants."""
         loss = partial(total_loss, self._weights)
         self.staged = build_stages(self._built, loss, compiled, request.program.compile_by)
         """The compiled function; `staged.code` is its Python."""
@@ -82,6 +85,8 @@ class CompiledProgram(PyTorchProgram):
     def compile(self, placed: Placed) -> bool | None:
         """Compile by one run without an update, on uninitialized weights; whether all of it came
         from the cache. Call `load` after it."""
+        if isinstance(self._work, Infer):
+            return None  # the first pass compiles, with the weights
         hits, misses = _cache_counts()
         with _compiler_processes(self._kind):
             run_with_cache_repair(lambda: self._run_once(placed), _cache_in_use)
@@ -92,6 +97,12 @@ class CompiledProgram(PyTorchProgram):
         if (now_hits, now_misses) == (hits, misses):
             return None
         return now_misses == misses
+
+    def infer(self, placed: Placed) -> Tensor:
+        """See `SupportsInference`."""
+        with torch.no_grad():
+            scores: Tensor = self._frozen(*placed[:-1])[0]
+        return scores
 
     def _run_once(self, placed: Placed) -> None:
         """A forward pass and, in training, a backward pass."""
@@ -111,7 +122,7 @@ class CompiledProgram(PyTorchProgram):
 
     def close(self) -> None:
         """Drop every array and the compiled code."""
-        del self.staged
+        del self.staged, self._frozen
         super().close()
 
 

@@ -54,6 +54,17 @@ class ChannelMeans(nn.Module):
         return x.mean((2, 3))
 
 
+class ChannelResponseNorm(nn.LocalResponseNorm):
+    """Outside autocast 16-bit values are normalized in float32: PyTorch has no such kernel for a
+    CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) of any type."""
+        if x.itemsize > 2 or torch.is_autocast_enabled(x.device.type):
+            return super().forward(x)
+        return super().forward(x.float()).to(x.dtype)
+
+
 class PatchResponseNorm(nn.Module):
     """x / (k + alpha · mean of x² over a zero-padded size × size patch)^beta, as Caffe's
     WITHIN_CHANNEL."""
@@ -202,7 +213,7 @@ def _batch_norm(layer: layers.BatchNorm, shape: layers.Shape, in_place: bool) ->
 def _response_norm(
     layer: layers.LocalResponseNorm, shape: layers.Shape, in_place: bool
 ) -> nn.Module:
-    kind = PatchResponseNorm if layer.region == "within" else nn.LocalResponseNorm
+    kind = PatchResponseNorm if layer.region == "within" else ChannelResponseNorm
     return kind(layer.size, alpha=layer.alpha, beta=layer.beta, k=layer.bias)
 
 

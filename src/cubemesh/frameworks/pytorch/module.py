@@ -64,12 +64,13 @@ class NetworkModule(nn.Module):
         """The forward pass as Python."""
         called: dict[str, Any] = {f"run_{names[n.name]}": layers[n.name] for n in nodes}
         called["torch"] = torch
-        self._run: Callable[[Tensor], Values] = define(self.code, self._title, called)["forward"]
+        self.run: Callable[..., Values] = define(self.code, self._title, called)["forward"]
+        """The function of that code, without hooks of the module itself."""
 
     def forward(self, *inputs: Tensor) -> Values:
         """The network's inputs, e.g. images (batch, channels, height, width) → the value of each
         head, (batch, classes)."""
-        return self._run(*inputs)
+        return self.run(*inputs)
 
     def _get_name(self) -> str:
         return self._title

@@ -32,7 +32,7 @@ from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsuppo
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
 from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import synchronized
 from cubemesh.frameworks.pytorch.distributed.weight_server import TorchReplica
-from cubemesh.frameworks.pytorch.input.host_to_device import HostToDevice, Placed
+from cubemesh.frameworks.pytorch.input.host_to_device import HostToDevice, Placed, array_type
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
 from cubemesh.frameworks.pytorch.precision import state_dict
@@ -44,7 +44,6 @@ from cubemesh.frameworks.pytorch.profiling.activation_hooks import (
     to_host_array,
 )
 from cubemesh.frameworks.pytorch.runtime import (
-    ARRAY_TYPES,
     AUTOCAST_TYPES,
     MEMORY_FORMATS,
     prepare,
@@ -52,7 +51,7 @@ from cubemesh.frameworks.pytorch.runtime import (
 )
 from cubemesh.networks.precision import layer_precisions
 from cubemesh.schema.profile import Profile
-from cubemesh.schema.work import Training
+from cubemesh.schema.work import Infer, Training
 
 
 class PyTorchProgram:
@@ -74,7 +73,7 @@ class PyTorchProgram:
         if self._kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._work = work
-        self._dtype = ARRAY_TYPES.get(settings.precision, torch.float32)
+        self._dtype = array_type(request)
         self._memory_format = MEMORY_FORMATS[settings.layout]
         self._to_device = HostToDevice(request)
         self._built = build_modules(
@@ -95,7 +94,8 @@ class PyTorchProgram:
         """The network as a module: `print` shows its layers, `module.code` is its forward pass."""
         self._weights = tuple(h.weight for h in request.network.heads)
         self._weights_on_device = [p.data for p in self._built.parameters.values()]
-        autocast_dtype = AUTOCAST_TYPES.get(settings.precision)
+        infers = isinstance(work, Infer)  # with 16-bit weights, so that no pass casts them
+        autocast_dtype = None if infers else AUTOCAST_TYPES.get(settings.precision)
         self._autocast = (
             torch.autocast(self._kind, autocast_dtype) if autocast_dtype else nullcontext()
         )
@@ -209,6 +209,18 @@ class PyTorchProgram:
         array: Array = scores.numpy()
         return array
 
+    def infer(self, placed: Placed) -> Tensor:
+        """See `SupportsInference`."""
+        with torch.inference_mode():
+            scores: Tensor = self._built.evaluation(*placed[:-1])[0]
+        return scores
+
+    def fetch(self, scores: Tensor) -> Array:
+        """See `SupportsInference`."""
+        at_least = torch.promote_types(scores.dtype, torch.float32)
+        array: Array = scores.to("cpu", dtype=at_least).numpy()
+        return array
+
     def loss(self) -> float:
         """The last step's loss; NaN before the first."""
         return float(self._loss.item())
@@ -227,6 +239,8 @@ class PyTorchProgram:
     def load(self, weights: Mapping[str, Array]) -> None:
         """Copy `weights` to the device, in the program's layout, and reset the optimizer."""
         self._built.load(weights)
+        if isinstance(self._work, Infer):
+            self.module.eval()
         self._start_optimizer()
         if isinstance(self._sync, WeightServerSync) and self._optimizer is not None:
             make = partial(make_optimizer, self._work)

@@ -59,7 +59,10 @@ def capabilities() -> Capabilities:
         precisions["cuda"] = frozenset({"fp64", "fp32", "fp16"} | ampere_only)
     return Capabilities(
         works=frozenset(
-            {"train_steps", "forward", "train", "first_steps", "input", "ceiling", "collective"}
+            {
+                *("train_steps", "forward", "infer", "train", "first_steps"),
+                *("input", "ceiling", "collective"),
+            }
         ),
         devices=(*gpus, "cpu"),
         precisions=precisions,

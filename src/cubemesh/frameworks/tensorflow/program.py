@@ -140,9 +140,17 @@ class TensorFlowProgram(CpuProgram):
 
     def evaluate(self, placed: Placed) -> Array:
         """Scores (batch, …, classes) in float32, or float64 where the program computes in it."""
+        return self.fetch(self.infer(placed))
+
+    def infer(self, placed: Placed) -> tf.Tensor:
+        """See `SupportsInference`."""
         self._check_loaded()
-        scores: Array = self._scores(*placed[:-1]).numpy()
-        return scores
+        return self._scores(*placed[:-1])
+
+    def fetch(self, scores: tf.Tensor) -> Array:
+        """See `SupportsInference`."""
+        array: Array = scores.numpy()
+        return array
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Copy `weights` into the variables, in the program's layout, and reset the

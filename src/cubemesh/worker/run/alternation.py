@@ -10,7 +10,7 @@ every figure of the record is A's, except those prefixed `against_` and the rati
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -40,10 +40,11 @@ from cubemesh.networks.graph import Network
 from cubemesh.parallel import strategies
 from cubemesh.schema.comparison import RATIO
 from cubemesh.schema.record import AGAINST, Figure
-from cubemesh.schema.spec import RunSpec
-from cubemesh.schema.work import Forward, NetworkWork
+from cubemesh.schema.spec import DataLocation, RunSpec
+from cubemesh.schema.work import Forward, Infer, NetworkWork
 from cubemesh.worker.report.events import EventLog
 from cubemesh.worker.run import inputs
+from cubemesh.worker.run.inference import request
 from cubemesh.worker.run.task import (
     Task,
     check_loss,
@@ -100,7 +101,8 @@ def alternate_programs(task: Task) -> None:
     telemetry.log_utilization(found.started, found.ended)
     _log_comparison(found, log)
     for program in programs:
-        check_loss(program)
+        if not isinstance(task.spec.work, Infer):  # it has no loss
+            check_loss(program)
         program.close()
 
 
@@ -141,10 +143,9 @@ def _program(plan: _Plan, task: Task) -> Program:
 def _side(program: Program, plan: _Plan) -> Side:
     work = plan.work
     feed = Feed(plan.source, work.batch_per_device, work.seed)
-    batches = placed_batches(program, feed, plan.spec.program.data_location)
-    queue = program.forward if isinstance(work, Forward) else program.train_step
+    location = plan.spec.program.data_location
     side = Side(
-        step=lambda: queue(next(batches)),
+        step=_step(program, feed, work, location),
         synchronize=program.synchronize,
         clock=program.clock,
         samples_per_step=work.batch_per_device,
@@ -152,6 +153,16 @@ def _side(program: Program, plan: _Plan) -> Side:
     if isinstance(program, SupportsProcessSettings):
         side = dataclasses.replace(side, resume=program.apply_process_settings)
     return side
+
+
+def _step(
+    program: Program, feed: Feed, work: NetworkWork, location: DataLocation
+) -> Callable[[], None]:
+    if isinstance(work, Infer):
+        return request(program, feed, work, location)
+    batches = placed_batches(program, feed, location)
+    queue = program.forward if isinstance(work, Forward) else program.train_step
+    return lambda: queue(next(batches))
 
 
 def _check_threads(plans: tuple[_Plan, _Plan], programs: list[Program]) -> None:

@@ -3,6 +3,7 @@
     train_steps, forward   data ─ build ─ weights ─ warm-up ─ measure      (steps.py)
     train                  data ─ build ─ weights ─ epochs, evaluations    (training/loop.py)
     first_steps            data ─ build ─ weights ─ steps ─ evaluate       (training/first_steps.py)
+    infer                  data ─ build ─ weights ─ warm-up ─ measure      (inference.py)
     input                  data ─ warm-up ─ measure                        (inputs.py)
     ceiling                build ─ warm-up ─ measure                       (ceilings.py)
     collective             build ─ measure                                 (collectives.py)
@@ -28,6 +29,7 @@ from cubemesh.schema.work import FirstSteps, Input, Stage, Train
 from cubemesh.training.first_steps import first_steps as record_first_steps
 from cubemesh.training.loop import Training
 from cubemesh.worker.run import ceilings, checkpointing, collectives, inputs
+from cubemesh.worker.run.inference import infer
 from cubemesh.worker.run.program_lifecycle import program_for
 from cubemesh.worker.run.steps import measure_steps
 from cubemesh.worker.run.task import (
@@ -168,6 +170,7 @@ def collective(task: Task) -> None:
 TASKS: dict[str, Callable[[Task], None]] = {
     "train_steps": train_steps,
     "forward": forward,
+    "infer": infer,
     "train": train,
     "first_steps": first_steps,
     "input": input_stage,

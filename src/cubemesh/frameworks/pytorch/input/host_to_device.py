@@ -25,9 +25,18 @@ from cubemesh.frameworks.pytorch.input.crops import WHITE, Crop, crop_into
 from cubemesh.frameworks.pytorch.input.jpeg import JpegDecoder, open_decoder
 from cubemesh.frameworks.pytorch.runtime import ARRAY_TYPES, AUTOCAST_TYPES, MEMORY_FORMATS
 from cubemesh.networks.layers import Convolution, Linear
+from cubemesh.schema.work import Infer
 
 Placed = tuple[Tensor, ...]
 """The network's inputs, then labels, on the device."""
+
+
+def array_type(request: BuildRequest) -> torch.dtype:
+    """Type of the program's arrays: in 16-bit training they are float32, under autocast."""
+    precision = request.program.precision
+    if isinstance(request.work, Infer) and precision in AUTOCAST_TYPES:
+        return AUTOCAST_TYPES[precision]
+    return ARRAY_TYPES.get(precision, torch.float32)
 
 
 class DecodedBatch(Batch):
@@ -47,9 +56,9 @@ class HostToDevice:
         """Unsupported where images must be decoded and no decoder is installed."""
         settings = request.program
         self.device = torch.device(request.device)
-        self._dtype = ARRAY_TYPES.get(settings.precision, torch.float32)
+        self._dtype = array_type(request)
         self._memory_format = MEMORY_FORMATS[settings.layout]
-        self._converts = settings.precision in ARRAY_TYPES or settings.layout == "nhwc"
+        self._converts = self._dtype != torch.float32 or settings.layout == "nhwc"
         self._shape = request.network.inputs[0].shape
         self._image_type = low_precision_types(request)[0] or self._dtype
         self._lock = threading.Lock()  # evaluation and prefetching decode concurrently

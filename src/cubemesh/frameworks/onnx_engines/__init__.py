@@ -1,0 +1,1 @@
+"""Inference engines that run an ONNX model: a file each, `program.py` is common to all."""

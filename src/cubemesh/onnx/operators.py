@@ -1,0 +1,320 @@
+"""Operators: how each layer type is written in ONNX.
+
+To add a layer type: write a function that adds its operators, and add one line to `OPERATORS`.
+
+A value has the network's shape behind an axis for the batch, whose length is free. In a shape, 0
+takes the length of the input's axis and -1 the rest, as in ONNX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubemesh.batches import Array
+from cubemesh.networks import layers
+from cubemesh.networks.graph import Node
+from cubemesh.networks.layers import Layer, Pair, Shape
+
+L = TypeVar("L", bound=Layer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One operator of a graph."""
+
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+
+
+@dataclass
+class Operators:
+    """The operators and constants of one layer; `node` is its place in the network."""
+
+    node: Node
+    shapes: tuple[Shape, ...]
+    """Of a sample of each input."""
+    weights: Mapping[str, Array]
+    calls: list[Call] = field(default_factory=list)
+    constants: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> Shape:
+        """Of a sample of the result."""
+        return self.node.shape
+
+    def call(self, operator: str, *inputs: str, to: str = "", **attributes: Any) -> str:
+        """Add an operator; the name of its result, by default the layer's own value."""
+        result = self.name(to) if to else self.node.name
+        call = Call(operator=operator, inputs=inputs, outputs=(result,), attributes=attributes)
+        self.calls.append(call)
+        return result
+
+    def name(self, part: str) -> str:
+        """The name of a value inside the layer."""
+        return f"{self.node.name}/{part}"
+
+    def constant(self, part: str, values: Any, dtype: type = np.float32) -> str:
+        """A constant of this layer."""
+        name = self.name(part)
+        self.constants[name] = np.array(values, dtype=dtype, order="C")
+        return name
+
+    def integers(self, part: str, *values: int) -> str:
+        """A constant vector of integers: axes, or a shape."""
+        return self.constant(part, values, np.int64)
+
+    def weight(self, role: str) -> str:
+        """A parameter or state array, under the network's name: shared ones are stored once."""
+        name = {**self.node.parameters, **self.node.state}[role]
+        self.constants[name] = np.ascontiguousarray(self.weights[name], dtype=np.float32)
+        return name
+
+    def array(self, role: str) -> NDArray[np.float32]:
+        """The values of a parameter that is stored in another layout."""
+        return np.asarray(self.weights[self.node.parameters[role]], dtype=np.float32)
+
+    def reshape(self, x: str, *shape: int, to: str = "") -> str:
+        """Add a reshape."""
+        return self.call("Reshape", x, self.integers(f"{to or 'result'}.shape", *shape), to=to)
+
+    def transpose(self, x: str, *axes: int, to: str = "") -> str:
+        """Add a transpose."""
+        return self.call("Transpose", x, to=to, perm=axes)
+
+
+Write = Callable[[Operators, Any, tuple[str, ...]], object]
+"""Adds the operators of a layer, given its settings and the names of its inputs."""
+
+
+def _both_sides(padding: Pair) -> list[int]:
+    return [*padding, *padding]
+
+
+def _convolution(to: Operators, layer: layers.Convolution, inputs: tuple[str, ...]) -> None:
+    arrays = [to.weight("weight"), *([to.weight("bias")] if layer.bias else [])]
+    to.call(
+        "Conv",
+        *inputs,
+        *arrays,
+        kernel_shape=layer.kernel,
+        strides=layer.stride,
+        pads=_both_sides(layer.padding),
+        group=layer.groups,
+    )
+
+
+def _linear(to: Operators, layer: layers.Linear, inputs: tuple[str, ...]) -> None:
+    bias = [to.weight("bias")] if layer.bias else []
+    if len(to.shapes[0]) == 1:
+        to.call("Gemm", *inputs, to.weight("weight"), *bias, transB=1)
+        return
+    columns = to.transpose(to.weight("weight"), 1, 0, to="weight.transposed")
+    if bias:
+        to.call("Add", to.call("MatMul", *inputs, columns, to="product"), *bias)
+    else:
+        to.call("MatMul", *inputs, columns)
+
+
+def _batch_norm(to: Operators, layer: layers.BatchNorm, inputs: tuple[str, ...]) -> None:
+    roles = ("weight", "bias", "running_mean", "running_variance")
+    to.call("BatchNormalization", *inputs, *map(to.weight, roles), epsilon=layer.epsilon)
+
+
+def _response_norm(to: Operators, layer: layers.LocalResponseNorm, inputs: tuple[str, ...]) -> None:
+    if layer.region == "across":
+        to.call(
+            "LRN",
+            *inputs,
+            size=layer.size,
+            alpha=layer.alpha,
+            beta=layer.beta,
+            bias=layer.bias,
+        )
+        return
+    (x,) = inputs
+    before, after = layer.size // 2, (layer.size - 1) // 2
+    mean = to.call(
+        "AveragePool",
+        to.call("Mul", x, x, to="square"),
+        to="mean",
+        kernel_shape=[layer.size] * 2,
+        strides=[1, 1],
+        pads=[before, before, after, after],
+        count_include_pad=1,
+    )
+    scaled = to.call("Mul", mean, to.constant("alpha", layer.alpha), to="scaled")
+    base = to.call("Add", scaled, to.constant("bias", layer.bias), to="base")
+    power = to.call("Pow", base, to.constant("beta", layer.beta), to="power")
+    to.call("Div", x, power)
+
+
+def _pool(operator: str, **more: Any) -> Write:
+    def write(to: Operators, layer: layers.MaxPool, inputs: tuple[str, ...]) -> None:
+        to.call(
+            operator,
+            *inputs,
+            kernel_shape=layer.kernel,
+            strides=layer.stride,
+            pads=_both_sides(layer.padding),
+            ceil_mode=int(layer.ceil_mode),
+            **more,
+        )
+
+    return write
+
+
+def _global_average_pool(to: Operators, layer: Layer, inputs: tuple[str, ...]) -> None:
+    to.call("Flatten", to.call("GlobalAveragePool", *inputs, to="mean"), axis=1)
+
+
+def _plain(operator: str, **attributes: Any) -> Write:
+    """A layer that is one operator without arrays."""
+
+    def write(to: Operators, layer: Layer, inputs: tuple[str, ...]) -> None:
+        to.call(operator, *inputs, **attributes)
+
+    return write
+
+
+def _layer_norm(to: Operators, layer: layers.LayerNorm, inputs: tuple[str, ...]) -> None:
+    arrays = to.weight("weight"), to.weight("bias")
+    to.call("LayerNormalization", *inputs, *arrays, axis=-1, epsilon=layer.epsilon)
+
+
+def _gelu(to: Operators, layer: layers.GELU, inputs: tuple[str, ...]) -> None:
+    to.call("Gelu", *inputs, approximate="none" if layer.form == "erf" else "tanh")
+
+
+def _attention(to: Operators, layer: layers.Attention, inputs: tuple[str, ...]) -> None:
+    length, features = to.shape
+    width = features // layer.heads
+    heads = to.reshape(inputs[0], 0, length, 3, layer.heads, width, to="heads")
+    separate = to.transpose(heads, 2, 0, 3, 1, 4, to="separate")
+    queries, keys, values = (
+        to.call("Gather", separate, to.constant(f"{part}.index", n, np.int64), to=part, axis=0)
+        for n, part in enumerate(("queries", "keys", "values"))
+    )
+    columns = to.transpose(keys, 0, 1, 3, 2, to="keys.transposed")
+    scaled = to.call("Mul", queries, to.constant("scale", width**-0.5), to="queries.scaled")
+    scores = to.call("MatMul", scaled, columns, to="scores")
+    if layer.causal:
+        later = np.triu(np.full((length, length), -np.inf, np.float32), 1)
+        scores = to.call("Add", scores, to.constant("mask", later), to="scores.masked")
+    shares = to.call("Softmax", scores, to="shares", axis=-1)
+    mixed = to.transpose(to.call("MatMul", shares, values, to="mixed"), 0, 2, 1, 3, to="positions")
+    to.reshape(mixed, 0, length, features)
+
+
+def _tokens(to: Operators, layer: layers.Tokens, inputs: tuple[str, ...]) -> None:
+    length, channels = to.shape
+    to.transpose(to.reshape(inputs[0], 0, channels, length, to="rows"), 0, 2, 1)
+
+
+def _embedding(to: Operators, layer: layers.Embedding, inputs: tuple[str, ...]) -> None:
+    to.call("Gather", to.weight("weight"), *inputs, axis=0)
+
+
+def _class_token(to: Operators, layer: layers.ClassToken, inputs: tuple[str, ...]) -> None:
+    samples = to.call("Shape", *inputs, to="samples", start=0, end=1)
+    rest = to.integers("rest", 1, to.shape[1])
+    shape = to.call("Concat", samples, rest, to="token.shape", axis=0)
+    token = to.call("Expand", to.weight("token"), shape, to="token")
+    to.call("Concat", token, *inputs, axis=1)
+
+
+def _position_embedding(to: Operators, layer: Layer, inputs: tuple[str, ...]) -> None:
+    to.call("Add", *inputs, to.weight("weight"))
+
+
+def _select_position(to: Operators, layer: layers.SelectPosition, inputs: tuple[str, ...]) -> None:
+    to.call("Gather", *inputs, to.constant("position", layer.position, np.int64), axis=1)
+
+
+_GATES = (0, 3, 1, 2)
+"""The order of ONNX's gates (i, o, f, g) among ours (i, f, g, o)."""
+
+
+def _lstm(to: Operators, layer: layers.LSTM, inputs: tuple[str, ...]) -> None:
+    def reordered(role: str) -> NDArray[np.float32]:
+        array = to.array(role)
+        gates = array.reshape(4, layer.hidden, *array.shape[1:])
+        return gates[list(_GATES)].reshape(1, *array.shape)
+
+    biases = np.concatenate([reordered("bias"), reordered("hidden_bias")], axis=1)
+    arrays = (
+        to.constant("weight", reordered("weight")),
+        to.constant("hidden_weight", reordered("hidden_weight")),
+        to.constant("biases", biases),
+    )
+    begin = []
+    if len(inputs) == 2:
+        first = to.call("Unsqueeze", inputs[1], to.integers("begin.axis", 0), to="begin")
+        begin = ["", first]
+    by_position = to.transpose(inputs[0], 1, 0, 2, to="by_position")
+    found = to.call("LSTM", by_position, *arrays, *begin, to="recurrence", hidden_size=layer.hidden)
+    one_way = to.call("Squeeze", found, to.integers("direction.axis", 1), to="one_way")
+    to.transpose(one_way, 1, 0, 2)
+
+
+def _pair_sum(to: Operators, layer: Layer, inputs: tuple[str, ...]) -> None:
+    queries, keys = inputs
+    down = to.call("Unsqueeze", queries, to.integers("queries.axis", 2), to="queries")
+    across = to.call("Unsqueeze", keys, to.integers("keys.axis", 1), to="keys")
+    to.call("Add", down, across)
+
+
+def _pair_product(to: Operators, layer: Layer, inputs: tuple[str, ...]) -> None:
+    queries, keys = inputs
+    columns = to.transpose(keys, 0, 2, 1, to="keys.transposed")
+    product = to.call("MatMul", queries, columns, to="product")
+    to.call("Unsqueeze", product, to.integers("axis", 3))
+
+
+def _mix(to: Operators, layer: layers.Mix, inputs: tuple[str, ...]) -> None:
+    scores, values = inputs
+    plain = to.call("Squeeze", scores, to.integers("axis", 3), to="scores")
+    to.call("MatMul", to.call("Softmax", plain, to="shares", axis=-1), values)
+
+
+OPERATORS: dict[type[Layer], Write] = {
+    layers.Convolution: _convolution,
+    layers.Linear: _linear,
+    layers.BatchNorm: _batch_norm,
+    layers.LocalResponseNorm: _response_norm,
+    layers.ReLU: _plain("Relu"),
+    layers.Add: _plain("Add"),
+    layers.Concat: _plain("Concat", axis=1),
+    layers.Dropout: _plain("Identity"),
+    layers.Flatten: _plain("Flatten", axis=1),
+    layers.MaxPool: _pool("MaxPool"),
+    layers.AveragePool: _pool("AveragePool", count_include_pad=1),
+    layers.GlobalAveragePool: _global_average_pool,
+    layers.LayerNorm: _layer_norm,
+    layers.GELU: _gelu,
+    layers.Attention: _attention,
+    layers.Tokens: _tokens,
+    layers.Embedding: _embedding,
+    layers.ClassToken: _class_token,
+    layers.PositionEmbedding: _position_embedding,
+    layers.SelectPosition: _select_position,
+    layers.Tanh: _plain("Tanh"),
+    layers.LSTM: _lstm,
+    layers.PairSum: _pair_sum,
+    layers.PairProduct: _pair_product,
+    layers.Mix: _mix,
+}
+"""Layer type → its operators."""
+
+
+def write_layer(node: Node, shapes: tuple[Shape, ...], weights: Mapping[str, Array]) -> Operators:
+    """The operators and constants of `node`, whose inputs have `shapes`."""
+    to = Operators(node=node, shapes=shapes, weights=weights)
+    OPERATORS[type(node.layer)](to, node.layer, node.inputs)
+    return to

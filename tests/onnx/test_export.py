@@ -1,0 +1,160 @@
+"""ONNX files against ONNX Runtime and PyTorch."""
+
+import numpy as np
+import pytest
+
+from cubemesh import export_network, networks
+from cubemesh.errors import DataError, UsageError
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.layers import ALL_LAYERS
+from cubemesh.onnx import export
+from cubemesh.onnx.operators import OPERATORS
+
+torch = pytest.importorskip("torch")
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from cubemesh.frameworks.pytorch.module import build_modules
+
+SIZES = {
+    "gpt2": {"sequence_length": 16, "vocabulary": 300},
+    "translator": {"sequence_length": 6, "vocabulary": 300, "hidden": 64},
+    "translator-plain": {"sequence_length": 6, "vocabulary": 300, "hidden": 64},
+}
+"""Sizes of networks of sequences; images have the smallest size."""
+
+
+def small(name):
+    if name in SIZES:
+        return networks.build(name, **SIZES[name])
+    return networks.build(name, networks.entry(name).smallest_image_size)
+
+
+def drawn(network):
+    """Weights with statistics and biases that evaluation depends on."""
+    rng = np.random.default_rng(1)
+    weights = network.draw(0)
+    for name, array in weights.items():
+        if "variance" in name:
+            weights[name] = rng.uniform(0.8, 1.2, array.shape).astype(np.float32)
+        elif not array.any():
+            weights[name] = (0.1 * rng.standard_normal(array.shape)).astype(np.float32)
+    return weights
+
+
+def inputs_of(network, samples):
+    rng = np.random.default_rng(samples)
+    return {
+        i.name: rng.random((samples, *i.shape), np.float32)
+        if i.dtype == "float"
+        else rng.integers(0, i.classes, (samples, *i.shape))
+        for i in network.inputs
+    }
+
+
+def by_pytorch(network, weights, inputs):
+    built = build_modules(network)
+    built.load(weights)
+    with torch.no_grad():
+        (scores,) = built.evaluation.eval()(*map(torch.from_numpy, inputs.values()))
+    return scores.numpy()
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_every_network_of_the_zoo_has_the_scores_of_pytorch(name):
+    network = small(name)
+    weights = drawn(network)
+    session = onnxruntime.InferenceSession(
+        export.model(network, weights).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    for samples in (1, 3):  # the batch size is free
+        inputs = inputs_of(network, samples)
+        (found,) = session.run(None, inputs)
+        wanted = by_pytorch(network, weights, inputs)
+        assert found.shape == (samples, *network.shapes[network.output])
+        assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+def test_every_layer_type_has_operators():
+    assert set(OPERATORS) == set(ALL_LAYERS.values())
+
+
+def test_heads_of_training_are_left_out():
+    network = small("googlenet-paper")
+    names = {node.name for node in export.model(network, network.draw(0)).graph.node}
+    trained_only = {n.name for n in network.nodes} - {
+        n.name for n in network.needed(network.output)
+    }
+    assert trained_only
+    assert not trained_only & names
+
+
+def test_shared_weights_are_stored_once():
+    net = NetworkBuilder("tied")
+    x = net.embedding(net.token_input("tokens", 4, 1000), 8, name="words")
+    net.classify(net.linear(x, 1000, bias=False, share={"weight": "words.weight"}))
+    network = net.build()
+    made = export.model(network, network.draw(0))
+    arrays = [onnx.numpy_helper.to_array(a) for a in made.graph.initializer]
+    assert sum(a.size for a in arrays if a.size >= 8000) == 8000
+
+
+def test_a_fixed_batch_size():
+    network = small("little-cnn")
+    made = export.model(network, network.draw(0), batch=5)
+    assert made.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 5
+
+
+def test_weights_of_a_checkpoint_are_exported(tmp_path):
+    import cubemesh
+
+    folder = tmp_path / "checkpoints"
+    cubemesh.train(
+        "little-cnn",
+        settings={"checkpoints": str(folder), "epochs": "1", "framework": "pytorch"},
+        store=str(tmp_path / "s.sqlite"),
+    )
+    done = export_network(file=tmp_path / "trained.onnx", checkpoints=folder)
+    assert done.network == "little-cnn"
+    assert done.weights.startswith("checkpoint after step ")
+    drawn_file = tmp_path / "drawn.onnx"
+    export_network("little-cnn", drawn_file)
+    trained, fresh = (
+        onnx.load(str(path)).graph.initializer[0].raw_data
+        for path in (tmp_path / "trained.onnx", drawn_file)
+    )
+    assert trained != fresh
+    assert len(trained) == len(fresh)
+
+
+def test_hopeless_exports_are_refused_with_what_to_do(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match=r"needs a network. Example: cubemesh export resnet-50"):
+        export_network()
+    with pytest.raises(UsageError, match="Nearest: resnet-18"):
+        export_network("resnt-18", tmp_path / "x.onnx")
+    with pytest.raises(UsageError, match="needs --checkpoints for --step 3"):
+        export_network("little-cnn", step=3)
+    with pytest.raises(UsageError, match="has no checkpoints of cubemesh"):
+        export_network(checkpoints=tmp_path)
+    with pytest.raises(UsageError, match="cannot be written: No such file or directory"):
+        export_network("little-cnn", tmp_path / "no" / "x.onnx")
+    monkeypatch.setattr(export, "MOST_BYTES", 1000)
+    with pytest.raises(UsageError, match="holds at most 1,000"):
+        export_network("little-cnn", tmp_path / "x.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    import cubemesh
+
+    folder = tmp_path / "checkpoints"
+    cubemesh.train(
+        "little-cnn",
+        settings={"checkpoints": str(folder), "epochs": "1", "framework": "pytorch"},
+        store=str(tmp_path / "s.sqlite"),
+    )
+    (path,) = folder.glob("step-*/rank-0-of-1.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"rank-0-of-1\.safetensors"):
+        export_network(file=tmp_path / "x.onnx", checkpoints=folder)
+    assert not (tmp_path / "x.onnx").exists()

@@ -1,0 +1,46 @@
+"""Small networks that together have every layer type."""
+
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.layers import LocalResponseNorm
+
+
+def every_layer():
+    net = NetworkBuilder("every-layer")
+    x = net.input("image", (3, 12, 12))
+    x = net.relu(net.batch_norm(net.conv(x, 4, kernel=3, padding=1)))
+    x = net.add(net.conv(x, 4, kernel=1), x)
+    x = net.concat(x, net.relu(net.conv(x, 2, kernel=1)))
+    x = net.lrn(net.max_pool(x, 2), LocalResponseNorm(size=3))
+    x = net.lrn(net.average_pool(x, 2), LocalResponseNorm(size=3, region="within"))
+    x = net.dropout(net.flatten(net.global_average_pool(x)), 0.5)
+    net.classify(net.linear(x, 5))
+    return net.build()
+
+
+def every_sequence_layer():
+    net = NetworkBuilder("every-sequence-layer")
+    x = net.conv(net.input("image", (3, 4, 4)), 6, kernel=2, stride=2)
+    x = net.position_embedding(net.class_token(net.tokens(x)))
+    y = net.attention(net.linear(net.layer_norm(x), 18), 2, causal=True)
+    x = net.add(x, net.gelu(y, "tanh"))
+    net.classify(net.linear(net.select(x), 5))
+    return net.build()
+
+
+def of_tokens():
+    net = NetworkBuilder("of-tokens")
+    x = net.embedding(net.token_input("tokens", 6, 9), 4, name="words")
+    net.classify(net.linear(x, 9, bias=False, share={"weight": "words.weight"}))
+    return net.build()
+
+
+def recurrent():
+    net = NetworkBuilder("recurrent")
+    source = net.lstm(net.embedding(net.token_input("source", 5, 9), 4), 4)
+    begin = net.tanh(net.select(source, 4))
+    target = net.lstm(net.embedding(net.token_input("target", 6, 9), 4), 4, begin)
+    scores = net.linear(net.pair_sum(target, source), 1, bias=False)
+    context = net.mix(scores, source)
+    other = net.mix(net.pair_product(target, source), source)
+    net.classify(net.linear(net.add(context, other), 9))
+    return net.build()
