@@ -36,6 +36,7 @@ from cubemesh.schema import (
     Collective,
     Figure,
     Finding,
+    Infer,
     Placement,
     ProgramSettings,
     RunRecord,
@@ -153,6 +154,14 @@ def _failed() -> Evidence:
     record = replace(record_of(spec, status=Status.OOM, message="needs 27 GiB"), run_id="a")
     row = [Cell(value=1000.0, run_id="a")]
     return answer(record, tables=[table(row, columns=columns("throughput:samples/s"))])
+
+
+def _latencies(**ms: float) -> Evidence:
+    """A run of one request after another that takes 10 ms in the mean, with these percentiles."""
+    spec = RunSpec(work=Infer(network="resnet-50", batch_per_device=1))
+    record = record_of(spec, step_s=0.01)
+    found = {f"latency_{name}_s": Figure(value=value / 1e3, unit="s") for name, value in ms.items()}
+    return answer(replace(record, run_id="a", figures={**record.figures, **found}))
 
 
 def _windows() -> Evidence:
@@ -374,6 +383,16 @@ PLANTED: list[Planted] = [
         lambda: [_cell_row(1000, 32, 1.0)],
     ),
     ("500 W, 1,000 samples/s and 0.8 J/sample", "energy-and-power-differ", lambda: [_energy(0.8)]),
+    (
+        "a p99 of 9 ms below a p90 of 12 ms",
+        "latencies-contradict",
+        lambda: [_latencies(p50=8, p90=12, p99=9, max=40)],
+    ),
+    (
+        "half of the requests take 25 ms, and the mean is 10 ms",
+        "latencies-contradict",
+        lambda: [_latencies(p50=25, p90=30, max=40)],
+    ),
     ("800 samples/s, by its windows 1,000", "figure-differs-from-windows", lambda: [_windows()]),
     (
         "a cell of 1,300 that refers to a run of 1,000",
@@ -394,6 +413,10 @@ def test_a_planted_contradiction_is_found(code: str, build: Callable[[], list[Ev
 def test_there_are_at_least_25_and_every_code_is_planted() -> None:
     assert len(PLANTED) >= 25
     assert {code for _, code, _ in PLANTED} == set(INCONSISTENCIES)
+
+
+def test_percentiles_in_order_pass() -> None:
+    assert audit([_latencies(p50=9, p90=11, p99=40, p999=900, max=950)]) == ()
 
 
 def test_a_consistent_set_passes() -> None:

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from cubemesh.audit import ceilings, comparability, parts, same_workload, shares, units, verdicts
+from cubemesh.audit import (
+    ceilings,
+    comparability,
+    latencies,
+    parts,
+    same_workload,
+    shares,
+    units,
+    verdicts,
+)
 from cubemesh.audit.evidence import Evidence
 from cubemesh.audit.inconsistency import Inconsistency
 
@@ -34,6 +43,7 @@ CHECKS: tuple[Check, ...] = (
     units.steps,
     units.energy,
     units.windows,
+    latencies.in_order,
 )
 """Checks of one answer with its records."""
 

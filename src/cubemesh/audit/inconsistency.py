@@ -34,6 +34,7 @@ INCONSISTENCIES: dict[str, str] = {
     "energy-and-power-differ": "power over throughput is not the energy per sample",
     "figure-differs-from-windows": "a throughput is not that of the windows it was computed from",
     "cell-differs-from-run": "a table shows another throughput than the run it refers to",
+    "latencies-contradict": "percentiles of a run contradict one another or its throughput",
     "figure-of-failed-run": "a figure refers to a run that failed",
 }
 
