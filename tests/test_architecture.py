@@ -79,6 +79,7 @@ OWN_LIBRARIES = {
     "decode": {"PIL"},
     "onnxruntime": {"onnxruntime"},
     "openvino": {"openvino"},
+    "load_test": {"mlperf_loadgen"},
     "training": {"safetensors"},
     "telemetry": {"pynvml"},
 }

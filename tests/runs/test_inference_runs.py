@@ -7,7 +7,7 @@ import pytest
 from cubemesh.experiments.inference import EXPERIMENT, Settings
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.runs import Executor
-from cubemesh.schema import Infer, Placement, ProgramSettings, Status
+from cubemesh.schema import Infer, InferLoad, Placement, ProgramSettings, Status
 from cubemesh.schema.comparison import RATIO
 from cubemesh.schema.spec import Against
 from cubemesh.store import Store
@@ -36,6 +36,10 @@ def specs(null_spec):
     return {
         **{name: spec(name) for name in ENGINES},
         "offline": spec("pytorch", scenario="offline"),
+        "load": dataclasses.replace(
+            spec("pytorch"),
+            work=InferLoad(network="little-cnn", batch_per_device=1, percentile=50),
+        ),
         "two devices": spec("pytorch", placement=two),
         "interleaved": spec("pytorch", against=nhwc),
     }
@@ -66,6 +70,15 @@ def test_an_engine_is_measured(records, name):
 def test_queued_batches_have_a_throughput_and_no_latency(records):
     assert records["offline"].ok
     assert records["offline"].figure("latency_p50_s") is None
+
+
+def test_a_load_test_is_recorded(records):
+    pytest.importorskip("mlperf_loadgen")
+    found = records["load"]
+    assert found.ok, found.outcome
+    assert found.figure("latency_p50_s") > 0
+    assert found.figures["latency_p50_s"].method == "LoadGen"
+    assert found.figure("throughput_per_s") > 0
 
 
 def test_two_programs_are_interleaved(records):

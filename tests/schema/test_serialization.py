@@ -19,6 +19,7 @@ from cubemesh.schema import (
     CheckpointSettings,
     Collective,
     Cost,
+    InferLoad,
     Outcome,
     Placement,
     ProgramSettings,
@@ -77,6 +78,13 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
             return st.builds(kind, **fields | folder | anew) | st.builds(
                 kind, **fields | folder | resumed
             )
+        if kind is InferLoad:  # only a server has a rate and a limit
+            fields["percentile"] = st.floats(50, 99.9)
+            rated = {"scenario": st.just("server"), "requests_per_s": st.floats(0.1, 1e6)}
+            rated |= {"latency_limit_s": st.floats(1e-3, 10)}
+            bare = {"scenario": st.sampled_from(("single-stream", "multi-stream", "offline"))}
+            bare |= {"requests_per_s": st.none(), "latency_limit_s": st.none()}
+            return st.builds(kind, **fields | rated) | st.builds(kind, **fields | bare)
         if kind is Ceiling:
             own = {"matrix_product": "shape", "disk_read": "folder", "device_to_host": "pinned"}
             others = {"shape": st.none(), "folder": st.none(), "pinned": st.just(True)}

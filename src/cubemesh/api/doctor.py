@@ -66,11 +66,16 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "images": ("image files: input-pipeline, image folders and tar shards", ("pillow",)),
     "views": ("cubemesh report, charts", ("altair", "jinja2", "vl-convert-python")),
     "exports": ("pandas data frames, Parquet files", ("pandas", "pyarrow")),
+    "loadgen": ("run inference-load", ("mlcommons-loadgen",)),
     "onnx": ("cubemesh export", ("onnx",)),
     "postgresql": ("a store on a PostgreSQL server", ("psycopg",)),
 }
 """Extra → its purpose and its distributions. Extras of frameworks are in `FRAMEWORKS`."""
-MODULES = {"pillow": "PIL", "vl-convert-python": "vl_convert"}
+MODULES = {
+    "mlcommons-loadgen": "mlperf_loadgen",
+    "pillow": "PIL",
+    "vl-convert-python": "vl_convert",
+}
 """Distribution → its module, where that has another name."""
 
 

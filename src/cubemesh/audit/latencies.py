@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from cubemesh.audit.evidence import Evidence, name_of
 from cubemesh.audit.inconsistency import Inconsistency, inconsistency
 from cubemesh.measure.latencies import PERCENTILES
-from cubemesh.schema import Infer
+from cubemesh.schema import Infer, InferLoad
 from cubemesh.units import format_number
 
 SLOWEST = "latency_max_s"
@@ -24,7 +24,7 @@ _AGAIN = "Measure again: cubemesh run inference --no-cache. If it persists, repo
 def in_order(evidence: Evidence) -> Iterator[Inconsistency]:
     """Runs with a percentile above a higher one, or above what their throughput allows."""
     for record in evidence.records:
-        if not isinstance(record.spec.work, Infer):
+        if not isinstance(record.spec.work, Infer | InferLoad):
             continue
         found = [(n, v) for n in (*PERCENTILES, SLOWEST) if (v := record.figure(n)) is not None]
         for (lower, low_s), (higher, high_s) in itertools.pairwise(found):
@@ -37,7 +37,7 @@ def in_order(evidence: Evidence) -> Iterator[Inconsistency]:
                     _AGAIN,
                 )
         rate = record.figure("throughput_per_s")
-        if not rate:
+        if not rate or isinstance(record.spec.work, InferLoad):  # its requests wait in a queue
             continue
         mean_s = record.spec.work.batch_per_device / rate
         for name, latency_s in found:

@@ -89,7 +89,7 @@ def plan(settings: Settings, context: Context) -> Plan:
     yield [
         RunSpec(
             work=Infer(network=network, batch_per_device=batch, scenario=scenario),
-            program=ProgramSettings(framework=name, precision=precision, layout=_layout(name)),
+            program=ProgramSettings(framework=name, precision=precision, layout=layout(name)),
             budget=context.budget,
         )
         for network in dict.fromkeys(
@@ -102,7 +102,7 @@ def plan(settings: Settings, context: Context) -> Plan:
     ]
 
 
-def _layout(framework: str) -> Layout:
+def layout(framework: str) -> Layout:
     """Frameworks that train are fastest in nhwc; engines choose their own and take nchw."""
     line = FRAMEWORKS.get(framework)
     return "nhwc" if line is not None and line.trains and not line.simulates else "nchw"

@@ -22,6 +22,8 @@ SCHEMA = 2
 """Version of the record's JSON form."""
 AGAINST = "against"
 """Phase of the windows of the other side in an interleaved A/B run."""
+LOAD_TEST_VALID = "load_test_valid"
+"""Figure of a load test: 1 where the load generator says VALID, 0 where INVALID."""
 FIRST_LOSSES = "first_losses"
 """Name of the curve of the losses in the first steps on one batch (`TrainSteps.losses`)."""
 

@@ -16,6 +16,7 @@ from cubemesh.schema.validation import at_least, check_schedule, check_target
 Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
 RateScaling = Literal["none", "linear"]
 Scenario = Literal["single-stream", "offline"]
+LoadScenario = Literal["single-stream", "multi-stream", "server", "offline"]
 RateSchedule = Literal["constant", "step", "cosine"]
 Operation = Literal["matrix_product", "copy", "host_to_device", "device_to_host", "disk_read"]
 Stage = Literal["read", "decode", "copy"]
@@ -71,6 +72,34 @@ class Infer(NetworkWork):
     scenario: Scenario = "single-stream"
     """`single-stream`: a batch is passed when the scores of the last one are on the host.
     `offline`: batches are queued without waiting, and their scores stay on the device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferLoad(NetworkWork):
+    """Inference under the load of MLPerf's load generator, in one of its scenarios."""
+
+    kind: Literal["infer_load"] = "infer_load"
+    scenario: LoadScenario = "single-stream"
+    """`single-stream`, `multi-stream`, `server` or `offline`, as in MLPerf Inference."""
+    requests_per_s: float | None = None
+    """Of `server`: mean rate of requests, which arrive at random times (Poisson)."""
+    latency_limit_s: float | None = None
+    """Of `server`: limit of the latency at the percentile."""
+    percentile: float = 99.0
+    """Percentile that the limit applies to."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1e-6, "requests_per_s", "latency_limit_s")
+        if not 50 <= self.percentile <= 99.9:
+            raise UsageError(f"percentile={self.percentile:g}: it must be 50 to 99.9.")
+        given = self.requests_per_s is not None, self.latency_limit_s is not None
+        if any(given) != all(given) or all(given) != (self.scenario == "server"):
+            raise UsageError(
+                f"scenario={self.scenario} with requests_per_s={self.requests_per_s} and "
+                f"latency_limit_s={self.latency_limit_s} is not valid: server needs both, and no "
+                "other scenario takes them."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,13 +226,14 @@ class Ceiling:
             )
 
 
-Work = TrainSteps | Forward | Infer | Train | FirstSteps | Input | Ceiling | Collective
+Work = TrainSteps | Forward | Infer | InferLoad | Train | FirstSteps | Input | Ceiling | Collective
 Training = TrainSteps | Train | FirstSteps
 """Work that updates weights."""
 WORK_KINDS: dict[str, type[Work]] = {
     "train_steps": TrainSteps,
     "forward": Forward,
     "infer": Infer,
+    "infer_load": InferLoad,
     "train": Train,
     "first_steps": FirstSteps,
     "input": Input,

@@ -20,7 +20,7 @@ from cubemesh.networks.precision import layer_precisions
 from cubemesh.parallel.strategies import STRATEGIES, strategy
 from cubemesh.schema.collective import Collective
 from cubemesh.schema.spec import RunSpec
-from cubemesh.schema.work import Forward, Infer, Input, NetworkWork, Train, TrainSteps
+from cubemesh.schema.work import Forward, Infer, InferLoad, Input, NetworkWork, Train, TrainSteps
 
 
 def check_names(specs: Iterable[RunSpec]) -> None:
@@ -154,7 +154,7 @@ def _check_devices(spec: RunSpec, able: Capabilities, kind: str) -> None:
         _refuse("sync", program.sync, supported_strategies(able), program.framework)
     if place.devices == 1:
         return
-    if isinstance(spec.work, Infer):
+    if isinstance(spec.work, Infer | InferLoad):
         raise Unsupported(f"devices={place.devices}: inference runs on one device. Set devices=1.")
     if program.batch_norm not in able.batch_norms:
         _refuse("batch_norm", program.batch_norm, able.batch_norms, program.framework)
@@ -171,12 +171,16 @@ def _check_devices(spec: RunSpec, able: Capabilities, kind: str) -> None:
 
 def _check_input(spec: RunSpec, able: Capabilities) -> None:
     work, program = spec.work, spec.program
-    if isinstance(work, Infer) and (spec.budget.attribution or spec.budget.trace):
+    if isinstance(work, Infer | InferLoad) and (spec.budget.attribution or spec.budget.trace):
         raise Unsupported(
             "The latency of a request is not attributed. Leave attribution and trace out, or "
             "measure forward passes (run minibatch --set forward=true)."
         )
     on_device = program.decode_location == "device"
+    if isinstance(work, InferLoad) and program.data_location == "device":
+        raise Unsupported(
+            "Requests of a load test are copied from the host. Set data_location=host."
+        )
     if on_device and not able.decodes:
         _refuse("decode_location", "device", {"host"}, program.framework)
     if not isinstance(work, NetworkWork):
@@ -211,6 +215,8 @@ def _check_alternating(spec: RunSpec) -> None:
     remedy = "Measure both, and compare the runs: cubemesh compare A B."
     if spec.work.kind != other.work.kind or not isinstance(spec.work, NetworkWork):
         raise Unsupported("two programs can alternate in the same kind of work on networks only.")
+    if isinstance(spec.work, InferLoad):
+        raise Unsupported("load tests do not alternate; interleave latencies (run inference).")
     if isinstance(spec.work, Train):
         raise Unsupported("training over epochs does not alternate; compare steps (train_steps).")
     if max(spec.placement.devices, other.placement.devices) > 1:

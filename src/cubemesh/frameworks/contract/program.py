@@ -22,7 +22,15 @@ from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import Ceiling, NetworkWork
 
 WorkKind = Literal[
-    "train_steps", "forward", "infer", "train", "first_steps", "input", "ceiling", "collective"
+    "train_steps",
+    "forward",
+    "infer",
+    "infer_load",
+    "train",
+    "first_steps",
+    "input",
+    "ceiling",
+    "collective",
 ]
 
 
@@ -233,7 +241,7 @@ class SupportsDecoding(Protocol):
 
 @runtime_checkable
 class SupportsInference(Protocol):
-    """A program for `Infer` work."""
+    """A program for `Infer` and `InferLoad` work."""
 
     def infer(self, placed: Any) -> Any:
         """Queue a pass in evaluation mode; its scores on the device, for `fetch`."""

@@ -66,7 +66,9 @@ def capabilities() -> Capabilities:
         of_ampere = {"tf32", "bf16"} if ampere else set()
         precisions["cuda"] = frozenset({"fp64", "fp32", "fp16"} | of_ampere)
     return Capabilities(
-        works=frozenset({"train_steps", "forward", "infer", "train", "input", "ceiling"}),
+        works=frozenset(
+            {"train_steps", "forward", "infer", "infer_load", "train", "input", "ceiling"}
+        ),
         devices=(*(f"cuda:{i}" for i in range(len(gpus))), "cpu"),
         precisions=precisions,
         layouts=frozenset({"nchw", "nhwc"}),

@@ -43,7 +43,7 @@ def capabilities() -> Capabilities:
     able = runtime.capabilities()
     return dataclasses.replace(
         able,
-        works=able.works - {"infer"},
+        works=able.works - {"infer", "infer_load"},
         precisions={"cpu": frozenset(POLICIES)},
         sync_features=frozenset(),
     )

@@ -30,7 +30,7 @@ def capabilities() -> Capabilities:
     installed = _library().get_available_providers()
     devices = [d for d in ("cuda:0", "cpu") if _PROVIDERS[d.split(":")[0]] in installed]
     return Capabilities(
-        works=frozenset({"infer"}),
+        works=frozenset({"infer", "infer_load"}),
         devices=tuple(devices),
         precisions={device.split(":")[0]: frozenset({"fp32"}) for device in devices},
         layouts=frozenset({"nchw"}),

@@ -27,7 +27,7 @@ def capabilities() -> Capabilities:
     able = _library().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     precisions = {p for p in _TYPES if p.upper() in able}
     return Capabilities(
-        works=frozenset({"infer"}),
+        works=frozenset({"infer", "infer_load"}),
         devices=("cpu",),
         precisions={"cpu": frozenset(precisions)},
         layouts=frozenset({"nchw"}),

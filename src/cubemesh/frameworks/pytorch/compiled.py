@@ -37,7 +37,7 @@ from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.runtime import setup_process
 from cubemesh.kernels.cpu.allocator import release_freed_memory
 from cubemesh.kernels.cpu.compiler import compile_folder, damaged_libraries
-from cubemesh.schema.work import Infer
+from cubemesh.schema.work import Infer, InferLoad
 
 __all__ = [
     "build",
@@ -85,7 +85,7 @@ class CompiledProgram(PyTorchProgram):
     def compile(self, placed: Placed) -> bool | None:
         """Compile by one run without an update, on uninitialized weights; whether all of it came
         from the cache. Call `load` after it."""
-        if isinstance(self._work, Infer):
+        if isinstance(self._work, Infer | InferLoad):
             return None  # the first pass compiles, with the weights
         hits, misses = _cache_counts()
         with _compiler_processes(self._kind):

@@ -51,7 +51,7 @@ from cubemesh.frameworks.pytorch.runtime import (
 )
 from cubemesh.networks.precision import layer_precisions
 from cubemesh.schema.profile import Profile
-from cubemesh.schema.work import Infer, Training
+from cubemesh.schema.work import Infer, InferLoad, Training
 
 
 class PyTorchProgram:
@@ -94,7 +94,8 @@ class PyTorchProgram:
         """The network as a module: `print` shows its layers, `module.code` is its forward pass."""
         self._weights = tuple(h.weight for h in request.network.heads)
         self._weights_on_device = [p.data for p in self._built.parameters.values()]
-        infers = isinstance(work, Infer)  # with 16-bit weights, so that no pass casts them
+        # Inference has 16-bit weights, so that no pass casts them.
+        infers = isinstance(work, Infer | InferLoad)
         autocast_dtype = None if infers else AUTOCAST_TYPES.get(settings.precision)
         self._autocast = (
             torch.autocast(self._kind, autocast_dtype) if autocast_dtype else nullcontext()
@@ -239,7 +240,7 @@ class PyTorchProgram:
     def load(self, weights: Mapping[str, Array]) -> None:
         """Copy `weights` to the device, in the program's layout, and reset the optimizer."""
         self._built.load(weights)
-        if isinstance(self._work, Infer):
+        if isinstance(self._work, Infer | InferLoad):
             self.module.eval()
         self._start_optimizer()
         if isinstance(self._sync, WeightServerSync) and self._optimizer is not None:

@@ -60,8 +60,8 @@ def capabilities() -> Capabilities:
     return Capabilities(
         works=frozenset(
             {
-                *("train_steps", "forward", "infer", "train", "first_steps"),
-                *("input", "ceiling", "collective"),
+                *("train_steps", "forward", "infer", "infer_load", "train"),
+                *("first_steps", "input", "ceiling", "collective"),
             }
         ),
         devices=(*gpus, "cpu"),

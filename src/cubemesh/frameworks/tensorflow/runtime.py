@@ -45,7 +45,9 @@ NUMERICS: dict[str, TensorFlowNumerics] = {
 def capabilities() -> Capabilities:
     """What TensorFlow can do here when it runs a graph operation by operation."""
     return Capabilities(
-        works=frozenset({"train_steps", "forward", "infer", "train", "input", "ceiling"}),
+        works=frozenset(
+            {"train_steps", "forward", "infer", "infer_load", "train", "input", "ceiling"}
+        ),
         devices=("cpu",),
         precisions={"cpu": frozenset(NUMERICS)},
         layouts=frozenset({"nhwc"}),

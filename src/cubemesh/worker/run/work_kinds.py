@@ -4,6 +4,7 @@
     train                  data ─ build ─ weights ─ epochs, evaluations    (training/loop.py)
     first_steps            data ─ build ─ weights ─ steps ─ evaluate       (training/first_steps.py)
     infer                  data ─ build ─ weights ─ warm-up ─ measure      (inference.py)
+    infer_load             data ─ build ─ weights ─ warm-up ─ measure      (load_test.py)
     input                  data ─ warm-up ─ measure                        (inputs.py)
     ceiling                build ─ warm-up ─ measure                       (ceilings.py)
     collective             build ─ measure                                 (collectives.py)
@@ -30,6 +31,7 @@ from cubemesh.training.first_steps import first_steps as record_first_steps
 from cubemesh.training.loop import Training
 from cubemesh.worker.run import ceilings, checkpointing, collectives, inputs
 from cubemesh.worker.run.inference import infer
+from cubemesh.worker.run.load_test import infer_load
 from cubemesh.worker.run.program_lifecycle import program_for
 from cubemesh.worker.run.steps import measure_steps
 from cubemesh.worker.run.task import (
@@ -171,6 +173,7 @@ TASKS: dict[str, Callable[[Task], None]] = {
     "train_steps": train_steps,
     "forward": forward,
     "infer": infer,
+    "infer_load": infer_load,
     "train": train,
     "first_steps": first_steps,
     "input": input_stage,

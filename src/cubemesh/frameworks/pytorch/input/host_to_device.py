@@ -25,7 +25,7 @@ from cubemesh.frameworks.pytorch.input.crops import WHITE, Crop, crop_into
 from cubemesh.frameworks.pytorch.input.jpeg import JpegDecoder, open_decoder
 from cubemesh.frameworks.pytorch.runtime import ARRAY_TYPES, AUTOCAST_TYPES, MEMORY_FORMATS
 from cubemesh.networks.layers import Convolution, Linear
-from cubemesh.schema.work import Infer
+from cubemesh.schema.work import Infer, InferLoad
 
 Placed = tuple[Tensor, ...]
 """The network's inputs, then labels, on the device."""
@@ -34,7 +34,7 @@ Placed = tuple[Tensor, ...]
 def array_type(request: BuildRequest) -> torch.dtype:
     """Type of the program's arrays: in 16-bit training they are float32, under autocast."""
     precision = request.program.precision
-    if isinstance(request.work, Infer) and precision in AUTOCAST_TYPES:
+    if isinstance(request.work, Infer | InferLoad) and precision in AUTOCAST_TYPES:
         return AUTOCAST_TYPES[precision]
     return ARRAY_TYPES.get(precision, torch.float32)
 
