@@ -24,6 +24,7 @@ from cubemesh.papers.replay import documents, replay, replayed
 from cubemesh.schema import Answer, ExperimentRun, Machine, RunRecord, Series
 from cubemesh.schema.serialization import canonical_json
 from cubemesh.store import Store
+from cubemesh.store.stored_series import StoredSeries
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -35,7 +36,7 @@ class Report:
     records: Mapping[str, RunRecord] = field(default_factory=dict)
     """By run id, in the order they are listed."""
     series: Mapping[str, Sequence[Series]] = field(default_factory=dict)
-    """Telemetry of the runs, by run id."""
+    """Telemetry of the runs, by run id; read from the store when it is asked for."""
     made_utc: str
     """ISO 8601, UTC."""
     version: str
@@ -70,11 +71,11 @@ def report(
         if name not in documents():
             entry(name)
     with open_store(store, reading=True) as opened:
-        own = _report(opened, names, machine_id)
+        own = _report(opened, names, machine_id, closes=opened is not store)
     if against is None:
         return own
     with open_store(against, reading=True) as opened:
-        return _compared(own, _report(opened, names, ""), opened.name)
+        return _compared(own, _report(opened, names, "", closes=opened is not against), opened.name)
 
 
 def _compared(own: Report, other: Report, source: str) -> Report:
@@ -95,7 +96,8 @@ def _compared(own: Report, other: Report, source: str) -> Report:
     )
 
 
-def _report(store: Store, names: Sequence[str], machine_id: str) -> Report:
+def _report(store: Store, names: Sequence[str], machine_id: str, *, closes: bool) -> Report:
+    """The report of one store; `closes` says that it is closed afterwards."""
     stored = answerable(store.experiment_runs(), names)
     known = {m.machine_id: m for m in store.machines()}
     experiment_runs = latest(
@@ -129,7 +131,7 @@ def _report(store: Store, names: Sequence[str], machine_id: str) -> Report:
             *_claims(store, machine, names),
         ],
         records=records,
-        series={run_id: store.series(run_id) for run_id in records},
+        series=StoredSeries(store, records, closes=closes),
         made_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         version=__version__,
         experiment_runs=tuple(experiment_runs),

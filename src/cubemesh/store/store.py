@@ -47,7 +47,7 @@ from cubemesh.store.location import (
     files_folder,
 )
 from cubemesh.store.migrations import MIGRATIONS, Migration
-from cubemesh.store.series_chunks import Chunk, from_chunks
+from cubemesh.store.series_chunks import Chunk, Samples, read_chunks
 from cubemesh.store.spool import Spool, Spooled, format_files
 from cubemesh.store.spool import read as read_spooled
 from cubemesh.store.tables import (
@@ -291,13 +291,17 @@ class Store:
     def series(self, run_id: str, name: str | None = None) -> list[Series]:
         """The series of a run, all or those of one name; empty if there are none. Damaged ones are
         left out (`damage`)."""
+        return [one.as_series() for one in self.samples(run_id, name)]
+
+    def samples(self, run_id: str, name: str | None = None) -> list[Samples]:
+        """As `series`, as arrays."""
         query = select(schema.series).where(schema.series.c.run_id == run_id)
         if name is not None:
             query = query.where(schema.series.c.name == name)
         with self._database.read() as connection:
             rows = [dict(row) for row in connection.execute(query).mappings()]
         chunks = (Chunk(**{k: v for k, v in row.items() if k != "run_id"}) for row in rows)
-        found, damaged = from_chunks(chunks)
+        found, damaged = read_chunks(chunks)
         for one in damaged:
             self.leave_out(replace(one, id=f"{one.id} of run {run_id}"))
         return found
@@ -339,7 +343,7 @@ class Store:
         self._database.check()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; whoever reads afterwards opens one again."""
         self._database.close()
 
     def __enter__(self) -> Self:

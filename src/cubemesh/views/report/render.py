@@ -10,7 +10,7 @@ import base64
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,17 @@ from rich.console import Console
 
 from cubemesh.api.report import Report
 from cubemesh.durable_files import replace_file
-from cubemesh.schema import Answer, Chart, Machine
+from cubemesh.exports.record_json import finite
+from cubemesh.schema import Answer, Chart, Machine, RunRecord, Unknown
 from cubemesh.schema.serialization import to_plain
+from cubemesh.store.stored_series import samples_of
 from cubemesh.views import formatting
 from cubemesh.views.charts.files import browser_bundle, write_charts
 from cubemesh.views.facts import machine as machine_facts
 from cubemesh.views.facts.run import repeated_unmeasured
 from cubemesh.views.json_output import envelope, machine_json
 from cubemesh.views.report import headline, page
+from cubemesh.views.report.packing import PLAIN_BYTES, Details, packed
 from cubemesh.views.tables import text_table
 from cubemesh.views.theme import DARK, LIGHT, css_variables
 
@@ -80,7 +83,6 @@ def render(report: Report) -> str:
     """The page as text."""
     other = report.against
     by_id = {**report.records, **({} if other is None else other.records)}
-    series = {**report.series, **({} if other is None else other.series)}
     records = tuple(by_id.values())
     sections = page.sections(report)
     scripts = []
@@ -106,18 +108,27 @@ def render(report: Report) -> str:
             ],
             unmeasured=unmeasured,
             machine_line=formatting.machine_line(report.machine),
-            runs=[
-                page.run_entry(record, series.get(record.run_id, ()), unmeasured)
-                for record in records
-            ],
+            runs=_runs(report, unmeasured),
+            details=Details(),
             made=formatting.moment(report.made_utc),
             style=Markup(_style()),
             scripts=[Markup(script) for script in scripts],
             policy=_policy(scripts),
-            records=_json(_raw(report)),
+            records=_raw(report),
+            plain_bytes=PLAIN_BYTES,
+            packed=packed,
             script_json=_json,
         )
     )
+
+
+def _runs(report: Report, unmeasured: Collection[Unknown]) -> Iterator[dict[str, Any]]:
+    """The entries of all runs; the series of one run at a time are in memory."""
+    other = report.against
+    second: dict[str, RunRecord] = {} if other is None else dict(other.records)
+    for run_id, record in {**report.records, **second}.items():
+        of = other if other is not None and run_id in other.series else report
+        yield page.run_entry(record, samples_of(of.series, run_id), unmeasured)
 
 
 def _machine(machine: Machine, *, drawn: bool) -> dict[str, Any]:
@@ -147,19 +158,30 @@ def _topology(machine: Machine) -> dict[str, Any] | None:
     }
 
 
-def _raw(report: Report) -> dict[str, Any]:
-    """The records as they are stored."""
+def _raw(report: Report) -> Markup:
+    """The records as they are stored, as JSON."""
     other = report.against
     second = {} if other is None else {"other_machine": machine_json(other.machine)}
     stored = {**report.records, **({} if other is None else other.records)}
-    return envelope(
+    about = envelope(
         "records",
         version=report.version,
         made_utc=report.made_utc,
         machine=machine_json(report.machine),
-        records=[to_plain(record) for record in stored.values()],
+        records=[],
         **second,
     )
+    before, after = _json(about).split('"records":[]', 1)
+    listed = Markup(",").join(map(_record_json, stored.values()))
+    return Markup("").join((before, Markup('"records":['), listed, Markup("]"), after))
+
+
+def _record_json(record: RunRecord) -> Markup:
+    plain = to_plain(record)
+    try:
+        return _json(plain)
+    except ValueError:  # NaN or infinity
+        return _json(finite(plain))
 
 
 def _json(data: Any) -> Markup:

@@ -9,17 +9,19 @@ the range over the whole run.
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from markupsafe import Markup
 
 from cubemesh.parallel.staleness import ORDER, STALENESS
 from cubemesh.schema import RunRecord, Series
+from cubemesh.store.series_chunks import Samples
 from cubemesh.units import format_seconds
 from cubemesh.untrusted import clean
 from cubemesh.views import formatting
+from cubemesh.views.charts.thinning import Floats, Indices, seen_points
 from cubemesh.views.facts.run import REASONS, throttle_text
 from cubemesh.views.theme import variable
 
@@ -27,6 +29,8 @@ WIDTH, HEIGHT = 260, 64
 _PAD = 2.0
 _LEAST_SPAN = 0.1
 """Minimum span of a scale that does not start at zero, as a fraction of its top."""
+_TENTHS = [f"{n / 10:g}" for n in range(10 * WIDTH + 1)]
+"""Coordinates as text; formatting each takes longer."""
 _DASHES = ("", "5 3", "1.5 2.5")
 _LEFT_OUT = (REASONS, "gpu_energy_joules", ORDER, STALENESS)
 """Series without a panel: shown as text, or redundant (power is the derivative of energy)."""
@@ -120,20 +124,35 @@ class Timeline:
     notes: tuple[str, ...]
 
 
-def timeline(record: RunRecord, series: Sequence[Series]) -> Timeline | None:
+@dataclass(frozen=True, kw_only=True)
+class _Drawn:
+    """A series with the numbers that its panel needs."""
+
+    name: str
+    rank: int
+    device: str
+    times_s: Floats
+    values: Floats
+    low: float
+    high: float
+    mean: float | None
+    """Over the measured phase; None if nothing was sampled in it."""
+
+
+def timeline(record: RunRecord, series: Sequence[Series | Samples]) -> Timeline | None:
     """The telemetry of `record`; None where there is nothing to draw."""
-    drawn = [s for s in series if len(s.times_s) > 1]
+    spans = measured_spans(record)
+    drawn = [found for one in series if (found := _drawn(one, spans)) is not None]
     if not drawn:
         return None
-    span = min(s.times_s[0] for s in drawn), max(s.times_s[-1] for s in drawn)
-    spans = measured_spans(record)
+    span = min(float(s.times_s[0]) for s in drawn), max(float(s.times_s[-1]) for s in drawn)
     panels, flat = [], []
     for group in (*_GROUPS, *_others(drawn)):
         lines = [s for name in group.names for s in drawn if s.name == name]
-        if any(len(set(s.values)) > 1 for s in lines):
+        if any(s.low < s.high for s in lines):
             panels.append(_panel(group, lines, span, spans))
         elif lines:
-            amounts = dict.fromkeys(formatting.quantity(s.values[0], group.unit) for s in lines)
+            amounts = dict.fromkeys(formatting.quantity(s.low, group.unit) for s in lines)
             flat.append(f"{formatting.words(group.title)} ({' and '.join(amounts)})")
     notes = [*_throttling(series, spans)]
     if flat:
@@ -148,6 +167,37 @@ def timeline(record: RunRecord, series: Sequence[Series]) -> Timeline | None:
     )
 
 
+def _drawn(one: Series | Samples, spans: Sequence[tuple[float, float]]) -> _Drawn | None:
+    """None for a series of fewer than two samples, or without a number."""
+    times, values = _numbers(one)
+    known = values[np.isfinite(values)]
+    if times.size < 2 or not known.size:
+        return None
+    within = _within(times, values, spans)
+    return _Drawn(
+        name=one.name,
+        rank=one.rank,
+        device=one.device,
+        times_s=times,
+        values=values,
+        low=float(known.min()),
+        high=float(known.max()),
+        mean=float(within.mean()) if within.size else None,
+    )
+
+
+def _numbers(one: Series | Samples) -> tuple[Floats, Floats]:
+    """Times and values in the order of time, those with a time."""
+    times, values = np.asarray(one.times_s, np.float64), np.asarray(one.values, np.float64)
+    if not np.isfinite(times).all():
+        timed = np.isfinite(times)
+        times, values = times[timed], values[timed]
+    if (times[1:] < times[:-1]).any():
+        order = np.argsort(times, kind="stable")
+        times, values = times[order], values[order]
+    return times, values
+
+
 def measured_spans(record: RunRecord) -> list[tuple[float, float]]:
     """When steps were measured, in seconds of the run."""
     return sorted(
@@ -157,15 +207,18 @@ def measured_spans(record: RunRecord) -> list[tuple[float, float]]:
     )
 
 
-def _throttling(series: Sequence[Series], spans: Sequence[tuple[float, float]]) -> Iterator[str]:
+def _throttling(
+    series: Sequence[Series | Samples], spans: Sequence[tuple[float, float]]
+) -> Iterator[str]:
     for one in series:
-        within = [v for _, v in _within(one, spans)]
-        if one.name == REASONS and within:
-            text = throttle_text(within)
-            yield f"GPU clock throttle reasons during the measurement: {text}."
+        if one.name == REASONS:
+            within = _within(*_numbers(one), spans)
+            if within.size:
+                text = throttle_text(within.tolist())
+                yield f"GPU clock throttle reasons during the measurement: {text}."
 
 
-def _others(drawn: Sequence[Series]) -> Iterator[_Group]:
+def _others(drawn: Sequence[_Drawn]) -> Iterator[_Group]:
     """A panel for each series that is in no group."""
     known = {name for group in _GROUPS for name in group.names} | set(_LEFT_OUT)
     for name in dict.fromkeys(s.name for s in drawn):
@@ -175,13 +228,12 @@ def _others(drawn: Sequence[Series]) -> Iterator[_Group]:
 
 def _panel(
     group: _Group,
-    lines: Sequence[Series],
+    lines: Sequence[_Drawn],
     span: tuple[float, float],
     spans: Sequence[tuple[float, float]],
 ) -> Panel:
-    values = [v for s in lines for v in s.values if math.isfinite(v)]
-    top = group.top or max(values)
-    bottom = 0.0 if group.from_zero else min(values)
+    top = group.top or max(s.high for s in lines)
+    bottom = 0.0 if group.from_zero else min(s.low for s in lines)
     if not group.from_zero and top - bottom < _LEAST_SPAN * top:
         bottom = top - _LEAST_SPAN * top
     colours = [variable(f"c{n % 6 + 1}") for n in range(len(lines))]
@@ -189,9 +241,7 @@ def _panel(
     for n, one in enumerate(lines):
         shapes.append(_path(one, span, (bottom, top), colours[n], _DASHES[n % len(_DASHES)]))
     keys = tuple(
-        LegendEntry(
-            colour=colour, name=_line_name(group, one, lines), note=_note(one, group.unit, spans)
-        )
+        LegendEntry(colour=colour, name=_line_name(group, one, lines), note=_note(one, group.unit))
         for one, colour in zip(lines, colours, strict=True)
     )
     label = f"{formatting.words(group.title)}: " + "; ".join(f"{k.name} {k.note}" for k in keys)
@@ -220,21 +270,43 @@ def _shade(start: float, end: float, span: tuple[float, float]) -> str:
 
 
 def _path(
-    one: Series,
+    one: _Drawn,
     span: tuple[float, float],
     scale: tuple[float, float],
     colour: str,
     dash: str,
 ) -> str:
     bottom, top = scale
-    points = []
-    for t, v in zip(one.times_s, one.values, strict=True):
-        if math.isfinite(v):
-            share = (v - bottom) / (top - bottom) if top > bottom else 0.5
-            y = _PAD + (HEIGHT - 2 * _PAD) * (1 - min(1.0, max(0.0, share)))
-            points.append(f"{_x(t, span):.1f} {y:.1f}")
+    length = span[1] - span[0]
+    wide = WIDTH - 2 * _PAD
+    x = (
+        _PAD + (one.times_s - span[0]) * (wide / length)
+        if length > 0
+        else np.full(one.times_s.size, WIDTH / 2)
+    )
+    seen = seen_points(x, one.values)
+    x, y = x[seen.index], one.values[seen.index]
+    share = (y - bottom) / (top - bottom) if top > bottom else np.full(y.size, 0.5)
+    y = _PAD + (HEIGHT - 2 * _PAD) * (1 - np.clip(share, 0.0, 1.0))
+    # Of a thinned curve the column of a point is enough, and half a pixel of its height.
+    x = np.floor(x) if seen.thinned else x
+    y = np.round(2 * y) / 2 if seen.thinned else y
+    points = [
+        f"{_TENTHS[i]} {_TENTHS[j]}"
+        for i, j in zip(_tenths(x).tolist(), _tenths(y).tolist(), strict=True)
+    ]
+    ends = (*seen.begins[1:], len(points))
+    drawn = "".join(
+        # A point between two gaps is a dash.
+        f"M{'L'.join(points[a:b])}{'h1' if b - a == 1 else ''}"
+        for a, b in zip(seen.begins, ends, strict=True)
+    )
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'<path class="spark-line" style="stroke:{colour}"{dashes} d="M{"L".join(points)}"/>'
+    return f'<path class="spark-line" style="stroke:{colour}"{dashes} d="{drawn}"/>'
+
+
+def _tenths(pixels: Floats) -> Indices:
+    return np.rint(10 * pixels).astype(np.intp)
 
 
 def _x(t: float, span: tuple[float, float]) -> float:
@@ -242,27 +314,24 @@ def _x(t: float, span: tuple[float, float]) -> float:
     return _PAD + (WIDTH - 2 * _PAD) * ((t - span[0]) / length if length > 0 else 0.5)
 
 
-def _line_name(group: _Group, one: Series, lines: Sequence[Series]) -> str:
+def _line_name(group: _Group, one: _Drawn, lines: Sequence[_Drawn]) -> str:
     name = group.names[one.name]
     if sum(s.name == one.name for s in lines) > 1:
         name = f"{name} {one.device}, rank {one.rank}".strip()
     return clean(name)
 
 
-def _note(one: Series, unit: str, spans: Sequence[tuple[float, float]]) -> str:
+def _note(one: _Drawn, unit: str) -> str:
     """`mean 612 W, 68 to 655 W`; the mean is over the measured phase."""
-    known = [v for v in one.values if math.isfinite(v)]
-    low, high = min(known), max(known)
-    shown = f"{formatting.quantity(low, unit)} to {formatting.quantity(high, unit)}"
-    if low == high:
-        return formatting.quantity(low, unit)
-    within = [v for _, v in _within(one, spans)]
-    if not within:
-        return shown
-    mean = math.fsum(within) / len(within)
-    return f"mean {formatting.quantity(mean, unit)}, {shown}"
+    if one.low == one.high:
+        return formatting.quantity(one.low, unit)
+    shown = f"{formatting.quantity(one.low, unit)} to {formatting.quantity(one.high, unit)}"
+    return shown if one.mean is None else f"mean {formatting.quantity(one.mean, unit)}, {shown}"
 
 
-def _within(one: Series, spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    pairs = zip(one.times_s, one.values, strict=True)
-    return [(t, v) for t, v in pairs if any(a <= t <= b for a, b in spans) and math.isfinite(v)]
+def _within(times: Floats, values: Floats, spans: Sequence[tuple[float, float]]) -> Floats:
+    """The numbers that were sampled in one of the spans."""
+    inside = np.zeros(times.size, dtype=bool)
+    for start, end in spans:
+        inside |= (start <= times) & (times <= end)
+    return values[inside & np.isfinite(values)]

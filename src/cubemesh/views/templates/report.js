@@ -118,6 +118,31 @@
   addEventListener("scroll", mark, { passive: true });
   mark();
 
+  // Text of an element of data, which may be gzip in base64.
+  async function textOf(id) {
+    const { type, textContent } = document.getElementById(id);
+    if (type !== "application/gzip") return textContent;
+    const bytes = Uint8Array.from(atob(textContent), (letter) => letter.charCodeAt(0));
+    const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Response(plain).text();
+  }
+
+  // The details of a run that are packed: shown when it is opened.
+  async function unpack(run) {
+    const { pack } = run.dataset;
+    delete run.dataset.pack;
+    const body = run.querySelector(".run-body");
+    const id = run.id.replace("run-", "");
+    try {
+      body.innerHTML = JSON.parse(await textOf(pack))[id];
+    } catch (error) {
+      body.textContent = `This browser cannot unpack the details: ${error.message}. In a terminal: cubemesh results ${id}`;
+    }
+  }
+  document.addEventListener("toggle", ({ target }) => {
+    if (target.open && target.dataset.pack) unpack(target);
+  }, true);
+
   function openTarget() {
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (target instanceof HTMLDetailsElement) {
@@ -130,7 +155,7 @@
 
   // Paper cannot be clicked.
   window.addEventListener("beforeprint", () => {
-    for (const details of document.querySelectorAll("details:not([open])")) {
+    for (const details of document.querySelectorAll("details:not([open], [data-pack])")) {
       details.open = true;
       details.dataset.forPrint = "";
     }
@@ -145,8 +170,8 @@
   const download = document.getElementById("download");
   if (download) {
     download.hidden = false;
-    download.addEventListener("click", () => {
-      const text = document.getElementById("records").textContent;
+    download.addEventListener("click", async () => {
+      const text = await textOf("records");
       save(new Blob([text], { type: "application/json" }), "cubemesh-records.json");
     });
   }

@@ -1,0 +1,63 @@
+"""What is compressed in a page: the details of runs, and records, beyond some size.
+
+A packed text is gzip in base64, which the script of the page unpacks when it is asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from markupsafe import Markup
+
+PLAIN_BYTES = 1_000_000
+"""Larger data of one kind is packed."""
+RUNS_PER_PACK = 32
+"""Unpacked together: more are smaller, and slower to open."""
+_LEVEL = 6
+
+
+def packed(text: str) -> str:
+    """`text` as gzip in base64; the same text gives the same bytes."""
+    data = gzip.compress(text.encode("utf-8", errors="backslashreplace"), _LEVEL, mtime=0)
+    return base64.b64encode(data).decode("ascii")
+
+
+@dataclass
+class Details:
+    """The details of runs in the order of the page: the first ones stay as they are."""
+
+    plain_bytes: int = PLAIN_BYTES
+    """How many bytes stay as they are."""
+    count: int = 0
+    """Runs whose details are packed."""
+    _packs: list[str] = field(default_factory=list)
+    _waiting: dict[str, str] = field(default_factory=dict)
+    """Details of the next pack, by run id."""
+    _plain: int = 0
+
+    def pack(self, run_id: str, body: Markup) -> str:
+        """The id of the pack that takes the details of a run; empty if they stay as they are."""
+        if not self.count and self._plain + len(body) <= self.plain_bytes:
+            self._plain += len(body)
+            return ""
+        self.count += 1
+        self._waiting[run_id] = str(body)
+        pack = f"pack-{len(self._packs) + 1}"
+        if len(self._waiting) == RUNS_PER_PACK:
+            self._finish()
+        return pack
+
+    def packs(self) -> Iterator[tuple[str, Markup]]:
+        """Id and contents of every pack: packed JSON of run id to details."""
+        if self._waiting:
+            self._finish()
+        for number, text in enumerate(self._packs, start=1):
+            yield f"pack-{number}", Markup(text)
+
+    def _finish(self) -> None:
+        self._packs.append(packed(json.dumps(self._waiting, ensure_ascii=False)))
+        self._waiting = {}
