@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
-PLAIN_BYTES = 1_000_000
+PLAIN_BYTES = 500_000
 """Larger data of one kind is packed."""
 RUNS_PER_PACK = 32
 """Unpacked together: more are smaller, and slower to open."""
@@ -31,7 +31,7 @@ class Details:
     """The details of runs in the order of the page: the first ones stay as they are."""
 
     plain_bytes: int = PLAIN_BYTES
-    """How many bytes stay as they are."""
+    """How many bytes stay as they are, those of the run that reaches it included."""
     count: int = 0
     """Runs whose details are packed."""
     _packs: list[str] = field(default_factory=list)
@@ -39,11 +39,17 @@ class Details:
     """Details of the next pack, by run id."""
     _plain: int = 0
 
-    def pack(self, run_id: str, body: Markup) -> str:
-        """The id of the pack that takes the details of a run; empty if they stay as they are."""
-        if not self.count and self._plain + len(body) <= self.plain_bytes:
-            self._plain += len(body)
-            return ""
+    @property
+    def full(self) -> bool:
+        """Whether the details of the next run are to be packed."""
+        return self._plain >= self.plain_bytes
+
+    def keep(self, body: str) -> None:
+        """Count the details of a run that stay as they are."""
+        self._plain += len(body)
+
+    def pack(self, run_id: str, body: str) -> str:
+        """The id of the pack that takes the details of a run."""
         self.count += 1
         self._waiting[run_id] = str(body)
         pack = f"pack-{len(self._packs) + 1}"

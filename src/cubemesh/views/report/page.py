@@ -28,6 +28,7 @@ from cubemesh.schema import (
 )
 from cubemesh.schema.answer import is_interval_note
 from cubemesh.schema.outcome import STATUS_WORDS
+from cubemesh.store.series_chunks import Samples
 from cubemesh.units import format_number
 from cubemesh.untrusted import clean
 from cubemesh.views import formatting
@@ -373,14 +374,20 @@ class SmallChart:
 
 
 def run_entry(
-    record: RunRecord, series: Sequence[Series], unmeasured: Collection[Unknown] = ()
+    record: RunRecord,
+    series: Sequence[Series | Samples],
+    unmeasured: Collection[Unknown] = (),
+    *,
+    packed: bool = False,
 ) -> dict[str, Any]:
     """The entry of a run, without what is `unmeasured` in several; each phase, and each part of
-    the step, with the CSS variable of its colour."""
+    the step, with the CSS variable of its colour. The details of a `packed` one are compressed in
+    the page."""
     steps = [window.step_s for window in record.measured]
     spark = _steps_spark(steps, "step time of each window", width=120, height=26)
     return {
         "record": record,
+        "packed": packed,
         "name": formatting.run_name(record.spec),
         "outcome": formatting.outcome_text(record),
         "ending": STATUS_WORDS[record.outcome.status],
@@ -405,7 +412,7 @@ def run_entry(
         "losses": None if (table := roofline_table(record)) is None else text_table(table),
         "sweep": tuple(map(text_table, sweep_tables(record))),
         "small": tuple(_small(record)),
-        "timeline": timeline(record, series),
+        "timeline": timeline(record, series, letters=packed),
         "chips": chips(record.warnings),
         "traceback": clean(str(record.outcome.facts.get("traceback", ""))),
     }

@@ -90,6 +90,7 @@ def render(report: Report) -> str:
         scripts.append(_bundle())
     scripts.append(_asset("report.js"))
     unmeasured = repeated_unmeasured(records)
+    details = Details()
     return (
         _environment()
         .get_template("report.html.j2")
@@ -108,8 +109,8 @@ def render(report: Report) -> str:
             ],
             unmeasured=unmeasured,
             machine_line=formatting.machine_line(report.machine),
-            runs=_runs(report, unmeasured),
-            details=Details(),
+            runs=_runs(report, unmeasured, details),
+            details=details,
             made=formatting.moment(report.made_utc),
             style=Markup(_style()),
             scripts=[Markup(script) for script in scripts],
@@ -122,13 +123,16 @@ def render(report: Report) -> str:
     )
 
 
-def _runs(report: Report, unmeasured: Collection[Unknown]) -> Iterator[dict[str, Any]]:
+def _runs(
+    report: Report, unmeasured: Collection[Unknown], details: Details
+) -> Iterator[dict[str, Any]]:
     """The entries of all runs; the series of one run at a time are in memory."""
     other = report.against
     second: dict[str, RunRecord] = {} if other is None else dict(other.records)
     for run_id, record in {**report.records, **second}.items():
         of = other if other is not None and run_id in other.series else report
-        yield page.run_entry(record, samples_of(of.series, run_id), unmeasured)
+        series = samples_of(of.series, run_id)
+        yield page.run_entry(record, series, unmeasured, packed=details.full)
 
 
 def _machine(machine: Machine, *, drawn: bool) -> dict[str, Any]:

@@ -21,16 +21,15 @@ from cubemesh.store.series_chunks import Samples
 from cubemesh.units import format_seconds
 from cubemesh.untrusted import clean
 from cubemesh.views import formatting
-from cubemesh.views.charts.thinning import Floats, Indices, seen_points
+from cubemesh.views.charts.thinning import Floats
 from cubemesh.views.facts.run import REASONS, throttle_text
+from cubemesh.views.report.curve import curve
 from cubemesh.views.theme import variable
 
 WIDTH, HEIGHT = 260, 64
 _PAD = 2.0
 _LEAST_SPAN = 0.1
 """Minimum span of a scale that does not start at zero, as a fraction of its top."""
-_TENTHS = [f"{n / 10:g}" for n in range(10 * WIDTH + 1)]
-"""Coordinates as text; formatting each takes longer."""
 _DASHES = ("", "5 3", "1.5 2.5")
 _LEFT_OUT = (REASONS, "gpu_energy_joules", ORDER, STALENESS)
 """Series without a panel: shown as text, or redundant (power is the derivative of energy)."""
@@ -139,8 +138,11 @@ class _Drawn:
     """Over the measured phase; None if nothing was sampled in it."""
 
 
-def timeline(record: RunRecord, series: Sequence[Series | Samples]) -> Timeline | None:
-    """The telemetry of `record`; None where there is nothing to draw."""
+def timeline(
+    record: RunRecord, series: Sequence[Series | Samples], *, letters: bool = False
+) -> Timeline | None:
+    """The telemetry of `record`, thinned curves in `letters` for a script (`curve`); None where
+    there is nothing to draw."""
     spans = measured_spans(record)
     drawn = [found for one in series if (found := _drawn(one, spans)) is not None]
     if not drawn:
@@ -150,7 +152,7 @@ def timeline(record: RunRecord, series: Sequence[Series | Samples]) -> Timeline 
     for group in (*_GROUPS, *_others(drawn)):
         lines = [s for name in group.names for s in drawn if s.name == name]
         if any(s.low < s.high for s in lines):
-            panels.append(_panel(group, lines, span, spans))
+            panels.append(_panel(group, lines, span, spans, letters=letters))
         elif lines:
             amounts = dict.fromkeys(formatting.quantity(s.low, group.unit) for s in lines)
             flat.append(f"{formatting.words(group.title)} ({' and '.join(amounts)})")
@@ -231,6 +233,8 @@ def _panel(
     lines: Sequence[_Drawn],
     span: tuple[float, float],
     spans: Sequence[tuple[float, float]],
+    *,
+    letters: bool,
 ) -> Panel:
     top = group.top or max(s.high for s in lines)
     bottom = 0.0 if group.from_zero else min(s.low for s in lines)
@@ -239,7 +243,9 @@ def _panel(
     colours = [variable(f"c{n % 6 + 1}") for n in range(len(lines))]
     shapes = [_shade(a, b, span) for a, b in spans]
     for n, one in enumerate(lines):
-        shapes.append(_path(one, span, (bottom, top), colours[n], _DASHES[n % len(_DASHES)]))
+        dash = _DASHES[n % len(_DASHES)]
+        style = f'style="stroke:{colours[n]}"' + (f' stroke-dasharray="{dash}"' if dash else "")
+        shapes.append(_path(one, span, (bottom, top), style, letters=letters))
     keys = tuple(
         LegendEntry(colour=colour, name=_line_name(group, one, lines), note=_note(one, group.unit))
         for one, colour in zip(lines, colours, strict=True)
@@ -260,7 +266,7 @@ def _panel(
 
 
 def _shade(start: float, end: float, span: tuple[float, float]) -> str:
-    left, right = _x(max(start, span[0]), span), _x(min(end, span[1]), span)
+    left, right = _x(np.array([max(start, span[0]), min(end, span[1])]), span).tolist()
     if right <= left:
         return ""
     return (
@@ -270,48 +276,21 @@ def _shade(start: float, end: float, span: tuple[float, float]) -> str:
 
 
 def _path(
-    one: _Drawn,
-    span: tuple[float, float],
-    scale: tuple[float, float],
-    colour: str,
-    dash: str,
+    one: _Drawn, span: tuple[float, float], scale: tuple[float, float], style: str, *, letters: bool
 ) -> str:
     bottom, top = scale
+    share = np.full(one.values.size, 0.5)
+    if top > bottom:
+        share = np.clip((one.values - bottom) / (top - bottom), 0.0, 1.0)
+    y = _PAD + (HEIGHT - 2 * _PAD) * (1 - share)
+    drawn = curve(_x(one.times_s, span), y, top=int(_PAD), letters=letters)
+    return f'<path class="spark-line" {style}{drawn}/>'
+
+
+def _x(t: Floats, span: tuple[float, float]) -> Floats:
     length = span[1] - span[0]
-    wide = WIDTH - 2 * _PAD
-    x = (
-        _PAD + (one.times_s - span[0]) * (wide / length)
-        if length > 0
-        else np.full(one.times_s.size, WIDTH / 2)
-    )
-    seen = seen_points(x, one.values)
-    x, y = x[seen.index], one.values[seen.index]
-    share = (y - bottom) / (top - bottom) if top > bottom else np.full(y.size, 0.5)
-    y = _PAD + (HEIGHT - 2 * _PAD) * (1 - np.clip(share, 0.0, 1.0))
-    # Of a thinned curve the column of a point is enough, and half a pixel of its height.
-    x = np.floor(x) if seen.thinned else x
-    y = np.round(2 * y) / 2 if seen.thinned else y
-    points = [
-        f"{_TENTHS[i]} {_TENTHS[j]}"
-        for i, j in zip(_tenths(x).tolist(), _tenths(y).tolist(), strict=True)
-    ]
-    ends = (*seen.begins[1:], len(points))
-    drawn = "".join(
-        # A point between two gaps is a dash.
-        f"M{'L'.join(points[a:b])}{'h1' if b - a == 1 else ''}"
-        for a, b in zip(seen.begins, ends, strict=True)
-    )
-    dashes = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'<path class="spark-line" style="stroke:{colour}"{dashes} d="{drawn}"/>'
-
-
-def _tenths(pixels: Floats) -> Indices:
-    return np.rint(10 * pixels).astype(np.intp)
-
-
-def _x(t: float, span: tuple[float, float]) -> float:
-    length = span[1] - span[0]
-    return _PAD + (WIDTH - 2 * _PAD) * ((t - span[0]) / length if length > 0 else 0.5)
+    share = (t - span[0]) / length if length > 0 else np.full(t.size, 0.5)
+    return _PAD + (WIDTH - 2 * _PAD) * share
 
 
 def _line_name(group: _Group, one: _Drawn, lines: Sequence[_Drawn]) -> str:

@@ -127,6 +127,20 @@
     return new Response(plain).text();
   }
 
+  // A curve of letters, as curve.py writes it: a letter is a point at its height.
+  const heights = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+  function pathOf(letters) {
+    let x = 0;
+    let stretch = [];
+    const stretches = [stretch];
+    for (const letter of letters) {
+      if (letter === "|") stretches.push((stretch = []));
+      if (letter === " " || letter === "|") x += 1;
+      else stretch.push(`${x} ${heights.indexOf(letter) + 2}`);
+    }
+    return stretches.map((points) => `M${points.join("L")}${points.length === 1 ? "h1" : ""}`).join("");
+  }
+
   // The details of a run that are packed: shown when it is opened.
   async function unpack(run) {
     const { pack } = run.dataset;
@@ -135,6 +149,9 @@
     const id = run.id.replace("run-", "");
     try {
       body.innerHTML = JSON.parse(await textOf(pack))[id];
+      for (const path of body.querySelectorAll("path[data-curve]")) {
+        path.setAttribute("d", pathOf(path.dataset.curve));
+      }
     } catch (error) {
       body.textContent = `This browser cannot unpack the details: ${error.message}. In a terminal: cubemesh results ${id}`;
     }
