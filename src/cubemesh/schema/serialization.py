@@ -14,12 +14,40 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from cubemesh.untrusted import MOST_INTEGER, quoted
 
 T = TypeVar("T")
+_Reader = Callable[[Any], Any]
+"""Makes a value of plain data; raises _Misfit."""
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+
+
+class _Misfit(ValueError):
+    """Plain data that do not fit, with where that is below the value being read."""
+
+    def __init__(self, text: str, where: str = "") -> None:
+        self.problems: list[tuple[str | None, str]] = [(where, text)]
+        """(where, what); without a place for what the value's own checks say."""
+
+    def below(self, step: str) -> _Misfit:
+        """The same, seen from one level above."""
+        self.problems = [(w if w is None else step + w, text) for w, text in self.problems]
+        return self
+
+    def sentence(self, root: str) -> str:
+        """What does not fit, and where."""
+        return "; ".join(text if w is None else f"{root}{w}: {text}" for w, text in self.problems)
+
+
+@functools.cache
+def _plain_fields(kind: type[Any]) -> tuple[tuple[str, dataclasses.Field[Any]], ...] | None:
+    """The fields of a dataclass by name; None for another type."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return tuple((field.name, field) for field in dataclasses.fields(kind))
 
 
 def to_plain(value: Any, *, defaults: bool = True) -> Any:
@@ -27,11 +55,15 @@ def to_plain(value: Any, *, defaults: bool = True) -> Any:
 
     With `defaults=False` every dataclass field equal to its default is left out, except `kind`.
     """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    fields = _plain_fields(kind)
+    if fields is not None:
         return {
-            f.name: to_plain(getattr(value, f.name), defaults=defaults)
-            for f in dataclasses.fields(value)
-            if defaults or f.name == "kind" or not _holds_default(value, f)
+            name: to_plain(getattr(value, name), defaults=defaults)
+            for name, field in fields
+            if defaults or name == "kind" or not _holds_default(value, field)
         }
     if isinstance(value, enum.Enum):
         return value.value
@@ -51,7 +83,10 @@ def from_plain(kind: type[T], data: Any) -> T:
     a value does not fit its type. Others that are missing take their defaults, so older data stays
     readable.
     """
-    return cast(T, _build(kind, data, kind.__name__))
+    try:
+        return cast(T, _reader(kind)(data))
+    except _Misfit as misfit:
+        raise ValueError(misfit.sentence(kind.__name__)) from None
 
 
 def canonical_json(value: Any) -> str:
@@ -93,49 +128,108 @@ def field_types(kind: type[Any]) -> dict[str, Any]:
     return _FIELD_TYPES[kind]
 
 
-def _build(kind: Any, data: Any, where: str) -> Any:
+@functools.cache
+def _reader(kind: Any) -> _Reader:
+    """What reads values of a type; made once for each type."""
     if kind is Any:
-        return data
+        return lambda data: data
     if dataclasses.is_dataclass(kind):
-        return _build_dataclass(cast(type, kind), data, where)
+        return _dataclass_reader(cast(type, kind))
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return _build_union(arguments, data, where)
+        return _union_reader(arguments)
     if origin is typing.Literal:
-        if data not in arguments:
-            known = ", ".join(map(repr, arguments))
-            raise ValueError(f"{where}: {quoted(data)} is not one of {known}")
-        return data
+        return _choice_reader(arguments)
     if origin is tuple:
-        return _build_tuple(arguments, data, where)
+        return _tuple_reader(arguments)
     if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(data, Mapping):
-            raise ValueError(f"{where}: {quoted(data)} is not a table")
-        return {k: _build(arguments[1], v, f"{where}.{k}") for k, v in data.items()}
+        return _mapping_reader(arguments[1])
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        if data not in [member.value for member in kind]:
-            known = ", ".join(str(member.value) for member in kind)
-            raise ValueError(f"{where}: {quoted(data)} is not one of {known}")
+        return _enum_reader(kind)
+    return _scalar_reader(kind)
+
+
+def _scalar_reader(kind: type[Any]) -> _Reader:
+    def read(data: Any) -> Any:
+        found = type(data)
+        if found is kind and found is not int:
+            return data
+        if isinstance(data, int) and abs(data) >= MOST_INTEGER:
+            raise _Misfit(quoted(data))
+        if kind is float and isinstance(data, int) and not isinstance(data, bool):
+            return float(data)
+        if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
+            raise _Misfit(f"{quoted(data)} is not {kind.__name__}")
+        return data
+
+    return read
+
+
+def _choice_reader(choices: tuple[Any, ...]) -> _Reader:
+    def read(data: Any) -> Any:
+        if data not in choices:
+            raise _Misfit(f"{quoted(data)} is not one of {', '.join(map(repr, choices))}")
+        return data
+
+    return read
+
+
+def _enum_reader(kind: type[enum.Enum]) -> _Reader:
+    values = [member.value for member in kind]
+
+    def read(data: Any) -> Any:
+        if data not in values:
+            known = ", ".join(str(value) for value in values)
+            raise _Misfit(f"{quoted(data)} is not one of {known}")
         return kind(data)
-    if isinstance(data, int) and abs(data) >= MOST_INTEGER:
-        raise ValueError(f"{where}: {quoted(data)}")
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
-    if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
-        raise ValueError(f"{where}: {quoted(data)} is not {kind.__name__}")
-    return data
+
+    return read
 
 
-def _build_dataclass(kind: type, data: Any, where: str) -> Any:
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{where}: {quoted(data)} is not a table of {kind.__name__}'s fields")
-    hints = field_types(kind)
-    unknown = sorted(map(str, set(data) - set(hints)))
-    if unknown:
-        raise ValueError(f"{where}: unknown field {quoted(unknown[0])}; known: {', '.join(hints)}")
-    if missing := sorted(_required(kind) - set(data)):
-        raise ValueError(f"{where}: the field {missing[0]!r} is missing")
-    return kind(**{k: _build(hints[k], v, f"{where}.{k}") for k, v in data.items()})
+def _mapping_reader(of: Any) -> _Reader:
+    read_value = _reader(of)
+
+    def read(data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise _Misfit(f"{quoted(data)} is not a table")
+        key = ""
+        found = {}
+        try:
+            for key, value in data.items():
+                found[key] = read_value(value)
+        except _Misfit as misfit:
+            raise misfit.below(f".{key}") from None
+        return found
+
+    return read
+
+
+def _dataclass_reader(kind: type[Any]) -> _Reader:
+    required = _required(kind)
+
+    @functools.cache  # made at the first use: a type may hold values of its own type
+    def field_readers() -> dict[str, _Reader]:
+        return {name: _reader(of) for name, of in field_types(kind).items()}
+
+    def read(data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise _Misfit(f"{quoted(data)} is not a table of {kind.__name__}'s fields")
+        readers = field_readers()
+        if not readers.keys() >= data.keys():
+            unknown = min(map(str, set(data) - set(readers)))
+            raise _Misfit(f"unknown field {quoted(unknown)}; known: {', '.join(readers)}")
+        if not required <= data.keys():
+            raise _Misfit(f"the field {min(required - set(data))!r} is missing")
+        name = ""
+        found = {}
+        try:
+            for name, value in data.items():
+                found[name] = readers[name](value)
+        except _Misfit as misfit:
+            raise misfit.below(f".{name}") from None
+        return kind(**found)
+
+    return read
 
 
 @functools.cache
@@ -148,36 +242,53 @@ def _required(kind: type[Any]) -> frozenset[str]:
     )
 
 
-def _build_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
-    if data is None and type(None) in arguments:
-        return None
+def _union_reader(arguments: tuple[Any, ...]) -> _Reader:
+    nullable = type(None) in arguments
     members = [a for a in arguments if a is not type(None)]
-    if isinstance(data, Mapping) and "kind" in data:
-        for member in members:
-            if dataclasses.is_dataclass(member) and _kind_of(member) == data["kind"]:
-                return _build(member, data, where)
-        known = ", ".join(str(_kind_of(m)) for m in members)
-        raise ValueError(f"{where}: unknown kind {quoted(data['kind'])}; known: {known}")
-    problems = []
-    for member in members:
-        try:
-            return _build(member, data, where)
-        except ValueError as error:
-            problems.append(str(error))
-    raise ValueError("; ".join(problems))
+    kinds = {_kind_of(m): _reader(m) for m in reversed(members) if dataclasses.is_dataclass(m)}
+    readers = [_reader(member) for member in members]
+
+    def read(data: Any) -> Any:
+        if data is None and nullable:
+            return None
+        if isinstance(data, Mapping) and "kind" in data:
+            if isinstance(data["kind"], str) and data["kind"] in kinds:
+                return kinds[data["kind"]](data)
+            known = ", ".join(str(_kind_of(m)) for m in members)
+            raise _Misfit(f"unknown kind {quoted(data['kind'])}; known: {known}")
+        misfit = _Misfit("")
+        misfit.problems = []
+        for read_member in readers:
+            try:
+                return read_member(data)
+            except _Misfit as error:
+                misfit.problems += error.problems
+            except ValueError as error:
+                misfit.problems.append((None, str(error)))
+        raise misfit
+
+    return read
 
 
 def _kind_of(member: Any) -> Any:
     return next((f.default for f in dataclasses.fields(member) if f.name == "kind"), None)
 
 
-def _build_tuple(arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(data, (list, tuple)):
-        raise ValueError(f"{where}: {quoted(data)} is not a list")
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        return tuple(_build(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(data))
-    if len(arguments) != len(data):
-        raise ValueError(f"{where}: {len(data)} values where {len(arguments)} belong")
-    return tuple(
-        _build(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, data, strict=True))
-    )
+def _tuple_reader(arguments: tuple[Any, ...]) -> _Reader:
+    many = len(arguments) == 2 and arguments[1] is Ellipsis
+    readers = [_reader(a) for a in (arguments[:1] if many else arguments)]
+
+    def read(data: Any) -> Any:
+        if not isinstance(data, (list, tuple)):
+            raise _Misfit(f"{quoted(data)} is not a list")
+        if not many and len(readers) != len(data):
+            raise _Misfit(f"{len(data)} values where {len(readers)} belong")
+        found: list[Any] = []
+        try:
+            for read_item, item in zip(readers * len(data) if many else readers, data, strict=True):
+                found.append(read_item(item))
+        except _Misfit as misfit:
+            raise misfit.below(f"[{len(found)}]") from None
+        return tuple(found)
+
+    return read

@@ -6,17 +6,21 @@ Files have the light colours on white; charts in a page keep CSS variables.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import vl_convert
 
+from cubemesh.durable_files import replace_file
 from cubemesh.errors import UsageError
 from cubemesh.schema import Answer, Chart
 from cubemesh.untrusted import clean
+from cubemesh.user_folders import cache_folder
 from cubemesh.views.charts.axes import gap_reason
 from cubemesh.views.charts.vega import vega_lite
 from cubemesh.views.theme import LIGHT, resolved
@@ -66,9 +70,30 @@ def svg_as_png(svg: str) -> bytes:
 
 
 def browser_bundle() -> str:
-    """The JavaScript that draws specifications in a page: Vega, Vega-Lite and Vega-Embed."""
+    """The JavaScript that draws specifications in a page: Vega, Vega-Lite and Vega-Embed. It is made
+    once for each version of vl-convert, and kept in the cache folder where that can be written."""
+    try:
+        path = cache_folder() / "views" / f"vega-{vl_convert.__version__}.js"
+    except UsageError:  # there is no home folder
+        return _new_bundle()
+    with suppress(OSError, ValueError):
+        digest, _, known = path.read_text("utf-8").partition("\n")
+        if digest == _digest(known):
+            return known
+    bundle = _new_bundle()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, f"{_digest(bundle)}\n{bundle}".encode())
+    return bundle
+
+
+def _new_bundle() -> str:
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return bundle
+
+
+def _digest(text: str) -> str:
+    return f"// {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def chart_csv(chart: Chart) -> str:
