@@ -42,7 +42,7 @@ def above_limits(evidence: Evidence) -> Iterator[Inconsistency]:
 
 def _links(evidence: Evidence, record: RunRecord) -> Iterator[Inconsistency]:
     rate = record.figure("bus_bytes_per_s")
-    sheet = find(record.ranks[0].device_name) if record.ranks else None
+    sheet = find(record.ranks[0].device_name) if rate and record.ranks else None
     limit = sheet.value("link_bytes_per_s") if sheet else None
     if rate and limit and rate > limit * MOST_PERCENT / 100:
         yield inconsistency(

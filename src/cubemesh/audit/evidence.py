@@ -6,6 +6,7 @@ A table is read by column names and units; a row belongs to the run that its cel
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -115,8 +116,16 @@ class Evidence:
         one = self.by_id.get(run_id)
         if one is None:
             return []
-        own = workload_of(one.spec)
-        return [r for r in self.records if r.ok and workload_of(r.spec) == own]
+        return self._of_workload[workload_of(one.spec)]
+
+    @cached_property
+    def _of_workload(self) -> dict[str, list[RunRecord]]:
+        """The successful runs by workload."""
+        found: dict[str, list[RunRecord]] = defaultdict(list)
+        for record in self.records:
+            if record.ok:
+                found[workload_of(record.spec)].append(record)
+        return found
 
 
 def workload_of(spec: RunSpec) -> str:

@@ -15,7 +15,14 @@ from cubemesh.measure.timing.stopping_rule import confidence_of
 from cubemesh.schema import NetworkWork, Part, RunRecord, RunSpec
 from cubemesh.schema.comparison import Ratio
 from cubemesh.schema.serialization import to_plain
-from cubemesh.statistics import FEWEST_FOR_INTERVAL, mad, median, median_interval, percentile
+from cubemesh.statistics import (
+    FEWEST_FOR_INTERVAL,
+    Interval,
+    mad,
+    median,
+    median_interval,
+    percentile,
+)
 
 SCHEMA = 1
 """Version of the documents: it increases when a field changes its meaning or is removed."""
@@ -40,11 +47,9 @@ def step_statistics(record: RunRecord) -> dict[str, float | int | None] | None:
     steps = [window.step_s for window in record.measured]
     if not steps:
         return None
-    confidence = confidence_of(record.spec.budget)
-    few = len(steps) < FEWEST_FOR_INTERVAL
-    interval = None if few else median_interval(steps, confidence)
+    middle, interval = step_median(record)
     return {
-        "median": median(steps),
+        "median": middle,
         "mean": math.fsum(steps) / len(steps),
         "mad": mad(steps),
         "p05": percentile(steps, 5),
@@ -53,6 +58,15 @@ def step_statistics(record: RunRecord) -> dict[str, float | int | None] | None:
         "high": interval.high if interval else None,
         "n": len(steps),
     }
+
+
+def step_median(record: RunRecord) -> tuple[float, Interval | None]:
+    """The median step time in seconds over the measured windows, of which there is one at least,
+    and its interval; None for too few windows."""
+    steps = [window.step_s for window in record.measured]
+    if len(steps) < FEWEST_FOR_INTERVAL:
+        return median(steps), None
+    return median(steps), median_interval(steps, confidence_of(record.spec.budget))
 
 
 def attribution(parts: Sequence[Part]) -> dict[str, float]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 
@@ -63,6 +65,8 @@ from cubemesh.untrusted import open_plain_file
 
 MAX_CANDIDATES = 10
 """Runs that the message about an ambiguous prefix lists."""
+_RUNS_AT_A_TIME = 16
+"""Whose series are read together."""
 _REUSABLE = [status.value for status in Status if status.expected]
 _AWAY = (StoreError, BusyError)
 """The store does not answer, or takes nothing."""
@@ -295,15 +299,29 @@ class Store:
 
     def samples(self, run_id: str, name: str | None = None) -> list[Samples]:
         """As `series`, as arrays."""
-        query = select(schema.series).where(schema.series.c.run_id == run_id)
+        query = _chunks_of([run_id])
         if name is not None:
             query = query.where(schema.series.c.name == name)
+        return self._samples(query)[run_id]
+
+    def each_samples(self, run_ids: Iterable[str]) -> Iterator[tuple[str, list[Samples]]]:
+        """The series of these runs, in this order, each read once and some runs at a time."""
+        waiting = iter(run_ids)
+        while some := list(islice(waiting, _RUNS_AT_A_TIME)):
+            found = self._samples(_chunks_of(some))
+            yield from ((run_id, found[run_id]) for run_id in some)
+
+    def _samples(self, query: Select[Any]) -> dict[str, list[Samples]]:
+        """The series by run."""
+        chunks: dict[str, list[Chunk]] = defaultdict(list)
         with self._database.read() as connection:
-            rows = [dict(row) for row in connection.execute(query).mappings()]
-        chunks = (Chunk(**{k: v for k, v in row.items() if k != "run_id"}) for row in rows)
-        found, damaged = read_chunks(chunks)
-        for one in damaged:
-            self.leave_out(replace(one, id=f"{one.id} of run {run_id}"))
+            for run_id, *columns in connection.execute(query):
+                chunks[run_id].append(Chunk(*columns))
+        found: dict[str, list[Samples]] = defaultdict(list)
+        for run_id, own in chunks.items():
+            found[run_id], damaged = read_chunks(own)
+            for one in damaged:
+                self.leave_out(replace(one, id=f"{one.id} of run {run_id}"))
         return found
 
     def save_machine(self, machine: Machine) -> None:
@@ -476,6 +494,12 @@ class Store:
                 f"The store {self.name} has no run {', '.join(missing[:5])}. `cubemesh results` "
                 "lists the stored runs."
             )
+
+
+def _chunks_of(run_ids: Sequence[str]) -> Select[Any]:
+    table = schema.series.c
+    columns = [table.run_id, *(table[field.name] for field in fields(Chunk))]
+    return select(*columns).where(table.run_id.in_(run_ids))
 
 
 def _of(key: RunKey) -> ColumnElement[bool]:

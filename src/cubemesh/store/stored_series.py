@@ -25,17 +25,24 @@ class StoredSeries(Mapping[str, Sequence[Series]]):
             weakref.finalize(self, store.close)
 
     def __getitem__(self, run_id: str) -> Sequence[Series]:
-        return [one.as_series() for one in self.samples(run_id)]
-
-    def samples(self, run_id: str) -> Sequence[Samples]:
-        """The series of a run as arrays; KeyError for a run that is not one of these."""
         if run_id not in self._run_ids:
             raise KeyError(run_id)
+        ((_, found),) = self._warned(self._store.each_samples([run_id]))
+        return [one.as_series() for one in found]
+
+    def each(self, run_ids: Iterable[str]) -> Iterator[tuple[str, Sequence[Samples]]]:
+        """The series of these runs as arrays, in this order."""
+        yield from self._warned(self._store.each_samples(run_ids))
+
+    def _warned(
+        self, found: Iterable[tuple[str, list[Samples]]]
+    ) -> Iterator[tuple[str, Sequence[Samples]]]:
         known = len(self._store.damage)
-        found = self._store.samples(run_id)
-        for damage in self._store.damage[known:]:
-            warnings.warn(damage.sentence, StoreWarning, stacklevel=2)
-        return found
+        for one in found:
+            for damage in self._store.damage[known:]:
+                warnings.warn(damage.sentence, StoreWarning, stacklevel=2)
+            known = len(self._store.damage)
+            yield one
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._run_ids)
@@ -47,8 +54,12 @@ class StoredSeries(Mapping[str, Sequence[Series]]):
         return run_id in self._run_ids
 
 
-def samples_of(series: Mapping[str, Sequence[Series]], run_id: str) -> Sequence[Series | Samples]:
-    """The series of a run, as arrays where they come from a store; none for an unknown run."""
+def each_samples(
+    series: Mapping[str, Sequence[Series]], run_ids: Iterable[str]
+) -> Iterator[tuple[str, Sequence[Series | Samples]]]:
+    """The series of these runs in this order, as arrays where they come from a store; none of a run
+    that has none."""
     if isinstance(series, StoredSeries):
-        return series.samples(run_id) if run_id in series else ()
-    return series.get(run_id, ())
+        yield from series.each(run_ids)
+    else:
+        yield from ((run_id, series.get(run_id, ())) for run_id in run_ids)

@@ -70,7 +70,7 @@ def svg_as_png(svg: str) -> bytes:
 
 
 def browser_bundle() -> str:
-    """The JavaScript that draws specifications in a page: Vega, Vega-Lite and Vega-Embed. It is made
+    """The JavaScript that draws specifications in a page: Vega, Vega-Lite, Vega-Embed. It is made
     once for each version of vl-convert, and kept in the cache folder where that can be written."""
     try:
         path = cache_folder() / "views" / f"vega-{vl_convert.__version__}.js"

@@ -55,11 +55,15 @@ def seen_points(x: Floats, y: Floats) -> SeenPoints:
 
 def _extremes(column: Indices, y: Floats) -> Indices:
     """Positions of the lowest and the highest of each column, of the first and of the last."""
-    starts = np.flatnonzero(np.diff(column, prepend=column[0] - 1))
-    group = np.repeat(np.arange(starts.size), np.diff(starts, append=column.size))
+    new = np.ones(column.size, dtype=bool)
+    np.not_equal(column[1:], column[:-1], out=new[1:])
+    starts = np.flatnonzero(new)
+    group = np.cumsum(new) - 1
     keep = np.zeros(column.size, dtype=bool)
     keep[[0, -1]] = True
     for extreme in (np.minimum, np.maximum):
         at = np.flatnonzero(y == extreme.reduceat(y, starts)[group])
-        keep[at[np.diff(group[at], prepend=-1) != 0]] = True
+        of = group[at]
+        keep[at[0]] = True
+        keep[at[1:][of[1:] != of[:-1]]] = True
     return np.flatnonzero(keep)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from cubemesh.experiments.analysis.comparison import changes, ratio_of_record
 from cubemesh.experiments.analysis.utilization_columns import COLUMNS
-from cubemesh.exports.record_json import step_statistics
+from cubemesh.exports.record_json import step_median
 from cubemesh.frameworks import entry
 from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
 from cubemesh.measure.telemetry.gpu import throttle_words
@@ -76,10 +76,9 @@ def run_facts(
 ) -> tuple[tuple[str, str], ...]:
     """The figures of a run with their intervals, when and where it ran, and its ids."""
     facts = []
-    step = step_statistics(record)
-    if step is not None:
-        median, low, high = step["median"], step["low"], step["high"]
-        assert median is not None
+    if record.measured:
+        median, interval = step_median(record)
+        low, high = (interval.low, interval.high) if interval else (None, None)
         facts.append(("median step time", formatting.quantity(median, "s", low, high)))
         facts.append(("windows", formatting.number(len(record.measured))))
     facts += [

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Sequence
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from cubemesh.durable_files import replace_file
 from cubemesh.exports.record_json import finite
 from cubemesh.schema import Answer, Chart, Machine, RunRecord, Unknown
 from cubemesh.schema.serialization import to_plain
-from cubemesh.store.stored_series import samples_of
+from cubemesh.store.stored_series import each_samples
 from cubemesh.views import formatting
 from cubemesh.views.charts.files import browser_bundle, write_charts
 from cubemesh.views.facts import machine as machine_facts
@@ -126,13 +127,17 @@ def render(report: Report) -> str:
 def _runs(
     report: Report, unmeasured: Collection[Unknown], details: Details
 ) -> Iterator[dict[str, Any]]:
-    """The entries of all runs; the series of one run at a time are in memory."""
-    other = report.against
-    second: dict[str, RunRecord] = {} if other is None else dict(other.records)
-    for run_id, record in {**report.records, **second}.items():
-        of = other if other is not None and run_id in other.series else report
-        series = samples_of(of.series, run_id)
-        yield page.run_entry(record, series, unmeasured, packed=details.full)
+    """The entries of all runs; the series of a few at a time are in memory."""
+    read = each_samples(report.series, report.records)
+    shown = dict(report.records)
+    if report.against is not None:
+        other = report.against
+        shown |= other.records
+        read = chain(
+            read, each_samples(other.series, [i for i in other.records if i not in report.records])
+        )
+    for run_id, series in read:
+        yield page.run_entry(shown[run_id], series, unmeasured, packed=details.full)
 
 
 def _machine(machine: Machine, *, drawn: bool) -> dict[str, Any]:
