@@ -25,6 +25,11 @@ _Reader = Callable[[Any], Any]
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
+def _cached(function: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Of a function of a type, whose value is made once for each."""
+    return functools.cache(function)
+
+
 class _Misfit(ValueError):
     """Plain data that do not fit, with where that is below the value being read."""
 
@@ -42,7 +47,7 @@ class _Misfit(ValueError):
         return "; ".join(text if w is None else f"{root}{w}: {text}" for w, text in self.problems)
 
 
-@functools.cache
+@_cached
 def _plain_fields(kind: type[Any]) -> tuple[tuple[str, dataclasses.Field[Any]], ...] | None:
     """The fields of a dataclass by name; None for another type."""
     if not dataclasses.is_dataclass(kind):
@@ -128,7 +133,7 @@ def field_types(kind: type[Any]) -> dict[str, Any]:
     return _FIELD_TYPES[kind]
 
 
-@functools.cache
+@_cached
 def _reader(kind: Any) -> _Reader:
     """What reads values of a type; made once for each type."""
     if kind is Any:
@@ -232,7 +237,7 @@ def _dataclass_reader(kind: type[Any]) -> _Reader:
     return read
 
 
-@functools.cache
+@_cached
 def _required(kind: type[Any]) -> frozenset[str]:
     """The fields of a dataclass that have no default."""
     return frozenset(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import importlib.metadata
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -73,7 +74,9 @@ def browser_bundle() -> str:
     """The JavaScript that draws specifications in a page: Vega, Vega-Lite, Vega-Embed. It is made
     once for each version of vl-convert, and kept in the cache folder where that can be written."""
     try:
-        path = cache_folder() / "views" / f"vega-{vl_convert.__version__}.js"
+        path = (
+            cache_folder() / "views" / f"vega-{importlib.metadata.version('vl-convert-python')}.js"
+        )
     except UsageError:  # there is no home folder
         return _new_bundle()
     with suppress(OSError, ValueError):

@@ -13,11 +13,16 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
-PLAIN_BYTES = 500_000
-"""Larger data of one kind is packed."""
+RECORDS_BYTES = 500_000
+"""Records of more bytes are packed."""
+DETAILS_BYTES = 1_500_000
+"""How many bytes the details of runs take as they are, less `BYTES_PER_RUN`: the first ones stay
+as they are, and all of them in a page of some dozen runs."""
+BYTES_PER_RUN = 2_000
+"""What each run takes at least: its line, and packed details."""
 RUNS_PER_PACK = 32
 """Unpacked together: more are smaller, and slower to open."""
-_LEVEL = 6
+_LEVEL = 9
 
 
 def packed(text: str) -> str:
@@ -30,8 +35,8 @@ def packed(text: str) -> str:
 class Details:
     """The details of runs in the order of the page: the first ones stay as they are."""
 
-    plain_bytes: int = PLAIN_BYTES
-    """How many bytes stay as they are, those of the run that reaches it included."""
+    runs: int
+    """How many runs the page has."""
     count: int = 0
     """Runs whose details are packed."""
     _packs: list[str] = field(default_factory=list)
@@ -42,7 +47,7 @@ class Details:
     @property
     def full(self) -> bool:
         """Whether the details of the next run are to be packed."""
-        return self._plain >= self.plain_bytes
+        return self._plain >= DETAILS_BYTES - BYTES_PER_RUN * self.runs
 
     def keep(self, body: str) -> None:
         """Count the details of a run that stay as they are."""

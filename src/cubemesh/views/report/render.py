@@ -32,7 +32,7 @@ from cubemesh.views.facts import machine as machine_facts
 from cubemesh.views.facts.run import repeated_unmeasured
 from cubemesh.views.json_output import envelope, machine_json
 from cubemesh.views.report import headline, page
-from cubemesh.views.report.packing import PLAIN_BYTES, Details, packed
+from cubemesh.views.report.packing import RECORDS_BYTES, Details, packed
 from cubemesh.views.tables import text_table
 from cubemesh.views.theme import DARK, LIGHT, css_variables
 
@@ -91,7 +91,7 @@ def render(report: Report) -> str:
         scripts.append(_bundle())
     scripts.append(_asset("report.js"))
     unmeasured = repeated_unmeasured(records)
-    details = Details()
+    details = Details(len(records))
     return (
         _environment()
         .get_template("report.html.j2")
@@ -117,7 +117,7 @@ def render(report: Report) -> str:
             scripts=[Markup(script) for script in scripts],
             policy=_policy(scripts),
             records=_raw(report),
-            plain_bytes=PLAIN_BYTES,
+            most_plain=RECORDS_BYTES,
             packed=packed,
             script_json=_json,
         )
