@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from cubemesh.schema import Series
 from cubemesh.views.charts.files import chart_csv
+from cubemesh.views.report.timeline import WIDTH
 from patience import wait_until
 
 pytestmark = pytest.mark.browser
@@ -336,3 +338,40 @@ def test_a_page_without_figures_is_quiet_too(
         browser.open(path, width=width)
         assert_quiet(browser)
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_packed_details_are_shown_when_a_run_is_opened(
+    browser: Any, written: Callable[..., Path], made: ModuleType, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("cubemesh.views.report.packing.DETAILS_BYTES", 0)
+    run = made.record(64)
+    times = tuple(float(i) for i in range(2000))
+    flat = tuple(float(i % 50) for i in range(2000))
+    series = {run.run_id: (Series(name="gpu_power_watts", times_s=times, values=flat),)}
+    page = written(made.sample(), answers=(), records={run.run_id: run}, series=series)
+    browser.open(page, width=1180)
+    body = f"document.querySelector('#run-{run.run_id} .run-body')"
+    assert browser.evaluate(f"{body}.innerText.trim()") == ""
+    browser.evaluate(f"location.hash = '#run-{run.run_id}'")
+    browser.wait_for(f"{body}.innerText.includes('median step time')")
+    path = browser.evaluate(f"{body}.querySelector('path[data-curve]').getAttribute('d')")
+    assert path.startswith("M2 ")
+    assert path.count("L") > WIDTH
+    assert_quiet(browser)
+
+
+def test_packed_records_can_be_saved(
+    browser: Any, written: Callable[..., Path], made: ModuleType, monkeypatch: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("cubemesh.views.report.render.RECORDS_BYTES", 0)
+    page = written(made.sample())
+    assert 'type="application/gzip" id="records"' in page.read_text("utf-8")
+    browser.open(page, width=1180)
+    browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    browser.evaluate("document.getElementById('download').click()")
+    file = tmp_path / "cubemesh-records.json"
+    wait_until(lambda: file.exists() and file.stat().st_size, "the file is saved")
+    document = json.loads(file.read_text("utf-8"))
+    assert document["schema"] == 1
+    assert len(document["records"]) == 9
+    assert_quiet(browser)

@@ -6,7 +6,9 @@ import html
 import math
 from collections.abc import Sequence
 
-_MOST_POINTS = 240
+import numpy as np
+
+from cubemesh.views.charts.thinning import most_points, seen_points
 
 
 def sparkline(
@@ -22,14 +24,14 @@ def sparkline(
     """An SVG line through `values`, evenly spaced; "" where fewer than two are numbers.
 
     `label` is for screen readers. The scale runs from `low` to `high`, by default the
-    extremes of the values. More than 240 values are thinned to the extremes of each stretch, so
-    that a spike stays visible.
+    extremes of the values. More values than can be seen are thinned (`seen_points`), so that a
+    spike stays visible.
     """
-    shown = _thinned([value for value in values if math.isfinite(value)])
-    if len(shown) < 2:
+    known = [value for value in values if math.isfinite(value)]
+    if len(known) < 2:
         return ""
-    bottom = min(shown) if low is None else low
-    top = max(shown) if high is None else high
+    bottom = min(known) if low is None else low
+    top = max(known) if high is None else high
     span = top - bottom
     pad = 2.0
 
@@ -37,8 +39,10 @@ def sparkline(
         share = (value - bottom) / span if span > 0 else 0.5
         return pad + (height - 2 * pad) * (1 - min(1.0, max(0.0, share)))
 
-    step = (width - 2 * pad) / (len(shown) - 1)
-    points = [(pad + i * step, y(value)) for i, value in enumerate(shown)]
+    step = (width - 2 * pad) / (len(known) - 1)
+    points = [(pad + i * step, y(value)) for i, value in enumerate(known)]
+    if len(points) > most_points(width):
+        points = [points[i] for i in seen_points(*np.array(points).T).index]
     path = "M" + "L".join(f"{px:.1f} {py:.1f}" for px, py in points)
     shapes = f'<path class="spark-line" d="{path}"/>'
     if area:
@@ -54,15 +58,3 @@ def sparkline(
         f'role="img" aria-label="{html.escape(label, quote=True)}" '
         f'preserveAspectRatio="none">{shapes}</svg>'
     )
-
-
-def _thinned(values: list[float]) -> list[float]:
-    """At most `_MOST_POINTS` of the values: the smallest and largest of each stretch, in order."""
-    if len(values) <= _MOST_POINTS:
-        return values
-    stretch = math.ceil(len(values) / (_MOST_POINTS // 2))
-    ends: list[float] = []
-    for start in range(0, len(values), stretch):
-        part = values[start : start + stretch]
-        ends += [part[i] for i in sorted({part.index(min(part)), part.index(max(part))})]
-    return ends
