@@ -361,7 +361,7 @@ class Store:
         self._database.check()
 
     def close(self) -> None:
-        """Close the connections; whoever reads afterwards opens one again."""
+        """Close the connections; reading afterwards opens one again."""
         self._database.close()
 
     def __enter__(self) -> Self:

@@ -17,8 +17,8 @@ class StoredSeries(Mapping[str, Sequence[Series]]):
     StoreWarning says which series are damaged, and left out."""
 
     def __init__(self, store: Store, run_ids: Iterable[str], *, closes: bool) -> None:
-        """Of these runs of `store`, which connects again if it was closed; `closes` says that
-        nobody else closes it after that."""
+        """Of these runs of `store`, which connects again if it was closed; with `closes` its
+        connections are closed when this is no longer used."""
         self._run_ids = dict.fromkeys(run_ids)
         self._store = store
         if closes:

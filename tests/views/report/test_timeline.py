@@ -1,9 +1,11 @@
+import math
 import re
 from dataclasses import replace
 
 import pytest
 
 from cubemesh.schema import Phase, RunRecord, Series
+from cubemesh.views.charts.thinning import most_points
 from cubemesh.views.facts.run import throttle_text
 from cubemesh.views.report.timeline import HEIGHT, WIDTH, timeline
 
@@ -103,3 +105,25 @@ def test_a_name_from_outside_cannot_steer_the_page(run) -> None:
     shown = timeline(run, [one(attack, 1, 2, 3)])
     assert shown is not None
     assert "<script" not in shown.panels[0].svg
+
+
+def test_a_stretch_without_numbers_is_a_gap(run) -> None:
+    shown = timeline(run, [one("gpu_power_watts", 100, 200, math.nan, 200, 100)])
+    assert shown is not None
+    assert re.search(r' d="M2.0 [\d.]+L66.0 2.0M194.0 2.0L258.0 ', shown.panels[0].svg)
+    assert shown.panels[0].keys[0].note == "mean 150 W, 100 W to 200 W"
+
+
+def test_a_series_without_a_number_is_a_note(run) -> None:
+    shown = timeline(run, [one("gpu_power_watts", math.nan, math.inf, math.nan)])
+    assert shown is not None
+    assert (shown.panels, shown.notes) == ((), ("Without a number: GPU power watts.",))
+
+
+def test_the_mean_and_the_range_are_of_all_points_of_a_thinned_curve(run) -> None:
+    times = tuple(i / 2500 for i in range(10_001))
+    values = tuple(float(i % 10) for i in range(10_001))
+    shown = timeline(run, [Series(name="gpu_power_watts", times_s=times, values=values)])
+    assert shown is not None
+    assert shown.panels[0].keys[0].note == "mean 4.5 W, 0 W to 9 W"
+    assert len(re.findall("[ML]", shown.panels[0].svg)) <= most_points(WIDTH)

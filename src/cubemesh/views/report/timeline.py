@@ -144,10 +144,12 @@ def timeline(
     """The telemetry of `record`, thinned curves in `letters` for a script (`curve`); None where
     there is nothing to draw."""
     spans = measured_spans(record)
-    drawn = [found for one in series if (found := _drawn(one, spans)) is not None]
-    if not drawn:
+    several = [one for one in series if len(one.times_s) > 1]
+    drawn = [found for one in several if (found := _drawn(one, spans)) is not None]
+    if not several:
         return None
-    span = min(float(s.times_s[0]) for s in drawn), max(float(s.times_s[-1]) for s in drawn)
+    ends = [float(s.times_s[i]) for s in drawn for i in (0, -1)] or [0.0]
+    span = min(ends), max(ends)
     panels, flat = [], []
     for group in (*_GROUPS, *_others(drawn)):
         lines = [s for name in group.names for s in drawn if s.name == name]
@@ -159,6 +161,11 @@ def timeline(
     notes = [*_throttling(series, spans)]
     if flat:
         notes.append(f"Constant: {', '.join(flat)}.")
+    known = {s.name for s in drawn}
+    if absent := dict.fromkeys(
+        formatting.words(one.name) for one in several if one.name not in known
+    ):
+        notes.append(f"Without a number: {', '.join(absent)}.")
     return Timeline(
         panels=tuple(panels),
         start=format_seconds(span[0]),
