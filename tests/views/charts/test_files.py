@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from cubemesh.errors import UsageError
+from cubemesh.views.charts import files
 from cubemesh.views.charts.files import chart_csv, write_charts
 
 
@@ -92,3 +93,22 @@ def test_terminal_views_load_nothing_of_the_extra():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_library_of_a_page_is_made_once_and_again_if_its_file_is_damaged(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(files, "_new_bundle", lambda: made.append(1) or "draw();\nmore();")
+    assert [files.browser_bundle() for _ in range(3)] == ["draw();\nmore();"] * 3
+    assert len(made) == 1
+    (path,) = (tmp_path / "cubemesh" / "views").iterdir()
+    path.write_text(path.read_text().replace("draw", "steal"))
+    assert files.browser_bundle() == "draw();\nmore();"
+    assert len(made) == 2
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "cubemesh").write_text("a file where the folder belongs")
+    monkeypatch.setattr(files, "_new_bundle", lambda: "draw();")
+    assert files.browser_bundle() == "draw();"
