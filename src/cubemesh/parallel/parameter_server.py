@@ -19,6 +19,7 @@ class ParameterServer(Strategy):
     summary = "gradients to rank 0, which averages them and updates; its weights to all"
     needs = "hooks"
     same_weights = True
+    more_work = (SERVER,)
     server = SERVER
     bucket_bytes: int | None = BUCKET_BYTES
     cost = SyncCost(gradients="reduce", weights="broadcast")

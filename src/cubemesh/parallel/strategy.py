@@ -59,6 +59,8 @@ class Strategy:
     """Whether a step of a rank waits for other ranks', so that their windows start together."""
     free_running: ClassVar[bool] = False
     """Whether each rank makes as many steps as it can, rather than as many as the others."""
+    more_work: ClassVar[tuple[int, ...]] = ()
+    """Ranks that have more to do in a step than the others."""
     same_samples: ClassVar[bool] = False
     """Whether all ranks work on the samples of the global batch, rather than on their own."""
     profiled: ClassVar[bool] = True

@@ -17,6 +17,7 @@ from cubemesh.measure.energy.ranks import NAMES as ENERGY_NAMES
 from cubemesh.measure.energy.ranks import energy_of_ranks
 from cubemesh.measure.figures import figures
 from cubemesh.measure.merge_ranks import merge_free_running, merge_lockstep
+from cubemesh.measure.slow_ranks import slow_rank, slow_ranks
 from cubemesh.measure.telemetry.gpu_set import gpu_of
 from cubemesh.measure.timing.stopping_rule import confidence_of
 from cubemesh.networks.own_input import is_imagenet
@@ -80,6 +81,7 @@ def assemble(
     logged = own_figures.get(0, {}) | _most(own_figures, "peak_memory_bytes")
     points, library, swept, caveats = _sweep(spec, events)
     ranks = _ranks(spec, events, outcomes, gpus, processor)
+    caveats += _slow_ranks(spec, windows, ranks)
     energy = energy_of_ranks(ranks, own_figures, windows)
     logged = {n: f for n, f in logged.items() if n in energy.figures or n not in ENERGY_NAMES}
     unmeasured = [*_nouns(events, "unmeasured", Unknown), *energy.unmeasured]
@@ -158,6 +160,15 @@ def _ranks(
             transport=link.get("transport", ""),
         )
     return [found[number] for number in sorted(found)]
+
+
+def _slow_ranks(spec: RunSpec, windows: Sequence[Window], ranks: Sequence[Rank]) -> list[Warning]:
+    """The warning that names slow ranks, if any."""
+    sync = strategy(spec.program.sync)
+    hosts = {rank.rank: rank.host for rank in ranks} if spec.placement.hosts else {}
+    found = slow_ranks(windows, spared=sync.more_work)
+    warning = slow_rank(found, hosts, blocking=sync.blocking)
+    return [] if warning is None else [warning]
 
 
 def _sweep(

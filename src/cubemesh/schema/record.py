@@ -66,6 +66,8 @@ class Window:
     samples: int
     marks: tuple[str, ...] = ()
     """Labels: the epoch, or the program that ran in it."""
+    waited_s: float | None = None
+    """Seconds of it in which this rank waited for others in collectives; None where unknown."""
 
     @property
     def step_s(self) -> float:

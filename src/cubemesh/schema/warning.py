@@ -46,6 +46,7 @@ WARNINGS: dict[str, str] = {
     INCONSISTENT: "figures contradict each other; what they concern has no verdict",
     "oversubscribed": "devices shared CPU cores; times and rates are not valid",
     "tuned-for-other-batch-size": "the settings were tuned at another batch size",
+    "slow-rank": "a rank is slower than the others, which wait for it",
     "short-window": "windows were too short for the resolution of the clock",
 }
 

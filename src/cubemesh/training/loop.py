@@ -67,6 +67,8 @@ class Training:
     group: Group = field(default_factory=SingleProcessGroup)
     devices: int | None = None
     """The number by which the learning rate may be scaled; None: one per rank."""
+    waited: Callable[[], float | None] | None = None
+    """Takes the seconds for which this rank waited for others; None where that is not measured."""
     writer: TrainingWriter = field(default_factory=TrainingWriter)
     history: History = field(default_factory=History)
     """That of the checkpoint from which `feed` and `program` resume."""
@@ -186,6 +188,7 @@ class Training:
             clock=program.clock,
             samples_per_step=self.feed.samples_per_step,
             log=self.log,
+            waited=self.waited,
         )
         for end in ends:
             window = watch.window(phase, end - history.done, (f"epoch-{epoch}",))

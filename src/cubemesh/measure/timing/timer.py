@@ -75,10 +75,12 @@ class Stopwatch:
     clock: Callable[[], float]
     samples_per_step: int
     log: Log
+    waited: Callable[[], float | None] | None = None
+    """Takes the seconds for which this rank waited for others since the last call."""
 
     def window(self, phase: str, steps: int, marks: tuple[str, ...] = ()) -> Window:
         """Run `steps` steps and wait for them. Nothing may be in flight before."""
-        step, start = self.step, self.clock()
+        step, start = self.step, self._begun()
         for _ in range(steps):
             step()
         return self._ended(phase, start, steps, marks)
@@ -86,11 +88,17 @@ class Stopwatch:
     def window_lasting(self, phase: str, seconds: float) -> Window:
         """Run steps, at least one, until `seconds` have passed, and wait for them."""
         step, clock, steps = self.step, self.clock, 0
-        start = clock()
+        start = self._begun()
         while not steps or clock() - start < seconds:
             step()
             steps += 1
         return self._ended(phase, start, steps, ())
+
+    def _begun(self) -> float:
+        """The clock at the begin of a window, to which no earlier wait belongs."""
+        if self.waited is not None:
+            self.waited()
+        return self.clock()
 
     def _ended(self, phase: str, start: float, steps: int, marks: tuple[str, ...]) -> Window:
         self.synchronize()
@@ -104,6 +112,7 @@ class Stopwatch:
             steps=steps,
             samples=steps * self.samples_per_step,
             marks=marks,
+            waited_s=None if self.waited is None else self.waited(),
         )
         self.log.window(window)
         return window
@@ -174,6 +183,7 @@ def measure(
     log: Log,
     after_window: Callable[[Window], None] | None = None,
     pace: Pace | None = None,
+    waited: Callable[[], float | None] | None = None,
 ) -> Measured:
     """Warm up, then time windows of `step` until there are at least `budget.steps` steps,
     `budget.seconds` seconds and `budget.windows` windows, and the throughput's interval is within
@@ -181,7 +191,8 @@ def measure(
 
     The phases "warm-up" and "measure", every window and warnings about them go to `log`.
     `after_window` is called after each measured window, outside its time. `pace` is for several
-    ranks: lockstep or free-running. RuntimeError where the clock does not advance.
+    ranks: lockstep or free-running; `waited` takes the seconds that this one waited for the others.
+    RuntimeError where the clock does not advance.
     """
     pace = pace or Lockstep()
     watch = Stopwatch(
@@ -190,6 +201,7 @@ def measure(
         clock=clock,
         samples_per_step=samples_per_step,
         log=log,
+        waited=waited,
     )
     synchronize()
     with log.phase("warm-up"):

@@ -130,6 +130,7 @@ def _sketches(trace: RankTrace) -> Iterator[Sketch]:
 SOUND: Mapping[str, Callable[[Any], bool]] = {
     "window": lambda w: (
         min(w.elapsed_s, w.steps, w.samples) >= 0
+        and (w.waited_s is None or w.waited_s >= 0)
         and (w.phase == "evaluate" or (w.elapsed_s >= LEAST_S and w.steps > 0 < w.samples))
     ),
     "point": lambda p: p.size_bytes > 0 and bool(p.seconds) and min(p.seconds) >= LEAST_S,

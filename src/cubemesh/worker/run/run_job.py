@@ -31,7 +31,7 @@ from cubemesh.worker.report.memory import available_bytes, private_writable_byte
 from cubemesh.worker.report.outcomes import outcome_from_error
 from cubemesh.worker.run.alternation import alternate_programs
 from cubemesh.worker.run.job_file import Job
-from cubemesh.worker.run.task import Task
+from cubemesh.worker.run.task import Task, waiting_group
 from cubemesh.worker.run.work_kinds import TASKS
 from cubemesh.worker.validation import check_supported
 
@@ -124,6 +124,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     known.limit_bytes, limited = _memory_limit(job, device, stacks)
     with limited:
         group = ranks.join(framework, device, own, spec.placement.link)
+        waiting, waited = waiting_group(spec, group, device)
         task = Task(
             spec=spec,
             framework=framework,
@@ -135,7 +136,8 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             log=log,
             folder=job.folder,
             limit_bytes=known.limit_bytes,
-            group=group,
+            group=waiting,
+            waited=waited,
         )
         (alternate_programs if spec.against else TASKS[spec.work.kind])(task)
         log_link(group, log)

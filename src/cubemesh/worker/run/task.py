@@ -30,8 +30,9 @@ from cubemesh.measure.validity import (
 )
 from cubemesh.networks.graph import Network
 from cubemesh.parallel.strategies import strategy
+from cubemesh.parallel.waits import WaitingGroup, Waits
 from cubemesh.schema.spec import RunSpec
-from cubemesh.schema.work import NetworkWork
+from cubemesh.schema.work import Forward, NetworkWork, Train, TrainSteps
 from cubemesh.worker.report.events import EventLog
 from cubemesh.worker.run import inputs
 
@@ -53,10 +54,27 @@ class Task:
     log: EventLog
     group: Group = field(default_factory=SingleProcessGroup)
     """The ranks of this run."""
+    waited: Callable[[], float | None] | None = None
+    """Takes the seconds for which this rank waited for others; None where that is not measured."""
     folder: str = ""
     """Folder for files that are stored with the record."""
     limit_bytes: int | None = None
     """Memory limit of the run, where known."""
+
+
+def waiting_group(
+    spec: RunSpec, group: Group, device: str
+) -> tuple[Group, Callable[[], float | None] | None]:
+    """The group of the ranks of `spec`, which measures how long this rank waits for others, and the
+    function that takes the seconds. `group` and None where waits cannot be measured: of a GPU,
+    which waits without its host, and of a strategy that does not wait in collectives alone."""
+    sync = strategy(spec.program.sync)
+    steps = isinstance(spec.work, (TrainSteps, Forward, Train))
+    hidden = sync.blocking and device != "cpu"
+    if group.size == 1 or not steps or not sync.profiled or hidden:
+        return group, None
+    waits = Waits(blocking=sync.blocking)
+    return WaitingGroup(group, waits), waits.take
 
 
 def start_meters(task: Task) -> tuple[Meter, ...]:
@@ -87,6 +105,7 @@ def time_steps(
             log=task.log,
             after_window=None if attributed is None else attributed.after_window,
             pace=_pace(task),
+            waited=task.waited,
         )
     log_machine_warnings(telemetry, task, measured.started, measured.ended)
     telemetry.log_utilization(measured.started, measured.ended)

@@ -83,6 +83,7 @@ def train(task: Task) -> None:
                 work=work,
                 log=log,
                 group=task.group,
+                waited=task.waited,
                 devices=task.spec.placement.devices,
                 writer=writer,
                 history=begin.history,

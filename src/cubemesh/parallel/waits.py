@@ -1,0 +1,75 @@
+"""How long a rank waits for others: a `Group` that adds up the waits of its collectives.
+
+All ranks end a step together, so the one that waits least is the slowest (measure/slow_ranks.py).
+A wait costs two readings of the clock. It must be the host that waits: where a device does, the
+host queues the wait and continues.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cubemesh.frameworks.contract.group import Group, TransferHandle
+
+
+class Waits:
+    """Seconds for which a rank waited in collectives, since they were last taken."""
+
+    def __init__(
+        self, *, blocking: bool = True, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.clock = clock
+        self._blocking = blocking
+        self._seconds, self._count = 0.0, 0
+
+    def add(self, seconds: float) -> None:
+        """One wait."""
+        self._seconds += seconds
+        self._count += 1
+
+    def take(self) -> float | None:
+        """Seconds since the last call. None where a step should wait for others and no wait was
+        seen: the framework communicates in a way of its own. Nothing may be queued."""
+        seconds, count = self._seconds, self._count
+        self._seconds, self._count = 0.0, 0
+        return seconds if count or not self._blocking else None
+
+
+class WaitingGroup:
+    """See `Group`; each wait is added to `waits`."""
+
+    def __init__(self, group: Group, waits: Waits) -> None:
+        self._group, self._waits = group, waits
+        self.rank, self.size = group.rank, group.size
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the group's own."""
+        return getattr(self._group, name)
+
+    def all_reduce_mean(self, array: Any, low_precision: bool = False) -> TransferHandle:
+        """See `Group`."""
+        return _Waiting(self._group.all_reduce_mean(array, low_precision), self._waits)
+
+    def reduce_mean(self, array: Any, root: int) -> TransferHandle:
+        """See `Group`."""
+        return _Waiting(self._group.reduce_mean(array, root), self._waits)
+
+    def broadcast(self, arrays: Sequence[Any], root: int) -> TransferHandle:
+        """See `Group`."""
+        return _Waiting(self._group.broadcast(arrays, root), self._waits)
+
+
+class _Waiting:
+    __slots__ = ("_pending", "_waits")
+
+    def __init__(self, pending: TransferHandle, waits: Waits) -> None:
+        self._pending, self._waits = pending, waits
+
+    def wait(self) -> None:
+        """See `TransferHandle`."""
+        clock = self._waits.clock
+        start = clock()
+        self._pending.wait()
+        self._waits.add(clock() - start)
