@@ -37,7 +37,7 @@ from cubemesh.runs.locks import DeviceLocks
 from cubemesh.runs.progress import Observer, Silent
 from cubemesh.runs.reuse import is_reusable
 from cubemesh.runs.run_dirs import RunFolders, default_runs_folder, remove
-from cubemesh.runs.watch import watch
+from cubemesh.runs.watch import server_name, watch
 from cubemesh.schema.machine import Machine
 from cubemesh.schema.record import Environment, RunKey, RunRecord, new_run_id
 from cubemesh.schema.serialization import digest
@@ -282,12 +282,15 @@ class Executor:
                 server = None
             if server is None:
                 server = self._servers[kind] = Forkserver(framework, own_folder, kind[1])
-            server.start(min(max(START_S, spec.budget.time_limit_s), MOST_START_S))
+            limit_s = min(max(START_S, spec.budget.time_limit_s), MOST_START_S)
+            server.start(limit_s, spec.budget.heartbeat_timeout_s)
         except ServerDied as death:
             ending = WorkerExit(
                 exit_code=death.exit_code,
                 elapsed_s=time.perf_counter() - start,
                 time_limit_s=death.limit_s,
+                stopped=server_name(server) if server is not None and death.stopped_s else "",
+                stopped_s=death.stopped_s,
                 output=death.log,
                 phase="import",
                 oom_kills=(oom_kills() or 0) - kills_before,

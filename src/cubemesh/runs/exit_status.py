@@ -4,6 +4,7 @@
 |---|---|
 | ended by the runner at the time limit | timed_out, with the stack of every thread |
 | ended by the runner: a rank had no heartbeat for `heartbeat_timeout_s` | timed_out, the same |
+| ended by the runner: its server or agent was stopped so long | timed_out, the same |
 | SIGKILL, and the kernel's count of out-of-memory kills has risen | oom |
 | abort with `std::bad_alloc` as the C++ runtime's last message | oom |
 | SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS: its own faults | crashed |
@@ -75,6 +76,10 @@ class WorkerExit:
     """Rank → output, of the same."""
     silent: Mapping[int, float] = field(default_factory=dict)
     """Rank → seconds without a heartbeat, of the ranks for which the runner ended the run."""
+    stopped: str = ""
+    """The process for which the runner ended the run because it was stopped (SIGSTOP)."""
+    stopped_s: float = 0.0
+    """How long it had been stopped."""
     rank_stacks: Mapping[int, str] = field(default_factory=dict)
     """Rank → stacks of its threads, of the ranks that could still write them."""
 
@@ -93,6 +98,9 @@ def outcome_from_exit(worker: WorkerExit) -> Outcome:
         facts["stacks"] = _first_lines(stacks)
     if worker.exit_code >= 0:
         facts["exit_code"] = worker.exit_code
+    elif worker.stopped:
+        facts["heartbeat_timeout_s"] = worker.stopped_s
+        facts["stopped"] = worker.stopped
     elif worker.silent:
         facts["heartbeat_timeout_s"] = max(worker.silent.values())
     elif worker.time_limit_s is None:  # else the signal was the runner's own
@@ -111,6 +119,12 @@ def _where(worker: WorkerExit, stacks: str) -> str:
 
 def _status(worker: WorkerExit, where: str) -> tuple[Status, str]:
     whose = "the worker's server" if worker.server_died else "the worker"
+    if worker.stopped:
+        return Status.TIMED_OUT, (
+            f"{worker.stopped} was stopped (SIGSTOP, or a debugger) for "
+            f"{format_seconds(worker.stopped_s)} {where}; terminated. Nothing would have reported "
+            "the end of the run."
+        )
     if worker.silent:
         for_s = format_seconds(max(worker.silent.values()))
         return Status.TIMED_OUT, (
@@ -181,7 +195,7 @@ def run_outcome(outcomes: list[Outcome], reported: Mapping[int, Outcome]) -> Out
     died = [r for r in failed if r not in reported and "ended_with" not in outcomes[r].facts]
     rank = [*reported_limits, *died, *crashed, *failed][0]
     reason = outcomes[rank]
-    if reason.status is Status.UNSUPPORTED:  # what the spec asks for, not what one of them did
+    if reason.status is Status.UNSUPPORTED or "stopped" in reason.facts:  # not what one of them did
         return reason
     message = f"rank {rank} of {len(outcomes)}: {reason.message}"
     return dataclasses.replace(reason, message=message, facts={**reason.facts, "rank": rank})
@@ -189,6 +203,9 @@ def run_outcome(outcomes: list[Outcome], reported: Mapping[int, Outcome]) -> Out
 
 def _rank_outcome(rank: int, worker: WorkerExit) -> Outcome:
     """Of a rank that reported none."""
+    if worker.stopped:
+        stacks = worker.rank_stacks.get(rank, "")
+        return outcome_from_exit(dataclasses.replace(worker, stacks=stacks))
     if worker.silent:
         return _timed_out(rank, worker)
     failed = worker.failed_ranks

@@ -6,6 +6,7 @@ worker/forkserver.py is the other end and describes the protocol.
 from __future__ import annotations
 
 import json
+import math
 import os
 import selectors
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 import cubemesh
 from cubemesh.runs.devices import CUDA_ORDER
 from cubemesh.runs.interpreters import source_environment
+from cubemesh.runs.stopped import StoppedTime
 from cubemesh.untrusted import parse_json, quoted
 from cubemesh.worker.run.job_file import RUNS_FOLDER_VARIABLE
 
@@ -28,19 +30,26 @@ FORK_S = 60.0
 MOST_REPLY_BYTES = 1 << 20
 """Most bytes of a reply."""
 
+SLICE_S = 0.5
+"""Interval of checking, while a reply is awaited, whether the server is stopped."""
+
 CLOSE_S = 2.0
 """Time limit for a server to end by itself; one that still imports does not respond."""
 
 
 class ServerDied(Exception):
     """The server has ended, and with it every worker; `exit_code` is negative for a signal.
-    `limit_s` is the time limit, where the runner ended it because it did not respond."""
+    `limit_s` is the time limit, where the runner ended it because it did not respond, `stopped_s`
+    how long it had been stopped (SIGSTOP), where it ended it for that."""
 
-    def __init__(self, exit_code: int, log: str, limit_s: float | None) -> None:
+    def __init__(
+        self, exit_code: int, log: str, limit_s: float | None, stopped_s: float = 0.0
+    ) -> None:
         super().__init__(f"the forkserver ended with {exit_code}")
         self.exit_code = exit_code
         self.log = log
         self.limit_s = limit_s
+        self.stopped_s = stopped_s
 
 
 class Forkserver:
@@ -65,6 +74,7 @@ class Forkserver:
                 start_new_session=True,
                 bufsize=0,
             )
+        self.stopped = StoppedTime(self._process.pid)
         self._unread = b""
         self._replies: deque[Any] = deque()
         self._ready = False
@@ -74,18 +84,24 @@ class Forkserver:
         """Whether it is running."""
         return self._process.poll() is None
 
-    def start(self, limit_s: float) -> None:
-        """Wait until the framework is imported, at most `limit_s`. Raises ServerDied."""
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def start(self, limit_s: float, stopped_s: float = math.inf) -> None:
+        """Wait until the framework is imported, at most `limit_s`, and at most `stopped_s` while
+        the server is stopped. Raises ServerDied."""
         if not self._ready:
-            if self._reply(limit_s) is None:
+            if self._reply(limit_s, stopped_s) is None:
                 raise self._ended(limit_s)
             self._ready = True
 
-    def run(self, job: Path) -> int:
-        """Fork a worker for the job in a file; its process id. The server must be ready. Raises
-        ServerDied."""
+    def run(self, job: Path, stopped_s: float = math.inf) -> int:
+        """Fork a worker for the job in a file; its process id. The server must be ready, and is
+        waited for at most `stopped_s` while it is stopped. Raises ServerDied."""
         self._send(run=str(job))
-        reply = self._reply(FORK_S)
+        reply = self._reply(FORK_S, stopped_s)
         if reply is None:
             raise self._ended(FORK_S)
         return self._integer(reply, "pid")
@@ -119,15 +135,20 @@ class Forkserver:
             raise self._ended(why=f"the server replied {quoted(reply)}, without {name}")
         return value
 
-    def _reply(self, timeout_s: float) -> Any:
-        """One reply; None after `timeout_s`."""
+    def _reply(self, timeout_s: float, stopped_s: float = math.inf) -> Any:
+        """One reply; None after `timeout_s`. A server that is stopped for `stopped_s` is ended."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while not self._replies:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    return None
+                left_s = max(0.0, deadline - time.monotonic())
+                if not selector.select(min(left_s, SLICE_S)):
+                    if left_s <= SLICE_S:
+                        return None
+                    if (for_s := self.stopped.seconds()) > stopped_s:
+                        raise self._ended(stopped_s=for_s)
+                    continue
                 text = os.read(self._process.stdout.fileno(), 65536)
                 if not text:
                     raise self._died()
@@ -147,14 +168,18 @@ class Forkserver:
         except BrokenPipeError:
             raise self._died() from None
 
-    def _ended(self, limit_s: float | None = None, why: str = "") -> ServerDied:
+    def _ended(
+        self, limit_s: float | None = None, why: str = "", stopped_s: float = 0.0
+    ) -> ServerDied:
         """End a server that does not reply, or not as it should, and its workers."""
         self._process.kill()
-        return self._died(limit_s, why)
+        return self._died(limit_s, why, stopped_s)
 
-    def _died(self, limit_s: float | None = None, why: str = "") -> ServerDied:
+    def _died(
+        self, limit_s: float | None = None, why: str = "", stopped_s: float = 0.0
+    ) -> ServerDied:
         log = self._log_path.read_text(errors="replace")
-        return ServerDied(self._process.wait(), f"{log}{why}", limit_s)
+        return ServerDied(self._process.wait(), f"{log}{why}", limit_s, stopped_s)
 
 
 def _environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:

@@ -3,7 +3,9 @@
 origin ── server forks ── events …… ── the worker ends        → its exit status
                               ├─ time limit passes ── SIGUSR1: every rank writes its stacks
                               │                    ── a moment later SIGKILL
-                              └─ a rank has no heartbeat for `heartbeat_timeout_s`: the same
+                              ├─ a rank has no heartbeat for `heartbeat_timeout_s`: the same
+                              └─ the server, or the agent of the ranks, is stopped for so long:
+                                 the same, and the signals go to the ranks themselves
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from cubemesh.cgroups import oom_kills
 from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.runs.forkserver_client import Forkserver, ServerDied
 from cubemesh.runs.progress import Observer, Progress
+from cubemesh.runs.stopped import StoppedTime, kill_group, signal_ranks
 from cubemesh.worker.launch.ranks import EXITS_FILE, parse_exit_codes
 from cubemesh.worker.report.events import EventReader, events_path
 from cubemesh.worker.run.job_file import Job
@@ -54,18 +57,32 @@ def watch(
     silent: dict[int, float] = {}
     limit_s, ended = None, None
     server_died = False
+    stopped, stopped_s = "", 0.0
+    most_s = job.spec.budget.heartbeat_timeout_s
     try:
-        pid = server.run(job.write())
+        pid = server.run(job.write(), most_s)
+        worker = StoppedTime(pid)
         exit_code = None
         while exit_code is None:
             termination.check()
             left_s = job.origin + job.spec.budget.time_limit_s - time.perf_counter()
-            silent = silent or watcher.silent(job.spec.budget.heartbeat_timeout_s)
-            if ended is None and (left_s <= 0 or silent):
-                limit_s = None if silent else job.spec.budget.time_limit_s
-                stacks = _request_stacks(server, pid, job)
+            silent = silent or watcher.silent(most_s)
+            server_s, worker_s = server.stopped.seconds(), worker.seconds()
+            if ended is None and max(server_s, worker_s) > most_s:
+                stopped = server_name(server) if server_s > most_s else _worker_name(pid, job)
+                stopped_s, silent = max(server_s, worker_s), {}
+                observer.message(f"{stopped} was stopped (SIGSTOP); the run is ended.")
+            if ended is None and (left_s <= 0 or silent or stopped):
+                limit_s = None if silent or stopped else job.spec.budget.time_limit_s
+                stacks = _request_stacks(server, pid, job, stopped=server_s > 0 or worker_s > 0)
                 server.signal(pid, signal.SIGKILL)
                 ended = time.perf_counter()
+                if server_s > 0:  # it cannot pass the signal on, or report the end
+                    kill_group(pid)
+                    server.close()
+                    exit_code = -signal.SIGKILL
+                    watcher.poll()
+                    break
             wait_s = POLL_S if ended is not None else max(0.0, min(POLL_S, left_s))
             exit_code = server.exit_code(wait_s)
             watcher.poll()
@@ -75,7 +92,8 @@ def watch(
                 exit_code = -signal.SIGKILL
     except ServerDied as death:
         exit_code, server_died = death.exit_code, True
-        limit_s = death.limit_s
+        limit_s, stopped_s = death.limit_s, death.stopped_s
+        stopped = server_name(server) if stopped_s else ""
         watcher.poll()
     kills_after = oom_kills()
     failed = _failed_ranks(Path(job.folder, EXITS_FILE))
@@ -87,6 +105,8 @@ def watch(
         stacks=stacks.get(0, ""),
         rank_stacks=stacks,
         silent=silent,
+        stopped=stopped,
+        stopped_s=stopped_s,
         oom_kills=(kills_after or 0) - (kills_before or 0),
         output=_text(agent if agent.exists() else job.output_path),
         failed_ranks=failed,
@@ -174,9 +194,26 @@ class _Watcher:
         self._observer.progress(progress)
 
 
-def _request_stacks(server: Forkserver, pid: int, job: Job) -> dict[int, str]:
-    """Stacks of each rank's threads; without ranks that do not respond."""
-    server.signal(pid, signal.SIGUSR1)
+def server_name(server: Forkserver) -> str:
+    """The forkserver in a message."""
+    return f"the worker's server (process {server.pid})"
+
+
+def _worker_name(pid: int, job: Job) -> str:
+    """The worker in a message; of several ranks it is the agent that starts them."""
+    what = "the agent of the ranks" if job.agent_output_path.exists() else "the worker"
+    return f"{what} (process {pid})"
+
+
+def _request_stacks(
+    server: Forkserver, pid: int, job: Job, *, stopped: bool = False
+) -> dict[int, str]:
+    """Stacks of each rank's threads; without ranks that do not respond. Where the process that
+    passes the request on is `stopped`, the ranks of this host get it directly."""
+    if not stopped:
+        server.signal(pid, signal.SIGUSR1)
+    elif not job.spec.placement.hosts:
+        signal_ranks(pid, is_agent=job.agent_output_path.exists())
     deadline = time.perf_counter() + STACKS_S
     ranks = range(job.spec.placement.devices)
     paths = [dataclasses.replace(job, rank=rank).stacks_path for rank in ranks]

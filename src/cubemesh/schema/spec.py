@@ -149,7 +149,8 @@ class Budget:
     time_limit_s: float = 900.0
     """Time limit of a run, after which it ends as timed out."""
     heartbeat_timeout_s: float = 30.0
-    """A rank of several, or a training, that sends no heartbeat for this long is ended."""
+    """A rank of several, or a training, that sends no heartbeat for this long is ended, and so is a
+    run of which a process is stopped (SIGSTOP) so long."""
     memory_limit_bytes: int | None = None
     """Memory limit of the worker; None: what the machine has free."""
     target_ci: float | None = None

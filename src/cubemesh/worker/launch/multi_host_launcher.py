@@ -172,9 +172,13 @@ class _EventCollector:
         return self.failed
 
     def _follow(self, host: RemoteHost, offset: float) -> None:
+        # Once its ranks have a heartbeat, the runner notices where it ends.
+        limit_s: float | None = self._job.spec.budget.heartbeat_timeout_s
         try:
             while True:
-                reply = host.receive(None)
+                reply = host.receive(limit_s)
+                if reply.event is not None:
+                    limit_s = None
                 if reply.exits is not None:
                     break
                 if reply.store is not None:
