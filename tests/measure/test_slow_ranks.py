@@ -47,6 +47,26 @@ def test_a_rank_that_stands_still_in_some_windows_is_named() -> None:
     assert (found.rank, found.slower) == (1, pytest.approx(1 / 3))
 
 
+@pytest.mark.parametrize(
+    ("excess_ms", "named"),
+    [
+        # A rank that was stopped (SIGSTOP) for 30 of every 100 ms, on a machine with other load.
+        ([27, 24, 29, 13, 29, 35, 54, 29, 45, 42, 54, 52, 33, 45, 38, 47], True),
+        ([79, 66, 35, 76, 66, 73, 47, 52, 39, 46, 49, 71, 37, 23, -22], True),
+        # Ranks alike, with the same load.
+        (
+            [150, -74, -33, 49, -12, -18, -10, 30, -9, -33, 65, 12, -99, -33, 80, -59, -17, 53],
+            False,
+        ),
+        ([3, -2, -5, 1, 14, -31, 11, 0, 8, -4, -53, 1], False),
+    ],
+)
+def test_recorded_runs_of_two_ranks(excess_ms: list[float], named: bool) -> None:
+    own = [0.100 - min(excess, 0) / 1e3 for excess in excess_ms]
+    other = [0.100 + max(excess, 0) / 1e3 for excess in excess_ms]
+    assert [one.rank for one in slow_ranks(together(own, other))] == [1] * named
+
+
 def test_a_single_interruption_names_nobody() -> None:
     assert slow_ranks(together([0.010] * 12, [*[0.010] * 11, 0.020])) == []
 
@@ -86,6 +106,7 @@ def test_without_the_waits_of_every_rank_or_enough_windows_nobody_is_named() -> 
     windows = together([0.010] * 8, [0.020] * 8)
     unknown = [Window(rank=1, start_s=0, elapsed_s=0.2, steps=10, samples=80)] * 8
     assert slow_ranks([*windows[:8], *unknown]) == []
+    assert [one.rank for one in slow_ranks([*windows[:8], *unknown[:5], *windows[13:]])] == [1]
     assert slow_ranks(windows[8:]) == []
     assert slow_ranks([]) == []
     few = FEWEST_WINDOWS - 1

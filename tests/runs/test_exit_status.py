@@ -1,6 +1,13 @@
 import pytest
 
-from cubemesh.runs.exit_status import WorkerExit, innermost, outcome_from_exit, signal_name
+from cubemesh.runs.exit_status import (
+    WorkerExit,
+    innermost,
+    outcome_from_exit,
+    rank_outcomes,
+    run_outcome,
+    signal_name,
+)
 from cubemesh.schema import Status
 
 STACKS = """\
@@ -44,6 +51,23 @@ def test_the_exit_status_decides_the_outcome(code, seen, status):
         assert outcome.facts["exit_code"] == code
     elif "time_limit_s" not in seen:
         assert outcome.facts["signal"] == signal_name(-code)
+
+
+def test_a_stopped_agent_is_named_once_with_the_stacks_of_each_rank():
+    worker = WorkerExit(
+        exit_code=-9,
+        elapsed_s=1.0,
+        phase="measure",
+        stopped="the agent of the ranks (process 7)",
+        stopped_s=31.0,
+        rank_stacks={1: STACKS},
+    )
+    outcomes = rank_outcomes({}, worker, 2)
+    assert {outcome.status for outcome in outcomes} == {Status.TIMED_OUT}
+    assert ["stacks" in outcome.facts for outcome in outcomes] == [False, True]
+    whole = run_outcome(outcomes, {})
+    assert whole.message.startswith("the agent of the ranks (process 7) was stopped (SIGSTOP")
+    assert whole.facts["heartbeat_timeout_s"] == 31.0, "so that a training resumes"
 
 
 def test_facts_have_the_signal_the_stacks_and_the_last_lines():

@@ -109,13 +109,15 @@ def run(tmp_path, small_machine, monkeypatch, processes_of, no_processes_left):
     def servers():
         return [pid for pid, name in processes_of(runs) if name == "cubemesh-server"]
 
+    def workers():
+        return [pid for pid, name in processes_of(runs) if name == "cubemesh-worker"]
+
     def agents():
         """The workers that have started ranks."""
-        workers = [pid for pid, name in processes_of(runs) if name == "cubemesh-worker"]
-        return [pid for pid in workers if psutil.Process(pid).children()]
+        return [pid for pid in workers() if psutil.Process(pid).children()]
 
     def go(kind, phase, specs):
-        observer = Stopper({"server": servers, "agent": agents}[kind], phase)
+        observer = Stopper({"server": servers, "worker": workers, "agent": agents}[kind], phase)
         with (
             Store.open(str(tmp_path / "r.db")) as store,
             Executor(store, machine=small_machine, runs_folder=runs, observer=observer) as executor,
@@ -139,6 +141,14 @@ def test_a_stopped_server_is_named_with_the_stacks_of_its_worker(run, null_spec)
     assert stopped.measured, "windows measured before are stored"
     assert any(f"process {pid}" in text for text in observer.messages)
     assert after.ok, "the next run has another server"
+
+
+def test_a_stopped_worker_of_one_device_is_named(run, null_spec, monkeypatch):
+    monkeypatch.setattr(watch, "STACKS_S", 0.1)  # it cannot write any
+    (record,), observer = run("worker", "measure", [null_spec(STEP, **LONG)])
+    (pid,) = observer.stopped
+    assert record.outcome.status is Status.TIMED_OUT, record.outcome
+    assert record.outcome.message.startswith(f"the worker (process {pid}) was stopped (SIGSTOP")
 
 
 def test_a_server_that_is_stopped_before_it_forks_is_named(run, null_spec):

@@ -22,7 +22,7 @@ from statistics import median_high
 
 from cubemesh.schema.record import Window
 from cubemesh.schema.warning import Warning, warn
-from cubemesh.statistics import mean_interval
+from cubemesh.statistics import t_interval
 from cubemesh.units import format_number, format_seconds
 
 LEAST_SHARE = 0.05
@@ -57,23 +57,25 @@ class SlowRank:
 
 
 def slow_ranks(windows: Sequence[Window], spared: Sequence[int] = ()) -> list[SlowRank]:
-    """The slow ranks among those with measured `windows`, the slowest first. None where the wait of
-    any is unknown. Ranks `spared` are compared with, but never slow: they have more to do."""
+    """The slow ranks among those with measured `windows`, the slowest first. Windows in which the
+    wait of any is unknown are left out. Ranks `spared` are compared with, but never slow: they have
+    more to do."""
     by_rank: dict[int, list[Window]] = {}
     for window in windows:
         if window.phase == "measure":
             by_rank.setdefault(window.rank, []).append(window)
-    count = min(map(len, by_rank.values()), default=0)
-    if len(by_rank) < 2 or count < FEWEST_WINDOWS:
+    same = [
+        together
+        for together in zip(*by_rank.values(), strict=False)
+        if all(w.waited_s is not None for w in together)
+    ]
+    if len(by_rank) < 2 or len(same) < FEWEST_WINDOWS:
         return []
-    common = {rank: own[:count] for rank, own in by_rank.items()}
-    own_s: dict[int, list[float]] = {}
-    for rank, own in common.items():
-        waits = [w.waited_s for w in own if w.waited_s is not None]
-        if len(waits) < count:
-            return []
-        pairs = zip(own, waits, strict=True)
-        own_s[rank] = [max(w.elapsed_s - waited_s, 0.0) for w, waited_s in pairs]
+    common = dict(zip(by_rank, zip(*same, strict=True), strict=True))
+    own_s = {
+        rank: [max(w.elapsed_s - (w.waited_s or 0.0), 0.0) for w in own]
+        for rank, own in common.items()
+    }
     candidates = (_compared(rank, common[rank], own_s) for rank in common if rank not in spared)
     found = [one for one in candidates if one is not None]
     return sorted(found, key=lambda one: -one.share)
@@ -98,8 +100,9 @@ def _compared(
         (own - other) / window.steps
         for own, other, window in zip(own_s[rank], typical, windows, strict=True)
     ]
+    # Student's, as for independent windows: a rank that is slow for a while was slow in this run.
     confidence = 1 - (1 - CONFIDENCE) / len(own_s)  # for the number of ranks that may be named
-    return one if mean_interval(excess, confidence).low > 0 else None
+    return one if t_interval(excess, confidence).low > 0 else None
 
 
 def slow_rank(

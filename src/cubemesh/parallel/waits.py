@@ -21,20 +21,18 @@ class Waits:
         self, *, blocking: bool = True, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.clock = clock
-        self._blocking = blocking
-        self._seconds, self._count = 0.0, 0
+        self._seconds, self._known = 0.0, not blocking
 
     def add(self, seconds: float) -> None:
         """One wait."""
         self._seconds += seconds
-        self._count += 1
+        self._known = True
 
     def take(self) -> float | None:
-        """Seconds since the last call. None where a step should wait for others and no wait was
-        seen: the framework communicates in a way of its own. Nothing may be queued."""
-        seconds, count = self._seconds, self._count
-        self._seconds, self._count = 0.0, 0
-        return seconds if count or not self._blocking else None
+        """Seconds since the last call. None where steps should wait for others and no wait was ever
+        seen: the framework communicates in a way of its own, or no step has waited yet."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds if self._known else None
 
 
 class WaitingGroup:
