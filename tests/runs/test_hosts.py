@@ -199,7 +199,7 @@ def test_a_framework_that_trains_on_one_host_is_refused_before_any_is_reached(
 def test_frameworks_for_several_hosts_launch_ranks(name):
     line = FRAMEWORKS[name]
     if not line.across_hosts:
-        assert name in ("null", "jax", "tensorflow", "tensorflow-xla", "keras")
+        assert name in ("null", "jax", "tensorflow", "tensorflow-xla", "keras") or not line.trains
     elif line.installed:
         assert isinstance(line.load(), SupportsDistributed)
 

@@ -59,7 +59,7 @@ def export(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write a network with its weights as an ONNX file, for inference."""
+    """Write a network and its weights as an ONNX file."""
     from cubemesh import export_network
     from cubemesh.views import catalogue as view
 
