@@ -35,7 +35,8 @@ CLASSES = 5
 LOSSES = ("loss", "second loss", "third loss", "fourth loss")
 """In fp32 the distance of a single number is a matter of luck: that of ResNet-50's loss differs
 tenfold from one batch to the next."""
-OTHERS = [n for n, e in FRAMEWORKS.items() if e.installed and n not in ("null", "pytorch")]
+TRAIN = [n for n, e in FRAMEWORKS.items() if e.installed and e.trains]
+OTHERS = [n for n in TRAIN if n not in ("null", "pytorch")]
 SWEEP = (pytest.mark.sweep,)
 
 

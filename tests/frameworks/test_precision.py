@@ -7,7 +7,8 @@ from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.frameworks.contract.program import SupportsLossScaling
 
-COMPUTING = [n for n, e in FRAMEWORKS.items() if e.installed and e.read_script is None]
+TRAIN = [n for n, e in FRAMEWORKS.items() if e.installed and e.trains]
+COMPUTING = [n for n in TRAIN if FRAMEWORKS[n].read_script is None]
 
 pytestmark = pytest.mark.parametrize("name", COMPUTING)
 
