@@ -6,7 +6,7 @@ import pytest
 from cubemesh import export_network, networks
 from cubemesh.errors import DataError, UsageError
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.layers import ALL_LAYERS
+from cubemesh.networks.layers import ALL_LAYERS, LocalResponseNorm
 from cubemesh.onnx import export
 from cubemesh.onnx.operators import OPERATORS
 
@@ -73,6 +73,32 @@ def test_every_network_of_the_zoo_has_the_scores_of_pytorch(name):
         wanted = by_pytorch(network, weights, inputs)
         assert found.shape == (samples, *network.shapes[network.output])
         assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+def unusual():
+    """Windows that hang over an edge, groups, response normalizations of even sizes, batch
+    normalization without an image."""
+    net = NetworkBuilder("unusual")
+    x = net.relu(net.conv(net.input("image", (3, 17, 14)), 8, kernel=(3, 2), stride=2, padding=1))
+    x = net.lrn(x, LocalResponseNorm(size=4, alpha=0.5))
+    x = net.lrn(x, LocalResponseNorm(size=3, alpha=0.5))
+    x = net.max_pool(x, 3, stride=2, padding=1, ceil_mode=True)
+    x = net.batch_norm(net.conv(x, 6, kernel=3, padding=1, groups=2, bias=False))
+    x = net.lrn(x, LocalResponseNorm(size=2, alpha=0.5, region="within"))
+    x = net.concat(x, net.max_pool(x, 3, stride=1, padding=1))
+    x = net.average_pool(x, 3, stride=2, padding=1, ceil_mode=True)
+    net.classify(net.linear(net.batch_norm(net.linear(net.flatten(x), 7, bias=False)), 5))
+    return net.build()
+
+
+def test_settings_that_the_zoo_leaves_out():
+    network = unusual()
+    weights, inputs = drawn(network), inputs_of(network, 3)
+    serialized = export.model(network, weights).SerializeToString()
+    session = onnxruntime.InferenceSession(serialized, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, inputs)
+    wanted = by_pytorch(network, weights, inputs)
+    assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
 def test_every_layer_type_has_operators():

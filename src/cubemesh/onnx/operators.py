@@ -128,7 +128,7 @@ def _batch_norm(to: Operators, layer: layers.BatchNorm, inputs: tuple[str, ...])
 
 
 def _response_norm(to: Operators, layer: layers.LocalResponseNorm, inputs: tuple[str, ...]) -> None:
-    if layer.region == "across":
+    if layer.region == "across" and layer.size % 2:
         to.call(
             "LRN",
             *inputs,
@@ -138,17 +138,25 @@ def _response_norm(to: Operators, layer: layers.LocalResponseNorm, inputs: tuple
             bias=layer.bias,
         )
         return
+    # Of an even size ONNX has the odd one out on the other side.
     (x,) = inputs
+    channels, height, width = to.shape
+    square = to.call("Mul", x, x, to="square")
+    across = layer.region == "across"
+    if across:
+        square = to.reshape(square, 0, 1, channels, height * width, to="rows")
     before, after = layer.size // 2, (layer.size - 1) // 2
     mean = to.call(
         "AveragePool",
-        to.call("Mul", x, x, to="square"),
+        square,
         to="mean",
-        kernel_shape=[layer.size] * 2,
+        kernel_shape=[layer.size, 1] if across else [layer.size] * 2,
         strides=[1, 1],
-        pads=[before, before, after, after],
+        pads=[before, 0, after, 0] if across else [before, before, after, after],
         count_include_pad=1,
     )
+    if across:
+        mean = to.reshape(mean, 0, channels, height, width, to="image")
     scaled = to.call("Mul", mean, to.constant("alpha", layer.alpha), to="scaled")
     base = to.call("Add", scaled, to.constant("bias", layer.bias), to="base")
     power = to.call("Pow", base, to.constant("beta", layer.beta), to="power")
