@@ -13,7 +13,14 @@ from cubemesh.frameworks.contract.program import SupportsInference, Unsupported
 from cubemesh.schema.spec import ProgramSettings, RunSpec
 from cubemesh.schema.work import Infer, TrainSteps
 from cubemesh.worker.validation import check_supported
-from layer_samples import every_layer, every_sequence_layer, of_tokens, recurrent
+from layer_samples import (
+    every_layer,
+    every_sequence_layer,
+    mixed,
+    of_tokens,
+    recurrent,
+    trained_weights,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -34,18 +41,6 @@ def framework(name, monkeypatch):
     return loaded
 
 
-def weights_of(network):
-    """Weights with statistics and biases that evaluation depends on."""
-    rng = np.random.default_rng(1)
-    drawn = network.draw(0)
-    for name, array in drawn.items():
-        if "variance" in name:
-            drawn[name] = rng.uniform(0.8, 1.2, array.shape).astype(np.float32)
-        elif not array.any():
-            drawn[name] = (0.1 * rng.standard_normal(array.shape)).astype(np.float32)
-    return drawn
-
-
 @pytest.fixture
 def scores_of(make_request, make_batch):
     """The scores of a framework for the sample batch of a network."""
@@ -53,7 +48,7 @@ def scores_of(make_request, make_batch):
     def scores(framework, network, **settings):
         work = Infer(network=network.name, batch_per_device=4)
         program = framework.build(make_request(network, work=work, **settings))
-        program.load(weights_of(network))
+        program.load(trained_weights(network))
         assert isinstance(program, SupportsInference)
         found = program.fetch(program.infer(program.place(make_batch(network))))
         program.close()
@@ -63,7 +58,7 @@ def scores_of(make_request, make_batch):
 
 
 @pytest.mark.parametrize("name", INFERS)
-@pytest.mark.parametrize("make", [every_layer, every_sequence_layer, of_tokens, recurrent])
+@pytest.mark.parametrize("make", [every_layer, mixed, every_sequence_layer, of_tokens, recurrent])
 def test_scores_equal_those_of_fp64_in_every_precision(make, name, framework, scores_of):
     network, able = make(), framework.capabilities()
     wanted = scores_of(FRAMEWORKS["pytorch"].load(), network, precision="fp64")

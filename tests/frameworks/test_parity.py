@@ -25,9 +25,10 @@ from cubemesh import networks
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.layers import BatchNorm, Convolution, LayerNorm, LocalResponseNorm
+from cubemesh.networks.layers import BatchNorm, Convolution, LayerNorm
 from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.networks.zoo.vit import vit
+from layer_samples import mixed
 
 LIMIT = 1e-9
 RATE = 0.01
@@ -38,24 +39,6 @@ tenfold from one batch to the next."""
 TRAIN = [n for n, e in FRAMEWORKS.items() if e.installed and e.trains]
 OTHERS = [n for n in TRAIN if n not in ("null", "pytorch")]
 SWEEP = (pytest.mark.sweep,)
-
-
-def mixed():
-    """What the zoo leaves out: hanging and padded windows, groups, two heads, both response
-    normalizations of odd and even size, batch normalization without an image."""
-    net = NetworkBuilder("mixed")
-    x = net.relu(net.conv(net.input("image", (3, 17, 14)), 8, kernel=(3, 2), stride=2, padding=1))
-    x = net.lrn(x, LocalResponseNorm(size=4, alpha=0.5))
-    x = net.lrn(x, LocalResponseNorm(size=3, alpha=0.5))
-    x = net.max_pool(x, 3, stride=2, padding=1, ceil_mode=True)
-    x = net.batch_norm(net.conv(x, 6, kernel=3, padding=1, groups=2, bias=False))
-    x = net.lrn(x, LocalResponseNorm(size=2, alpha=0.5, region="within"))
-    x = net.concat(x, net.max_pool(x, 3, stride=1, padding=1))
-    x = net.average_pool(x, 3, stride=2, padding=1, ceil_mode=True)
-    net.classify(net.linear(net.global_average_pool(x), 5), weight=0.3, train_only=True)
-    x = net.batch_norm(net.linear(net.flatten(x), 7, bias=False))
-    net.classify(net.linear(x, CLASSES))
-    return net.build()
 
 
 TOKENS = {"sequence_length": 7, "vocabulary": 20, "hidden": 12}

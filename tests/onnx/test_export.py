@@ -6,9 +6,10 @@ import pytest
 from cubemesh import export_network, networks
 from cubemesh.errors import DataError, UsageError
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.layers import ALL_LAYERS, LocalResponseNorm
+from cubemesh.networks.layers import ALL_LAYERS
 from cubemesh.onnx import export
 from cubemesh.onnx.operators import OPERATORS
+from layer_samples import mixed, trained_weights
 
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
@@ -28,18 +29,6 @@ def small(name):
     if name in SIZES:
         return networks.build(name, **SIZES[name])
     return networks.build(name, networks.entry(name).smallest_image_size)
-
-
-def drawn(network):
-    """Weights with statistics and biases that evaluation depends on."""
-    rng = np.random.default_rng(1)
-    weights = network.draw(0)
-    for name, array in weights.items():
-        if "variance" in name:
-            weights[name] = rng.uniform(0.8, 1.2, array.shape).astype(np.float32)
-        elif not array.any():
-            weights[name] = (0.1 * rng.standard_normal(array.shape)).astype(np.float32)
-    return weights
 
 
 def inputs_of(network, samples):
@@ -63,7 +52,7 @@ def by_pytorch(network, weights, inputs):
 @pytest.mark.parametrize("name", networks.NETWORKS)
 def test_every_network_of_the_zoo_has_the_scores_of_pytorch(name):
     network = small(name)
-    weights = drawn(network)
+    weights = trained_weights(network)
     session = onnxruntime.InferenceSession(
         export.model(network, weights).SerializeToString(), providers=["CPUExecutionProvider"]
     )
@@ -75,25 +64,9 @@ def test_every_network_of_the_zoo_has_the_scores_of_pytorch(name):
         assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
-def unusual():
-    """Windows that hang over an edge, groups, response normalizations of even sizes, batch
-    normalization without an image."""
-    net = NetworkBuilder("unusual")
-    x = net.relu(net.conv(net.input("image", (3, 17, 14)), 8, kernel=(3, 2), stride=2, padding=1))
-    x = net.lrn(x, LocalResponseNorm(size=4, alpha=0.5))
-    x = net.lrn(x, LocalResponseNorm(size=3, alpha=0.5))
-    x = net.max_pool(x, 3, stride=2, padding=1, ceil_mode=True)
-    x = net.batch_norm(net.conv(x, 6, kernel=3, padding=1, groups=2, bias=False))
-    x = net.lrn(x, LocalResponseNorm(size=2, alpha=0.5, region="within"))
-    x = net.concat(x, net.max_pool(x, 3, stride=1, padding=1))
-    x = net.average_pool(x, 3, stride=2, padding=1, ceil_mode=True)
-    net.classify(net.linear(net.batch_norm(net.linear(net.flatten(x), 7, bias=False)), 5))
-    return net.build()
-
-
 def test_settings_that_the_zoo_leaves_out():
-    network = unusual()
-    weights, inputs = drawn(network), inputs_of(network, 3)
+    network = mixed()
+    weights, inputs = trained_weights(network), inputs_of(network, 3)
     serialized = export.model(network, weights).SerializeToString()
     session = onnxruntime.InferenceSession(serialized, providers=["CPUExecutionProvider"])
     (found,) = session.run(None, inputs)

@@ -1,4 +1,6 @@
-"""Small networks that together have every layer type."""
+"""Small networks that together have every layer type, and weights on which evaluation depends."""
+
+import numpy as np
 
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import LocalResponseNorm
@@ -44,3 +46,33 @@ def recurrent():
     other = net.mix(net.pair_product(target, source), source)
     net.classify(net.linear(net.add(context, other), 9))
     return net.build()
+
+
+def mixed():
+    """What the zoo leaves out: hanging and padded windows, groups, two heads, both response
+    normalizations of odd and even size, batch normalization without an image."""
+    net = NetworkBuilder("mixed")
+    x = net.relu(net.conv(net.input("image", (3, 17, 14)), 8, kernel=(3, 2), stride=2, padding=1))
+    x = net.lrn(x, LocalResponseNorm(size=4, alpha=0.5))
+    x = net.lrn(x, LocalResponseNorm(size=3, alpha=0.5))
+    x = net.max_pool(x, 3, stride=2, padding=1, ceil_mode=True)
+    x = net.batch_norm(net.conv(x, 6, kernel=3, padding=1, groups=2, bias=False))
+    x = net.lrn(x, LocalResponseNorm(size=2, alpha=0.5, region="within"))
+    x = net.concat(x, net.max_pool(x, 3, stride=1, padding=1))
+    x = net.average_pool(x, 3, stride=2, padding=1, ceil_mode=True)
+    net.classify(net.linear(net.global_average_pool(x), 5), weight=0.3, train_only=True)
+    x = net.batch_norm(net.linear(net.flatten(x), 7, bias=False))
+    net.classify(net.linear(x, 5))
+    return net.build()
+
+
+def trained_weights(network):
+    """Weights as after a training: no statistic or bias has its initial value."""
+    rng = np.random.default_rng(1)
+    weights = network.draw(0)
+    for name, array in weights.items():
+        if "variance" in name:
+            weights[name] = rng.uniform(0.8, 1.2, array.shape).astype(np.float32)
+        elif not array.any():
+            weights[name] = (0.1 * rng.standard_normal(array.shape)).astype(np.float32)
+    return weights

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cubemesh.batches import Array
 from cubemesh.errors import DataError, UsageError
-from cubemesh.networks import NETWORKS, build
+from cubemesh.networks import NETWORKS, build, canonical_name
 from cubemesh.networks.describe import LayerRow, NetworkSummary, layer_rows, summary
 from cubemesh.networks.graph import Network
 from cubemesh.onnx.export import export
@@ -73,7 +73,7 @@ def export_network(
         if image_size is not None or classes is not None:
             raise UsageError("A checkpoint has its own image size and classes: leave them out.")
         network, weights, source = _trained(Path(checkpoints), step)
-        if name is not None and build(name).name != network.name:
+        if name is not None and canonical_name(name) != network.name:
             raise UsageError(f"'{checkpoints}' has checkpoints of {network.name}, not of {name}.")
     path = Path(f"{network.name}.onnx" if file is None else file)
     return ExportedNetwork(

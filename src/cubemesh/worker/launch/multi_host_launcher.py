@@ -39,6 +39,9 @@ from cubemesh.worker.report.event_schema import MOST_BYTES
 from cubemesh.worker.report.events import EventLog, events_path, read_events
 from cubemesh.worker.run.job_file import Job, trace_file
 
+FIRST_EVENT_S = 300.0
+"""Longest time from a host's job to the first event of its ranks, which import their framework
+before."""
 PASSED = ("NCCL_", "GLOO_", "TORCH_", "CUDA_", "OMP_", "MKL_")
 """Prefixes of environment variables that are copied to the hosts."""
 
@@ -173,7 +176,7 @@ class _EventCollector:
 
     def _follow(self, host: RemoteHost, offset: float) -> None:
         # Once its ranks have a heartbeat, the runner notices where it ends.
-        limit_s: float | None = self._job.spec.budget.heartbeat_timeout_s
+        limit_s: float | None = FIRST_EVENT_S
         try:
             while True:
                 reply = host.receive(limit_s)

@@ -29,6 +29,7 @@ import numpy as np
 from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed
 from cubemesh.frameworks.contract.program import NotInstalled, Program, SupportsInference
+from cubemesh.measure.latencies import PERCENTILES
 from cubemesh.measure.telemetry.telemetry import Telemetry
 from cubemesh.schema.record import LOAD_TEST_VALID, Figure, Window
 from cubemesh.schema.work import InferLoad
@@ -48,8 +49,8 @@ SCENARIOS = {
 FEWEST_QUERIES = {50: 30, 90: 100, 95: 200, 97: 350, 99: 700}
 """Percentile → queries from which the load generator can accept it, with some over the limit."""
 SUMMARY = "mlperf_log_summary.txt"
-LATENCIES = {"50.00": "latency_p50_s", "90.00": "latency_p90_s", "99.00": "latency_p99_s",
-             "99.90": "latency_p999_s"}  # fmt: skip
+LATENCIES = {f"{percent:.2f}": name for name, percent in PERCENTILES.items()}
+"""Percentile in the summary → figure."""
 _STATISTIC = re.compile(r"^(\d+\.\d+) percentile latency \(ns\)\s*: (\d+)$", re.M)
 _LARGEST = re.compile(r"^Max latency \(ns\)\s*: (\d+)$", re.M)
 
