@@ -116,15 +116,22 @@ class SlowSource:
     source: Source
     batch_size: int
     seconds: float
-    made: list[tuple[int, float]] = field(default_factory=list)
-    """(samples, seconds) of what was made."""
+    made: list[tuple[int, float, float]] = field(default_factory=list)
+    """(samples, begin, end) of what was made, in order."""
 
     @property
     def minibatch_s(self) -> float:
         """What a whole minibatch really took, in the median over the later half of them: in the
-        first ones memory is touched for the first time."""
-        later = self.made[len(self.made) // 2 :]
-        return median([seconds / samples * self.batch_size for samples, seconds in later])
+        first ones memory is touched for the first time. One that is made in pieces takes from the
+        begin of its first to the end of its last, as handing out pieces takes time too."""
+        whole, samples, begin_s = [], 0, 0.0
+        for count, start, end in self.made:
+            begin_s = begin_s if samples else start
+            samples += count
+            if samples >= self.batch_size:
+                whole.append(end - begin_s)
+                samples = 0
+        return median(whole[len(whole) // 2 :])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.source, name)
@@ -135,7 +142,7 @@ class SlowSource:
         until = start + self.seconds * len(indices) / self.batch_size
         made = self.source.batch(indices, into)
         time.sleep(max(0.0, until - time.perf_counter()))
-        self.made.append((len(indices), time.perf_counter() - start))
+        self.made.append((len(indices), start, time.perf_counter()))
         return made
 
 

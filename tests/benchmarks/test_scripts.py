@@ -129,7 +129,7 @@ def test_a_slow_source_passes_within_a_tenth(script, stall_ms, passed):
 
         def take_apart(self, source, threads, data_location):
             assert (source.seconds, threads, data_location) == (pytest.approx(0.02), 1, "host")
-            source.made.append((8, 0.02))
+            source.made.append((8, 0.0, 0.02))
             return attribution(check, step_ms=20, compute=10, input_stall=stall_ms)
 
     fed = attribution(check, compute=10, input_stall=0)
@@ -144,6 +144,13 @@ def test_a_slow_source_takes_its_time(script):
     assert slow.batch(np.arange(4)).samples == 4
     assert time.perf_counter() - start >= 0.01
     assert slow.samples == source.samples
+
+
+def test_a_minibatch_made_in_pieces_takes_the_time_between_them_too(script):
+    check = script("attribution_check")
+    pieces = [(4, 0.0, 1.0), (4, 1.5, 2.5), (4, 9.0, 10.0), (4, 10.2, 12.0)]
+    assert check.SlowSource(None, 8, 1.0, pieces).minibatch_s == 3.0
+    assert check.SlowSource(None, 4, 1.0, pieces).minibatch_s == pytest.approx(1.4)
 
 
 @pytest.mark.gpu
