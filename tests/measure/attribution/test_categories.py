@@ -33,6 +33,11 @@ SEEN = {
         "void implicit_convolve_sgemm<float, float, 128, 5, 5, 3, 3, 3, 1, false>",
         "cutlass_tensorop_bf16_s16816fprop_optimized_bf16_256x64_32x4_nhwc_align8",
         "void cudnn::engines_precompiled::wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, false, 512>",
+        "void cudnn::engines_precompiled::scalePackedTensor_kernel<float, float>(long, float*)",
+        "void cudnn::cnn::kern_precompute_indices<false>(int*, int, int, int, int, int)",
+        "void fft2d_r2c_32x32<float, false, 1u, false>(float2*, float const*, int, int, int)",
+        "void fft2d_c2r_32x32<float, false, false, 0u, false, false>(float*, float2 const*)",
+        "void flip_filter<float, float>(float*, float const*, int, int, int, int)",
     ),
     MATRIX: (
         "aten::addmm",

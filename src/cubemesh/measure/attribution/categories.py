@@ -38,7 +38,8 @@ _RULES: tuple[tuple[str, str], ...] = (
     (POINTWISE, r"softmax|nll_loss|cross_entropy|dropout|bernoulli|distribution|philox"),
     (
         CONVOLUTION,
-        r"conv(?!ert)|fprop|dgrad|wgrad|winograd|implicit_|cudnn_infer|xmma.*(nhwc|nchw)",
+        r"conv(?!ert)|fprop|dgrad|wgrad|winograd|implicit_|cudnn_infer|xmma.*(nhwc|nchw)|"
+        r"fft\d?d?_|flip_filter|cudnn::\w+::(scalepackedtensor|kern_precompute_indices)",
     ),
     (MATRIX, r"gemm|gemv|nvjet|cublas|cutlass|splitk|s\d+_xmma|wgmma|flash|fmha|attention|mha_"),
     (
