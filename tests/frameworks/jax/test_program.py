@@ -15,7 +15,8 @@ from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.jax import build, is_out_of_memory
 from cubemesh.frameworks.jax.program import make_step
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.schema.work import Forward
+from cubemesh.networks.layers import Convolution, Linear
+from cubemesh.schema.work import Forward, Infer
 
 
 @pytest.fixture
@@ -108,6 +109,34 @@ def test_the_forward_pass_changes_statistics_only(tiny, make_request, make_batch
     assert all(not np.array_equal(after[name], drawn[name]) for name in tiny.state)
     with pytest.raises(UsageError, match="forward"):
         program.train_step(placed)
+
+
+@pytest.mark.parametrize(("precision", "held"), [("fp32", "float32"), ("bf16", "bfloat16")])
+def test_inference_holds_the_weights_of_products_in_their_type(
+    precision, held, tiny, make_request, make_batch
+):
+    work = Infer(network="tiny", batch_per_device=4)
+    program = build(make_request(tiny, work=work, precision=precision))
+    program.load(tiny.draw(0))
+    products = [n for n in tiny.nodes if isinstance(n.layer, Convolution | Linear)]
+    narrow = {name for node in products for name in node.parameters.values()}
+    held_in = {name: str(a.dtype) for name, a in program._carry.parameters.items()}
+    assert held_in == {name: held if name in narrow else "float32" for name in held_in}
+    assert {str(array.dtype) for array in program.state().values()} == {"float32"}
+    scores = program.infer(program.place(make_batch(tiny)))
+    program.synchronize()
+    assert scores.is_ready()
+
+
+def test_an_xla_without_an_option_infers_without_it(tiny, make_request, make_batch):
+    program = build(make_request(tiny, work=Infer(network="tiny", batch_per_device=4)))
+    program.load(tiny.draw(0))
+    placed = program.place(make_batch(tiny))
+    wanted = program.fetch(program.infer(placed))
+    plain, unknown = program._scores, {"xla_gpu_enable_command_buffer": "NO_SUCH_KIND"}
+    program._captured_scores = jax.jit(program._function.scores, compiler_options=unknown)
+    assert np.array_equal(program.fetch(program.infer(placed)), wanted)
+    assert program._scores is plain
 
 
 def test_one_value_a_channel_cannot_be_normalized(make_request, make_batch):

@@ -17,13 +17,14 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 
 from cubemesh.batches import PADDING, Array
 from cubemesh.frameworks.contract.validation import check_layers
 from cubemesh.frameworks.jax.lowerings import LOWERINGS, JaxContext
 from cubemesh.frameworks.jax.runtime import JaxNumerics
 from cubemesh.networks.graph import Network
-from cubemesh.networks.layers import Convolution
+from cubemesh.networks.layers import Convolution, Linear
 
 Arrays = Mapping[str, jax.Array]
 AnyArray = TypeVar("AnyArray", jax.Array, Array)
@@ -69,6 +70,20 @@ class JaxFunction:
         traced, and removed by the compiler."""
         values, _ = self._run(parameters, state, inputs, None)
         return values[self.network.output].astype(self.numerics.arrays)
+
+    def product_types(self) -> dict[str, DTypeLike]:
+        """Parameter → type of products, for weights that every layer casts to it."""
+        found: dict[str, set[DTypeLike | None]] = {}
+        for node in self.network.nodes:
+            is_product = isinstance(node.layer, Convolution | Linear)
+            numerics = self._layer_numerics.get(node.name, self.numerics)
+            for name in node.parameters.values():
+                found.setdefault(name, set()).add(numerics.products if is_product else None)
+        return {
+            name: dtype
+            for name, types in found.items()
+            if len(types) == 1 and (dtype := next(iter(types))) is not None
+        }
 
     def to_program(self, name: str, array: AnyArray) -> AnyArray:
         """An array from the graph's layout to the program's."""

@@ -23,9 +23,10 @@ from cubemesh.frameworks.contract.validation import check_weights
 from cubemesh.frameworks.jax.loss_scaling import JaxLossScaling, make_scaling
 from cubemesh.frameworks.jax.network import JaxFunction
 from cubemesh.frameworks.jax.optimizers import JaxOptimizer, make_optimizer
-from cubemesh.frameworks.jax.runtime import NUMERICS, JaxNumerics, prepare
+from cubemesh.frameworks.jax.runtime import NUMERICS, JaxNumerics, is_out_of_memory, prepare
 from cubemesh.frameworks.jax.sharding import DeviceSharding, devices_of
 from cubemesh.networks.precision import layer_precisions
+from cubemesh.schema.work import Infer, InferLoad
 
 Placed = tuple[jax.Array, ...]
 """Images or other inputs of the network, then labels, on the device."""
@@ -37,6 +38,16 @@ _WAITED_BYTES = 4 * 2**20
 """Above this a copy on the host, into new pages each time, takes longer than waiting for the
 transfer: on an H200 waiting makes AlexNet's step (39 MB) 1.40 times as fast as a copy does,
 and LittleCNN's (0.8 MB) 0.87 times."""
+
+
+_WITH_CONVOLUTIONS = {
+    "xla_gpu_enable_command_buffer": (
+        "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONVOLUTION"
+    )
+}
+"""Compiler option: what is launched together, as CUDA graphs. XLA's default leaves convolutions
+out, as not all can be captured: queued passes of ResNet-50 on one resident image in fp16 then take
+1.50 ms each on an H200, with them 0.47 ms (benchmarks/LOG.md)."""
 
 
 class Carry(NamedTuple):
@@ -70,14 +81,24 @@ class JaxProgram:
         self._scaling = make_scaling(request.program)
         self._seed = request.work.seed
         self._optimizer = make_optimizer(request.work)
+        infers = isinstance(request.work, Infer | InferLoad)
+        self._narrow = self._function.product_types() if infers else {}
+        """Weights that are held in the type of products, as no optimizer updates them."""
         self._carry: Carry | None = None
         self._loss: Any = float("nan")
+        self._last_scores: Any = None
         step = make_step(self._function, self._optimizer, self._scaling)
         results = self._layout.results
         self._begin = jax.jit(self._make_carry, **results)
         self._step = jax.jit(step, donate_argnums=0, **results)
         self._pass = jax.jit(make_forward(self._function), donate_argnums=(1, 2), **results)
         self._scores = jax.jit(self._function.scores)
+        self._captured_scores: Any = None
+        """The same with `_WITH_CONVOLUTIONS`, until it is tried."""
+        if self._device.platform == "gpu":
+            self._captured_scores = jax.jit(
+                self._function.scores, compiler_options=_WITH_CONVOLUTIONS
+            )
         self._turn = jax.jit(self._turn_images)
 
     def place(self, batch: Batch) -> Placed:
@@ -123,8 +144,24 @@ class JaxProgram:
     def infer(self, placed: Placed) -> jax.Array:
         """See `SupportsInference`."""
         carry = self._loaded()
-        scores: jax.Array = self._scores(carry.parameters, carry.state, *placed[:-1])
+        given = (carry.parameters, carry.state, *placed[:-1])
+        if self._captured_scores is not None:
+            self._try_capture(given)
+        scores: jax.Array = self._scores(*given)
+        self._last_scores = scores
         return scores
+
+    def _try_capture(self, given: Sequence[Any]) -> None:
+        """Launch convolutions together with the rest from now on, where XLA knows how to and those
+        of this network can be captured."""
+        tried, self._captured_scores = self._captured_scores, None
+        try:
+            jax.block_until_ready(tried(*given))
+        except jax.errors.JaxRuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            return
+        self._scores = tried
 
     def fetch(self, scores: jax.Array) -> Array:
         """See `SupportsInference`."""
@@ -142,7 +179,7 @@ class JaxProgram:
 
     def synchronize(self) -> None:
         """Wait for the last outputs; an error on the device is raised here."""
-        jax.block_until_ready((self._carry, self._loss))
+        jax.block_until_ready((self._carry, self._loss, self._last_scores))
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Copy `weights` to the device, in the program's layout, and reset the optimizer."""
@@ -156,8 +193,11 @@ class JaxProgram:
     def _make_carry(self, arrays: dict[str, jax.Array]) -> Carry:
         """The first carry. Its arrays are copies, so that they may be donated."""
         network = self._function.network
+        wide = self._numerics.arrays
         turned = {
-            name: jnp.copy(self._function.to_program(name, array).astype(self._numerics.arrays))
+            name: jnp.copy(
+                self._function.to_program(name, array).astype(self._narrow.get(name, wide))
+            )
             for name, array in arrays.items()
         }
         parameters = {name: turned[name] for name in network.parameters}
@@ -174,7 +214,8 @@ class JaxProgram:
         """A copy of every array on the host, in float32, or float64 for programs in fp64."""
         carry, network = self._loaded(), self._function.network
         # Copied on the device first: an array that NumPy has read cannot be donated any more.
-        arrays = jax.tree.map(jnp.copy, {**carry.parameters, **carry.state})
+        own = {**carry.parameters, **carry.state}
+        arrays = jax.tree.map(lambda a: jnp.array(a, self._numerics.arrays, copy=True), own)
         return {
             name: np.array(self._function.to_graph(name, np.asarray(arrays[name])), order="C")
             for name in (*network.parameters, *network.state)
@@ -197,7 +238,7 @@ class JaxProgram:
 
     def close(self) -> None:
         """Drop every array and every compiled function."""
-        self._carry, self._loss = None, float("nan")
+        self._carry, self._loss, self._last_scores = None, float("nan"), None
         for compiled in (self._begin, self._step, self._pass, self._scores, self._turn):
             compiled.clear_cache()
 

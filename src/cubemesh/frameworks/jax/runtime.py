@@ -88,8 +88,8 @@ def prepare(device: str, threads: int, devices: int = 1) -> list[jax.Device]:
     """
     jax.config.update("jax_enable_x64", True)
     kind, _, index = device.partition(":")
+    _allocate_as_needed()  # XLA starts on every GPU, whichever device is used
     if kind == "cuda":
-        _allocate_as_needed()
         return _gpus()[int(index) :][:devices]
     has = max(1, getattr(jax.config, DEVICES_OPTION, 1))
     if os.environ.get(THREADS_VARIABLE) != str(threads) or has < devices:
