@@ -74,6 +74,38 @@ def test_scores_equal_those_of_fp64_in_every_precision(make, name, framework, sc
             assert error <= TOLERANCE[precision], (precision, layout, error)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU here")
+@pytest.mark.parametrize("name", INFERS)
+@pytest.mark.parametrize("make", [every_layer, mixed, of_tokens])
+def test_scores_on_a_gpu_equal_those_of_fp64_in_every_precision(
+    make, name, make_request, make_batch
+):
+    network, framework = make(), FRAMEWORKS[name].load()
+    able = framework.capabilities()
+    if "cuda:0" not in able.devices:
+        pytest.skip(able.hint)
+
+    def scores(framework, device, **settings):
+        """Of one batch before and after another: what a pass keeps must not reach the next."""
+        work = Infer(network=network.name, batch_per_device=4)
+        program = framework.build(make_request(network, device=device, work=work, **settings))
+        program.load(trained_weights(network))
+        batches = [program.place(make_batch(network, seed=seed)) for seed in (0, 1, 0)]
+        first, other, again = [program.fetch(program.infer(placed)) for placed in batches]
+        program.close()
+        assert not np.array_equal(first, other)
+        assert np.allclose(first, again, rtol=1e-6, atol=1e-6 * np.abs(first).max())
+        return again
+
+    wanted = scores(FRAMEWORKS["pytorch"].load(), "cpu", precision="fp64")
+    for precision in sorted(able.precisions["cuda"] - {"tf32"}):
+        for layout in sorted(able.layouts):
+            found = scores(framework, "cuda:0", precision=precision, layout=layout)
+            error = np.abs(found - wanted).max() / np.abs(wanted).max()
+            assert error <= TOLERANCE[precision], (precision, layout, error)
+
+
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("network", ["resnet-18", "googlenet", "cifarnet"])
 def test_engines_equal_pytorch_on_networks_of_the_zoo(name, framework, network, scores_of):

@@ -244,7 +244,8 @@ class SupportsInference(Protocol):
     """A program for `Infer` and `InferLoad` work."""
 
     def infer(self, placed: Any) -> Any:
-        """Queue a pass in evaluation mode; its scores on the device, for `fetch`."""
+        """Queue a pass in evaluation mode; its scores on the device, for `fetch`. The next pass may
+        overwrite them."""
 
     def fetch(self, scores: Any) -> Array:
         """Wait for scores and copy them to the host, in at least float32."""

@@ -14,7 +14,7 @@ import importlib
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,10 +24,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cubemesh.batches import Array
 from cubemesh.cpp_compiler import missing_compiler
 from cubemesh.frameworks.contract.gradient_sync import SyncFeature
 from cubemesh.frameworks.contract.program import BuildRequest, Capabilities, Unsupported
 from cubemesh.frameworks.pytorch import runtime
+from cubemesh.frameworks.pytorch.captured_pass import CapturedPass
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.distributed.graph_partition import build_stages
 from cubemesh.frameworks.pytorch.distributed.group import join
@@ -78,6 +80,7 @@ class CompiledProgram(PyTorchProgram):
         compiled = partial(torch.compile, dynamic=False, fullgraph=True, backend=BACKEND)
         self._frozen = compiled(self._built.evaluation.run, options={"freezing": True})
         """The evaluation, compiled at its first pass with the weights as constants."""
+        self._captured = CapturedPass(self._scores, self.device) if self._kind == "cuda" else None
         loss = partial(total_loss, self._weights)
         self.staged = build_stages(self._built, loss, compiled, request.program.compile_by)
         """The compiled function; `staged.code` is its Python."""
@@ -99,10 +102,19 @@ class CompiledProgram(PyTorchProgram):
         return now_misses == misses
 
     def infer(self, placed: Placed) -> Tensor:
-        """See `SupportsInference`."""
+        """See `SupportsInference`. On a GPU the pass is one CUDA graph."""
         with torch.no_grad():
-            scores: Tensor = self._frozen(*placed[:-1])[0]
+            return (self._captured or self._scores)(*placed[:-1])
+
+    def _scores(self, *inputs: Tensor) -> Tensor:
+        scores: Tensor = self._frozen(*inputs)[0]
         return scores
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """See `Program`."""
+        super().load(weights)
+        if self._captured is not None:
+            self._captured.reset()
 
     def _run_once(self, placed: Placed) -> None:
         """A forward pass and, in training, a backward pass."""
@@ -122,7 +134,7 @@ class CompiledProgram(PyTorchProgram):
 
     def close(self) -> None:
         """Drop every array and the compiled code."""
-        del self.staged, self._frozen
+        del self.staged, self._frozen, self._captured
         super().close()
 
 
