@@ -5,6 +5,7 @@ import pytest
 from cubemesh.experiments.inference import EXPERIMENT, Settings, engines
 from cubemesh.experiments.registry import Context, Scale
 from cubemesh.schema import Figure, Infer, Phase, ProgramSettings, RunSpec, Status, Window
+from cubemesh.schema.record import Rank
 
 
 def measured(record_of, framework, batch, p50_ms, *, precision="fp32", **more):
@@ -88,6 +89,22 @@ def test_the_fastest_is_named_with_its_lead(record_of):
     assert table.rows[0][names.index("p50")].value == pytest.approx(8)
     assert table.rows[0][names.index("first answer")].value == pytest.approx(2.5)
     assert [chart.name for chart in answer.charts] == ["inference-latency", "inference-throughput"]
+
+
+def test_an_engine_on_the_cpu_is_named_so_beside_others_on_a_gpu(record_of):
+    def ran_on(device, record):
+        rank = Rank(rank=0, host="", device=device, outcome=record.outcome)
+        return dataclasses.replace(record, ranks=(rank,))
+
+    eager, engine = measured(record_of, "pytorch", 1, 20), measured(record_of, "onnxruntime", 1, 10)
+    mixed = EXPERIMENT.answer(Settings(), [ran_on("cuda:0", eager), ran_on("cpu", engine)])
+    assert [row[1].text for row in mixed.tables[0].rows] == [
+        "ONNX Runtime on the CPU",
+        "PyTorch eager",
+    ]
+    assert "ONNX Runtime on the CPU has the shortest latency" in mixed.findings[0].text
+    alike = EXPERIMENT.answer(Settings(), [ran_on("cpu", eager), ran_on("cpu", engine)])
+    assert [row[1].text for row in alike.tables[0].rows] == ["ONNX Runtime", "PyTorch eager"]
 
 
 def test_a_lead_without_an_interval_is_not_judged(record_of):

@@ -168,8 +168,15 @@ def first_answer_s(group: Engine) -> float | None:
     return median(found) if found else None
 
 
-def _title(group: Engine) -> str:
-    return FRAMEWORKS[group.key[2]].title if group.key[2] in FRAMEWORKS else group.key[2]
+def _title(group: Engine, groups: Sequence[Engine]) -> str:
+    """An engine's name, with "on the CPU" where others of `groups` ran on a GPU."""
+    name = FRAMEWORKS[group.key[2]].title if group.key[2] in FRAMEWORKS else group.key[2]
+    elsewhere = _on_cpu(group) and not all(_on_cpu(g) for g in groups if g.ok)
+    return f"{name} on the CPU" if elsewhere else name
+
+
+def _on_cpu(group: Engine) -> bool:
+    return bool(group.ok) and all(rank.device == "cpu" for r in group.ok for rank in r.ranks)
 
 
 def _tables(groups: Sequence[Engine]) -> Iterator[Table]:
@@ -196,7 +203,7 @@ def _tables(groups: Sequence[Engine]) -> Iterator[Table]:
         rows = tuple(
             (
                 Cell(value=group.key[0]),
-                Cell(text=_title(group)),
+                Cell(text=_title(group, groups)),
                 Cell(text=group.key[3]),
                 group.cell(group.throughput),
                 *(cell_or_dash(latency(group, name), group.run_id) for name in percentiles),
@@ -253,7 +260,9 @@ def _lines(groups: Sequence[Engine], name: str) -> Iterator[Line]:
     for key in dict.fromkeys((g.key[2], g.key[3]) for g in groups):
         own = [g for g in groups if g.key[2:] == key and g.ok]
         if own:
-            title = f"{_title(own[0])} {key[1]}" if several else _title(own[0])
+            title = _title(own[0], groups)
+            if several:
+                title += f" {key[1]}"
             yield Line(
                 name=title,
                 points=tuple(
@@ -271,7 +280,7 @@ def _findings(groups: Sequence[Engine]) -> Iterator[Finding]:
         own = [g for g in groups if g.key[3] == precision]
         judged = [(batch, True) for batch in batches[:1]] + [(b, False) for b in batches[-1:]]
         for batch, by_latency in judged:
-            found = _fastest([g for g in own if g.key[0] == batch], by_latency)
+            found = _fastest([g for g in own if g.key[0] == batch], groups, by_latency)
             if found is not None:
                 yield replace(found, question=found.question if asked else None)
         asked = False
@@ -284,14 +293,16 @@ def _where(group: Engine, groups: Sequence[Engine]) -> str:
     """An engine in a precision; with the batch size where it works at another."""
     alike = [g for g in groups if g.key[2:] == group.key[2:]]
     at = f", batch size {group.key[0]}" if any(g.ok for g in alike) else ""
-    return f"{_title(group)}, {group.key[3]}{at}"
+    return f"{_title(group, groups)}, {group.key[3]}{at}"
 
 
-def _fastest(groups: Sequence[Engine], by_latency: bool) -> Finding | None:
-    """The fastest of the engines, and how its lead over the next one is judged."""
-    scenario = groups[0].key[1] if by_latency else groups[-1].key[1]
+def _fastest(
+    compared: Sequence[Engine], groups: Sequence[Engine], by_latency: bool
+) -> Finding | None:
+    """The fastest of the engines `compared`, and how its lead over the next one is judged."""
+    scenario = compared[0].key[1] if by_latency else compared[-1].key[1]
     found: list[tuple[Engine, Figure]] = []
-    for group in groups:
+    for group in compared:
         figure = latency(group, "latency_p50_s") if by_latency else group.throughput
         if figure is not None and group.key[1] == scenario:
             found.append((group, figure))
@@ -299,12 +310,12 @@ def _fastest(groups: Sequence[Engine], by_latency: bool) -> Finding | None:
         return None
     found.sort(key=lambda pair: pair[1].value if by_latency else -pair[1].value)
     best, figure = found[0]
-    batch, precision = best.key[0], best.key[3]
+    name, batch, precision = _title(best, groups), best.key[0], best.key[3]
     text = (
-        f"{_title(best)} has the shortest latency at batch size {batch} in {precision}: "
+        f"{name} has the shortest latency at batch size {batch} in {precision}: "
         f"{plus_minus(figure)} ms (p50)"
         if by_latency
-        else f"{_title(best)} has the highest throughput at batch size {batch} in {precision}: "
+        else f"{name} has the highest throughput at batch size {batch} in {precision}: "
         f"{plus_minus(figure)} samples/s"
     )
     noise = caveats(best)
@@ -314,11 +325,11 @@ def _fastest(groups: Sequence[Engine], by_latency: bool) -> Finding | None:
         (verdict,) = verdicts([lead])
         noise = caveats(best, second)
         if verdict.sign:
-            text += f", {format_ratio(lead)} as fast as {_title(second)}"
+            text += f", {format_ratio(lead)} as fast as {_title(second, groups)}"
         elif lead.low is None:
-            text += f"; too few requests to compare it with {_title(second)}"
+            text += f"; too few requests to compare it with {_title(second, groups)}"
         else:
-            text += f"; no significant difference to {_title(second)} ({verdict.unseen})"
+            text += f"; no significant difference to {_title(second, groups)} ({verdict.unseen})"
     return Finding(
         code="shortest-latency" if by_latency else "highest-throughput",
         question="Which engine answers fastest?" if by_latency else "Which serves the most?",
