@@ -48,6 +48,11 @@ def quoted(value: Any) -> str:
     return clean(repr(value), MOST_QUOTED)
 
 
+def shown_path(path: str | Path) -> str:
+    """A path as a message quotes it, whole."""
+    return f"'{clean(str(path))}'"
+
+
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text. ValueError with the reason where it is not JSON, is nested deeper
     than `MOST_DEPTH`, or has an integer beyond 64 bits or a text that is not Unicode."""

@@ -7,7 +7,6 @@ is folded here: a layer is its operators (operators.py).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,74 +15,57 @@ from cubemesh.batches import Array
 from cubemesh.durable_files import replace_file
 from cubemesh.errors import UsageError
 from cubemesh.networks.graph import Network
+from cubemesh.onnx.graph import BATCH, Graph, Operator, Value
+from cubemesh.onnx.library import import_onnx
 from cubemesh.onnx.operators import OPERATORS, write_layer
+from cubemesh.onnx.writer import to_model
 
 OPSET = 20
 """Version of the operators: the first with Gelu."""
-IR_VERSION = 9
-"""Version of the file format of that time, which older runtimes read."""
 SCORES = "scores"
-BATCH = "batch"
-MOST_BYTES = (1 << 31) - (1 << 20)
-"""Protocol buffers have at most 2 GiB."""
 
 
-def model(network: Network, weights: Mapping[str, Array], batch: int | None = None) -> Any:
-    """The `onnx.ModelProto` of the evaluation of `network`, for any batch size or for `batch`;
-    UsageError for a layer type without operators, or weights above 2 GiB."""
-    onnx = import_onnx()
-    make, numpy_helper = onnx.helper, onnx.numpy_helper
+def graph_of(network: Network, weights: Mapping[str, Array], batch: int | None = None) -> Graph:
+    """The operators of the evaluation of `network`, for any batch size or for `batch`; UsageError
+    for a layer type without operators."""
     nodes = network.needed(network.output)
     missing = sorted({type(n.layer).__name__ for n in nodes} - {t.__name__ for t in OPERATORS})
     if missing:
         raise UsageError(f"{network.name} has no ONNX form: {', '.join(missing)} has no operators.")
-    calls, constants = [], {}
+    operators: list[Operator] = []
+    constants: dict[str, Array] = {}
     for node in nodes:
         written = write_layer(node, tuple(network.shapes[i] for i in node.inputs), weights)
-        calls += written.calls
+        operators += written.operators
         constants.update(written.constants)
-    size_bytes = sum(array.nbytes for array in constants.values())
-    if size_bytes > MOST_BYTES:
-        raise UsageError(
-            f"The weights of {network.name} have {size_bytes:,} bytes, and an ONNX file holds at "
-            f"most {MOST_BYTES:,}. Export a smaller network."
-        )
-    graph = make.make_graph(
-        [
-            *(
-                make.make_node(
-                    call.operator,
-                    call.inputs,
-                    call.outputs,
-                    name=call.outputs[0],
-                    **{name: _plain(value) for name, value in call.attributes.items()},
-                )
-                for call in calls
-            ),
-            make.make_node("Identity", [network.output], [SCORES], name=SCORES),
-        ],
-        network.name,
-        [
-            make.make_tensor_value_info(
-                i.name,
-                onnx.TensorProto.INT64 if i.dtype == "integer" else onnx.TensorProto.FLOAT,
-                [batch or BATCH, *i.shape],
+    length = batch or BATCH
+    return Graph(
+        name=network.name,
+        opset=OPSET,
+        inputs=tuple(
+            Value(
+                name=i.name,
+                dtype="int64" if i.dtype == "integer" else "float32",
+                shape=(length, *i.shape),
             )
             for i in network.inputs
-        ],
-        [
-            make.make_tensor_value_info(
-                SCORES, onnx.TensorProto.FLOAT, [batch or BATCH, *network.shapes[network.output]]
-            )
-        ],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+        ),
+        outputs=(
+            Value(name=SCORES, dtype="float32", shape=(length, *network.shapes[network.output])),
+        ),
+        operators=(
+            *operators,
+            Operator(kind="Identity", inputs=(network.output,), outputs=(SCORES,)),
+        ),
+        constants=constants,
     )
-    made = make.make_model(
-        graph,
-        opset_imports=[make.make_opsetid("", OPSET)],
-        ir_version=IR_VERSION,
-        producer_name="cubemesh",
-    )
+
+
+def model(network: Network, weights: Mapping[str, Array], batch: int | None = None) -> Any:
+    """The `onnx.ModelProto` of the evaluation of `network`; UsageError for a layer type without
+    operators, or weights above 2 GiB."""
+    onnx = import_onnx()
+    made = to_model(graph_of(network, weights, batch))
     onnx.checker.check_model(made, full_check=True)
     return made
 
@@ -97,21 +79,3 @@ def export(network: Network, weights: Mapping[str, Array], path: Path) -> int:
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
     return len(content)
-
-
-def import_onnx() -> Any:
-    """The package onnx; UsageError with the installation command where it is missing."""
-    try:
-        onnx = importlib.import_module("onnx")
-        for name in ("checker", "helper", "numpy_helper"):
-            importlib.import_module(f"onnx.{name}")
-    except ImportError as error:
-        raise UsageError(
-            "ONNX files need the package onnx: pip install 'cubemesh[onnx]'"
-        ) from error
-    return onnx
-
-
-def _plain(value: Any) -> Any:
-    """Lists and scalars, as protocol buffers take them."""
-    return list(value) if isinstance(value, tuple) else value

@@ -19,18 +19,9 @@ from cubemesh.batches import Array
 from cubemesh.networks import layers
 from cubemesh.networks.graph import Node
 from cubemesh.networks.layers import Layer, Pair, Shape
+from cubemesh.onnx.graph import Attribute, Operator
 
 L = TypeVar("L", bound=Layer)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """One operator of a graph."""
-
-    operator: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: Mapping[str, Any]
 
 
 @dataclass
@@ -41,7 +32,7 @@ class Operators:
     shapes: tuple[Shape, ...]
     """Of a sample of each input."""
     weights: Mapping[str, Array]
-    calls: list[Call] = field(default_factory=list)
+    operators: list[Operator] = field(default_factory=list)
     constants: dict[str, Array] = field(default_factory=dict)
 
     @property
@@ -52,8 +43,10 @@ class Operators:
     def call(self, operator: str, *inputs: str, to: str = "", **attributes: Any) -> str:
         """Add an operator; the name of its result, by default the layer's own value."""
         result = self.name(to) if to else self.node.name
-        call = Call(operator=operator, inputs=inputs, outputs=(result,), attributes=attributes)
-        self.calls.append(call)
+        plain = {name: _plain_value(value) for name, value in attributes.items()}
+        self.operators.append(
+            Operator(kind=operator, inputs=inputs, outputs=(result,), attributes=plain)
+        )
         return result
 
     def name(self, part: str) -> str:
@@ -91,6 +84,14 @@ class Operators:
 
 Write = Callable[[Operators, Any, tuple[str, ...]], object]
 """Adds the operators of a layer, given its settings and the names of its inputs."""
+
+
+def _plain_value(value: Any) -> Attribute:
+    """An attribute as files have it: lists are tuples, and floats have 32 bits."""
+    if isinstance(value, float):
+        return float(np.float32(value))
+    found: Attribute = tuple(value) if isinstance(value, (list, tuple)) else value
+    return found
 
 
 def _both_sides(padding: Pair) -> list[int]:

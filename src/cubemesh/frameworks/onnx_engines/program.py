@@ -6,9 +6,7 @@ makes it. Every pass waits for its scores.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -23,7 +21,9 @@ from cubemesh.frameworks.contract.program import (
     monotonic_s,
 )
 from cubemesh.frameworks.contract.validation import check_weights
-from cubemesh.onnx.export import import_onnx, model
+from cubemesh.onnx.engines import Session
+from cubemesh.onnx.export import model
+from cubemesh.onnx.library import import_onnx
 from cubemesh.schema.spec import ProgramSettings
 from cubemesh.schema.work import Ceiling
 
@@ -36,26 +36,26 @@ class OnnxProgram:
 
     buckets: Sequence[Bucket] = ()
 
-    def __init__(self, request: BuildRequest) -> None:
+    def __init__(self, request: BuildRequest, open_session: Callable[..., Session]) -> None:
         try:
             import_onnx()
         except UsageError as error:
             raise NotInstalled(str(error)) from error
         self.device = request.device
         self.request = request
+        self._open = open_session
+        self._session: Session | None = None
+        self._names = [i.name for i in request.network.inputs]
         self._weights: dict[str, Array] = {}
 
-    @abstractmethod
-    def start(self, serialized: bytes, names: Sequence[str]) -> None:
-        """Make the engine ready for a model whose inputs are `names`."""
-
-    @abstractmethod
-    def infer(self, placed: Placed) -> Any:
+    def infer(self, placed: Placed) -> Array:
         """See `SupportsInference`."""
+        assert self._session is not None
+        return self._session.run(dict(zip(self._names, placed, strict=False)))[0]
 
-    @abstractmethod
-    def fetch(self, scores: Any) -> Array:
-        """See `SupportsInference`."""
+    def fetch(self, scores: Array) -> Array:
+        """A copy: the next pass may reuse the array."""
+        return np.array(scores)
 
     def place(self, batch: Batch) -> Placed:
         """Copies in the types of the model."""
@@ -88,7 +88,12 @@ class OnnxProgram:
         check_weights(weights, network)
         self._weights = {name: np.array(array) for name, array in weights.items()}
         made = model(network, self._weights, self.request.work.batch_per_device)
-        self.start(made.SerializeToString(), [i.name for i in network.inputs])
+        self._session = self._open(
+            made.SerializeToString(),
+            threads=self.request.threads,
+            precision=self.request.program.precision,
+            device=self.device,
+        )
 
     def state(self) -> dict[str, Array]:
         """The weights as loaded."""
@@ -101,7 +106,8 @@ class OnnxProgram:
     clock = staticmethod(monotonic_s)
 
     def close(self) -> None:
-        """Drop the weights."""
+        """Drop the model and the weights."""
+        self._session = None
         self._weights.clear()
 
 

@@ -1,0 +1,74 @@
+"""Engines that run an ONNX model, in this process. A file each; to add one, write it and add a line
+to `ENGINES`.
+
+A session takes and gives NumPy arrays. Neither PyTorch nor the package onnx is needed to run one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from cubemesh.batches import Array
+
+
+class Session(Protocol):
+    """A model, ready to run."""
+
+    def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        """The outputs, in the order of the model; valid until the next call."""
+
+
+class Engine(Protocol):
+    """What the module of an engine offers."""
+
+    def available(self) -> tuple[str, ...]:
+        """The precisions in which it computes on this machine's CPU."""
+
+    def open_session(
+        self,
+        content: bytes,
+        *,
+        threads: int,
+        precision: str = "fp32",
+        device: str = "cpu",
+        batch: int | None = None,
+    ) -> Session:
+        """A session for a serialized model. Values that the model quantizes are computed in 8-bit
+        integers, the others in `precision`. `batch` is the length of every axis that is free."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLine:
+    """An engine as `ENGINES` lists it."""
+
+    title: str
+    module: str
+    package: str
+    """Import name of its library, and the extra of cubemesh that installs it."""
+
+    @property
+    def installed(self) -> bool:
+        """Whether its library is installed."""
+        return find_spec(self.package) is not None
+
+    @property
+    def version(self) -> str:
+        """The version of its library."""
+        return metadata.version(self.package)
+
+    def load(self) -> Engine:
+        """Its module."""
+        module: Any = importlib.import_module(f"{__name__}.{self.module}")
+        found: Engine = module
+        return found
+
+
+ENGINES: dict[str, EngineLine] = {
+    "openvino": EngineLine(title="OpenVINO", module="openvino", package="openvino"),
+    "onnxruntime": EngineLine(title="ONNX Runtime", module="onnxruntime", package="onnxruntime"),
+}
