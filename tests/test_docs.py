@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from cubemesh.api.experiments import experiment_settings
+from cubemesh.api.catalogue import experiment_settings
 from cubemesh.cli import app
 from cubemesh.data import SOURCES, input_threads
 from cubemesh.experiments.core.settings import spec_fields

@@ -17,6 +17,9 @@ import pytest
 import typer
 
 from cubemesh.cli import app
+from cubemesh.inference.device import this_device
+from cubemesh.inference.plan_file import FORMAT, ModelNote, PlanDocument, Trial, write_plan
+from cubemesh.onnx.graph import Value
 
 ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -56,10 +59,32 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("torch", ("collectives", "-b", "8", "-e", "8", "-n", "1", "-w", "0")),
     ("images", ("run", "input-pipeline", *NULL, "--set", "parts=decode")),
     ("onnx", ("export", "little-cnn")),
+    ("inference", ("build", "little-cnn")),
+    ("onnxruntime", ("infer", "little-cnn.plan")),
     ("views", ("report",)),
     ("exports", ("results", "--export", "runs.parquet")),
 )
 """(extra, command line) of what needs an extra; without it, one line of the output names it."""
+PLAN = PlanDocument(
+    format=FORMAT,
+    network="little-cnn",
+    source="little-cnn, seed 0",
+    source_digest="",
+    inputs=(Value(name="image", dtype="float32", shape=("batch", 3, 32, 32)),),
+    outputs=("scores",),
+    device=this_device(),
+    steps=8,
+    passes=(),
+    models=(ModelNote(name="fp32"),),
+    proofs=(),
+    trials=(
+        Trial(
+            batch=1, model="fp32", precision="fp32", engine="onnxruntime", version="1", seconds=1.0
+        ),
+    ),
+    chosen=(0,),
+)
+"""A plan for an engine that is not installed."""
 MOST_LINES = 4
 """Of an output without a measurement: what is missing, a heading, other load on the machine."""
 LONG = {"train", "tune"}
@@ -165,6 +190,7 @@ def required(line: str) -> str:
 def run_all(python: Path, folder: Path, lines: list[tuple[str, ...]]) -> list[tuple[int, str]]:
     """(exit code, output) of each command line, run by `python` in an empty folder."""
     (folder / "nccl.log").write_text(IMPORTED)
+    write_plan(folder / "little-cnn.plan", PLAN, {"fp32": b""})
     names = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
     xdg = {name: str(folder / name) for name in names}
     for path in xdg.values():

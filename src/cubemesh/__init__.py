@@ -3,8 +3,8 @@
     import cubemesh
     result = cubemesh.run("minibatch", networks=["resnet-18"])
 
-Each function of the interface is in `cubemesh.api`, in the file of its verb, and is imported when
-it is first used.
+Each function of the interface is in `cubemesh.api`, in the file of its verb or topic, and is
+imported when it is first used.
 """
 
 from importlib import import_module
@@ -12,28 +12,36 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cubemesh.api.audit import audit_store
+    from cubemesh.api.catalogue import (
+        experiment_settings,
+        list_experiments,
+        list_networks,
+        network_layers,
+        published_figures,
+    )
     from cubemesh.api.collectives import collectives
     from cubemesh.api.compare import compare
     from cubemesh.api.doctor import doctor
-    from cubemesh.api.experiments import experiment_settings, list_experiments
     from cubemesh.api.export import export
     from cubemesh.api.import_ import import_measurements
+    from cubemesh.api.inference import build_plan, export_network, infer_plan
     from cubemesh.api.launch import launch
     from cubemesh.api.layouts import predict_layout
-    from cubemesh.api.networks import export_network, list_networks, network_layers
     from cubemesh.api.predict import predict
     from cubemesh.api.probe import probe, topology
-    from cubemesh.api.published import published_figures
     from cubemesh.api.report import report
     from cubemesh.api.results import record, results, telemetry
     from cubemesh.api.run import run
     from cubemesh.api.train import train
     from cubemesh.api.tune import tune
+    from cubemesh.inference.runtime import Plan
 
 __version__ = "0.1.0"
 __all__ = [
+    "Plan",
     "__version__",
     "audit_store",
+    "build_plan",
     "collectives",
     "compare",
     "doctor",
@@ -41,6 +49,7 @@ __all__ = [
     "export",
     "export_network",
     "import_measurements",
+    "infer_plan",
     "launch",
     "list_experiments",
     "list_networks",
@@ -59,26 +68,31 @@ __all__ = [
     "tune",
 ]
 _FILES = {
+    "Plan": "inference.runtime",
     "audit_store": "audit",
-    "experiment_settings": "experiments",
-    "export_network": "networks",
+    "build_plan": "inference",
+    "experiment_settings": "catalogue",
+    "export_network": "inference",
     "import_measurements": "import_",
-    "list_experiments": "experiments",
-    "list_networks": "networks",
-    "network_layers": "networks",
+    "infer_plan": "inference",
+    "list_experiments": "catalogue",
+    "list_networks": "catalogue",
+    "network_layers": "catalogue",
     "predict_layout": "layouts",
-    "published_figures": "published",
+    "published_figures": "catalogue",
     "record": "results",
     "telemetry": "results",
     "topology": "probe",
 }
-"""Function → its file, where that has another name."""
+"""Name → its file, where that has another name or is not in `cubemesh.api`."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'cubemesh' has no attribute {name!r}")
-    value = getattr(import_module(f"cubemesh.api.{_FILES.get(name, name)}"), name)
+    file = _FILES.get(name, name)
+    module = f"cubemesh.{file}" if "." in file else f"cubemesh.api.{file}"
+    value = getattr(import_module(module), name)
     globals()[name] = value
     return value
 

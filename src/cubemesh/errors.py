@@ -4,10 +4,11 @@
     ├── UsageError           2   an invalid name, value or combination
     ├── DataError            1   an invalid or damaged file of data or of a machine
     ├── StoreError           1   the store of results cannot be read or written
-    └── BusyError           75   a device, store or folder is in use; try again later
+    ├── BusyError           75   a device, store or folder is in use; try again later
+    └── AccuracyError       98   no model keeps the accuracy that was asked for
 
-Three more exit codes: 98, a target accuracy is missed; 99, the threshold of `--fail-below` is
-breached; 130, interrupted.
+Three more exit codes: 98, a training misses its target accuracy; 99, the threshold of
+`--fail-below` is breached; 130, interrupted.
 
 A `StoreWarning` is no error: a Python warning (of the module `warnings`) about the store, such as
 rows that are damaged and left out. The command line prints it on stderr.
@@ -47,6 +48,12 @@ class BusyError(CubemeshError):
     later may work."""
 
     exit_code = 75
+
+
+class AccuracyError(CubemeshError):
+    """No model in the allowed precisions keeps the accuracy bound."""
+
+    exit_code = 98
 
 
 class StoreWarning(UserWarning):

@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 def test_every_extra_of_the_package_is_a_component():
     commands = {entry.install for entry in FRAMEWORKS.values() if entry.install}
     offered = {command.partition("[")[2].partition("]")[0] for command in commands} | set(EXTRAS)
-    assert offered == set(PROJECT["optional-dependencies"]) - {"all", "dev", "docs"}
+    assert offered == set(PROJECT["optional-dependencies"]) - {"all", "dev", "docs", "inference"}
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

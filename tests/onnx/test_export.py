@@ -7,7 +7,7 @@ from cubemesh import export_network, networks
 from cubemesh.errors import DataError, UsageError
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import ALL_LAYERS
-from cubemesh.onnx import export
+from cubemesh.onnx import export, writer
 from cubemesh.onnx.operators import OPERATORS
 from layer_samples import mixed, trained_weights
 
@@ -127,17 +127,17 @@ def test_weights_of_a_checkpoint_are_exported(tmp_path):
 
 
 def test_hopeless_exports_are_refused_with_what_to_do(tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match=r"needs a network. Example: cubemesh export resnet-50"):
+    with pytest.raises(UsageError, match="Name a network, such as resnet-50"):
         export_network()
     with pytest.raises(UsageError, match="Nearest: resnet-18"):
         export_network("resnt-18", tmp_path / "x.onnx")
-    with pytest.raises(UsageError, match="needs --checkpoints for --step 3"):
+    with pytest.raises(UsageError, match="--step 3 needs --checkpoints DIR"):
         export_network("little-cnn", step=3)
     with pytest.raises(UsageError, match="has no checkpoints of cubemesh"):
         export_network(checkpoints=tmp_path)
     with pytest.raises(UsageError, match="cannot be written: No such file or directory"):
         export_network("little-cnn", tmp_path / "no" / "x.onnx")
-    monkeypatch.setattr(export, "MOST_BYTES", 1000)
+    monkeypatch.setattr(writer, "MOST_BYTES", 1000)
     with pytest.raises(UsageError, match="holds at most 1,000"):
         export_network("little-cnn", tmp_path / "x.onnx")
     assert list(tmp_path.iterdir()) == []

@@ -67,7 +67,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "views": ("cubemesh report, charts", ("altair", "jinja2", "vl-convert-python")),
     "exports": ("pandas data frames, Parquet files", ("pandas", "pyarrow")),
     "loadgen": ("run inference-load", ("mlcommons-loadgen",)),
-    "onnx": ("cubemesh export", ("onnx",)),
+    "onnx": ("cubemesh export, cubemesh build", ("onnx",)),
     "postgresql": ("a store on a PostgreSQL server", ("psycopg",)),
 }
 """Extra → its purpose and its distributions. Extras of frameworks are in `FRAMEWORKS`."""

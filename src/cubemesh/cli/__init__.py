@@ -1,4 +1,4 @@
-"""The command line: one file a verb, each a thin skin over the function of `cubemesh.api`."""
+"""The command line: a file for each verb or topic, over the functions of `cubemesh.api`."""
 
 import signal
 import threading

@@ -14,18 +14,17 @@ import typer
 
 from cubemesh import __version__
 from cubemesh.cli.audit import audit
+from cubemesh.cli.catalogue import experiments, networks, published
 from cubemesh.cli.collectives import collectives
 from cubemesh.cli.compare import compare
 from cubemesh.cli.completion import join_assignments
 from cubemesh.cli.doctor import doctor
-from cubemesh.cli.experiments import experiments
 from cubemesh.cli.import_ import import_
+from cubemesh.cli.inference import build, export, infer
 from cubemesh.cli.launch import launch
-from cubemesh.cli.networks import export, networks
 from cubemesh.cli.options import INTERRUPTED, tell
 from cubemesh.cli.predict import predict
 from cubemesh.cli.probe import probe
-from cubemesh.cli.published import published
 from cubemesh.cli.report import report
 from cubemesh.cli.results import results
 from cubemesh.cli.run import run
@@ -52,7 +51,8 @@ app = typer.Typer(
 for verb in (
     *(doctor, probe, networks, experiments, published),
     *(run, train, tune, compare, collectives, predict),
-    *(launch, results, report, audit, export),
+    *(launch, results, report, audit),
+    *(export, build, infer),
 ):
     app.command()(verb)
 app.command("import")(import_)

@@ -9,13 +9,12 @@ from rich.console import Console
 from rich.text import Text
 
 from cubemesh.api.arguments import value_text
-from cubemesh.api.experiments import Catalogue, ExperimentSettings
-from cubemesh.api.networks import ExportedNetwork, NetworkLayers
+from cubemesh.api.catalogue import Catalogue, ExperimentSettings, NetworkLayers
 from cubemesh.networks.describe import NetworkSummary
 from cubemesh.schema import Table
 from cubemesh.schema.published import PAPERS
 from cubemesh.schema.serialization import to_plain
-from cubemesh.units import format_bytes, format_count, format_quantity
+from cubemesh.units import format_count, format_quantity
 from cubemesh.views import terminal
 from cubemesh.views.json_output import envelope
 from cubemesh.views.tables import table_of_texts
@@ -133,21 +132,6 @@ def print_experiment(console: Console, found: ExperimentSettings) -> None:
     ]
     columns = ("--set", "values", "default", "description")
     _print(console, table_of_texts(f"{found.name}: {found.question}", columns, rows))
-
-
-def export_document(done: ExportedNetwork) -> dict[str, Any]:
-    """The JSON of `cubemesh export`."""
-    return envelope("export", **to_plain(done))
-
-
-def print_export(console: Console, done: ExportedNetwork) -> None:
-    """One line about the file."""
-    console.print(
-        Text(
-            f"Wrote {done.file} ({done.format}, {format_bytes(done.size_bytes)}): {done.network}, "
-            f"{format_count(done.parameters)} parameters, {done.weights}."
-        )
-    )
 
 
 def _shape(shape: Sequence[int]) -> str:

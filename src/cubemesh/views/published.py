@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cubemesh.api.published import PublishedFigures
+from cubemesh.api.catalogue import PublishedFigures
 from cubemesh.papers.published import PeakShare
 from cubemesh.schema import PublishedFigure
 from cubemesh.schema.serialization import to_plain

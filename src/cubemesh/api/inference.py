@@ -1,0 +1,421 @@
+"""Trained networks for inference: ONNX files, and plans: build one, choose again on another device,
+measure one."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from cubemesh.batches import Array
+from cubemesh.errors import DataError, UsageError
+from cubemesh.inference import build as builder
+from cubemesh.inference.build import BuildSettings, rebuild, with_free_batch
+from cubemesh.inference.plan_file import PlanDocument, read_plan, write_plan
+from cubemesh.inference.runtime import Plan
+from cubemesh.inference.samples import LABELS, SampleSets, from_data, from_file, random_inputs
+from cubemesh.inference.timing import TimingRecord
+from cubemesh.networks import build, canonical_name
+from cubemesh.networks.graph import Network
+from cubemesh.onnx import reader
+from cubemesh.onnx.export import export, graph_of
+from cubemesh.onnx.graph import Graph
+from cubemesh.schema.record import Figure
+from cubemesh.statistics import percentile_interval
+from cubemesh.statistics.typical import percentile
+from cubemesh.training import manifest
+from cubemesh.training.checkpoint import load, path_of, steps_in
+from cubemesh.untrusted import shown_path
+
+MOST_ITERATIONS = 1_000_000
+Tell = Callable[[str], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedNetwork:
+    """A file of a network."""
+
+    file: str
+    network: str
+    format: str
+    parameters: int
+    size_bytes: int
+    weights: str
+    """Where they are from: `seed 0`, or a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltPlan:
+    """A plan and its file."""
+
+    file: str
+    size_bytes: int
+    seconds: float
+    """Time of the build."""
+    document: PlanDocument
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredPlan:
+    """Latencies of a plan."""
+
+    file: str
+    document: PlanDocument
+    batch: int
+    split: tuple[int, ...]
+    """The batch sizes of the plan in which it runs."""
+    iterations: int
+    load_s: float
+    """From reading the file to being ready."""
+    first_s: float
+    """The first run."""
+    throughput_per_s: float
+    """Samples per second."""
+    latencies: Mapping[str, Figure]
+    """`min`, `mean`, `p50`, …, `max`, in seconds."""
+
+
+def export_network(
+    name: str | None = None,
+    file: str | Path | None = None,
+    *,
+    checkpoints: str | Path | None = None,
+    step: int | None = None,
+    image_size: int | None = None,
+    classes: int | None = None,
+    seed: int = 0,
+) -> ExportedNetwork:
+    """Write a network with its weights as an ONNX file, by default NAME.onnx. The weights are those
+    of the newest checkpoint of a training, or of the one after `step` steps; without `checkpoints`
+    they are drawn with `seed`. UsageError where options do not fit, DataError for a checkpoint that
+    cannot be read."""
+    network, weights, source = _weights_of(name, checkpoints, step, image_size, classes, seed)
+    path = Path(f"{network.name}.onnx" if file is None else file)
+    return ExportedNetwork(
+        file=str(path),
+        network=network.name,
+        format="ONNX",
+        parameters=network.evaluation_parameter_count,
+        size_bytes=export(network, weights, path),
+        weights=source,
+    )
+
+
+def build_plan(
+    source: str | None = None,
+    file: str | Path | None = None,
+    *,
+    checkpoints: str | Path | None = None,
+    step: int | None = None,
+    image_size: int | None = None,
+    classes: int | None = None,
+    seed: int = 0,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    data: str | None = None,
+    data_path: str | None = None,
+    samples: str | Path | None = None,
+    accuracy: float | None = None,
+    precisions: Sequence[str] | None = None,
+    batches: Sequence[int] = (1,),
+    engines: Sequence[str] = (),
+    threads: int | None = None,
+    seconds: float = 10.0,
+    timing_record: str | Path | None = None,
+    from_plan: str | Path | None = None,
+    tell: Tell = lambda line: None,
+) -> BuiltPlan:
+    """Build the plan of a network of the zoo, of a training's checkpoints, or of an ONNX file, and
+    write it, by default as NAME.plan. Which model in which engine is the fastest is measured.
+
+    Without `accuracy` and `precisions` only fp32 is tried. With `accuracy`, the least ratio of
+    right answers to those of fp32, bf16 and 8-bit integers are tried too, on the samples of `data`
+    or of the file `samples`. `from_plan` chooses again for this device from an existing plan.
+    UsageError where options do not fit, DataError for damaged files, AccuracyError where no
+    precision keeps the bound.
+    """
+    begin = time.perf_counter()
+    record = TimingRecord(None if timing_record is None else Path(timing_record))
+    settings = BuildSettings(
+        batches=tuple(batches),
+        precisions=_precisions(precisions, accuracy),
+        accuracy=0.99 if accuracy is None else accuracy,
+        engines=tuple(engines),
+        threads=threads,
+        seconds=seconds,
+    )
+    if from_plan is not None:
+        if any(v is not None for v in (source, checkpoints, data, samples, accuracy, precisions)):
+            raise UsageError(
+                "--from takes network, weights and accuracy from the plan: leave out the network, "
+                "--checkpoints, --data, --samples, --accuracy and --precision."
+            )
+        document, models = read_plan(Path(from_plan))
+        if tuple(batches) == (1,):
+            settings = _with_batches(settings, document)
+        path = Path(from_plan if file is None else file)
+        document, models = rebuild(document, models, settings, record, tell)
+    else:
+        graph, about, network, trained_on = _source(
+            source, checkpoints, step, image_size, classes, seed
+        )
+        graph = with_free_batch(graph, {n: tuple(s) for n, s in (shapes or {}).items()})
+        lower = any(name != "fp32" for name in settings.precisions)
+        chosen = _samples(
+            graph, network, data or (trained_on if lower else None), data_path, samples
+        )
+        path = Path(f"{graph.name}.plan" if file is None else file)
+        document, models = builder.build(graph, about, settings, chosen, record, tell)
+    size_bytes = write_plan(path, document, models)
+    return BuiltPlan(
+        file=str(path),
+        size_bytes=size_bytes,
+        seconds=time.perf_counter() - begin,
+        document=document,
+    )
+
+
+def infer_plan(
+    file: str | Path,
+    *,
+    samples: str | Path | None = None,
+    output: str | Path | None = None,
+    batch: int | None = None,
+    duration: float = 3.0,
+    iterations: int | None = None,
+    warm_up: float = 0.2,
+    percentiles: Sequence[float] = (90.0, 95.0, 99.0),
+    threads: int | None = None,
+) -> MeasuredPlan:
+    """Run a plan again and again for `duration` seconds, or `iterations` times, and measure its
+    latency. The arrays of `samples` (.npz) are the inputs, by default random ones; with `output`
+    all scores are written there (.npz). UsageError and DataError as `Plan.load` has them."""
+    for percent in percentiles:
+        if not 0 < percent < 100:
+            raise UsageError(f"A percentile is above 0 and below 100, not {percent:g}.")
+    if output is not None and samples is None:
+        raise UsageError("--output writes the scores of --samples FILE.npz: add it.")
+    if iterations is not None and not 1 <= iterations <= MOST_ITERATIONS:
+        raise UsageError(f"--iterations are 1 to {MOST_ITERATIONS:,}, not {iterations}.")
+    begin = time.perf_counter()
+    with Plan.load(file, threads=threads) as plan:
+        loaded = time.perf_counter()
+        count = batch or plan.batches[-1]
+        if count < 1:
+            raise UsageError(f"--batch is at least 1, not {count}.")
+        arrays = (
+            random_inputs(_shell(plan.document), count) if samples is None else _arrays(samples)
+        )
+        if output is not None:
+            _write(Path(output), plan, arrays)
+        inputs = {n: np.resize(a, (count, *a.shape[1:])) for n, a in arrays.items()}
+        first_begin = time.perf_counter()
+        plan.run(inputs)
+        first = time.perf_counter() - first_begin
+        seconds = _measure(plan, inputs, duration, iterations, warm_up)
+        document, split = plan.document, plan.split(count)
+    return MeasuredPlan(
+        file=str(file),
+        document=document,
+        batch=count,
+        split=split,
+        iterations=len(seconds),
+        load_s=loaded - begin,
+        first_s=first,
+        throughput_per_s=count * len(seconds) / sum(seconds),
+        latencies=_summary(seconds, percentiles),
+    )
+
+
+def _measure(
+    plan: Plan,
+    inputs: Mapping[str, Array],
+    duration: float,
+    iterations: int | None,
+    warm_up: float,
+) -> list[float]:
+    clock = time.perf_counter
+    begin = clock()
+    while clock() - begin < warm_up:
+        plan.run(inputs)
+    seconds: list[float] = []
+    begin = clock()
+    while len(seconds) < (iterations or MOST_ITERATIONS):
+        before = clock()
+        plan.run(inputs)
+        after = clock()
+        seconds.append(after - before)
+        if iterations is None and after - begin >= duration:
+            break
+    return seconds
+
+
+def _summary(seconds: list[float], percentiles: Sequence[float]) -> dict[str, Figure]:
+    found = {
+        "min": Figure(value=min(seconds), unit="s", n=len(seconds)),
+        "mean": Figure(value=sum(seconds) / len(seconds), unit="s", n=len(seconds)),
+    }
+    for percent in sorted({50.0, *percentiles}):
+        interval = percentile_interval(seconds, percent)
+        found[f"p{percent:g}"] = Figure(
+            value=percentile(seconds, percent),
+            unit="s",
+            low=None if interval is None else interval.low,
+            high=None if interval is None else interval.high,
+            n=len(seconds),
+        )
+    return {**found, "max": Figure(value=max(seconds), unit="s", n=len(seconds))}
+
+
+def _precisions(given: Sequence[str] | None, accuracy: float | None) -> tuple[str, ...]:
+    if given is not None:
+        return tuple(given)
+    return ("fp32",) if accuracy is None else ("fp32", "bf16", "int8")
+
+
+def _with_batches(settings: BuildSettings, document: PlanDocument) -> BuildSettings:
+    return replace(
+        settings,
+        batches=tuple(choice.batch for choice in document.choices),
+        precisions=("fp32", "bf16", "int8"),
+    )
+
+
+def _source(
+    source: str | None,
+    checkpoints: str | Path | None,
+    step: int | None,
+    image_size: int | None,
+    classes: int | None,
+    seed: int,
+) -> tuple[Graph, str, Network | None, str | None]:
+    """The graph, what it is in words, its network if it is one of the zoo, and the data set that it
+    was trained on if it is known."""
+    if source is not None and source.endswith(".onnx"):
+        if (checkpoints, step, image_size, classes) != (None, None, None, None):
+            raise UsageError(
+                "An ONNX file has its own weights and sizes: leave out --checkpoints, --step, "
+                "--image-size and --classes."
+            )
+        return reader.read(source), f"ONNX file {Path(source).name}", None, None
+    network, weights, about = _weights_of(source, checkpoints, step, image_size, classes, seed)
+    data = None
+    if checkpoints is not None:
+        data = _training(Path(checkpoints)).settings.get("data")
+    return graph_of(network, weights), f"{network.name}, {about}", network, data
+
+
+def _samples(
+    graph: Graph,
+    network: Network | None,
+    data: str | None,
+    data_path: str | None,
+    samples: str | Path | None,
+) -> SampleSets | None:
+    if samples is not None:
+        if data is not None and data_path is not None:
+            raise UsageError("--samples and --data both name samples: leave one out.")
+        return from_file(samples, graph)
+    if data is None:
+        return None
+    if network is None:
+        raise UsageError(
+            f"--data {data} needs a network of cubemesh. Write samples of an ONNX file into a "
+            f".npz file with an array for each input ({', '.join(v.name for v in graph.inputs)}) "
+            "and `labels`, and name it with --samples."
+        )
+    return from_data(network, data, data_path)
+
+
+def _shell(document: PlanDocument) -> Graph:
+    return Graph(
+        name=document.network,
+        opset=1,
+        inputs=document.inputs,
+        outputs=(),
+        operators=(),
+        constants={},
+    )
+
+
+def _arrays(path: str | Path) -> dict[str, Array]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files if name != LABELS}
+    except OSError as error:
+        raise UsageError(f"{shown_path(path)} cannot be read: {error.strerror}.") from error
+    except Exception as error:  # a damaged archive raises errors of many classes
+        raise UsageError(f"{shown_path(path)} is not a file of arrays (.npz): {error}.") from error
+
+
+def _write(path: Path, plan: Plan, arrays: Mapping[str, Array]) -> None:
+    scores = dict(zip(plan.document.outputs, plan.run_all(arrays), strict=True))
+    try:
+        with open(path, "wb") as file:
+            np.savez(file, allow_pickle=False, **scores)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def _weights_of(
+    name: str | None,
+    checkpoints: str | Path | None,
+    step: int | None,
+    image_size: int | None,
+    classes: int | None,
+    seed: int,
+) -> tuple[Network, dict[str, Array], str]:
+    """A network, its weights, and where they are from: drawn with a seed, or a checkpoint.
+    UsageError where options do not fit, DataError for a checkpoint that cannot be read."""
+    if checkpoints is None:
+        if step is not None:
+            raise UsageError(f"--step {step} needs --checkpoints DIR.")
+        if name is None:
+            raise UsageError("Name a network, such as resnet-50, or --checkpoints DIR.")
+        network = build(name, image_size, classes)
+        return network, dict(network.draw(seed)), f"seed {seed}"
+    if image_size is not None or classes is not None:
+        raise UsageError("A checkpoint has its own image size and classes: leave them out.")
+    network, weights, source = _trained(Path(checkpoints), step)
+    if name is not None and canonical_name(name) != network.name:
+        raise UsageError(f"'{checkpoints}' has checkpoints of {network.name}, not of {name}.")
+    return network, weights, source
+
+
+def _training(folder: Path) -> manifest.Manifest:
+    """The training whose checkpoints a folder has; UsageError where there are no checkpoints or
+    the folder cannot be read."""
+    training = manifest.read(folder)
+    try:
+        steps = steps_in(folder)
+    except OSError as error:
+        raise UsageError(f"'{folder}' cannot be read: {error.strerror}.") from error
+    if training is None or not steps:
+        raise UsageError(
+            f"'{folder}' has no checkpoints of cubemesh. `cubemesh train NETWORK --checkpoints "
+            "DIR` saves some."
+        )
+    return training
+
+
+def _trained(folder: Path, step: int | None) -> tuple[Network, dict[str, Array], str]:
+    """The network of a checkpoint, its weights, and what it is in words."""
+    training, steps = _training(folder), steps_in(folder)
+    chosen = max(steps) if step is None else step
+    if chosen not in steps:
+        offered = ", ".join(map(str, steps))
+        raise UsageError(f"'{folder}' has no checkpoint after step {chosen}; it has {offered}.")
+    of_network = inspect.signature(build).parameters.keys() & training.settings.keys()
+    network = build(training.settings["network"], **{n: training.settings[n] for n in of_network})
+    path = path_of(folder, chosen, 0, steps[chosen])
+    try:
+        weights = dict(load(folder, chosen, 0, steps[chosen]).snapshot.weights)
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror}.") from error
+    wanted = {n: s.shape for n, s in {**network.parameters, **network.state}.items()}
+    if {n: a.shape for n, a in weights.items()} != wanted:
+        raise DataError(f"'{path}' does not have the weights of {network.name}.")
+    return network, weights, f"checkpoint after step {chosen}"

@@ -1,0 +1,78 @@
+"""`cubemesh networks`, `cubemesh experiments` and `cubemesh published`: what there is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cubemesh.cli import completion
+from cubemesh.cli.options import AsJson, show
+
+
+def networks(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="List the layers of this network.",
+            autocompletion=completion.networks,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the networks that can be trained. With a name, its layers and their costs."""
+    from cubemesh import list_networks, network_layers
+    from cubemesh.views import catalogue as view
+
+    if name is None:
+        found = list_networks()
+        show(view.networks_document(found), as_json, lambda c: view.print_networks(c, found))
+        return
+    one = network_layers(name)
+    show(view.network_document(one), as_json, lambda c: view.print_network(c, one))
+
+
+def experiments(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="List the settings of this experiment.", autocompletion=completion.experiments
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List experiments, suites and frameworks. With a name, the settings of an experiment."""
+    from cubemesh import experiment_settings, list_experiments
+    from cubemesh.views import catalogue as view
+
+    if name is None:
+        found = list_experiments()
+        show(view.experiments_document(found), as_json, lambda c: view.print_experiments(c, found))
+        return
+    one = experiment_settings(name)
+    show(view.experiment_document(one), as_json, lambda c: view.print_experiment(c, one))
+
+
+def published(
+    network: Annotated[
+        str | None,
+        typer.Argument(
+            help="Only figures of this network.",
+            autocompletion=completion.networks,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Only devices whose name contains this text.")
+    ] = None,
+    above_peak: Annotated[
+        bool, typer.Option("--above-peak", help="Only figures above the peak of their device.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Show the first N figures.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List published figures with their MFU. It is the fraction of the device's peak."""
+    from cubemesh import published_figures
+    from cubemesh.views import published as view
+
+    found = published_figures(network, device=device, above_peak=above_peak, limit=limit)
+    show(view.document(found), as_json, lambda console: view.print_figures(console, found))

@@ -1,0 +1,239 @@
+"""`cubemesh export`, `cubemesh build` and `cubemesh infer`: trained networks for inference."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cubemesh.cli import completion
+from cubemesh.cli.options import AsJson, show, tell
+from cubemesh.errors import UsageError
+
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Threads of the engine; default: the usable cores.")
+]
+
+
+def export(
+    network: Annotated[
+        str | None,
+        typer.Argument(
+            help="Network; `cubemesh networks` lists them. With --checkpoints theirs.",
+            autocompletion=completion.networks,
+        ),
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="Default: NETWORK.onnx.")
+    ] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Take the weights of this training's checkpoints."),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Of the checkpoint after this step; default: newest.")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(min=1, help="Height and width of the images in pixels.")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="Number of classes.")] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the weights, without --checkpoints.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write a network and its weights as an ONNX file."""
+    from cubemesh import export_network
+    from cubemesh.views import inference as view
+
+    done = export_network(
+        network,
+        output,
+        checkpoints=checkpoints,
+        step=step,
+        image_size=image_size,
+        classes=classes,
+        seed=seed,
+    )
+    show(view.export_document(done), as_json, lambda c: view.print_export(c, done))
+
+
+def build(
+    network: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NETWORK|FILE.onnx",
+            help="Network of the zoo, or an ONNX file. With --checkpoints theirs.",
+            autocompletion=completion.networks,
+        ),
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="Default: NETWORK.plan.")
+    ] = None,
+    from_plan: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="PLAN", help="Choose again on this device from a plan's models."
+        ),
+    ] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Take the weights of this training's checkpoints."),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Of the checkpoint after this step; default: newest.")
+    ] = None,
+    accuracy: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATIO",
+            help="Try bf16 and 8-bit integers too, if they keep this ratio of fp32's right "
+            "answers, such as 0.99.",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Data set for calibration and proof; default: the checkpoint's."
+        ),
+    ] = None,
+    data_path: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Folder or file of the data set.")
+    ] = None,
+    samples: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.npz", help="Arrays by input, and labels, instead of a data set."
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Precisions to try: fp32, bf16, int8."),
+    ] = None,
+    batches: Annotated[str, typer.Option(metavar="N,N,…", help="Batch sizes to build for.")] = "1",
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="Engine to try; may be repeated. Default: those installed."),
+    ] = None,
+    threads: Threads = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="INPUT=3x224x224",
+            help="Lengths of an ONNX input without the batch; may be repeated.",
+        ),
+    ] = None,
+    timing_record: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Keep latencies here; what it has is not measured again."
+        ),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Time for the trials of a batch size.")
+    ] = 10.0,
+    image_size: Annotated[
+        int | None, typer.Option(min=1, help="Height and width of the images in pixels.")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="Number of classes.")] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the weights, without --checkpoints.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Optimize a trained network for inference on this machine and write its plan."""
+    from cubemesh import build_plan
+    from cubemesh.views import inference as view
+
+    done = build_plan(
+        network,
+        output,
+        from_plan=from_plan,
+        checkpoints=checkpoints,
+        step=step,
+        accuracy=accuracy,
+        data=data,
+        data_path=data_path,
+        samples=samples,
+        precisions=None if precision is None else _words(precision),
+        batches=[_whole("--batches", word) for word in _words(batches)],
+        engines=engine or (),
+        threads=threads,
+        shapes=dict(map(_shape, shape or ())),
+        timing_record=timing_record,
+        seconds=seconds,
+        image_size=image_size,
+        classes=classes,
+        seed=seed,
+        tell=tell,
+    )
+    show(view.build_document(done), as_json, lambda c: view.print_build(c, done))
+
+
+def infer(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="File written by `cubemesh build`.")],
+    samples: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.npz", help="Arrays by input; default: random ones."),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE.npz", help="Write the scores of --samples."),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples of a run; default: the plan's largest batch size."),
+    ] = None,
+    duration: Annotated[float, typer.Option(min=0.0, help="Seconds to measure.")] = 3.0,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Runs to measure, instead of --duration.")
+    ] = None,
+    warm_up: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Run this long before.")
+    ] = 0.2,
+    percentile: Annotated[
+        str, typer.Option(metavar="P,P,…", help="Percentiles of the latency.")
+    ] = "90,95,99",
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the latency of a plan, or compute the scores of samples with it."""
+    from cubemesh import infer_plan
+    from cubemesh.views import inference as view
+
+    done = infer_plan(
+        plan,
+        samples=samples,
+        output=output,
+        batch=batch,
+        duration=duration,
+        iterations=iterations,
+        warm_up=warm_up,
+        percentiles=[_number("--percentile", word) for word in _words(percentile)],
+        threads=threads,
+    )
+    show(view.infer_document(done), as_json, lambda c: view.print_infer(c, done))
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _whole(option: str, word: str) -> int:
+    if not word.isascii() or not word.isdigit() or len(word) > 9:
+        raise UsageError(f"{option} takes whole numbers separated by commas, not '{word}'.")
+    return int(word)
+
+
+def _number(option: str, word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise UsageError(f"{option} takes numbers separated by commas, not '{word}'.") from None
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, equals, lengths = text.rpartition("=")
+    if not equals or not name:
+        raise UsageError(f"--shape takes INPUT=3x224x224, not '{text}'.")
+    return name, tuple(_whole("--shape", word) for word in lengths.split("x"))

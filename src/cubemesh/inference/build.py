@@ -1,0 +1,569 @@
+"""Builder: which model of a network, in which engine, is the fastest here at an accepted accuracy.
+
+    graph ─ passes ─▶ fp32 ─ calibration ─▶ 8-bit models ─ proof on held-out samples ─▶ accepted
+    accepted models × engines × batch sizes ─ interleaved trials ─▶ a choice for each batch size
+
+With the same timing record, samples and versions a build makes the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cubemesh.batches import Array
+from cubemesh.errors import AccuracyError, UsageError, unknown_name
+from cubemesh.inference.accuracy import agreement, paired_accuracy
+from cubemesh.inference.device import this_device
+from cubemesh.inference.passes import OPTIONAL, PASSES, optimize, steps
+from cubemesh.inference.plan_file import (
+    FORMAT,
+    ModelNote,
+    PassNote,
+    PlanDevice,
+    PlanDocument,
+    Proof,
+    Trial,
+)
+from cubemesh.inference.quantization.calibrate import calibrate
+from cubemesh.inference.quantization.quantize import (
+    CANDIDATES,
+    Candidate,
+    observed_values,
+    quantizable,
+    quantize,
+)
+from cubemesh.inference.runtime import compute_precision
+from cubemesh.inference.samples import SampleSets, batches, random_inputs, right_answers
+from cubemesh.inference.timing import Latency, TimingRecord, by_turns, choose
+from cubemesh.onnx.engines import ENGINES, Session
+from cubemesh.onnx.graph import BATCH, Graph, Value
+from cubemesh.onnx.writer import one_line, serialized
+from cubemesh.schema.serialization import to_plain
+
+PRECISIONS = ("fp32", "bf16", "int8")
+"""In the order of their accuracy, which decides between equally fast ones."""
+BATCH_OF_PROOF = 32
+LARGEST_ERROR = 1e-3
+"""Of an engine's fp32 scores against those of the other engine and the unchanged graph."""
+Tell = Callable[[str], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSettings:
+    """What a build tries."""
+
+    batches: tuple[int, ...] = (1,)
+    precisions: tuple[str, ...] = ("fp32",)
+    accuracy: float = 0.99
+    """Least ratio of right answers to those of fp32."""
+    engines: tuple[str, ...] = ()
+    """Default: those installed."""
+    threads: int | None = None
+    seconds: float = 10.0
+    """Time for the trials of a batch size."""
+
+    def __post_init__(self) -> None:
+        if not self.batches or min(self.batches) < 1 or max(self.batches) > 4096:
+            raise UsageError(f"Batch sizes are 1 to 4096; given: {_list(self.batches)}.")
+        for name in self.precisions:
+            if name not in PRECISIONS:
+                raise unknown_name("precision", name, PRECISIONS)
+        for name in self.engines:
+            if name not in ENGINES:
+                raise unknown_name("engine", name, ENGINES)
+        if not 0 < self.accuracy <= 1:
+            raise UsageError(f"An accuracy bound is above 0 and at most 1, not {self.accuracy:g}.")
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A model that may be chosen."""
+
+    note: ModelNote
+    content: bytes
+    precisions: tuple[str, ...]
+    """In which it can be computed."""
+
+
+def with_free_batch(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+    """The graph whose inputs have a free first axis and, from `shapes` (without the batch), a
+    fixed length of every other. UsageError where a length is missing or the batch is fixed."""
+    unknown = shapes.keys() - {value.name for value in graph.inputs}
+    if unknown:
+        names = ", ".join(value.name for value in graph.inputs)
+        raise UsageError(f"{graph.name} has no input {min(unknown)}. Inputs: {names}.")
+    return replace(
+        graph,
+        inputs=tuple(_free(graph, value, shapes.get(value.name)) for value in graph.inputs),
+        outputs=tuple(
+            replace(value, shape=tuple(BATCH if n == 0 else "" for n, _ in enumerate(value.shape)))
+            for value in graph.outputs
+        ),
+    )
+
+
+def _free(graph: Graph, value: Value, given: tuple[int, ...] | None) -> Value:
+    if not value.shape:
+        raise UsageError(f"The input {value.name} of {graph.name} has no batch axis.")
+    rest = value.shape[1:]
+    if given is not None:
+        fits = len(given) == len(rest) and all(
+            isinstance(own, str) or own == length for own, length in zip(rest, given, strict=True)
+        )
+        if not fits or min(given, default=1) < 1:
+            raise UsageError(
+                f"The input {value.name} of {graph.name} has the shape "
+                f"{_list(rest, '×')} for each sample, and {_list(given, '×')} was given."
+            )
+        rest = given
+    free = [str(length) for length in rest if isinstance(length, str)]
+    if free:
+        raise UsageError(
+            f"The input {value.name} of {graph.name} has free lengths besides the batch: "
+            f"{', '.join(free)}. Set them: --shape {value.name}="
+            f"{'x'.join('N' if isinstance(n, str) else str(n) for n in rest)}"
+        )
+    if isinstance(value.shape[0], int) and value.shape[0] != 1:
+        raise UsageError(
+            f"{graph.name} has a fixed batch of {value.shape[0]} samples. Export it with a free "
+            "first axis."
+        )
+    return replace(value, shape=(BATCH, *rest))
+
+
+def build(
+    graph: Graph,
+    source: str,
+    settings: BuildSettings,
+    samples: SampleSets | None,
+    record: TimingRecord,
+    tell: Tell,
+) -> tuple[PlanDocument, dict[str, bytes]]:
+    """The plan of `graph`, whose batch is free, and its models. UsageError where no engine is
+    installed or a precision needs samples."""
+    engines = _engines(settings)
+    device = this_device(settings.threads)
+    lower = [name for name in settings.precisions if name != "fp32"]
+    if lower and samples is None:
+        raise UsageError(
+            f"{_list(lower)} can cost accuracy, which needs samples: --data NAME, or --samples "
+            "FILE.npz."
+        )
+    optimized, results = optimize(graph)
+    count = len(steps(optimized))
+    tell(f"{len(graph.operators)} operators, {len(optimized.operators)} after the passes: "
+         f"{count} steps")  # fmt: skip
+    content = serialized(optimized)
+    models = [_Model(ModelNote(name="fp32"), content, _floats(settings))]
+    opener = _Opener(engines, device.threads)
+    merged, _ = optimize(optimized, {**PASSES, **OPTIONAL})
+    if len(merged.operators) != len(optimized.operators):
+        note = ModelNote(name="fp32-siblings")
+        models.append(_Model(note, serialized(merged), _floats(settings)))
+        tell(f"with sibling products merged: {len(steps(merged))} steps")
+    opener.check(graph, [model.content for model in models], samples)
+    if "int8" in settings.precisions and samples is not None:
+        models += _quantized(optimized, samples, opener, device, tell)
+    proofs: list[Proof] = []
+    if samples is not None and lower:
+        proofs = list(_proofs(models, samples, settings, opener, tell))
+    trials, chosen = _choose(models, proofs, optimized, settings, opener, device, record, tell)
+    accepted = {p.model for p in proofs if p.accepted}
+    stored = [m for m in models if not m.note.quantized or m.note.name in accepted]
+    document = PlanDocument(
+        format=FORMAT,
+        network=graph.name,
+        source=source,
+        source_digest=graph.digest(),
+        inputs=graph.inputs,
+        outputs=tuple(value.name for value in graph.outputs),
+        device=device,
+        steps=count,
+        passes=tuple(PassNote(name=r.name, before=r.before, after=r.after) for r in results),
+        models=tuple(m.note for m in models),
+        proofs=tuple(proofs),
+        trials=tuple(trials),
+        chosen=tuple(chosen),
+        calibration_samples=len(_first(samples.calibration))
+        if samples and any(m.note.quantized for m in models)
+        else 0,
+        samples=samples.about if samples and lower else "",
+    )
+    return document, {model.note.name: model.content for model in stored}
+
+
+def rebuild(
+    document: PlanDocument,
+    contents: Mapping[str, bytes],
+    settings: BuildSettings,
+    record: TimingRecord,
+    tell: Tell,
+) -> tuple[PlanDocument, dict[str, bytes]]:
+    """The plan of another device or version, with choices measured here. The proofs stay: a model
+    gives the same answers, to rounding, on every device."""
+    device = this_device(settings.threads)
+    engines = _engines(settings)
+    opener = _Opener(engines, device.threads)
+    notes = {note.name: note for note in document.models}
+    models = [
+        _Model(notes[name], content, ("int8",) if notes[name].quantized else PRECISIONS[:2])
+        for name, content in contents.items()
+        if name in notes
+    ]
+    graph = _inputs_only(document)
+    trials, chosen = _choose(models, document.proofs, graph, settings, opener, device, record, tell)
+    return (
+        replace(document, device=device, trials=tuple(trials), chosen=tuple(chosen)),
+        dict(contents),
+    )
+
+
+def _inputs_only(document: PlanDocument) -> Graph:
+    return Graph(
+        name=document.network,
+        opset=1,
+        inputs=document.inputs,
+        outputs=(),
+        operators=(),
+        constants={},
+    )
+
+
+class _Opener:
+    """Opens sessions of the engines that a build uses."""
+
+    def __init__(self, engines: Sequence[str], threads: int) -> None:
+        self.engines = engines
+        self.threads = threads
+        self._able = {name: ENGINES[name].load().available() for name in engines}
+
+    def able(self, engine: str, precision: str) -> bool:
+        """Whether an engine computes in a precision here."""
+        return precision == "int8" or precision in self._able[engine]
+
+    def open(
+        self, engine: str, content: bytes, precision: str = "fp32", batch: int | None = None
+    ) -> Session:
+        """A session of one engine."""
+        return (
+            ENGINES[engine]
+            .load()
+            .open_session(
+                content,
+                threads=self.threads,
+                precision=compute_precision(precision),
+                batch=batch,
+            )
+        )
+
+    def scores(
+        self, engine: str, content: bytes, inputs: Mapping[str, Array], precision: str = "fp32"
+    ) -> Array:
+        """The first output for all samples of `inputs`."""
+        size = min(BATCH_OF_PROOF, len(_first(inputs)))
+        session = self.open(engine, content, precision, size)
+        found = []
+        for part in batches(inputs, size):
+            here = len(_first(part))
+            padded = {n: np.resize(a, (size, *a.shape[1:])) for n, a in part.items()}
+            found.append(np.array(session.run(padded)[0])[:here])
+        return np.concatenate(found)
+
+    def check(self, graph: Graph, contents: Sequence[bytes], samples: SampleSets | None) -> None:
+        """UsageError unless every model has the scores of the unchanged graph in every engine."""
+        inputs = next(batches(samples.selection, 4)) if samples else random_inputs(graph, 2)
+        try:
+            wanted = self.scores(self.engines[0], serialized(graph), inputs)
+        except Exception as error:  # engines raise their own classes for what they lack
+            raise UsageError(
+                f"{graph.name} cannot run in {ENGINES[self.engines[0]].title}: "
+                f"{one_line(str(error))}"
+            ) from error
+        largest = float(np.abs(wanted).max()) or 1.0
+        for engine, content in itertools.product(self.engines, contents):
+            found = self.scores(engine, content, inputs)
+            apart = float(np.abs(found - wanted).max()) / largest
+            if not apart <= LARGEST_ERROR:
+                raise UsageError(
+                    f"The scores of {graph.name} in {ENGINES[engine].title} differ from those of "
+                    f"{ENGINES[self.engines[0]].title} by {apart:.2g} of the largest. Choose one "
+                    "with --engine."
+                )
+
+
+def _engines(settings: BuildSettings) -> tuple[str, ...]:
+    wanted = settings.engines or tuple(ENGINES)
+    found = tuple(name for name in ENGINES if name in wanted and ENGINES[name].installed)
+    missing = [name for name in settings.engines if name not in found]
+    if missing:
+        raise UsageError(
+            f"The engine {missing[0]} is not installed: pip install 'cubemesh[{missing[0]}]'"
+        )
+    if not found:
+        raise UsageError(
+            "A plan needs an engine, ONNX Runtime or OpenVINO: pip install 'cubemesh[inference]'"
+        )
+    return found
+
+
+def _floats(settings: BuildSettings) -> tuple[str, ...]:
+    return tuple(name for name in PRECISIONS[:2] if name in settings.precisions)
+
+
+def _quantized(
+    graph: Graph, samples: SampleSets, opener: _Opener, device: PlanDevice, tell: Tell
+) -> Iterator[_Model]:
+    """8-bit models: with and without sums, each with the method whose scores are closest to those
+    of fp32 on the samples for the selection."""
+    operators = quantizable(graph)
+    if not operators:
+        tell("int8: no operator can be quantized")
+        return
+    engine = opener.engines[0]
+    calibration = calibrate(
+        graph,
+        lambda content: opener.open(engine, content),
+        batches(samples.calibration, BATCH_OF_PROOF),
+        observed_values(graph),
+    )
+    reference = opener.scores(engine, serialized(graph), samples.selection)
+    best: dict[bool, tuple[float, Candidate, bytes]] = {}
+    for candidate in CANDIDATES:
+        made = quantize(
+            graph,
+            calibration,
+            candidate.method,
+            sums=candidate.sums,
+            reduce_range=not _adds_bytes(device),
+        )
+        content = serialized(made)
+        scores = opener.scores(engine, content, samples.selection, "int8")
+        divergence = agreement(reference, scores).divergence
+        if candidate.sums not in best or divergence < best[candidate.sums][0]:
+            best[candidate.sums] = (divergence, candidate, content)
+    seen = set()
+    for divergence, candidate, content in best.values():
+        if content in seen:
+            continue  # there are no sums
+        seen.add(content)
+        tell(f"int8, {candidate.name}: divergence {divergence:.2g} nats")
+        note = ModelNote(
+            name="int8" if candidate.sums else "int8-products",
+            quantized=len(operators),
+            method=candidate.method,
+        )
+        yield _Model(note, content, ("int8",))
+
+
+def _adds_bytes(device: PlanDevice) -> bool:
+    """Whether products of bytes are summed in 32 bits, so that they do not saturate."""
+    return any("vnni" in name or "amx" in name for name in device.instruction_sets) or (
+        "dotprod" in device.instruction_sets
+    )
+
+
+def _proofs(
+    models: Sequence[_Model],
+    samples: SampleSets,
+    settings: BuildSettings,
+    opener: _Opener,
+    tell: Tell,
+) -> Iterator[Proof]:
+    """Every model in every engine, compared with fp32."""
+    reference = opener.scores(opener.engines[0], models[0].content, samples.proof)
+    for model, precision, engine in _candidates(models, opener):
+        if precision == "fp32":
+            continue
+        try:
+            scores = opener.scores(engine, model.content, samples.proof, precision)
+        except Exception as error:  # engines raise their own classes for what they lack
+            tell(f"{_shown(model, precision, engine)}: {one_line(str(error))}")
+            continue
+        found = _proof(model, precision, engine, reference, scores, samples, settings.accuracy)
+        tell(f"{_shown(model, precision, engine)}: {proof_text(found)}")
+        yield found
+
+
+def _proof(
+    model: _Model,
+    precision: str,
+    engine: str,
+    reference: Array,
+    scores: Array,
+    samples: SampleSets,
+    bound: float,
+) -> Proof:
+    agreed = agreement(reference, scores)
+    common = Proof(
+        model=model.note.name,
+        precision=precision,
+        engine=engine,
+        accepted=agreed.agrees,
+        verdict="agrees" if agreed.agrees else "differs",
+        samples=len(reference),
+        bound=bound,
+        changed=agreed.changed,
+        divergence=agreed.divergence if np.isfinite(agreed.divergence) else None,
+    )
+    if samples.labels is None:
+        return common
+    paired = paired_accuracy(
+        right_answers(reference, samples.labels), right_answers(scores, samples.labels), bound
+    )
+    return replace(
+        common,
+        accepted=paired.verdict == "keeps"
+        or (paired.verdict == "cannot tell" and paired.ratio >= bound),
+        verdict=paired.verdict,
+        samples=paired.samples,
+        reference_right=paired.reference_right,
+        right=paired.right,
+        lost=paired.lost,
+        gained=paired.gained,
+        low=paired.interval.low,
+        high=paired.interval.high if np.isfinite(paired.interval.high) else None,
+        samples_needed=paired.samples_needed,
+    )
+
+
+def proof_text(proof: Proof) -> str:
+    """A proof in a sentence without its end."""
+    if proof.ratio is None:
+        return f"{proof.changed:,} decisions of {proof.samples:,} changed: {proof.verdict}"
+    found = (
+        f"{proof.ratio:.2%} of fp32's right answers ({proof.lost} lost, {proof.gained} gained of "
+        f"{proof.samples:,})"
+    )
+    if proof.verdict != "cannot tell":
+        return f"{found}: {proof.verdict}"
+    more = f", about {proof.samples_needed:,} would" if proof.samples_needed else ""
+    return f"{found}: these samples cannot tell{more}"
+
+
+def _candidates(models: Sequence[_Model], opener: _Opener) -> Iterator[tuple[_Model, str, str]]:
+    """Model, precision and engine, the most accurate first."""
+    for precision in PRECISIONS:
+        for engine in opener.engines:
+            for model in models:
+                if precision in model.precisions and opener.able(engine, precision):
+                    yield model, precision, engine
+
+
+def _choose(
+    models: Sequence[_Model],
+    proofs: Sequence[Proof],
+    graph: Graph,
+    settings: BuildSettings,
+    opener: _Opener,
+    device: PlanDevice,
+    record: TimingRecord,
+    tell: Tell,
+) -> tuple[list[Trial], list[int]]:
+    """The trials of every batch size, and the index of the chosen one of each."""
+    accepted = {(p.model, p.precision, p.engine) for p in proofs if p.accepted}
+    trials: list[Trial] = []
+    chosen = []
+    for batch in sorted(set(settings.batches)):
+        untried = {
+            f"{m.note.name} {precision} {engine}": (
+                m,
+                Trial(
+                    batch=batch,
+                    model=m.note.name,
+                    precision=precision,
+                    engine=engine,
+                    version=ENGINES[engine].version,
+                ),
+            )
+            for m, precision, engine in _candidates(models, opener)
+            if precision == "fp32" or (m.note.name, precision, engine) in accepted
+        }
+        if not untried:
+            raise AccuracyError(_refusal(graph, proofs))
+        found, errors = _latencies(untried, graph, settings, opener, device, record)
+        if not found:
+            raise UsageError(
+                f"{graph.name} runs in no engine at batch size {batch}: "
+                f"{next(iter(errors.values()))}"
+            )
+        best = choose({name: found[name] for name in untried if name in found})
+        for name, (_, trial) in untried.items():
+            if name == best:
+                chosen.append(len(trials))
+            latency = found.get(name)
+            trials.append(
+                replace(trial, **to_plain(latency))
+                if latency
+                else replace(trial, error=errors[name])
+            )
+        picked = untried[best][1]
+        tell(
+            f"batch size {batch}: {picked.precision} in {ENGINES[picked.engine].title}, "
+            f"{found[best].seconds * 1e3:.3g} ms"
+        )
+    return trials, chosen
+
+
+def _refusal(graph: Graph, proofs: Sequence[Proof]) -> str:
+    shown = "; ".join(
+        f"{p.precision} in {ENGINES[p.engine].title} has {proof_text(p)}" for p in proofs
+    )
+    return (
+        f"No model of {graph.name} keeps the accuracy: {shown or 'none could be compared'}. Allow "
+        "fp32 with --precision, or lower --accuracy."
+    )
+
+
+def _latencies(
+    untried: Mapping[str, tuple[_Model, Trial]],
+    graph: Graph,
+    settings: BuildSettings,
+    opener: _Opener,
+    device: PlanDevice,
+    record: TimingRecord,
+) -> tuple[dict[str, Latency], dict[str, str]]:
+    """The latency of each trial, from the record where it has all of them; errors by name."""
+    keys = {name: _key(model.content, trial, device) for name, (model, trial) in untried.items()}
+    if all(key in record.latencies for key in keys.values()):
+        return {name: record.latencies[key] for name, key in keys.items()}, {}
+    runs: dict[str, Callable[[], object]] = {}
+    errors: dict[str, str] = {}
+    for name, (model, trial) in untried.items():
+        inputs = random_inputs(graph, trial.batch)
+        try:
+            session = opener.open(trial.engine, model.content, trial.precision, trial.batch)
+            session.run(inputs)
+        except Exception as error:  # engines raise their own classes for what they lack
+            errors[name] = one_line(str(error))
+            continue
+        runs[name] = lambda session=session, inputs=inputs: session.run(inputs)  # type: ignore[misc]
+    found = by_turns(runs, seconds=settings.seconds) if runs else {}
+    record.add({keys[name]: latency for name, latency in found.items()})
+    return found, errors
+
+
+def _key(content: bytes, trial: Trial, device: PlanDevice) -> str:
+    """Identifies what a latency depends on."""
+    model = hashlib.sha256(content).hexdigest()[:32]
+    parts = (model, trial.engine, trial.version, trial.precision, trial.batch)
+    return " | ".join(
+        map(str, (*parts, device.cpu, "+".join(device.instruction_sets), device.threads))
+    )
+
+
+def _shown(model: _Model, precision: str, engine: str) -> str:
+    more = " (products only)" if model.note.name == "int8-products" else ""
+    return f"{precision}{more} in {ENGINES[engine].title}"
+
+
+def _first(inputs: Mapping[str, Array]) -> Array:
+    return next(iter(inputs.values()))
+
+
+def _list(values: Sequence[object], joint: str = ", ") -> str:
+    return joint.join(map(str, values))

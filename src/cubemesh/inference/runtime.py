@@ -1,0 +1,169 @@
+"""Runtime of plans: arrays in, arrays out.
+
+    from cubemesh import Plan
+
+    with Plan.load("resnet-50.plan") as plan:
+        scores = plan.run(images)        # any number of samples
+
+Only NumPy and the engine that the plan chose are imported; PyTorch is not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from cubemesh.batches import Array
+from cubemesh.errors import DataError, UsageError
+from cubemesh.inference.device import differences, this_device
+from cubemesh.inference.plan_file import PlanDocument, Trial, read_plan
+from cubemesh.onnx.engines import ENGINES, Session
+
+Samples = Array | Mapping[str, Array]
+
+
+class Plan:
+    """A plan, ready to run. Not for several threads at a time: load it once for each."""
+
+    def __init__(self, document: PlanDocument, models: Mapping[str, bytes]) -> None:
+        self.document = document
+        self.batches = tuple(choice.batch for choice in document.choices)
+        """The batch sizes that it was built for, in ascending order."""
+        self._sessions: dict[int, Session] = {
+            choice.batch: _open(choice, models[choice.model], document.device.threads)
+            for choice in document.choices
+        }
+
+    @classmethod
+    def load(cls, path: str | Path, *, threads: int | None = None) -> Self:
+        """The plan of a file, made ready. UsageError where there is no file or an engine is not
+        installed; DataError where the file is damaged, or was built for another device or version
+        of the engine: its choices are not measured here."""
+        document, models = read_plan(Path(path))
+        found = list(differences(document, this_device(threads)))
+        for name in dict.fromkeys(choice.engine for choice in document.choices):
+            line = ENGINES.get(name)
+            if line is None or not line.installed:
+                raise UsageError(
+                    f"The plan {path} runs in {name}, which is not installed: "
+                    f"pip install 'cubemesh[{name}]'"
+                )
+            built = next(c.version for c in document.choices if c.engine == name)
+            if line.version != built:
+                found.append(f"it was built with {line.title} {built}, and this is {line.version}")
+        if found:
+            raise DataError(
+                f"The plan {path} does not fit this device: {'; '.join(found)}. Choose again here, "
+                f"which needs no data: cubemesh build --from {path}"
+            )
+        return cls(document, models)
+
+    def run(self, samples: Samples) -> Array:
+        """The first output for any number of samples. An array for a network with one input,
+        otherwise arrays by name."""
+        return self.run_all(samples)[0]
+
+    def run_all(self, samples: Samples) -> tuple[Array, ...]:
+        """Every output, in the order of `document.outputs`."""
+        arrays = self._arrays(samples)
+        count = len(next(iter(arrays.values())))
+        found: list[Array] = []
+        done = 0
+        for batch in self.split(count):
+            here = min(batch, count - done)
+            part = {name: _padded(a[done : done + here], batch) for name, a in arrays.items()}
+            results = self._sessions[batch].run(part)
+            if not found:
+                found = [np.empty((count, *r.shape[1:]), r.dtype) for r in results]
+            for whole, result in zip(found, results, strict=True):
+                whole[done : done + here] = result[:here]
+            done += here
+        return tuple(found)
+
+    def split(self, count: int) -> tuple[int, ...]:
+        """The batch sizes in which `count` samples take the least time by the plan's
+        measurements; the last one may be larger than what is left."""
+        seconds = tuple((c.batch, c.seconds or 0.0) for c in self.document.choices)
+        many, rest = divmod(count, self.batches[-1])
+        return cheapest_split(seconds, self.batches[-1]) * many + cheapest_split(seconds, rest)
+
+    def close(self) -> None:
+        """Free the engines."""
+        self._sessions.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _arrays(self, samples: Samples) -> dict[str, Array]:
+        """Arrays by input, in its type. UsageError where they do not fit."""
+        inputs = self.document.inputs
+        if not isinstance(samples, Mapping):
+            if len(inputs) != 1:
+                names = ", ".join(value.name for value in inputs)
+                raise UsageError(f"{self.document.network} has {len(inputs)} inputs: {names}.")
+            samples = {inputs[0].name: samples}
+        if set(samples) != {value.name for value in inputs}:
+            raise UsageError(
+                f"The inputs of {self.document.network} are "
+                f"{', '.join(value.name for value in inputs)}; given: {', '.join(samples)}."
+            )
+        found = {}
+        for value in inputs:
+            array = np.asarray(samples[value.name])
+            if array.shape[1:] != value.shape[1:] or array.ndim != len(value.shape):
+                shown = "×".join(map(str, ("n", *value.shape[1:])))
+                raise UsageError(
+                    f"{value.name} has the shape {'×'.join(map(str, array.shape))}, and {shown} is "
+                    "needed."
+                )
+            found[value.name] = np.ascontiguousarray(array, dtype=value.dtype)
+        counts = {len(array) for array in found.values()}
+        if len(counts) > 1 or not min(counts):
+            raise UsageError(f"Inputs need as many samples each, at least one; given: {counts}.")
+        return found
+
+
+@functools.lru_cache(maxsize=256)
+def cheapest_split(seconds: tuple[tuple[int, float], ...], count: int) -> tuple[int, ...]:
+    """The batch sizes in which `count` samples take the least time, given (batch size, seconds);
+    of equal ones the fewest. Largest first."""
+    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    for samples in range(1, count + 1):
+        ways = []
+        for batch, time in seconds:
+            before, parts = best[max(0, samples - batch)]
+            ways.append((before + time, (*parts, batch)))
+        best.append(min(ways, key=lambda way: (way[0], len(way[1]))))
+    return tuple(sorted(best[count][1], reverse=True))
+
+
+def _open(choice: Trial, model: bytes, threads: int) -> Session:
+    engine = ENGINES[choice.engine].load()
+    return engine.open_session(
+        model, threads=threads, precision=compute_precision(choice.precision), batch=choice.batch
+    )
+
+
+def compute_precision(precision: str) -> str:
+    """The precision of what a model does not quantize."""
+    return "fp32" if precision == "int8" else precision
+
+
+def _padded(array: Array, batch: int) -> Array:
+    """`array` with `batch` samples; the last one is repeated."""
+    if len(array) == batch:
+        return array
+    return np.concatenate([array, np.repeat(array[-1:], batch - len(array), axis=0)])
