@@ -10,7 +10,7 @@ from rich.text import Text
 
 from cubemesh.api.inference import BuiltPlan, ExportedNetwork, MeasuredPlan
 from cubemesh.inference.build import proof_text
-from cubemesh.inference.plan_file import PlanDocument, Trial
+from cubemesh.inference.plan_file import PlanDocument, Proof, Trial
 from cubemesh.onnx.engines import ENGINES
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import (
@@ -66,7 +66,7 @@ def print_build(console: Console, done: BuiltPlan) -> None:
         ]
         _print(
             console,
-            f"Accuracy, at least {document.proofs[0].bound:.0%} of fp32",
+            _accuracy_title(document.proofs[0]),
             ("precision", "engine", "accepted", "compared with fp32"),
             proofs,
         )
@@ -94,6 +94,13 @@ def print_build(console: Console, done: BuiltPlan) -> None:
         )
     )
     console.print(Text(f"Measure it: cubemesh infer {done.file}"))
+
+
+def _accuracy_title(proof: Proof) -> str:
+    title = f"Accuracy, at least {proof.bound:.4g} of fp32"
+    if proof.ratio is None:
+        return title
+    return f"{title}, which answers {proof.reference_right:,} of {proof.samples:,} correctly"
 
 
 def _trial_row(document: PlanDocument, trial: Trial) -> tuple[str, ...]:
