@@ -268,7 +268,7 @@ def test_a_million_operators_take_less_than_500_megabytes(tmp_path):
         [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
     )
     sentence, kibibytes = done.stdout.splitlines()
-    assert sentence.endswith("it has 1,000,001 operators; at most 50,000 are read.")
+    assert sentence.endswith("it has 1,000,001 operators; at most 20,000 are read.")
     assert int(kibibytes) < 500_000
 
 

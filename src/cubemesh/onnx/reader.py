@@ -51,7 +51,7 @@ READABLE = frozenset(kind for kinds in _READABLE.values() for kind in kinds.spli
 OLDEST_OPSET, NEWEST_OPSET = 13, 23
 """Versions of the operators that are read as they are; older ones are converted to the oldest."""
 OLDEST_CONVERTED = 7
-MOST_OPERATORS = 50_000
+MOST_OPERATORS = 20_000
 MOST_AXES = 16
 
 
