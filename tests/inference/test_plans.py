@@ -167,6 +167,19 @@ def test_a_plan_of_another_machine_is_refused_and_built_again(built, tmp_path, m
         assert plan.run(images(2)).shape == (2, 10)
 
 
+def test_bytes_are_not_added_where_they_saturate(built, tmp_path, monkeypatch):
+    lines = []
+    document, models = read_plan(built[0])
+    vnni = replace(document, device=replace(document.device, instruction_sets=("avx512_vnni",)))
+    write_plan(tmp_path / "vnni.plan", vnni, models)
+    elsewhere(monkeypatch, instruction_sets=("avx2",))
+    again = build_plan(
+        file=tmp_path / "here.plan", from_plan=tmp_path / "vnni.plan", tell=lines.append, **FAST
+    )
+    assert {t.precision for t in again.document.trials} <= {"fp32", "bf16"}
+    assert "sums of bytes saturate" in lines[0]
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -206,9 +206,7 @@ def infer_plan(
         count = batch or plan.batches[-1]
         if count < 1:
             raise UsageError(f"--batch is at least 1, not {count}.")
-        arrays = (
-            random_inputs(_shell(plan.document), count) if samples is None else _arrays(samples)
-        )
+        arrays = random_inputs(plan.document.inputs, count) if samples is None else _arrays(samples)
         if output is not None:
             _write(Path(output), plan, arrays)
         inputs = {n: np.resize(a, (count, *a.shape[1:])) for n, a in arrays.items()}
@@ -328,17 +326,6 @@ def _samples(
             "and `labels`, and name it with --samples."
         )
     return from_data(network, data, data_path)
-
-
-def _shell(document: PlanDocument) -> Graph:
-    return Graph(
-        name=document.network,
-        opset=1,
-        inputs=document.inputs,
-        outputs=(),
-        operators=(),
-        constants={},
-    )
 
 
 def _arrays(path: str | Path) -> dict[str, Array]:

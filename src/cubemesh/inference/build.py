@@ -160,7 +160,7 @@ def build(
          f"{count} steps")  # fmt: skip
     content = serialized(optimized)
     models = [_Model(ModelNote(name="fp32"), content, _floats(settings))]
-    opener = _Opener(engines, device.threads)
+    opener = _Opener(engines, device)
     merged, _ = optimize(optimized, {**PASSES, **OPTIONAL})
     if len(merged.operators) != len(optimized.operators):
         note = ModelNote(name="fp32-siblings")
@@ -172,7 +172,9 @@ def build(
     proofs: list[Proof] = []
     if samples is not None and lower:
         proofs = list(_proofs(models, samples, settings, opener, tell))
-    trials, chosen = _choose(models, proofs, optimized, settings, opener, device, record, tell)
+    trials, chosen = _choose(
+        models, proofs, graph.name, graph.inputs, settings, opener, record, tell
+    )
     accepted = {p.model for p in proofs if p.accepted}
     stored = [m for m in models if not m.note.quantized or m.note.name in accepted]
     document = PlanDocument(
@@ -205,41 +207,35 @@ def rebuild(
     tell: Tell,
 ) -> tuple[PlanDocument, dict[str, bytes]]:
     """The plan of another device or version, with choices measured here. The proofs stay: a model
-    gives the same answers, to rounding, on every device."""
+    gives the same answers, to rounding, on every device that does not saturate sums of bytes; on
+    one that does, 8-bit models with full weights are not tried."""
     device = this_device(settings.threads)
     engines = _engines(settings)
-    opener = _Opener(engines, device.threads)
+    opener = _Opener(engines, device)
     notes = {note.name: note for note in document.models}
+    if _adds_bytes(document.device) and not _adds_bytes(device):
+        notes = {name: note for name, note in notes.items() if not note.quantized}
+        tell("int8: not tried, as sums of bytes saturate on this processor (it has no VNNI)")
     models = [
         _Model(notes[name], content, ("int8",) if notes[name].quantized else PRECISIONS[:2])
         for name, content in contents.items()
         if name in notes
     ]
-    graph = _inputs_only(document)
-    trials, chosen = _choose(models, document.proofs, graph, settings, opener, device, record, tell)
+    trials, chosen = _choose(
+        models, document.proofs, document.network, document.inputs, settings, opener, record, tell
+    )
     return (
         replace(document, device=device, trials=tuple(trials), chosen=tuple(chosen)),
         dict(contents),
     )
 
 
-def _inputs_only(document: PlanDocument) -> Graph:
-    return Graph(
-        name=document.network,
-        opset=1,
-        inputs=document.inputs,
-        outputs=(),
-        operators=(),
-        constants={},
-    )
-
-
 class _Opener:
     """Opens sessions of the engines that a build uses."""
 
-    def __init__(self, engines: Sequence[str], threads: int) -> None:
+    def __init__(self, engines: Sequence[str], device: PlanDevice) -> None:
         self.engines = engines
-        self.threads = threads
+        self.device = device
         self._able = {name: ENGINES[name].load().available() for name in engines}
 
     def able(self, engine: str, precision: str) -> bool:
@@ -255,7 +251,7 @@ class _Opener:
             .load()
             .open_session(
                 content,
-                threads=self.threads,
+                threads=self.device.threads,
                 precision=compute_precision(precision),
                 batch=batch,
             )
@@ -276,7 +272,7 @@ class _Opener:
 
     def check(self, graph: Graph, contents: Sequence[bytes], samples: SampleSets | None) -> None:
         """UsageError unless every model has the scores of the unchanged graph in every engine."""
-        inputs = next(batches(samples.selection, 4)) if samples else random_inputs(graph, 2)
+        inputs = next(batches(samples.selection, 4)) if samples else random_inputs(graph.inputs, 2)
         try:
             wanted = self.scores(self.engines[0], serialized(graph), inputs)
         except Exception as error:  # engines raise their own classes for what they lack
@@ -457,10 +453,10 @@ def _candidates(models: Sequence[_Model], opener: _Opener) -> Iterator[tuple[_Mo
 def _choose(
     models: Sequence[_Model],
     proofs: Sequence[Proof],
-    graph: Graph,
+    network: str,
+    inputs: Sequence[Value],
     settings: BuildSettings,
     opener: _Opener,
-    device: PlanDevice,
     record: TimingRecord,
     tell: Tell,
 ) -> tuple[list[Trial], list[int]]:
@@ -484,12 +480,11 @@ def _choose(
             if precision == "fp32" or (m.note.name, precision, engine) in accepted
         }
         if not untried:
-            raise AccuracyError(_refusal(graph, proofs))
-        found, errors = _latencies(untried, graph, settings, opener, device, record)
+            raise AccuracyError(_refusal(network, proofs))
+        found, errors = _latencies(untried, inputs, settings, opener, record)
         if not found:
             raise UsageError(
-                f"{graph.name} runs in no engine at batch size {batch}: "
-                f"{next(iter(errors.values()))}"
+                f"{network} runs in no engine at batch size {batch}: {next(iter(errors.values()))}"
             )
         best = choose({name: found[name] for name in untried if name in found})
         for name, (_, trial) in untried.items():
@@ -509,32 +504,33 @@ def _choose(
     return trials, chosen
 
 
-def _refusal(graph: Graph, proofs: Sequence[Proof]) -> str:
+def _refusal(network: str, proofs: Sequence[Proof]) -> str:
     shown = "; ".join(
         f"{p.precision} in {ENGINES[p.engine].title} has {proof_text(p)}" for p in proofs
     )
     return (
-        f"No model of {graph.name} keeps the accuracy: {shown or 'none could be compared'}. Allow "
+        f"No model of {network} keeps the accuracy: {shown or 'none could be compared'}. Allow "
         "fp32 with --precision, or lower --accuracy."
     )
 
 
 def _latencies(
     untried: Mapping[str, tuple[_Model, Trial]],
-    graph: Graph,
+    values: Sequence[Value],
     settings: BuildSettings,
     opener: _Opener,
-    device: PlanDevice,
     record: TimingRecord,
 ) -> tuple[dict[str, Latency], dict[str, str]]:
     """The latency of each trial, from the record where it has all of them; errors by name."""
-    keys = {name: _key(model.content, trial, device) for name, (model, trial) in untried.items()}
+    keys = {
+        name: _key(model.content, trial, opener.device) for name, (model, trial) in untried.items()
+    }
     if all(key in record.latencies for key in keys.values()):
         return {name: record.latencies[key] for name, key in keys.items()}, {}
     runs: dict[str, Callable[[], object]] = {}
     errors: dict[str, str] = {}
     for name, (model, trial) in untried.items():
-        inputs = random_inputs(graph, trial.batch)
+        inputs = random_inputs(values, trial.batch)
         try:
             session = opener.open(trial.engine, model.content, trial.precision, trial.batch)
             session.run(inputs)

@@ -5,7 +5,7 @@ No sample serves two of these, since what was chosen on a sample looks better on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile
@@ -101,11 +101,11 @@ def from_file(path: str | Path, graph: Graph) -> SampleSets:
     )
 
 
-def random_inputs(graph: Graph, samples: int, seed: int = 0) -> dict[str, Array]:
+def random_inputs(values: Iterable[Value], samples: int, seed: int = 0) -> dict[str, Array]:
     """Inputs to measure speed with: uniform numbers of 0 to 1, whole numbers 0 or 1."""
     rng = np.random.default_rng(seed)
     found: dict[str, Array] = {}
-    for value in graph.inputs:
+    for value in values:
         shape = (samples, *(int(length) for length in value.shape[1:]))
         dtype = np.dtype(value.dtype)
         found[value.name] = (
