@@ -11,12 +11,13 @@ import pytest
 
 import cubemesh
 from cubemesh import Plan, build_plan, export_network, infer_plan
-from cubemesh.errors import AccuracyError, CubemeshError, DataError, UsageError
+from cubemesh.errors import AccuracyError, BusyError, CubemeshError, DataError, UsageError
 from cubemesh.inference import device, runtime
 from cubemesh.inference.plan_file import PlanDevice, read_plan, write_plan
 from cubemesh.inference.runtime import cheapest_split
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.onnx.export import export
+from cubemesh.runs.locks import DeviceLocks
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -26,8 +27,16 @@ FAST = {"seconds": 0.1}
 """Settings of a build whose choice does not matter."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_locks(tmp_path_factory):
+    """Locks that no other worker of the tests holds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("locks")))
+        yield
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, own_locks):
     """A folder with the checkpoints of LittleCNN, trained on the digits."""
     folder = tmp_path_factory.mktemp("trained")
     cubemesh.train(
@@ -365,3 +374,14 @@ def test_products_of_one_input_are_tried_merged(tmp_path):
     models = {t.model for t in done.document.trials}
     assert models == {"fp32", "fp32-siblings"}
     assert read_plan(Path(done.file))[1].keys() == models
+
+
+def test_a_build_refuses_to_measure_beside_another_run(onnx_file, tmp_path):
+    locks = DeviceLocks()
+    locks.take("cpu")
+    try:
+        with pytest.raises(BusyError, match="The CPU is in use by process"):
+            build_plan(str(onnx_file), tmp_path / "x.plan", **FAST)
+    finally:
+        locks.close()
+    assert not (tmp_path / "x.plan").exists()

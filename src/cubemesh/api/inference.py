@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,15 +25,17 @@ from cubemesh.networks.graph import Network
 from cubemesh.onnx import reader
 from cubemesh.onnx.export import export, graph_of
 from cubemesh.onnx.graph import Graph
+from cubemesh.runs.locks import DeviceLocks
 from cubemesh.schema.record import Figure
 from cubemesh.statistics import percentile_interval
 from cubemesh.statistics.typical import percentile
 from cubemesh.training import manifest
 from cubemesh.training.checkpoint import load, path_of, steps_in
+from cubemesh.units import parse_duration
 from cubemesh.untrusted import shown_path
 
 MOST_ITERATIONS = 1_000_000
-Tell = Callable[[str], object]
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +123,13 @@ def build_plan(
     samples: str | Path | None = None,
     accuracy: float | None = None,
     precisions: Sequence[str] | None = None,
-    batches: Sequence[int] = (1,),
+    batches: Sequence[int] | None = None,
     engines: Sequence[str] = (),
     threads: int | None = None,
     seconds: float = 10.0,
     timing_record: str | Path | None = None,
     from_plan: str | Path | None = None,
+    wait: str | float = 0.0,
     tell: Tell = lambda line: None,
 ) -> BuiltPlan:
     """Build the plan of a network of the zoo, of a training's checkpoints, or of an ONNX file, and
@@ -134,13 +138,14 @@ def build_plan(
     Without `accuracy` and `precisions` only fp32 is tried. With `accuracy`, the least ratio of
     right answers to those of fp32, bf16 and 8-bit integers are tried too, on the samples of `data`
     or of the file `samples`. `from_plan` chooses again for this device from an existing plan.
-    UsageError where options do not fit, DataError for damaged files, AccuracyError where no
-    precision keeps the bound.
+    `wait`, such as "10m", is the longest time to wait for a run that uses this CPU. UsageError
+    where options do not fit, DataError for damaged files, AccuracyError where no precision keeps
+    the bound, BusyError where the CPU stays in use.
     """
     begin = time.perf_counter()
     record = TimingRecord(None if timing_record is None else Path(timing_record))
     settings = BuildSettings(
-        batches=tuple(batches),
+        batches=(1,) if batches is None else tuple(batches),
         precisions=_precisions(precisions, accuracy),
         accuracy=0.99 if accuracy is None else accuracy,
         engines=tuple(engines),
@@ -154,10 +159,11 @@ def build_plan(
                 "--checkpoints, --data, --samples, --accuracy and --precision."
             )
         document, models = read_plan(Path(from_plan))
-        if tuple(batches) == (1,):
-            settings = _with_batches(settings, document)
+        if batches is None:
+            settings = replace(settings, batches=tuple(c.batch for c in document.choices))
         path = Path(from_plan if file is None else file)
-        document, models = rebuild(document, models, settings, record, tell)
+        with _cpu(wait, tell):
+            document, models = rebuild(document, models, settings, record, tell)
     else:
         graph, about, network, trained_on = _source(
             source, checkpoints, step, image_size, classes, seed
@@ -168,7 +174,8 @@ def build_plan(
             graph, network, data or (trained_on if lower else None), data_path, samples
         )
         path = Path(f"{graph.name}.plan" if file is None else file)
-        document, models = builder.build(graph, about, settings, chosen, record, tell)
+        with _cpu(wait, tell):
+            document, models = builder.build(graph, about, settings, chosen, record, tell)
     size_bytes = write_plan(path, document, models)
     return BuiltPlan(
         file=str(path),
@@ -189,6 +196,8 @@ def infer_plan(
     warm_up: float = 0.2,
     percentiles: Sequence[float] = (90.0, 95.0, 99.0),
     threads: int | None = None,
+    wait: str | float = 0.0,
+    tell: Tell = lambda line: None,
 ) -> MeasuredPlan:
     """Run a plan again and again for `duration` seconds, or `iterations` times, and measure its
     latency. The arrays of `samples` (.npz) are the inputs, by default random ones; with `output`
@@ -200,9 +209,10 @@ def infer_plan(
         raise UsageError("--output writes the scores of --samples FILE.npz: add it.")
     if iterations is not None and not 1 <= iterations <= MOST_ITERATIONS:
         raise UsageError(f"--iterations are 1 to {MOST_ITERATIONS:,}, not {iterations}.")
-    begin = time.perf_counter()
-    with Plan.load(file, threads=threads) as plan:
-        loaded = time.perf_counter()
+    with _cpu(wait, tell), ExitStack() as stack:
+        begin = time.perf_counter()
+        plan = stack.enter_context(Plan.load(file, threads=threads))
+        load_s = time.perf_counter() - begin
         count = batch or plan.batches[-1]
         if count < 1:
             raise UsageError(f"--batch is at least 1, not {count}.")
@@ -221,11 +231,22 @@ def infer_plan(
         batch=count,
         split=split,
         iterations=len(seconds),
-        load_s=loaded - begin,
+        load_s=load_s,
         first_s=first,
         throughput_per_s=count * len(seconds) / sum(seconds),
         latencies=_summary(seconds, percentiles),
     )
+
+
+@contextmanager
+def _cpu(wait: str | float, tell: Tell) -> Iterator[None]:
+    """Lock the CPU, as every run does that measures on it."""
+    locks = DeviceLocks()
+    try:
+        locks.take("cpu", parse_duration(str(wait)), tell)
+        yield
+    finally:
+        locks.close()
 
 
 def _measure(
@@ -272,14 +293,6 @@ def _precisions(given: Sequence[str] | None, accuracy: float | None) -> tuple[st
     if given is not None:
         return tuple(given)
     return ("fp32",) if accuracy is None else ("fp32", "bf16", "int8")
-
-
-def _with_batches(settings: BuildSettings, document: PlanDocument) -> BuildSettings:
-    return replace(
-        settings,
-        batches=tuple(choice.batch for choice in document.choices),
-        precisions=("fp32", "bf16", "int8"),
-    )
 
 
 def _source(

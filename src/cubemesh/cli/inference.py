@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cubemesh.cli import completion
-from cubemesh.cli.options import AsJson, show, tell
+from cubemesh.cli.options import AsJson, Wait, show, tell
 from cubemesh.errors import UsageError
 
 Threads = Annotated[
@@ -110,7 +110,12 @@ def build(
         str | None,
         typer.Option(metavar="A,B,…", help="Precisions to try: fp32, bf16, int8."),
     ] = None,
-    batches: Annotated[str, typer.Option(metavar="N,N,…", help="Batch sizes to build for.")] = "1",
+    batches: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,…", help="Batch sizes to build for; default: 1, with --from the plan's."
+        ),
+    ] = None,
     engine: Annotated[
         list[str] | None,
         typer.Option(help="Engine to try; may be repeated. Default: those installed."),
@@ -139,6 +144,7 @@ def build(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the weights, without --checkpoints.")
     ] = 0,
+    wait: Wait = "0",
     as_json: AsJson = False,
 ) -> None:
     """Optimize a trained network for inference on this machine and write its plan."""
@@ -156,7 +162,7 @@ def build(
         data_path=data_path,
         samples=samples,
         precisions=None if precision is None else _words(precision),
-        batches=[_whole("--batches", word) for word in _words(batches)],
+        batches=None if batches is None else _numbers("--batches", batches),
         engines=engine or (),
         threads=threads,
         shapes=dict(map(_shape, shape or ())),
@@ -165,6 +171,7 @@ def build(
         image_size=image_size,
         classes=classes,
         seed=seed,
+        wait=wait,
         tell=tell,
     )
     show(view.build_document(done), as_json, lambda c: view.print_build(c, done))
@@ -195,6 +202,7 @@ def infer(
         str, typer.Option(metavar="P,P,…", help="Percentiles of the latency.")
     ] = "90,95,99",
     threads: Threads = None,
+    wait: Wait = "0",
     as_json: AsJson = False,
 ) -> None:
     """Measure the latency of a plan, or compute the scores of samples with it."""
@@ -211,12 +219,18 @@ def infer(
         warm_up=warm_up,
         percentiles=[_number("--percentile", word) for word in _words(percentile)],
         threads=threads,
+        wait=wait,
+        tell=tell,
     )
     show(view.infer_document(done), as_json, lambda c: view.print_infer(c, done))
 
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    return [_whole(option, word) for word in _words(text)]
 
 
 def _whole(option: str, word: str) -> int:
