@@ -217,7 +217,7 @@ import os, sys
 import numpy as np
 from cubemesh.frameworks import entry
 from cubemesh.batches import Batch
-from cubemesh.frameworks.contract.program import BuildRequest
+from cubemesh.frameworks.contract.program import BuildRequest, SupportsProfiling
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
@@ -246,7 +246,10 @@ program = framework.build(
 )
 program.load(network.draw(0))
 batch = Batch(images=np.zeros((2, 3, 8, 8), np.float32), labels=np.zeros(2, np.int64))
-program.train_step(program.place(batch))
+placed = program.place(batch)
+program.train_step(placed)
+if isinstance(program, SupportsProfiling):
+    program.profile(lambda: program.train_step(placed))()
 own = {"pytorch": "torch", "tensorflow-xla": "tensorflow"}.get(sys.argv[1], sys.argv[1])
 late = [m for m in sorted(set(sys.modules) - loaded) if m.split(".")[0] == own]
 print(program.loss(), *late, flush=True)

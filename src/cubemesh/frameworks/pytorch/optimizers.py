@@ -14,9 +14,16 @@ algorithm 1): trust = eta · |w| / (|g| + decay · |w|), eta 0.001, norms of the
 other implementations, arrays of one axis (biases, weights of normalizations) are excluded from
 adaptation and decay: for them, and where a norm is 0, trust is 1. The paper has the rate inside v,
 which is the same while the rate is constant.
+
+PyTorch decorates methods of its optimizers with functions that import TorchDynamo, to keep them out
+of compiled code. That import takes as long as the one of PyTorch, and no framework here compiles an
+update, so `_undecorated` leaves the decorators out.
 """
 
 from __future__ import annotations
+
+import inspect
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn, optim
@@ -25,6 +32,22 @@ from cubemesh.schema.work import NetworkWork, Training
 
 ETA = 0.001
 """The paper's trust coefficient."""
+_DECORATED = ("step", "zero_grad", "add_param_group")
+
+Kind = TypeVar("Kind", bound=optim.Optimizer)
+
+
+def _undecorated(kind: type[Kind]) -> type[Kind]:
+    """The optimizer `kind`, which computes the same without importing TorchDynamo."""
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in _DECORATED}
+    methods["step"] = torch.no_grad()(methods["step"])
+    return cast(type[Kind], type(kind.__name__, (kind,), methods))
+
+
+_SGD = _undecorated(optim.SGD)
+_RMSprop = _undecorated(optim.RMSprop)
+_Adam = _undecorated(optim.Adam)
+_AdamW = _undecorated(optim.AdamW)
 
 
 def make_optimizer(work: NetworkWork, parameters: list[nn.Parameter]) -> optim.Optimizer | None:
@@ -33,14 +56,14 @@ def make_optimizer(work: NetworkWork, parameters: list[nn.Parameter]) -> optim.O
         return None
     rate, decay = work.learning_rate, work.weight_decay
     if work.optimizer == "rmsprop":
-        return optim.RMSprop(parameters, lr=rate, weight_decay=decay)
+        return _RMSprop(parameters, lr=rate, weight_decay=decay)
     if work.optimizer == "adam":
-        return optim.Adam(parameters, lr=rate, weight_decay=decay, fused=True)
+        return _Adam(parameters, lr=rate, weight_decay=decay, fused=True)
     if work.optimizer == "adamw":
-        return optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
+        return _AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
     if work.optimizer == "lars":
         return Lars(parameters, rate=rate, momentum=work.momentum, decay=decay)
-    sgd = optim.SGD(parameters, lr=rate, momentum=work.momentum, weight_decay=decay, fused=True)
+    sgd = _SGD(parameters, lr=rate, momentum=work.momentum, weight_decay=decay, fused=True)
     if work.momentum:
         # Its first step would allocate them, uninitialized (PyTorch 2.13) when scaled gradients
         # overflow and the step is skipped. From zero the first step is the same.
@@ -49,6 +72,7 @@ def make_optimizer(work: NetworkWork, parameters: list[nn.Parameter]) -> optim.O
     return sgd
 
 
+@_undecorated
 class Lars(optim.Optimizer):
     """LARS over `parameters`. A step works in place on the gradients, without synchronizing: the
     norms stay on the device."""
@@ -58,7 +82,6 @@ class Lars(optim.Optimizer):
     ) -> None:
         super().__init__(parameters, {"lr": rate, "momentum": momentum, "decay": decay})
 
-    @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:

@@ -10,7 +10,6 @@ fp16        float32    autocast: products in float16, reductions in float32, los
 
 from __future__ import annotations
 
-import importlib
 import os
 import warnings
 from collections.abc import Iterator
@@ -104,7 +103,8 @@ def prepare(device: str, precision: str, threads: int, deterministic: bool = Fal
     torch.backends.cudnn.benchmark = not deterministic
     if deterministic:  # read by cuBLAS at its first use
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:  # imports the compiler
+        torch.use_deterministic_algorithms(deterministic, warn_only=True)
     # Batches are only read.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     if torch.device(device).type == "cuda":
@@ -173,6 +173,5 @@ def setup_process(program: ProgramSettings) -> None:
 
 
 def preload() -> None:
-    """Import the modules of a first step. Optimizers import TorchDynamo, which takes as long as
-    PyTorch itself; neither uses the GPU or starts a thread."""
-    importlib.import_module("torch._dynamo")
+    """Import the modules of a first step, which this module and those of the program have done:
+    nothing of an eager step needs TorchDynamo, whose import takes as long as PyTorch's."""

@@ -1,4 +1,5 @@
-"""Profiler of PyTorch steps: `SupportsProfiling` by torch.profiler (Kineto).
+"""Profiler of PyTorch steps: `SupportsProfiling` by torch.autograd.profiler (Kineto), which
+torch.profiler.profile adds schedules to, with an import of PyTorch's compiler that takes seconds.
 
 Recorded are, on a GPU, kernels and runtime calls only (CUPTI activities), since recording operators
 slows the host that launches them; on a CPU the operators, without shapes or stacks. With layers,
@@ -17,9 +18,9 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, record_function
+from torch.autograd import profiler as autograd_profiler
+from torch.profiler import record_function
 
 from cubemesh.frameworks.contract.program import monotonic_s
 from cubemesh.frameworks.pytorch.profiling.kineto import LAYER, read_trace
@@ -35,13 +36,17 @@ def profile(
 ) -> Callable[[], Profile]:
     """Call `run` and return a function that reads its profile on a device of `kind` (`cpu`,
     `cuda`), by layer where `layers` are given. `trace`: a file to save the trace in."""
-    activities = [ProfilerActivity.CUDA] if kind == "cuda" else [ProfilerActivity.CPU]
-    if layers and kind == "cuda":
-        activities.append(ProfilerActivity.CPU)
+    gpu = kind == "cuda"
     with ExitStack() as stack:
         for name, layer in layers.items():
             _annotate(name, layer, stack)
-        profiler = stack.enter_context(torch.profiler.profile(activities=activities))
+        profiler = stack.enter_context(
+            autograd_profiler.profile(
+                use_cpu=bool(layers) or not gpu,
+                use_device="cuda" if gpu else None,
+                use_kineto=True,
+            )
+        )
         offset_ns = _offset_ns()
         run()
 
@@ -66,11 +71,11 @@ def _offset_ns() -> int:
     return min(pairs)[1]
 
 
-def _exported(profiler: torch.profiler.profile, trace: str | None) -> Any:
+def _exported(profiler: autograd_profiler.profile, trace: str | None) -> Any:
     """The trace as data, via a file, the documented interface."""
     with tempfile.TemporaryDirectory() as folder:
         path = trace or os.path.join(folder, "trace.json")
-        profiler.export_chrome_trace(path)
+        profiler.export_chrome_trace(path)  # type: ignore[no-untyped-call]
         with open(path, encoding="utf-8", errors="replace") as file:
             return json.load(file)
 
