@@ -99,11 +99,11 @@ def fabric(system: System, devices: int, peer_access: bool = True) -> Fabric:
     per_system = min(devices, each)
     cluster = system.cluster if systems > 1 else None
     local = Fabric(devices_per_system=per_system, systems=systems)
-    host_rate = _to_host(system, per_system)
+    host_rate = _to_host(system.topology, per_system)
     sheet = datasheets().get(system.host_device)
     architecture = "" if sheet is None else sheet.architecture
     if per_system > 1:
-        local = _over_rings(local, system)
+        local = _over_rings(local, system.topology)
         crosses = local.sockets_bytes_per_s is not None and local.local_over == "pcie"
         if host_rate and (not peer_access or (crosses and architecture in NO_PEERS_ACROSS)):
             local = _over_host(local, host_rate)
@@ -117,13 +117,14 @@ def fabric(system: System, devices: int, peer_access: bool = True) -> Fabric:
     )
 
 
-def _over_rings(on: Fabric, system: System) -> Fabric:
+@lru_cache(maxsize=128)
+def _over_rings(on: Fabric, topology: Topology) -> Fabric:
     """With what the rings through the first devices of a system carry."""
-    rings = _rings(system.topology, on.devices_per_system)
+    rings = find_rings(topology, [node.index for node in topology.devices[: on.devices_per_system]])
     rate, narrowest = sustained(rings)
     kinds = {link.kind for ring in rings.rings for way in ring.routes for link in way.links}
     nvlink = rings.reach == "nvlink"
-    switched = bool(system.topology.of_kind("nvswitch"))
+    switched = bool(topology.of_kind("nvswitch"))
     return replace(
         on,
         local_bytes_per_s=rate,
@@ -152,19 +153,14 @@ def _over_host(on: Fabric, host_bytes_per_s: float) -> Fabric:
 
 
 @lru_cache(maxsize=128)
-def _rings(topology: Topology, devices: int) -> RingSet:
-    return find_rings(topology, [node.index for node in topology.devices[:devices]])
-
-
-def _to_host(system: System, devices: int) -> float | None:
+def _to_host(topology: Topology, devices: int) -> float | None:
     """Rate of each of the first devices to its nearest processor while all use their links."""
-    cpus = [node.name for node in system.topology.of_kind("cpu")]
-    gpus = [node.name for node in system.topology.gpus[:devices]]
+    cpus = [node.name for node in topology.of_kind("cpu")]
+    gpus = [node.name for node in topology.gpus[:devices]]
     if not gpus or not cpus:
         return None
     routes = [
-        min((route(system.topology, g, c) for c in cpus), key=lambda way: len(way.links))
-        for g in gpus
+        min((route(topology, g, c) for c in cpus), key=lambda way: len(way.links)) for g in gpus
     ]
     return min(rate for rate, _ in _link_rates(routes, routes))
 

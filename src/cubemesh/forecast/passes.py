@@ -99,7 +99,10 @@ class Passes:
         return replace(
             self,
             forward=tuple(seconds * times for seconds in self.forward),
-            backward=tuple(replace(g, seconds=g.seconds * times) for g in self.backward),
+            backward=tuple(
+                Gradient(seconds=g.seconds * times, gradient_bytes=g.gradient_bytes)
+                for g in self.backward
+            ),
             update_s=self.update_s * times,
         )
 

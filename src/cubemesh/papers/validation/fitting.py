@@ -16,11 +16,11 @@ Launches take no time here, because their factors were read from a single source
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,7 @@ RATES: dict[str, list[float]] = {
 }
 """One forecast for each, of the rows whose gradients go that way; the others go over NVLink or by
 copies, which these do not change."""
+_NONE: Mapping[str, Array] = {}
 UNIT = dict.fromkeys(GRID, 1.0) | {"step_spread": 0.01}
 """Values of the factors while the parts are computed."""
 BAND_SHARE = 0.9
@@ -95,6 +96,7 @@ class FitData:
         batches = np.array([p.batch_per_device for p in self._points({}).values()])
         self.lengths = recurrent / batches
         self._arrays: dict[tuple[float, ...], dict[str, Array]] = {}
+        self._fitted: dict[tuple[bytes, bytes], Values] = {}
 
     def _points(self, values: Values) -> dict[Row, Point]:
         found = {}
@@ -111,37 +113,49 @@ class FitData:
             self._arrays[key] = {n: np.array([p.parts_s[n] for p in points]) for n in names}
         return self._arrays[key]
 
-    def efficiency(self, values: Values) -> Array:
-        """One device's step over that of several, of every row, with these values."""
-        parts = self._steps(values)
+    def efficiency(self, values: Values, columns: Mapping[str, Array] = _NONE) -> Array:
+        """One device's step over that of several, of every row, with these values. `columns` has
+        values of a factor of `GRID`, of shape (n, 1): the efficiencies are (n, rows)."""
+        parts: dict[str, Array] = self._steps(values)
+        at: dict[str, Any] = {**values, **columns}
         own = parts["forward"] + parts["backward"] + parts["update"]
-        slow = np.where(self.copies, values["copy_slowdown"], values["overlap_slowdown"])
-        spread = np.hypot(values["step_spread"], values["length_spread"] * self.lengths)
+        slow = np.where(self.copies, at["copy_slowdown"], at["overlap_slowdown"])
+        spread = np.hypot(at["step_spread"], at["length_spread"] * self.lengths)
         step = own + parts["exposed"] + slow * parts["slowdown"]
-        step += values["board_share"] * parts["sharing"] + spread * self.count * own
+        step = step + (at["board_share"] * parts["sharing"] + spread * self.count * own)
         found: Array = self.alone_s / step
         return found
 
-    def errors(self, values: Values) -> Array:
+    def errors(self, values: Values, columns: Mapping[str, Array] = _NONE) -> Array:
         """Forecast over published, minus 1, of every row."""
-        found: Array = self.efficiency(values) / self.published - 1
+        found: Array = self.efficiency(values, columns) / self.published - 1
         return found
 
     def fit(self, seen: NDArray[np.bool_]) -> Values:
         """The factors of the least mean absolute error on the rows that are `seen`."""
+        key = seen.tobytes(), self.published.tobytes()
+        if key not in self._fitted:
+            self._fitted[key] = self._fit(seen)
+        return dict(self._fitted[key])
 
-        def error(values: Values) -> float:
-            return float(np.abs(self.errors(values)[seen]).mean())
+    def _fit(self, seen: NDArray[np.bool_]) -> Values:
+        def tried(values: Values, name: str, grid: list[float]) -> Array:
+            """The mean absolute error with each value of a factor."""
+            if name in GRID:
+                errors = self.errors(values, {name: np.array(grid)[:, np.newaxis]})
+            else:
+                errors = np.array([self.errors(values | {name: value}) for value in grid])
+            means: Array = np.abs(errors[:, seen]).mean(axis=1)
+            return means
 
         values = {name: grid[len(grid) // 2] for name, grid in (RATES | GRID).items()}
-        least = error(values)
+        least = float(np.abs(self.errors(values)[seen]).mean())
         while True:
             before = least
             for name, grid in (RATES | GRID).items():
-                for value in grid:
-                    tried = error(values | {name: value})
-                    if tried < least - 1e-12:
-                        values, least = values | {name: value}, tried
+                for value, error in zip(grid, tried(values, name, grid), strict=True):
+                    if error < least - 1e-12:
+                        values, least = values | {name: value}, float(error)
             if before - least < 1e-9:
                 return values
 
@@ -227,13 +241,16 @@ def _bands(data: FitData, forecast: FitData, left: set[Row]) -> dict[bool, float
     seen = np.array([row in left for row in data.rows])
     sources = np.array([source(row) for row in data.rows])
     inside = local(data.rows)
+    of_source: dict[str, list[int]] = defaultdict(list)
+    for place, row in enumerate(forecast.rows):
+        if row in left:
+            of_source[source(row)].append(place)
     distances: dict[Row, float] = {}
-    for name in sorted({source(row) for row in left}):
+    for name, places in sorted(of_source.items()):
         rest = inside & seen & (sources != name)
         errors = forecast.errors(data.fit(rest if rest.any() else inside & seen))
-        for row, error in zip(forecast.rows, errors, strict=True):
-            if row in left and source(row) == name:
-                distances[row] = abs(math.log1p(error))
+        for place in places:
+            distances[forecast.rows[place]] = abs(math.log1p(errors[place]))
     found = {}
     for one in (True, False):
         those = [row for row in distances if row.one_machine == one] or [*distances]

@@ -23,7 +23,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from statistics import fmean
 
 from cubemesh import networks
@@ -186,7 +186,7 @@ class Row:
         style = self.style or "unknown"
         return style if self.peer_access else f"{style} through host memory"
 
-    @property
+    @cached_property
     def one_machine(self) -> bool:
         """Whether its devices are in one machine."""
         return self.devices <= load_system(self.machine).devices
@@ -357,6 +357,7 @@ def without_count(system: str) -> str:
     return re.sub(r"\b\d+x ?(?=[A-Z])", "", system)
 
 
+@cache
 def family(system: str) -> str:
     """The machine of a system name in one spelling: with the memory of a device, without the
     number of devices and the network."""
