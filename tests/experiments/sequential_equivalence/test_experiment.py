@@ -222,10 +222,10 @@ def folder(tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("ranks")
     asked = [i.callspec.params.get("name") for i in request.session.items if hasattr(i, "callspec")]
     names = [name for name in CASES if name in {*asked, GOOD, BAD}]
-    for ranks in {CASES[name][0].placement.devices for name in names} - {1}:
-        command = [sys.executable, __file__, str(ranks), "\n".join([str(folder), *names])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        subprocess.run(command, check=True, env=environment)
+    sizes = {str(CASES[name][0].placement.devices) for name in names} - {"1"}
+    command = [sys.executable, __file__, "\n".join([str(folder), *names]), *sizes]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(command, check=True, env=environment)
     for name in names:
         spec, inject = CASES[name]
         if spec.placement.devices == 1:
@@ -397,5 +397,7 @@ def test_global_batch_sizes_without_an_even_division_are_left_out(machine, play,
 
 if __name__ == "__main__":
     pytorch.preload()
-    failed = pytorch.launch(rank, sys.argv[2], int(sys.argv[1]))
-    sys.exit(f"ranks failed: {failed}" if failed else 0)
+    for ranks in sys.argv[2:]:
+        failed = pytorch.launch(rank, sys.argv[1], int(ranks))
+        if failed:
+            sys.exit(f"ranks of {ranks} failed: {failed}")

@@ -11,6 +11,7 @@ fp16        float32    autocast: products in float16, reductions in float32, los
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,8 +104,10 @@ def prepare(device: str, precision: str, threads: int, deterministic: bool = Fal
     torch.backends.cudnn.benchmark = not deterministic
     if deterministic:  # read by cuBLAS at its first use
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if torch.are_deterministic_algorithms_enabled() != deterministic:  # imports the compiler
+    if "torch._inductor" in sys.modules:  # sets the compiler too, which it would import
         torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    else:
+        torch.set_deterministic_debug_mode("warn" if deterministic else "default")
     # Batches are only read.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     if torch.device(device).type == "cuda":
