@@ -57,7 +57,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("torch", ("train", "little-cnn", "--epochs", "1")),
     ("torch", ("tune", "little-cnn", "--minutes", "0.05", "--set", "frameworks=pytorch")),
     ("torch", ("collectives", "-b", "8", "-e", "8", "-n", "1", "-w", "0")),
-    ("images", ("run", "input-pipeline", *NULL, "--set", "parts=decode")),
+    ("images", ("run", "input-pipeline", *NULL, "--set", "parts=decode", "--quick")),
     ("onnx", ("export", "little-cnn")),
     ("inference", ("build", "little-cnn")),
     ("onnxruntime", ("infer", "little-cnn.plan")),
@@ -143,7 +143,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
         words = [interpreter(version), "-m", "venv", "--without-pip", folder]
         subprocess.run(words, check=True, capture_output=True)
         if extra:
-            below = site_packages(make(version).parents[1])
+            below = site_packages(make(version, "").parents[1])
             (site_packages(folder) / "below.pth").write_text(f"{below}\n")
             link_extra(extra, site_packages(folder))
         else:

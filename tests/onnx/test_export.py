@@ -1,8 +1,11 @@
 """ONNX files against ONNX Runtime and PyTorch."""
 
+import shutil
+
 import numpy as np
 import pytest
 
+import cubemesh
 from cubemesh import export_network, networks
 from cubemesh.errors import DataError, UsageError
 from cubemesh.networks.builder import NetworkBuilder
@@ -104,16 +107,20 @@ def test_a_fixed_batch_size():
     assert made.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 5
 
 
-def test_weights_of_a_checkpoint_are_exported(tmp_path):
-    import cubemesh
-
-    folder = tmp_path / "checkpoints"
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """The checkpoints of a training."""
+    folder = tmp_path_factory.mktemp("trained")
     cubemesh.train(
         "little-cnn",
-        settings={"checkpoints": str(folder), "epochs": "1", "framework": "pytorch"},
-        store=str(tmp_path / "s.sqlite"),
+        settings={"checkpoints": str(folder / "made"), "epochs": "1", "framework": "pytorch"},
+        store=str(folder / "s.sqlite"),
     )
-    done = export_network(file=tmp_path / "trained.onnx", checkpoints=folder)
+    return folder / "made"
+
+
+def test_weights_of_a_checkpoint_are_exported(tmp_path, checkpoints):
+    done = export_network(file=tmp_path / "trained.onnx", checkpoints=checkpoints)
     assert done.network == "little-cnn"
     assert done.weights.startswith("checkpoint after step ")
     drawn_file = tmp_path / "drawn.onnx"
@@ -143,15 +150,8 @@ def test_hopeless_exports_are_refused_with_what_to_do(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path):
-    import cubemesh
-
-    folder = tmp_path / "checkpoints"
-    cubemesh.train(
-        "little-cnn",
-        settings={"checkpoints": str(folder), "epochs": "1", "framework": "pytorch"},
-        store=str(tmp_path / "s.sqlite"),
-    )
+def test_a_damaged_checkpoint_is_named(tmp_path, checkpoints):
+    folder = shutil.copytree(checkpoints, tmp_path / "checkpoints")
     (path,) = folder.glob("step-*/rank-0-of-1.safetensors")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DataError, match=r"rank-0-of-1\.safetensors"):
