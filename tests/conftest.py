@@ -115,6 +115,16 @@ def own_folders(
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _compiled_by_torch(shared: Path) -> Iterator[None]:
+    """TorchInductor first compiles PyTorch's headers and looks for the processor's instructions,
+    for 10 s and more in a new cache folder: this one is of all tests."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared / "inductor"))
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _no_colour() -> Iterator[None]:
     """Messages are compared as text."""
     patch = pytest.MonkeyPatch()

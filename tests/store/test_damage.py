@@ -103,15 +103,21 @@ def test_a_damaged_series_hides_no_other(path, saving, kind):
         assert record.run_id in found.id
 
 
+def compressed_zeros(mebibytes):
+    """What zlib makes of them; one block is compressed and repeated."""
+    packer = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
+    block = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)
+    adler32 = (mebibytes << 20) % 65521 << 16 | 1
+    return b"\x78\xda" + block * mebibytes + packer.flush() + adler32.to_bytes(4)
+
+
 def test_a_bomb_is_not_decompressed(path, saving):
     """3 GB of zeros in 3 MB; with a limit of 1 GiB for the reader."""
+    assert zlib.decompress(compressed_zeros(3)) == bytes(3 << 20)
     record = saving.make_record()
     with Store.open(str(path)) as store:
         store.save(record, [saving.make_series()])
-    packer = zlib.compressobj(9)
-    zeros = bytes(1 << 20)
-    bomb = b"".join(packer.compress(zeros) for _ in range(3000)) + packer.flush()
-    damage(path, "update series set data = ? where chunk = 0", bomb)
+    damage(path, "update series set data = ? where chunk = 0", compressed_zeros(3000))
     script = (
         "import resource, sys\n"
         "from cubemesh.store import Store\n"
