@@ -44,7 +44,7 @@ def started(tmp_path, *words):
 
 
 def sockets(process):
-    return {found for member in family(process) for found in listening(member.pid)}
+    return listening(*(member.pid for member in family(process)))
 
 
 def watched(tmp_path, *words):
