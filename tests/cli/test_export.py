@@ -27,7 +27,7 @@ def test_as_json(cubemesh, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "needs a network"),
+        ((), "Name a network, such as resnet-50"),
         (("resnt-18",), "Nearest: resnet-18"),
         (("little-cnn", "--checkpoints", "."), "has no checkpoints of cubemesh"),
         (("little-cnn", "--image-size", "3"), "image_size"),
