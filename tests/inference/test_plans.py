@@ -16,6 +16,7 @@ from cubemesh.inference import device, runtime
 from cubemesh.inference.plan_file import PlanDevice, read_plan, write_plan
 from cubemesh.inference.runtime import cheapest_split
 from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.onnx.engines import EngineError
 from cubemesh.onnx.export import export
 from cubemesh.runs.locks import DeviceLocks
 
@@ -257,6 +258,26 @@ def test_plans_that_lie_are_refused(built, tmp_path):
         Plan.load(path)
 
 
+def test_a_model_that_its_engine_cannot_read_is_one_sentence(built, tmp_path):
+    document, models = read_plan(built[0])
+    write_plan(tmp_path / "odd.plan", document, dict.fromkeys(models, b"no model"))
+    with pytest.raises(EngineError, match=r"^(OpenVINO|ONNX Runtime) cannot run little-cnn: .*\.$"):
+        Plan.load(tmp_path / "odd.plan")
+
+
+def test_an_engine_that_cannot_run_a_network_is_left_out(onnx_file, tmp_path, monkeypatch):
+    def refuse(content, **settings):
+        raise RuntimeError("opset not\nimplemented")
+
+    monkeypatch.setattr("cubemesh.onnx.engines.openvino.open_session", refuse)
+    lines = []
+    done = build_plan(str(onnx_file), tmp_path / "tiny.plan", tell=lines.append, **FAST)
+    assert {t.engine for t in done.document.trials} == {"onnxruntime"}
+    assert "OpenVINO cannot run tiny: opset not implemented." in lines
+    with pytest.raises(EngineError, match="OpenVINO cannot run tiny"):
+        build_plan(str(onnx_file), tmp_path / "x.plan", engines=["openvino"], **FAST)
+
+
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(UsageError, match=r"is not a file. `cubemesh build NETWORK` makes a plan"):
         Plan.load(tmp_path / "no.plan")
@@ -338,10 +359,14 @@ def test_what_a_build_needs_is_named(onnx_file, tmp_path, built):
     )
     assert "leave out --checkpoints" in refused(str(onnx_file), classes=3)
     assert "leave out the network" in refused("little-cnn", from_plan=built[0])
+    assert "leave out the network" in refused(from_plan=built[0], image_size=32)
+    assert "needs --data NAME" in refused("little-cnn", data_path="folder")
     assert "has no input picture" in refused(str(onnx_file), shapes={"picture": (1, 6, 6)})
     assert "1×6×6 for each sample, and 3×6×6 was given" in refused(
         str(onnx_file), shapes={"image": (3, 6, 6)}
     )
+    both = {"data": "digits", "samples": tmp_path / "few.npz"}
+    assert "leave one out" in refused("little-cnn", accuracy=0.9, **both)
     few = samples_file(tmp_path / "few.npz", 3)
     assert "at least 8; it has 3" in refused(str(onnx_file), accuracy=0.9, samples=few)
     other = samples_file(tmp_path / "other.npz", 0, picture=np.zeros((16, 1, 6, 6)))

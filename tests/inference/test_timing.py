@@ -9,8 +9,8 @@ from cubemesh.inference.timing import (
     TIE,
     Latency,
     TimingRecord,
-    by_turns,
     choose,
+    interleaved_latencies,
     values_beyond,
 )
 
@@ -36,7 +36,7 @@ class Machine:
 def measured(**seconds):
     machine = Machine()
     programs = {name: machine.program(s) for name, s in seconds.items()}
-    return by_turns(programs, seconds=30.0, clock=machine.clock)
+    return interleaved_latencies(programs, seconds=30.0, clock=machine.clock)
 
 
 def test_the_fastest_is_found_although_the_machine_changes_its_speed():
@@ -70,7 +70,7 @@ def test_slow_candidates_leave_early():
 
         return call
 
-    by_turns(
+    interleaved_latencies(
         {"fast": counted("fast", 0.06), "equal": machine.program(0.06), "slow": counted("slow", 1)},
         seconds=1000.0,
         clock=machine.clock,

@@ -4,7 +4,9 @@ measure one."""
 from __future__ import annotations
 
 import inspect
+import io
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -13,12 +15,20 @@ from pathlib import Path
 import numpy as np
 
 from cubemesh.batches import Array
+from cubemesh.durable_files import replace_file
 from cubemesh.errors import DataError, UsageError
 from cubemesh.inference import build as builder
 from cubemesh.inference.build import BuildSettings, rebuild, with_free_batch
 from cubemesh.inference.plan_file import PlanDocument, read_plan, write_plan
 from cubemesh.inference.runtime import Plan
-from cubemesh.inference.samples import LABELS, SampleSets, from_data, from_file, random_inputs
+from cubemesh.inference.samples import (
+    LABELS,
+    SampleSets,
+    from_data,
+    from_file,
+    random_inputs,
+    read_samples,
+)
 from cubemesh.inference.timing import TimingRecord
 from cubemesh.networks import build, canonical_name
 from cubemesh.networks.graph import Network
@@ -32,7 +42,6 @@ from cubemesh.statistics.typical import percentile
 from cubemesh.training import manifest
 from cubemesh.training.checkpoint import load, path_of, steps_in
 from cubemesh.units import parse_duration
-from cubemesh.untrusted import shown_path
 
 MOST_ITERATIONS = 1_000_000
 Tell = Callable[[str], None]
@@ -153,10 +162,12 @@ def build_plan(
         seconds=seconds,
     )
     if from_plan is not None:
-        if any(v is not None for v in (source, checkpoints, data, samples, accuracy, precisions)):
+        of_source = (source, checkpoints, step, image_size, classes, shapes or None)
+        of_accuracy = (data, data_path, samples, accuracy, precisions)
+        if any(given is not None for given in (*of_source, *of_accuracy)):
             raise UsageError(
                 "--from takes network, weights and accuracy from the plan: leave out the network, "
-                "--checkpoints, --data, --samples, --accuracy and --precision."
+                "its weights and sizes, the samples, --accuracy and --precision."
             )
         document, models = read_plan(Path(from_plan))
         if batches is None:
@@ -165,14 +176,11 @@ def build_plan(
         with _cpu(wait, tell):
             document, models = rebuild(document, models, settings, record, tell)
     else:
-        graph, about, network, trained_on = _source(
-            source, checkpoints, step, image_size, classes, seed
-        )
+        graph, about, network = _source(source, checkpoints, step, image_size, classes, seed)
         graph = with_free_batch(graph, {n: tuple(s) for n, s in (shapes or {}).items()})
-        lower = any(name != "fp32" for name in settings.precisions)
-        chosen = _samples(
-            graph, network, data or (trained_on if lower else None), data_path, samples
-        )
+        if data is None and samples is None and set(settings.precisions) != {"fp32"}:
+            data, data_path = _trained_on(checkpoints, data_path)
+        chosen = _samples(graph, network, data, data_path, samples)
         path = Path(f"{graph.name}.plan" if file is None else file)
         with _cpu(wait, tell):
             document, models = builder.build(graph, about, settings, chosen, record, tell)
@@ -216,7 +224,10 @@ def infer_plan(
         count = batch or plan.batches[-1]
         if count < 1:
             raise UsageError(f"--batch is at least 1, not {count}.")
-        arrays = random_inputs(plan.document.inputs, count) if samples is None else _arrays(samples)
+        if samples is None:
+            arrays = random_inputs(plan.document.inputs, count)
+        else:
+            arrays = {n: a for n, a in read_samples(samples).items() if n != LABELS}
         if output is not None:
             _write(Path(output), plan, arrays)
         inputs = {n: np.resize(a, (count, *a.shape[1:])) for n, a in arrays.items()}
@@ -302,21 +313,27 @@ def _source(
     image_size: int | None,
     classes: int | None,
     seed: int,
-) -> tuple[Graph, str, Network | None, str | None]:
-    """The graph, what it is in words, its network if it is one of the zoo, and the data set that it
-    was trained on if it is known."""
+) -> tuple[Graph, str, Network | None]:
+    """The graph, what it is in words, and its network if it is one of the zoo."""
     if source is not None and source.endswith(".onnx"):
         if (checkpoints, step, image_size, classes) != (None, None, None, None):
             raise UsageError(
                 "An ONNX file has its own weights and sizes: leave out --checkpoints, --step, "
                 "--image-size and --classes."
             )
-        return reader.read(source), f"ONNX file {Path(source).name}", None, None
+        return reader.read(source), f"ONNX file {Path(source).name}", None
     network, weights, about = _weights_of(source, checkpoints, step, image_size, classes, seed)
-    data = None
-    if checkpoints is not None:
-        data = _training(Path(checkpoints)).settings.get("data")
-    return graph_of(network, weights), f"{network.name}, {about}", network, data
+    return graph_of(network, weights), f"{network.name}, {about}", network
+
+
+def _trained_on(
+    checkpoints: str | Path | None, data_path: str | None
+) -> tuple[str | None, str | None]:
+    """The data set of a training and its path, unless another path is given; None without one."""
+    if checkpoints is None:
+        return None, data_path
+    settings = _training(Path(checkpoints)).settings
+    return settings.get("data"), data_path or settings.get("data_path")
 
 
 def _samples(
@@ -327,10 +344,12 @@ def _samples(
     samples: str | Path | None,
 ) -> SampleSets | None:
     if samples is not None:
-        if data is not None and data_path is not None:
+        if (data, data_path) != (None, None):
             raise UsageError("--samples and --data both name samples: leave one out.")
         return from_file(samples, graph)
     if data is None:
+        if data_path is not None:
+            raise UsageError(f"--data-path {data_path} needs --data NAME.")
         return None
     if network is None:
         raise UsageError(
@@ -341,21 +360,15 @@ def _samples(
     return from_data(network, data, data_path)
 
 
-def _arrays(path: str | Path) -> dict[str, Array]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files if name != LABELS}
-    except OSError as error:
-        raise UsageError(f"{shown_path(path)} cannot be read: {error.strerror}.") from error
-    except Exception as error:  # a damaged archive raises errors of many classes
-        raise UsageError(f"{shown_path(path)} is not a file of arrays (.npz): {error}.") from error
-
-
 def _write(path: Path, plan: Plan, arrays: Mapping[str, Array]) -> None:
     scores = dict(zip(plan.document.outputs, plan.run_all(arrays), strict=True))
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:  # np.savez has no array called `file`
+        for name, array in scores.items():
+            with archive.open(f"{name}.npy", "w") as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
     try:
-        with open(path, "wb") as file:
-            np.savez(file, allow_pickle=False, **scores)
+        replace_file(path, content.getvalue())
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
 

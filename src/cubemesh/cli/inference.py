@@ -10,6 +10,18 @@ from cubemesh.cli import completion
 from cubemesh.cli.options import AsJson, Wait, show, tell
 from cubemesh.errors import UsageError
 
+Checkpoints = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="Take the weights of this training's checkpoints."),
+]
+Step = Annotated[
+    int | None, typer.Option(min=0, help="Of the checkpoint after this step; default: newest.")
+]
+ImageSize = Annotated[
+    int | None, typer.Option(min=1, help="Height and width of the images in pixels.")
+]
+Classes = Annotated[int | None, typer.Option(min=1, help="Number of classes.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the weights, without --checkpoints.")]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Threads of the engine; default: the usable cores.")
 ]
@@ -26,20 +38,11 @@ def export(
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Default: NETWORK.onnx.")
     ] = None,
-    checkpoints: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Take the weights of this training's checkpoints."),
-    ] = None,
-    step: Annotated[
-        int | None, typer.Option(min=0, help="Of the checkpoint after this step; default: newest.")
-    ] = None,
-    image_size: Annotated[
-        int | None, typer.Option(min=1, help="Height and width of the images in pixels.")
-    ] = None,
-    classes: Annotated[int | None, typer.Option(min=1, help="Number of classes.")] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the weights, without --checkpoints.")
-    ] = 0,
+    checkpoints: Checkpoints = None,
+    step: Step = None,
+    image_size: ImageSize = None,
+    classes: Classes = None,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Write a network and its weights as an ONNX file."""
@@ -76,13 +79,8 @@ def build(
             "--from", metavar="PLAN", help="Choose again on this device from a plan's models."
         ),
     ] = None,
-    checkpoints: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Take the weights of this training's checkpoints."),
-    ] = None,
-    step: Annotated[
-        int | None, typer.Option(min=0, help="Of the checkpoint after this step; default: newest.")
-    ] = None,
+    checkpoints: Checkpoints = None,
+    step: Step = None,
     accuracy: Annotated[
         float | None,
         typer.Option(
@@ -137,13 +135,9 @@ def build(
     seconds: Annotated[
         float, typer.Option(min=0.1, help="Time for the trials of a batch size.")
     ] = 10.0,
-    image_size: Annotated[
-        int | None, typer.Option(min=1, help="Height and width of the images in pixels.")
-    ] = None,
-    classes: Annotated[int | None, typer.Option(min=1, help="Number of classes.")] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the weights, without --checkpoints.")
-    ] = 0,
+    image_size: ImageSize = None,
+    classes: Classes = None,
+    seed: Seed = 0,
     wait: Wait = "0",
     as_json: AsJson = False,
 ) -> None:

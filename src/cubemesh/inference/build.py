@@ -9,7 +9,6 @@ With the same timing record, samples and versions a build makes the same bytes.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +21,7 @@ from cubemesh.inference.device import this_device
 from cubemesh.inference.passes import OPTIONAL, PASSES, optimize, steps
 from cubemesh.inference.plan_file import (
     FORMAT,
+    MOST_BATCH,
     ModelNote,
     PassNote,
     PlanDevice,
@@ -39,10 +39,10 @@ from cubemesh.inference.quantization.quantize import (
 )
 from cubemesh.inference.runtime import compute_precision
 from cubemesh.inference.samples import SampleSets, batches, random_inputs, right_answers
-from cubemesh.inference.timing import Latency, TimingRecord, by_turns, choose
-from cubemesh.onnx.engines import ENGINES, Session
+from cubemesh.inference.timing import Latency, TimingRecord, choose, interleaved_latencies
+from cubemesh.onnx.engines import ENGINES, EngineError, Session, engine_errors, title
 from cubemesh.onnx.graph import BATCH, Graph, Value
-from cubemesh.onnx.writer import one_line, serialized
+from cubemesh.onnx.writer import serialized
 from cubemesh.schema.serialization import to_plain
 
 PRECISIONS = ("fp32", "bf16", "int8")
@@ -68,8 +68,8 @@ class BuildSettings:
     """Time for the trials of a batch size."""
 
     def __post_init__(self) -> None:
-        if not self.batches or min(self.batches) < 1 or max(self.batches) > 4096:
-            raise UsageError(f"Batch sizes are 1 to 4096; given: {_list(self.batches)}.")
+        if not self.batches or min(self.batches) < 1 or max(self.batches) > MOST_BATCH:
+            raise UsageError(f"Batch sizes are 1 to {MOST_BATCH}; given: {_list(self.batches)}.")
         for name in self.precisions:
             if name not in PRECISIONS:
                 raise unknown_name("precision", name, PRECISIONS)
@@ -160,21 +160,19 @@ def build(
          f"{count} steps")  # fmt: skip
     content = serialized(optimized)
     models = [_Model(ModelNote(name="fp32"), content, _floats(settings))]
-    opener = _Opener(engines, device)
+    opener = _Opener(engines, device, graph.name)
     merged, _ = optimize(optimized, {**PASSES, **OPTIONAL})
     if len(merged.operators) != len(optimized.operators):
         note = ModelNote(name="fp32-siblings")
         models.append(_Model(note, serialized(merged), _floats(settings)))
         tell(f"with sibling products merged: {len(steps(merged))} steps")
-    opener.check(graph, [model.content for model in models], samples)
+    opener.check(graph, [model.content for model in models], samples, tell)
     if "int8" in settings.precisions and samples is not None:
         models += _quantized(optimized, samples, opener, device, tell)
     proofs: list[Proof] = []
     if samples is not None and lower:
         proofs = list(_proofs(models, samples, settings, opener, tell))
-    trials, chosen = _choose(
-        models, proofs, graph.name, graph.inputs, settings, opener, record, tell
-    )
+    trials, chosen = _choose(models, proofs, graph.inputs, settings, opener, record, tell)
     accepted = {p.model for p in proofs if p.accepted}
     stored = [m for m in models if not m.note.quantized or m.note.name in accepted]
     document = PlanDocument(
@@ -211,7 +209,7 @@ def rebuild(
     one that does, 8-bit models with full weights are not tried."""
     device = this_device(settings.threads)
     engines = _engines(settings)
-    opener = _Opener(engines, device)
+    opener = _Opener(engines, device, document.network)
     notes = {note.name: note for note in document.models}
     if _adds_bytes(document.device) and not _adds_bytes(device):
         notes = {name: note for name, note in notes.items() if not note.quantized}
@@ -222,7 +220,7 @@ def rebuild(
         if name in notes
     ]
     trials, chosen = _choose(
-        models, document.proofs, document.network, document.inputs, settings, opener, record, tell
+        models, document.proofs, document.inputs, settings, opener, record, tell
     )
     return (
         replace(document, device=device, trials=tuple(trials), chosen=tuple(chosen)),
@@ -233,9 +231,10 @@ def rebuild(
 class _Opener:
     """Opens sessions of the engines that a build uses."""
 
-    def __init__(self, engines: Sequence[str], device: PlanDevice) -> None:
-        self.engines = engines
+    def __init__(self, engines: Sequence[str], device: PlanDevice, network: str) -> None:
+        self.engines = list(engines)
         self.device = device
+        self.network = network
         self._able = {name: ENGINES[name].load().available() for name in engines}
 
     def able(self, engine: str, precision: str) -> bool:
@@ -245,50 +244,55 @@ class _Opener:
     def open(
         self, engine: str, content: bytes, precision: str = "fp32", batch: int | None = None
     ) -> Session:
-        """A session of one engine."""
-        return (
-            ENGINES[engine]
-            .load()
-            .open_session(
+        """A session of one engine. EngineError where it cannot run the model."""
+        with engine_errors(engine, self.network):
+            module = ENGINES[engine].load()
+            return module.open_session(
                 content,
                 threads=self.device.threads,
                 precision=compute_precision(precision),
                 batch=batch,
             )
-        )
 
     def scores(
         self, engine: str, content: bytes, inputs: Mapping[str, Array], precision: str = "fp32"
     ) -> Array:
-        """The first output for all samples of `inputs`."""
+        """The first output for all samples of `inputs`. EngineError where there is none."""
         size = min(BATCH_OF_PROOF, len(_first(inputs)))
         session = self.open(engine, content, precision, size)
         found = []
         for part in batches(inputs, size):
             here = len(_first(part))
             padded = {n: np.resize(a, (size, *a.shape[1:])) for n, a in part.items()}
-            found.append(np.array(session.run(padded)[0])[:here])
+            with engine_errors(engine, self.network):
+                found.append(np.array(session.run(padded)[0])[:here])
         return np.concatenate(found)
 
-    def check(self, graph: Graph, contents: Sequence[bytes], samples: SampleSets | None) -> None:
-        """UsageError unless every model has the scores of the unchanged graph in every engine."""
+    def check(
+        self, graph: Graph, contents: Sequence[bytes], samples: SampleSets | None, tell: Tell
+    ) -> None:
+        """Leave out engines that cannot run the network; EngineError if none can. UsageError unless
+        every model has the scores of the unchanged graph in all others."""
         inputs = next(batches(samples.selection, 4)) if samples else random_inputs(graph.inputs, 2)
-        try:
-            wanted = self.scores(self.engines[0], serialized(graph), inputs)
-        except Exception as error:  # engines raise their own classes for what they lack
-            raise UsageError(
-                f"{graph.name} cannot run in {ENGINES[self.engines[0]].title}: "
-                f"{one_line(str(error))}"
-            ) from error
+        unchanged = serialized(graph)
+        scores: dict[str, list[Array]] = {}
+        for engine in self.engines:
+            try:
+                scores[engine] = [self.scores(engine, c, inputs) for c in (unchanged, *contents)]
+            except EngineError as error:
+                tell(str(error))
+                failed = error
+        if not scores:
+            raise failed
+        self.engines = list(scores)
+        first, (wanted, *_) = next(iter(scores.items()))
         largest = float(np.abs(wanted).max()) or 1.0
-        for engine, content in itertools.product(self.engines, contents):
-            found = self.scores(engine, content, inputs)
-            apart = float(np.abs(found - wanted).max()) / largest
+        for engine, every in scores.items():
+            apart = max(float(np.abs(found - wanted).max()) for found in every) / largest
             if not apart <= LARGEST_ERROR:
                 raise UsageError(
-                    f"The scores of {graph.name} in {ENGINES[engine].title} differ from those of "
-                    f"{ENGINES[self.engines[0]].title} by {apart:.2g} of the largest. Choose one "
-                    "with --engine."
+                    f"The scores of {graph.name} in {title(engine)} differ from those of "
+                    f"{title(first)} by {apart:.2g} of the largest. Choose one with --engine."
                 )
 
 
@@ -321,12 +325,13 @@ def _quantized(
         tell("int8: no operator can be quantized")
         return
     engine = opener.engines[0]
-    calibration = calibrate(
-        graph,
-        lambda content: opener.open(engine, content),
-        batches(samples.calibration, BATCH_OF_PROOF),
-        observed_values(graph),
-    )
+    with engine_errors(engine, graph.name):
+        calibration = calibrate(
+            graph,
+            lambda content: opener.open(engine, content),
+            batches(samples.calibration, BATCH_OF_PROOF),
+            observed_values(graph),
+        )
     reference = opener.scores(engine, serialized(graph), samples.selection)
     best: dict[bool, tuple[float, Candidate, bytes]] = {}
     for candidate in CANDIDATES:
@@ -338,7 +343,11 @@ def _quantized(
             reduce_range=not _adds_bytes(device),
         )
         content = serialized(made)
-        scores = opener.scores(engine, content, samples.selection, "int8")
+        try:
+            scores = opener.scores(engine, content, samples.selection, "int8")
+        except EngineError as error:
+            tell(str(error))
+            continue
         divergence = agreement(reference, scores).divergence
         if candidate.sums not in best or divergence < best[candidate.sums][0]:
             best[candidate.sums] = (divergence, candidate, content)
@@ -377,8 +386,8 @@ def _proofs(
             continue
         try:
             scores = opener.scores(engine, model.content, samples.proof, precision)
-        except Exception as error:  # engines raise their own classes for what they lack
-            tell(f"{_shown(model, precision, engine)}: {one_line(str(error))}")
+        except EngineError as error:
+            tell(str(error))
             continue
         found = _proof(model, precision, engine, reference, scores, samples, settings.accuracy)
         tell(f"{_shown(model, precision, engine)}: {proof_text(found)}")
@@ -453,7 +462,6 @@ def _candidates(models: Sequence[_Model], opener: _Opener) -> Iterator[tuple[_Mo
 def _choose(
     models: Sequence[_Model],
     proofs: Sequence[Proof],
-    network: str,
     inputs: Sequence[Value],
     settings: BuildSettings,
     opener: _Opener,
@@ -480,12 +488,10 @@ def _choose(
             if precision == "fp32" or (m.note.name, precision, engine) in accepted
         }
         if not untried:
-            raise AccuracyError(_refusal(network, proofs))
+            raise AccuracyError(_refusal(opener.network, proofs))
         found, errors = _latencies(untried, inputs, settings, opener, record)
         if not found:
-            raise UsageError(
-                f"{network} runs in no engine at batch size {batch}: {next(iter(errors.values()))}"
-            )
+            raise EngineError(f"At batch size {batch}: {next(iter(errors.values()))}")
         best = choose({name: found[name] for name in untried if name in found})
         for name, (_, trial) in untried.items():
             if name == best:
@@ -498,16 +504,14 @@ def _choose(
             )
         picked = untried[best][1]
         tell(
-            f"batch size {batch}: {picked.precision} in {ENGINES[picked.engine].title}, "
+            f"batch size {batch}: {picked.precision} in {title(picked.engine)}, "
             f"{found[best].seconds * 1e3:.3g} ms"
         )
     return trials, chosen
 
 
 def _refusal(network: str, proofs: Sequence[Proof]) -> str:
-    shown = "; ".join(
-        f"{p.precision} in {ENGINES[p.engine].title} has {proof_text(p)}" for p in proofs
-    )
+    shown = "; ".join(f"{p.precision} in {title(p.engine)} has {proof_text(p)}" for p in proofs)
     return (
         f"No model of {network} keeps the accuracy: {shown or 'none could be compared'}. Allow "
         "fp32 with --precision, or lower --accuracy."
@@ -533,12 +537,13 @@ def _latencies(
         inputs = random_inputs(values, trial.batch)
         try:
             session = opener.open(trial.engine, model.content, trial.precision, trial.batch)
-            session.run(inputs)
-        except Exception as error:  # engines raise their own classes for what they lack
-            errors[name] = one_line(str(error))
+            with engine_errors(trial.engine, opener.network):
+                session.run(inputs)
+        except EngineError as error:
+            errors[name] = str(error)
             continue
         runs[name] = lambda session=session, inputs=inputs: session.run(inputs)  # type: ignore[misc]
-    found = by_turns(runs, seconds=settings.seconds) if runs else {}
+    found = interleaved_latencies(runs, seconds=settings.seconds) if runs else {}
     record.add({keys[name]: latency for name, latency in found.items()})
     return found, errors
 
@@ -554,7 +559,7 @@ def _key(content: bytes, trial: Trial, device: PlanDevice) -> str:
 
 def _shown(model: _Model, precision: str, engine: str) -> str:
     more = " (products only)" if model.note.name == "int8-products" else ""
-    return f"{precision}{more} in {ENGINES[engine].title}"
+    return f"{precision}{more} in {title(engine)}"
 
 
 def _first(inputs: Mapping[str, Array]) -> Array:

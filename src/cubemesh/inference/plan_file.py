@@ -9,16 +9,17 @@ that again, and needs no data.
 from __future__ import annotations
 
 import json
-import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from cubemesh.durable_files import replace_file
 from cubemesh.errors import DataError, UsageError
 from cubemesh.onnx.graph import Value
-from cubemesh.schema.serialization import canonical_json, from_plain, to_plain
+from cubemesh.schema.serialization import canonical_json, from_plain
 from cubemesh.training.checkpoint import read_arrays, write_arrays
 from cubemesh.untrusted import clean, parse_json, shown_path
 
@@ -26,6 +27,7 @@ FORMAT = 1
 """Version of the file."""
 _DOCUMENT = "cubemesh.plan"
 _MODEL = "model."
+MOST_BATCH = 4096
 MOST_DOCUMENT = 16 << 20
 """Most bytes of the JSON."""
 
@@ -148,18 +150,16 @@ class PlanDocument:
 def write_plan(path: Path, document: PlanDocument, models: Mapping[str, bytes]) -> int:
     """Write a plan, whole or not at all; its size in bytes. `models` by name. UsageError where it
     cannot be written."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     arrays = {_MODEL + name: np.frombuffer(content, np.uint8) for name, content in models.items()}
     try:
-        write_arrays(partial, arrays, {_DOCUMENT: canonical_json(document)})
-        _sort_metadata(partial)
-        partial.chmod(0o666 & ~_umask())
-        os.replace(partial, path)
-        return path.stat().st_size
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "plan")
+            write_arrays(file, arrays, {_DOCUMENT: canonical_json(document)})
+            content = _with_sorted_metadata(file.read_bytes())
+        replace_file(path, content)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    return len(content)
 
 
 def read_plan(path: Path) -> tuple[PlanDocument, dict[str, bytes]]:
@@ -202,22 +202,14 @@ def read_plan(path: Path) -> tuple[PlanDocument, dict[str, bytes]]:
     return document, models
 
 
-def _sort_metadata(path: Path) -> None:
-    """Give the metadata of a safetensors file their alphabetical order: the library's is random."""
-    with open(path, "r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        if len(text) <= length:
-            file.seek(8)
-            file.write(text.ljust(length))
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _with_sorted_metadata(content: bytes) -> bytes:
+    """A safetensors file with its metadata in alphabetical order: the library's is random."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format aligns the arrays
+    return b"".join((len(text).to_bytes(8, "little"), text, content[end:]))
 
 
 def _check(document: PlanDocument) -> None:
@@ -227,15 +219,9 @@ def _check(document: PlanDocument) -> None:
     if not all(0 <= index < len(document.trials) for index in document.chosen):
         raise ValueError("a choice refers to no trial")
     batches = [choice.batch for choice in document.choices]
-    if batches != sorted(set(batches)) or batches[0] < 1:
-        raise ValueError("its batch sizes are not in ascending order")
+    if batches != sorted(set(batches)) or not 1 <= batches[0] <= batches[-1] <= MOST_BATCH:
+        raise ValueError(f"its batch sizes are not in ascending order from 1 to {MOST_BATCH:,}")
     if any(choice.seconds is None for choice in document.choices):
         raise ValueError("a choice was not measured")
     if any(not value.shape for value in document.inputs):
         raise ValueError("an input has no batch axis")
-
-
-def plain(document: PlanDocument) -> dict[str, object]:
-    """The document as plain data."""
-    found: dict[str, object] = to_plain(document)
-    return found

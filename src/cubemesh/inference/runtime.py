@@ -22,7 +22,7 @@ from cubemesh.batches import Array
 from cubemesh.errors import DataError, UsageError
 from cubemesh.inference.device import differences, this_device
 from cubemesh.inference.plan_file import PlanDocument, Trial, read_plan
-from cubemesh.onnx.engines import ENGINES, Session
+from cubemesh.onnx.engines import ENGINES, Session, engine_errors
 
 Samples = Array | Mapping[str, Array]
 
@@ -35,7 +35,7 @@ class Plan:
         self.batches = tuple(choice.batch for choice in document.choices)
         """The batch sizes that it was built for, in ascending order."""
         self._sessions: dict[int, Session] = {
-            choice.batch: _open(choice, models[choice.model], document.device.threads)
+            choice.batch: _open(document, choice, models[choice.model])
             for choice in document.choices
         }
 
@@ -150,11 +150,15 @@ def cheapest_split(seconds: tuple[tuple[int, float], ...], count: int) -> tuple[
     return tuple(sorted(best[count][1], reverse=True))
 
 
-def _open(choice: Trial, model: bytes, threads: int) -> Session:
-    engine = ENGINES[choice.engine].load()
-    return engine.open_session(
-        model, threads=threads, precision=compute_precision(choice.precision), batch=choice.batch
-    )
+def _open(document: PlanDocument, choice: Trial, model: bytes) -> Session:
+    with engine_errors(choice.engine, document.network):
+        engine = ENGINES[choice.engine].load()
+        return engine.open_session(
+            model,
+            threads=document.device.threads,
+            precision=compute_precision(choice.precision),
+            batch=choice.batch,
+        )
 
 
 def compute_precision(precision: str) -> str:

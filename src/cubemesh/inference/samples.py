@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -67,13 +66,7 @@ def from_file(path: str | Path, graph: Graph) -> SampleSets:
     half, at most, is for calibration and selection. UsageError where the file cannot be read,
     DataError where it does not fit."""
     shown = shown_path(path)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except OSError as error:
-        raise UsageError(f"{shown} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, KeyError, EOFError, AttributeError, MemoryError, BadZipFile) as error:
-        raise DataError(f"{shown} is not a file of arrays (.npz of NumPy): {error}.") from error
+    arrays = read_samples(path)
     labels = arrays.pop(LABELS, None)
     inputs = {value.name: _fitting(arrays, value, shown) for value in graph.inputs}
     counts = {len(array) for array in (*inputs.values(), *([labels] if labels is not None else []))}
@@ -99,6 +92,22 @@ def from_file(path: str | Path, graph: Graph) -> SampleSets:
         proof=third,
         labels=None if labels is None else labels[parts[2]],
     )
+
+
+def read_samples(path: str | Path) -> dict[str, Array]:
+    """The arrays of a `.npz` file. UsageError where it cannot be read, DataError where it is not
+    one."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except OSError as error:
+        raise UsageError(
+            f"{shown_path(path)} cannot be read: {error.strerror or error}."
+        ) from error
+    except Exception as error:  # a damaged archive raises errors of many classes
+        raise DataError(
+            f"{shown_path(path)} is not a file of arrays (.npz of NumPy): {error}."
+        ) from error
 
 
 def random_inputs(values: Iterable[Value], samples: int, seed: int = 0) -> dict[str, Array]:

@@ -81,7 +81,7 @@ class TimingRecord:
             raise UsageError(f"{self.path} cannot be written: {error.strerror}.") from error
 
 
-def by_turns(
+def interleaved_latencies(
     candidates: Mapping[str, Callable[[], object]],
     *,
     seconds: float = 10.0,
@@ -90,20 +90,20 @@ def by_turns(
 ) -> dict[str, Latency]:
     """The latency of each candidate, measured for at most about `seconds` in all."""
     windows: dict[str, list[float]] = {name: [] for name in candidates}
-    racing = list(candidates)
+    remaining = list(candidates)
     order = random.Random(seed)
-    for name in racing:  # the first run of an engine allocates
+    for name in remaining:  # the first run of an engine allocates
         candidates[name]()
         candidates[name]()
     begin = clock()
     for done in range(MOST_ROUNDS):
         enough = done >= FEWEST_ROUNDS
         if enough:
-            racing = _in_the_race(racing, windows)
-            if clock() - begin >= seconds or len(racing) == 1:
+            remaining = _possibly_fastest(remaining, windows)
+            if clock() - begin >= seconds or len(remaining) == 1:
                 break
-        order.shuffle(racing)
-        for name in racing:
+        order.shuffle(remaining)
+        for name in remaining:
             windows[name].append(_window(candidates[name], clock))
     fastest = windows[min(windows, key=lambda name: median(windows[name]))]
     return {name: _latency(own, fastest) for name, own in windows.items()}
@@ -121,7 +121,7 @@ def _window(run: Callable[[], object], clock: Callable[[], float]) -> float:
             return elapsed / runs
 
 
-def _in_the_race(names: list[str], windows: Mapping[str, list[float]]) -> list[str]:
+def _possibly_fastest(names: list[str], windows: Mapping[str, list[float]]) -> list[str]:
     """Candidates that may be the fastest: of the ratios to the best one in the same rounds, the
     interval begins below the tie."""
     best = windows[min(names, key=lambda name: median(windows[name]))]

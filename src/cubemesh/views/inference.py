@@ -11,7 +11,7 @@ from rich.text import Text
 from cubemesh.api.inference import BuiltPlan, ExportedNetwork, MeasuredPlan
 from cubemesh.inference.build import proof_text
 from cubemesh.inference.plan_file import PlanDocument, Proof, Trial
-from cubemesh.onnx.engines import ENGINES
+from cubemesh.onnx.engines import title
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import (
     format_bytes,
@@ -58,7 +58,7 @@ def print_build(console: Console, done: BuiltPlan) -> None:
         proofs = [
             (
                 _precision(proof.precision, proof.model),
-                ENGINES[proof.engine].title,
+                title(proof.engine),
                 "yes" if proof.accepted else "no",
                 proof_text(proof),
             )
@@ -73,7 +73,7 @@ def print_build(console: Console, done: BuiltPlan) -> None:
     _print(
         console,
         "Latency",
-        ("batch size", "precision", "engine", "ms", "to the fastest", "chosen"),
+        ("batch size", "precision", "engine", "ms", "ratio to fastest", "chosen"),
         [_trial_row(document, trial) for trial in document.trials],
     )
     for choice in document.choices:
@@ -82,7 +82,8 @@ def print_build(console: Console, done: BuiltPlan) -> None:
             console.print(
                 Text(
                     f"At batch size {choice.batch} {format_list(equal)} may be as fast as the "
-                    "chosen: their intervals reach 1. A quiet machine or more --seconds can tell."
+                    "chosen one: their intervals reach 1. A quiet machine or more --seconds "
+                    "can tell."
                 )
             )
     device = document.device
@@ -97,16 +98,15 @@ def print_build(console: Console, done: BuiltPlan) -> None:
 
 
 def _accuracy_title(proof: Proof) -> str:
-    title = f"Accuracy, at least {proof.bound:.4g} of fp32"
+    bound = f"Accuracy, at least {proof.bound:.4g} of fp32"
     if proof.ratio is None:
-        return title
-    return f"{title}, which answers {proof.reference_right:,} of {proof.samples:,} correctly"
+        return bound
+    return f"{bound}, which answers {proof.reference_right:,} of {proof.samples:,} correctly"
 
 
 def _trial_row(document: PlanDocument, trial: Trial) -> tuple[str, ...]:
     chosen = "yes" if trial in document.choices else ""
-    title = ENGINES[trial.engine].title
-    shown = (str(trial.batch), _precision(trial.precision, trial.model), title)
+    shown = (str(trial.batch), _precision(trial.precision, trial.model), title(trial.engine))
     if trial.seconds is None:
         return (*shown, "-", "-", clean(trial.error, 60))
     return (
@@ -130,7 +130,7 @@ def print_infer(console: Console, done: MeasuredPlan) -> None:
     console.print(
         Text(
             f"{document.network}, batch size {done.batch}{split}: {choice.precision} in "
-            f"{ENGINES[choice.engine].title}, {document.device.threads} threads"
+            f"{title(choice.engine)}, {document.device.threads} threads"
         )
     )
     rows = [
@@ -159,7 +159,7 @@ def _is_close(trial: Trial, choice: Trial) -> bool:
 
 def _name(trial: Trial) -> str:
     precision = _precision(trial.precision, trial.model)
-    return f"{precision} in {ENGINES[trial.engine].title}"
+    return f"{precision} in {title(trial.engine)}"
 
 
 def _ratio(trial: Trial) -> str:

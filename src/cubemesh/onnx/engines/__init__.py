@@ -7,13 +7,32 @@ A session takes and gives NumPy arrays. Neither PyTorch nor the package onnx is 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any, Protocol
 
 from cubemesh.batches import Array
+from cubemesh.errors import CubemeshError, DataError
+from cubemesh.untrusted import clean
+
+
+class EngineError(DataError):
+    """An engine cannot read or run a model."""
+
+
+@contextmanager
+def engine_errors(name: str, network: str) -> Iterator[None]:
+    """Make what an engine raises, of classes of its own, one sentence."""
+    try:
+        yield
+    except CubemeshError:
+        raise
+    except Exception as error:
+        reason = " ".join(clean(str(error), 200).split()).rstrip(" .:")
+        raise EngineError(f"{title(name)} cannot run {network}: {reason}.") from error
 
 
 class Session(Protocol):
@@ -72,3 +91,9 @@ ENGINES: dict[str, EngineLine] = {
     "openvino": EngineLine(title="OpenVINO", module="openvino", package="openvino"),
     "onnxruntime": EngineLine(title="ONNX Runtime", module="onnxruntime", package="onnxruntime"),
 }
+"""Name → engine, in the order in which equally fast ones are chosen."""
+
+
+def title(name: str) -> str:
+    """The title of an engine; the name of one that is not known."""
+    return ENGINES[name].title if name in ENGINES else clean(name, 80)
