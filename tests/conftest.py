@@ -1,5 +1,6 @@
 """Fixtures of all tests: data and cache folders of their own, never the user's."""
 
+import gc
 import io
 import os
 import signal
@@ -11,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-sys.dont_write_bytecode = False  # of tests with rewritten assertions: seconds at every start
+# Of tests and of hypothesis with rewritten assertions: seconds at every start.
+sys.dont_write_bytecode = False
+gc.disable()  # until the tests are collected: nothing of them and of the modules is released
+
+from hypothesis import HealthCheck, settings
 
 from chromium import browser  # noqa: F401 - a fixture
 from golden import Golden, make_golden
@@ -67,6 +71,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
         items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Modules and tests stay until the end: the garbage collector need not look at them."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
@@ -172,6 +183,7 @@ def _cubemesh(*words: str) -> subprocess.CompletedProcess[str]:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["cubemesh", *words])
+        patch.setattr(sys.modules["__main__"], "__package__", None)  # not that of `-m pytest`
         with pytest.raises(SystemExit) as ended:
             main()
     signal.signal(signal.SIGTERM, before)
