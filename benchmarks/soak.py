@@ -230,14 +230,18 @@ def table(runs: list[Run], planned: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def version(options: list[str]) -> str:
-    """Commit and a digest of uncommitted changes, pytest's options and the interpreter."""
+def version(options: list[str], output: Path) -> str:
+    """Commit and a digest of uncommitted changes outside `output`, pytest's options and the
+    interpreter."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
         return done.stdout
 
-    changes = git("diff", "HEAD") + git("status", "--porcelain")
+    others = ["--", "."]
+    if output.is_relative_to(ROOT):
+        others.append(f":(exclude){output.relative_to(ROOT)}")
+    changes = git("diff", "HEAD", *others) + git("status", "--porcelain", *others)
     text = "\0".join([changes, sys.executable, *options])
     commit = git("rev-parse", "--short", "HEAD").strip() or "unknown"
     return f"{commit} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -288,7 +292,7 @@ def main(words: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     args.output = args.output.resolve()
     args.output.mkdir(parents=True, exist_ok=True)
-    code = version(args.options)
+    code = version(args.options, args.output)
     runs: list[Run] = []
     for number, condition in enumerate(planned, 1):
         path = args.output / f"run-{number:02}.json"

@@ -45,6 +45,10 @@ LONGEST = (
 """Files that take longest, so that the processes of pytest-xdist begin with them."""
 
 
+TOGETHER = ("papers/validation",)
+"""Folders whose files one process tests, since the modules keep what takes long to compute."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give whole files to the processes, so that fixtures of modules are made once; pytest-xdist
@@ -53,8 +57,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadFileScheduling
 
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return next((folder for folder in TOGETHER if f"{folder}/" in file), file)
+
     config.option.loadscopereorder = False
-    return LoadFileScheduling(config, log)
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -154,3 +154,16 @@ def test_more_conditions_than_runs_are_refused(script, capsys, words):
     assert refused.value.code == 2
     message = capsys.readouterr().err
     assert all(word in message for word in words)
+
+
+def test_results_in_the_repository_do_not_repeat_the_runs(script, tmp_path, monkeypatch):
+    soak = script("soak")
+    monkeypatch.setattr(soak, "ROOT", tmp_path)
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    output = tmp_path / "results"
+    output.mkdir()
+    before = soak.version([], output)
+    (output / "run-01.json").write_text("{}")
+    assert soak.version([], output) == before
+    (tmp_path / "changed.py").write_text("")
+    assert soak.version([], output) != before
