@@ -1,0 +1,1 @@
+"""Plans on a GPU: networks of convolutions as programs of own kernels, in one CUDA graph."""

@@ -1,0 +1,148 @@
+"""Program of a network for a GPU: steps on arrays in the layout HWNC, without the batch size.
+
+graph ─ quantized_graph ─▶ operators, 8-bit scales ─ lower ─▶ program ─ session ─▶ CUDA graph
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubemesh.kernels.triton.hwnc.launch import Window
+
+NOWHERE = -1
+"""A channel of an array that has no channel of the network: it is 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """8-bit values: x = scale · (q − zero), with q from −128 to 127."""
+
+    scale: float
+    zero: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceArray:
+    """An array (height, width, batch, channels), or a slice of the channels of one."""
+
+    name: str
+    height: int
+    width: int
+    slots: tuple[int, ...]
+    """The channel of the network at each position, or `NOWHERE`."""
+    dtype: str
+    """`int8`, `float16` or `float32`."""
+    buffer: int
+    offset: int = 0
+    """Of the first channel within the rows of the buffer."""
+    row: int
+    """Channels of the buffer's rows."""
+    quantized: Quantized | None = None
+
+    @property
+    def channels(self) -> int:
+        """Positions, those without a channel of the network included."""
+        return len(self.slots)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ConvStep:
+    """A convolution, with what follows it. A matrix product is one over the whole image."""
+
+    x: str
+    y: str
+    window: Window
+    weights: NDArray[np.generic]
+    """(taps, output channels, input channels), int8 or float16."""
+    scales: NDArray[np.float32]
+    """Of the sums of 8-bit products, for each output channel."""
+    biases: NDArray[np.float32]
+    residual: str = ""
+    relu: bool = False
+
+    @property
+    def tap_sums(self) -> NDArray[np.int32]:
+        """The sums of the 8-bit weights of each tap, and of all taps."""
+        if self.weights.dtype != np.int8:
+            return np.zeros((1, 1), np.int32)
+        sums = self.weights.sum(axis=2, dtype=np.int32)
+        return np.concatenate([sums, sums.sum(axis=0, dtype=np.int32, keepdims=True)])
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The arrays that it needs."""
+        return (self.x, self.residual) if self.residual else (self.x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolStep:
+    """The maximum or mean of each window; of one pixel: a copy."""
+
+    x: str
+    y: str
+    window: Window
+    average: bool = False
+    divisor: int = 0
+    """Of a mean; 0: the number of pixels inside the image."""
+    relu: bool = False
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The arrays that it needs."""
+        return (self.x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddStep:
+    """The sum of two arrays."""
+
+    x: str
+    other: str
+    y: str
+    relu: bool = False
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The arrays that it needs."""
+        return (self.x, self.other)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfoldStep:
+    """The network's input in the layout of the program: `taps` columns are the channels of one
+    pixel."""
+
+    x: str
+    """Name of the network's input."""
+    y: str
+    taps: int
+    stride: int
+    pad: int
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """No array: the input is outside the program."""
+        return ()
+
+
+DeviceStep = ConvStep | PoolStep | AddStep | UnfoldStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProgram:
+    """A network for a GPU."""
+
+    network: str
+    input: str
+    input_shape: tuple[int, int, int]
+    """Channels, height, width."""
+    steps: tuple[DeviceStep, ...]
+    arrays: Mapping[str, DeviceArray]
+    buffers: tuple[int, ...]
+    """Bytes of each buffer for each sample."""
+    outputs: tuple[tuple[str, bool], ...]
+    """Array, and whether its pixels and channels are one axis."""

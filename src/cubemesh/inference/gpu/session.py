@@ -1,0 +1,267 @@
+"""Session of a program on a GPU: its weights and arrays, the tiling of each convolution, and the
+CUDA graph that replays all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cubemesh.batches import Array
+from cubemesh.inference.gpu.program import (
+    NOWHERE,
+    AddStep,
+    ConvStep,
+    DeviceProgram,
+    DeviceStep,
+    PoolStep,
+    Quantized,
+)
+from cubemesh.kernels.cuda_events import time_ms
+from cubemesh.kernels.triton.compilation import compiling_in_threads
+from cubemesh.kernels.triton.hwnc import launch
+from cubemesh.kernels.triton.hwnc.launch import LEAST_BATCH, Layout, Parameters, Tiling, tilings
+
+Kernels = Mapping[str, tuple[int, ...]]
+"""Description of a convolution → the numbers of its tiling."""
+_TYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
+TUNED_CALLS, TUNED_TIMES = 3, 3
+"""Calls in a replay, and replays, when a tiling is timed."""
+
+
+class GpuSession:
+    """A program, ready to run at one batch size. Inputs and outputs are NumPy arrays."""
+
+    def __init__(
+        self,
+        program: DeviceProgram,
+        batch: int,
+        device: str,
+        kernels: Kernels | None = None,
+        *,
+        tune: bool = False,
+    ) -> None:
+        """With `tune`, tilings that `kernels` does not have are timed; otherwise the first that
+        fits is taken. ValueError for a batch size that the kernels do not compute."""
+        if batch % LEAST_BATCH:
+            raise ValueError(f"batch sizes are multiples of {LEAST_BATCH}, not {batch}")
+        self.program, self.batch = program, batch
+        self._device = torch.device(device)
+        self.kernels: dict[str, tuple[int, ...]] = {}
+        """The tiling of each convolution."""
+        with torch.cuda.device(self._device):
+            shape = (batch, *program.input_shape)
+            self._input = torch.zeros(shape, device=self._device)
+            self._pinned = torch.zeros(shape, pin_memory=True)
+            self._buffers = [
+                torch.empty(size * batch, dtype=torch.int8, device=self._device)
+                for size in program.buffers
+            ]
+            self._parameters = {
+                number: self._moved(step)
+                for number, step in enumerate(program.steps)
+                if isinstance(step, ConvStep)
+            }
+            self._choose_tilings(kernels or {}, tune)
+            self._launches = [
+                self._launch(number, step) for number, step in enumerate(program.steps)
+            ]
+            self._graph = self._captured()
+
+    def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        """The outputs for the inputs of a batch."""
+        self.put(inputs)
+        return self.compute()
+
+    def put(self, inputs: Mapping[str, Array]) -> None:
+        """Copy the inputs to the GPU."""
+        with torch.cuda.device(self._device):
+            self._pinned.copy_(torch.from_numpy(np.asarray(inputs[self.program.input])))
+            self._input.copy_(self._pinned, non_blocking=True)
+
+    def replay(self) -> None:
+        """Compute the outputs of the inputs that are on the GPU, and wait for them."""
+        with torch.cuda.device(self._device):
+            self._graph.replay()
+            torch.cuda.current_stream().synchronize()
+
+    def compute(self) -> Sequence[Array]:
+        """`replay`, and the outputs."""
+        self.replay()
+        return [self._fetched(name, flat) for name, flat in self.program.outputs]
+
+    def array(self, name: str) -> Array:
+        """What an array of the program holds, in real numbers, as (batch, channels, height, width).
+        Arrays whose buffer was used again hold something else."""
+        layout, own = self._layout(name), self.program.arrays[name]
+        shape = (own.height, own.width, self.batch, own.channels)
+        strides = (own.width * self.batch * own.row, self.batch * own.row, own.row, 1)
+        found = layout.array.as_strided(shape, strides, layout.array.storage_offset())
+        real = found.float()
+        if own.quantized is not None:
+            real = (real - own.quantized.zero) * own.quantized.scale
+        wanted = [at for at, slot in enumerate(own.slots) if slot != NOWHERE]
+        result: Array = real.permute(2, 3, 0, 1)[:, wanted].contiguous().cpu().numpy()
+        return result
+
+    def _fetched(self, name: str, flat: bool) -> Array:
+        found = self.array(name)
+        return found.reshape(len(found), -1) if flat else found
+
+    def _layout(self, name: str) -> Layout:
+        own = self.program.arrays[name]
+        array = self._buffers[own.buffer].view(_TYPES[own.dtype])[own.offset :]
+        quantized = own.quantized or Quantized(scale=1.0, zero=0)
+        return Layout(
+            array=array,
+            height=own.height,
+            width=own.width,
+            channels=own.channels,
+            row=own.row,
+            scale=quantized.scale,
+            zero=quantized.zero,
+        )
+
+    def _moved(self, step: ConvStep) -> Parameters:
+        def moved(array: Array) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+        return Parameters(
+            weights=moved(step.weights),
+            scales=moved(step.scales),
+            biases=moved(step.biases),
+            tap_sums=moved(step.tap_sums),
+        )
+
+    def _launch(self, number: int, step: DeviceStep) -> Callable[[], None]:
+        y = self._layout(step.y)
+        if isinstance(step, ConvStep):
+            return self._convolution(number, step, self._tiling(step))
+        if isinstance(step, PoolStep):
+            return partial(
+                launch.pool,
+                self._layout(step.x),
+                y,
+                step.window,
+                self.batch,
+                average=step.average,
+                divisor=step.divisor,
+                relu=step.relu,
+            )
+        if isinstance(step, AddStep):
+            x, other = self._layout(step.x), self._layout(step.other)
+            return partial(launch.add, x, other, y, self.batch, relu=step.relu)
+        return partial(
+            launch.unfold_columns,
+            self._input,
+            y,
+            self.batch,
+            taps=step.taps,
+            stride=step.stride,
+            pad=step.pad,
+        )
+
+    def _convolution(self, number: int, step: ConvStep, tiling: Tiling) -> Callable[..., None]:
+        residual = self._layout(step.residual) if step.residual else None
+        return partial(
+            launch.convolve,
+            self._layout(step.x),
+            self._parameters[number],
+            self._layout(step.y),
+            step.window,
+            self.batch,
+            tiling,
+            residual=residual,
+            relu=step.relu,
+        )
+
+    # Tilings
+
+    def _tiling(self, step: ConvStep) -> Tiling:
+        block_n, block_c, block_k, warps, stages, programs = self.kernels[self.describe(step)]
+        return Tiling(
+            block_n=block_n,
+            block_c=block_c,
+            block_k=block_k,
+            warps=warps,
+            stages=stages,
+            programs=programs,
+        )
+
+    def describe(self, step: ConvStep) -> str:
+        """What the time of a convolution depends on, for the record of tilings."""
+        x, y, window = self.program.arrays[step.x], self.program.arrays[step.y], step.window
+        flags = ("+residual" if step.residual else "") + ("+relu" if step.relu else "")
+        return (
+            f"{x.dtype}>{y.dtype} {self.batch}x{x.height}x{x.width}x{x.channels}/{x.row} > "
+            f"{y.height}x{y.width}x{y.channels}/{y.row} "
+            f"k{_pair(window.kernel)} s{_pair(window.stride)} p{_pair(window.pad)} "
+            f"d{_pair(window.dilation)}{flags}"
+        )
+
+    def _choose_tilings(self, known: Kernels, tune: bool) -> None:
+        """Take tilings from `known`, time the others or take the first that fits."""
+        untuned: dict[str, tuple[int, ConvStep, tuple[Tiling, ...]]] = {}
+        for number, step in enumerate(self.program.steps):
+            if not isinstance(step, ConvStep):
+                continue
+            name, fitting = self.describe(step), self._fitting(step)
+            numbers = tuple(known.get(name, ()))
+            if numbers in {one.as_numbers() for one in fitting}:
+                self.kernels[name] = numbers
+            elif tune:
+                untuned.setdefault(name, (number, step, fitting))
+            else:
+                self.kernels[name] = fitting[0].as_numbers()
+        with compiling_in_threads():
+            for number, step, fitting in untuned.values():
+                for tiling in fitting:
+                    self._convolution(number, step, tiling)(compile_only=True)
+        for name, (number, step, fitting) in untuned.items():
+            self.kernels[name] = self._fastest(number, step, fitting).as_numbers()
+
+    def _fitting(self, step: ConvStep) -> tuple[Tiling, ...]:
+        x, y = self.program.arrays[step.x], self.program.arrays[step.y]
+        pixels = y.height * y.width
+        item_bytes = step.weights.dtype.itemsize
+        return tilings(step.window, self.batch, pixels, x.channels, y.channels, item_bytes)
+
+    def _fastest(self, number: int, step: ConvStep, fitting: Sequence[Tiling]) -> Tiling:
+        """The tiling with the least time; one that does not compile is left out."""
+        times: dict[Tiling, float] = {}
+        error: object = None
+        for tiling in fitting:
+            run = self._convolution(number, step, tiling)
+            try:
+                times[tiling] = time_ms(run, TUNED_CALLS, TUNED_TIMES)
+            except Exception as failed:  # of Triton's compiler or of the driver
+                error = failed
+        if not times:
+            raise RuntimeError(f"no tiling of {step.y} runs: {error}")
+        return min(times, key=lambda tiling: times[tiling])
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        with compiling_in_threads():
+            for number, step in enumerate(self.program.steps):
+                if isinstance(step, ConvStep):
+                    self._convolution(number, step, self._tiling(step))(compile_only=True)
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._run_launches()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._run_launches()
+        return graph
+
+    def _run_launches(self) -> None:
+        for run in self._launches:
+            run()
+
+
+def _pair(values: tuple[int, int]) -> str:
+    return "x".join(map(str, values))

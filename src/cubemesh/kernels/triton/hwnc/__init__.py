@@ -1,0 +1,1 @@
+"""Kernels of inference on arrays in the layout HWNC: see kernels.py."""

@@ -1,0 +1,117 @@
+"""A device program in NumPy: what the kernels compute, with exact sums and without rounding to
+fp16."""
+
+import numpy as np
+
+from cubemesh.inference.gpu.program import NOWHERE, AddStep, ConvStep, PoolStep
+
+
+def run_program(program, images):
+    """The outputs of a program for (batch, channels, height, width)."""
+    machine = _Machine(program, len(images))
+    for step in program.steps:
+        machine.run(step, images)
+    found = []
+    for name, flat in program.outputs:
+        scores = machine.network_channels(name)
+        found.append(scores.reshape(len(scores), -1) if flat else scores)
+    return found
+
+
+class _Machine:
+    def __init__(self, program, batch):
+        self.program, self.batch = program, batch
+        # a word of eight bytes for each byte, so that fp16 arrays can hold more than they can here
+        self.buffers = [np.full(size * batch, np.nan) for size in program.buffers]
+
+    def view(self, name):
+        """(height, width, batch, channels), as stored."""
+        own = self.program.arrays[name]
+        rows = own.height * own.width * self.batch
+        whole = self.buffers[own.buffer][: rows * own.row].reshape(rows, own.row)
+        part = whole[:, own.offset : own.offset + own.channels]
+        assert part.shape[1] == own.channels
+        return part.reshape(own.height, own.width, self.batch, own.channels)
+
+    def read(self, name):
+        """Real numbers."""
+        own = self.program.arrays[name]
+        stored = self.view(name)
+        assert not np.isnan(stored).any(), f"{name} is read before it is written"
+        if own.quantized is None:
+            return stored
+        return (stored - own.quantized.zero) * own.quantized.scale
+
+    def write(self, name, real):
+        own = self.program.arrays[name]
+        if own.quantized is not None:
+            real = np.rint(real / own.quantized.scale + own.quantized.zero).clip(-128, 127)
+        rows = own.height * own.width * self.batch
+        whole = self.buffers[own.buffer][: rows * own.row].reshape(rows, own.row)
+        whole[:, own.offset : own.offset + own.channels] = real.reshape(rows, own.channels)
+
+    def network_channels(self, name):
+        own = self.program.arrays[name]
+        wanted = [at for at, slot in enumerate(own.slots) if slot != NOWHERE]
+        return self.read(name).transpose(2, 3, 0, 1)[:, wanted]
+
+    def run(self, step, images):
+        y = self.program.arrays[step.y]
+        if isinstance(step, ConvStep):
+            real = self.convolution(step, y)
+        elif isinstance(step, PoolStep):
+            real = self.pool(step, y)
+        elif isinstance(step, AddStep):
+            real = self.read(step.x) + self.read(step.other)
+        else:
+            real = self.unfold(step, y, images)
+        if getattr(step, "relu", False):
+            real = np.maximum(real, 0)
+        self.write(step.y, real)
+
+    def convolution(self, step, y):
+        x = self.read(step.x)
+        quantized = self.program.arrays[step.x].quantized
+        scales = step.scales / (1 if quantized is None else quantized.scale)
+        weights = step.weights.astype(np.float64) * scales[None, :, None]
+        real = np.zeros((y.height, y.width, self.batch, y.channels)) + step.biases
+        for at, rows, columns, tap in self.taps(step.window, x, y):
+            real[at] += x[rows, columns] @ weights[tap].T
+        return real + (self.read(step.residual) if step.residual else 0)
+
+    def pool(self, step, y):
+        x = self.read(step.x)
+        shape = (y.height, y.width, self.batch, x.shape[3])
+        total, count = np.zeros(shape), np.zeros((y.height, y.width, 1, 1))
+        largest = np.full(shape, -np.inf)
+        for at, rows, columns, _ in self.taps(step.window, x, y):
+            here = x[rows, columns]
+            total[at] += here
+            count[at] += 1
+            largest[at] = np.maximum(largest[at], here)
+        return total / (step.divisor or count) if step.average else largest
+
+    def taps(self, window, x, y):
+        """Pixels of the result for which a tap is inside the image, the pixels that it reads
+        there, and its number."""
+        for h in range(window.kernel[0]):
+            for w in range(window.kernel[1]):
+                rows = np.arange(y.height) * window.stride[0] - window.pad[0]
+                rows = rows + h * window.dilation[0]
+                columns = np.arange(y.width) * window.stride[1] - window.pad[1]
+                columns = columns + w * window.dilation[1]
+                in_h = np.flatnonzero((rows >= 0) & (rows < x.shape[0]))
+                in_w = np.flatnonzero((columns >= 0) & (columns < x.shape[1]))
+                at, there = np.ix_(in_h, in_w), np.ix_(rows[in_h], columns[in_w])
+                yield at, *there, h * window.kernel[1] + w
+
+    def unfold(self, step, y, images):
+        channels, width = images.shape[1], images.shape[3]
+        real = np.zeros((y.height, y.width, self.batch, y.channels))
+        for out in range(y.width):
+            for tap in range(step.taps):
+                column = out * step.stride - step.pad + tap
+                if 0 <= column < width:
+                    part = images[:, :, :, column].transpose(2, 0, 1)
+                    real[:, out, :, tap * channels : (tap + 1) * channels] = part
+        return real
