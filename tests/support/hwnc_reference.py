@@ -29,9 +29,18 @@ class _Machine:
         own = self.program.arrays[name]
         rows = own.height * own.width * self.batch
         whole = self.buffers[own.buffer][: rows * own.row].reshape(rows, own.row)
+        if own.row < own.channels:  # pixels beside one another
+            return self.beside(whole.reshape(own.height, own.width, self.batch, own.row), own)
         part = whole[:, own.offset : own.offset + own.channels]
-        assert part.shape[1] == own.channels
         return part.reshape(own.height, own.width, self.batch, own.channels)
+
+    def beside(self, pixels, own):
+        """The channels of `own.channels // own.row` pixels as those of the first of them; pixels
+        beyond the last one of a line are those of the next, as in memory."""
+        wide = own.channels // own.row
+        line = np.concatenate([pixels, np.zeros_like(pixels[:, :wide])], axis=1)
+        parts = [line[:, start : start + own.width] for start in range(wide)]
+        return np.concatenate(parts, axis=3)
 
     def read(self, name):
         """Real numbers."""
@@ -48,7 +57,8 @@ class _Machine:
             real = np.rint(real / own.quantized.scale + own.quantized.zero).clip(-128, 127)
         rows = own.height * own.width * self.batch
         whole = self.buffers[own.buffer][: rows * own.row].reshape(rows, own.row)
-        whole[:, own.offset : own.offset + own.channels] = real.reshape(rows, own.channels)
+        channels = min(own.row, own.channels)
+        whole[:, own.offset : own.offset + channels] = real.reshape(rows, channels)
 
     def network_channels(self, name):
         own = self.program.arrays[name]
@@ -64,7 +74,7 @@ class _Machine:
         elif isinstance(step, AddStep):
             real = self.read(step.x) + self.read(step.other)
         else:
-            real = self.unfold(step, y, images)
+            real = self.image(step, y, images)
         if getattr(step, "relu", False):
             real = np.maximum(real, 0)
         self.write(step.y, real)
@@ -105,13 +115,10 @@ class _Machine:
                 at, there = np.ix_(in_h, in_w), np.ix_(rows[in_h], columns[in_w])
                 yield at, *there, h * window.kernel[1] + w
 
-    def unfold(self, step, y, images):
+    def image(self, step, y, images):
         channels, width = images.shape[1], images.shape[3]
-        real = np.zeros((y.height, y.width, self.batch, y.channels))
-        for out in range(y.width):
-            for tap in range(step.taps):
-                column = out * step.stride - step.pad + tap
-                if 0 <= column < width:
-                    part = images[:, :, :, column].transpose(2, 0, 1)
-                    real[:, out, :, tap * channels : (tap + 1) * channels] = part
+        real = np.zeros((y.height, y.width, self.batch, y.row))
+        shown = min(width, y.width - step.pad)
+        pixels = images.transpose(2, 3, 0, 1)[:, :shown]
+        real[:, step.pad : step.pad + shown, :, :channels] = pixels
         return real

@@ -14,15 +14,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cubemesh.inference.gpu.program import (
+    IMAGE_ROW,
     NOWHERE,
     AddStep,
     ConvStep,
     DeviceArray,
     DeviceProgram,
     DeviceStep,
+    ImageStep,
     PoolStep,
     Quantized,
-    UnfoldStep,
 )
 from cubemesh.inference.gpu.quantized_graph import NotLowered, QuantizedGraph, Weights
 from cubemesh.inference.gpu.quantized_graph import without_quantizations as plain
@@ -32,7 +33,7 @@ from cubemesh.onnx.graph import Graph, Operator
 
 BYTES = {"int8": 1, "float16": 2, "float32": 4}
 MOST_UNFOLDED = 64
-"""Most channels of a pixel of the input with its columns unfolded."""
+"""Most channels that a row of taps of the first convolution reads."""
 _VIEWS = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze")
 
 
@@ -50,6 +51,8 @@ class _Value:
     parent: str = ""
     """The concatenation of which it is a slice."""
     offset: int = 0
+    row: int = 0
+    """Channels of its rows, where these are not all of `slots`."""
 
 
 @dataclass(kw_only=True)
@@ -193,10 +196,10 @@ def _product(
     window: Window,
     size: tuple[int, int],
 ) -> None:
-    """Add a convolution; one that reads the network's input reads it with unfolded columns."""
+    """Add a convolution; one that reads the network's input reads rows of its pixels."""
     name, outputs = operator.name, weights.values.shape[0]
     if value.name not in lowering.step_of:
-        value, weights, window = _unfold(lowering, value, weights, window, size[1])
+        value, weights, window = _image(lowering, value, weights, window, size[1])
     slots = _padded(outputs)
     bias = np.zeros(outputs, np.float32)
     if len(operator.inputs) > 2 and operator.inputs[2]:
@@ -222,48 +225,55 @@ def _product(
     lowering.add(step, made)
 
 
-def _unfold(
+def _image(
     lowering: _Lowering, value: _Value, weights: Weights, window: Window, out_width: int
 ) -> tuple[_Value, Weights, Window]:
-    """The network's input with its columns unfolded, and the weights and window of a convolution
-    that reads it."""
+    """The network's input, and the weights and window of a convolution that reads the pixels under
+    a row of its taps as the channels of one."""
     outputs, channels, kernel_h, taps = weights.values.shape
-    if window.dilation[1] != 1:
-        taps_apart = np.zeros(
-            (outputs, channels, kernel_h, (taps - 1) * window.dilation[1] + 1), weights.values.dtype
-        )
-        taps_apart[..., :: window.dilation[1]] = weights.values
-        weights, taps = replace(weights, values=taps_apart), taps_apart.shape[3]
-    length = taps * channels
-    slots = tuple(range(length)) + (NOWHERE,) * (_power_of_two(length) - length)
-    if len(slots) > MOST_UNFOLDED:
-        raise NotLowered(f"its first kernel reads {length} values of a row")
-    name = f"{value.name}/columns {taps} {window.stride[1]} {window.pad[1]}"
+    if channels > IMAGE_ROW:
+        raise NotLowered(f"its input has {channels} channels, and the kernel reads {IMAGE_ROW}")
+    stride, pad, dilation = (pair[1] for pair in (window.stride, window.pad, window.dilation))
+    reach = (taps - 1) * dilation + 1
+    length = _power_of_two(reach * IMAGE_ROW)
+    if length > MOST_UNFOLDED:
+        raise NotLowered(f"its first kernel is {reach} pixels wide")
+    pixels = length // IMAGE_ROW
+    name = f"{value.name}/image {pad} {pixels} {stride}"
     if name not in lowering.values:
-        step = UnfoldStep(
-            x=value.name, y=name, taps=taps, stride=window.stride[1], pad=window.pad[1]
+        made = _Value(
+            name=name,
+            height=value.height,
+            width=max(pad + value.width, (out_width - 1) * stride + pixels),
+            channels=channels,
+            slots=tuple(
+                pixel * channels + channel if channel < channels else NOWHERE
+                for pixel in range(pixels)
+                for channel in range(IMAGE_ROW)
+            ),
+            row=IMAGE_ROW,
         )
-        made = _Value(name=name, height=value.height, width=out_width, channels=length, slots=slots)
-        lowering.add(step, made)
+        lowering.add(ImageStep(x=value.name, y=name, pad=pad), made)
     if value.name in lowering.source.quantized:
-        quantized = dict(lowering.source.quantized)
-        quantized[name] = quantized[value.name]
+        quantized = {**lowering.source.quantized, name: lowering.source.quantized[value.name]}
         lowering.source = replace(lowering.source, quantized=quantized)
-    # (outputs, channels, rows, taps) → (outputs, taps · channels, rows, 1)
-    values = weights.values.transpose(0, 3, 1, 2).reshape(outputs, length, kernel_h, 1)
+    # (outputs, channels, rows, taps) → (outputs, pixels · channels, rows, 1)
+    values = np.zeros((outputs, pixels, channels, kernel_h), weights.values.dtype)
+    values[:, :reach:dilation] = weights.values.transpose(0, 3, 1, 2)
     folded = Window(
         kernel=(kernel_h, 1),
-        stride=(window.stride[0], 1),
+        stride=(window.stride[0], stride),
         pad=(window.pad[0], 0),
         dilation=(window.dilation[0], 1),
     )
+    values = values.reshape(outputs, pixels * channels, kernel_h, 1)
     return lowering.values[name], replace(weights, values=values), folded
 
 
 def _relu(lowering: _Lowering, operator: Operator) -> None:
     name = lowering.base(operator.inputs[0])
     step = lowering.sole_step(operator.inputs[0])
-    if step is None or isinstance(step, UnfoldStep) or step.relu:
+    if step is None or isinstance(step, ImageStep) or step.relu:
         if name not in lowering.step_of:
             raise NotLowered(f"{operator.name} reads the network's input")
         flat = lowering.is_flat(operator.inputs[0])
@@ -529,7 +539,7 @@ def _program(
                 dtype=lowering.dtype(name),
                 buffer=buffer_of[own],
                 offset=_offset(lowering, name),
-                row=len(whole.slots),
+                row=whole.row or len(whole.slots),
                 quantized=_quantized(lowering, name),
             )
     return DeviceProgram(
@@ -560,7 +570,9 @@ def _offset(lowering: _Lowering, name: str) -> int:
 
 def _bytes(lowering: _Lowering, name: str) -> int:
     value = lowering.values[name]
-    return value.height * value.width * len(value.slots) * BYTES[lowering.dtype(name)]
+    return (
+        value.height * value.width * (value.row or len(value.slots)) * BYTES[lowering.dtype(name)]
+    )
 
 
 def _take(free: list[int], sizes: list[int], size: int) -> int:

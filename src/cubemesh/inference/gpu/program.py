@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from cubemesh.kernels.triton.hwnc.launch import Window
 
+IMAGE_ROW = 4
+"""Most channels of the network's input."""
 NOWHERE = -1
 """A channel of an array that has no channel of the network: it is 0."""
 
@@ -40,7 +42,8 @@ class DeviceArray:
     offset: int = 0
     """Of the first channel within the rows of the buffer."""
     row: int
-    """Channels of the buffer's rows."""
+    """Channels of the buffer's rows; of the network's input less than `channels`, as those are of
+    several pixels beside one another."""
     quantized: Quantized | None = None
 
     @property
@@ -63,14 +66,6 @@ class ConvStep:
     biases: NDArray[np.float32]
     residual: str = ""
     relu: bool = False
-
-    @property
-    def tap_sums(self) -> NDArray[np.int32]:
-        """The sums of the 8-bit weights of each tap, and of all taps."""
-        if self.weights.dtype != np.int8:
-            return np.zeros((1, 1), np.int32)
-        sums = self.weights.sum(axis=2, dtype=np.int32)
-        return np.concatenate([sums, sums.sum(axis=0, dtype=np.int32, keepdims=True)])
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -112,16 +107,15 @@ class AddStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnfoldStep:
-    """The network's input in the layout of the program: `taps` columns are the channels of one
-    pixel."""
+class ImageStep:
+    """The network's input in the layout of the program: rows of `IMAGE_ROW` channels. The first
+    convolution reads several pixels beside one another as the channels of one."""
 
     x: str
     """Name of the network's input."""
     y: str
-    taps: int
-    stride: int
     pad: int
+    """Columns of 0 before the first pixel."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -129,7 +123,7 @@ class UnfoldStep:
         return ()
 
 
-DeviceStep = ConvStep | PoolStep | AddStep | UnfoldStep
+DeviceStep = ConvStep | PoolStep | AddStep | ImageStep
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cubemesh.batches import Array
 from cubemesh.inference.gpu.program import (
@@ -61,7 +60,7 @@ class GpuSession:
                 for size in program.buffers
             ]
             self._parameters = {
-                number: self._moved(step)
+                number: self._folded(step)
                 for number, step in enumerate(program.steps)
                 if isinstance(step, ConvStep)
             }
@@ -125,44 +124,25 @@ class GpuSession:
             zero=quantized.zero,
         )
 
-    def _moved(self, step: ConvStep) -> Parameters:
-        def moved(array: Array) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
-
-        return Parameters(
-            weights=moved(step.weights),
-            scales=moved(step.scales),
-            biases=moved(step.biases),
-            tap_sums=moved(step.tap_sums),
-        )
+    def _folded(self, step: ConvStep) -> Parameters:
+        x, y = self._layout(step.x), self._layout(step.y)
+        residual = self._layout(step.residual) if step.residual else None
+        return launch.folded(step.weights, step.scales, step.biases, x, y, residual)
 
     def _launch(self, number: int, step: DeviceStep) -> Callable[[], None]:
         y = self._layout(step.y)
         if isinstance(step, ConvStep):
             return self._convolution(number, step, self._tiling(step))
         if isinstance(step, PoolStep):
-            return partial(
-                launch.pool,
-                self._layout(step.x),
-                y,
-                step.window,
-                self.batch,
-                average=step.average,
-                divisor=step.divisor,
-                relu=step.relu,
-            )
+            x, window = self._layout(step.x), step.window
+            if not step.average:
+                return partial(launch.max_pool, x, y, window, self.batch, relu=step.relu)
+            pool = partial(launch.average_pool, divisor=step.divisor, relu=step.relu)
+            return partial(pool, x, y, window, self.batch)
         if isinstance(step, AddStep):
             x, other = self._layout(step.x), self._layout(step.other)
             return partial(launch.add, x, other, y, self.batch, relu=step.relu)
-        return partial(
-            launch.unfold_columns,
-            self._input,
-            y,
-            self.batch,
-            taps=step.taps,
-            stride=step.stride,
-            pad=step.pad,
-        )
+        return partial(launch.store_images, self._input, y, self.batch, pad=step.pad)
 
     def _convolution(self, number: int, step: ConvStep, tiling: Tiling) -> Callable[..., None]:
         residual = self._layout(step.residual) if step.residual else None

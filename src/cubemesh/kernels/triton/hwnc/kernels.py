@@ -5,8 +5,9 @@ Arrays are in the layout HWNC: (height, width, batch, channels). The samples of 
 rows of a dense matrix, so a convolution is, for each pixel of the result, a sum of matrix products
 over the taps that lie inside the image. Borders need no masks: whole taps are left out.
 
-8-bit values are signed: x = scale · (q − zero). Sums of products are exact in 32 bits; what the
-zero point adds to them depends on the taps inside the image alone, and is added from `tap_sums`.
+8-bit values are signed: x = scale · (q − zero). Sums of products are exact in 32 bits. Scales, zero
+points and biases are folded into one multiplier and one offset for each channel; the offset counts
+the zero point of the input for all taps, and `tap_sums` takes back those outside the image.
 """
 
 from __future__ import annotations
@@ -28,42 +29,73 @@ def _end_tap(at, size, taps, dilation):
 
 
 @triton.jit
-def _stored(value, inverse_scale, zero, dtype: tl.constexpr):
-    """fp32 values as they are stored: rounded to even in 8 bits."""
+def _stored(value, dtype: tl.constexpr):
+    """fp32 values as they are stored: in 8 bits rounded to even, from −128 to 127."""
     if dtype == tl.int8:
-        value = value * inverse_scale + zero
-        value = tl.minimum(tl.maximum(value, -128.0), 127.0)
-        return ((value + 12582912.0) - 12582912.0).to(tl.int8)
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .s32 a, b, c, d, high;
+            cvt.rni.s32.f32 a, $1;
+            cvt.rni.s32.f32 b, $2;
+            cvt.rni.s32.f32 c, $3;
+            cvt.rni.s32.f32 d, $4;
+            cvt.pack.sat.s8.s32.b32 high, d, c, 0;
+            cvt.pack.sat.s8.s32.b32 $0, b, a, high;
+            }
+            """,
+            "=r,f,f,f,f",
+            [value],
+            dtype=tl.int8,
+            is_pure=True,
+            pack=4,
+        )
     return value.to(dtype)
 
 
 @triton.jit
-def _loaded(at, scale, zero):
-    """Stored values as fp32."""
-    value = tl.load(at)
-    if value.dtype == tl.int8:
-        return (value.to(tl.float32) - zero) * scale
-    return value.to(tl.float32)
+def _larger(one, other):
+    """The maximum of stored values; a NaN remains one."""
+    if one.dtype == tl.int8:  # as 16 bits, two at a time
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 a, b, c, d;
+            prmt.b32 a, $1, 0, 0x9180;
+            prmt.b32 b, $2, 0, 0x9180;
+            prmt.b32 c, $1, 0, 0xB3A2;
+            prmt.b32 d, $2, 0, 0xB3A2;
+            max.s16x2 a, a, b;
+            max.s16x2 c, c, d;
+            prmt.b32 $0, a, c, 0x6420;
+            }
+            """,
+            "=r,r,r",
+            [one, other],
+            dtype=tl.int8,
+            is_pure=True,
+            pack=4,
+        )
+    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _finish(
-    total, y, residual, scales, biases, row, y_row, residual_row, cols,
-    residual_scale, residual_zero, inverse_scale, zero,
-    has_residual: tl.constexpr, relu: tl.constexpr,
+    total, y, residual, multipliers, offsets, row, y_row, residual_row, cols,
+    residual_multiplier, low,
+    has_residual: tl.constexpr, clamp: tl.constexpr,
 ):  # fmt: skip
-    """Scale a sum of products, add bias and residual, apply ReLU, and store it."""
+    """Scale a sum of products, add offset and residual, clamp it from below, and store it."""
     value = total.to(tl.float32)
     if total.dtype == tl.int32:
-        value = value * tl.load(scales + cols)[None, :]
-    value += tl.load(biases + cols)[None, :]
+        value = value * tl.load(multipliers + cols)[None, :]
+    value += tl.load(offsets + cols)[None, :]
     if has_residual:
-        at = residual + row[:, None] * residual_row + cols[None, :]
-        value += _loaded(at, residual_scale, residual_zero)
-    if relu:
-        value = tl.maximum(value, 0.0)
-    at = y + row[:, None] * y_row + cols[None, :]
-    tl.store(at, _stored(value, inverse_scale, zero, y.dtype.element_ty))
+        added = tl.load(residual + row[:, None] * residual_row + cols[None, :])
+        value += added.to(tl.float32) * residual_multiplier
+    if clamp:
+        value = tl.maximum(value, low)
+    tl.store(y + row[:, None] * y_row + cols[None, :], _stored(value, y.dtype.element_ty))
 
 
 _GEOMETRY = (
@@ -74,17 +106,18 @@ _GEOMETRY = (
 
 @triton.jit(do_not_specialize=_GEOMETRY)
 def conv_by_taps_kernel(
-    x, weights, y, residual, scales, biases, tap_sums,
+    x, weights, y, residual, multipliers, offsets, tap_sums,
     batch, x_row, y_row, residual_row, height, width, out_width, in_channels, out_channels,
-    x_zero, residual_scale, residual_zero, inverse_scale, zero,
+    x_zero, residual_multiplier, low,
     kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
-    has_residual: tl.constexpr, relu: tl.constexpr,
+    has_residual: tl.constexpr, clamp: tl.constexpr, across: tl.constexpr,
     block_n: tl.constexpr, block_c: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
     """y from x and the weights (kernel_h · kernel_w, out_channels, in_channels).
 
     A program computes `block_n` samples of one pixel and `block_c` channels. Taps and blocks of
     input channels are one loop, so that the loads of one tap overlap the products of another.
+    `across`: the input channels of a tap are `x_row` channels each of pixels beside one another.
     """
     blocks_c = out_channels // block_c
     blocks_n = batch // block_n
@@ -101,7 +134,12 @@ def conv_by_taps_kernel(
     rows = part_n * block_n + tl.arange(0, block_n)
     cols = part_c * block_c + tl.arange(0, block_c)
     k = tl.arange(0, block_k)
-    x_block = rows[:, None] * x_row + k[None, :]
+    if across:
+        x_block = rows[:, None] * 4 + ((k // 4) * (batch * 4) + k % 4)[None, :]
+        k_step = batch * block_k
+    else:
+        x_block = rows[:, None] * x_row + k[None, :]
+        k_step = block_k
     w_block = cols[:, None] * in_channels + k[None, :]
     blocks_k = in_channels // block_k
     if x.dtype.element_ty == tl.int8:
@@ -113,39 +151,36 @@ def conv_by_taps_kernel(
         tap, part_k = number // blocks_k, number % blocks_k
         tap_h, tap_w = first_h + tap // taps_w, first_w + tap % taps_w
         h, w = top + tap_h * dilation_h, left + tap_w * dilation_w
-        source = x + (h * width + w) * pixel_size + part_k * block_k
+        source = x + (h * width + w) * pixel_size + part_k * k_step
         matrix = weights + (tap_h * kernel_w + tap_w) * (out_channels * in_channels)
         a = tl.load(source + x_block)
         b = tl.load(matrix + part_k * block_k + w_block)
         total = tl.dot(a, tl.trans(b), total, out_dtype=total.dtype)
-    if x.dtype.element_ty == tl.int8:
-        inside = tl.zeros([block_c], tl.int32)
-        if taps_h * taps_w == kernel_h * kernel_w:
-            inside = tl.load(tap_sums + kernel_h * kernel_w * out_channels + cols)
-        else:
+    if x.dtype.element_ty == tl.int8:  # noqa: SIM102 (known at compile time, unlike the next)
+        if taps_h * taps_w != kernel_h * kernel_w:
+            outside = tl.load(tap_sums + kernel_h * kernel_w * out_channels + cols)
             for tap in range(taps_h * taps_w):
                 at = (first_h + tap // taps_w) * kernel_w + first_w + tap % taps_w
-                inside += tl.load(tap_sums + at * out_channels + cols)
-        total -= (inside * x_zero)[None, :]
+                outside -= tl.load(tap_sums + at * out_channels + cols)
+            total += (outside * x_zero)[None, :]
     start = pixel.to(tl.int64) * batch
     _finish(
-        total, y + start * y_row, residual + start * residual_row, scales, biases, rows, y_row,
-        residual_row, cols, residual_scale, residual_zero, inverse_scale, zero, has_residual, relu,
+        total, y + start * y_row, residual + start * residual_row, multipliers, offsets, rows,
+        y_row, residual_row, cols, residual_multiplier, low, has_residual, clamp,
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("height", "width", "out_width", "stride_h", "stride_w"))
 def conv_by_rows_kernel(
-    x, weights, y, residual, scales, biases, tap_sums,
-    rows, x_row, y_row, residual_row, out_channels,
-    x_zero, residual_scale, residual_zero, inverse_scale, zero,
-    has_residual: tl.constexpr, relu: tl.constexpr,
+    x, weights, y, residual, multipliers, offsets,
+    rows, batch, x_row, y_row, residual_row, out_channels, width, out_width, stride_h, stride_w,
+    residual_multiplier, low,
+    has_residual: tl.constexpr, clamp: tl.constexpr, strided: tl.constexpr,
     block_n: tl.constexpr, block_c: tl.constexpr, in_channels: tl.constexpr,
     stages: tl.constexpr,
 ):  # fmt: skip
-    """A 1×1 convolution of stride 1: a product of `rows` = height · width · batch rows.
-
-    A program holds the weights of `block_c` channels and streams blocks of rows past them.
+    """A 1×1 convolution without padding: a product of `rows` = height · width · batch rows of the
+    result. A program holds the weights of `block_c` channels and streams blocks of rows past them.
     """
     blocks_c = out_channels // block_c
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -154,31 +189,72 @@ def conv_by_rows_kernel(
     k = tl.arange(0, in_channels)
     b = tl.trans(tl.load(weights + cols[:, None] * in_channels + k[None, :]))
     inner = tl.arange(0, block_n)
-    if x.dtype.element_ty == tl.int8:
-        inside = tl.load(tap_sums + cols) * x_zero
+    x_block = inner[:, None] * x_row + k[None, :]
     for block in tl.range(first, rows // block_n, programs // blocks_c, num_stages=stages):
         start = block.to(tl.int64) * block_n
-        a = tl.load(x + start * x_row + inner[:, None] * x_row + k[None, :])
+        source = start
+        if strided:
+            pixel = start // batch
+            h, w = pixel // out_width * stride_h, pixel % out_width * stride_w
+            source = (h * width + w) * batch + start % batch
+        a = tl.load(x + source * x_row + x_block)
         if x.dtype.element_ty == tl.int8:
-            total = tl.dot(a, b, out_dtype=tl.int32) - inside[None, :]
+            total = tl.dot(a, b, out_dtype=tl.int32)
         else:
             total = tl.dot(a, b, out_dtype=tl.float32)
         _finish(
-            total, y + start * y_row, residual + start * residual_row, scales, biases, inner,
-            y_row, residual_row, cols, residual_scale, residual_zero, inverse_scale, zero,
-            has_residual, relu,
+            total, y + start * y_row, residual + start * residual_row, multipliers, offsets,
+            inner, y_row, residual_row, cols, residual_multiplier, low, has_residual, clamp,
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=(*_GEOMETRY[:9], "divisor"))
-def pool_kernel(
+@triton.jit(do_not_specialize=("height", "width", "out_width", *_GEOMETRY[5:9]))
+def max_pool_kernel(
     x, y, batch, channels, x_row, y_row, height, width, out_width,
-    scale, x_zero, inverse_scale, zero,
-    kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, divisor,
-    average: tl.constexpr, relu: tl.constexpr, block_n: tl.constexpr, block_c: tl.constexpr,
+    stride_h, stride_w, pad_h, pad_w, multiplier, offset, low,
+    kernel_h: tl.constexpr, kernel_w: tl.constexpr, as_stored: tl.constexpr, clamp: tl.constexpr,
+    block_n: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
-    """The maximum or mean of each window. `divisor`: of a mean; 0 for the number of pixels inside
-    the image. A window of one pixel copies, and converts between scales."""
+    """The maximum of each window. Pixels outside the image are replaced by those at its border,
+    which are in the window too. `as_stored`: x and y have the same scale. A window of one pixel
+    copies, and converts between scales."""
+    blocks_c = tl.cdiv(channels, block_c)
+    blocks_n = batch // block_n
+    program = tl.program_id(0)
+    part_c, program = program % blocks_c, program // blocks_c
+    part_n, pixel = program % blocks_n, program // blocks_n
+    top = pixel // out_width * stride_h - pad_h
+    left = pixel % out_width * stride_w - pad_w
+    rows = part_n * block_n + tl.arange(0, block_n)
+    cols = part_c * block_c + tl.arange(0, block_c)
+    keep = (cols < channels)[None, :]
+    x_block = rows[:, None] * x_row + cols[None, :]
+    pixel_size = batch.to(tl.int64) * x_row
+    first = tl.maximum(top, 0) * width + tl.maximum(left, 0)
+    found = tl.load(x + first * pixel_size + x_block, mask=keep)
+    for i in tl.static_range(kernel_h):
+        for j in tl.static_range(kernel_w):
+            h = tl.minimum(tl.maximum(top + i, 0), height - 1)
+            w = tl.minimum(tl.maximum(left + j, 0), width - 1)
+            here = tl.load(x + (h * width + w) * pixel_size + x_block, mask=keep)
+            found = _larger(found, here)
+    at = y + pixel.to(tl.int64) * batch * y_row + rows[:, None] * y_row + cols[None, :]
+    if as_stored:
+        tl.store(at, found, mask=keep)
+    else:
+        value = found.to(tl.float32) * multiplier + offset
+        if clamp:
+            value = tl.maximum(value, low)
+        tl.store(at, _stored(value, y.dtype.element_ty), mask=keep)
+
+
+@triton.jit(do_not_specialize=(*_GEOMETRY[:9], "divisor"))
+def average_pool_kernel(
+    x, y, batch, channels, x_row, y_row, height, width, out_width,
+    kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, divisor, x_zero, multiplier, offset, low,
+    clamp: tl.constexpr, block_n: tl.constexpr, block_c: tl.constexpr,
+):  # fmt: skip
+    """The mean of each window. `divisor`: 0 for the number of pixels inside the image."""
     blocks_c = tl.cdiv(channels, block_c)
     blocks_n = batch // block_n
     program = tl.program_id(0)
@@ -187,80 +263,72 @@ def pool_kernel(
     top = pixel // out_width * stride_h - pad_h
     left = pixel % out_width * stride_w - pad_w
     first_h, first_w = tl.maximum(top, 0), tl.maximum(left, 0)
-    end_h, end_w = tl.minimum(top + kernel_h, height), tl.minimum(left + kernel_w, width)
+    taps_h = tl.minimum(top + kernel_h, height) - first_h
+    taps_w = tl.minimum(left + kernel_w, width) - first_w
     rows = part_n * block_n + tl.arange(0, block_n)
     cols = part_c * block_c + tl.arange(0, block_c)
     keep = (cols < channels)[None, :]
     x_block = rows[:, None] * x_row + cols[None, :]
     pixel_size = batch.to(tl.int64) * x_row
-    if average:
-        found = tl.zeros([block_n, block_c], tl.float32)
-    else:
-        found = tl.full([block_n, block_c], float("-inf"), tl.float32)
-    for h in range(first_h, end_h):
-        for w in range(first_w, end_w):
-            here = tl.load(x + (h * width + w) * pixel_size + x_block, mask=keep).to(tl.float32)
-            if average:
-                found += here
-            else:
-                found = tl.maximum(found, here, propagate_nan=tl.PropagateNan.ALL)
-    count = (end_h - first_h) * (end_w - first_w) if average else 1
+    count = taps_h * taps_w
     if x.dtype.element_ty == tl.int8:
-        found = (found - x_zero * count) * scale
-    if average:
-        found = found / tl.where(divisor == 0, count, divisor)
-    if relu:
-        found = tl.maximum(found, 0.0)
+        total = tl.zeros([block_n, block_c], tl.int32)
+    else:
+        total = tl.zeros([block_n, block_c], tl.float32)
+    for tap in tl.range(count, num_stages=4):
+        pixel_in = (first_h + tap // taps_w) * width + first_w + tap % taps_w
+        total += tl.load(x + pixel_in * pixel_size + x_block, mask=keep).to(total.dtype)
+    value = (total.to(tl.float32) - x_zero * count) / tl.where(divisor == 0, count, divisor)
+    value = value * multiplier + offset
+    if clamp:
+        value = tl.maximum(value, low)
     at = y + pixel.to(tl.int64) * batch * y_row + rows[:, None] * y_row + cols[None, :]
-    tl.store(at, _stored(found, inverse_scale, zero, y.dtype.element_ty), mask=keep)
+    tl.store(at, _stored(value, y.dtype.element_ty), mask=keep)
 
 
 @triton.jit
 def add_kernel(
-    x, other, y, channels, x_row, other_row, y_row,
-    scale, x_zero, other_scale, other_zero, inverse_scale, zero,
-    relu: tl.constexpr, block_n: tl.constexpr, block_c: tl.constexpr,
+    x, other, y, channels, x_row, other_row, y_row, multiplier, other_multiplier, offset, low,
+    clamp: tl.constexpr, block_n: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
     """The sum of two arrays, row by row."""
     rows = tl.program_id(0).to(tl.int64) * block_n + tl.arange(0, block_n)
     for start in range(0, channels, block_c):
         cols = start + tl.arange(0, block_c)
         keep = (cols < channels)[None, :]
-        a = tl.load(x + rows[:, None] * x_row + cols[None, :], mask=keep).to(tl.float32)
-        b = tl.load(other + rows[:, None] * other_row + cols[None, :], mask=keep).to(tl.float32)
-        if x.dtype.element_ty == tl.int8:
-            a = (a - x_zero) * scale
-        if other.dtype.element_ty == tl.int8:
-            b = (b - other_zero) * other_scale
-        value = a + b
-        if relu:
-            value = tl.maximum(value, 0.0)
+        a = tl.load(x + rows[:, None] * x_row + cols[None, :], mask=keep)
+        b = tl.load(other + rows[:, None] * other_row + cols[None, :], mask=keep)
+        value = a.to(tl.float32) * multiplier + b.to(tl.float32) * other_multiplier + offset
+        if clamp:
+            value = tl.maximum(value, low)
         at = y + rows[:, None] * y_row + cols[None, :]
-        tl.store(at, _stored(value, inverse_scale, zero, y.dtype.element_ty), mask=keep)
+        tl.store(at, _stored(value, y.dtype.element_ty), mask=keep)
 
 
-@triton.jit
-def unfold_columns_kernel(
-    x, y, batch, channels, height, width, out_width, stride, pad, inverse_scale, zero,
-    taps: tl.constexpr, y_row: tl.constexpr, block_n: tl.constexpr,
+@triton.jit(do_not_specialize=("channels", "height", "width", "out_width", "pad"))
+def image_kernel(
+    x, y, batch, channels, height, width, out_width, pad, multiplier, zero,
+    block_n: tl.constexpr, block_w: tl.constexpr,
 ):  # fmt: skip
     """The network's input, (batch, channels, height, width) in fp32, as (height, out_width, batch,
-    y_row): channel c at tap t of the window of a column is at t · channels + c, and pixels outside
-    the image are 0. A convolution with few channels then reads the `taps` pixels as one.
-
-    A program goes along one row of pixels, so that the windows that overlap are in the L1 cache."""
-    program = tl.program_id(0)
+    4), with `pad` columns of 0 before the first pixel, and as many after the last as fit."""
+    blocks_w = tl.cdiv(out_width, block_w)
     blocks_n = batch // block_n
+    program = tl.program_id(0)
+    part_w, program = program % blocks_w, program // blocks_w
     part_n, h = program % blocks_n, program // blocks_n
     rows = part_n * block_n + tl.arange(0, block_n)
-    place = tl.arange(0, y_row)
-    tap, channel = place // channels, place % channels
-    images = x + rows.to(tl.int64)[:, None] * (channels * height * width)
-    lines = images + ((channel * height + h) * width + tap)[None, :]
-    for out in range(out_width):
-        left = out * stride - pad
-        inside = (tap < taps) & (tap + left >= 0) & (tap + left < width)
-        value = tl.load(lines + left, mask=inside[None, :], other=0.0)
-        pixel = ((h * out_width + out).to(tl.int64) * batch + rows) * y_row
-        target = y + pixel[:, None] + place[None, :]
-        tl.store(target, _stored(value, inverse_scale, zero, y.dtype.element_ty))
+    cols = part_w * block_w + tl.arange(0, block_w)
+    inside = (cols >= pad) & (cols - pad < width)
+    lines = rows.to(tl.int64)[None, :] * channels
+    at = (lines * height + h) * width + (cols - pad)[:, None]
+    plane = height * width
+    c0 = tl.load(x + at, mask=inside[:, None], other=0.0)
+    c1 = tl.load(x + at + plane, mask=(inside & (channels > 1))[:, None], other=0.0)
+    c2 = tl.load(x + at + 2 * plane, mask=(inside & (channels > 2))[:, None], other=0.0)
+    c3 = tl.load(x + at + 3 * plane, mask=(inside & (channels > 3))[:, None], other=0.0)
+    four = tl.join(tl.join(c0, c2), tl.join(c1, c3)).reshape([block_w, block_n * 4])
+    value = _stored(four * multiplier + zero, y.dtype.element_ty)
+    place = part_n * (block_n * 4) + tl.arange(0, block_n * 4)
+    line = (h * out_width + cols).to(tl.int64) * (batch * 4)
+    tl.store(y + line[:, None] + place[None, :], value, mask=(cols < out_width)[:, None])

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 LEAST_BATCH = 16
@@ -30,20 +32,21 @@ class Layout:
     width: int
     channels: int
     row: int
-    """Elements between the rows: an array can be a slice of a concatenation."""
+    """Elements between the rows: an array can be a slice of a concatenation. Where it is less than
+    `channels`, the channels are those of several pixels beside one another."""
     scale: float = 1.0
     zero: int = 0
-    """Of 8-bit values."""
+    """Of 8-bit values: x = scale · (q − zero)."""
 
     @property
-    def to_stored(self) -> tuple[float, float]:
-        """What stored values are made with."""
-        return 1.0 / self.scale, float(self.zero)
+    def low(self) -> float:
+        """0 as it is stored, before it is rounded."""
+        return float(self.zero)
 
     @property
-    def to_real(self) -> tuple[float, float]:
-        """What stored values are read with."""
-        return self.scale, float(self.zero)
+    def clamps_negative(self) -> bool:
+        """Whether no negative number can be stored."""
+        return self.array.dtype == torch.int8 and self.zero == -128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,23 +59,48 @@ class Window:
     """At the top and the left."""
     dilation: tuple[int, int] = (1, 1)
 
-    @property
-    def is_one_pixel(self) -> bool:
-        """Whether each pixel of the result depends on the same one of the input."""
-        return self == Window()
-
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """Weights of a convolution on the device."""
+    """Weights of a convolution on the device, for one input, result and residual."""
 
     weights: Tensor
     """(taps, output channels, input channels)"""
-    scales: Tensor
-    """Of the sums of 8-bit products; unused in fp16."""
-    biases: Tensor
+    multipliers: Tensor
+    """Of the sums of 8-bit products, for each output channel; unused in fp16."""
+    offsets: Tensor
     tap_sums: Tensor
     """(taps + 1, output channels): sums of the 8-bit weights of each tap, and of all."""
+
+
+def folded(
+    weights: NDArray[np.generic],
+    scales: NDArray[np.float32],
+    biases: NDArray[np.float32],
+    x: Layout,
+    y: Layout,
+    residual: Layout | None = None,
+) -> Parameters:
+    """The parameters of a convolution whose sums of products have `scales`."""
+    sums = np.zeros((1, len(biases)), np.int32)
+    offsets = biases.astype(np.float64)
+    if weights.dtype == np.int8:
+        taps = weights.sum(axis=2, dtype=np.int32)
+        sums = np.concatenate([taps, taps.sum(axis=0, dtype=np.int32, keepdims=True)])
+        offsets -= scales.astype(np.float64) * sums[-1] * x.zero
+    if residual is not None:
+        offsets -= residual.scale * residual.zero
+    offsets = offsets / y.scale + y.zero
+
+    def moved(array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(x.array.device)
+
+    return Parameters(
+        weights=moved(weights),
+        multipliers=moved((scales.astype(np.float64) / y.scale).astype(np.float32)),
+        offsets=moved(offsets.astype(np.float32)),
+        tap_sums=moved(sums),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,14 +153,20 @@ _BY_TAPS = (
 _BY_ROWS = (
     (128, 256, 8, 3, 1),
     (128, 128, 8, 3, 1),
+    (128, 128, 8, 3, 2),
     (128, 128, 4, 3, 2),
     (128, 64, 4, 3, 2),
+    (128, 64, 4, 3, 4),
     (128, 64, 4, 4, 3),
     (64, 128, 4, 4, 2),
+    (64, 128, 4, 3, 4),
     (64, 256, 8, 3, 1),
+    (64, 256, 8, 3, 2),
     (64, 64, 4, 4, 4),
+    (64, 64, 4, 3, 6),
     (256, 64, 8, 3, 2),
     (256, 128, 8, 3, 1),
+    (64, 512, 8, 2, 1),
 )
 
 
@@ -152,11 +186,12 @@ def tilings(
     if batch >= 64:  # small tiles serve small batches
         large = [one for one in found if one.block_n >= 64]
         found = large or found
-    if window.is_one_pixel and in_channels <= MOST_HELD and in_channels & (in_channels - 1) == 0:
+    one_tap = window.kernel == (1, 1) and window.pad == (0, 0)
+    if one_tap and in_channels <= MOST_HELD and in_channels & (in_channels - 1) == 0:
         found += [
             Tiling(block_n=n, block_c=c, block_k=0, warps=warps, stages=stages, programs=programs)
             for n, c, warps, stages, programs in _BY_ROWS
-            if pixels * batch % n == 0
+            if (batch % n == 0 if window.stride != (1, 1) else pixels * batch % n == 0)
             and out_channels % c == 0
             and (n * stages + c) * in_channels * item_bytes * programs <= 200 << 10
         ]
@@ -179,16 +214,14 @@ def convolve(
     from cubemesh.kernels.triton.hwnc import kernels
 
     added = y if residual is None else residual
-    numbers: tuple[float, ...] = (float(x.zero), *added.to_real, *y.to_stored)
-    if x.array.dtype == torch.int8:
-        numbers = (x.zero, *numbers[1:])
+    numbers = (added.scale / y.scale, y.low)
     arguments: list[Any] = [
         *(x.array, parameters.weights, y.array, added.array),
-        *(parameters.scales, parameters.biases, parameters.tap_sums),
+        *(parameters.multipliers, parameters.offsets),
     ]
     settings: dict[str, Any] = {
         "has_residual": residual is not None,
-        "relu": relu,
+        "clamp": relu and not y.clamps_negative,
         "block_n": tiling.block_n,
         "block_c": tiling.block_c,
         "num_warps": tiling.warps,
@@ -199,43 +232,62 @@ def convolve(
         rows = y.height * y.width * batch
         most = max(tiling.programs * _multiprocessors(x.array.device) // blocks_c, 1)
         programs = min(most, rows // tiling.block_n) * blocks_c
-        arguments += [rows, x.row, y.row, added.row, y.channels, *numbers]
+        arguments += [rows, batch, x.row, y.row, added.row, y.channels, x.width, y.width]
+        arguments += [*window.stride, *numbers]
         settings |= {"in_channels": x.channels, "stages": tiling.stages}
+        settings["strided"] = window.stride != (1, 1)
     else:
         kernel = kernels.conv_by_taps_kernel
         programs = y.height * y.width * (batch // tiling.block_n) * blocks_c
-        arguments += [batch, x.row, y.row, added.row, x.height, x.width, y.width]
-        arguments += [x.channels, y.channels, *numbers]
+        arguments += [parameters.tap_sums, batch, x.row, y.row, added.row]
+        arguments += [x.height, x.width, y.width, x.channels, y.channels, x.zero, *numbers]
         arguments += [*window.kernel, *window.stride, *window.pad, *window.dilation]
         settings |= {"block_k": tiling.block_k, "num_stages": tiling.stages}
+        settings["across"] = x.channels > x.row
     if compile_only:
         kernel.warmup(*arguments, grid=(programs,), **settings)
     else:
         kernel[(programs,)](*arguments, **settings)
 
 
-def pool(
-    x: Layout,
-    y: Layout,
-    window: Window,
-    batch: int,
-    *,
-    average: bool = False,
-    divisor: int = 0,
-    relu: bool = False,
-) -> None:
-    """Launch y = maximum or mean of the windows of x. `divisor`: of a mean; 0 for the number of
-    pixels inside the image."""
+def max_pool(x: Layout, y: Layout, window: Window, batch: int, *, relu: bool = False) -> None:
+    """Launch y = maximum of the windows of x, after ReLU. A window of one pixel copies."""
     from cubemesh.kernels.triton.hwnc import kernels
 
     block_n, block_c = _blocks(batch, x.channels)
     programs = y.height * y.width * (batch // block_n) * -(-x.channels // block_c)
-    kernels.pool_kernel[(programs,)](
+    same = (x.array.dtype, x.scale, x.zero) == (y.array.dtype, y.scale, y.zero)
+    clamp = relu and not y.clamps_negative
+    kernels.max_pool_kernel[(programs,)](
         *(x.array, y.array, batch, x.channels, x.row, y.row, x.height, x.width, y.width),
-        *(*x.to_real, *y.to_stored),
+        *(*window.stride, *window.pad, x.scale / y.scale),
+        *(y.zero - x.zero * x.scale / y.scale, y.low),
+        kernel_h=window.kernel[0],
+        kernel_w=window.kernel[1],
+        as_stored=same and not clamp,
+        clamp=clamp,
+        block_n=block_n,
+        block_c=block_c,
+        num_warps=4,
+    )
+
+
+def average_pool(
+    x: Layout, y: Layout, window: Window, batch: int, *, divisor: int = 0, relu: bool = False
+) -> None:
+    """Launch y = mean of the windows of x, after ReLU. `divisor`: 0 for the number of pixels inside
+    the image."""
+    from cubemesh.kernels.triton.hwnc import kernels
+
+    block_n, block_c = _blocks(batch, x.channels)
+    while block_n > LEAST_BATCH and y.height * y.width * batch * x.channels < 1 << 21:
+        block_n //= 2  # more programs for a small result
+    programs = y.height * y.width * (batch // block_n) * -(-x.channels // block_c)
+    kernels.average_pool_kernel[(programs,)](
+        *(x.array, y.array, batch, x.channels, x.row, y.row, x.height, x.width, y.width),
         *(*window.kernel, *window.stride, *window.pad, divisor),
-        average=average,
-        relu=relu,
+        *(x.zero, x.scale / y.scale, float(y.zero), y.low),
+        clamp=relu and not y.clamps_negative,
         block_n=block_n,
         block_c=block_c,
         num_warps=4,
@@ -243,33 +295,33 @@ def pool(
 
 
 def add(x: Layout, other: Layout, y: Layout, batch: int, *, relu: bool = False) -> None:
-    """Launch y = x + other."""
+    """Launch y = x + other, after ReLU."""
     from cubemesh.kernels.triton.hwnc import kernels
 
     block_n, block_c = _blocks(batch, x.channels)
+    zero = y.zero - (x.zero * x.scale + other.zero * other.scale) / y.scale
     kernels.add_kernel[(y.height * y.width * (batch // block_n),)](
         *(x.array, other.array, y.array, x.channels, x.row, other.row, y.row),
-        *(*x.to_real, *other.to_real, *y.to_stored),
-        relu=relu,
+        *(x.scale / y.scale, other.scale / y.scale, zero, y.low),
+        clamp=relu and not y.clamps_negative,
         block_n=block_n,
         block_c=block_c,
         num_warps=4,
     )
 
 
-def unfold_columns(
-    images: Tensor, y: Layout, batch: int, *, taps: int, stride: int, pad: int
-) -> None:
-    """Launch y = the columns of each window of `images`, (batch, channels, height, width)."""
+def store_images(images: Tensor, y: Layout, batch: int, *, pad: int) -> None:
+    """Launch y = `images`, (batch, channels, height, width), after `pad` columns of 0."""
     from cubemesh.kernels.triton.hwnc import kernels
 
     _, channels, height, width = images.shape
-    block_n = 16
-    kernels.unfold_columns_kernel[(height * (batch // block_n),)](
-        *(images, y.array, batch, channels, height, width, y.width, stride, pad, *y.to_stored),
-        taps=taps,
-        y_row=y.row,
+    block_n, block_w = (32 if batch % 32 == 0 else LEAST_BATCH), 32
+    programs = height * (batch // block_n) * -(-y.width // block_w)
+    kernels.image_kernel[(programs,)](
+        *(images, y.array, batch, channels, height, width, y.width, pad),
+        *(1.0 / y.scale, float(y.zero)),
         block_n=block_n,
+        block_w=block_w,
         num_warps=4,
     )
 
