@@ -29,17 +29,21 @@ class _Machine:
         own = self.program.arrays[name]
         rows = own.height * own.width * self.batch
         whole = self.buffers[own.buffer][: rows * own.row].reshape(rows, own.row)
-        if own.row < own.channels:  # pixels beside one another
+        if own.beside:
             return self.beside(whole.reshape(own.height, own.width, self.batch, own.row), own)
         part = whole[:, own.offset : own.offset + own.channels]
         return part.reshape(own.height, own.width, self.batch, own.channels)
 
     def beside(self, pixels, own):
-        """The channels of `own.channels // own.row` pixels as those of the first of them; pixels
-        beyond the last one of a line are those of the next, as in memory."""
-        wide = own.channels // own.row
-        line = np.concatenate([pixels, np.zeros_like(pixels[:, :wide])], axis=1)
-        parts = [line[:, start : start + own.width] for start in range(wide)]
+        """The channels of each window as those of its first pixel; what lies beyond the last line
+        or pixel is 0."""
+        lines = own.channels // own.row // own.beside
+        more = np.pad(pixels, ((0, lines), (0, own.beside), (0, 0), (0, 0)))
+        parts = [
+            more[line : line + own.height, start : start + own.width]
+            for line in range(lines)
+            for start in range(own.beside)
+        ]
         return np.concatenate(parts, axis=3)
 
     def read(self, name):
@@ -116,9 +120,9 @@ class _Machine:
                 yield at, *there, h * window.kernel[1] + w
 
     def image(self, step, y, images):
-        channels, width = images.shape[1], images.shape[3]
         real = np.zeros((y.height, y.width, self.batch, y.row))
-        shown = min(width, y.width - step.pad)
-        pixels = images.transpose(2, 3, 0, 1)[:, :shown]
-        real[:, step.pad : step.pad + shown, :, :channels] = pixels
+        pixels = images.transpose(2, 3, 0, 1)
+        pixels = pixels[: y.height - step.top, : y.width - step.left]
+        height, width, _, channels = pixels.shape
+        real[step.top : step.top + height, step.left : step.left + width, :, :channels] = pixels
         return real

@@ -32,6 +32,8 @@ from cubemesh.kernels.triton.hwnc.launch import LEAST_CHANNELS, Window
 from cubemesh.onnx.graph import Graph, Operator
 
 BYTES = {"int8": 1, "float16": 2, "float32": 4}
+MOST_WINDOW = 256
+"""Most channels of a window that the first convolution reads at once."""
 MOST_UNFOLDED = 64
 """Most channels that a row of taps of the first convolution reads."""
 _VIEWS = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze")
@@ -53,6 +55,8 @@ class _Value:
     offset: int = 0
     row: int = 0
     """Channels of its rows, where these are not all of `slots`."""
+    beside: int = 0
+    """Pixels of each row of a window, where the channels are those of a window."""
 
 
 @dataclass(kw_only=True)
@@ -199,7 +203,7 @@ def _product(
     """Add a convolution; one that reads the network's input reads rows of its pixels."""
     name, outputs = operator.name, weights.values.shape[0]
     if value.name not in lowering.step_of:
-        value, weights, window = _image(lowering, value, weights, window, size[1])
+        value, weights, window = _image(lowering, value, weights, window, size)
     slots = _padded(outputs)
     bias = np.zeros(outputs, np.float32)
     if len(operator.inputs) > 2 and operator.inputs[2]:
@@ -226,47 +230,64 @@ def _product(
 
 
 def _image(
-    lowering: _Lowering, value: _Value, weights: Weights, window: Window, out_width: int
+    lowering: _Lowering, value: _Value, weights: Weights, window: Window, size: tuple[int, int]
 ) -> tuple[_Value, Weights, Window]:
-    """The network's input, and the weights and window of a convolution that reads the pixels under
-    a row of its taps as the channels of one."""
-    outputs, channels, kernel_h, taps = weights.values.shape
+    """The network's input, and the weights and window of a convolution that reads the pixels of
+    each of its windows as the channels of one; of large windows, those of each row."""
+    outputs, channels, kernel_h, kernel_w = weights.values.shape
     if channels > IMAGE_ROW:
         raise NotLowered(f"its input has {channels} channels, and the kernel reads {IMAGE_ROW}")
-    stride, pad, dilation = (pair[1] for pair in (window.stride, window.pad, window.dilation))
-    reach = (taps - 1) * dilation + 1
-    length = _power_of_two(reach * IMAGE_ROW)
-    if length > MOST_UNFOLDED:
-        raise NotLowered(f"its first kernel is {reach} pixels wide")
-    pixels = length // IMAGE_ROW
-    name = f"{value.name}/image {pad} {pixels} {stride}"
+    reach_h, reach_w = (
+        (taps - 1) * apart + 1
+        for taps, apart in zip((kernel_h, kernel_w), window.dilation, strict=True)
+    )
+    beside = _power_of_two(reach_w * IMAGE_ROW, LEAST_CHANNELS) // IMAGE_ROW
+    lines = _power_of_two(reach_h, 1)
+    if beside * IMAGE_ROW > MOST_UNFOLDED:
+        raise NotLowered(f"its first kernel is {reach_w} pixels wide")
+    whole = lines * beside * IMAGE_ROW <= MOST_WINDOW
+    top, left = (window.pad[0] if whole else 0), window.pad[1]
+    lines = lines if whole else 1
+    name = f"{value.name}/image {top} {left} {lines}x{beside} {_pair(size)} {window.stride}"
     if name not in lowering.values:
         made = _Value(
             name=name,
-            height=value.height,
-            width=max(pad + value.width, (out_width - 1) * stride + pixels),
+            height=max(top + value.height, (size[0] - 1) * window.stride[0] + lines)
+            if whole
+            else value.height,
+            width=max(left + value.width, (size[1] - 1) * window.stride[1] + beside),
             channels=channels,
             slots=tuple(
                 pixel * channels + channel if channel < channels else NOWHERE
-                for pixel in range(pixels)
+                for pixel in range(lines * beside)
                 for channel in range(IMAGE_ROW)
             ),
             row=IMAGE_ROW,
+            beside=beside,
         )
-        lowering.add(ImageStep(x=value.name, y=name, pad=pad), made)
+        lowering.add(ImageStep(x=value.name, y=name, top=top, left=left), made)
     if value.name in lowering.source.quantized:
         quantized = {**lowering.source.quantized, name: lowering.source.quantized[value.name]}
         lowering.source = replace(lowering.source, quantized=quantized)
-    # (outputs, channels, rows, taps) → (outputs, pixels · channels, rows, 1)
-    values = np.zeros((outputs, pixels, channels, kernel_h), weights.values.dtype)
-    values[:, :reach:dilation] = weights.values.transpose(0, 3, 1, 2)
-    folded = Window(
-        kernel=(kernel_h, 1),
-        stride=(window.stride[0], stride),
-        pad=(window.pad[0], 0),
-        dilation=(window.dilation[0], 1),
-    )
-    values = values.reshape(outputs, pixels * channels, kernel_h, 1)
+    stride = window.stride
+    if whole:  # (outputs, channels, rows, taps) → (outputs, lines · beside · channels, 1, 1)
+        values = np.zeros((outputs, lines, beside, channels), weights.values.dtype)
+        values[:, : reach_h : window.dilation[0], : reach_w : window.dilation[1]] = (
+            weights.values.transpose(0, 2, 3, 1)
+        )
+        folded, taps = Window(stride=stride), 1
+        values = values.reshape(outputs, -1, 1, 1)
+    else:  # (outputs, beside · channels, rows, 1)
+        values = np.zeros((outputs, beside, channels, kernel_h), weights.values.dtype)
+        values[:, : reach_w : window.dilation[1]] = weights.values.transpose(0, 3, 1, 2)
+        taps = kernel_h
+        folded = Window(
+            kernel=(kernel_h, 1),
+            stride=stride,
+            pad=(window.pad[0], 0),
+            dilation=(window.dilation[0], 1),
+        )
+    values = values.reshape(outputs, -1, taps, 1)
     return lowering.values[name], replace(weights, values=values), folded
 
 
@@ -494,11 +515,16 @@ def _padded(channels: int) -> tuple[int, ...]:
     return (*range(channels), *(NOWHERE,) * more)
 
 
-def _power_of_two(length: int) -> int:
-    found = LEAST_CHANNELS
+def _power_of_two(length: int, least: int) -> int:
+    """The least power of two that is at least `length` and `least`."""
+    found = least
     while found < length:
         found *= 2
     return found
+
+
+def _pair(values: tuple[int, int]) -> str:
+    return "x".join(map(str, values))
 
 
 def _program(
@@ -540,6 +566,7 @@ def _program(
                 buffer=buffer_of[own],
                 offset=_offset(lowering, name),
                 row=whole.row or len(whole.slots),
+                beside=value.beside,
                 quantized=_quantized(lowering, name),
             )
     return DeviceProgram(

@@ -42,8 +42,10 @@ class DeviceArray:
     offset: int = 0
     """Of the first channel within the rows of the buffer."""
     row: int
-    """Channels of the buffer's rows; of the network's input less than `channels`, as those are of
-    several pixels beside one another."""
+    """Channels of the buffer's rows."""
+    beside: int = 0
+    """Of the network's input: its channels are those of a window, so many pixels of each of its
+    rows."""
     quantized: Quantized | None = None
 
     @property
@@ -108,14 +110,15 @@ class AddStep:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageStep:
-    """The network's input in the layout of the program: rows of `IMAGE_ROW` channels. The first
-    convolution reads several pixels beside one another as the channels of one."""
+    """The network's input in the layout of the program: rows of `IMAGE_ROW` channels, with 0 around
+    the image. The first convolution reads all pixels of a window as the channels of one."""
 
     x: str
     """Name of the network's input."""
     y: str
-    pad: int
-    """Columns of 0 before the first pixel."""
+    top: int
+    """Lines of 0 before the first pixel."""
+    left: int
 
     @property
     def reads(self) -> tuple[str, ...]:

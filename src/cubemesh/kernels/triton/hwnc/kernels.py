@@ -208,6 +208,47 @@ def conv_by_rows_kernel(
         )  # fmt: skip
 
 
+@triton.jit(do_not_specialize=("pixels", "width", "out_width", "stride_h", "stride_w"))
+def conv_by_windows_kernel(
+    x, weights, y, residual, multipliers, offsets,
+    pixels, batch, y_row, residual_row, out_channels, width, out_width, stride_h, stride_w,
+    residual_multiplier, low,
+    has_residual: tl.constexpr, clamp: tl.constexpr, beside: tl.constexpr,
+    block_n: tl.constexpr, block_c: tl.constexpr, in_channels: tl.constexpr,
+    stages: tl.constexpr,
+):  # fmt: skip
+    """A convolution of an image with rows of 4 channels and its border: the input channels are
+    those of a whole window, `beside` pixels of each of its rows. A program holds the weights and
+    goes along neighboring pixels, whose windows overlap in the L1 cache."""
+    blocks_c = out_channels // block_c
+    program, programs = tl.program_id(0) // blocks_c, tl.num_programs(0) // blocks_c
+    part_c = tl.program_id(0) % blocks_c
+    cols = part_c * block_c + tl.arange(0, block_c)
+    k = tl.arange(0, in_channels)
+    b = tl.trans(tl.load(weights + cols[:, None] * in_channels + k[None, :]))
+    inner = tl.arange(0, block_n)
+    line = batch * 4
+    within = (k // (4 * beside)) * (width * line) + (k // 4 % beside) * line + k % 4
+    x_block = inner[:, None] * 4 + within[None, :]
+    blocks = batch // block_n * pixels
+    share = tl.cdiv(blocks, programs)
+    last = tl.minimum((program + 1) * share, blocks)
+    for block in tl.range(program * share, last, num_stages=stages):
+        part_n, pixel = block // pixels, block % pixels
+        h, w = pixel // out_width * stride_h, pixel % out_width * stride_w
+        source = (h * width + w).to(tl.int64) * line + part_n * (block_n * 4)
+        a = tl.load(x + source + x_block)
+        if x.dtype.element_ty == tl.int8:
+            total = tl.dot(a, b, out_dtype=tl.int32)
+        else:
+            total = tl.dot(a, b, out_dtype=tl.float32)
+        start = pixel.to(tl.int64) * batch + part_n * block_n
+        _finish(
+            total, y + start * y_row, residual + start * residual_row, multipliers, offsets,
+            inner, y_row, residual_row, cols, residual_multiplier, low, has_residual, clamp,
+        )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=("height", "width", "out_width", *_GEOMETRY[5:9]))
 def max_pool_kernel(
     x, y, batch, channels, x_row, y_row, height, width, out_width,
@@ -305,23 +346,26 @@ def add_kernel(
         tl.store(at, _stored(value, y.dtype.element_ty), mask=keep)
 
 
-@triton.jit(do_not_specialize=("channels", "height", "width", "out_width", "pad"))
+@triton.jit(
+    do_not_specialize=("channels", "height", "width", "out_height", "out_width", "top", "left")
+)
 def image_kernel(
-    x, y, batch, channels, height, width, out_width, pad, multiplier, zero,
+    x, y, batch, channels, height, width, out_height, out_width, top, left, multiplier, zero,
     block_n: tl.constexpr, block_w: tl.constexpr,
 ):  # fmt: skip
-    """The network's input, (batch, channels, height, width) in fp32, as (height, out_width, batch,
-    4), with `pad` columns of 0 before the first pixel, and as many after the last as fit."""
+    """The network's input, (batch, channels, height, width) in fp32, as (out_height, out_width,
+    batch, 4), with the first pixel at `top` and `left` and 0 around the image."""
     blocks_w = tl.cdiv(out_width, block_w)
     blocks_n = batch // block_n
     program = tl.program_id(0)
     part_w, program = program % blocks_w, program // blocks_w
-    part_n, h = program % blocks_n, program // blocks_n
+    part_n, out_h = program % blocks_n, program // blocks_n
     rows = part_n * block_n + tl.arange(0, block_n)
     cols = part_w * block_w + tl.arange(0, block_w)
-    inside = (cols >= pad) & (cols - pad < width)
+    h = out_h - top
+    inside = (cols >= left) & (cols - left < width) & (h >= 0) & (h < height)
     lines = rows.to(tl.int64)[None, :] * channels
-    at = (lines * height + h) * width + (cols - pad)[:, None]
+    at = (lines * height + h) * width + (cols - left)[:, None]
     plane = height * width
     c0 = tl.load(x + at, mask=inside[:, None], other=0.0)
     c1 = tl.load(x + at + plane, mask=(inside & (channels > 1))[:, None], other=0.0)
@@ -330,5 +374,5 @@ def image_kernel(
     four = tl.join(tl.join(c0, c2), tl.join(c1, c3)).reshape([block_w, block_n * 4])
     value = _stored(four * multiplier + zero, y.dtype.element_ty)
     place = part_n * (block_n * 4) + tl.arange(0, block_n * 4)
-    line = (h * out_width + cols).to(tl.int64) * (batch * 4)
+    line = (out_h * out_width + cols).to(tl.int64) * (batch * 4)
     tl.store(y + line[:, None] + place[None, :], value, mask=(cols < out_width)[:, None])

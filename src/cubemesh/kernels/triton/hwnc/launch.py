@@ -20,6 +20,8 @@ LEAST_CHANNELS = 32
 """Channels of arrays that convolutions read and write are multiples of this."""
 MOST_HELD = 512
 """Most input channels whose weights one program holds."""
+MOST_SHARED = 216 << 10
+"""Bytes of shared memory that tiles take on one multiprocessor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +34,10 @@ class Layout:
     width: int
     channels: int
     row: int
-    """Elements between the rows: an array can be a slice of a concatenation. Where it is less than
-    `channels`, the channels are those of several pixels beside one another."""
+    """Elements between the rows: an array can be a slice of a concatenation."""
+    beside: int = 0
+    """Of an image with rows of 4 channels: its `channels` are those of a window, so many pixels of
+    each of its rows."""
     scale: float = 1.0
     zero: int = 0
     """Of 8-bit values: x = scale · (q − zero)."""
@@ -167,33 +171,58 @@ _BY_ROWS = (
     (256, 64, 8, 3, 2),
     (256, 128, 8, 3, 1),
     (64, 512, 8, 2, 1),
+    (64, 128, 4, 3, 1),
+    (64, 128, 8, 3, 1),
+    (128, 128, 8, 2, 1),
+    (64, 256, 8, 2, 1),
+    (64, 64, 4, 4, 1),
+    (32, 64, 4, 4, 2),
+    (32, 32, 4, 4, 4),
+    (16, 32, 4, 4, 4),
+)
+_BY_WINDOWS = (
+    (128, 64, 4, 2, 1),
+    (128, 64, 8, 2, 1),
+    (128, 64, 4, 2, 2),
+    (128, 64, 8, 2, 2),
+    (128, 64, 4, 3, 2),
+    (128, 32, 4, 2, 2),
+    (64, 64, 4, 2, 2),
+    (64, 64, 4, 3, 2),
+    (64, 64, 4, 2, 4),
+    (64, 32, 4, 2, 4),
+    (32, 64, 4, 2, 4),
+    (32, 32, 4, 2, 4),
+    (16, 32, 4, 2, 4),
 )
 
 
-def tilings(
-    window: Window, batch: int, pixels: int, in_channels: int, out_channels: int, item_bytes: int
-) -> tuple[Tiling, ...]:
+def tilings(x: Layout, y: Layout, window: Window, batch: int) -> tuple[Tiling, ...]:
     """Those that fit a convolution. The larger tiles come first."""
+    item_bytes = x.array.itemsize
+    whole_window = x.channels > x.row * max(x.beside, 1)
     found = [
         Tiling(block_n=n, block_c=c, block_k=k, warps=warps, stages=stages)
         for n, c, k, warps, stages in _BY_TAPS
-        if batch % n == 0
-        and out_channels % c == 0
-        and in_channels % k == 0
-        and k * item_bytes <= 128 + 128 * (item_bytes - 1)
-        and (n + c) * k * item_bytes * stages <= 200 << 10
+        if not whole_window
+        and batch % n == 0
+        and y.channels % c == 0
+        and x.channels % k == 0
+        and (n + c) * k * item_bytes * stages <= MOST_SHARED
     ]
     if batch >= 64:  # small tiles serve small batches
-        large = [one for one in found if one.block_n >= 64]
-        found = large or found
+        found = [one for one in found if one.block_n >= 64] or found
+    held = x.channels <= MOST_HELD and x.channels & (x.channels - 1) == 0
     one_tap = window.kernel == (1, 1) and window.pad == (0, 0)
-    if one_tap and in_channels <= MOST_HELD and in_channels & (in_channels - 1) == 0:
+    if held and one_tap:
+        rows = y.height * y.width * batch
+        within_pixel = window.stride != (1, 1) or whole_window
         found += [
             Tiling(block_n=n, block_c=c, block_k=0, warps=warps, stages=stages, programs=programs)
-            for n, c, warps, stages, programs in _BY_ROWS
-            if (batch % n == 0 if window.stride != (1, 1) else pixels * batch % n == 0)
-            and out_channels % c == 0
-            and (n * stages + c) * in_channels * item_bytes * programs <= 200 << 10
+            for n, c, warps, stages, programs in (_BY_WINDOWS if whole_window else _BY_ROWS)
+            if (batch % n == 0 if within_pixel else rows % n == 0)
+            and y.channels % c == 0
+            and (n * stages + c) * x.channels * item_bytes * programs <= MOST_SHARED
         ]
     return tuple(found)
 
@@ -227,8 +256,17 @@ def convolve(
         "num_warps": tiling.warps,
     }
     blocks_c = y.channels // tiling.block_c
-    if tiling.block_k == 0:
-        kernel: Any = kernels.conv_by_rows_kernel
+    kernel: Any
+    if x.channels > x.row * max(x.beside, 1):
+        kernel = kernels.conv_by_windows_kernel
+        most = max(tiling.programs * _multiprocessors(x.array.device) // blocks_c, 1)
+        pixels = y.height * y.width
+        programs = min(most, pixels * (batch // tiling.block_n)) * blocks_c
+        arguments += [pixels, batch, y.row, added.row, y.channels, x.width, y.width]
+        arguments += [*window.stride, *numbers]
+        settings |= {"in_channels": x.channels, "stages": tiling.stages, "beside": x.beside}
+    elif tiling.block_k == 0:
+        kernel = kernels.conv_by_rows_kernel
         rows = y.height * y.width * batch
         most = max(tiling.programs * _multiprocessors(x.array.device) // blocks_c, 1)
         programs = min(most, rows // tiling.block_n) * blocks_c
@@ -243,7 +281,7 @@ def convolve(
         arguments += [x.height, x.width, y.width, x.channels, y.channels, x.zero, *numbers]
         arguments += [*window.kernel, *window.stride, *window.pad, *window.dilation]
         settings |= {"block_k": tiling.block_k, "num_stages": tiling.stages}
-        settings["across"] = x.channels > x.row
+        settings["across"] = x.beside > 0
     if compile_only:
         kernel.warmup(*arguments, grid=(programs,), **settings)
     else:
@@ -310,15 +348,16 @@ def add(x: Layout, other: Layout, y: Layout, batch: int, *, relu: bool = False) 
     )
 
 
-def store_images(images: Tensor, y: Layout, batch: int, *, pad: int) -> None:
-    """Launch y = `images`, (batch, channels, height, width), after `pad` columns of 0."""
+def store_images(images: Tensor, y: Layout, batch: int, *, top: int, left: int) -> None:
+    """Launch y = `images`, (batch, channels, height, width), with 0 around them: the first pixel is
+    at `top` and `left`."""
     from cubemesh.kernels.triton.hwnc import kernels
 
     _, channels, height, width = images.shape
     block_n, block_w = (32 if batch % 32 == 0 else LEAST_BATCH), 32
-    programs = height * (batch // block_n) * -(-y.width // block_w)
+    programs = y.height * (batch // block_n) * -(-y.width // block_w)
     kernels.image_kernel[(programs,)](
-        *(images, y.array, batch, channels, height, width, y.width, pad),
+        *(images, y.array, batch, channels, height, width, y.height, y.width, top, left),
         *(1.0 / y.scale, float(y.zero)),
         block_n=block_n,
         block_w=block_w,
