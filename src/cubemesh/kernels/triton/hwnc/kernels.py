@@ -208,6 +208,16 @@ def conv_by_rows_kernel(
         )  # fmt: skip
 
 
+@triton.jit
+def _channel(words, number: tl.constexpr, dtype: tl.constexpr):
+    """One of the four channels that are in a word."""
+    if dtype == tl.int8:
+        found = (words >> (8 * number)).to(tl.int8)
+    else:
+        found = (words >> (16 * number)).to(tl.int16).to(dtype, bitcast=True)
+    return found
+
+
 @triton.jit(do_not_specialize=("pixels", "width", "out_width", "stride_h", "stride_w"))
 def conv_by_windows_kernel(
     x, weights, y, residual, multipliers, offsets,
@@ -217,31 +227,40 @@ def conv_by_windows_kernel(
     block_n: tl.constexpr, block_c: tl.constexpr, in_channels: tl.constexpr,
     stages: tl.constexpr,
 ):  # fmt: skip
-    """A convolution of an image with rows of 4 channels and its border: the input channels are
-    those of a whole window, `beside` pixels of each of its rows. A program holds the weights and
-    goes along neighboring pixels, whose windows overlap in the L1 cache."""
+    """A convolution of an image with rows of 4 channels and its border: `in_channels` are those of
+    a whole window, `beside` pixels of each of its lines. Weights are (4, out_channels, pixels of a
+    window). The four channels of a pixel are loaded as one word, so that neighboring samples are
+    neighboring words. A program holds the weights and goes along neighboring pixels, whose windows
+    overlap in the L1 cache."""
     blocks_c = out_channels // block_c
     program, programs = tl.program_id(0) // blocks_c, tl.num_programs(0) // blocks_c
     part_c = tl.program_id(0) % blocks_c
     cols = part_c * block_c + tl.arange(0, block_c)
-    k = tl.arange(0, in_channels)
-    b = tl.trans(tl.load(weights + cols[:, None] * in_channels + k[None, :]))
+    window: tl.constexpr = in_channels // 4
+    k = tl.arange(0, window)
+    w_block = cols[:, None] * window + k[None, :]
+    plane = out_channels * window
+    b0 = tl.trans(tl.load(weights + w_block))
+    b1 = tl.trans(tl.load(weights + plane + w_block))
+    b2 = tl.trans(tl.load(weights + 2 * plane + w_block))
+    b3 = tl.trans(tl.load(weights + 3 * plane + w_block))
+    dtype: tl.constexpr = x.dtype.element_ty
+    sum_dtype: tl.constexpr = tl.int32 if dtype == tl.int8 else tl.float32
+    words = x.to(tl.pointer_type(tl.int32 if dtype == tl.int8 else tl.int64))
     inner = tl.arange(0, block_n)
-    line = batch * 4
-    within = (k // (4 * beside)) * (width * line) + (k // 4 % beside) * line + k % 4
-    x_block = inner[:, None] * 4 + within[None, :]
+    x_block = inner[:, None] + ((k // beside * width + k % beside) * batch)[None, :]
     blocks = batch // block_n * pixels
     share = tl.cdiv(blocks, programs)
     last = tl.minimum((program + 1) * share, blocks)
     for block in tl.range(program * share, last, num_stages=stages):
         part_n, pixel = block // pixels, block % pixels
         h, w = pixel // out_width * stride_h, pixel % out_width * stride_w
-        source = (h * width + w).to(tl.int64) * line + part_n * (block_n * 4)
-        a = tl.load(x + source + x_block)
-        if x.dtype.element_ty == tl.int8:
-            total = tl.dot(a, b, out_dtype=tl.int32)
-        else:
-            total = tl.dot(a, b, out_dtype=tl.float32)
+        source = (h * width + w).to(tl.int64) * batch + part_n * block_n
+        a = tl.load(words + source + x_block)
+        total = tl.dot(_channel(a, 0, dtype), b0, out_dtype=sum_dtype)
+        total = tl.dot(_channel(a, 1, dtype), b1, total, out_dtype=sum_dtype)
+        total = tl.dot(_channel(a, 2, dtype), b2, total, out_dtype=sum_dtype)
+        total = tl.dot(_channel(a, 3, dtype), b3, total, out_dtype=sum_dtype)
         start = pixel.to(tl.int64) * batch + part_n * block_n
         _finish(
             total, y + start * y_row, residual + start * residual_row, multipliers, offsets,

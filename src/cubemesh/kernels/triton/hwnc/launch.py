@@ -69,7 +69,8 @@ class Parameters:
     """Weights of a convolution on the device, for one input, result and residual."""
 
     weights: Tensor
-    """(taps, output channels, input channels)"""
+    """(taps, output channels, input channels); of whole windows of an image (4, output channels,
+    pixels)."""
     multipliers: Tensor
     """Of the sums of 8-bit products, for each output channel; unused in fp16."""
     offsets: Tensor
@@ -95,6 +96,9 @@ def folded(
     if residual is not None:
         offsets -= residual.scale * residual.zero
     offsets = offsets / y.scale + y.zero
+
+    if whole_window(x):
+        weights = weights[0].reshape(len(biases), -1, 4).transpose(2, 0, 1)
 
     def moved(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(x.array.device)
@@ -170,7 +174,6 @@ _BY_ROWS = (
     (64, 64, 4, 3, 6),
     (256, 64, 8, 3, 2),
     (256, 128, 8, 3, 1),
-    (64, 512, 8, 2, 1),
     (64, 128, 4, 3, 1),
     (64, 128, 8, 3, 1),
     (128, 128, 8, 2, 1),
@@ -181,30 +184,34 @@ _BY_ROWS = (
     (16, 32, 4, 4, 4),
 )
 _BY_WINDOWS = (
-    (128, 64, 4, 2, 1),
-    (128, 64, 8, 2, 1),
+    (128, 64, 4, 1, 2),
+    (128, 64, 4, 1, 3),
+    (128, 64, 8, 1, 2),
+    (128, 64, 8, 1, 3),
     (128, 64, 4, 2, 2),
-    (128, 64, 8, 2, 2),
-    (128, 64, 4, 3, 2),
-    (128, 32, 4, 2, 2),
-    (64, 64, 4, 2, 2),
-    (64, 64, 4, 3, 2),
+    (64, 64, 4, 1, 4),
+    (64, 64, 4, 1, 6),
     (64, 64, 4, 2, 4),
-    (64, 32, 4, 2, 4),
-    (32, 64, 4, 2, 4),
-    (32, 32, 4, 2, 4),
-    (16, 32, 4, 2, 4),
+    (128, 32, 4, 1, 3),
+    (64, 32, 4, 1, 4),
+    (32, 64, 4, 1, 4),
+    (32, 32, 4, 1, 6),
+    (16, 32, 4, 1, 6),
 )
+
+
+def whole_window(x: Layout) -> bool:
+    """Whether the channels of an image are those of a window with several lines."""
+    return x.beside > 0 and x.channels > x.row * x.beside
 
 
 def tilings(x: Layout, y: Layout, window: Window, batch: int) -> tuple[Tiling, ...]:
     """Those that fit a convolution. The larger tiles come first."""
     item_bytes = x.array.itemsize
-    whole_window = x.channels > x.row * max(x.beside, 1)
     found = [
         Tiling(block_n=n, block_c=c, block_k=k, warps=warps, stages=stages)
         for n, c, k, warps, stages in _BY_TAPS
-        if not whole_window
+        if not whole_window(x)
         and batch % n == 0
         and y.channels % c == 0
         and x.channels % k == 0
@@ -216,10 +223,10 @@ def tilings(x: Layout, y: Layout, window: Window, batch: int) -> tuple[Tiling, .
     one_tap = window.kernel == (1, 1) and window.pad == (0, 0)
     if held and one_tap:
         rows = y.height * y.width * batch
-        within_pixel = window.stride != (1, 1) or whole_window
+        within_pixel = window.stride != (1, 1) or whole_window(x)
         found += [
             Tiling(block_n=n, block_c=c, block_k=0, warps=warps, stages=stages, programs=programs)
-            for n, c, warps, stages, programs in (_BY_WINDOWS if whole_window else _BY_ROWS)
+            for n, c, warps, stages, programs in (_BY_WINDOWS if whole_window(x) else _BY_ROWS)
             if (batch % n == 0 if within_pixel else rows % n == 0)
             and y.channels % c == 0
             and (n * stages + c) * x.channels * item_bytes * programs <= MOST_SHARED
@@ -257,7 +264,7 @@ def convolve(
     }
     blocks_c = y.channels // tiling.block_c
     kernel: Any
-    if x.channels > x.row * max(x.beside, 1):
+    if whole_window(x):
         kernel = kernels.conv_by_windows_kernel
         most = max(tiling.programs * _multiprocessors(x.array.device) // blocks_c, 1)
         pixels = y.height * y.width
