@@ -19,7 +19,8 @@ import typer
 from cubemesh.cli import app
 from cubemesh.inference.device import this_device
 from cubemesh.inference.plan_file import FORMAT, ModelNote, PlanDocument, Trial, write_plan
-from cubemesh.onnx.graph import Value
+from cubemesh.onnx.graph import Graph, Operator, Value
+from cubemesh.onnx.writer import serialized
 
 ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -65,12 +66,21 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("exports", ("results", "--export", "runs.parquet")),
 )
 """(extra, command line) of what needs an extra; without it, one line of the output names it."""
+RELU = Graph(
+    name="little-cnn",
+    opset=20,
+    inputs=(Value(name="image", dtype="float32", shape=("batch", 3, 32, 32)),),
+    outputs=(Value(name="scores", dtype="float32", shape=("batch", 3, 32, 32)),),
+    operators=(Operator(kind="Relu", inputs=("image",), outputs=("scores",)),),
+    constants={},
+)
+"""The model of `PLAN`."""
 PLAN = PlanDocument(
     format=FORMAT,
     network="little-cnn",
     source="little-cnn, seed 0",
     source_digest="",
-    inputs=(Value(name="image", dtype="float32", shape=("batch", 3, 32, 32)),),
+    inputs=RELU.inputs,
     outputs=("scores",),
     device=this_device(),
     steps=8,
@@ -190,7 +200,7 @@ def required(line: str) -> str:
 def run_all(python: Path, folder: Path, lines: list[tuple[str, ...]]) -> list[tuple[int, str]]:
     """(exit code, output) of each command line, run by `python` in an empty folder."""
     (folder / "nccl.log").write_text(IMPORTED)
-    write_plan(folder / "little-cnn.plan", PLAN, {"fp32": b""})
+    write_plan(folder / "little-cnn.plan", PLAN, {"fp32": serialized(RELU)})
     names = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
     xdg = {name: str(folder / name) for name in names}
     for path in xdg.values():

@@ -18,6 +18,8 @@ from cubemesh.inference.runtime import cheapest_split
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.onnx.engines import EngineError
 from cubemesh.onnx.export import export
+from cubemesh.onnx.graph import BATCH, Graph, Operator, Value
+from cubemesh.onnx.writer import serialized
 from cubemesh.runs.locks import DeviceLocks
 
 pytest.importorskip("onnx")
@@ -258,9 +260,31 @@ def test_plans_that_lie_are_refused(built, tmp_path):
         Plan.load(path)
 
 
-def test_a_model_that_its_engine_cannot_read_is_one_sentence(built, tmp_path):
+def test_a_model_that_no_builder_writes_reaches_no_engine(built, tmp_path, monkeypatch):
     document, models = read_plan(built[0])
+
+    def opened(*arguments, **settings):
+        raise AssertionError("an engine saw the model")
+
+    for engine in ("onnxruntime", "openvino"):
+        monkeypatch.setattr(f"cubemesh.onnx.engines.{engine}.open_session", opened)
     write_plan(tmp_path / "odd.plan", document, dict.fromkeys(models, b"no model"))
+    with pytest.raises(DataError, match=r"its model .* cannot be used: .*\.$"):
+        Plan.load(tmp_path / "odd.plan")
+
+
+def test_a_model_that_its_engine_cannot_read_is_one_sentence(built, tmp_path):
+    """Of a good form, and with a product of lengths that do not fit."""
+    document, models = read_plan(built[0])
+    graph = Graph(
+        name="little-cnn",
+        opset=20,
+        inputs=document.inputs,
+        outputs=(Value(name="scores", dtype="float32", shape=(BATCH, 10)),),
+        operators=(Operator(kind="MatMul", inputs=("image", "weight"), outputs=("scores",)),),
+        constants={"weight": np.zeros((7, 10), np.float32)},
+    )
+    write_plan(tmp_path / "odd.plan", document, dict.fromkeys(models, serialized(graph)))
     with pytest.raises(EngineError, match=r"^(OpenVINO|ONNX Runtime) cannot run little-cnn: .*\.$"):
         Plan.load(tmp_path / "odd.plan")
 

@@ -9,6 +9,7 @@ that again, and needs no data.
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import numpy as np
 from cubemesh.durable_files import replace_file
 from cubemesh.errors import DataError, UsageError
 from cubemesh.onnx.graph import Value
+from cubemesh.onnx.structure import check_models
 from cubemesh.schema.serialization import canonical_json, from_plain
 from cubemesh.training.checkpoint import read_arrays, write_arrays
 from cubemesh.untrusted import clean, parse_json, shown_path
@@ -28,6 +30,8 @@ FORMAT = 1
 _DOCUMENT = "cubemesh.plan"
 _MODEL = "model."
 MOST_BATCH = 4096
+MOST_ELEMENTS = 1 << 31
+"""Most numbers of an input at the largest batch size."""
 MOST_DOCUMENT = 16 << 20
 """Most bytes of the JSON."""
 
@@ -199,6 +203,10 @@ def read_plan(path: Path) -> tuple[PlanDocument, dict[str, bytes]]:
         raise DataError(
             f"{shown} is not a valid plan: it lacks the model {', '.join(sorted(missing))}."
         )
+    try:
+        check_models(models, document.inputs, document.outputs)
+    except ValueError as error:
+        raise DataError(f"{shown} is not a valid plan: {clean(str(error), 300)}.") from error
     return document, models
 
 
@@ -225,3 +233,9 @@ def _check(document: PlanDocument) -> None:
         raise ValueError("a choice was not measured")
     if any(not value.shape for value in document.inputs):
         raise ValueError("an input has no batch axis")
+    for value in document.inputs:
+        lengths = [length for length in value.shape[1:] if isinstance(length, int)]
+        if len(lengths) < len(value.shape) - 1 or min(lengths, default=1) < 1:
+            raise ValueError("an input has a length that is not positive")
+        if batches[-1] * math.prod(lengths) > MOST_ELEMENTS:
+            raise ValueError(f"an input has more than {MOST_ELEMENTS:,} numbers")
