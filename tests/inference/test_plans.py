@@ -1,6 +1,8 @@
 """A user's path: train, build, run without PyTorch, and plans that do not fit or are damaged."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -226,6 +228,26 @@ def test_damaged_plans_get_a_sentence(built, tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"damaged.plan'.*\.$"):
             Plan.load(path)
+
+
+def test_nothing_of_a_loaded_plan_is_left_in_files(built, tmp_path, monkeypatch):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    (tmp_path / "copy.plan").write_bytes(built[0].read_bytes())
+    with Plan.load(built[0]) as wanted, Plan.load(tmp_path / "copy.plan") as plan:
+        assert list(folder.iterdir()) == []
+        (tmp_path / "copy.plan").write_bytes(b"another")
+        assert np.array_equal(plan.run(images(5)), wanted.run(images(5)))
+
+
+def test_no_space_for_the_models_is_one_sentence(built, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.sendfile", full)
+    with pytest.raises(UsageError, match=r"No space left on device\. Set TMPDIR to a folder with"):
+        Plan.load(built[0])
 
 
 def test_plans_that_lie_are_refused(built, tmp_path):

@@ -12,7 +12,7 @@ from cubemesh import networks
 from cubemesh.inference.passes import optimize
 from cubemesh.onnx.export import graph_of
 from cubemesh.onnx.graph import BATCH, Graph, Operator, Value
-from cubemesh.onnx.structure import check_models, check_structure
+from cubemesh.onnx.structure import check_models, check_structure, with_weights_in
 from cubemesh.onnx.writer import serialized, to_model
 
 onnx = pytest.importorskip("onnx")
@@ -224,3 +224,26 @@ except ValueError as error:
         check=True,
     )
     assert "more than" in done.stdout or "before it computes" in done.stdout
+
+
+def test_weights_in_a_file_of_their_own_are_the_same(tmp_path):
+    rng = np.random.default_rng(0)
+    made = graph(
+        Operator(kind="MatMul", inputs=("x", "w"), outputs=("p",)),
+        Operator(kind="Add", inputs=("p", "b"), outputs=("y",)),
+        constants={
+            "w": rng.random((40, 40), np.float32),
+            "b": rng.random(40, np.float32),
+        },
+        shape=(BATCH, 40),
+    )
+    content = serialized(made)
+    small = with_weights_in("0.weights", content, check_structure(content))
+    assert len(small) < len(content) - 6000
+    assert made.constants["b"].tobytes() in small  # it is small
+    (tmp_path / "0.weights").write_bytes(content)
+    (tmp_path / "0.onnx").write_bytes(small)
+    again = onnx.load(tmp_path / "0.onnx")
+    for tensor in again.graph.initializer:
+        tensor.ClearField("data_location")  # stated, and equal to the default
+    assert again.SerializeToString(deterministic=True) == content

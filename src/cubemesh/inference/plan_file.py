@@ -8,32 +8,40 @@ that again, and needs no data.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from io import FileIO
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cubemesh.durable_files import replace_file
 from cubemesh.errors import DataError, UsageError
 from cubemesh.onnx.graph import Value
-from cubemesh.onnx.structure import check_models
+from cubemesh.onnx.structure import ModelStructure, check_models, with_weights_in
 from cubemesh.schema.serialization import canonical_json, from_plain
-from cubemesh.training.checkpoint import read_arrays, write_arrays
 from cubemesh.untrusted import clean, parse_json, shown_path
 
 FORMAT = 1
 """Version of the file."""
-_DOCUMENT = "cubemesh.plan"
+_DOCUMENT, CHECKSUM = "cubemesh.plan", "sha256"
 _MODEL = "model."
 MOST_BATCH = 4096
 MOST_ELEMENTS = 1 << 31
 """Most numbers of an input at the largest batch size."""
 MOST_DOCUMENT = 16 << 20
 """Most bytes of the JSON."""
+PART_BYTES = 1 << 20
+"""What is read at a time for the checksum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +162,8 @@ class PlanDocument:
 def write_plan(path: Path, document: PlanDocument, models: Mapping[str, bytes]) -> int:
     """Write a plan, whole or not at all; its size in bytes. `models` by name. UsageError where it
     cannot be written."""
+    from cubemesh.training.checkpoint import write_arrays  # imports more than a runtime needs
+
     arrays = {_MODEL + name: np.frombuffer(content, np.uint8) for name, content in models.items()}
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -169,45 +179,180 @@ def write_plan(path: Path, document: PlanDocument, models: Mapping[str, bytes]) 
 def read_plan(path: Path) -> tuple[PlanDocument, dict[str, bytes]]:
     """The document and the models of a plan; UsageError where there is no file, DataError where it
     is damaged, no plan, or of another version."""
+    with _opened(path) as plan:
+        models = {name: plan.model(name) for name in plan.models}
+        plan.check(models[name] for name in plan.models)
+        _check_models(models, plan)
+        return plan.document, models
+
+
+@contextmanager
+def unpacked_plan(
+    path: Path, meanwhile: Callable[[PlanDocument], object] = lambda document: None
+) -> Iterator[tuple[PlanDocument, dict[str, Path]]]:
+    """The document of a plan, and its models as files of a folder that lasts as long as the
+    context. Their weights are in another file of it, which engines map into memory: they are then
+    in memory once, and only as long as an engine needs them. `meanwhile` is called while another
+    thread computes the checksum. Errors as of `read_plan`; UsageError where the folder for
+    temporary files has no space."""
+    with _opened(path) as plan, ExitStack() as stack:
+        try:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cubemesh-")))
+            files = {name: plan.unpack(name, folder) for name in plan.models}
+        except OSError as error:
+            raise UsageError(
+                f"The models of {plan.shown} need {plan.size_bytes:,} bytes in "
+                f"{tempfile.gettempdir()}: {error.strerror}. Set TMPDIR to a folder with space."
+            ) from error
+        with ThreadPoolExecutor(1) as threads:
+            checked = threads.submit(
+                plan.check, (part for name in plan.models for part in _parts(files[name]))
+            )
+            meanwhile(plan.document)
+            checked.result()
+        contents = {name: _mapped(file) for name, file in files.items()}
+        structures = _check_models(contents, plan)
+        found = {name: file.with_suffix(".onnx") for name, file in files.items()}
+        for name, file in found.items():
+            file.write_bytes(with_weights_in(files[name].name, contents[name], structures[name]))
+        del contents  # no longer mapped here
+        yield plan.document, found
+
+
+class _PlanFile:
+    """An open plan: its header is read, its models are not."""
+
+    def __init__(self, file: FileIO, shown: str) -> None:
+        self._file = file
+        self.shown = shown
+        self.size_bytes = os.fstat(file.fileno()).st_size
+        begin = 8 + int.from_bytes(file.read(8), "little")
+        if not 8 < begin <= min(self.size_bytes, 2 * MOST_DOCUMENT):
+            raise ValueError("its header is longer than the file, or than any plan's")
+        header = parse_json(file.read(begin - 8))
+        if not isinstance(header, dict):
+            raise ValueError("its header is no table")
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or _DOCUMENT not in metadata:
+            raise DataError(f"{shown} is a safetensors file and not a plan of cubemesh.")
+        self._checksum = metadata.pop(CHECKSUM, None)
+        self._metadata = metadata
+        self.models: dict[str, tuple[int, int]] = {}
+        """Name → place and size in bytes, in the order of the checksum."""
+        end = begin
+        for name, place in sorted(header.items(), key=lambda item: _begin(item[1])):
+            first, last = place["data_offsets"]
+            if (
+                not name.startswith(_MODEL)
+                or place["dtype"] != "U8"
+                or place["shape"] != [last - first]
+                or begin + first != end
+                or not last >= first
+            ):
+                raise ValueError("it has other arrays than models")
+            end = begin + last
+            self.models[name.removeprefix(_MODEL)] = (begin + first, last - first)
+        if end != self.size_bytes:
+            raise ValueError("it is truncated, or longer than its header says")
+        self.models = dict(sorted(self.models.items()))
+        self.document = _document(metadata[_DOCUMENT], shown)
+
+    def model(self, name: str) -> bytes:
+        """The content of a model."""
+        place, size = self.models[name]
+        self._file.seek(place)
+        content = self._file.read(size)
+        while 0 < len(content) < size:  # a system reads at most 2 GiB at a time
+            more = self._file.read(size - len(content))
+            content = content + more if more else b""
+        return content
+
+    def unpack(self, name: str, folder: Path) -> Path:
+        """A model as a file, copied by the system."""
+        place, size = self.models[name]
+        file = folder / f"{list(self.models).index(name)}.weights"
+        with file.open("wb") as target:
+            while size:
+                copied = os.sendfile(target.fileno(), self._file.fileno(), place, size)
+                if not copied:
+                    break
+                place, size = place + copied, size - copied
+        return file
+
+    def check(self, parts: Iterable[bytes | memoryview]) -> None:
+        """DataError unless the models, here in parts, have the checksum of the file."""
+        index = [[_MODEL + name, "|u1", [size]] for name, (_, size) in self.models.items()]
+        digest = hashlib.sha256(json.dumps([self._metadata, index], sort_keys=True).encode())
+        for part in parts:
+            digest.update(part)
+        if digest.hexdigest() != self._checksum:
+            raise DataError(f"{self.shown} is damaged: its content does not match its checksum.")
+
+
+def _begin(place: Any) -> int:
+    """Where an array begins, to sort by."""
+    first: int = place["data_offsets"][0]
+    return first
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_PlanFile]:
     shown = shown_path(path)
     if not path.is_file():
         raise UsageError(f"{shown} is not a file. `cubemesh build NETWORK` makes a plan.")
     try:
-        arrays, metadata = read_arrays(path)
+        file = path.open("rb", buffering=0)
     except OSError as error:
         raise UsageError(f"{shown} cannot be read: {error.strerror}.") from error
-    text = metadata.get(_DOCUMENT, "")
-    if not text:
-        raise DataError(f"{shown} is a safetensors file and not a plan of cubemesh.")
-    try:
-        if len(text) > MOST_DOCUMENT:
-            raise ValueError("its description is longer than any plan's")
-        plain = parse_json(text)
-        version = plain.get("format") if isinstance(plain, dict) else None
-        if version != FORMAT:
-            raise DataError(
-                f"{shown} is a plan of format {clean(str(version), 20)}, and this cubemesh reads "
-                f"format {FORMAT}. Build it again: cubemesh build."
-            )
-        document = from_plain(PlanDocument, plain)
-        _check(document)
-    except (ValueError, json.JSONDecodeError) as error:
-        raise DataError(f"{shown} is not a valid plan: {clean(str(error), 300)}.") from error
-    models = {
-        name.removeprefix(_MODEL): array.tobytes()
-        for name, array in arrays.items()
-        if name.startswith(_MODEL) and array.dtype == np.uint8
-    }
+    with file:
+        try:
+            plan = _PlanFile(file, shown)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{shown} is not a valid plan: {clean(str(error), 300)}.") from error
+        yield plan
+
+
+def _document(text: Any, shown: str) -> PlanDocument:
+    if not isinstance(text, str) or len(text) > MOST_DOCUMENT:
+        raise ValueError("its description is longer than any plan's")
+    plain = parse_json(text)
+    version = plain.get("format") if isinstance(plain, dict) else None
+    if version != FORMAT:
+        raise DataError(
+            f"{shown} is a plan of format {clean(str(version), 20)}, and this cubemesh reads "
+            f"format {FORMAT}. Build it again: cubemesh build."
+        )
+    document = from_plain(PlanDocument, plain)
+    _check(document)
+    return document
+
+
+def _check_models(models: Mapping[str, bytes | mmap], plan: _PlanFile) -> dict[str, ModelStructure]:
+    """The structure of each model; DataError where one is missing or has another form."""
+    document = plan.document
     missing = {choice.model for choice in document.choices} - models.keys()
     if missing:
         raise DataError(
-            f"{shown} is not a valid plan: it lacks the model {', '.join(sorted(missing))}."
+            f"{plan.shown} is not a valid plan: it lacks the model {', '.join(sorted(missing))}."
         )
     try:
-        check_models(models, document.inputs, document.outputs)
+        return check_models(models, document.inputs, document.outputs)
     except ValueError as error:
-        raise DataError(f"{shown} is not a valid plan: {clean(str(error), 300)}.") from error
-    return document, models
+        raise DataError(f"{plan.shown} is not a valid plan: {clean(str(error), 300)}.") from error
+
+
+def _parts(file: Path) -> Iterator[memoryview]:
+    """The content of a file, a part at a time."""
+    buffer = memoryview(bytearray(PART_BYTES))
+    with file.open("rb", buffering=0) as opened:
+        while count := opened.readinto(buffer):
+            yield buffer[:count]
+
+
+def _mapped(file: Path) -> bytes | mmap:
+    """The content of a file of this process, of which only what is looked at is in memory."""
+    with file.open("rb") as opened:
+        return mmap(opened.fileno(), 0, access=ACCESS_READ) if file.stat().st_size else b""
 
 
 def _with_sorted_metadata(content: bytes) -> bytes:

@@ -11,6 +11,7 @@ Only NumPy and the engine that the plan chose are imported; PyTorch is not.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,7 @@ import numpy as np
 from cubemesh.batches import Array
 from cubemesh.errors import DataError, UsageError
 from cubemesh.inference.device import differences, this_device
-from cubemesh.inference.plan_file import PlanDocument, Trial, read_plan
+from cubemesh.inference.plan_file import PlanDocument, Trial, unpacked_plan
 from cubemesh.onnx.engines import ENGINES, Session, engine_errors
 
 Samples = Array | Mapping[str, Array]
@@ -30,7 +31,7 @@ Samples = Array | Mapping[str, Array]
 class Plan:
     """A plan, ready to run. Not for several threads at a time: load it once for each."""
 
-    def __init__(self, document: PlanDocument, models: Mapping[str, bytes]) -> None:
+    def __init__(self, document: PlanDocument, models: Mapping[str, Path]) -> None:
         self.document = document
         self.batches = tuple(choice.batch for choice in document.choices)
         """The batch sizes that it was built for, in ascending order."""
@@ -44,24 +45,9 @@ class Plan:
         """The plan of a file, made ready. UsageError where there is no file or an engine is not
         installed; DataError where the file is damaged, or was built for another device or version
         of the engine: its choices are not measured here."""
-        document, models = read_plan(Path(path))
-        found = list(differences(document, this_device(threads)))
-        for name in dict.fromkeys(choice.engine for choice in document.choices):
-            line = ENGINES.get(name)
-            if line is None or not line.installed:
-                raise UsageError(
-                    f"The plan {path} runs in {name}, which is not installed: "
-                    f"pip install 'cubemesh[{name}]'"
-                )
-            built = next(c.version for c in document.choices if c.engine == name)
-            if line.version != built:
-                found.append(f"it was built with {line.title} {built}, and this is {line.version}")
-        if found:
-            raise DataError(
-                f"The plan {path} does not fit this device: {'; '.join(found)}. Choose again here, "
-                f"which needs no data: cubemesh build --from {path}"
-            )
-        return cls(document, models)
+        fits = functools.partial(_check_fit, path, threads)
+        with unpacked_plan(Path(path), meanwhile=fits) as (document, models):
+            return cls(document, models)
 
     def run(self, samples: Samples) -> Array:
         """The first output for any number of samples. An array for a network with one input,
@@ -150,7 +136,31 @@ def cheapest_split(seconds: tuple[tuple[int, float], ...], count: int) -> tuple[
     return tuple(sorted(best[count][1], reverse=True))
 
 
-def _open(document: PlanDocument, choice: Trial, model: bytes) -> Session:
+def _check_fit(path: str | Path, threads: int | None, document: PlanDocument) -> None:
+    """Import the engines of a plan. UsageError where one is not installed, DataError where the plan
+    was built for another device or version."""
+    found = list(differences(document, this_device(threads)))
+    for name in dict.fromkeys(choice.engine for choice in document.choices):
+        line = ENGINES.get(name)
+        if line is None or not line.installed:
+            raise UsageError(
+                f"The plan {path} runs in {name}, which is not installed: "
+                f"pip install 'cubemesh[{name}]'"
+            )
+        built = next(c.version for c in document.choices if c.engine == name)
+        if line.version != built:
+            found.append(f"it was built with {line.title} {built}, and this is {line.version}")
+    if found:
+        raise DataError(
+            f"The plan {path} does not fit this device: {'; '.join(found)}. Choose again here, "
+            f"which needs no data: cubemesh build --from {path}"
+        )
+    for name in dict.fromkeys(choice.engine for choice in document.choices):
+        with engine_errors(name, document.network):
+            importlib.import_module(ENGINES[name].package)
+
+
+def _open(document: PlanDocument, choice: Trial, model: Path) -> Session:
     with engine_errors(choice.engine, document.network):
         engine = ENGINES[choice.engine].load()
         return engine.open_session(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from mmap import mmap
 from typing import TypeAlias
 
 import numpy as np
@@ -31,6 +32,8 @@ from cubemesh.untrusted import clean, quoted
 MOST_FIELDS = 1_000_000
 """Most fields of the protocol buffers in all; ResNet-50 has 4,500."""
 MOST_CONSTANTS = 100_000
+INLINE_BYTES = 1024
+"""Larger arrays can be in a file of their own."""
 MOST_ELEMENTS = 1 << 28
 """Most elements of an array that a constant asks for, or a sample of an input has."""
 MOST_NUMBER = 1 << 16
@@ -92,20 +95,73 @@ class ModelStructure:
     initializers: tuple[Initializer, ...]
 
 
-def check_structure(content: bytes) -> ModelStructure:
+def check_structure(content: bytes | mmap) -> ModelStructure:
     """What a model has; ValueError, a phrase without its end, where it has another form than the
     writer's."""
     try:
-        return _Walk(content).model()
+        return _Walk(memoryview(content)).model()
     except UnicodeDecodeError:
         raise ValueError("it has a name that is not Unicode") from None
+
+
+def with_weights_in(location: str, content: bytes | mmap, structure: ModelStructure) -> bytes:
+    """The model with arrays above `INLINE_BYTES` in the file `location` of its folder, which has
+    the bytes `content` of the whole model. Its structure has been checked."""
+    walk = _Walk(memoryview(content))
+    initializers = iter(structure.initializers)
+    model = []
+    for number, value in walk.fields(walk.whole, "the model"):
+        if number != 7:
+            model.append(_encoded(number, value))
+            continue
+        graph = []
+        for inner, part in walk.fields(_bytes(value), "the graph"):
+            one = next(initializers) if inner == 5 else None
+            if one is not None and one.size_bytes > INLINE_BYTES:
+                part = memoryview(_elsewhere(one, location))
+            graph.append(_encoded(inner, part))
+        model.append(_encoded(7, memoryview(b"".join(graph))))
+    return b"".join(model)
+
+
+def _elsewhere(array: Initializer, location: str) -> bytes:
+    """A `TensorProto` whose content is in another file."""
+    number = next(number for number, name in _TYPES.items() if name == array.dtype)
+    place = {"location": location, "offset": str(array.offset), "length": str(array.size_bytes)}
+    return b"".join(
+        (
+            *(_encoded(1, length) for length in array.shape),
+            _encoded(2, number),
+            _encoded(8, array.name.encode()),
+            *(
+                _encoded(13, _encoded(1, key.encode()) + _encoded(2, text.encode()))
+                for key, text in place.items()
+            ),
+            _encoded(14, 1),
+        )
+    )
+
+
+def _encoded(number: int, value: int | bytes | memoryview) -> bytes:
+    """A field."""
+    if isinstance(value, int):
+        return _encoded_number(number << 3 | _VARINT) + _encoded_number(value)
+    return b"".join((_encoded_number(number << 3 | _BYTES), _encoded_number(len(value)), value))
+
+
+def _encoded_number(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes((*found, value))
 
 
 class _Walk:
     """One walk over the bytes of a model."""
 
-    def __init__(self, content: bytes) -> None:
-        self.whole = memoryview(content)
+    def __init__(self, content: memoryview) -> None:
+        self.whole = content
         self.left = MOST_FIELDS
         self.initializers: dict[str, Initializer] = {}
         self.known: set[str] = set()
@@ -418,9 +474,11 @@ def _unknown(shown: str, number: int) -> ValueError:
 
 
 def check_models(
-    models: Mapping[str, bytes], inputs: tuple[Value, ...], outputs: tuple[str, ...]
-) -> None:
-    """ValueError where a model has another form, or not the inputs and outputs of its plan."""
+    models: Mapping[str, bytes | mmap], inputs: tuple[Value, ...], outputs: tuple[str, ...]
+) -> dict[str, ModelStructure]:
+    """What each model has; ValueError where one has another form, or not the inputs and outputs of
+    its plan."""
+    structures = {}
     for name, content in models.items():
         try:
             found = check_structure(content)
@@ -430,3 +488,5 @@ def check_models(
             raise ValueError(f"its model {clean(name, 40)} has other inputs than it says")
         if tuple(value.name for value in found.outputs) != outputs:
             raise ValueError(f"its model {clean(name, 40)} has other outputs than it says")
+        structures[name] = found
+    return structures

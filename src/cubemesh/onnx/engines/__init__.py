@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Protocol
 
 from cubemesh.batches import Array
@@ -50,14 +51,15 @@ class Engine(Protocol):
 
     def open_session(
         self,
-        content: bytes,
+        content: bytes | Path,
         *,
         threads: int,
         precision: str = "fp32",
         device: str = "cpu",
         batch: int | None = None,
     ) -> Session:
-        """A session for a serialized model. Values that the model quantizes are computed in 8-bit
+        """A session for a serialized model, or for a file of one. Its weights may be in a file
+        of its folder, needed until it is open. Values that it quantizes are computed in 8-bit
         integers, the others in `precision`. `batch` is the length of every axis that is free."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cubemesh.batches import Array
@@ -16,7 +17,7 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 class OnnxRuntimeSession:
     """An `InferenceSession`. Threads spin while they wait, as is its default."""
 
-    def __init__(self, content: bytes, threads: int, device: str, batch: int | None) -> None:
+    def __init__(self, content: bytes | Path, threads: int, device: str, batch: int | None) -> None:
         library = _library()
         options = library.SessionOptions()
         options.intra_op_num_threads = threads
@@ -45,7 +46,7 @@ def devices() -> tuple[str, ...]:
 
 
 def open_session(
-    content: bytes,
+    content: bytes | Path,
     *,
     threads: int,
     precision: str = "fp32",

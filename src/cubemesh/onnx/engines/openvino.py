@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cubemesh.batches import Array
@@ -18,7 +19,9 @@ TYPES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 class OpenVinoSession:
     """A compiled model and its request."""
 
-    def __init__(self, content: bytes, threads: int, precision: str, batch: int | None) -> None:
+    def __init__(
+        self, content: bytes | Path, threads: int, precision: str, batch: int | None
+    ) -> None:
         core = _library().Core()
         model = core.read_model(content)
         if batch is not None:
@@ -53,7 +56,7 @@ def available() -> tuple[str, ...]:
 
 
 def open_session(
-    content: bytes,
+    content: bytes | Path,
     *,
     threads: int,
     precision: str = "fp32",
