@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from cubemesh.api.run import run
     from cubemesh.api.train import train
     from cubemesh.api.tune import tune
+    from cubemesh.inference.collector import Collector
     from cubemesh.inference.runtime import Plan
 
 __version__ = "0.1.0"
 __all__ = [
+    "Collector",
     "Plan",
     "__version__",
     "audit_store",
@@ -68,6 +70,7 @@ __all__ = [
     "tune",
 ]
 _FILES = {
+    "Collector": "inference.collector",
     "Plan": "inference.runtime",
     "audit_store": "audit",
     "build_plan": "inference",

@@ -56,7 +56,7 @@ class Plan:
 
     def run_all(self, samples: Samples) -> tuple[Array, ...]:
         """Every output, in the order of `document.outputs`."""
-        arrays = self._arrays(samples)
+        arrays = self.inputs_of(samples)
         count = len(next(iter(arrays.values())))
         found: list[Array] = []
         done = 0
@@ -78,6 +78,12 @@ class Plan:
         many, rest = divmod(count, self.batches[-1])
         return cheapest_split(seconds, self.batches[-1]) * many + cheapest_split(seconds, rest)
 
+    def expected_s(self, count: int) -> float:
+        """Seconds that `count` samples take by the plan's measurements, at the upper ends of their
+        intervals."""
+        seconds = {c.batch: c.high or c.seconds or 0.0 for c in self.document.choices}
+        return sum(seconds[batch] for batch in self.split(count))
+
     def close(self) -> None:
         """Free the engines."""
         self._sessions.clear()
@@ -93,7 +99,7 @@ class Plan:
     ) -> None:
         self.close()
 
-    def _arrays(self, samples: Samples) -> dict[str, Array]:
+    def inputs_of(self, samples: Samples) -> dict[str, Array]:
         """Arrays by input, in its type. UsageError where they do not fit."""
         inputs = self.document.inputs
         if not isinstance(samples, Mapping):
