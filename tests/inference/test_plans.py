@@ -1,6 +1,7 @@
 """A user's path: train, build, run without PyTorch, and plans that do not fit or are damaged."""
 
 import errno
+import itertools
 import json
 import os
 import subprocess
@@ -424,6 +425,28 @@ def test_what_a_build_needs_is_named(onnx_file, tmp_path, built):
         str(onnx_file), accuracy=0.9, samples=tmp_path / "text.npz"
     )
     assert list(tmp_path.glob("*.plan")) == []
+
+
+def test_the_times_of_each_run_are_in_the_fields_of_trtexec(onnx_file, tmp_path):
+    done = build_plan(str(onnx_file), tmp_path / "tiny.plan", **FAST)
+    file = tmp_path / "times.json"
+    measured = infer_plan(done.file, iterations=5, percentiles=[60], export_times=file)
+    runs = json.loads(file.read_text())
+    assert len(runs) == 5
+    assert runs[0]["startH2dMs"] == 0
+    for run, following in itertools.pairwise(runs):
+        assert run["endD2hMs"] <= following["startH2dMs"]
+    for run in runs:
+        assert run["startH2dMs"] == run["endH2dMs"] == run["startComputeMs"]
+        assert run["endComputeMs"] == run["startD2hMs"] == run["endD2hMs"]
+        assert (run["h2dMs"], run["d2hMs"]) == (0, 0)
+        spent = run["endD2hMs"] - run["startH2dMs"]
+        assert run["latencyMs"] == run["computeMs"] == pytest.approx(spent, abs=1e-5)
+    longest = max(run["latencyMs"] for run in runs)
+    assert measured.latencies["max"].value == pytest.approx(longest / 1e3, abs=1e-8)
+    assert set(measured.latencies) == {"min", "mean", "p50", "p60", "max"}
+    with pytest.raises(UsageError, match="cannot be written: Is a directory"):
+        infer_plan(done.file, iterations=1, export_times=tmp_path)
 
 
 def test_threads_belong_to_the_plan(onnx_file, tmp_path):

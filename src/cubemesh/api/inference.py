@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import json
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,6 +90,8 @@ class MeasuredPlan:
     """Samples per second."""
     latencies: Mapping[str, Figure]
     """`min`, `mean`, `p50`, …, `max`, in seconds."""
+    times: str | None = None
+    """The file with the times of each run."""
 
 
 def export_network(
@@ -203,13 +206,15 @@ def infer_plan(
     iterations: int | None = None,
     warm_up: float = 0.2,
     percentiles: Sequence[float] = (90.0, 95.0, 99.0),
+    export_times: str | Path | None = None,
     threads: int | None = None,
     wait: str | float = 0.0,
     tell: Tell = lambda line: None,
 ) -> MeasuredPlan:
     """Run a plan again and again for `duration` seconds, or `iterations` times, and measure its
     latency. The arrays of `samples` (.npz) are the inputs, by default random ones; with `output`
-    all scores are written there (.npz). UsageError and DataError as `Plan.load` has them."""
+    all scores are written there (.npz), with `export_times` the times of each run in the fields of
+    trtexec (.json). UsageError and DataError as `Plan.load` has them."""
     for percent in percentiles:
         if not 0 < percent < 100:
             raise UsageError(f"A percentile is above 0 and below 100, not {percent:g}.")
@@ -234,8 +239,11 @@ def infer_plan(
         first_begin = time.perf_counter()
         plan.run(inputs)
         first = time.perf_counter() - first_begin
-        seconds = _measure(plan, inputs, duration, iterations, warm_up)
+        runs = _measure(plan, inputs, duration, iterations, warm_up)
         document, split = plan.document, plan.split(count)
+    seconds = [end - begin for begin, end in runs]
+    if export_times is not None:
+        _write_file(Path(export_times), _times(runs).encode())
     return MeasuredPlan(
         file=str(file),
         document=document,
@@ -246,7 +254,27 @@ def infer_plan(
         first_s=first,
         throughput_per_s=count * len(seconds) / sum(seconds),
         latencies=_summary(seconds, percentiles),
+        times=None if export_times is None else str(export_times),
     )
+
+
+def _times(runs: Sequence[tuple[float, float]]) -> str:
+    """The runs in the fields of `trtexec --exportTimes`, a line each, in milliseconds since the
+    first one began. On a CPU nothing is copied, so a run is all computation."""
+    origin = runs[0][0]
+    lines = []
+    for begin, end in runs:
+        first, last = 1e3 * (begin - origin), 1e3 * (end - origin)
+        fields = {
+            **dict.fromkeys(("startH2dMs", "endH2dMs", "startComputeMs"), first),
+            **dict.fromkeys(("endComputeMs", "startD2hMs", "endD2hMs"), last),
+            "h2dMs": 0.0,
+            "computeMs": last - first,
+            "d2hMs": 0.0,
+            "latencyMs": last - first,
+        }
+        lines.append(json.dumps({name: round(value, 6) for name, value in fields.items()}))
+    return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
 @contextmanager
@@ -266,21 +294,22 @@ def _measure(
     duration: float,
     iterations: int | None,
     warm_up: float,
-) -> list[float]:
+) -> list[tuple[float, float]]:
+    """Begin and end of each run."""
     clock = time.perf_counter
     begin = clock()
     while clock() - begin < warm_up:
         plan.run(inputs)
-    seconds: list[float] = []
+    runs: list[tuple[float, float]] = []
     begin = clock()
-    while len(seconds) < (iterations or MOST_ITERATIONS):
+    while len(runs) < (iterations or MOST_ITERATIONS):
         before = clock()
         plan.run(inputs)
         after = clock()
-        seconds.append(after - before)
+        runs.append((before, after))
         if iterations is None and after - begin >= duration:
             break
-    return seconds
+    return runs
 
 
 def _summary(seconds: list[float], percentiles: Sequence[float]) -> dict[str, Figure]:
@@ -367,8 +396,12 @@ def _write(path: Path, plan: Plan, arrays: Mapping[str, Array]) -> None:
         for name, array in scores.items():
             with archive.open(f"{name}.npy", "w") as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
+    _write_file(path, content.getvalue())
+
+
+def _write_file(path: Path, content: bytes) -> None:
     try:
-        replace_file(path, content.getvalue())
+        replace_file(path, content)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
 

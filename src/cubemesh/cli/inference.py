@@ -195,6 +195,12 @@ def infer(
     percentile: Annotated[
         str, typer.Option(metavar="P,P,…", help="Percentiles of the latency.")
     ] = "90,95,99",
+    export_times: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.json", help="Write begin and end of each run, in trtexec's fields."
+        ),
+    ] = None,
     threads: Threads = None,
     wait: Wait = "0",
     as_json: AsJson = False,
@@ -212,6 +218,7 @@ def infer(
         iterations=iterations,
         warm_up=warm_up,
         percentiles=[_number("--percentile", word) for word in _words(percentile)],
+        export_times=export_times,
         threads=threads,
         wait=wait,
         tell=tell,

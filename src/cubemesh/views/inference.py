@@ -145,6 +145,8 @@ def print_infer(console: Console, done: MeasuredPlan) -> None:
             f"{format_seconds(done.first_s)}."
         )
     )
+    if done.times is not None:
+        console.print(Text(f"Wrote {done.times}: the times of each run."))
 
 
 def _is_close(trial: Trial, choice: Trial) -> bool:
