@@ -166,7 +166,7 @@ def test_rooms_import_only_lower_rooms(path: Path) -> None:
     if module in ("", "__main__"):
         known = [m for m in own(path.read_text()) if room_of(m) in ("cli", "api")]
         others = [m for m in own(path.read_text()) if m not in known]
-        assert others == [] or others == ["inference.runtime.Plan"]
+        assert set(others) <= {"inference.collector.Collector", "inference.runtime.Plan"}
         return
     assert room_of(module) in RUNG, f"{room_of(module)} is not a room; see docs/architecture.md"
     assert wrong_way(module, path.read_text()) == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from cubemesh.experiments.analysis.answer import answer_of, cell_or_dash, failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
@@ -22,6 +23,7 @@ from cubemesh.experiments.analysis.utilization_columns import (
 )
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.inference.plan_file import describe_plan
 from cubemesh.schema import (
     Answer,
     Axis,
@@ -49,6 +51,8 @@ LATENCIES = {
     "latency_p999_s": "p99.9",
 }
 """Figure → column."""
+PLAN = "plan"
+"""The framework that runs a plan."""
 PREPARING = ("import", "build", "compile", "weights")
 """Phases before the first request, without the data's."""
 
@@ -67,6 +71,8 @@ class Settings:
     """Batch sizes; default: 1, 8 and 32, on a GPU 1, 32 and 256, with --quick the first two."""
     scenarios: tuple[Scenario, ...] = ()
     """single-stream, offline; default: both on a GPU, the first on a CPU, where they are equal."""
+    plan: str | None = None
+    """Plan file to compare with them; networks and batch sizes are then its own by default."""
 
 
 Key = tuple[int, Scenario, str, Precision]
@@ -79,9 +85,46 @@ def engines() -> tuple[str, ...]:
     return tuple(n for n, line in FRAMEWORKS.items() if line.infers and not line.simulates)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ComparedPlan:
+    """A plan file as a side of a comparison."""
+
+    program: ProgramSettings
+    network: str
+    batch_sizes: tuple[int, ...]
+
+
+def compared_plan(file: str | None) -> ComparedPlan | None:
+    """The plan of a file; None without one. UsageError where there is no file, DataError where it
+    is damaged."""
+    if file is None:
+        return None
+    path = Path(file).resolve()
+    document, checksum = describe_plan(path)
+    return ComparedPlan(
+        program=ProgramSettings(framework=PLAN, plan_file=str(path), plan_checksum=checksum),
+        network=document.network,
+        batch_sizes=tuple(choice.batch for choice in document.choices),
+    )
+
+
+def programs(
+    frameworks: Sequence[str], precisions: Sequence[Precision], compared: ComparedPlan | None
+) -> list[ProgramSettings]:
+    """The engines in each precision, then the plan, which has its own."""
+    found = [
+        ProgramSettings(framework=name, precision=precision, layout=layout(name))
+        for precision in dict.fromkeys(precisions)
+        for name in dict.fromkeys(frameworks or engines())
+        if name != PLAN or compared is None
+    ]
+    return found if compared is None else [*found, compared.program]
+
+
 def plan(settings: Settings, context: Context) -> Plan:
     """Each network at each batch size with each engine."""
     quick = context.scale is Scale.QUICK
+    compared = compared_plan(settings.plan)
     batches = GPU_BATCHES if context.has_gpu else CPU_BATCHES
     usual: tuple[Scenario, ...] = (
         ("single-stream", "offline") if context.has_gpu else ("single-stream",)
@@ -89,17 +132,24 @@ def plan(settings: Settings, context: Context) -> Plan:
     yield [
         RunSpec(
             work=Infer(network=network, batch_per_device=batch, scenario=scenario),
-            program=ProgramSettings(framework=name, precision=precision, layout=layout(name)),
+            program=program,
             budget=context.budget,
         )
-        for network in dict.fromkeys(
-            settings.networks or (("little-cnn",) if quick else ("resnet-50",))
+        for network in dict.fromkeys(settings.networks or default_networks(compared, quick))
+        for batch in dict.fromkeys(
+            settings.batch_sizes
+            or (compared.batch_sizes if compared else batches[: 2 if quick else 3])
         )
-        for precision in dict.fromkeys(settings.precisions)
-        for batch in dict.fromkeys(settings.batch_sizes or batches[: 2 if quick else 3])
         for scenario in dict.fromkeys(settings.scenarios or usual)
-        for name in dict.fromkeys(settings.frameworks or engines())
+        for program in programs(settings.frameworks, settings.precisions, compared)
     ]
+
+
+def default_networks(compared: ComparedPlan | None, quick: bool) -> tuple[str, ...]:
+    """The network of a plan; without one a usual one."""
+    if compared is not None:
+        return (compared.network,)
+    return ("little-cnn",) if quick else ("resnet-50",)
 
 
 def layout(framework: str) -> Layout:
@@ -141,7 +191,8 @@ def _answer(records: Sequence[RunRecord]) -> Answer:
             "and the first request, in a new process.",
             "Engines run one after another in separate processes, which can differ by more than "
             "the intervals (repeats=3 shows it): differences below 3 % are not significant.",
-            "Weights are random, and accuracy in lower precisions is not judged.",
+            "Weights are random, and accuracy in lower precisions is not judged. A plan has the "
+            "weights and the precision of its build.",
         ),
     )
 
@@ -204,7 +255,7 @@ def _tables(groups: Sequence[Engine]) -> Iterator[Table]:
             (
                 Cell(value=group.key[0]),
                 Cell(text=_title(group, groups)),
-                Cell(text=group.key[3]),
+                Cell(text="its own" if group.key[2] == PLAN else group.key[3]),
                 group.cell(group.throughput),
                 *(cell_or_dash(latency(group, name), group.run_id) for name in percentiles),
                 cell_or_dash(first_answer_s(group)),
@@ -293,7 +344,8 @@ def _where(group: Engine, groups: Sequence[Engine]) -> str:
     """An engine in a precision; with the batch size where it works at another."""
     alike = [g for g in groups if g.key[2:] == group.key[2:]]
     at = f", batch size {group.key[0]}" if any(g.ok for g in alike) else ""
-    return f"{_title(group, groups)}, {group.key[3]}{at}"
+    precision = "" if group.key[2] == PLAN else f", {group.key[3]}"
+    return f"{_title(group, groups)}{precision}{at}"
 
 
 def _fastest(
@@ -353,6 +405,8 @@ EXPERIMENT = Experiment(
         "precision": "precisions",
         "batch_per_device": "batch_sizes",
         "scenario": "scenarios",
+        "plan_file": "plan",
+        "plan_checksum": "plan",
     },
     plan=plan,
     answer=answer,

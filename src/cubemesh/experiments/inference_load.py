@@ -16,7 +16,7 @@ from cubemesh.experiments.analysis.caveats import noise_codes
 from cubemesh.experiments.analysis.groups import group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
-from cubemesh.experiments.inference import engines, layout
+from cubemesh.experiments.inference import PLAN, compared_plan, default_networks, programs
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.schema import (
     Answer,
@@ -63,6 +63,8 @@ class Settings:
     """Most requests that are answered together."""
     limit: float | None = None
     """Limit of the latency in seconds; default: three times the p99 of requests one by one."""
+    plan: str | None = None
+    """Plan file to compare with them; networks are then its own by default."""
 
 
 Key = tuple[str, Precision, int]
@@ -72,15 +74,11 @@ Key = tuple[str, Precision, int]
 def plan(settings: Settings, context: Context) -> Plan:
     """For each engine the latency without load, the offline rate, then the search."""
     quick = context.scale is Scale.QUICK
-    networks = settings.networks or (("little-cnn",) if quick else ("resnet-50",))
-    for network in dict.fromkeys(networks):
-        for precision in dict.fromkeys(settings.precisions):
-            for batch in dict.fromkeys(settings.batch_sizes):
-                for name in dict.fromkeys(settings.frameworks or engines()):
-                    program = ProgramSettings(
-                        framework=name, precision=precision, layout=layout(name)
-                    )
-                    yield from _search(settings, context, network, batch, program)
+    compared = compared_plan(settings.plan)
+    for network in dict.fromkeys(settings.networks or default_networks(compared, quick)):
+        for batch in dict.fromkeys(settings.batch_sizes):
+            for program in programs(settings.frameworks, settings.precisions, compared):
+                yield from _search(settings, context, network, batch, program)
 
 
 def _search(
@@ -146,7 +144,9 @@ class RateSearch:
         """The engine, its precision and, above 1, how many requests it answers together."""
         name, precision, batch = self.key
         title = FRAMEWORKS[name].title if name in FRAMEWORKS else name
-        return f"{title}, {precision}" + (f", at most {batch} together" if batch > 1 else "")
+        return (title if name == PLAN else f"{title}, {precision}") + (
+            f", at most {batch} together" if batch > 1 else ""
+        )
 
     @property
     def limit_ms(self) -> float | None:
@@ -367,6 +367,8 @@ EXPERIMENT = Experiment(
         "latency_limit_s": "limit",
         "scenario": "limit",
         "requests_per_s": "limit",
+        "plan_file": "plan",
+        "plan_checksum": "plan",
     },
     plan=plan,
     answer=answer,

@@ -55,7 +55,7 @@ class FrameworkEntry:
     trains: bool = True
     """False for an inference engine."""
     infers: bool = True
-    """Whether its programs take `Infer` work."""
+    """Whether its programs take `Infer` work with any weights."""
     read_script: Callable[[str], object] | None = None
     """Parses `ProgramSettings.script` (UsageError where it is invalid), where it simulates one."""
 
@@ -192,6 +192,15 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         packages=("openvino", "onnx", "numpy"),
         requires="openvino",
         install="pip install 'cubemesh[openvino]'",
+        trains=False,
+    ),
+    "plan": FrameworkEntry(
+        module="cubemesh.inference.program",
+        title="plan",
+        infers=False,  # it has its own weights
+        fuses=True,
+        summary="a plan of `cubemesh build`, inference only, on a CPU",
+        packages=("onnxruntime", "openvino", "numpy"),
         trains=False,
     ),
 }

@@ -186,6 +186,13 @@ def read_plan(path: Path) -> tuple[PlanDocument, dict[str, bytes]]:
         return plan.document, models
 
 
+def describe_plan(path: Path) -> tuple[PlanDocument, str]:
+    """The document of a plan, and the checksum that it states of its content, which is not read.
+    Errors as of `read_plan`."""
+    with _opened(path) as plan:
+        return plan.document, plan.checksum
+
+
 @contextmanager
 def unpacked_plan(
     path: Path, meanwhile: Callable[[PlanDocument], object] = lambda document: None
@@ -235,7 +242,7 @@ class _PlanFile:
         metadata = header.pop("__metadata__", {})
         if not isinstance(metadata, dict) or _DOCUMENT not in metadata:
             raise DataError(f"{shown} is a safetensors file and not a plan of cubemesh.")
-        self._checksum = metadata.pop(CHECKSUM, None)
+        self.checksum = str(metadata.pop(CHECKSUM, ""))
         self._metadata = metadata
         self.models: dict[str, tuple[int, int]] = {}
         """Name → place and size in bytes, in the order of the checksum."""
@@ -285,7 +292,7 @@ class _PlanFile:
         digest = hashlib.sha256(json.dumps([self._metadata, index], sort_keys=True).encode())
         for part in parts:
             digest.update(part)
-        if digest.hexdigest() != self._checksum:
+        if digest.hexdigest() != self.checksum:
             raise DataError(f"{self.shown} is damaged: its content does not match its checksum.")
 
 

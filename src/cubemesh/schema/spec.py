@@ -122,6 +122,10 @@ class ProgramSettings:
     stage), so that the gradients of the last are complete while the first run backward."""
     script: str | None = None
     """Script of the `null` framework; no other framework accepts one."""
+    plan_file: str | None = None
+    """Plan that the framework `plan` runs, an absolute path."""
+    plan_checksum: str | None = None
+    """The checksum of its content, so that runs of different plans are not confused."""
 
     def __post_init__(self) -> None:
         at_least(self, 0, "input_threads", "stage_limit_bytes")

@@ -139,6 +139,8 @@ def _check_program(spec: RunSpec, able: Capabilities, kind: str) -> None:
         _refuse("optimizer", optimizer, able.optimizers, name)
     if program.script is not None and not able.scripted:
         raise Unsupported(f"{name} takes no script; framework=null does.")
+    if program.plan_file is not None and name != "plan":
+        raise Unsupported(f"{name} runs no plan; framework=plan does. Leave plan_file out.")
 
 
 def _check_devices(spec: RunSpec, able: Capabilities, kind: str) -> None:
