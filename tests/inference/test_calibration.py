@@ -17,7 +17,9 @@ from cubemesh.inference.quantization.calibrate import (
     HistogramBuilder,
     calibrate,
     channel_axis,
+    counted_stride,
 )
+from cubemesh.inference.quantization.ranges import METHODS
 from cubemesh.onnx.engines import ENGINES
 from cubemesh.onnx.graph import Graph, Operator, Value
 
@@ -106,6 +108,32 @@ def test_channel_means_of_images_and_sequences():
     rows = images[:, 0]
     found = histogram_of(rows[:3], rows[3:], axis=-1)
     assert np.allclose(found.means, rows.mean(axis=(0, 1)), atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(64, 112, 112), (2048, 7, 7), (197, 768), (5,), (3, 224, 224)])
+def test_of_large_samples_evenly_spaced_elements_are_counted(shape, monkeypatch):
+    stride = counted_stride(shape)
+    counted = -(-math.prod(shape) // stride)
+    assert counted <= calibration.MOST_COUNTED
+    assert counted >= min(math.prod(shape), calibration.MOST_COUNTED // 4)
+    places = np.unravel_index(np.arange(0, math.prod(shape), stride), shape)
+    for axis, length in enumerate(shape):  # about as often at each index of every axis
+        counts = np.bincount(places[axis], minlength=length)
+        assert counts.min() >= counts.max() - max(2, 0.1 * counts.max())
+
+
+def test_counting_a_part_depends_on_neither_batches_nor_order(monkeypatch):
+    rng = np.random.default_rng(0)
+    images = rng.standard_t(3, size=(6, 8, 30, 30)).astype(np.float32)
+    whole = histogram_of(images, axis=1)
+    monkeypatch.setattr(calibration, "MOST_COUNTED", 500)
+    part = histogram_of(images[4:], images[:1], images[1:4], axis=1)
+    assert (part.counts == histogram_of(images, axis=1).counts).all()
+    assert part.size < whole.size / 10
+    assert (part.low, part.high) == (whole.low, whole.high)
+    assert np.allclose(part.means, whole.means)
+    covered = [METHODS["percentile"](h, 99.0).high for h in (part, whole)]
+    assert covered[0] == pytest.approx(covered[1], rel=0.1)
 
 
 def test_channels_are_those_that_products_sum_over():

@@ -9,7 +9,7 @@ With the same timing record, samples and versions a build makes the same bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,17 @@ import numpy as np
 from cubemesh.batches import Array
 from cubemesh.errors import AccuracyError, UsageError, unknown_name
 from cubemesh.inference.accuracy import agreement, paired_accuracy
+from cubemesh.inference.candidates import (
+    PRECISIONS,
+    EngineCandidate,
+    EnginePool,
+    Model,
+    Tell,
+    candidates,
+    samples_of,
+)
 from cubemesh.inference.device import this_device
+from cubemesh.inference.mixed_precision import MixedPrecisionSearch, front, quantized_forms
 from cubemesh.inference.passes import OPTIONAL, PASSES, optimize, steps
 from cubemesh.inference.plan_file import (
     FORMAT,
@@ -29,28 +39,12 @@ from cubemesh.inference.plan_file import (
     Proof,
     Trial,
 )
-from cubemesh.inference.quantization.calibrate import calibrate
-from cubemesh.inference.quantization.quantize import (
-    CANDIDATES,
-    Candidate,
-    observed_values,
-    quantizable,
-    quantize,
-)
-from cubemesh.inference.runtime import compute_precision
-from cubemesh.inference.samples import SampleSets, batches, random_inputs, right_answers
+from cubemesh.inference.samples import SampleSets, random_inputs, right_answers
 from cubemesh.inference.timing import Latency, TimingRecord, choose, interleaved_latencies
-from cubemesh.onnx.engines import ENGINES, EngineError, Session, engine_errors, title
+from cubemesh.onnx.engines import ENGINES, EngineError, engine_errors, title
 from cubemesh.onnx.graph import BATCH, Graph, Value
 from cubemesh.onnx.writer import serialized
 from cubemesh.schema.serialization import to_plain
-
-PRECISIONS = ("fp32", "bf16", "int8")
-"""In the order of their accuracy, which decides between equally fast ones."""
-BATCH_OF_PROOF = 32
-LARGEST_ERROR = 1e-3
-"""Of an engine's fp32 scores against those of the other engine and the unchanged graph."""
-Tell = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +60,8 @@ class BuildSettings:
     threads: int | None = None
     seconds: float = 10.0
     """Time for the trials of a batch size."""
+    time_rejected: bool = False
+    """Measure candidates that lose the accuracy too, to draw the front. None is chosen."""
 
     def __post_init__(self) -> None:
         if not self.batches or min(self.batches) < 1 or max(self.batches) > MOST_BATCH:
@@ -78,16 +74,6 @@ class BuildSettings:
                 raise unknown_name("engine", name, ENGINES)
         if not 0 < self.accuracy <= 1:
             raise UsageError(f"An accuracy bound is above 0 and at most 1, not {self.accuracy:g}.")
-
-
-@dataclass(frozen=True)
-class _Model:
-    """A model that may be chosen."""
-
-    note: ModelNote
-    content: bytes
-    precisions: tuple[str, ...]
-    """In which it can be computed."""
 
 
 def with_free_batch(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
@@ -159,20 +145,30 @@ def build(
     tell(f"{len(graph.operators)} operators, {len(optimized.operators)} after the passes: "
          f"{count} steps")  # fmt: skip
     content = serialized(optimized)
-    models = [_Model(ModelNote(name="fp32"), content, _floats(settings))]
-    opener = _Opener(engines, device, graph.name)
+    models = [Model(ModelNote(name="fp32"), content, _floats(settings))]
+    pool = EnginePool(engines, device, graph.name)
     merged, _ = optimize(optimized, {**PASSES, **OPTIONAL})
     if len(merged.operators) != len(optimized.operators):
         note = ModelNote(name="fp32-siblings")
-        models.append(_Model(note, serialized(merged), _floats(settings)))
+        models.append(Model(note, serialized(merged), _floats(settings)))
         tell(f"with sibling products merged: {len(steps(merged))} steps")
-    opener.check(graph, [model.content for model in models], samples, tell)
+    pool.check(graph, [model.content for model in models], samples, tell)
+    forms = None
     if "int8" in settings.precisions and samples is not None:
-        models += _quantized(optimized, samples, opener, device, tell)
+        forms = quantized_forms(optimized, samples, pool, _adds_bytes(device), tell)
+        models += forms.models if forms else ()
     proofs: list[Proof] = []
+    notes = [model.note for model in models]
     if samples is not None and lower:
-        proofs = list(_proofs(models, samples, settings, opener, tell))
-    trials, chosen = _choose(models, proofs, graph.inputs, settings, opener, record, tell)
+        prover = _Prover(models[0], samples, settings.accuracy, pool, tell)
+        proofs = list(filter(None, map(prover.prove, candidates(models, pool))))
+        if forms is not None:
+            search = MixedPrecisionSearch(forms, samples, pool, prover.prove, tell)
+            models += search.models(proofs)
+            notes += search.notes
+            proofs += search.proofs
+    pool.close()
+    trials, chosen = _choose(models, proofs, graph.inputs, settings, pool, record, tell)
     accepted = {p.model for p in proofs if p.accepted}
     stored = [m for m in models if not m.note.quantized or m.note.name in accepted]
     document = PlanDocument(
@@ -185,14 +181,15 @@ def build(
         device=device,
         steps=count,
         passes=tuple(PassNote(name=r.name, before=r.before, after=r.after) for r in results),
-        models=tuple(m.note for m in models),
+        models=tuple(notes),
         proofs=tuple(proofs),
         trials=tuple(trials),
         chosen=tuple(chosen),
-        calibration_samples=len(_first(samples.calibration))
+        calibration_samples=samples_of(samples.calibration)
         if samples and any(m.note.quantized for m in models)
         else 0,
         samples=samples.about if samples and lower else "",
+        front=front(trials, proofs),
     )
     return document, {model.note.name: model.content for model in stored}
 
@@ -209,91 +206,27 @@ def rebuild(
     one that does, 8-bit models with full weights are not tried."""
     device = this_device(settings.threads)
     engines = _engines(settings)
-    opener = _Opener(engines, device, document.network)
+    pool = EnginePool(engines, device, document.network)
     notes = {note.name: note for note in document.models}
     if _adds_bytes(document.device) and not _adds_bytes(device):
         notes = {name: note for name, note in notes.items() if not note.quantized}
         tell("int8: not tried, as sums of bytes saturate on this processor (it has no VNNI)")
     models = [
-        _Model(notes[name], content, ("int8",) if notes[name].quantized else PRECISIONS[:2])
+        Model(notes[name], content, ("int8",) if notes[name].quantized else PRECISIONS[:2])
         for name, content in contents.items()
         if name in notes
     ]
-    trials, chosen = _choose(
-        models, document.proofs, document.inputs, settings, opener, record, tell
-    )
+    trials, chosen = _choose(models, document.proofs, document.inputs, settings, pool, record, tell)
     return (
-        replace(document, device=device, trials=tuple(trials), chosen=tuple(chosen)),
+        replace(
+            document,
+            device=device,
+            trials=tuple(trials),
+            chosen=tuple(chosen),
+            front=front(trials, document.proofs),
+        ),
         dict(contents),
     )
-
-
-class _Opener:
-    """Opens sessions of the engines that a build uses."""
-
-    def __init__(self, engines: Sequence[str], device: PlanDevice, network: str) -> None:
-        self.engines = list(engines)
-        self.device = device
-        self.network = network
-        self._able = {name: ENGINES[name].load().available() for name in engines}
-
-    def able(self, engine: str, precision: str) -> bool:
-        """Whether an engine computes in a precision here."""
-        return precision == "int8" or precision in self._able[engine]
-
-    def open(
-        self, engine: str, content: bytes, precision: str = "fp32", batch: int | None = None
-    ) -> Session:
-        """A session of one engine. EngineError where it cannot run the model."""
-        with engine_errors(engine, self.network):
-            module = ENGINES[engine].load()
-            return module.open_session(
-                content,
-                threads=self.device.threads,
-                precision=compute_precision(precision),
-                batch=batch,
-            )
-
-    def scores(
-        self, engine: str, content: bytes, inputs: Mapping[str, Array], precision: str = "fp32"
-    ) -> Array:
-        """The first output for all samples of `inputs`. EngineError where there is none."""
-        size = min(BATCH_OF_PROOF, len(_first(inputs)))
-        session = self.open(engine, content, precision, size)
-        found = []
-        for part in batches(inputs, size):
-            here = len(_first(part))
-            padded = {n: np.resize(a, (size, *a.shape[1:])) for n, a in part.items()}
-            with engine_errors(engine, self.network):
-                found.append(np.array(session.run(padded)[0])[:here])
-        return np.concatenate(found)
-
-    def check(
-        self, graph: Graph, contents: Sequence[bytes], samples: SampleSets | None, tell: Tell
-    ) -> None:
-        """Leave out engines that cannot run the network; EngineError if none can. UsageError unless
-        every model has the scores of the unchanged graph in all others."""
-        inputs = next(batches(samples.selection, 4)) if samples else random_inputs(graph.inputs, 2)
-        unchanged = serialized(graph)
-        scores: dict[str, list[Array]] = {}
-        for engine in self.engines:
-            try:
-                scores[engine] = [self.scores(engine, c, inputs) for c in (unchanged, *contents)]
-            except EngineError as error:
-                tell(str(error))
-                failed = error
-        if not scores:
-            raise failed
-        self.engines = list(scores)
-        first, (wanted, *_) = next(iter(scores.items()))
-        largest = float(np.abs(wanted).max()) or 1.0
-        for engine, every in scores.items():
-            apart = max(float(np.abs(found - wanted).max()) for found in every) / largest
-            if not apart <= LARGEST_ERROR:
-                raise UsageError(
-                    f"The scores of {graph.name} in {title(engine)} differ from those of "
-                    f"{title(first)} by {apart:.2g} of the largest. Choose one with --engine."
-                )
 
 
 def _engines(settings: BuildSettings) -> tuple[str, ...]:
@@ -315,56 +248,6 @@ def _floats(settings: BuildSettings) -> tuple[str, ...]:
     return tuple(name for name in PRECISIONS[:2] if name in settings.precisions)
 
 
-def _quantized(
-    graph: Graph, samples: SampleSets, opener: _Opener, device: PlanDevice, tell: Tell
-) -> Iterator[_Model]:
-    """8-bit models: with and without sums, each with the method whose scores are closest to those
-    of fp32 on the samples for the selection."""
-    operators = quantizable(graph)
-    if not operators:
-        tell("int8: no operator can be quantized")
-        return
-    engine = opener.engines[0]
-    with engine_errors(engine, graph.name):
-        calibration = calibrate(
-            graph,
-            lambda content: opener.open(engine, content),
-            batches(samples.calibration, BATCH_OF_PROOF),
-            observed_values(graph),
-        )
-    reference = opener.scores(engine, serialized(graph), samples.selection)
-    best: dict[bool, tuple[float, Candidate, bytes]] = {}
-    for candidate in CANDIDATES:
-        made = quantize(
-            graph,
-            calibration,
-            candidate.method,
-            sums=candidate.sums,
-            reduce_range=not _adds_bytes(device),
-        )
-        content = serialized(made)
-        try:
-            scores = opener.scores(engine, content, samples.selection, "int8")
-        except EngineError as error:
-            tell(str(error))
-            continue
-        divergence = agreement(reference, scores).divergence
-        if candidate.sums not in best or divergence < best[candidate.sums][0]:
-            best[candidate.sums] = (divergence, candidate, content)
-    seen = set()
-    for divergence, candidate, content in best.values():
-        if content in seen:
-            continue  # there are no sums
-        seen.add(content)
-        tell(f"int8, {candidate.name}: divergence {divergence:.2g} nats")
-        note = ModelNote(
-            name="int8" if candidate.sums else "int8-products",
-            quantized=len(operators),
-            method=candidate.method,
-        )
-        yield _Model(note, content, ("int8",))
-
-
 def _adds_bytes(device: PlanDevice) -> bool:
     """Whether products of bytes are summed in 32 bits, so that they do not saturate."""
     return any("vnni" in name or "amx" in name for name in device.instruction_sets) or (
@@ -372,32 +255,32 @@ def _adds_bytes(device: PlanDevice) -> bool:
     )
 
 
-def _proofs(
-    models: Sequence[_Model],
-    samples: SampleSets,
-    settings: BuildSettings,
-    opener: _Opener,
-    tell: Tell,
-) -> Iterator[Proof]:
-    """Every model in every engine, compared with fp32."""
-    reference = opener.scores(opener.engines[0], models[0].content, samples.proof)
-    for model, precision, engine in _candidates(models, opener):
-        if precision == "fp32":
-            continue
+class _Prover:
+    """Compares candidates with fp32 on the held-out samples."""
+
+    def __init__(
+        self, reference: Model, samples: SampleSets, bound: float, pool: EnginePool, tell: Tell
+    ) -> None:
+        self._samples, self._bound, self._pool, self._tell = samples, bound, pool, tell
+        self._reference = pool.scores(pool.engines[0], reference.content, samples.proof)
+
+    def prove(self, candidate: EngineCandidate) -> Proof | None:
+        """The proof of a candidate in less than fp32; None where its engine cannot run it."""
+        if candidate.precision == "fp32":
+            return None
+        content, precision = candidate.model.content, candidate.precision
         try:
-            scores = opener.scores(engine, model.content, samples.proof, precision)
+            scores = self._pool.scores(candidate.engine, content, self._samples.proof, precision)
         except EngineError as error:
-            tell(str(error))
-            continue
-        found = _proof(model, precision, engine, reference, scores, samples, settings.accuracy)
-        tell(f"{_shown(model, precision, engine)}: {proof_text(found)}")
-        yield found
+            self._tell(str(error))
+            return None
+        found = _proof(candidate, self._reference, scores, self._samples, self._bound)
+        self._tell(f"{candidate.title}: {proof_text(found)}")
+        return found
 
 
 def _proof(
-    model: _Model,
-    precision: str,
-    engine: str,
+    candidate: EngineCandidate,
     reference: Array,
     scores: Array,
     samples: SampleSets,
@@ -405,9 +288,9 @@ def _proof(
 ) -> Proof:
     agreed = agreement(reference, scores)
     common = Proof(
-        model=model.note.name,
-        precision=precision,
-        engine=engine,
+        model=candidate.model.note.name,
+        precision=candidate.precision,
+        engine=candidate.engine,
         accepted=agreed.agrees,
         verdict="agrees" if agreed.agrees else "differs",
         samples=len(reference),
@@ -450,21 +333,12 @@ def proof_text(proof: Proof) -> str:
     return f"{found}: these samples cannot tell{more}"
 
 
-def _candidates(models: Sequence[_Model], opener: _Opener) -> Iterator[tuple[_Model, str, str]]:
-    """Model, precision and engine, the most accurate first."""
-    for precision in PRECISIONS:
-        for engine in opener.engines:
-            for model in models:
-                if precision in model.precisions and opener.able(engine, precision):
-                    yield model, precision, engine
-
-
 def _choose(
-    models: Sequence[_Model],
+    models: Sequence[Model],
     proofs: Sequence[Proof],
     inputs: Sequence[Value],
     settings: BuildSettings,
-    opener: _Opener,
+    pool: EnginePool,
     record: TimingRecord,
     tell: Tell,
 ) -> tuple[list[Trial], list[int]]:
@@ -474,25 +348,30 @@ def _choose(
     chosen = []
     for batch in sorted(set(settings.batches)):
         untried = {
-            f"{m.note.name} {precision} {engine}": (
-                m,
+            " ".join(candidate.key): (
+                candidate.model,
                 Trial(
                     batch=batch,
-                    model=m.note.name,
-                    precision=precision,
-                    engine=engine,
-                    version=ENGINES[engine].version,
+                    model=candidate.model.note.name,
+                    precision=candidate.precision,
+                    engine=candidate.engine,
+                    version=ENGINES[candidate.engine].version,
                 ),
             )
-            for m, precision, engine in _candidates(models, opener)
-            if precision == "fp32" or (m.note.name, precision, engine) in accepted
+            for candidate in candidates(models, pool)
+            if settings.time_rejected or candidate.precision == "fp32" or candidate.key in accepted
         }
-        if not untried:
-            raise AccuracyError(_refusal(opener.network, proofs))
-        found, errors = _latencies(untried, inputs, settings, opener, record)
-        if not found:
+        allowed = [
+            name
+            for name, (_, trial) in untried.items()
+            if trial.precision == "fp32" or (trial.model, trial.precision, trial.engine) in accepted
+        ]
+        if not allowed:
+            raise AccuracyError(_refusal(pool.network, proofs))
+        found, errors = _latencies(untried, inputs, settings, pool, record)
+        if not any(name in found for name in allowed):
             raise EngineError(f"At batch size {batch}: {next(iter(errors.values()))}")
-        best = choose({name: found[name] for name in untried if name in found})
+        best = choose({name: found[name] for name in allowed if name in found})
         for name, (_, trial) in untried.items():
             if name == best:
                 chosen.append(len(trials))
@@ -519,15 +398,15 @@ def _refusal(network: str, proofs: Sequence[Proof]) -> str:
 
 
 def _latencies(
-    untried: Mapping[str, tuple[_Model, Trial]],
+    untried: Mapping[str, tuple[Model, Trial]],
     values: Sequence[Value],
     settings: BuildSettings,
-    opener: _Opener,
+    pool: EnginePool,
     record: TimingRecord,
 ) -> tuple[dict[str, Latency], dict[str, str]]:
     """The latency of each trial, from the record where it has all of them; errors by name."""
     keys = {
-        name: _key(model.content, trial, opener.device) for name, (model, trial) in untried.items()
+        name: _key(model.content, trial, pool.device) for name, (model, trial) in untried.items()
     }
     if all(key in record.latencies for key in keys.values()):
         return {name: record.latencies[key] for name, key in keys.items()}, {}
@@ -536,8 +415,8 @@ def _latencies(
     for name, (model, trial) in untried.items():
         inputs = random_inputs(values, trial.batch)
         try:
-            session = opener.open(trial.engine, model.content, trial.precision, trial.batch)
-            with engine_errors(trial.engine, opener.network):
+            session = pool.open(trial.engine, model.content, trial.precision, trial.batch)
+            with engine_errors(trial.engine, pool.network):
                 session.run(inputs)
         except EngineError as error:
             errors[name] = str(error)
@@ -555,15 +434,6 @@ def _key(content: bytes, trial: Trial, device: PlanDevice) -> str:
     return " | ".join(
         map(str, (*parts, device.cpu, "+".join(device.instruction_sets), device.threads))
     )
-
-
-def _shown(model: _Model, precision: str, engine: str) -> str:
-    more = " (products only)" if model.note.name == "int8-products" else ""
-    return f"{precision}{more} in {title(engine)}"
-
-
-def _first(inputs: Mapping[str, Array]) -> Array:
-    return next(iter(inputs.values()))
 
 
 def _list(values: Sequence[object], joint: str = ", ") -> str:

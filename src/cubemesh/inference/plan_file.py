@@ -93,6 +93,8 @@ class ModelNote:
     """Operators in 8-bit integers."""
     method: str = ""
     """How the ranges of 8-bit integers were chosen."""
+    full_precision: tuple[str, ...] = ()
+    """Operators that went back to fp32, since in 8 bits they cost too much accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +131,22 @@ class Proof:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FrontPoint:
+    """A candidate's time and accuracy at a batch size."""
+
+    batch: int
+    model: str
+    precision: str
+    engine: str
+    seconds: float
+    accuracy: float
+    """Right answers over those of fp32; without labels the share of equal decisions."""
+    accepted: bool
+    dominated: bool
+    """Whether another candidate is as fast and as accurate, and better in one of the two."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanDocument:
     """Everything of a plan but its models."""
 
@@ -152,6 +170,8 @@ class PlanDocument:
     calibration_samples: int = 0
     samples: str = ""
     """Where samples are from, in words."""
+    front: tuple[FrontPoint, ...] = ()
+    """Time and accuracy of every candidate that was measured in both, the fastest first."""
 
     @property
     def choices(self) -> tuple[Trial, ...]:

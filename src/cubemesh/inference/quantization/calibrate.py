@@ -3,14 +3,15 @@
 An engine runs the network with the observed values as further outputs, a few samples at a time. The
 bins of a histogram are 2^k wide and begin at multiples of their width, so a wider range merges bins
 exactly: the result depends on the samples alone, not on their order or the batch size, and a second
-pass over the data is not needed.
+pass over the data is not needed. Extremes and channel means are those of all elements; of an
+activation with many elements a sample, evenly spaced ones are counted.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ MOST_OUTPUT_BYTES = 256 << 20
 """Of the observed values of one call of the engine, unless one sample has more."""
 OpenSession = Callable[[bytes], Session]
 """Opens a session of an engine for the content of an ONNX file."""
+MOST_COUNTED = 1 << 14
+"""Elements of a sample that are counted: 256 samples then have 4 million, 419 of them above the
+percentile 99.99."""
 _LEAST_EXPONENT = -120
 _SIGNIFICAND_BITS = 24
 _CHUNK = 1 << 16
@@ -60,7 +64,7 @@ class Histogram:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of counted elements."""
         return int(self.counts.sum())
 
     @property
@@ -75,6 +79,8 @@ class Calibration:
 
     samples: int
     histograms: Mapping[str, Histogram]
+    ranges: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    """Ends of the ranges found so far, by value and method: a search is not repeated."""
 
     def arrays(self) -> dict[str, Array]:
         """The histograms as arrays for a file, in the order of the values' names."""
@@ -147,7 +153,8 @@ class HistogramBuilder:
         self._positions = 0
 
     def add(self, array: Array) -> None:
-        """Count the elements of `array`; ValueError where one is not finite."""
+        """Add an array whose first axis is that of the samples; ValueError where an element is not
+        finite."""
         if not array.size:
             return
         elements = np.ascontiguousarray(array, dtype=np.float32)
@@ -155,7 +162,11 @@ class HistogramBuilder:
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError("NaN" if math.isnan(low) or math.isnan(high) else "infinity")
         self._widen(min(low, self._low), max(high, self._high))
-        self._count(elements.reshape(-1))
+        stride = counted_stride(elements.shape[1:])
+        if stride > 1:
+            self._count(elements.reshape(len(elements), -1)[:, ::stride].reshape(-1))
+        else:
+            self._count(elements.reshape(-1))
         if self._axis is not None:
             self._add_means(elements, self._axis)
 
@@ -201,6 +212,15 @@ class HistogramBuilder:
             raise ValueError("another number of channels than before")
         self._sums = self._sums + sums if self._positions else sums
         self._positions += elements.size // sums.size
+
+
+def counted_stride(shape: Sequence[int]) -> int:
+    """n, where every n-th element of a sample of `shape` is counted, at most `MOST_COUNTED`. It has
+    no common divisor with a length of the shape, so that no channel, row or column is left out."""
+    stride = -(-math.prod(shape) // MOST_COUNTED)
+    while stride > 1 and any(math.gcd(stride, length) > 1 for length in shape):
+        stride += 1
+    return stride
 
 
 def _bin_of(value: float, exponent: int) -> int:

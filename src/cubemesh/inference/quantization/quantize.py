@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from cubemesh.batches import Array
 from cubemesh.errors import UsageError
 from cubemesh.inference.quantization.calibrate import Calibration
-from cubemesh.inference.quantization.ranges import METHODS, Uint8Scale, uint8_scale
+from cubemesh.inference.quantization.ranges import METHODS, Range, Uint8Scale, uint8_scale
 from cubemesh.onnx.graph import Graph, Operator
 from cubemesh.untrusted import quoted
 
@@ -246,9 +246,17 @@ def _scales(
         if source not in calibration.histograms:
             raise UsageError(f"The activation {quoted(source)} of {graph.name} was not calibrated.")
         if source not in found:
-            found[source] = uint8_scale(METHODS[method](calibration.histograms[source]))
+            found[source] = uint8_scale(_range(calibration, source, method))
         found[value] = found[source]
     return {value: found[value] for value in plan.values}
+
+
+def _range(calibration: Calibration, value: str, method: str) -> Range:
+    key = (value, method)
+    if key not in calibration.ranges:
+        covered = METHODS[method](calibration.histograms[value])
+        calibration.ranges[key] = (covered.low, covered.high)
+    return Range(*calibration.ranges[key])
 
 
 def _means(
