@@ -20,6 +20,7 @@ from cubemesh.schema import (
     Collective,
     Cost,
     InferLoad,
+    InferPrecision,
     Outcome,
     Placement,
     ProgramSettings,
@@ -78,6 +79,8 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
             return st.builds(kind, **fields | folder | anew) | st.builds(
                 kind, **fields | folder | resumed
             )
+        if kind is InferPrecision:
+            fields["accuracy"] = st.floats(0.01, 1.0)
         if kind is InferLoad:  # only a server has a rate and a limit
             fields["percentile"] = st.floats(50, 99.9)
             rated = {"scenario": st.just("server"), "requests_per_s": st.floats(0.1, 1e6)}

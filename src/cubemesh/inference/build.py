@@ -60,8 +60,9 @@ class BuildSettings:
     threads: int | None = None
     seconds: float = 10.0
     """Time for the trials of a batch size."""
-    time_rejected: bool = False
-    """Measure candidates that lose the accuracy too, to draw the front. None is chosen."""
+    every_candidate: bool = False
+    """Compare and measure the 8-bit models of every method, and those that lose the accuracy too,
+    to draw the front. None that loses is chosen."""
 
     def __post_init__(self) -> None:
         if not self.batches or min(self.batches) < 1 or max(self.batches) > MOST_BATCH:
@@ -155,7 +156,9 @@ def build(
     pool.check(graph, [model.content for model in models], samples, tell)
     forms = None
     if "int8" in settings.precisions and samples is not None:
-        forms = quantized_forms(optimized, samples, pool, _adds_bytes(device), tell)
+        forms = quantized_forms(
+            optimized, samples, pool, _adds_bytes(device), tell, settings.every_candidate
+        )
         models += forms.models if forms else ()
     proofs: list[Proof] = []
     notes = [model.note for model in models]
@@ -359,7 +362,9 @@ def _choose(
                 ),
             )
             for candidate in candidates(models, pool)
-            if settings.time_rejected or candidate.precision == "fp32" or candidate.key in accepted
+            if settings.every_candidate
+            or candidate.precision == "fp32"
+            or candidate.key in accepted
         }
         allowed = [
             name

@@ -74,11 +74,17 @@ class QuantizedForms:
 
 
 def quantized_forms(
-    graph: Graph, samples: SampleSets, pool: EnginePool, adds_bytes: bool, tell: Tell
+    graph: Graph,
+    samples: SampleSets,
+    pool: EnginePool,
+    adds_bytes: bool,
+    tell: Tell,
+    every_method: bool = False,
 ) -> QuantizedForms | None:
     """8-bit models: with and without sums, each with the method whose scores are closest to those
     of fp32 on the samples for the selection. None where no operator can be quantized.
-    `adds_bytes`: whether sums of products of bytes do not saturate here."""
+    `adds_bytes`: whether sums of products of bytes do not saturate here. `every_method`: the models
+    of the other methods too."""
     operators = quantizable(graph)
     if not operators:
         tell("int8: no operator can be quantized")
@@ -103,6 +109,17 @@ def quantized_forms(
         note = ModelNote(name=name, quantized=len(operators), method=candidate.method)
         models.append(Model(note, content, ("int8",)))
         chosen[name] = candidate
+    others = [c for c in CANDIDATES if every_method and c not in chosen.values()]
+    for candidate in others:
+        content = serialized(_quantized(graph, calibration, candidate, not adds_bytes))
+        form = "int8" if candidate.sums else "int8-products"
+        if form in chosen and all(model.content != content for model in models):
+            note = ModelNote(
+                name=f"{form}-{candidate.method}",
+                quantized=len(operators),
+                method=candidate.method,
+            )
+            models.append(Model(note, content, ("int8",)))
     return QuantizedForms(
         graph=graph,
         calibration=calibration,

@@ -163,6 +163,27 @@ class Train(OptimizerWork):
 
 
 @dataclass(frozen=True, kw_only=True)
+class InferPrecision(OptimizerWork):
+    """Time and accuracy of inference by precision: the network is trained, then every precision,
+    engine and way to choose 8-bit ranges is compared with fp32 on the validation samples and timed
+    at `batch_per_device`."""
+
+    kind: Literal["infer_precision"] = "infer_precision"
+    epochs: int = 5
+    """Epochs of the training."""
+    training_batch: int = 32
+    """Batch size of the training."""
+    accuracy: float = 0.99
+    """Least ratio of right answers to those of fp32."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "epochs", "training_batch")
+        if not 0 < self.accuracy <= 1:
+            raise UsageError(f"accuracy={self.accuracy:g}: it must be above 0 and at most 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class FirstSteps(OptimizerWork):
     """The first steps of a training, traced and not timed: the samples of each device,
     gradients, losses, and the accuracy after them."""
@@ -226,7 +247,18 @@ class Ceiling:
             )
 
 
-Work = TrainSteps | Forward | Infer | InferLoad | Train | FirstSteps | Input | Ceiling | Collective
+Work = (
+    TrainSteps
+    | Forward
+    | Infer
+    | InferLoad
+    | InferPrecision
+    | Train
+    | FirstSteps
+    | Input
+    | Ceiling
+    | Collective
+)
 Training = TrainSteps | Train | FirstSteps
 """Work that updates weights."""
 WORK_KINDS: dict[str, type[Work]] = {
@@ -234,6 +266,7 @@ WORK_KINDS: dict[str, type[Work]] = {
     "forward": Forward,
     "infer": Infer,
     "infer_load": InferLoad,
+    "infer_precision": InferPrecision,
     "train": Train,
     "first_steps": FirstSteps,
     "input": Input,

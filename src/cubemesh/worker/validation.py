@@ -20,7 +20,16 @@ from cubemesh.networks.precision import layer_precisions
 from cubemesh.parallel.strategies import STRATEGIES, strategy
 from cubemesh.schema.collective import Collective
 from cubemesh.schema.spec import RunSpec
-from cubemesh.schema.work import Forward, Infer, InferLoad, Input, NetworkWork, Train, TrainSteps
+from cubemesh.schema.work import (
+    Forward,
+    Infer,
+    InferLoad,
+    InferPrecision,
+    Input,
+    NetworkWork,
+    Train,
+    TrainSteps,
+)
 
 
 def check_names(specs: Iterable[RunSpec]) -> None:
@@ -156,7 +165,7 @@ def _check_devices(spec: RunSpec, able: Capabilities, kind: str) -> None:
         _refuse("sync", program.sync, supported_strategies(able), program.framework)
     if place.devices == 1:
         return
-    if isinstance(spec.work, Infer | InferLoad):
+    if isinstance(spec.work, Infer | InferLoad | InferPrecision):
         raise Unsupported(f"devices={place.devices}: inference runs on one device. Set devices=1.")
     if program.batch_norm not in able.batch_norms:
         _refuse("batch_norm", program.batch_norm, able.batch_norms, program.framework)
@@ -173,7 +182,9 @@ def _check_devices(spec: RunSpec, able: Capabilities, kind: str) -> None:
 
 def _check_input(spec: RunSpec, able: Capabilities) -> None:
     work, program = spec.work, spec.program
-    if isinstance(work, Infer | InferLoad) and (spec.budget.attribution or spec.budget.trace):
+    if isinstance(work, Infer | InferLoad | InferPrecision) and (
+        spec.budget.attribution or spec.budget.trace
+    ):
         raise Unsupported(
             "The latency of a request is not attributed. Leave attribution and trace out, or "
             "measure forward passes (run minibatch --set forward=true)."
@@ -187,7 +198,7 @@ def _check_input(spec: RunSpec, able: Capabilities) -> None:
         _refuse("decode_location", "device", {"host"}, program.framework)
     if not isinstance(work, NetworkWork):
         return
-    if isinstance(work, Train) and program.data_location == "device":
+    if isinstance(work, Train | InferPrecision) and program.data_location == "device":
         raise Unsupported(
             "Training over epochs feeds every sample, so its batches are copied from the host one "
             "by one. Set data_location=host, or measure single steps with train_steps."
@@ -219,7 +230,7 @@ def _check_alternating(spec: RunSpec) -> None:
         raise Unsupported("two programs can alternate in the same kind of work on networks only.")
     if isinstance(spec.work, InferLoad):
         raise Unsupported("load tests do not alternate; interleave latencies (run inference).")
-    if isinstance(spec.work, Train):
+    if isinstance(spec.work, Train | InferPrecision):
         raise Unsupported("training over epochs does not alternate; compare steps (train_steps).")
     if max(spec.placement.devices, other.placement.devices) > 1:
         raise Unsupported(f"two programs alternate on one device. {remedy}")

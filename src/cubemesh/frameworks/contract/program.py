@@ -26,6 +26,7 @@ WorkKind = Literal[
     "forward",
     "infer",
     "infer_load",
+    "infer_precision",
     "train",
     "first_steps",
     "input",

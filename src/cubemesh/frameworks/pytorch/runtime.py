@@ -60,7 +60,7 @@ def capabilities() -> Capabilities:
     return Capabilities(
         works=frozenset(
             {
-                *("train_steps", "forward", "infer", "infer_load", "train"),
+                *("train_steps", "forward", "infer", "infer_load", "infer_precision", "train"),
                 *("first_steps", "input", "ceiling", "collective"),
             }
         ),

@@ -4,6 +4,7 @@
     train                  data ─ build ─ weights ─ epochs, evaluations    (training/loop.py)
     first_steps            data ─ build ─ weights ─ steps ─ evaluate       (training/first_steps.py)
     infer                  data ─ build ─ weights ─ warm-up ─ measure      (inference.py)
+    infer_precision        data ─ build ─ weights ─ train ─ candidates     (precision_front.py)
     infer_load             data ─ build ─ weights ─ warm-up ─ measure      (load_test.py)
     input                  data ─ warm-up ─ measure                        (inputs.py)
     ceiling                build ─ warm-up ─ measure                       (ceilings.py)
@@ -32,6 +33,7 @@ from cubemesh.training.loop import Training
 from cubemesh.worker.run import ceilings, checkpointing, collectives, inputs
 from cubemesh.worker.run.inference import infer
 from cubemesh.worker.run.load_test import infer_load
+from cubemesh.worker.run.precision_front import infer_precision
 from cubemesh.worker.run.program_lifecycle import program_for
 from cubemesh.worker.run.steps import measure_steps
 from cubemesh.worker.run.task import (
@@ -175,6 +177,7 @@ TASKS: dict[str, Callable[[Task], None]] = {
     "forward": forward,
     "infer": infer,
     "infer_load": infer_load,
+    "infer_precision": infer_precision,
     "train": train,
     "first_steps": first_steps,
     "input": input_stage,
