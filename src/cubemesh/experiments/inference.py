@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from cubemesh.experiments.analysis.answer import answer_of, cell_or_dash, failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
@@ -197,7 +198,7 @@ def _answer(records: Sequence[RunRecord]) -> Answer:
     )
 
 
-def latency(group: Engine, name: str) -> Figure | None:
+def latency(group: Group[Any], name: str) -> Figure | None:
     """A percentile in milliseconds: of one run with its interval, of several their median, from
     the least to the greatest."""
     found = [f for r in group.ok if (f := r.figures.get(name)) is not None]

@@ -190,9 +190,9 @@ def _answer(records: Sequence[RunRecord]) -> Answer:
         tables=(_table(found),) if found else (),
         charts=(_chart(name, found),) if found else (),
         notes=(
-            "Accuracy: right answers over those of fp32 on the same validation samples, none of "
-            "which served training or calibration. It keeps the bound where the ratio is at least "
-            "the bound and the lower end of its 95 % interval at least the bound − 0.01, and loses "
+            "Accuracy: right answers over those of fp32 on the same validation samples, which "
+            "served neither training nor calibration. It keeps the bound where the ratio is at "
+            "least the bound and the lower end of its 95 % interval at least the bound − 0.01, and loses "
             "it where the upper end is below the bound.",
             "Time: median over short windows, interleaved with the other candidates. A method in "
             "brackets chose the ranges of 8-bit integers.",
@@ -302,8 +302,8 @@ def _findings(records: Sequence[RunRecord], found: Sequence[TimedCandidate]) -> 
         needed = max(one.paired.samples_needed or 0 for one in unsure if one.paired)
         yield Finding(
             code="too-few-samples",
-            text=f"For {len(unsure)} candidates the samples cannot tell whether the accuracy is "
-            f"kept; about {needed:,} would for all.",
+            text=f"For {len(unsure)} candidates the samples cannot tell whether they keep the "
+            f"accuracy; about {needed:,} would for all.",
             remedy="Use a data set with more validation samples: --set data=cifar-10 "
             "--set data_path=FOLDER.",
         )

@@ -108,11 +108,13 @@ SUITES: dict[str, Suite] = {
     ),
     "doc-002": _replay(
         "002",
-        "links, collectives, translators, a cluster",
+        "links, collectives, translators, inference, a cluster",
         SuiteEntry("cluster", {}, "table 1"),
         SuiteEntry("collectives", {}, "section 4.4"),
         SuiteEntry("interconnect", {}, "figures 5 to 7", quick=False),
         SuiteEntry("seq2seq", {}, "figure 15", quick=False),
+        SuiteEntry("inference", {}, "section 5.10", quick=False),
+        SuiteEntry("inference-precision", {}, "section 5.10", quick=False),
     ),
     "doc-003": _replay(
         "003",

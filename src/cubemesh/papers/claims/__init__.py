@@ -1,7 +1,8 @@
 """Checks of the papers' claims: each claim that records can settle has one check.
 
-Claims about one device are checked in `one_device.py`, about several in `several_devices.py`; the
-rules of a verdict are in `evidence.py`. All other claims cannot be tested here, with a reason.
+Claims about one device are checked in `one_device.py`, about several in `several_devices.py`, about
+inference in `inference_engines.py`; the rules of a verdict are in `evidence.py`. All other claims
+cannot be tested here, with a reason.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import partial
 
+from cubemesh.papers.claims import inference_engines as inference
 from cubemesh.papers.claims import one_device as one
 from cubemesh.papers.claims import several_devices as several
 from cubemesh.papers.claims.evidence import Check, Evidence, Untested, never
@@ -86,6 +88,10 @@ CHECKS: dict[str, Check] = {
         never,
         reason="it needs four GPUs on a tree of PCIe switches, and control of the sending order",
     ),
+    "002-19": inference.optimized_engine,
+    "002-20": inference.measured_choice,
+    "002-21": inference.faster_at_kept_accuracy,
+    "002-22": inference.calibration_keeps_accuracy,
     "003-3": partial(several.speed_up, network="googlenet", devices=4),
     "003-4": partial(several.speed_up, network="inception-v3", devices=4),
     "003-5": partial(several.speed_up, network="googlenet", devices=16),
