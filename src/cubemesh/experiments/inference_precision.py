@@ -192,8 +192,8 @@ def _answer(records: Sequence[RunRecord]) -> Answer:
         notes=(
             "Accuracy: right answers over those of fp32 on the same validation samples, which "
             "served neither training nor calibration. It keeps the bound where the ratio is at "
-            "least the bound and the lower end of its 95 % interval at least the bound − 0.01, and loses "
-            "it where the upper end is below the bound.",
+            "least the bound and the lower end of its 95 % interval at least the bound − 0.01, and "
+            "loses it where the upper end is below the bound.",
             "Time: median over short windows, interleaved with the other candidates. A method in "
             "brackets chose the ranges of 8-bit integers.",
         ),
