@@ -91,7 +91,7 @@ def test_another_device_a_missing_file_and_no_plan(file, tmp_path, monkeypatch):
     with pytest.raises(Unsupported, match="set plan=FILE"):
         loaded(None)
     elsewhere = replace(device.this_device(), cpu="Another CPU")
-    monkeypatch.setattr(runtime, "this_device", lambda threads=None: elsewhere)
+    monkeypatch.setattr(runtime, "this_device", lambda threads=None, device="cpu": elsewhere)
     with pytest.raises(Unsupported, match="and this is Another CPU"):
         loaded(file)
 

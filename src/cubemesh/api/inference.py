@@ -20,8 +20,8 @@ from cubemesh.durable_files import replace_file
 from cubemesh.errors import DataError, UsageError
 from cubemesh.inference import build as builder
 from cubemesh.inference.build import BuildSettings, rebuild, with_free_batch
-from cubemesh.inference.plan_file import PlanDocument, read_plan, write_plan
-from cubemesh.inference.runtime import Plan
+from cubemesh.inference.plan_file import PlanDocument, describe_plan, read_plan, write_plan
+from cubemesh.inference.runtime import Plan, device_of
 from cubemesh.inference.samples import (
     LABELS,
     SampleSets,
@@ -137,6 +137,7 @@ def build_plan(
     precisions: Sequence[str] | None = None,
     batches: Sequence[int] | None = None,
     engines: Sequence[str] = (),
+    device: str | None = None,
     threads: int | None = None,
     seconds: float = 10.0,
     timing_record: str | Path | None = None,
@@ -147,20 +148,24 @@ def build_plan(
     """Build the plan of a network of the zoo, of a training's checkpoints, or of an ONNX file, and
     write it, by default as NAME.plan. Which model in which engine is the fastest is measured.
 
-    Without `accuracy` and `precisions` only fp32 is tried. With `accuracy`, the least ratio of
-    right answers to those of fp32, bf16 and 8-bit integers are tried too, on the samples of `data`
-    or of the file `samples`. `from_plan` chooses again for this device from an existing plan.
-    `wait`, such as "10m", is the longest time to wait for a run that uses this CPU. UsageError
-    where options do not fit, DataError for damaged files, AccuracyError where no precision keeps
-    the bound, BusyError where the CPU stays in use.
+    `device` is `cpu` or `cuda:N`, by default the CPU, or what `from_plan` was built for. Without
+    `accuracy` and `precisions` only fp32 is tried, on a GPU fp16. With `accuracy`, the least ratio
+    of right answers to those of fp32, 16 bits and 8-bit integers are tried too, on the samples of
+    `data` or of the file `samples`. `from_plan` chooses again for this device from an existing
+    plan. `wait`, such as "10m", is the longest time to wait for a run that uses this device.
+    UsageError where options do not fit, DataError for damaged files, AccuracyError where no
+    precision keeps the bound, BusyError where the device stays in use.
     """
     begin = time.perf_counter()
+    if device is None:
+        device = "cpu" if from_plan is None else device_of(describe_plan(Path(from_plan))[0])
     record = TimingRecord(None if timing_record is None else Path(timing_record))
     settings = BuildSettings(
         batches=(1,) if batches is None else tuple(batches),
-        precisions=_precisions(precisions, accuracy),
+        precisions=_precisions(precisions, accuracy, device),
         accuracy=0.99 if accuracy is None else accuracy,
         engines=tuple(engines),
+        device=device,
         threads=threads,
         seconds=seconds,
     )
@@ -176,7 +181,7 @@ def build_plan(
         if batches is None:
             settings = replace(settings, batches=tuple(c.batch for c in document.choices))
         path = Path(from_plan if file is None else file)
-        with _cpu(wait, tell):
+        with _locked(device, wait, tell):
             document, models = rebuild(document, models, settings, record, tell)
     else:
         graph, about, network = _source(source, checkpoints, step, image_size, classes, seed)
@@ -185,7 +190,7 @@ def build_plan(
             data, data_path = _trained_on(checkpoints, data_path)
         chosen = _samples(graph, network, data, data_path, samples)
         path = Path(f"{graph.name}.plan" if file is None else file)
-        with _cpu(wait, tell):
+        with _locked(device, wait, tell):
             document, models = builder.build(graph, about, settings, chosen, record, tell)
     size_bytes = write_plan(path, document, models)
     return BuiltPlan(
@@ -207,14 +212,16 @@ def infer_plan(
     warm_up: float = 0.2,
     percentiles: Sequence[float] = (90.0, 95.0, 99.0),
     export_times: str | Path | None = None,
+    device: str | None = None,
     threads: int | None = None,
     wait: str | float = 0.0,
     tell: Tell = lambda line: None,
 ) -> MeasuredPlan:
     """Run a plan again and again for `duration` seconds, or `iterations` times, and measure its
-    latency. The arrays of `samples` (.npz) are the inputs, by default random ones; with `output`
-    all scores are written there (.npz), with `export_times` the times of each run in the fields of
-    trtexec (.json). UsageError and DataError as `Plan.load` has them."""
+    latency, on a GPU without copying inputs and outputs. The arrays of `samples` (.npz) are the
+    inputs, by default random ones; with `output` all scores are written there (.npz), with
+    `export_times` the times of each run in the fields of trtexec (.json). UsageError and DataError
+    as `Plan.load` has them."""
     for percent in percentiles:
         if not 0 < percent < 100:
             raise UsageError(f"A percentile is above 0 and below 100, not {percent:g}.")
@@ -222,9 +229,11 @@ def infer_plan(
         raise UsageError("--output writes the scores of --samples FILE.npz: add it.")
     if iterations is not None and not 1 <= iterations <= MOST_ITERATIONS:
         raise UsageError(f"--iterations are 1 to {MOST_ITERATIONS:,}, not {iterations}.")
-    with _cpu(wait, tell), ExitStack() as stack:
+    if device is None:
+        device = device_of(describe_plan(Path(file))[0])
+    with _locked(device, wait, tell), ExitStack() as stack:
         begin = time.perf_counter()
-        plan = stack.enter_context(Plan.load(file, threads=threads))
+        plan = stack.enter_context(Plan.load(file, threads=threads, device=device))
         load_s = time.perf_counter() - begin
         count = batch or plan.batches[-1]
         if count < 1:
@@ -260,7 +269,7 @@ def infer_plan(
 
 def _times(runs: Sequence[tuple[float, float]]) -> str:
     """The runs in the fields of `trtexec --exportTimes`, a line each, in milliseconds since the
-    first one began. On a CPU nothing is copied, so a run is all computation."""
+    first one began. No copy is timed, so a run is all computation."""
     origin = runs[0][0]
     lines = []
     for begin, end in runs:
@@ -278,11 +287,11 @@ def _times(runs: Sequence[tuple[float, float]]) -> str:
 
 
 @contextmanager
-def _cpu(wait: str | float, tell: Tell) -> Iterator[None]:
-    """Lock the CPU, as every run does that measures on it."""
+def _locked(device: str, wait: str | float, tell: Tell) -> Iterator[None]:
+    """Lock a device, as every run does that measures on it."""
     locks = DeviceLocks()
     try:
-        locks.take("cpu", parse_duration(str(wait)), tell)
+        locks.take("cuda:0" if device == "cuda" else device, parse_duration(str(wait)), tell)
         yield
     finally:
         locks.close()
@@ -297,14 +306,15 @@ def _measure(
 ) -> list[tuple[float, float]]:
     """Begin and end of each run."""
     clock = time.perf_counter
+    run = plan.bind(inputs)
     begin = clock()
     while clock() - begin < warm_up:
-        plan.run(inputs)
+        run()
     runs: list[tuple[float, float]] = []
     begin = clock()
     while len(runs) < (iterations or MOST_ITERATIONS):
         before = clock()
-        plan.run(inputs)
+        run()
         after = clock()
         runs.append((before, after))
         if iterations is None and after - begin >= duration:
@@ -329,10 +339,13 @@ def _summary(seconds: list[float], percentiles: Sequence[float]) -> dict[str, Fi
     return {**found, "max": Figure(value=max(seconds), unit="s", n=len(seconds))}
 
 
-def _precisions(given: Sequence[str] | None, accuracy: float | None) -> tuple[str, ...]:
+def _precisions(
+    given: Sequence[str] | None, accuracy: float | None, device: str
+) -> tuple[str, ...]:
     if given is not None:
         return tuple(given)
-    return ("fp32",) if accuracy is None else ("fp32", "bf16", "int8")
+    floats = ("fp32", "bf16") if device == "cpu" else ("fp16",)
+    return floats[:1] if accuracy is None else (*floats, "int8")
 
 
 def _source(

@@ -22,6 +22,10 @@ ImageSize = Annotated[
 ]
 Classes = Annotated[int | None, typer.Option(min=1, help="Number of classes.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the weights, without --checkpoints.")]
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="cpu|cuda:N", help="Default: the CPU; with a plan, what it is for."),
+]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Threads of the engine; default: the usable cores.")
 ]
@@ -85,7 +89,7 @@ def build(
         float | None,
         typer.Option(
             metavar="RATIO",
-            help="Try bf16 and 8-bit integers too, if they keep this ratio of fp32's right "
+            help="Try 16 bits and 8-bit integers too, if they keep this ratio of fp32's right "
             "answers, such as 0.99.",
         ),
     ] = None,
@@ -106,7 +110,9 @@ def build(
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(metavar="A,B,…", help="Precisions to try: fp32, bf16, int8."),
+        typer.Option(
+            metavar="A,B,…", help="Precisions to try: fp32, bf16, int8; on a GPU fp16, int8."
+        ),
     ] = None,
     batches: Annotated[
         str | None,
@@ -118,6 +124,7 @@ def build(
         list[str] | None,
         typer.Option(help="Engine to try; may be repeated. Default: those installed."),
     ] = None,
+    device: Device = None,
     threads: Threads = None,
     shape: Annotated[
         list[str] | None,
@@ -158,6 +165,7 @@ def build(
         precisions=None if precision is None else _words(precision),
         batches=None if batches is None else _numbers("--batches", batches),
         engines=engine or (),
+        device=device,
         threads=threads,
         shapes=dict(map(_shape, shape or ())),
         timing_record=timing_record,
@@ -201,6 +209,7 @@ def infer(
             metavar="FILE.json", help="Write begin and end of each run, in trtexec's fields."
         ),
     ] = None,
+    device: Device = None,
     threads: Threads = None,
     wait: Wait = "0",
     as_json: AsJson = False,
@@ -217,6 +226,7 @@ def infer(
         duration=duration,
         iterations=iterations,
         warm_up=warm_up,
+        device=device,
         percentiles=[_number("--percentile", word) for word in _words(percentile)],
         export_times=export_times,
         threads=threads,

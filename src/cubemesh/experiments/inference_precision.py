@@ -16,7 +16,7 @@ from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.inference.accuracy import KEEPS, PairedAccuracy, verdict_of
-from cubemesh.onnx.engines import title
+from cubemesh.inference.engines import title
 from cubemesh.schema import (
     Answer,
     Axis,

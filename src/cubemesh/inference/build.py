@@ -18,6 +18,7 @@ from cubemesh.batches import Array
 from cubemesh.errors import AccuracyError, UsageError, unknown_name
 from cubemesh.inference.accuracy import agreement, paired_accuracy
 from cubemesh.inference.candidates import (
+    FLOATS,
     PRECISIONS,
     EngineCandidate,
     EnginePool,
@@ -26,7 +27,17 @@ from cubemesh.inference.candidates import (
     candidates,
     samples_of,
 )
-from cubemesh.inference.device import this_device
+from cubemesh.inference.device import check_device, this_device
+from cubemesh.inference.engines import (
+    ENGINES,
+    EngineError,
+    check_kind,
+    computation,
+    engine_errors,
+    kernels_of,
+    of_device,
+    title,
+)
 from cubemesh.inference.mixed_precision import MixedPrecisionSearch, front, quantized_forms
 from cubemesh.inference.passes import OPTIONAL, PASSES, optimize, steps
 from cubemesh.inference.plan_file import (
@@ -41,7 +52,6 @@ from cubemesh.inference.plan_file import (
 )
 from cubemesh.inference.samples import SampleSets, random_inputs, right_answers
 from cubemesh.inference.timing import Latency, TimingRecord, choose, interleaved_latencies
-from cubemesh.onnx.engines import ENGINES, EngineError, engine_errors, title
 from cubemesh.onnx.graph import BATCH, Graph, Value
 from cubemesh.onnx.writer import serialized
 from cubemesh.schema.serialization import to_plain
@@ -57,6 +67,8 @@ class BuildSettings:
     """Least ratio of right answers to those of fp32."""
     engines: tuple[str, ...] = ()
     """Default: those installed."""
+    device: str = "cpu"
+    """Or `cuda:N`: the Nth GPU."""
     threads: int | None = None
     seconds: float = 10.0
     """Time for the trials of a batch size."""
@@ -70,9 +82,11 @@ class BuildSettings:
         for name in self.precisions:
             if name not in PRECISIONS:
                 raise unknown_name("precision", name, PRECISIONS)
+        kind = check_device(self.device)
         for name in self.engines:
             if name not in ENGINES:
                 raise unknown_name("engine", name, ENGINES)
+            check_kind(name, kind)
         if not 0 < self.accuracy <= 1:
             raise UsageError(f"An accuracy bound is above 0 and at most 1, not {self.accuracy:g}.")
 
@@ -133,8 +147,8 @@ def build(
 ) -> tuple[PlanDocument, dict[str, bytes]]:
     """The plan of `graph`, whose batch is free, and its models. UsageError where no engine is
     installed or a precision needs samples."""
-    engines = _engines(settings)
-    device = this_device(settings.threads)
+    pool = _pool(settings, graph.name)
+    device = pool.device
     lower = [name for name in settings.precisions if name != "fp32"]
     if lower and samples is None:
         raise UsageError(
@@ -147,13 +161,12 @@ def build(
          f"{count} steps")  # fmt: skip
     content = serialized(optimized)
     models = [Model(ModelNote(name="fp32"), content, _floats(settings))]
-    pool = EnginePool(engines, device, graph.name)
     merged, _ = optimize(optimized, {**PASSES, **OPTIONAL})
     if len(merged.operators) != len(optimized.operators):
         note = ModelNote(name="fp32-siblings")
         models.append(Model(note, serialized(merged), _floats(settings)))
         tell(f"with sibling products merged: {len(steps(merged))} steps")
-    pool.check(graph, [model.content for model in models], samples, tell)
+    pool.reference.check(graph, [model.content for model in models], samples, tell)
     forms = None
     if "int8" in settings.precisions and samples is not None:
         forms = quantized_forms(
@@ -182,6 +195,7 @@ def build(
         inputs=graph.inputs,
         outputs=tuple(value.name for value in graph.outputs),
         device=device,
+        kernels=_kernels(trials, chosen, contents_of(models), device, record),
         steps=count,
         passes=tuple(PassNote(name=r.name, before=r.before, after=r.after) for r in results),
         models=tuple(notes),
@@ -207,15 +221,14 @@ def rebuild(
     """The plan of another device or version, with choices measured here. The proofs stay: a model
     gives the same answers, to rounding, on every device that does not saturate sums of bytes; on
     one that does, 8-bit models with full weights are not tried."""
-    device = this_device(settings.threads)
-    engines = _engines(settings)
-    pool = EnginePool(engines, device, document.network)
+    pool = _pool(settings, document.network)
+    device = pool.device
     notes = {note.name: note for note in document.models}
     if _adds_bytes(document.device) and not _adds_bytes(device):
         notes = {name: note for name, note in notes.items() if not note.quantized}
         tell("int8: not tried, as sums of bytes saturate on this processor (it has no VNNI)")
     models = [
-        Model(notes[name], content, ("int8",) if notes[name].quantized else PRECISIONS[:2])
+        Model(notes[name], content, ("int8",) if notes[name].quantized else FLOATS)
         for name, content in contents.items()
         if name in notes
     ]
@@ -224,6 +237,7 @@ def rebuild(
         replace(
             document,
             device=device,
+            kernels=_kernels(trials, chosen, contents, device, record),
             trials=tuple(trials),
             chosen=tuple(chosen),
             front=front(trials, document.proofs),
@@ -232,14 +246,55 @@ def rebuild(
     )
 
 
-def _engines(settings: BuildSettings) -> tuple[str, ...]:
+def _pool(settings: BuildSettings, network: str) -> EnginePool:
+    """The engines of the device, and those that compute fp32 for comparison. UsageError where one
+    is missing, or a precision that none computes is asked for."""
+    kind = check_device(settings.device)
+    device = this_device(settings.threads, settings.device)
+    engines = _engines(settings, kind)
+    reference = None
+    if kind != "cpu":
+        reference = EnginePool(_engines(replace(settings, engines=()), "cpu"), device, network)
+    pool = EnginePool(engines, device, network, place=settings.device, reference=reference)
+    unable = [p for p in settings.precisions if not any(pool.able(e, p) for e in engines)]
+    if kind != "cpu" and unable:
+        raise UsageError(
+            f"No engine computes in {_list(unable)} on a GPU: --precision fp16,int8. fp32 is "
+            "computed on the CPU, to compare with."
+        )
+    return pool
+
+
+def contents_of(models: Sequence[Model]) -> dict[str, bytes]:
+    """The content of each model by its name."""
+    return {model.note.name: model.content for model in models}
+
+
+def _kernels(
+    trials: Sequence[Trial],
+    chosen: Sequence[int],
+    contents: Mapping[str, bytes],
+    device: PlanDevice,
+    record: TimingRecord,
+) -> dict[str, tuple[int, ...]]:
+    """The tilings of the chosen trials."""
+    found: dict[str, tuple[int, ...]] = {}
+    for trial in (trials[index] for index in chosen):
+        found |= record.kernels.get(_key(contents[trial.model], trial, device), {})
+    return dict(sorted(found.items()))
+
+
+def _engines(settings: BuildSettings, kind: str) -> tuple[str, ...]:
     wanted = settings.engines or tuple(ENGINES)
-    found = tuple(name for name in ENGINES if name in wanted and ENGINES[name].installed)
+    found = tuple(name for name in of_device(kind) if name in wanted)
     missing = [name for name in settings.engines if name not in found]
     if missing:
         raise UsageError(
-            f"The engine {missing[0]} is not installed: pip install 'cubemesh[{missing[0]}]'"
+            f"The engine {missing[0]} is not installed: "
+            f"pip install 'cubemesh[{ENGINES[missing[0]].extra}]'"
         )
+    if not found and kind != "cpu":
+        raise UsageError("A plan on a GPU needs Triton, which comes with PyTorch for CUDA.")
     if not found:
         raise UsageError(
             "A plan needs an engine, ONNX Runtime or OpenVINO: pip install 'cubemesh[inference]'"
@@ -248,11 +303,13 @@ def _engines(settings: BuildSettings) -> tuple[str, ...]:
 
 
 def _floats(settings: BuildSettings) -> tuple[str, ...]:
-    return tuple(name for name in PRECISIONS[:2] if name in settings.precisions)
+    return tuple(name for name in FLOATS if name in settings.precisions)
 
 
 def _adds_bytes(device: PlanDevice) -> bool:
     """Whether products of bytes are summed in 32 bits, so that they do not saturate."""
+    if device.gpu:
+        return True
     return any("vnni" in name or "amx" in name for name in device.instruction_sets) or (
         "dotprod" in device.instruction_sets
     )
@@ -265,7 +322,7 @@ class _Prover:
         self, reference: Model, samples: SampleSets, bound: float, pool: EnginePool, tell: Tell
     ) -> None:
         self._samples, self._bound, self._pool, self._tell = samples, bound, pool, tell
-        self._reference = pool.scores(pool.engines[0], reference.content, samples.proof)
+        self._reference = pool.reference_scores(reference.content, samples.proof)
 
     def prove(self, candidate: EngineCandidate) -> Proof | None:
         """The proof of a candidate in less than fp32; None where its engine cannot run it."""
@@ -416,19 +473,31 @@ def _latencies(
     if all(key in record.latencies for key in keys.values()):
         return {name: record.latencies[key] for name, key in keys.items()}, {}
     runs: dict[str, Callable[[], object]] = {}
+    tilings: dict[str, dict[str, tuple[int, ...]]] = {}
     errors: dict[str, str] = {}
     for name, (model, trial) in untried.items():
         inputs = random_inputs(values, trial.batch)
         try:
-            session = pool.open(trial.engine, model.content, trial.precision, trial.batch)
+            session = pool.open(
+                trial.engine,
+                model.content,
+                trial.precision,
+                trial.batch,
+                kernels=record.kernels.get(keys[name]),
+                tune=True,
+            )
             with engine_errors(trial.engine, pool.network):
                 session.run(inputs)
         except EngineError as error:
             errors[name] = str(error)
             continue
-        runs[name] = lambda session=session, inputs=inputs: session.run(inputs)  # type: ignore[misc]
+        runs[name] = computation(session, inputs)
+        tilings[keys[name]] = kernels_of(session)
     found = interleaved_latencies(runs, seconds=settings.seconds) if runs else {}
-    record.add({keys[name]: latency for name, latency in found.items()})
+    record.add(
+        {keys[name]: latency for name, latency in found.items()},
+        {key: tiling for key, tiling in tilings.items() if tiling},
+    )
     return found, errors
 
 
@@ -436,6 +505,8 @@ def _key(content: bytes, trial: Trial, device: PlanDevice) -> str:
     """Identifies what a latency depends on."""
     model = hashlib.sha256(content).hexdigest()[:32]
     parts = (model, trial.engine, trial.version, trial.precision, trial.batch)
+    if device.gpu:
+        return " | ".join(map(str, (*parts, device.gpu)))
     return " | ".join(
         map(str, (*parts, device.cpu, "+".join(device.instruction_sets), device.threads))
     )

@@ -15,16 +15,24 @@ import numpy as np
 
 from cubemesh.batches import Array
 from cubemesh.errors import UsageError
+from cubemesh.inference.engines import (
+    ENGINES,
+    EngineError,
+    Session,
+    engine_errors,
+    open_engine,
+    title,
+)
 from cubemesh.inference.plan_file import ModelNote, PlanDevice
 from cubemesh.inference.runtime import compute_precision
 from cubemesh.inference.samples import SampleSets, batches, random_inputs
-from cubemesh.onnx.engines import ENGINES, EngineError, Session, engine_errors, title
 from cubemesh.onnx.graph import Graph
 from cubemesh.onnx.writer import serialized
 
-PRECISIONS = ("fp32", "bf16", "int8")
+PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 """In the order of their accuracy, which decides between equally fast ones."""
 BATCH_OF_PROOF = 16
+FLOATS = PRECISIONS[:-1]
 LARGEST_ERROR = 1e-3
 """Of an engine's fp32 scores against those of the other engine and the unchanged graph."""
 MOST_SESSIONS = 5
@@ -88,10 +96,17 @@ class EnginePool:
         device: PlanDevice,
         network: str,
         most: int = MOST_SESSIONS,
+        *,
+        place: str = "cpu",
+        reference: EnginePool | None = None,
     ) -> None:
+        """`place`: the device, `cpu` or `cuda:N`. `reference`: where fp32 is computed, if not
+        here."""
         self.engines = list(engines)
         self.device = device
         self.network = network
+        self.place = place
+        self.reference = self if reference is None else reference
         self._able = {name: ENGINES[name].load().available() for name in engines}
         self._most = most
         self._kept: OrderedDict[tuple[str, bytes, str, int], Session] = OrderedDict()
@@ -101,16 +116,27 @@ class EnginePool:
         return precision == "int8" or precision in self._able[engine]
 
     def open(
-        self, engine: str, content: bytes, precision: str = "fp32", batch: int | None = None
+        self,
+        engine: str,
+        content: bytes,
+        precision: str = "fp32",
+        batch: int | None = None,
+        *,
+        kernels: Mapping[str, tuple[int, ...]] | None = None,
+        tune: bool = False,
     ) -> Session:
-        """A session of one engine. EngineError where it cannot run the model."""
+        """A session of one engine. EngineError where it cannot run the model. `kernels`, `tune`: of
+        own kernels."""
         with engine_errors(engine, self.network):
-            module = ENGINES[engine].load()
-            return module.open_session(
+            return open_engine(
+                engine,
                 content,
                 threads=self.device.threads,
+                device=self.place,
                 precision=compute_precision(precision),
                 batch=batch,
+                kernels=kernels,
+                tune=tune,
             )
 
     def scores(
@@ -121,7 +147,7 @@ class EnginePool:
         precision: str = "fp32",
     ) -> Array:
         """The first output for all samples of `inputs`. EngineError where there is none."""
-        size = min(BATCH_OF_PROOF, samples_of(inputs))
+        size = BATCH_OF_PROOF if self.place != "cpu" else min(BATCH_OF_PROOF, samples_of(inputs))
         session = self._session(engine, content, precision, size)
         found = []
         for part in batches(inputs, size):
@@ -134,6 +160,16 @@ class EnginePool:
     def close(self) -> None:
         """Close the sessions that are kept."""
         self._kept.clear()
+        if self.reference is not self:
+            self.reference.close()
+
+    def reference_scores(self, content: bytes, inputs: Mapping[str, Array]) -> Array:
+        """The scores of a model in fp32."""
+        return self.reference.scores(self.reference.engines[0], content, inputs)
+
+    def open_reference(self, content: bytes) -> Session:
+        """A session in fp32, for batches of any size."""
+        return self.reference.open(self.reference.engines[0], content)
 
     def _session(self, engine: str, content: bytes, precision: str, batch: int) -> Session:
         key = (engine, content, precision, batch)

@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 
 from cubemesh.cgroups import cgroup_cores
+from cubemesh.errors import UsageError
 from cubemesh.inference.plan_file import PlanDevice, PlanDocument
 from cubemesh.machines.cpuinfo import read_cpuinfo
 from cubemesh.machines.files import Tree
+from cubemesh.untrusted import quoted
 
 
-def this_device(threads: int | None = None) -> PlanDevice:
-    """The processor, and `threads` or as many as this process may use."""
+def this_device(threads: int | None = None, device: str = "cpu") -> PlanDevice:
+    """The processor, and `threads` or as many as this process may use; the GPU where `device` is
+    one. UsageError where it is not there."""
     tree = Tree()
     info = read_cpuinfo(tree)
     return PlanDevice(
         cpu=info.model or "unknown",
         instruction_sets=info.instruction_sets,
         threads=threads or usable_threads(),
+        gpu="" if device == "cpu" else gpu_name(device),
     )
+
+
+def check_device(device: str) -> str:
+    """The kind of a device, `cpu` or `cuda`; UsageError for what is no device."""
+    kind, colon, number = device.partition(":")
+    if device == "cpu" or (kind == "cuda" and (number.isdigit() if colon else True)):
+        return kind
+    raise UsageError(f"{quoted(device)} is not a device: cpu, or cuda:N for the Nth GPU from 0.")
+
+
+def gpu_name(device: str) -> str:
+    """The name of a GPU; UsageError where PyTorch cannot use it."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        raise UsageError("A plan on a GPU needs PyTorch: pip install 'cubemesh[torch]'") from error
+    number = int(device.partition(":")[2] or 0)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if number >= count:
+        found = f"it can use {count} (cuda:0 and on)" if count else "it can use none"
+        raise UsageError(f"PyTorch cannot use {device}: {found}. --device cpu uses the processor.")
+    name: str = torch.cuda.get_device_name(number)
+    return name
 
 
 def usable_threads() -> int:
@@ -31,6 +59,10 @@ def usable_threads() -> int:
 def differences(document: PlanDocument, here: PlanDevice) -> tuple[str, ...]:
     """What a plan was built for and this device is not, a phrase each."""
     there = document.device
+    if there.gpu or here.gpu:
+        if there.gpu == here.gpu:
+            return ()
+        return (f"it was built on {there.gpu or there.cpu}, and this is {here.gpu or here.cpu}",)
     found = []
     if there.cpu != here.cpu:
         found.append(f"it was built on {there.cpu}, and this is {here.cpu}")

@@ -24,6 +24,7 @@ from cubemesh.inference.candidates import (
     Tell,
     samples_of,
 )
+from cubemesh.inference.engines import EngineError, engine_errors
 from cubemesh.inference.plan_file import FrontPoint, ModelNote, Proof, Trial
 from cubemesh.inference.quantization.calibrate import Calibration, calibrate
 from cubemesh.inference.quantization.quantize import (
@@ -35,7 +36,6 @@ from cubemesh.inference.quantization.quantize import (
 )
 from cubemesh.inference.quantization.sensitivity import sensitivity
 from cubemesh.inference.samples import SampleSets, batches
-from cubemesh.onnx.engines import EngineError, engine_errors
 from cubemesh.onnx.graph import Graph
 from cubemesh.onnx.writer import infer_types, serialized
 
@@ -89,11 +89,10 @@ def quantized_forms(
     if not operators:
         tell("int8: no operator can be quantized")
         return None
-    engine = pool.engines[0]
-    with engine_errors(engine, graph.name):
+    with engine_errors(pool.reference.engines[0], graph.name):
         calibration = calibrate(
             graph,
-            lambda content: pool.open(engine, content),
+            pool.open_reference,
             batches(samples.calibration, BATCH_OF_PROOF),
             observed_values(graph),
         )
@@ -140,7 +139,7 @@ def _closest(
     """The candidate of each form with the least divergence. All are compared on the first batch,
     the best ones of each form on all samples."""
     engine, selection = pool.engines[0], samples.selection
-    reference = pool.scores(engine, serialized(graph), selection)
+    reference = pool.reference_scores(serialized(graph), selection)
     first = min(BATCH_OF_PROOF, len(reference))
 
     def divergence(content: bytes, count: int) -> float:
@@ -227,13 +226,12 @@ class MixedPrecisionSearch:
     def _order(self, method: str) -> list[tuple[str, ...]]:
         """Groups of operators in the order in which they go back to fp32."""
         if method not in self._orders:
-            engine = self.pool.engines[0]
-            with engine_errors(engine, self.forms.graph.name):
+            with engine_errors(self.pool.reference.engines[0], self.forms.graph.name):
                 found = sensitivity(
                     self.forms.graph,
                     self.forms.calibration,
                     method,
-                    lambda content: self.pool.open(engine, content),
+                    self.pool.open_reference,
                     list(batches(self.samples.selection, BATCH_OF_PROOF)),
                     most_groups=MOST_GROUPS,
                 )

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import FileIO
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -51,6 +51,8 @@ class PlanDevice:
     cpu: str
     instruction_sets: tuple[str, ...]
     threads: int
+    gpu: str = ""
+    """Its name, where the plan runs on one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +174,8 @@ class PlanDocument:
     """Where samples are from, in words."""
     front: tuple[FrontPoint, ...] = ()
     """Time and accuracy of every candidate that was measured in both, the fastest first."""
+    kernels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of own kernels: description of a convolution → the numbers of its tiling."""
 
     @property
     def choices(self) -> tuple[Trial, ...]:

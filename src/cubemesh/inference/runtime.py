@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,9 +21,21 @@ import numpy as np
 
 from cubemesh.batches import Array
 from cubemesh.errors import DataError, UsageError
-from cubemesh.inference.device import differences, this_device
-from cubemesh.inference.plan_file import PlanDocument, Trial, unpacked_plan
-from cubemesh.onnx.engines import ENGINES, Session, engine_errors
+from cubemesh.inference.device import check_device, differences, this_device
+from cubemesh.inference.engines import (
+    ENGINES,
+    Session,
+    computation,
+    engine_errors,
+    open_engine,
+)
+from cubemesh.inference.plan_file import (
+    PlanDocument,
+    Trial,
+    describe_plan,
+    read_plan,
+    unpacked_plan,
+)
 
 Samples = Array | Mapping[str, Array]
 
@@ -31,23 +43,34 @@ Samples = Array | Mapping[str, Array]
 class Plan:
     """A plan, ready to run. Not for several threads at a time: load it once for each."""
 
-    def __init__(self, document: PlanDocument, models: Mapping[str, Path]) -> None:
+    def __init__(
+        self, document: PlanDocument, models: Mapping[str, bytes | Path], device: str = "cpu"
+    ) -> None:
         self.document = document
         self.batches = tuple(choice.batch for choice in document.choices)
         """The batch sizes that it was built for, in ascending order."""
         self._sessions: dict[int, Session] = {
-            choice.batch: _open(document, choice, models[choice.model])
+            choice.batch: _open(document, choice, models[choice.model], device)
             for choice in document.choices
         }
 
     @classmethod
-    def load(cls, path: str | Path, *, threads: int | None = None) -> Self:
-        """The plan of a file, made ready. UsageError where there is no file or an engine is not
-        installed; DataError where the file is damaged, or was built for another device or version
-        of the engine: its choices are not measured here."""
-        fits = functools.partial(_check_fit, path, threads)
+    def load(
+        cls, path: str | Path, *, threads: int | None = None, device: str | None = None
+    ) -> Self:
+        """The plan of a file, made ready. `device`: `cpu` or `cuda:N`, by default the first that
+        the plan is for. UsageError where there is no file or an engine is not installed; DataError
+        where the file is damaged, or was built for another device or version of the engine: its
+        choices are not measured here."""
+        if device is None:
+            device = device_of(describe_plan(Path(path))[0])
+        fits = functools.partial(_check_fit, path, threads, device)
+        if check_device(device) != "cpu":  # the weights are copied to the GPU
+            document, contents = read_plan(Path(path))
+            fits(document)
+            return cls(document, contents, device)
         with unpacked_plan(Path(path), meanwhile=fits) as (document, models):
-            return cls(document, models)
+            return cls(document, models, device)
 
     def run(self, samples: Samples) -> Array:
         """The first output for any number of samples. An array for a network with one input,
@@ -70,6 +93,23 @@ class Plan:
                 whole[done : done + here] = result[:here]
             done += here
         return tuple(found)
+
+    def bind(self, samples: Samples) -> Callable[[], None]:
+        """A call that computes what `run` does. On a GPU the inputs are copied there before, and
+        the outputs are not copied back: its time is that of the computation."""
+        arrays = self.inputs_of(samples)
+        count, done = len(next(iter(arrays.values()))), 0
+        calls = []
+        for batch in self.split(count):
+            part = {name: _padded(a[done : done + batch], batch) for name, a in arrays.items()}
+            calls.append(computation(self._sessions[batch], part))
+            done += min(batch, count - done)
+
+        def compute() -> None:
+            for call in calls:
+                call()
+
+        return compute
 
     def split(self, count: int) -> tuple[int, ...]:
         """The batch sizes in which `count` samples take the least time by the plan's
@@ -142,16 +182,21 @@ def cheapest_split(seconds: tuple[tuple[int, float], ...], count: int) -> tuple[
     return tuple(sorted(best[count][1], reverse=True))
 
 
-def _check_fit(path: str | Path, threads: int | None, document: PlanDocument) -> None:
+def device_of(document: PlanDocument) -> str:
+    """The first device of the kind that a plan was built for."""
+    return "cuda:0" if document.device.gpu else "cpu"
+
+
+def _check_fit(path: str | Path, threads: int | None, device: str, document: PlanDocument) -> None:
     """Import the engines of a plan. UsageError where one is not installed, DataError where the plan
     was built for another device or version."""
-    found = list(differences(document, this_device(threads)))
+    found = list(differences(document, this_device(threads, device)))
     for name in dict.fromkeys(choice.engine for choice in document.choices):
         line = ENGINES.get(name)
         if line is None or not line.installed:
             raise UsageError(
                 f"The plan {path} runs in {name}, which is not installed: "
-                f"pip install 'cubemesh[{name}]'"
+                f"pip install 'cubemesh[{name if line is None else line.extra}]'"
             )
         built = next(c.version for c in document.choices if c.engine == name)
         if line.version != built:
@@ -160,20 +205,23 @@ def _check_fit(path: str | Path, threads: int | None, document: PlanDocument) ->
         raise DataError(
             f"The plan {path} does not fit this device: {'; '.join(found)}. Choose again here, "
             f"which needs no data: cubemesh build --from {path}"
+            + (f" --device {device}" if device != "cpu" else "")
         )
     for name in dict.fromkeys(choice.engine for choice in document.choices):
         with engine_errors(name, document.network):
             importlib.import_module(ENGINES[name].package)
 
 
-def _open(document: PlanDocument, choice: Trial, model: Path) -> Session:
+def _open(document: PlanDocument, choice: Trial, model: bytes | Path, device: str) -> Session:
     with engine_errors(choice.engine, document.network):
-        engine = ENGINES[choice.engine].load()
-        return engine.open_session(
+        return open_engine(
+            choice.engine,
             model,
             threads=document.device.threads,
+            device=device,
             precision=compute_precision(choice.precision),
             batch=choice.batch,
+            kernels=document.kernels,
         )
 
 

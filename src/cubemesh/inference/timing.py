@@ -47,6 +47,8 @@ class TimingRecord:
 
     path: Path | None = None
     latencies: dict[str, Latency] = field(default_factory=dict)
+    kernels: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    """Key of a latency on a GPU → the tilings of its kernels."""
 
     def __post_init__(self) -> None:
         if self.path is None or not self.path.exists():
@@ -60,6 +62,8 @@ class TimingRecord:
             if not isinstance(found, dict):
                 raise ValueError("it has no latencies")
             self.latencies.update({key: from_plain(Latency, one) for key, one in found.items()})
+            tilings = from_plain(dict[str, dict[str, tuple[int, ...]]], plain.get("kernels", {}))
+            self.kernels.update(tilings)
         except OSError as error:
             raise UsageError(f"{shown} cannot be read: {error.strerror}.") from error
         except (ValueError, KeyError) as error:
@@ -68,13 +72,21 @@ class TimingRecord:
                 "delete it: the latencies are then measured again."
             ) from error
 
-    def add(self, found: Mapping[str, Latency]) -> None:
-        """Add latencies, and save them where there is a file. UsageError where it cannot be
-        written."""
+    def add(
+        self,
+        found: Mapping[str, Latency],
+        kernels: Mapping[str, dict[str, tuple[int, ...]]] | None = None,
+    ) -> None:
+        """Add latencies and tilings, and save them where there is a file. UsageError where it
+        cannot be written."""
         self.latencies.update(found)
+        self.kernels.update(kernels or {})
         if self.path is None or not found:
             return
-        text = json.dumps({"latencies": to_plain(self.latencies)}, sort_keys=True, indent=1)
+        plain = {"latencies": to_plain(self.latencies)}
+        if self.kernels:
+            plain["kernels"] = to_plain(self.kernels)
+        text = json.dumps(plain, sort_keys=True, indent=1)
         try:
             replace_file(self.path, text.encode())
         except OSError as error:

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from cubemesh.api.inference import BuiltPlan, ExportedNetwork, MeasuredPlan
 from cubemesh.inference.build import proof_text
+from cubemesh.inference.engines import title
 from cubemesh.inference.plan_file import PlanDocument, Proof, Trial
-from cubemesh.onnx.engines import title
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import (
     format_bytes,

@@ -7,8 +7,7 @@ A session takes and gives NumPy arrays. Neither PyTorch nor the package onnx is 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -16,24 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cubemesh.batches import Array
-from cubemesh.errors import CubemeshError, DataError
-from cubemesh.untrusted import clean
+from cubemesh.errors import DataError
 
 
 class EngineError(DataError):
     """An engine cannot read or run a model."""
-
-
-@contextmanager
-def engine_errors(name: str, network: str) -> Iterator[None]:
-    """Make what an engine raises, of classes of its own, one sentence."""
-    try:
-        yield
-    except CubemeshError:
-        raise
-    except Exception as error:
-        reason = " ".join(clean(str(error), 200).split()).rstrip(" .:")
-        raise EngineError(f"{title(name)} cannot run {network}: {reason}.") from error
 
 
 class Session(Protocol):
@@ -70,7 +56,11 @@ class EngineLine:
     title: str
     module: str
     package: str
-    """Import name of its library, and the extra of cubemesh that installs it."""
+    """Import name of its library."""
+    extra: str
+    """The extra of cubemesh that installs it."""
+    kind: str = "cpu"
+    """Of the devices on which it runs: `cpu` or `cuda`."""
 
     @property
     def installed(self) -> bool:
@@ -84,18 +74,23 @@ class EngineLine:
 
     def load(self) -> Engine:
         """Its module."""
-        module: Any = importlib.import_module(f"{__name__}.{self.module}")
+        module: Any = importlib.import_module(self.module)
         found: Engine = module
         return found
 
 
 ENGINES: dict[str, EngineLine] = {
-    "openvino": EngineLine(title="OpenVINO", module="openvino", package="openvino"),
-    "onnxruntime": EngineLine(title="ONNX Runtime", module="onnxruntime", package="onnxruntime"),
+    "openvino": EngineLine(
+        title="OpenVINO",
+        module=f"{__name__}.openvino",
+        package="openvino",
+        extra="openvino",
+    ),
+    "onnxruntime": EngineLine(
+        title="ONNX Runtime",
+        module=f"{__name__}.onnxruntime",
+        package="onnxruntime",
+        extra="onnxruntime",
+    ),
 }
 """Name → engine, in the order in which equally fast ones are chosen."""
-
-
-def title(name: str) -> str:
-    """The title of an engine; the name of one that is not known."""
-    return ENGINES[name].title if name in ENGINES else clean(name, 80)

@@ -15,12 +15,12 @@ from typing import Any, cast
 
 from cubemesh.frameworks.contract.program import NotInstalled, SupportsSnapshots, Unsupported
 from cubemesh.inference.build import BuildSettings, build, with_free_batch
+from cubemesh.inference.engines import ENGINES
 from cubemesh.inference.plan_file import PlanDocument, Proof
 from cubemesh.inference.samples import from_data
 from cubemesh.inference.timing import TimingRecord
 from cubemesh.measure.log import Log
 from cubemesh.networks.graph import Network
-from cubemesh.onnx.engines import ENGINES
 from cubemesh.onnx.export import graph_of
 from cubemesh.onnx.graph import Graph
 from cubemesh.schema.record import Figure
