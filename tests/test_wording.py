@@ -110,7 +110,7 @@ def compiled(shown: bool) -> list[tuple[re.Pattern[str], str]]:
     ]
 
 
-OLD_NAMES = {"src/cubemesh/store/migrations.py"}
+OLD_NAMES = {"src/cubemesh/store/migrations/renamed_fields.py"}
 """Files that list names of earlier versions."""
 
 

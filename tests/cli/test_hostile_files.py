@@ -9,7 +9,7 @@ from cubemesh.data.text.parallel_text import build_vocabulary
 from cubemesh.errors import DataError
 from cubemesh.machines.catalogue.fields import read_toml
 from cubemesh.schema import SweepPoint
-from cubemesh.store import nccl_tests_log
+from cubemesh.store.imports import nccl_tests_log
 
 HEAD = """# Collective test starting: all_reduce_perf
 #  Rank  0 Group  0 Pid 1 on left device  0 [0x00] NVIDIA H200

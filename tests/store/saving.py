@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 import time
+from dataclasses import replace as replace
 from typing import Any
 
 from cubemesh.schema import (

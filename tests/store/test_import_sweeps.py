@@ -6,7 +6,7 @@ import pytest
 
 from cubemesh.errors import DataError
 from cubemesh.store import Store
-from cubemesh.store.import_sweeps import import_file
+from cubemesh.store.imports.import_sweeps import import_file
 
 LOG = """# Collective test starting: all_reduce_perf
 #  Rank  0 Group  0 Pid 1 on left device  0 [0x00] NVIDIA H200

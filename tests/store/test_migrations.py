@@ -1,4 +1,5 @@
-"""Migration of a store of version 1, as it was written before fields were renamed."""
+"""Migration of older stores: of version 1, before fields were renamed, and of version 2, before
+runs were listed from columns."""
 
 import os
 import signal
@@ -12,8 +13,10 @@ from sqlalchemy import Connection
 
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import stored_result
-from cubemesh.store import Store
-from cubemesh.store.migrations import SETTINGS, _settings, rename_fields
+from cubemesh.store import Store, versions
+from cubemesh.store.migrations import MIGRATIONS
+from cubemesh.store.migrations.list_tables import add_list_tables
+from cubemesh.store.migrations.renamed_fields import SETTINGS, _settings, rename_fields
 
 VERSION_1 = Path(__file__).with_name("version_1.sql")
 """Two experiment runs with four records: one alternating, one on two devices, one with warnings and
@@ -83,15 +86,38 @@ def test_experiment_runs_of_version_1_are_answered(old):
     assert scaling.overrides["oversubscribe"] is True
 
 
-def killed_in_the_middle(connection: Connection) -> None:
-    rename_fields(connection)
+def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_migration_that_is_killed_changes_nothing(old):
+def renamed_then_killed(connection: Connection) -> None:
+    rename_fields(connection)
+    die()
+
+
+def listed_then_killed(connection: Connection) -> None:
+    add_list_tables(connection)
+    die()
+
+
+def killed_while_linking(path: str) -> None:
+    """Kill the migration when the tables for lists hold all runs, before the experiment runs."""
+    versions.link_experiment_run = die
+    Store.open(path)
+
+
+KILLED = {
+    "renaming": lambda path: Store.open(path, migrations=(renamed_then_killed,)),
+    "listing": lambda path: Store.open(path, migrations=(rename_fields, listed_then_killed)),
+    "linking": killed_while_linking,
+}
+
+
+@pytest.mark.parametrize("moment", KILLED)
+def test_a_migration_that_is_killed_changes_nothing(old, moment):
     with sqlite3.connect(old) as plain:
         before = list(plain.iterdump())
-    child = subprocess.run([sys.executable, __file__, old], check=False)
+    child = subprocess.run([sys.executable, __file__, moment, old], check=False)
     assert child.returncode == -signal.SIGKILL
     assert version(old) == 1
     with sqlite3.connect(old) as plain:
@@ -99,6 +125,33 @@ def test_a_migration_that_is_killed_changes_nothing(old):
     with Store.open(str(old)) as store:
         store.check()
         assert len(store.records()) == 4
+        assert len(store.list_runs().rows) == 4
+    assert version(old) == len(MIGRATIONS) + 1
+
+
+def test_runs_of_older_stores_are_listed_as_if_saved_now(old, tmp_path):
+    with Store.open(str(old)) as store, Store.open(str(tmp_path / "new.sqlite")) as new:
+        for record in store.records():
+            new.save(record)
+        for run in store.experiment_runs():
+            new.save_experiment_run(run)
+        for machine in store.machines():
+            new.save_machine(machine)
+        migrated, saved = list(store.each_run()), list(new.each_run())
+        ids = [row.run_id for row in migrated]
+        assert any(row.experiment for row in migrated)
+        assert migrated == saved
+        assert store.figures(ids) == new.figures(ids)
+        assert {name for one in store.figures(ids).values() for name in one}
+
+
+def test_a_damaged_record_does_not_stop_the_migration(old):
+    with sqlite3.connect(old) as plain:
+        plain.execute("update records set record = 'torn' where sequence = 2")
+    with Store.open(str(old)) as store:
+        assert len(list(store.each_run())) == 3
+        assert len(store.records()) == 3
+        assert [one.what for one in store.damage] == ["run"]
 
 
 @pytest.mark.parametrize(
@@ -132,4 +185,4 @@ def test_settings_are_renamed_to_those_that_exist():
 
 
 if __name__ == "__main__":
-    Store.open(sys.argv[1], migrations=(killed_in_the_middle,))
+    KILLED[sys.argv[1]](sys.argv[2])

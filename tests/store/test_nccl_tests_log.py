@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh.errors import DataError
-from cubemesh.store.nccl_tests_log import read_log
+from cubemesh.store.imports.nccl_tests_log import read_log
 
 RANKS = "\n".join(
     f"#  Rank  {n} Group  0 Pid   77{n} on      host{n // 2} device  {n % 2} [0x0{n}] NVIDIA H200"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cubemesh.api.arguments import AnyStore, open_store
 from cubemesh.api.collectives import Sweeps
-from cubemesh.store.import_sweeps import import_file
+from cubemesh.store.imports.import_sweeps import import_file
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -18,8 +18,10 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from cubemesh.errors import StoreError
 from cubemesh.schema import RunRecord, Series
 from cubemesh.store import tables as schema
+from cubemesh.store import versions
 from cubemesh.store.db_errors import explained
 from cubemesh.store.engine import BUSY_TIMEOUT, connect
+from cubemesh.store.list_rows import Listed, hostnames_by_machine, insert_listed
 from cubemesh.store.location import (
     LOG_SUFFIXES,
     Identity,
@@ -118,7 +120,11 @@ class Database:
         def insert_all(connection: Connection) -> bool:
             if connection.execute(known).first():
                 return False
-            connection.execute(insert(records).values(record_row(record)))
+            stored = connection.execute(insert(records).values(record_row(record)))
+            assert stored.inserted_primary_key is not None
+            listed = Listed(stored.inserted_primary_key[0], record)
+            hostnames = hostnames_by_machine(connection, record.key.machine_id)
+            insert_listed(connection, [listed], hostnames)
             if chunks:
                 connection.execute(insert(schema.series), chunks)
             return True
@@ -131,13 +137,23 @@ class Database:
                     return False
             raise
 
-    def put(self, table: Table, identity: str, row: dict[str, Any], *, patient: bool) -> None:
-        """Write a row, replacing the one with the same `identity`."""
+    def put(
+        self,
+        table: Table,
+        identity: str,
+        row: dict[str, Any],
+        *,
+        then: Callable[[Connection], None],
+        patient: bool,
+    ) -> None:
+        """Write a row, replacing the one with the same `identity`, and do what comes `then` in the
+        same transaction."""
         same = table.c[identity] == row[identity]
 
         def update_or_insert(connection: Connection) -> None:
             if connection.execute(update(table).where(same).values(row)).rowcount == 0:
                 connection.execute(insert(table).values(row))
+            then(connection)
 
         self.commit(update_or_insert, patient=patient)
 
@@ -181,17 +197,17 @@ class Database:
         """Create the tables or upgrade them, and remember which file this is."""
         writing = self.engine.execution_options(writes=True)
         with explained(self.location), writing.begin() as connection:
-            schema.prepare(connection, self._migrations)
+            versions.prepare(connection, self._migrations)
         self._file = file_identities(self.location.path)
 
     def _check_version(self, busy_timeout_s: float) -> None:
         """Check the version of a database opened for reading; an older one is upgraded first."""
         with self.read() as connection:
-            version = schema.stored_version(connection)
+            version = versions.stored_version(connection)
         if version is None:
             name = self.location.name
             raise StoreError(f"{name} is not a cubemesh store: it holds no tables.")
-        schema.refuse_newer(version, self._migrations)
+        versions.refuse_newer(version, self._migrations)
         if version <= len(self._migrations):
             self.engine.dispose()
             path, url = self.location.path, self.location.url

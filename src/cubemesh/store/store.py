@@ -38,17 +38,30 @@ from cubemesh.errors import (
     UsageError,
     unknown_name,
 )
-from cubemesh.schema import ExperimentRun, Machine, RunKey, RunRecord, Series, Status
+from cubemesh.schema import ExperimentRun, Figure, Machine, RunKey, RunRecord, Series, Status
 from cubemesh.store import tables as schema
 from cubemesh.store.damage import Damage, reason_of
 from cubemesh.store.database import Database
 from cubemesh.store.json_text import from_text
+from cubemesh.store.list_rows import link_experiment_run, name_machine
 from cubemesh.store.location import (
     artifact_folder,
     copy_artifact,
     files_folder,
 )
 from cubemesh.store.migrations import MIGRATIONS, Migration
+from cubemesh.store.run_list import (
+    ALL_RUNS,
+    FacetValue,
+    RunFilter,
+    RunPage,
+    RunRow,
+    count_facets,
+    each_row,
+    figure_names,
+    figures_of,
+    list_page,
+)
 from cubemesh.store.series_chunks import Chunk, Samples, read_chunks
 from cubemesh.store.spool import Spool, Spooled, format_files
 from cubemesh.store.spool import read as read_spooled
@@ -292,6 +305,47 @@ class Store:
         readable = [self._readable_record(row) for row in reversed(rows)]
         return [record for record in readable if record is not None]
 
+    def list_runs(
+        self,
+        filter: RunFilter = ALL_RUNS,
+        *,
+        sort: str = "started_utc",
+        descending: bool = True,
+        after: str | None = None,
+        limit: int = 50,
+    ) -> RunPage:
+        """One page of the runs that match a filter, without reading records; `after` is the cursor
+        `next` of the page before. `sort` is one of `run_list.SORTS`, or `figure.NAME`.
+
+        UsageError for an unknown column, a cursor of another order, or an invalid date.
+        """
+        with self._database.read() as connection:
+            return list_page(
+                connection, filter, sort=sort, descending=descending, after=after, limit=limit
+            )
+
+    def each_run(self, filter: RunFilter = ALL_RUNS) -> Iterator[RunRow]:
+        """Every run that matches, in the order of storing."""
+        with self._database.read() as connection:
+            yield from each_row(connection, filter)
+
+    def run_facets(self, filter: RunFilter = ALL_RUNS) -> dict[str, tuple[FacetValue, ...]]:
+        """For each column of `run_list.FACETS` its values, most frequent first, with how many runs
+        match the filter but for that column's own part."""
+        with self._database.read() as connection:
+            return count_facets(connection, filter)
+
+    def figures(self, run_ids: Sequence[str]) -> dict[str, dict[str, Figure]]:
+        """The figures of runs by id and name, without reading records; infinite ones are left
+        out."""
+        with self._database.read() as connection:
+            return figures_of(connection, list(run_ids))
+
+    def figure_names(self) -> list[str]:
+        """The names of all figures in the store."""
+        with self._database.read() as connection:
+            return figure_names(connection)
+
     def series(self, run_id: str, name: str | None = None) -> list[Series]:
         """The series of a run, all or those of one name; empty if there are none. Damaged ones are
         left out (`damage`)."""
@@ -427,11 +481,17 @@ class Store:
                 self._saved["run"].append(record.run_id)
             elif machine is not None:
                 row = machine_row(machine)
-                self._database.put(machines, "machine_id", row, patient=patient)
+                named = partial(
+                    name_machine, machine_id=machine.machine_id, hostname=machine.hostname
+                )
+                self._database.put(machines, "machine_id", row, then=named, patient=patient)
                 self._saved["machine"].append(machine.machine_id)
             elif run is not None:
                 row = experiment_run_row(run)
-                self._database.put(experiment_runs, "experiment_run_id", row, patient=patient)
+                linked = partial(link_experiment_run, experiment_run=run)
+                self._database.put(
+                    experiment_runs, "experiment_run_id", row, then=linked, patient=patient
+                )
                 self._saved["experiment run"].append(run.experiment_run_id)
         except _AWAY as error:
             if record is not None:

@@ -1,20 +1,18 @@
-"""Tables of the store, their schema version, and the upgrade of an older store.
+"""Tables of the store, and the rows of records, machines and experiment runs.
 
 Only types that every database has are used. The record itself is one JSON text; the columns next to
-it are for queries. An older store is upgraded in one transaction: completely or not at all.
+it are for queries. `runs`, `figures` and `run_experiments` are computed from records for lists
+(list_rows.py).
 """
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import (
     Boolean,
     Column,
-    Connection,
     Float,
     ForeignKey,
     Index,
@@ -25,25 +23,14 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    func,
-    insert,
-    inspect,
-    select,
-    update,
 )
 
 from cubemesh.errors import StoreError
 from cubemesh.schema import ExperimentRun, Machine, RunKey, RunRecord
 from cubemesh.store.damage import MAX_REASON, check_record, reason_of
 from cubemesh.store.json_text import from_text, to_text
-from cubemesh.store.migrations import MIGRATIONS, Migration
-from cubemesh.untrusted import clean, quoted
+from cubemesh.untrusted import clean
 
-_OPENING_LOCK = 0x63756265
-"""Any number that no other program is likely to lock in PostgreSQL: "cube" in ASCII."""
-
-CURRENT = len(MIGRATIONS) + 1
-"""Schema version of the stores that this cubemesh writes."""
 metadata = MetaData()
 
 about = Table(
@@ -110,6 +97,95 @@ experiment_runs = Table(
     Column("experiment_run", Text, nullable=False),
 )
 
+_NAME = String(200).with_variant(String(200, collation="C"), "postgresql")
+"""Text in the order of its bytes in every database."""
+_MOMENT = String(40).with_variant(String(40, collation="C"), "postgresql")
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("sequence", Integer, primary_key=True, autoincrement=False),
+    Column("run_id", String(40), nullable=False, unique=True),
+    Column("spec_id", String(40), nullable=False),
+    Column("workload_id", String(40), nullable=False),
+    Column("machine_id", String(40), nullable=False),
+    Column("software_id", String(40), nullable=False),
+    Column("hostname", String(255), nullable=False),
+    Column("work", _NAME, nullable=False),
+    Column("network", _NAME),
+    Column("framework", _NAME, nullable=False),
+    Column("precision", _NAME, nullable=False),
+    Column("strategy", _NAME, nullable=False),
+    Column("device", _NAME, nullable=False),
+    Column("devices", Integer, nullable=False),
+    Column("batch_per_device", Integer),
+    Column("global_batch", Integer),
+    Column("data", _NAME),
+    Column("experiment", _NAME),
+    Column("experiment_run_id", String(40)),
+    Column("outcome", _NAME, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("started_utc", _MOMENT, nullable=False),
+    Column("elapsed_s", Float(53), nullable=False),
+    Column("code_version", _NAME, nullable=False),
+    Column("samples_per_s", Float(53)),
+    Column("samples_per_s_low", Float(53)),
+    Column("samples_per_s_high", Float(53)),
+    Column("windows", Integer, nullable=False),
+    Column("interleaved", Boolean, nullable=False),
+    Column("warnings", Integer, nullable=False),
+    Column("words", Text, nullable=False),
+    Index("runs_by_network", "network", "started_utc", "sequence"),
+    Index("runs_by_machine", "machine_id", "started_utc", "sequence"),
+    Index("runs_by_workload", "workload_id", "machine_id", "started_utc"),
+    Index("runs_by_outcome", "outcome", "started_utc", "sequence"),
+    Index("runs_by_start", "started_utc", "sequence"),
+    *(
+        Index(f"runs_by_{name}", name, "sequence")
+        for name in (
+            *("hostname", "work", "framework", "precision", "strategy", "device", "devices"),
+            *("batch_per_device", "global_batch", "experiment", "elapsed_s", "samples_per_s"),
+        )
+    ),
+)
+"""One row a run, without its record."""
+
+figures = Table(
+    "figures",
+    metadata,
+    Column("sequence", Integer, primary_key=True, autoincrement=False),
+    Column("name", _NAME, primary_key=True),
+    Column("run_id", String(40), nullable=False),
+    Column("value", Float(53)),
+    Column("low", Float(53)),
+    Column("high", Float(53)),
+    Column("n", Integer, nullable=False),
+    Column("unit", String(200), nullable=False),
+    Index("figures_by_value", "name", "value", "sequence"),
+)
+"""Figures of runs; a value that is infinite or not a number is NULL."""
+
+run_experiments = Table(
+    "run_experiments",
+    metadata,
+    Column("experiment_run_id", String(40), primary_key=True),
+    Column("run_id", String(40), primary_key=True, index=True),
+    Column("experiment", _NAME, nullable=False, index=True),
+)
+"""Which runs answer which experiment run."""
+
+artifacts = Table(
+    "artifacts",
+    metadata,
+    Column("run_id", String(40), primary_key=True),
+    Column("name", String(200), primary_key=True),
+    Column("bytes", Integer, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+)
+"""Files of runs, where the database is a server; beside an SQLite file they are in a folder."""
+COMPUTED = (runs, figures, run_experiments)
+"""Tables computed from records and experiment runs."""
+
 
 def key_columns(key: RunKey) -> dict[str, Any]:
     """The parts of a key that have a column; `data_id` is in the record alone."""
@@ -166,79 +242,3 @@ def experiment_run_row(experiment_run: ExperimentRun) -> dict[str, Any]:
         "complete": experiment_run.complete,
         "experiment_run": to_text(experiment_run),
     }
-
-
-def stored_version(connection: Connection) -> int | None:
-    """The version of the store behind `connection`; None if there is no store yet.
-
-    StoreError for an SQLite file with another program's tables, or where no one version is there.
-    """
-    tables = set(inspect(connection).get_table_names())
-    if about.name in tables:
-        return _one_version(connection.execute(select(about.c.version)).scalars().all())
-    if tables and connection.dialect.name == "sqlite":
-        raise StoreError(
-            f"This database holds {', '.join(sorted(tables)[:3])}: it belongs to another program. "
-            "Name a file of cubemesh's own with --store."
-        )
-    return None
-
-
-def _one_version(found: Sequence[Any]) -> int:
-    """The version in the rows of `cubemesh_store`; StoreError where there is not exactly one."""
-    versions = set(found)
-    version = next(iter(versions), None)
-    if len(versions) != 1 or not isinstance(version, int):
-        listed = " and ".join(quoted(one) for one in found[:3]) or "nothing"
-        raise StoreError(
-            f"This store is damaged: its table {about.name} has {listed} where the one version of "
-            f"its schema belongs. If a cubemesh of version {CURRENT} wrote it: sqlite3 FILE "
-            f"\"delete from {about.name}; insert into {about.name} values ({CURRENT}, '')\"."
-        )
-    return version
-
-
-def refuse_newer(version: int, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Raise StoreError where the store was written by a newer cubemesh than this."""
-    known = len(migrations) + 1
-    if version > known:
-        raise StoreError(
-            f"This store has schema version {version}, and this cubemesh knows versions up to "
-            f"{known}. Upgrade cubemesh, or name another store with --store."
-        )
-
-
-def prepare(connection: Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Create the tables, or upgrade an older store to the latest version, in the open transaction.
-
-    It always writes, so that a store that cannot be written fails here and not after the first
-    measurement.
-    """
-    if connection.dialect.name == "postgresql":  # two that open a new store at once take turns
-        connection.execute(select(func.pg_advisory_xact_lock(_OPENING_LOCK)))
-    version = stored_version(connection)
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    latest = len(migrations) + 1
-    if version is None:
-        metadata.create_all(connection)
-        connection.execute(insert(about).values(version=latest, opened_utc=now))
-        return
-    refuse_newer(version, migrations)
-    if version < latest:
-        for migrate in migrations[version - 1 :]:
-            migrate(connection)
-        _compute_ids(connection)
-    connection.execute(update(about).values(version=latest, opened_utc=now))
-
-
-def _compute_ids(connection: Connection) -> None:
-    """Compute spec and workload ids again, which hash the field names, with their columns."""
-    for sequence in connection.execute(select(records.c.sequence)).scalars().all():
-        this = records.c.sequence == sequence
-        row = connection.execute(select(records.c.run_id, records.c.record).where(this)).one()
-        try:
-            record = from_text(RunRecord, row.record, f"Run {row.run_id}")
-        except StoreError:
-            continue  # damaged: listed when it is read
-        record = replace(record, key=replace(record.key, spec_id=record.spec.spec_id))
-        connection.execute(update(records).where(this).values(record_row(record)))

@@ -1,20 +1,15 @@
-"""Store migrations: an older store is brought to the current schema version when it is opened.
-
-`MIGRATIONS[i]` rewrites a store of version i + 1 as i + 2. All of them run in one transaction,
-after which the ids in the records are computed again (`tables.prepare`).
-"""
+"""Migration to version 2: new names of fields, settings, figures and warnings, and the table
+`experiment_runs`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlalchemy import Connection, text
 
 from cubemesh.store.json_text import UNREADABLE
-
-Migration: TypeAlias = Callable[[Connection], None]
 
 SPEC = {"effort": "budget", "keeping": "checkpointing"}
 PARTS: dict[str, dict[str, str]] = {
@@ -149,10 +144,6 @@ def rename_fields(connection: Connection) -> None:
         )
     _rewrite(connection, "records", "run_id", "record", _record)
     _rewrite(connection, "experiment_runs", "experiment_run_id", "experiment_run", _experiment_run)
-
-
-MIGRATIONS: tuple[Migration, ...] = (rename_fields,)
-"""In order, never changed once released. A new one comes with a change to the tables."""
 
 
 def _rewrite(

@@ -36,7 +36,7 @@ from cubemesh.schema import (
     Unknown,
 )
 from cubemesh.schema.serialization import digest, from_plain
-from cubemesh.store.nccl_tests_log import LEAST, MOST, LoggedRank, LoggedSweep, read_log
+from cubemesh.store.imports.nccl_tests_log import LEAST, MOST, LoggedRank, LoggedSweep, read_log
 from cubemesh.store.store import Store
 from cubemesh.untrusted import parse_json
 

@@ -1,0 +1,1 @@
+"""Results of other programs as records: sweeps in CSV and logs of nccl-tests."""

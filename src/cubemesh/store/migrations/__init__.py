@@ -1,0 +1,26 @@
+"""Store migrations: an older store is brought to the current schema version when it is opened.
+
+`MIGRATIONS[i]` rewrites a store of version i + 1 as i + 2. All that a store lacks run in one
+transaction. A new one is a function in a file of its own, added at the end of `MIGRATIONS`, with
+the tables that it makes added to `metadata` (tables.py) for new stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from sqlalchemy import Connection
+
+from cubemesh.store.migrations.list_tables import add_list_tables
+from cubemesh.store.migrations.renamed_fields import rename_fields
+
+Migration: TypeAlias = Callable[[Connection], None]
+
+MIGRATIONS: tuple[Migration, ...] = (rename_fields, add_list_tables)
+"""In order, never changed once released."""
+RECOMPUTED: frozenset[Migration] = frozenset({rename_fields, add_list_tables})
+"""Those after which the ids in the records, and the tables computed from records (`runs`,
+`figures`, `run_experiments`), are computed again: they changed the records, or these tables."""
+
+__all__ = ["MIGRATIONS", "RECOMPUTED", "Migration"]
