@@ -2,7 +2,8 @@
 
 import importlib.util
 import sys
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -32,9 +33,53 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "results.sqlite"
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test of a store runs on SQLite and on PostgreSQL, but those about the SQLite file at
+    `path`."""
+    names = metafunc.fixturenames
+    named = any(
+        "database" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")
+    )
+    if "database" in names and "path" not in names and not named:
+        metafunc.parametrize("database", ["sqlite", "postgresql"])
+
+
 @pytest.fixture
-def store(path: Path) -> Iterator[Store]:
-    with Store.open(str(path)) as opened:
+def database() -> str:
+    """The kind of database."""
+    return "sqlite"
+
+
+@pytest.fixture
+def new_location(
+    database: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[[str], str]]:
+    """Gives the path or URL of an empty database of a name."""
+    if database == "sqlite":
+        yield lambda name: str(tmp_path / f"{name}.sqlite")
+        return
+    own: postgresql.Server = request.getfixturevalue("_postgresql")
+    made: list[str] = []
+
+    def make(name: str) -> str:
+        made.append(f"{name}_{uuid.uuid4().hex}")
+        own.execute(f"create database {made[-1]} template template0")
+        return own.url_of(made[-1])
+
+    yield make
+    for one in made:
+        own.execute(f"drop database {one} with (force)")
+
+
+@pytest.fixture
+def location(new_location: Callable[[str], str]) -> str:
+    """The path or URL of an empty database."""
+    return new_location("results")
+
+
+@pytest.fixture
+def store(location: str) -> Iterator[Store]:
+    with Store.open(location) as opened:
         yield opened
 
 

@@ -30,6 +30,18 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._run("initdb", "-D", str(folder / "data"), "-U", USER, "-A", "trust", "-N")
 
+    def url_of(self, database: str) -> str:
+        """The URL of a database of this server."""
+        return self.url.replace(f"/{USER}?", f"/{database}?")
+
+    def execute(self, statement: str) -> None:
+        """Run a statement outside of a transaction."""
+        import psycopg
+
+        address = self.url.replace("+psycopg", "")
+        with psycopg.connect(address, autocommit=True) as connection:
+            connection.execute(statement)
+
     def start(self) -> None:
         command = [str(self._programs / "postgres"), "-D", str(self._folder / "data")]
         options = ["-k", str(self._folder), "-c", "listen_addresses=", "-c", "fsync=off"]

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -34,8 +33,8 @@ def runs(record_of) -> Callable[..., list[RunRecord]]:
 
 
 @pytest.fixture
-def stores(tmp_path: Path) -> Iterator[tuple[Store, Store]]:
-    with Store.open(str(tmp_path / "a.sqlite")) as a, Store.open(str(tmp_path / "b.sqlite")) as b:
+def stores(new_location: Callable[[str], str]) -> Iterator[tuple[Store, Store]]:
+    with Store.open(new_location("a")) as a, Store.open(new_location("b")) as b:
         yield a, b
 
 

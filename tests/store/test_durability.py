@@ -12,11 +12,11 @@ def start(saving, *arguments):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_twenty_kills_lose_nothing_that_was_reported(saving, path):
-    savers = start(saving, "kill", path, 20, 0.2)
+def test_twenty_kills_lose_nothing_that_was_reported(saving, location):
+    savers = start(saving, "kill", location, 20, 0.2)
     reported = savers.communicate()[0].split()
     assert savers.returncode == 0
-    with Store.open(str(path)) as store:
+    with Store.open(location) as store:
         store.check()
         kept = {record.run_id for record in store.records()}
         assert len(reported) >= 10, "every other saver is killed after its first record"
@@ -38,12 +38,12 @@ def test_kills_while_a_store_is_made_leave_one_that_opens(saving, tmp_path):
     assert reported <= kept
 
 
-def test_two_processes_share_a_new_store(saving, path):
-    savers = [start(saving, "save", path, name, 50) for name in ("m1", "m2")]
+def test_two_processes_share_a_new_store(saving, location):
+    savers = [start(saving, "save", location, name, 50) for name in ("m1", "m2")]
     outputs = [saver.communicate()[0].split() for saver in savers]
     assert [saver.returncode for saver in savers] == [0, 0]
     assert [len(ids) for ids in outputs] == [50, 50]
-    with Store.open(str(path), read_only=True) as store:
+    with Store.open(location, read_only=True) as store:
         assert {r.run_id for r in store.records()} == {*outputs[0], *outputs[1]}
         assert len(store.records(machine_id="m2")) == 50
 

@@ -16,12 +16,6 @@ LOG = """# Collective test starting: all_reduce_perf
 """
 
 
-@pytest.fixture
-def store(tmp_path):
-    with Store.open(str(tmp_path / "s.db")) as opened:
-        yield opened
-
-
 def test_a_log_becomes_a_record_with_its_hosts_and_an_experiment_run(tmp_path, store):
     path = tmp_path / "a.log"
     path.write_text(LOG)

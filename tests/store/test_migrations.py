@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, create_engine, inspect, text
 
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import stored_result
-from cubemesh.store import Store, versions
+from cubemesh.store import ExperimentRun, Store, versions
 from cubemesh.store.migrations import MIGRATIONS
 from cubemesh.store.migrations.list_tables import add_list_tables
 from cubemesh.store.migrations.renamed_fields import SETTINGS, _settings, rename_fields
@@ -143,6 +143,42 @@ def test_runs_of_older_stores_are_listed_as_if_saved_now(old, tmp_path):
         assert migrated == saved
         assert store.figures(ids) == new.figures(ids)
         assert {name for one in store.figures(ids).values() for name in one}
+
+
+def as_version_2(location: str) -> None:
+    """Take from a store what version 3 added."""
+    engine = create_engine(location if "://" in location else f"sqlite:///{location}")
+    with engine.begin() as connection:
+        for table in ("runs", "figures", "run_experiments", "artifacts"):
+            connection.execute(text(f"drop table {table}"))
+        connection.execute(text("update cubemesh_store set version = 2"))
+    engine.dispose()
+
+
+def test_version_2_is_migrated_and_a_kill_in_the_middle_loses_nothing(location, saving):
+    with Store.open(location) as store:
+        for number in range(5):
+            store.save(saving.make_record(number))
+        records, rows = store.records(), list(store.each_run())
+        run = ExperimentRun(
+            experiment_run_id="e",
+            experiment="minibatch",
+            machine_id="m1",
+            started_utc="2026-01-01T00:00:00+00:00",
+            run_ids=(rows[0].run_id,),
+        )
+        store.save_experiment_run(run)
+        rows = list(store.each_run())
+    as_version_2(location)
+    child = subprocess.run([sys.executable, __file__, "linking", location], check=False)
+    assert child.returncode == -signal.SIGKILL
+    engine = create_engine(location if "://" in location else f"sqlite:///{location}")
+    assert "runs" not in inspect(engine).get_table_names()
+    engine.dispose()
+    with Store.open(location, read_only=True) as store:
+        assert store.records() == records
+        assert list(store.each_run()) == rows
+        assert rows[0].experiment == "minibatch"
 
 
 def test_a_damaged_record_does_not_stop_the_migration(old):

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import text
 
 from cubemesh.errors import StoreWarning
 from cubemesh.store import Store
@@ -8,15 +9,15 @@ from cubemesh.store.stored_series import StoredSeries, each_samples
 
 
 @pytest.fixture
-def stored(path, saving):
+def stored(location, saving):
     """A store of forty runs with two series each, and their ids."""
-    with Store.open(str(path)) as store:
+    with Store.open(location) as store:
         ids = []
         for number in range(40):
             record = replace(saving.make_record(), run_id=f"{number:012x}")
             store.save(record, [saving.make_series(rank=0), saving.make_series(rank=1)])
             ids.append(record.run_id)
-    return path, ids
+    return location, ids
 
 
 def counted(store: Store, monkeypatch) -> list[str]:
@@ -34,8 +35,8 @@ def counted(store: Store, monkeypatch) -> list[str]:
 
 
 def test_every_series_is_read_once_and_in_order(stored, monkeypatch):
-    path, ids = stored
-    with Store.open(str(path), read_only=True) as store:
+    location, ids = stored
+    with Store.open(location, read_only=True) as store:
         asked = counted(store, monkeypatch)
         series = StoredSeries(store, ids, closes=False)
         assert asked == [], "nothing is read before it is asked for"
@@ -48,16 +49,16 @@ def test_every_series_is_read_once_and_in_order(stored, monkeypatch):
 
 
 def test_it_reads_after_the_store_was_closed(stored):
-    path, ids = stored
-    with Store.open(str(path), read_only=True) as store:
+    location, ids = stored
+    with Store.open(location, read_only=True) as store:
         series = StoredSeries(store, ids, closes=True)
     assert len(series) == 40
     assert len(series[ids[7]]) == 2
 
 
 def test_a_run_that_is_none_of_them_is_a_key_error(stored):
-    path, ids = stored
-    with Store.open(str(path), read_only=True) as store:
+    location, ids = stored
+    with Store.open(location, read_only=True) as store:
         series = StoredSeries(store, ids[:1], closes=False)
         assert (ids[0] in series, ids[1] in series) == (True, False)
         with pytest.raises(KeyError):
@@ -66,12 +67,11 @@ def test_a_run_that_is_none_of_them_is_a_key_error(stored):
 
 
 def test_a_damaged_series_is_a_warning_when_it_is_read(stored):
-    path, ids = stored
-    with Store.open(str(path)) as store, store._database.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "update series set data = x'00' where rank = 0 and run_id = ?", (ids[5],)
-        )
-    with Store.open(str(path), read_only=True) as store:
+    location, ids = stored
+    with Store.open(location) as store, store._database.engine.begin() as connection:
+        damaged = text("update series set data = :data where rank = 0 and run_id = :run_id")
+        connection.execute(damaged, {"data": b"\0", "run_id": ids[5]})
+    with Store.open(location, read_only=True) as store:
         series = StoredSeries(store, ids, closes=False)
         with pytest.warns(StoreWarning, match=ids[5]) as warned:
             found = dict(each_samples(series, ids))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, insert, select, text, update
+from sqlalchemy import Connection, Engine, Table, delete, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from cubemesh.errors import StoreError
@@ -156,6 +156,30 @@ class Database:
             then(connection)
 
         self.commit(update_or_insert, patient=patient)
+
+    @property
+    def keeps_artifacts(self) -> bool:
+        """Whether files of runs are kept in it: it is a server, read from other hosts."""
+        return self.engine.dialect.name != "sqlite"
+
+    def put_artifact(self, run_id: str, name: str, data: bytes) -> None:
+        """Write a file of a run, replacing one of its name."""
+        table = schema.artifacts
+        same = (table.c.run_id == run_id) & (table.c.name == name)
+        row = {"run_id": run_id, "name": name, "bytes": len(data), "data": data}
+
+        def replace_one(connection: Connection) -> None:
+            connection.execute(delete(table).where(same))
+            connection.execute(insert(table).values(row))
+
+        self.commit(replace_one)
+
+    def artifact(self, run_id: str, name: str) -> bytes | None:
+        """A file of a run; None if the database does not hold it."""
+        table = schema.artifacts.c
+        query = select(table.data).where(table.run_id == run_id, table.name == name)
+        with self.read() as connection:
+            return connection.execute(query).scalar()
 
     def check(self) -> None:
         """Read the whole database and check its integrity; StoreError if it is damaged."""

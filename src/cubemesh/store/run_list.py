@@ -12,7 +12,7 @@ import base64
 import binascii
 import datetime
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     CursorResult,
+    Row,
     Select,
     and_,
     func,
@@ -47,6 +48,8 @@ FACETS = (
 """Columns whose values `run_facets` counts."""
 MAX_LIMIT = 1000
 """Rows of a page."""
+MAX_CANDIDATES = 10
+"""Runs that the message about an ambiguous prefix lists."""
 MAX_COUNTED = 10_000
 """Rows that match a filter are counted up to here; all rows of a store are counted."""
 _MAX_WORDS = 10
@@ -431,3 +434,16 @@ def _total(connection: Connection, where: list[ColumnElement[bool]]) -> int | No
     some = select(runs.c.sequence).where(*where).limit(MAX_COUNTED + 1).subquery()
     count = connection.execute(select(func.count()).select_from(some)).scalar_one()
     return count if count <= MAX_COUNTED else None
+
+
+def ambiguous(prefix: str, found: Sequence[Row[Any]]) -> str:
+    """The message for a prefix of several run ids, from their rows of `records`."""
+    lines = [
+        f"  {row.run_id}  {row.network or row.work}, {row.framework}, "
+        f"batch {row.batch_per_device or '–'}, {row.outcome}, {row.started_utc}"
+        for row in found[:MAX_CANDIDATES]
+    ]
+    if len(found) > MAX_CANDIDATES:
+        lines.append("  …")
+    listed = "\n".join(lines)
+    return f"'{prefix}' is the prefix of several run ids:\n{listed}\nGive more digits."

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
@@ -22,7 +23,6 @@ from typing import Any, BinaryIO, Self, TypeVar
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Row,
     Select,
     and_,
     func,
@@ -52,10 +52,12 @@ from cubemesh.store.location import (
 from cubemesh.store.migrations import MIGRATIONS, Migration
 from cubemesh.store.run_list import (
     ALL_RUNS,
+    MAX_CANDIDATES,
     FacetValue,
     RunFilter,
     RunPage,
     RunRow,
+    ambiguous,
     count_facets,
     each_row,
     figure_names,
@@ -76,8 +78,8 @@ from cubemesh.store.tables import (
 )
 from cubemesh.untrusted import open_plain_file
 
-MAX_CANDIDATES = 10
-"""Runs that the message about an ambiguous prefix lists."""
+MAX_ARTIFACT_BYTES = 64 << 20
+"""Of a file that is kept in the database; larger ones stay in a folder of this host."""
 _RUNS_AT_A_TIME = 16
 """Whose series are read together."""
 _REUSABLE = [status.value for status in Status if status.expected]
@@ -206,9 +208,10 @@ class Store:
 
     def attach(self, run_id: str, name: str, source: BinaryIO) -> str:
         """Copy `source`, which belongs to a run, to the file `name` in the folder of files next to
-        the store, or in the spool; its path. StoreError if none can be written."""
+        the store, in the database if it is a server's, or in the spool; its path. StoreError if
+        none can be written."""
         try:
-            return copy_artifact(source, self._artifact_folder(run_id), name)
+            return self._copy_artifact(source, run_id, name)
         except StoreError as error:
             for folder in self._spool.artifact_folders(run_id):
                 source.seek(0)
@@ -220,6 +223,10 @@ class Store:
         """Open a file that belongs to a run; None if it is gone, or lies elsewhere than the files
         of this store: a record may be a stranger's and name any file."""
         path = record.artifacts.get(name, "")
+        if self._database.keeps_artifacts:
+            data = self._database.artifact(record.run_id, Path(path).name)
+            if data is not None:
+                return BytesIO(data)
         with suppress(OSError, ValueError, StoreError):
             return open_plain_file(self._artifact_folder(record.run_id), Path(path).name)
         return self._spool.open_artifact(record.run_id, path)
@@ -258,7 +265,7 @@ class Store:
             found = connection.execute(query.limit(MAX_CANDIDATES + 1)).all()
         exact = [row for row in found if row.run_id == prefix]
         if len(exact or found) > 1:
-            raise UsageError(_ambiguous(prefix, found))
+            raise UsageError(ambiguous(prefix, found))
         if not found:
             raise UsageError(
                 f"No run in the store {self.name} has an id that begins with '{prefix}'. "
@@ -516,8 +523,7 @@ class Store:
             source = self._spool.open_artifact(record.run_id, path)
             if source is not None:
                 with suppress(StoreError, OSError), source:
-                    folder = self._artifact_folder(record.run_id)
-                    paths[name] = copy_artifact(source, folder, Path(path).name)
+                    paths[name] = self._copy_artifact(source, record.run_id, Path(path).name)
                     os.unlink(path)
         return replace(spooled, record=replace(record, artifacts=paths))
 
@@ -531,6 +537,18 @@ class Store:
     def _artifact_folder(self, run_id: str) -> Path:
         """The folder of a run's files next to the store; StoreError for an invalid id."""
         return artifact_folder(files_folder(self._location), run_id)
+
+    def _copy_artifact(self, source: BinaryIO, run_id: str, name: str) -> str:
+        """Copy a file of a run to where this store keeps it; its path, or its name if that is the
+        database."""
+        folder = self._artifact_folder(run_id)
+        if self._database.keeps_artifacts:
+            data = source.read(MAX_ARTIFACT_BYTES + 1)
+            if len(data) <= MAX_ARTIFACT_BYTES:
+                self._database.put_artifact(run_id, name, data)
+                return name
+            source.seek(0)
+        return copy_artifact(source, folder, name)
 
     def _readable_record(self, row: Any) -> RunRecord | None:
         return self._readable(lambda: record_of(row, "it"), "run", row.run_id)
@@ -568,16 +586,3 @@ def _of(key: RunKey) -> ColumnElement[bool]:
 
 def _nothing_saved() -> dict[str, list[str]]:
     return {"run": [], "machine": [], "experiment run": []}
-
-
-def _ambiguous(prefix: str, found: Sequence[Row[Any]]) -> str:
-    """The message for a prefix of several run ids."""
-    lines = [
-        f"  {row.run_id}  {row.network or row.work}, {row.framework}, "
-        f"batch {row.batch_per_device or '–'}, {row.outcome}, {row.started_utc}"
-        for row in found[:MAX_CANDIDATES]
-    ]
-    if len(found) > MAX_CANDIDATES:
-        lines.append("  …")
-    listed = "\n".join(lines)
-    return f"'{prefix}' is the prefix of several run ids:\n{listed}\nGive more digits."
