@@ -140,7 +140,8 @@ def test_filters_match_what_the_records_say(filled, filter, fits):
     assert [row.run_id for row in filled.each_run(filter)] == wanted
     page = filled.list_runs(filter, limit=100)
     assert [row.run_id for row in page.rows] == wanted[::-1]
-    assert page.total == len(wanted)
+    counted = not filter.text and not filter.figures
+    assert page.total == (len(wanted) if counted else None)
     by_rate = paged(filled, filter, sort="samples_per_s")
     assert sorted(row.run_id for row in by_rate) == sorted(wanted)
 

@@ -184,7 +184,7 @@ def test_a_record_whose_series_cannot_be_stored_is_not_stored_either(store, savi
     with pytest.raises(ValueError, match="two series"):
         store.save(record, [saving.make_series(), saving.make_series()])
     bad = dataclasses.replace(saving.make_series(), device=None)
-    with pytest.raises(Exception, match="(?i)not.null"):
+    with pytest.raises(Exception, match=r"(?i)not.null"):
         store.save(record, [bad])
     assert store.records() == []
     store.save(record, [saving.make_series()])

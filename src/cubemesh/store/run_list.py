@@ -38,9 +38,9 @@ FIGURE = "figure."
 SORTS = (
     *("started_utc", "sequence", "run_id", "network", "work", "framework", "precision"),
     *("strategy", "device", "devices", "batch_per_device", "global_batch", "experiment"),
-    *("outcome", "machine_id", "hostname", "workload_id", "elapsed_s", "samples_per_s"),
+    *("outcome", "machine_id", "hostname", "elapsed_s", "samples_per_s"),
 )
-"""Columns to sort by."""
+"""Columns to sort by; runs of one value are sorted by their start."""
 FACETS = (
     *("network", "work", "framework", "precision", "strategy", "device", "devices"),
     *("machine_id", "outcome", "experiment"),
@@ -50,10 +50,12 @@ MAX_LIMIT = 1000
 """Rows of a page."""
 MAX_CANDIDATES = 10
 """Runs that the message about an ambiguous prefix lists."""
-MAX_COUNTED = 10_000
+MAX_COUNTED = 2_000
 """Rows that match a filter are counted up to here; all rows of a store are counted."""
+_FEW = 1_000
+"""Runs with a figure within bounds that are looked up first; of more, each run is asked."""
 _MAX_WORDS = 10
-_SORTED = "sorted_value"
+_KEY = "sorted_by_"
 _RUNS_AT_A_TIME = 500
 Values = str | tuple[str, ...]
 
@@ -159,7 +161,8 @@ class RunPage:
     next: str | None
     """Cursor of the next page; None on the last."""
     total: int | None
-    """Runs that match the filter; None if more than 10,000 do."""
+    """Runs that match the filter, on the first page; None if they are more than 2,000, or are
+    searched by text or figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,25 +175,49 @@ class FacetValue:
 
 @dataclass(frozen=True)
 class _Sort:
-    """A column, and the last row of the page before: its value and sequence."""
+    """An order, and where the page before ended in it."""
 
     name: str
     descending: bool
-    value: Any = None
-    sequence: int | None = None
+    last: tuple[Any, ...] = ()
+    """The keys of the last row of the page before; empty at the start."""
     missing: bool = False
-    """Whether the page before ended among runs without a value."""
+    """Whether that row has no value of the sorted column, which then is not among the keys."""
 
     @property
-    def column(self) -> ColumnElement[Any]:
-        return figures.c.value if self.name.startswith(FIGURE) else runs.c[self.name]
+    def figure(self) -> str:
+        """Name of the figure to sort by; empty for a column."""
+        return self.name.removeprefix(FIGURE) if self.name.startswith(FIGURE) else ""
+
+    @property
+    def keys(self) -> tuple[ColumnElement[Any], ...]:
+        """Columns to sort by: the one asked for, and what makes the order complete."""
+        if self.figure:
+            return figures.c.value, figures.c.sequence
+        return tuple({c.name: c for c in (runs.c[self.name], *_BY_START)}.values())
+
+    @property
+    def may_be_missing(self) -> bool:
+        """Whether some runs may have no value of the sorted column."""
+        return bool(self.figure or runs.c[self.name].nullable)
 
     @property
     def cursor(self) -> str:
-        state = [self.name, self.descending, self.value, self.sequence, self.missing]
-        return base64.urlsafe_b64encode(json.dumps(state).encode()).decode().rstrip("=")
+        """The place in the order, as text."""
+        state = json.dumps([self.name, self.descending, self.last, self.missing])
+        return base64.urlsafe_b64encode(state.encode()).decode().rstrip("=")
+
+    def ordered(self, query: Select[Any], keys: tuple[ColumnElement[Any], ...]) -> Select[Any]:
+        """The rows of a query after the last one, in this order, with their keys as columns."""
+        if self.last and self.missing == (keys is _BY_START):
+            here, last = tuple_(*keys), tuple_(*self.last)
+            query = query.where(here < last if self.descending else here > last)
+        for i, key in enumerate(keys):
+            query = query.add_columns(key.label(f"{_KEY}{i}"))
+        return query.order_by(*(key.desc() if self.descending else key for key in keys))
 
 
+_BY_START = (runs.c.started_utc, runs.c.sequence)
 _COLUMNS = tuple(runs.c[field.name] for field in fields(RunRow))
 _EQUAL = ("network", "work", "framework", "precision", "strategy", "device", "outcome")
 _WHOLE = ("devices", "batch_per_device")
@@ -210,23 +237,22 @@ def list_page(
         raise UsageError(f"limit={limit} is not valid: a list has 1 to {MAX_LIMIT} rows a page.")
     order = _sort(sort, descending, after)
     where = _conditions(connection, filter)
-    found: list[tuple[RunRow, Any, bool]] = []
+    found: list[tuple[RunRow, tuple[Any, ...], bool]] = []
     if not order.missing:
         rows = connection.execute(_with_value(where, order).limit(limit + 1))
-        found = [(row, value, False) for row, value in _split(rows)]
-    if len(found) <= limit and _may_be_missing(order):
+        found = [(row, keys, False) for row, keys in _split(rows)]
+    if len(found) <= limit and order.may_be_missing:
         query = _without_value(where, order).limit(limit + 1 - len(found))
-        rows = connection.execute(query)
-        found += [(row, None, True) for row, _ in _split(rows)]
-    shown, more = found[:limit], len(found) > limit
+        found += [(row, keys, True) for row, keys in _split(connection.execute(query))]
     cursor = None
-    if more:
-        last, value, missing = shown[-1]
-        cursor = replace(order, value=value, sequence=last.sequence, missing=missing).cursor
+    if len(found) > limit:
+        _, keys, missing = found[limit - 1]
+        cursor = replace(order, last=keys, missing=missing).cursor
+    counted = after is None and not filter.text and not filter.figures
     return RunPage(
-        rows=tuple(row for row, _, _ in shown),
+        rows=tuple(row for row, _, _ in found[:limit]),
         next=cursor,
-        total=_total(connection, where),
+        total=_total(connection, where) if counted else None,
     )
 
 
@@ -287,53 +313,38 @@ def figure_names(connection: Connection) -> list[str]:
         names.append(name)
 
 
-def _split(rows: CursorResult[Any]) -> Iterator[tuple[RunRow, Any]]:
-    """Rows of a list, and their value of the sorted column."""
-    for row in rows.mappings():
-        plain = dict(row)
-        value = plain.pop(_SORTED, None)
-        yield RunRow(**plain), value
+def _split(rows: CursorResult[Any]) -> Iterator[tuple[RunRow, tuple[Any, ...]]]:
+    """Rows of a list, and their keys."""
+    width = len(_COLUMNS)
+    names = [column.name for column in _COLUMNS]
+    for row in rows:
+        yield RunRow(**dict(zip(names, row[:width], strict=True))), tuple(row[width:])
 
 
 def _with_value(where: list[ColumnElement[bool]], order: _Sort) -> Select[Any]:
     """The runs with a value of the sorted column, after the last row of the page before."""
-    query = select(*_COLUMNS, order.column.label(_SORTED)).where(*where)
-    sequence: ColumnElement[Any] = runs.c.sequence
-    if order.name.startswith(FIGURE):
-        sequence = figures.c.sequence
-        name = order.name.removeprefix(FIGURE)
+    query = select(*_COLUMNS).where(*where)
+    if order.figure:
         query = query.join(figures, figures.c.sequence == runs.c.sequence)
-        query = query.where(figures.c.name == name)
-    if _may_be_missing(order):
-        query = query.where(order.column.is_not(None))
-    if order.sequence is not None:
-        here, last = tuple_(order.column, sequence), tuple_(order.value, order.sequence)
-        query = query.where(here < last if order.descending else here > last)
-    keys = (order.column, sequence)
-    return query.order_by(*(key.desc() if order.descending else key for key in keys))
+        query = query.where(figures.c.name == order.figure)
+    if order.may_be_missing:
+        query = query.where(order.keys[0].is_not(None))
+    return order.ordered(query, order.keys)
 
 
 def _without_value(where: list[ColumnElement[bool]], order: _Sort) -> Select[Any]:
     """The runs without a value of the sorted column."""
     query = select(*_COLUMNS).where(*where)
-    if order.name.startswith(FIGURE):
-        name = order.name.removeprefix(FIGURE)
+    if order.figure:
         has = select(figures.c.sequence).where(
             figures.c.sequence == runs.c.sequence,
-            figures.c.name == name,
+            figures.c.name == order.figure,
             figures.c.value.is_not(None),
         )
         query = query.where(~has.exists())
     else:
-        query = query.where(order.column.is_(None))
-    if order.missing and order.sequence is not None:
-        after = runs.c.sequence < order.sequence
-        query = query.where(after if order.descending else runs.c.sequence > order.sequence)
-    return query.order_by(runs.c.sequence.desc() if order.descending else runs.c.sequence)
-
-
-def _may_be_missing(order: _Sort) -> bool:
-    return order.name.startswith(FIGURE) or bool(runs.c[order.name].nullable)
+        query = query.where(order.keys[0].is_(None))
+    return order.ordered(query, _BY_START)
 
 
 def _sort(sort: str, descending: bool, after: str | None) -> _Sort:
@@ -344,12 +355,15 @@ def _sort(sort: str, descending: bool, after: str | None) -> _Sort:
         return start
     try:
         padded = after.encode("ascii") + b"=" * (-len(after) % 4)
-        name, down, value, sequence, missing = json.loads(base64.urlsafe_b64decode(padded))
-        here = _Sort(name, down, value, int(sequence), bool(missing))
-        text = start.column.type.python_type is str
-        fits = isinstance(value, str) if text else isinstance(value, (int, float))
-        if (name, down) != (sort, descending) or not (here.missing or fits):
+        name, down, last, missing = json.loads(base64.urlsafe_b64decode(padded))
+        here = _Sort(name, down, tuple(last), missing is True)
+        if (name, down) != (sort, descending):
             raise ValueError(after)
+        keys = _BY_START if here.missing else here.keys
+        for key, value in zip(keys, last, strict=True):
+            kinds = (str,) if key.type.python_type is str else (int, float)
+            if not isinstance(value, kinds):
+                raise TypeError(value)
     except (ValueError, TypeError, binascii.Error, RecursionError) as error:
         raise UsageError(
             "The cursor of the list is not valid here: it belongs to a list of another order, or "
@@ -385,7 +399,7 @@ def _conditions(connection: Connection, filter: RunFilter) -> list[ColumnElement
         where.append(runs.c.started_utc >= _moment("since", filter.since))
     if filter.until:
         where.append(runs.c.started_utc < _moment("until", filter.until, end_of_day=True))
-    return [*where, *map(_bounded, filter.figures)]
+    return [*where, *(_bounded(connection, bounds) for bounds in filter.figures)]
 
 
 def _among(column: ColumnElement[Any], values: tuple[Any, ...]) -> ColumnElement[bool]:
@@ -402,7 +416,7 @@ def _machine_ids(connection: Connection, names: tuple[str, ...]) -> tuple[str, .
     return (*names, *connection.execute(query).scalars())
 
 
-def _bounded(bounds: FigureBounds) -> ColumnElement[bool]:
+def _bounded(connection: Connection, bounds: FigureBounds) -> ColumnElement[bool]:
     ends = [figures.c.name == bounds.name]
     if bounds.low is not None:
         ends.append(figures.c.value >= bounds.low)
@@ -410,7 +424,11 @@ def _bounded(bounds: FigureBounds) -> ColumnElement[bool]:
         ends.append(figures.c.value <= bounds.high)
     if len(ends) == 1:
         ends.append(figures.c.value.is_not(None))
-    return runs.c.sequence.in_(select(figures.c.sequence).where(and_(*ends)))
+    found = select(figures.c.sequence).where(and_(*ends))
+    few = connection.execute(found.limit(_FEW)).scalars().all()
+    if len(few) < _FEW:
+        return runs.c.sequence.in_(few)
+    return found.where(figures.c.sequence == runs.c.sequence).exists()
 
 
 def _moment(field: str, given: str, *, end_of_day: bool = False) -> str:

@@ -135,16 +135,14 @@ runs = Table(
     Column("interleaved", Boolean, nullable=False),
     Column("warnings", Integer, nullable=False),
     Column("words", Text, nullable=False),
-    Index("runs_by_network", "network", "started_utc", "sequence"),
-    Index("runs_by_machine", "machine_id", "started_utc", "sequence"),
     Index("runs_by_workload", "workload_id", "machine_id", "started_utc"),
-    Index("runs_by_outcome", "outcome", "started_utc", "sequence"),
     Index("runs_by_start", "started_utc", "sequence"),
     *(
-        Index(f"runs_by_{name}", name, "sequence")
+        Index(f"runs_by_{name}", name, "started_utc", "sequence")
         for name in (
-            *("hostname", "work", "framework", "precision", "strategy", "device", "devices"),
-            *("batch_per_device", "global_batch", "experiment", "elapsed_s", "samples_per_s"),
+            *("network", "machine_id", "outcome", "hostname", "work", "framework", "precision"),
+            *("strategy", "device", "devices", "batch_per_device", "global_batch", "experiment"),
+            *("elapsed_s", "samples_per_s"),
         )
     ),
 )
