@@ -2,8 +2,8 @@
 
 The records are those of one quick run with the null framework, stored again with other ids, dates,
 networks, machines, outcomes and figures. Filling a store is not timed. Printed for each list:
-medians of so many calls of `Store.list_runs` with 50 rows, of the first page and of a later one, the
-processor time of both, and whether a median is above the goal.
+medians of so many calls of `Store.list_runs` with 50 rows, of the first page and of a later one,
+the processor time of both, and whether a median is above the goal.
 
     python benchmarks/store_lists.py
     python benchmarks/store_lists.py --runs 10000 --calls 50 --json lists.json

@@ -16,8 +16,16 @@ from cubemesh.frameworks import entry
 from cubemesh.schema import Machine, NetworkWork, RunRecord
 from cubemesh.schema.comparison import Ratio
 from cubemesh.statistics import Spread, pooled
+from cubemesh.store.run_list import RunFilter
 from cubemesh.store.run_statistics import ratio_of_runs, run_windows, spread_between
-from cubemesh.store.select import RunSelection, format_value, newest_of, select, settings_of
+from cubemesh.store.select import (
+    RunSelection,
+    format_value,
+    newest_of,
+    records_of,
+    select,
+    settings_of,
+)
 from cubemesh.store.spread_prior import prior_spread
 from cubemesh.store.store import Store
 
@@ -94,7 +102,8 @@ def compare_with_baseline(
             measured.setdefault(record.spec.workload_id, []).append(record)
     own = {record.run_id for runs in measured.values() for record in runs}
     stored: dict[str, list[RunRecord]] = {}
-    for record in baseline.records(outcome="ok"):
+    rows = (row for row in baseline.each_run(RunFilter(outcome="ok")) if not row.interleaved)
+    for record in records_of(baseline, (row for row in rows if row.workload_id in measured)):
         if _comparable(record) and record.run_id not in own:
             stored.setdefault(record.spec.workload_id, []).append(record)
     return [
@@ -121,8 +130,9 @@ def stored_spread(store: Store, record: RunRecord) -> Spread | None:
     """The spread between repeated runs of the same workload on the same machine; None if none
     was repeated."""
     repeated: dict[tuple[str, str, str], list[RunRecord]] = {}
-    for other in store.records(machine_id=record.key.machine_id, outcome="ok"):
-        if other.spec.workload_id == record.spec.workload_id and other.measured:
+    alike = RunFilter(workload=record.spec.workload_id, machine=record.key.machine_id, outcome="ok")
+    for other in records_of(store, store.each_run(alike)):
+        if other.key.machine_id == record.key.machine_id and other.measured:
             key = other.key
             repeated.setdefault((key.spec_id, key.software_id, key.code_version), []).append(other)
     groups = [runs for runs in repeated.values() if len(runs) > 1]

@@ -256,16 +256,12 @@ def list_page(
     )
 
 
-def each_row(connection: Connection, filter: RunFilter) -> Iterator[RunRow]:
-    """As `Store.each_run`."""
-    where, last = _conditions(connection, filter), 0
-    while True:
-        query = select(*_COLUMNS).where(*where, runs.c.sequence > last)
-        rows = connection.execute(query.order_by(runs.c.sequence).limit(_RUNS_AT_A_TIME)).all()
-        if not rows:
-            return
-        yield from (RunRow(**row._mapping) for row in rows)
-        last = rows[-1].sequence
+def rows_after(connection: Connection, filter: RunFilter, last: int) -> list[RunRow]:
+    """The next rows that match, in the order of storing, after the one of number `last`."""
+    where = _conditions(connection, filter)
+    query = select(*_COLUMNS).where(*where, runs.c.sequence > last)
+    found = connection.execute(query.order_by(runs.c.sequence).limit(_RUNS_AT_A_TIME))
+    return [row for row, _ in _split(found)]
 
 
 def count_facets(connection: Connection, filter: RunFilter) -> dict[str, tuple[FacetValue, ...]]:

@@ -10,24 +10,44 @@ compared, never averaged. Of several versions of the software or of cubemesh the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks import canonical_name
-from cubemesh.schema import NetworkWork, RunRecord
+from cubemesh.schema import (
+    WORK_KINDS,
+    Budget,
+    NetworkWork,
+    Placement,
+    ProgramSettings,
+    RunRecord,
+)
 from cubemesh.schema.serialization import to_plain
+from cubemesh.store.run_list import RunRow
 from cubemesh.store.store import Store
 
 PARTS = ("work", "placement", "program", "budget")
-_KEYS: dict[str, Callable[[RunRecord], str]] = {
-    "machine": lambda r: r.key.machine_id,
-    "software": lambda r: r.key.software_id,
-    "code_version": lambda r: r.key.code_version,
+_KEYS: dict[str, Callable[[RunRow], str]] = {
+    "machine": lambda r: r.machine_id,
+    "software": lambda r: r.software_id,
+    "code_version": lambda r: r.code_version,
 }
 """Keys besides the fields of a spec, matched by prefix."""
+_COLUMNS: dict[str, Callable[[RunRow], Any]] = {
+    "work": lambda r: r.work,
+    "network": lambda r: r.network,
+    "framework": lambda r: r.framework,
+    "precision": lambda r: r.precision,
+    "sync": lambda r: r.strategy,
+    "devices": lambda r: r.devices,
+    "batch_per_device": lambda r: r.batch_per_device,
+    "data": lambda r: r.data,
+}
+"""Fields of a spec that have a column; of other fields the records are read."""
 _FEWEST_DIGITS = 4
+_RECORDS_AT_A_TIME = 500
 MAX_LISTED = 4
 """Settings that differ, and values of each, that the message lists."""
 
@@ -46,9 +66,9 @@ class RunSelection:
 def select(store: Store, text: str) -> RunSelection:
     """The completed runs selected by `text`; UsageError if there are none, or if they measured
     different workloads."""
-    stored = [r for r in store.records() if r.spec.against is None]
+    stored = [row for row in store.each_run() if not row.interleaved]
     by_settings = "=" in text
-    found = _by_settings(stored, text) if by_settings else _by_ids(stored, text)
+    found = _by_settings(store, stored, text) if by_settings else _by_ids(store, stored, text)
     good = [r for r in found if r.ok and r.measured]
     if not good:
         endings = ", ".join(dict.fromkeys(str(r.outcome.status) for r in found))
@@ -73,8 +93,17 @@ def _version(record: RunRecord) -> tuple[str, str]:
     return record.key.software_id, record.key.code_version
 
 
-def _by_ids(stored: Sequence[RunRecord], text: str) -> list[RunRecord]:
-    found: dict[str, RunRecord] = {}
+def records_of(store: Store, rows: Iterable[RunRow]) -> list[RunRecord]:
+    """The readable records of rows, oldest first."""
+    ids = [row.run_id for row in rows]
+    found: list[RunRecord] = []
+    for first in range(0, len(ids), _RECORDS_AT_A_TIME):
+        found += store.records(ids[first : first + _RECORDS_AT_A_TIME])
+    return sorted(found, key=lambda record: record.started_utc)
+
+
+def _by_ids(store: Store, stored: Sequence[RunRow], text: str) -> list[RunRecord]:
+    found: dict[str, RunRow] = {}
     for word in (w.strip().lower() for w in text.split(",")):
         if len(word) < _FEWEST_DIGITS:
             raise UsageError(
@@ -82,7 +111,7 @@ def _by_ids(stored: Sequence[RunRecord], text: str) -> list[RunRecord]:
                 "settings such as network=resnet-50,precision=bf16."
             )
         runs = [r for r in stored if r.run_id.startswith(word)]
-        specs = [r for r in stored if r.key.spec_id.startswith(word) or r.spec.workload_id == word]
+        specs = [r for r in stored if r.spec_id.startswith(word) or r.workload_id == word]
         if len(runs) > 1:
             listed = ", ".join(r.run_id for r in runs[:5])
             raise UsageError(f"Several runs have ids that begin with '{word}': {listed}.")
@@ -92,30 +121,39 @@ def _by_ids(stored: Sequence[RunRecord], text: str) -> list[RunRecord]:
                 "lists the runs; `cubemesh results RUN` has its spec."
             )
         found |= {r.run_id: r for r in runs or specs}
-    return list(found.values())
+    return records_of(store, found.values())
 
 
-def _by_settings(stored: Sequence[RunRecord], text: str) -> list[RunRecord]:
+def _by_settings(store: Store, stored: Sequence[RunRow], text: str) -> list[RunRecord]:
     wanted: dict[str, str] = {}
     for line in text.split(","):
         key, equals, value = (part.strip() for part in line.partition("="))
         if not key or not equals:
             raise UsageError(f"'{line}' in '{text}' is not valid: write key=value,key=value.")
         wanted[key.replace("-", "_")] = value
-    known = set(_KEYS) | {name for record in stored for name in settings_of(record)}
+    works = [WORK_KINDS[kind] for kind in {row.work for row in stored} if kind in WORK_KINDS]
+    classes = (*works, Placement, ProgramSettings, Budget)
+    known = {*_KEYS, *_COLUMNS, *(field.name for kind in classes for field in fields(kind))}
     for key in wanted:
         if stored and key not in known:
             raise unknown_name("setting of a stored run", key, known, plural="settings")
-    return [r for r in stored if all(_fits(r, key, value) for key, value in wanted.items())]
+    if "network" in wanted:
+        wanted["network"] = canonical_name(wanted["network"])
+    rows = [row for row in stored if all(_may_fit(row, key, wanted[key]) for key in wanted)]
+    settings = {key: value for key, value in wanted.items() if key not in _KEYS}
+    return [r for r in records_of(store, rows) if _fits(r, settings)]
 
 
-def _fits(record: RunRecord, key: str, value: str) -> bool:
+def _may_fit(row: RunRow, key: str, value: str) -> bool:
+    """Whether a run fits as far as its columns say."""
     if key in _KEYS:
-        return _KEYS[key](record).startswith(value)
+        return _KEYS[key](row).startswith(value)
+    return key not in _COLUMNS or format_value(_COLUMNS[key](row)) == value
+
+
+def _fits(record: RunRecord, wanted: Mapping[str, str]) -> bool:
     own = settings_of(record)
-    if key == "network":
-        value = canonical_name(value)
-    return key in own and format_value(own[key]) == value
+    return all(key in own and format_value(own[key]) == wanted[key] for key in wanted)
 
 
 def settings_of(record: RunRecord) -> dict[str, Any]:

@@ -59,10 +59,10 @@ from cubemesh.store.run_list import (
     RunRow,
     ambiguous,
     count_facets,
-    each_row,
     figure_names,
     figures_of,
     list_page,
+    rows_after,
 )
 from cubemesh.store.series_chunks import Chunk, Samples, read_chunks
 from cubemesh.store.spool import Spool, Spooled, format_files
@@ -333,8 +333,14 @@ class Store:
 
     def each_run(self, filter: RunFilter = ALL_RUNS) -> Iterator[RunRow]:
         """Every run that matches, in the order of storing."""
-        with self._database.read() as connection:
-            yield from each_row(connection, filter)
+        last = 0
+        while True:
+            with self._database.read() as connection:
+                rows = rows_after(connection, filter, last)
+            yield from rows
+            if not rows:
+                return
+            last = rows[-1].sequence
 
     def run_facets(self, filter: RunFilter = ALL_RUNS) -> dict[str, tuple[FacetValue, ...]]:
         """For each column of `run_list.FACETS` its values, most frequent first, with how many runs
