@@ -94,7 +94,7 @@ def test_an_empty_file_becomes_a_store_but_cannot_be_read_as_one(path):
         assert store.records() == []
 
 
-def test_sqlite_is_set_up_to_keep_what_it_reports(store):
+def test_sqlite_is_set_up_to_keep_what_it_reports(store, path):
     with store._database.read() as connection:
         ask = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
