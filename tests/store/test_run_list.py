@@ -15,6 +15,7 @@ from cubemesh.schema import (
     Software,
     Status,
 )
+from cubemesh.store import run_list
 from cubemesh.store.run_list import FACETS, SORTS, FigureBounds, RunFilter
 
 NETWORKS = ("little-cnn", "resnet-50", "vgg16")
@@ -144,6 +145,17 @@ def test_filters_match_what_the_records_say(filled, filter, fits):
     assert page.total == (len(wanted) if counted else None)
     by_rate = paged(filled, filter, sort="samples_per_s")
     assert sorted(row.run_id for row in by_rate) == sorted(wanted)
+
+
+def test_several_filters_are_not_counted_in_a_large_store(filled, monkeypatch):
+    two = RunFilter(network="vgg16", outcome="ok")
+    assert filled.list_runs(two).total == 16
+    monkeypatch.setattr(run_list, "_SMALL", 50)
+    assert filled.list_runs(two).total is None
+    assert filled.list_runs(RunFilter(network="vgg16")).total == 20
+    monkeypatch.setattr(run_list, "MAX_COUNTED", 10)
+    assert filled.list_runs(RunFilter(network="vgg16")).total is None
+    assert filled.list_runs().total == 60
 
 
 def test_a_row_has_what_the_record_has(filled):

@@ -52,6 +52,8 @@ MAX_CANDIDATES = 10
 """Runs that the message about an ambiguous prefix lists."""
 MAX_COUNTED = 2_000
 """Rows that match a filter are counted up to here; all rows of a store are counted."""
+_SMALL = 20_000
+"""Runs of a store in which matches of several filters are counted."""
 _FEW = 1_000
 """Runs with a figure within bounds that are looked up first; of more, each run is asked."""
 _MAX_WORDS = 10
@@ -161,8 +163,8 @@ class RunPage:
     next: str | None
     """Cursor of the next page; None on the last."""
     total: int | None
-    """Runs that match the filter, on the first page; None if they are more than 2,000, or are
-    searched by text or figures."""
+    """Runs that match the filter, on the first page; None if they are more than 2,000, are
+    searched by text or figures, or by several filters in a store of more than 20,000 runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,6 +251,7 @@ def list_page(
         _, keys, missing = found[limit - 1]
         cursor = replace(order, last=keys, missing=missing).cursor
     counted = after is None and not filter.text and not filter.figures
+    counted = counted and (len(where) <= 1 or _is_small(connection))
     return RunPage(
         rows=tuple(row for row, _, _ in found[:limit]),
         next=cursor,
@@ -440,6 +443,11 @@ def _moment(field: str, given: str, *, end_of_day: bool = False) -> str:
         raise UsageError(
             f"{field}={given} is not a date: write 2026-11-23 or 2026-11-23T14:00, in UTC."
         ) from None
+
+
+def _is_small(connection: Connection) -> bool:
+    newest = connection.execute(select(func.max(runs.c.sequence))).scalar()
+    return newest is None or newest <= _SMALL
 
 
 def _total(connection: Connection, where: list[ColumnElement[bool]]) -> int | None:
