@@ -156,7 +156,8 @@ def test_a_damaged_store(path, saving):
         for number in range(40):
             store.save(saving.make_record(number), [saving.make_series()])
     content = bytearray(path.read_bytes())
-    for page in range(8, len(content) // 4096, 2):
+    pages = len(content) // 4096
+    for page in range(pages // 2, pages, 2):  # the first ones hold the schema
         content[page * 4096 : page * 4096 + 2048] = b"\xa5" * 2048
     path.write_bytes(bytes(content))
     with Store.open(str(path)) as store, pytest.raises(StoreError, match="is damaged"):
@@ -209,5 +210,5 @@ def test_a_violated_constraint_is_a_bug_and_stays_one():
 
 
 def test_what_no_one_foresaw_is_passed_on_in_its_own_words(store):
-    with pytest.raises(StoreError, match="no such table: nowhere"), store._database.read() as c:
+    with pytest.raises(StoreError, match="nowhere"), store._database.read() as c:
         c.exec_driver_sql("select * from nowhere")
