@@ -40,6 +40,7 @@ RUNGS = [
     ("audit",),
     ("experiments.runner",),
     ("experiments.session",),
+    ("jobs",),
     ("exports",),
     ("api",),
     ("pytest_plugin",),

@@ -21,6 +21,7 @@ from cubemesh.cli.completion import join_assignments
 from cubemesh.cli.doctor import doctor
 from cubemesh.cli.import_ import import_
 from cubemesh.cli.inference import build, export, infer
+from cubemesh.cli.jobs import agent, jobs, submit, watch
 from cubemesh.cli.launch import launch
 from cubemesh.cli.options import INTERRUPTED, tell
 from cubemesh.cli.predict import predict
@@ -52,6 +53,7 @@ for verb in (
     *(doctor, probe, networks, experiments, published),
     *(run, train, tune, compare, collectives, predict),
     *(launch, results, report, audit),
+    *(submit, jobs, watch, agent),
     *(export, build, infer),
 ):
     app.command()(verb)

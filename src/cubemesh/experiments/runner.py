@@ -107,14 +107,21 @@ def first_specs(
     experiment: Experiment, request: Request, context: Context, executor: Executor, store: Store
 ) -> Sequence[RunSpec] | None:
     """The first runs of a plan; None if it has none, or they depend on runs of this session."""
+    try:
+        return plan_first(experiment, request, context, executor, store)
+    except CubemeshError:
+        return None  # is raised when the experiment runs
+
+
+def plan_first(
+    experiment: Experiment, request: Request, context: Context, executor: Executor, store: Store
+) -> Sequence[RunSpec]:
+    """The first runs of a plan, checked. UsageError or DataError as of `run_experiment`."""
     tuned = None
     if request.overrides.get(TUNED):
         tuned = Tunings(experiment, request.overrides, store, executor.key).of
-    try:
-        specs = next(experiment.plan(request.settings, context), ())
-        return _prepare(experiment, specs, request, executor.environments, tuned)
-    except CubemeshError:
-        return None  # is raised when the experiment runs
+    specs = next(experiment.plan(request.settings, context), ())
+    return _prepare(experiment, specs, request, executor.environments, tuned)
 
 
 def stored_results(

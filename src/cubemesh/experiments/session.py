@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from cubemesh.errors import unknown_name
 from cubemesh.experiments.core.ab_overrides import parse_against
@@ -62,13 +63,15 @@ def run_names(
     against: Sequence[str] = (),
     wait_s: float = 0.0,
     wait_quiet_s: float = 0.0,
+    pause_file: Path | None = None,
 ) -> list[ExperimentResult]:
     """Run all experiments of `names`, in order. `pythons` are lines FRAMEWORK=PATH
     (runs/interpreters.py), `against` lines KEY=VALUE of a program to interleave with
     (ab_overrides.py). Waits up to `wait_s` seconds for a device that another run uses, which no
-    plan's time budget includes, and up to `wait_quiet_s` seconds for other programs to end. Raises
-    UsageError before the first run for an unknown name or setting, or a path that is not a Python
-    with its framework."""
+    plan's time budget includes, and up to `wait_quiet_s` seconds for other programs to end. Once
+    `pause_file` exists, it ends with RunPaused (runs/executor.py). Raises UsageError before the
+    first run for an unknown name or setting, or a path that is not a Python with its
+    framework."""
     planned = resolve(names, settings, scale, against)
     machine = probe()
     others = environments(pythons, os.environ, machine.software)
@@ -79,6 +82,7 @@ def run_names(
         no_cache=no_cache,
         environments=others,
         wait_s=wait_s,
+        pause_file=pause_file,
     ) as executor:
         contexts = [
             Context(

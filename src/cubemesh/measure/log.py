@@ -81,6 +81,10 @@ class Log(ABC):
         """A whole curve; replaces an earlier one of the same name."""
         self.emit("curve", curve=curve)
 
+    def loss(self, step: int, loss: float) -> None:
+        """The training loss of a step, for a live display; the same is a point of the curve."""
+        self.emit("loss", step=step, loss=loss)
+
     def part(self, part: Part) -> None:
         """A part of the step time, from the attribution."""
         self.emit("part", part=part)

@@ -54,16 +54,22 @@ MOST_START_S = 3600.0
 """Longest time allowed, however long the run itself may take."""
 
 
+class RunPaused(Exception):
+    """The runs ended on request and can be resumed: the last one was not stored."""
+
+
 class Executor:
     """Runs specs on this machine and stores their records. A context manager: leaving it ends the
     workers and unlocks the devices.
 
     `no_cache` measures stored specs again, each once per executor. `wait_s` is how long to
     wait for a device that another runner uses. `environments` has the frameworks whose workers run
-    in another Python (runs/interpreters.py). Raises BusyError when a device stays in use, or when
-    a run found its folder of checkpoints in use, which is not stored; UsageError for an unknown
-    framework. Another error of a run is its record's outcome. A record that the store does not take
-    waits in the spool, and the next run begins (`Store.save_or_spool`).
+    in another Python (runs/interpreters.py). Once `pause_file` exists, a training with checkpoints
+    ends after one, other runs end before the next, and RunPaused is raised. Raises BusyError when a
+    device stays in use, or when a run found its folder of checkpoints in use, which is not stored;
+    UsageError for an unknown framework. Another error of a run is its record's outcome. A record
+    that the store does not take waits in the spool, and the next run begins
+    (`Store.save_or_spool`).
     """
 
     def __init__(
@@ -76,6 +82,7 @@ class Executor:
         runs_folder: Path | None = None,
         wait_s: float = 0.0,
         environments: Mapping[str, Environment] = MappingProxyType({}),
+        pause_file: Path | None = None,
     ) -> None:
         self._store = store
         self._machine = machine
@@ -83,6 +90,7 @@ class Executor:
         self._no_cache = no_cache
         self._runs_folder = runs_folder
         self._wait_s = wait_s
+        self._pause_file = pause_file
         self.environments = environments
         """Framework → environment, where its workers run in another Python."""
         self.waited_s = 0.0
@@ -108,6 +116,8 @@ class Executor:
             for spec in specs:
                 for repeat in range(spec.budget.repeats):
                     termination.check()
+                    if self._pause_file is not None and self._pause_file.exists():
+                        raise RunPaused("It paused between two runs.")
                     yield self._record(spec, self.key(spec, repeat))
         except BaseException:  # Ctrl-C above all: no worker may go on measuring
             self.close()
@@ -220,6 +230,9 @@ class Executor:
         if record.outcome.facts.get("in_use"):  # another run was faster by a moment
             remove(folder)
             raise BusyError(record.outcome.message)
+        if record.outcome.facts.get("paused"):
+            remove(folder)
+            raise RunPaused(record.outcome.message)
         other = self.environments.get(spec.program.framework)
         stored, refused = store_artifacts(self._store, record.run_id, folder, events)
         record = dataclasses.replace(
@@ -305,6 +318,7 @@ class Executor:
             usable_cores=self._machine.cpu.usable_cores,
             gpu_memory_bytes=gpus[0].memory_bytes if gpus else None,
             gpu_uuid=gpus[0].uuid if gpus else None,
+            pause_file=None if self._pause_file is None else str(self._pause_file),
             gpu_uuids=tuple(gpu.uuid for gpu in gpus),
         )
         return watch(server, job, self._observer)

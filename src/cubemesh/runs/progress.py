@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from cubemesh.schema.record import RunRecord
 from cubemesh.schema.spec import RunSpec
@@ -46,6 +46,14 @@ class Observer(Protocol):
 
     def finish(self, record: RunRecord, *, reused: bool) -> None:
         """A run is stored; `reused` if it was stored already."""
+
+
+@runtime_checkable
+class EventObserver(Protocol):
+    """An observer that also receives the events of the workers."""
+
+    def worker_event(self, event: Mapping[str, Any]) -> None:
+        """An event of a rank (worker/report/events.py), which is its field `of_rank`."""
 
 
 class Silent:

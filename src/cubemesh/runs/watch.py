@@ -21,7 +21,7 @@ from cubemesh import termination
 from cubemesh.cgroups import oom_kills
 from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.runs.forkserver_client import Forkserver, ServerDied
-from cubemesh.runs.progress import Observer, Progress
+from cubemesh.runs.progress import EventObserver, Observer, Progress
 from cubemesh.runs.stopped import StoppedTime, kill_group, signal_ranks
 from cubemesh.worker.launch.ranks import EXITS_FILE, parse_exit_codes
 from cubemesh.worker.report.events import EventReader, events_path
@@ -146,6 +146,8 @@ class _Watcher:
                 if event["event"] == "alive":
                     continue
                 self.events.append({**event, "of_rank": rank})
+                if isinstance(self._observer, EventObserver):
+                    self._observer.worker_event(self.events[-1])
                 if event["event"] == "outcome":
                     self._last_heartbeat.pop(rank, None)  # its last event
                 if rank == 0:

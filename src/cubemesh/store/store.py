@@ -135,6 +135,16 @@ class Store:
         return self._location.name
 
     @property
+    def database(self) -> Database:
+        """Its database, for tables that other rooms write (`cubemesh.jobs`)."""
+        return self._database
+
+    @property
+    def files(self) -> Path:
+        """The folder of files that belong to runs and jobs."""
+        return files_folder(self._location)
+
+    @property
     def damage(self) -> tuple[Damage, ...]:
         """The rows that were left out, as they could not be read."""
         return tuple(self._damage)

@@ -21,6 +21,7 @@ from cubemesh.store.list_rows import (
     link_experiment_run,
 )
 from cubemesh.store.migrations import MIGRATIONS, RECOMPUTED, Migration
+from cubemesh.store.migrations.job_tables import add_job_tables
 from cubemesh.store.tables import (
     COMPUTED,
     about,
@@ -92,6 +93,7 @@ def prepare(connection: Connection, migrations: Sequence[Migration] = MIGRATIONS
     latest = len(migrations) + 1
     if version is None:
         metadata.create_all(connection)
+        add_job_tables(connection)
         connection.execute(insert(about).values(version=latest, opened_utc=now))
         return
     refuse_newer(version, migrations)

@@ -41,6 +41,7 @@ from cubemesh.training import replica_check
 from cubemesh.training.checkpoint_writer import TrainingWriter
 from cubemesh.training.evaluation import EvaluationResult, score_all
 from cubemesh.training.history import TOP5_CLASSES, History
+from cubemesh.training.pausing import Paused, PauseRequest
 from cubemesh.training.schedule import Schedule
 
 WINDOWS_PER_EPOCH = 4
@@ -74,6 +75,7 @@ class Training:
     """That of the checkpoint from which `feed` and `program` resume."""
     same_weights: bool = False
     """Whether the weights of all ranks are compared before each checkpoint and after each epoch."""
+    pause: PauseRequest = field(default_factory=PauseRequest)
     _measured: list[Window] = field(default_factory=list)
     _batch: Batch | None = None
     _started: bool = False
@@ -88,7 +90,7 @@ class Training:
         """Train and log the results; the measured windows.
 
         Diverged as soon as a loss is not finite; ReplicasDiffer; Unsupported for what the program
-        does not support.
+        does not support; Paused after a checkpoint, where a pause is requested.
         """
         self._check_supported()
         try:
@@ -127,6 +129,8 @@ class Training:
             done = self._is_done()
             if done or self.writer.due(self.history.done, ends_epoch=True):
                 self.writer.save(self.program, self.history)
+            if not done:
+                self._pause_if_requested()
         self.history.log_curves(classes, self.log)
         self.writer.finish(self.group)
         self.history.log_figures(classes, self.log)
@@ -203,6 +207,18 @@ class Training:
                 synchronize_replicas(program)
                 self._compare()
                 self.writer.save(program, history)
+            if not ends_epoch:
+                self._pause_if_requested()
+
+    def _pause_if_requested(self) -> None:
+        """Write a checkpoint and raise Paused, if that is requested and checkpoints are enabled."""
+        if self.writer.checkpoints is None or not self.pause.received:
+            return
+        synchronize_replicas(self.program)
+        self._compare()
+        self.writer.save(self.program, self.history)
+        self.writer.finish(self.group)
+        raise Paused(f"The training paused after step {self.history.done}.{self.writer.newest()}")
 
     def _stepper(self) -> Callable[[], None]:
         """A function that makes one step, and sets its learning rate if that changes."""
@@ -225,6 +241,7 @@ class Training:
         if not math.isfinite(loss):
             raise Diverged(self._divergence(loss, epoch))
         history.losses[done] = loss
+        self.log.loss(done, loss)
         shown = {"loss/training": loss}
         if self.schedule.changes:
             history.rates[done] = shown["learning_rate"] = self.schedule.rate(done - 1)

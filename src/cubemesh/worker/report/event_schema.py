@@ -81,6 +81,12 @@ class _Rank:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Loss:
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Progress:
     phase: str
     steps: int
@@ -110,6 +116,7 @@ OTHERS: Mapping[str, type[Any]] = {
     "artifact": _Artifact,
     "figure": _NamedFigure,
     "link": _Link,
+    "loss": _Loss,
     "rank": _Rank,
     "progress": _Progress,
 }

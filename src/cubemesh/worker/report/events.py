@@ -44,7 +44,7 @@ class EventLog(Log):
     name: phase, window, figure (with "name"), curve, part, breakdown, replica, point, warning,
     unmeasured, series, outcome. `rank` (host, device, threads), `link` (network interface and
     transport), `library`, `enter` (a phase begins), `artifact` (the name of a file in
-    the run's folder), `progress` and `alive` (heartbeat) have fields of their own.
+    the run's folder), `loss`, `progress` and `alive` (heartbeat) have fields of their own.
     """
 
     def __init__(self, path: Path, rank: int, origin: float) -> None:

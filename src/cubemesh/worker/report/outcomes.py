@@ -5,6 +5,7 @@
 | `Unsupported`, `UsageError`: the spec cannot be run | unsupported |
 | `OutOfMemory`, `MemoryError`, and the framework's own out-of-memory errors | oom |
 | `BusyError` | unsupported, with the fact `in_use`: the runner ends with that error |
+| `Paused` | unsupported, with the fact `paused`: the runner stores no record of it |
 | `Diverged` | diverged |
 | `NotInstalled`, and `ModuleNotFoundError` of the framework itself | not_installed |
 | `DataError`: a fault of the files, not of the spec | crashed, with the error's message |
@@ -33,6 +34,7 @@ from cubemesh.schema.collective import Collective
 from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.work import NetworkWork
+from cubemesh.training.pausing import Paused
 from cubemesh.units import format_bytes
 
 TRACEBACK_LINES = 12
@@ -54,6 +56,8 @@ def outcome_from_error(
         return Outcome(status=Status.UNSUPPORTED, message=str(error))
     if isinstance(error, BusyError):
         return Outcome(status=Status.UNSUPPORTED, message=str(error), facts={"in_use": True})
+    if isinstance(error, Paused):
+        return Outcome(status=Status.UNSUPPORTED, message=str(error), facts={"paused": True})
     if isinstance(error, Diverged):
         return Outcome(status=Status.DIVERGED, message=str(error))
     if isinstance(error, (OutOfMemory, MemoryError)) or is_out_of_memory(error):

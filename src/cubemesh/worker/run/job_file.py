@@ -40,6 +40,8 @@ class Job:
     """Memory of the run's GPU, from the runner's probe."""
     gpu_uuid: str | None = None
     """That GPU; None for a run on the CPU."""
+    pause_file: str | None = None
+    """A training pauses when this file exists; None: it cannot be paused."""
     gpu_uuids: tuple[str, ...] = ()
     """GPUs of all ranks, in order, on several devices."""
 

@@ -134,6 +134,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             gpu_uuid=None if device == "cpu" else job.gpu_uuid,
             gpu_processes=gpu_processes if device != "cpu" else GpuProcessWatch(None),
             log=log,
+            pause_file=job.pause_file,
             folder=job.folder,
             limit_bytes=known.limit_bytes,
             group=waiting,

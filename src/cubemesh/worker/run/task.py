@@ -56,6 +56,8 @@ class Task:
     """The ranks of this run."""
     waited: Callable[[], float | None] | None = None
     """Takes the seconds for which this rank waited for others; None where that is not measured."""
+    pause_file: str | None = None
+    """A training pauses when this file exists."""
     folder: str = ""
     """Folder for files that are stored with the record."""
     limit_bytes: int | None = None

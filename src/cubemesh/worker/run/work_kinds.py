@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import cast
 
 from cubemesh.data.feed import Feed
@@ -30,6 +31,7 @@ from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.work import FirstSteps, Input, Stage, Train
 from cubemesh.training.first_steps import first_steps as record_first_steps
 from cubemesh.training.loop import Training
+from cubemesh.training.pausing import PauseRequest
 from cubemesh.worker.run import ceilings, checkpointing, collectives, inputs
 from cubemesh.worker.run.inference import infer
 from cubemesh.worker.run.load_test import infer_load
@@ -90,6 +92,7 @@ def train(task: Task) -> None:
                 writer=writer,
                 history=begin.history,
                 same_weights=strategy(task.spec.program.sync).same_weights,
+                pause=PauseRequest(_path(task.pause_file), task.group),
             )
             windows = training.run()
             ended = time.perf_counter()
@@ -185,3 +188,7 @@ TASKS: dict[str, Callable[[Task], None]] = {
     "collective": collective,
 }
 """Kind of work → its task: one for each of `WORK_KINDS`."""
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)

@@ -1,0 +1,246 @@
+"""Jobs: questions in the queue of a store, what becomes of them, and the agents that run them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cubemesh.api.arguments import (
+    AnyStore,
+    Settings,
+    host_lines,
+    open_store,
+    scale_of,
+    setting_lines,
+)
+from cubemesh.errors import UsageError
+from cubemesh.jobs import feed
+from cubemesh.jobs.agent import AgentOptions, JobAgent, check_slots
+from cubemesh.jobs.points import Curves
+from cubemesh.jobs.queue import JobQueue
+from cubemesh.jobs.states import State
+from cubemesh.jobs.submission import (
+    check_question,
+    cloned,
+    edited,
+    submit_question,
+    submitter,
+    with_devices,
+)
+from cubemesh.jobs.values import Agent, JobEvent, Question, QueuedJob
+from cubemesh.store import Store
+from cubemesh.units import parse_duration
+
+FOLLOW_S = 0.5
+"""Interval of asking for new events."""
+
+
+def submit(
+    *names: str,
+    settings: Settings = (),
+    quick: bool = False,
+    full: bool = False,
+    store: AnyStore = None,
+    no_cache: bool = False,
+    against: Settings = (),
+    hosts: str | Iterable[str] = (),
+    pythons: Settings = (),
+    wait: str | float = "1m",
+    wait_quiet: str | float = 0.0,
+    sweep: Settings = (),
+    devices: str | int = "auto",
+    on_host: str | None = None,
+    priority: int = 0,
+    restarts: int = 3,
+    **more_settings: Any,
+) -> QueuedJob:
+    """Queue what `run` would run, for an agent (`agent`) to run. The arguments are those of `run`;
+    after `wait` for a device that another program uses, the job is queued again.
+
+    A setting of one number or word that is given several values, `learning_rate="0.1,0.01"`, makes
+    a sweep: a job for each combination; `sweep` does so for any setting. `devices` is a number of
+    GPUs, "cpu" or "auto"; `on_host` the only host that may run it. Jobs of a higher `priority` come
+    first. A job whose process is lost is queued again up to `restarts` times.
+
+    UsageError before anything is queued, as of `run`.
+    """
+    lines = [*setting_lines(settings), *setting_lines(more_settings), *host_lines(hosts)]
+    scale = scale_of(quick=quick, full=full)
+    question = Question(
+        names=names,
+        settings=tuple(lines),
+        scale=None if scale is None else scale.value,
+        against=tuple(setting_lines(against)),
+        pythons=tuple(setting_lines(pythons)),
+        no_cache=no_cache,
+        wait_s=parse_duration(str(wait)),
+        wait_quiet_s=parse_duration(str(wait_quiet)),
+    )
+    with open_store(store) as opened:
+        return submit_question(
+            JobQueue(opened.database),
+            opened,
+            question,
+            sweep=setting_lines(sweep),
+            devices=str(devices),
+            host=on_host,
+            priority=priority,
+            restarts=restarts,
+        )
+
+
+def jobs(
+    *,
+    states: Iterable[str] = (),
+    parent_id: int | None = None,
+    limit: int = 100,
+    before: int | None = None,
+    store: AnyStore = None,
+) -> list[QueuedJob]:
+    """The newest jobs, newest first; of these states, of this sweep, older than `before`."""
+    wanted = [_state(name) for name in states]
+    with job_queue(store) as queue:
+        return queue.list(states=wanted, parent_id=parent_id, limit=limit, before=before)
+
+
+def job(job_id: int, *, store: AnyStore = None) -> QueuedJob:
+    """One job; UsageError where there is none."""
+    with job_queue(store) as queue:
+        return queue.get(job_id)
+
+
+def job_curves(job_id: int, *, store: AnyStore = None) -> Curves:
+    """The curves of a job so far: run, from 1 → series → points."""
+    with job_queue(store) as queue:
+        queue.get(job_id)
+        return feed.curves(queue, job_id)
+
+
+def agents(*, store: AnyStore = None) -> list[Agent]:
+    """The agents that ever ran on this store, the last seen first."""
+    with job_queue(store) as queue:
+        return queue.agents()
+
+
+def pause_job(job_id: int, *, store: AnyStore = None) -> QueuedJob:
+    """Pause a job: a training after a checkpoint, others between two runs; the job after that."""
+    with job_queue(store, writing=True) as queue:
+        queue.pause(job_id, who=submitter())
+        return queue.get(job_id)
+
+
+def resume_job(job_id: int, *, store: AnyStore = None) -> QueuedJob:
+    """Queue a job again that is paused, failed, stopped or lost; it continues from its last
+    checkpoint."""
+    with job_queue(store, writing=True) as queue:
+        queue.resume(job_id, who=submitter())
+        return queue.get(job_id)
+
+
+def stop_job(job_id: int, *, at_checkpoint: bool = False, store: AnyStore = None) -> QueuedJob:
+    """Stop a job at once, or at its next checkpoint."""
+    with job_queue(store, writing=True) as queue:
+        queue.stop(job_id, at_checkpoint=at_checkpoint, who=submitter())
+        return queue.get(job_id)
+
+
+def prioritize_job(job_id: int, priority: int, *, store: AnyStore = None) -> QueuedJob:
+    """Change the priority of a job; higher ones come first."""
+    with job_queue(store, writing=True) as queue:
+        queue.set_priority(job_id, priority, who=submitter())
+        return queue.get(job_id)
+
+
+def edit_job(job_id: int, settings: Settings, *, store: AnyStore = None) -> QueuedJob:
+    """Change settings of a job: of a running training at its next checkpoint, from which it
+    continues. UsageError for a setting that cannot change any more."""
+    with open_store(store) as opened:
+        queue = JobQueue(opened.database)
+        before = queue.get(job_id)
+        changed, wants = with_devices(
+            edited(before, setting_lines(settings)), "auto", before.wants.host
+        )
+        check_question(changed, opened)
+        queue.edit(job_id, changed, before.wants if before.attempt else wants, who=submitter())
+        return queue.get(job_id)
+
+
+def clone_job(
+    job_id: int,
+    settings: Settings = (),
+    *,
+    priority: int | None = None,
+    store: AnyStore = None,
+) -> QueuedJob:
+    """Queue the same question again, with some settings changed; the new job. A sweep is cloned as
+    a sweep."""
+    with open_store(store) as opened:
+        queue = JobQueue(opened.database)
+        before = queue.get(job_id)
+        wants = before.wants
+        count = str(wants.devices) if wants.device == "gpu" else "auto"
+        return submit_question(
+            queue,
+            opened,
+            cloned(before, setting_lines(settings)),
+            devices=count,
+            host=wants.host,
+            priority=before.priority if priority is None else priority,
+            restarts=before.restarts,
+        )
+
+
+def watch(job_id: int, cursor: int = 0, *, store: AnyStore = None) -> Iterator[JobEvent]:
+    """The events of a job after `cursor`, as they come, until it has ended or is paused."""
+    with job_queue(store) as queue:
+        yield from feed.follow(queue, job_id, cursor, wait=lambda: time.sleep(FOLLOW_S))
+
+
+def agent(
+    *,
+    store: AnyStore = None,
+    slots: int | None = None,
+    only: int | None = None,
+    once: bool = False,
+    until_idle: bool = False,
+    checkpoints: str | Path | None = None,
+    grace: str | float = "1m",
+    announce: Any = lambda text: None,
+) -> int:
+    """Run queued jobs on this host until a signal, or one job (`once`), or until none fits
+    (`until_idle`), or until the job or sweep `only` has ended; the number of jobs it took.
+    `announce` gets a sentence about each. Call it from the main thread."""
+    check_slots(slots)
+    if isinstance(store, Store):
+        raise UsageError("agent() needs the path or URL of a store: its jobs open it too.")
+    with open_store(store) as opened:
+        location = opened.name if store is None else os.fspath(store)
+        options = AgentOptions(
+            slots=slots,
+            only=only,
+            once=once,
+            until_idle=until_idle,
+            checkpoints=None if checkpoints is None else os.fspath(checkpoints),
+            grace_s=parse_duration(str(grace)),
+        )
+        runner = JobAgent(store=opened, location=location, options=options, announce=announce)
+        return runner.run()
+
+
+@contextmanager
+def job_queue(store: AnyStore = None, *, writing: bool = False) -> Iterator[JobQueue]:
+    """The queue of a store."""
+    with open_store(store, reading=not writing) as opened:
+        yield JobQueue(opened.database)
+
+
+def _state(name: str) -> State:
+    try:
+        return State(name)
+    except ValueError:
+        known = ", ".join(State)
+        raise UsageError(f"'{name}' is not a state of a job. States: {known}.") from None

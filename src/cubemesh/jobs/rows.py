@@ -1,0 +1,141 @@
+"""Rows of the tables of jobs: reading them as values, and appending events.
+
+Every function works in a transaction that its caller has begun.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, insert, select, text, update
+
+from cubemesh.errors import StoreError, UsageError
+from cubemesh.jobs.states import ENDED, HELD, State, check_transition, state_of_sweep
+from cubemesh.jobs.values import Question, QueuedJob, Wants
+from cubemesh.schema.serialization import from_plain
+from cubemesh.store.migrations.job_tables import job_events, job_runs, jobs
+
+_CLOCKS = {
+    "sqlite": "SELECT (julianday('now') - 2440587.5) * 86400.0",
+    "postgresql": "SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision)",
+}
+
+
+def database_time(connection: Connection) -> float:
+    """Unix time of the database: the one clock that all hosts share."""
+    sql = _CLOCKS.get(connection.dialect.name)
+    if sql is None:
+        raise StoreError(
+            f"Jobs need a store in SQLite or PostgreSQL, and this is {connection.dialect.name}. "
+            "Name another store with --store."
+        )
+    return float(connection.execute(text(sql)).scalar_one())
+
+
+def utc(time_s: float) -> str:
+    """A Unix time as ISO 8601."""
+    moment = datetime.datetime.fromtimestamp(time_s, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds")
+
+
+def question_text(question: Question) -> str:
+    """A question as it is stored."""
+    return json.dumps(asdict(question), sort_keys=True)
+
+
+def job_of(row: Row[Any], children: Mapping[int, State], run_ids: tuple[str, ...]) -> QueuedJob:
+    """The job in a row; of a sweep with the state of its jobs."""
+    try:
+        question = from_plain(Question, json.loads(row.question))
+        progress = json.loads(row.progress)
+    except (ValueError, TypeError) as error:
+        raise StoreError(f"Job {row.job_id} is damaged: {error}") from error
+    state = State(row.state)
+    if row.kind == "sweep":
+        state = state_of_sweep(list(children.values()))
+    return QueuedJob(
+        job_id=row.job_id,
+        kind=row.kind,
+        name=row.name,
+        question=question,
+        state=state,
+        why=row.why,
+        priority=row.priority,
+        wants=Wants(device=row.device, devices=row.devices, host=row.host),
+        parent_id=row.parent_id,
+        children=tuple(sorted(children)),
+        submitter=row.submitter,
+        agent_id=row.agent_id,
+        fence=row.fence,
+        attempt=row.attempt,
+        restarts=row.restarts,
+        faults=row.faults,
+        control=row.control,
+        progress=progress,
+        run_ids=run_ids,
+        made_utc=row.made_utc,
+        started_utc=row.started_utc,
+        ended_utc=row.ended_utc,
+    )
+
+
+def job_row(connection: Connection, job_id: int) -> Row[Any]:
+    """The row of a job, locked until the transaction ends; UsageError where there is none."""
+    found = connection.execute(select(jobs).where(jobs.c.job_id == job_id).with_for_update())
+    row = found.one_or_none()
+    if row is None:
+        raise UsageError(f"There is no job {job_id}. `cubemesh jobs` lists them.")
+    return row
+
+
+def read_job(connection: Connection, row: Row[Any]) -> QueuedJob:
+    """The job in a row, with its children and runs."""
+    own = select(jobs.c.job_id, jobs.c.state).where(jobs.c.parent_id == row.job_id)
+    children = {n: State(state) for n, state in connection.execute(own).all()}
+    runs = select(job_runs.c.run_id).where(job_runs.c.job_id == row.job_id)
+    run_ids = connection.execute(runs.order_by(job_runs.c.attempt, job_runs.c.run_id)).scalars()
+    return job_of(row, children, tuple(run_ids))
+
+
+def append_event(connection: Connection, job_id: int, time_s: float, kind: str, value: Any) -> int:
+    """Append an event of a job whose row is locked; its number."""
+    own = job_events.c.job_id == job_id
+    last = connection.execute(select(func.max(job_events.c.sequence)).where(own)).scalar()
+    row = {
+        "job_id": job_id,
+        "sequence": (last or 0) + 1,
+        "said_utc": utc(time_s),
+        "kind": kind,
+        "value": json.dumps(value, allow_nan=False, separators=(",", ":")),
+    }
+    connection.execute(insert(job_events).values(row))
+    return int(row["sequence"])
+
+
+def change_state(
+    connection: Connection,
+    row: Row[Any],
+    after: State,
+    time_s: float,
+    *,
+    why: str = "",
+    who: str = "",
+    **columns: Any,
+) -> None:
+    """Change the state of a job whose row is locked, with an event; UsageError if it cannot."""
+    before = State(row.state)
+    check_transition(row.job_id, before, after)
+    changed: dict[str, Any] = {"state": after.value, "why": why, **columns}
+    if after not in HELD:
+        changed |= {"agent_id": None, "lease_until_s": None, "control": None}
+    if after in ENDED:
+        changed["ended_utc"] = utc(time_s)
+    elif before in ENDED:
+        changed["ended_utc"] = None
+    connection.execute(update(jobs).where(jobs.c.job_id == row.job_id).values(changed))
+    value = {"before": before.value, "state": after.value, "why": why, "who": who}
+    append_event(connection, row.job_id, time_s, "state", value)
