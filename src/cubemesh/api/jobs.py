@@ -93,7 +93,7 @@ def submit(
         )
 
 
-def jobs(
+def list_jobs(
     *,
     states: Iterable[str] = (),
     parent_id: int | None = None,
@@ -120,7 +120,7 @@ def job_curves(job_id: int, *, store: AnyStore = None) -> Curves:
         return feed.curves(queue, job_id)
 
 
-def agents(*, store: AnyStore = None) -> list[Agent]:
+def list_agents(*, store: AnyStore = None) -> list[Agent]:
     """The agents that ever ran on this store, the last seen first."""
     with job_queue(store) as queue:
         return queue.agents()

@@ -155,7 +155,7 @@ def jobs(
     if value is not None and action != "priority":
         raise UsageError(f"{action} takes one number, that of the job; {value} is one too many.")
     if action == "agents":
-        found_agents = api.agents(store=store)
+        found_agents = api.list_agents(store=store)
         show(
             envelope("agents", agents=[vars(one) for one in found_agents]),
             as_json,
@@ -163,7 +163,7 @@ def jobs(
         )
         return
     if action == "list":
-        found = api.jobs(states=state or (), parent_id=job_id, limit=limit, store=store)
+        found = api.list_jobs(states=state or (), parent_id=job_id, limit=limit, store=store)
         show(
             envelope("jobs", jobs=[job_pages.job_json(one) for one in found]),
             as_json,

@@ -7,7 +7,8 @@ prediction, as both the mean of the past and that of the m parts to come vary:
     c (1 - f) ± t · s · w · √(1/n + 1/m) · (1 - f)
 
 where w widens it for autocorrelation (statistics/autocorrelation.py). Runs to come take as long as
-those measured, with Student's interval of a prediction.
+those measured, with Student's interval of a prediction. What has not happened yet, such as a rare
+stall, is in no interval.
 """
 
 from __future__ import annotations

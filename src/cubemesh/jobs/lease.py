@@ -75,11 +75,10 @@ class Lease:
         """A run of the job is stored."""
 
         def write(connection: Connection, row: Row[Any], now: float) -> None:
-            known = select(job_runs).where(
-                job_runs.c.job_id == self.job_id, job_runs.c.run_id == run_id
-            )
-            if connection.execute(known).first() is None:
-                values = {"job_id": self.job_id, "run_id": run_id, "attempt": row.attempt}
+            own = select(job_runs.c.run_id).where(job_runs.c.job_id == self.job_id)
+            known = connection.execute(own).scalars().all()
+            if run_id not in known:
+                values = {"job_id": self.job_id, "run_id": run_id, "place": len(known) + 1}
                 connection.execute(insert(job_runs).values(values))
 
         self._write(write)

@@ -304,7 +304,7 @@ class JobQueue:
                 children[parent][child] = State(state)
             runs: dict[int, list[str]] = defaultdict(list)
             listed = select(job_runs).where(job_runs.c.job_id.in_(ids))
-            for run in connection.execute(listed.order_by(job_runs.c.attempt)):
+            for run in connection.execute(listed.order_by(job_runs.c.place)):
                 runs[run.job_id].append(run.run_id)
         return [job_of(row, children[row.job_id], tuple(runs[row.job_id])) for row in rows]
 

@@ -97,7 +97,7 @@ def read_job(connection: Connection, row: Row[Any]) -> QueuedJob:
     own = select(jobs.c.job_id, jobs.c.state).where(jobs.c.parent_id == row.job_id)
     children = {n: State(state) for n, state in connection.execute(own).all()}
     runs = select(job_runs.c.run_id).where(job_runs.c.job_id == row.job_id)
-    run_ids = connection.execute(runs.order_by(job_runs.c.attempt, job_runs.c.run_id)).scalars()
+    run_ids = connection.execute(runs.order_by(job_runs.c.place)).scalars()
     return job_of(row, children, tuple(run_ids))
 
 

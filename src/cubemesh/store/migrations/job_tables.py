@@ -58,7 +58,7 @@ job_runs = Table(
     job_metadata,
     Column("job_id", Integer, ForeignKey("jobs.job_id"), primary_key=True),
     Column("run_id", String(40), primary_key=True),
-    Column("attempt", Integer, nullable=False),
+    Column("place", Integer, nullable=False),
 )
 
 job_events = Table(

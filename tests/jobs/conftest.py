@@ -1,0 +1,86 @@
+"""A queue on SQLite and on a real PostgreSQL, agents as processes, and a scripted clock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cubemesh.jobs.queue import JobQueue
+from cubemesh.store import Store
+
+sys.path.append(str(Path(__file__).parent.parent / "store"))
+import postgresql
+
+from scripted_clock import Clock
+
+
+@pytest.fixture(scope="session")
+def _jobs_postgresql() -> Iterator[postgresql.Server]:
+    with postgresql.running() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The path or URL of an empty store."""
+    if request.param == "sqlite":
+        return str(tmp_path / "results.sqlite")
+    server: postgresql.Server = request.getfixturevalue("_jobs_postgresql")
+    import psycopg
+
+    address = server.url.replace("+psycopg", "")
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("drop schema public cascade")
+        connection.execute("create schema public")
+    return server.url
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(location: str) -> Iterator[Store]:
+    with Store.open(location) as opened:
+        yield opened
+
+
+@pytest.fixture
+def queue(store: Store, clock: Clock) -> JobQueue:
+    """A queue with the scripted clock."""
+    return JobQueue(store.database, clock)
+
+
+@pytest.fixture
+def live(store: Store) -> JobQueue:
+    """A queue with the database's own clock, as agents have it."""
+    return JobQueue(store.database)
+
+
+StartAgent = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start_agent(location: str) -> Iterator[StartAgent]:
+    """Starts `cubemesh agent` on the store; what still runs at the end is ended."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "cubemesh", "agent", "--store", location, *options]
+        agent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        started.append(agent)
+        return agent
+
+    yield start
+    for agent in started:
+        if agent.poll() is None:
+            os.kill(agent.pid, signal.SIGTERM)
+            os.kill(agent.pid, signal.SIGTERM)
+        agent.communicate(timeout=1200)

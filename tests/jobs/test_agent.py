@@ -1,0 +1,342 @@
+"""Agents: real processes, real kills, on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+import cubemesh
+from cubemesh.errors import UsageError
+from cubemesh.jobs.feed import curves, events_after
+from cubemesh.jobs.points import LOSS, RATE
+from cubemesh.jobs.queue import JobQueue
+from cubemesh.jobs.states import State
+from cubemesh.jobs.values import QueuedJob
+from cubemesh.schema import RunRecord
+from cubemesh.store import Store
+from cubemesh.training.checkpoint import load, steps_in
+from patience import wait_until
+
+StartAgent = Callable[..., subprocess.Popen[str]]
+NULL = {"framework": "null", "networks": "little-cnn", "batch_sizes": "1,2", "threads": 1}
+TRAIN = {
+    "networks": "little-cnn",
+    "data": "digits",
+    "epochs": 3,
+    "device": "cpu",
+    "threads": 1,
+    "image_size": 8,
+    "batch_per_device": 64,
+    "deterministic": True,
+}
+ENDED = [State.DONE, State.FAILED, State.STOPPED, State.LOST, State.PAUSED]
+
+
+def submit(location: str, **options: object) -> QueuedJob:
+    options = {"settings": NULL, **options}
+    return cubemesh.submit("minibatch", quick=True, store=location, **options)  # type: ignore[arg-type]
+
+
+def train(location: str, folder: Path | None = None, **settings: object) -> QueuedJob:
+    lines = {**TRAIN, **settings}
+    if folder is not None:
+        lines["checkpoints"] = str(folder)
+    return cubemesh.submit("train", settings=lines, store=location, wait="30m")
+
+
+def state(queue: JobQueue, job: QueuedJob) -> State:
+    return queue.get(job.job_id).state
+
+
+def ended(queue: JobQueue, job: QueuedJob) -> bool:
+    return state(queue, job) in ENDED
+
+
+def child_of(agent: subprocess.Popen[str]) -> psutil.Process | None:
+    """The process of the agent's job."""
+    try:
+        found = psutil.Process(agent.pid).children()
+        return next((one for one in found if one.name().startswith("job-")), None)
+    except psutil.Error:
+        return None
+
+
+def worker_of(agent: subprocess.Popen[str]) -> psutil.Process | None:
+    """The worker that measures, below the job's forkserver."""
+    child = child_of(agent)
+    try:
+        servers = [] if child is None else child.children()
+        return next((worker for server in servers for worker in server.children()), None)
+    except psutil.Error:
+        return None
+
+
+def has_loss(queue: JobQueue, job: QueuedJob, points: int) -> bool:
+    found = curves(queue, job.job_id)
+    return len(found.get(1, {}).get(LOSS, [])) >= points
+
+
+def final_weights(folder: Path) -> dict[str, bytes]:
+    """The weights and the state of the optimizer in the newest checkpoint."""
+    newest = max(steps_in(folder))
+    snapshot = load(folder, newest, 0, 1).snapshot
+    return {name: array.tobytes() for name, array in (*snapshot.weights.items(),
+                                                       *snapshot.arrays.items())}  # fmt: skip
+
+
+def assert_no_events_are_lost(queue: JobQueue, job: QueuedJob) -> None:
+    events, _ = events_after(queue, job.job_id, limit=100_000)
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+
+
+def assert_points_are_the_records(queue: JobQueue, job: QueuedJob, record: RunRecord) -> None:
+    """Curves and throughput of the feed are those that are stored, point for point."""
+    found = curves(queue, job.job_id)[1]
+    for curve in record.curves:
+        expected = [list(pair) for pair in zip(curve.x, curve.y, strict=True)]
+        assert found[curve.name] == expected, curve.name
+    windows = [w for w in record.windows if w.phase == "measure" and w.rank == 0]
+    rates = [[round(w.start_s + w.elapsed_s, 6), w.samples / w.elapsed_s] for w in windows]
+    assert found[RATE] == sorted(rates)
+
+
+def test_jobs_run_in_the_order_of_their_priority(
+    location: str, live: JobQueue, start_agent: StartAgent
+) -> None:
+    low, high = submit(location), submit(location, priority=1)
+    agent = start_agent("--until-idle", "--slots", "1")
+    assert agent.wait(1200) == 0
+    jobs = [live.get(job.job_id) for job in (low, high)]
+    assert [job.state for job in jobs] == [State.DONE, State.DONE]
+    assert jobs[1].started_utc < jobs[0].started_utc  # type: ignore[operator]
+    assert jobs[0].run_ids == jobs[1].run_ids  # reused
+    for job in jobs:
+        assert_no_events_are_lost(live, job)
+
+
+def test_a_sweep_runs_to_its_end_and_only_ends_with_it(
+    location: str, live: JobQueue, start_agent: StartAgent
+) -> None:
+    other = submit(location)
+    settings = {key: value for key, value in NULL.items() if key != "batch_sizes"}
+    sweep = submit(location, sweep=["batch_sizes=1,2"], settings=settings)
+    assert start_agent("--only", str(sweep.job_id)).wait(1200) == 0
+    assert state(live, sweep) is State.DONE
+    assert state(live, other) is State.QUEUED
+    assert start_agent("--once").wait(1200) == 0
+    assert state(live, other) is State.DONE
+
+
+def test_a_run_that_fails_fails_its_job_with_the_reason(
+    location: str, live: JobQueue, start_agent: StartAgent
+) -> None:
+    job = cubemesh.submit(
+        "minibatch", quick=True, store=location, settings={**NULL, "device": "cuda"}
+    )
+    assert start_agent("--until-idle").wait(1200) == 0
+    found = live.get(job.job_id)
+    assert found.state is State.FAILED
+    assert "cuda" in found.why or "GPU" in found.why
+
+
+def test_a_killed_agent_takes_its_child_along_and_the_job_ends_once(
+    location: str, live: JobQueue, start_agent: StartAgent
+) -> None:
+    job = submit(location)
+    agent = start_agent()
+    wait_until(lambda: child_of(agent), "the child started")
+    child = child_of(agent)
+    agent.kill()
+    if child is not None:
+        wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    live.clock = later = Later(live)
+    assert start_agent("--until-idle").poll() is None
+    wait_until(lambda: live.expire() or ended(live, job), "the lease expired")
+    later.seconds = 0.0
+    wait_until(lambda: ended(live, job), "the job ended")
+    assert state(live, job) is State.DONE
+    assert_no_events_are_lost(live, job)
+
+
+class Later:
+    """The database's time, and some seconds more: a lease expires without waiting for it."""
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._clock, self.seconds = queue.clock, 3600.0
+
+    def __call__(self, connection: object) -> float:
+        return self._clock(connection) + self.seconds  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("victim", ["child", "worker"])
+def test_a_killed_process_of_a_job_is_started_again(
+    location: str, live: JobQueue, start_agent: StartAgent, victim: str, tmp_path: Path
+) -> None:
+    job = train(location, tmp_path / "checkpoints", epochs=4)
+    agent = start_agent("--until-idle")
+    find = child_of if victim == "child" else worker_of
+    wait_until(lambda: steps_in(tmp_path / "checkpoints"), "a checkpoint is written")
+    found = find(agent)
+    if found is not None:  # it was not faster
+        found.kill()
+    assert agent.wait(1200) == 0
+    done = live.get(job.job_id)
+    assert done.state is State.DONE, done.why
+    assert_no_events_are_lost(live, job)
+    with Store.open(location) as store:
+        record = store.record(done.run_ids[-1])
+    assert record.ok
+    assert_points_are_the_records_losses(live, job, record)
+
+
+def assert_points_are_the_records_losses(
+    queue: JobQueue, job: QueuedJob, record: RunRecord
+) -> None:
+    run = max(curves(queue, job.job_id))
+    found = curves(queue, job.job_id)[run]
+    (loss,) = [curve for curve in record.curves if curve.name == LOSS]
+    assert found[LOSS] == [list(pair) for pair in zip(loss.x, loss.y, strict=True)]
+
+
+def test_a_paused_training_resumes_to_the_bit(
+    location: str, live: JobQueue, start_agent: StartAgent, tmp_path: Path
+) -> None:
+    paused, straight = tmp_path / "paused", tmp_path / "straight"
+    job = train(location, paused)
+    agent = start_agent("--until-idle")
+    wait_until(lambda: has_loss(live, job, 3) or ended(live, job), "losses were measured")
+    live.pause(job.job_id)
+    wait_until(lambda: ended(live, job), "it paused")
+    assert state(live, job) is State.PAUSED, live.get(job.job_id).why
+    assert agent.wait(1200) == 0
+    assert max(steps_in(paused)) > 0
+    live.resume(job.job_id)
+    other = train(location, straight)
+    assert start_agent("--until-idle").wait(1200) == 0
+    assert [state(live, one) for one in (job, other)] == [State.DONE, State.DONE]
+    assert final_weights(paused) == final_weights(straight)
+    with Store.open(location) as store:
+        for one in (job, other):
+            (run_id,) = live.get(one.job_id).run_ids
+            assert_points_are_the_records(live, one, store.record(run_id))
+
+
+def test_a_job_is_stopped_at_a_checkpoint_and_edited_to_train_on(
+    location: str, live: JobQueue, start_agent: StartAgent, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    job = train(location, folder, epochs=500)
+    start_agent("--only", str(job.job_id))
+    wait_until(lambda: has_loss(live, job, 2), "losses were measured")
+    cubemesh.stop_job(job.job_id, at_checkpoint=True, store=location)
+    wait_until(lambda: ended(live, job), "it stopped")
+    assert state(live, job) is State.STOPPED
+    begun = max(steps_in(folder))
+    cubemesh.edit_job(job.job_id, {"epochs": begun // 24 + 1}, store=location)
+    cubemesh.resume_job(job.job_id, store=location)
+    assert start_agent("--until-idle").wait(1200) == 0
+    assert state(live, job) is State.DONE, live.get(job.job_id).why
+    assert max(steps_in(folder)) > begun
+
+
+def test_a_running_training_is_edited_at_its_next_checkpoint(
+    location: str, live: JobQueue, start_agent: StartAgent, tmp_path: Path
+) -> None:
+    job = train(location, tmp_path / "checkpoints", epochs=500)
+    agent = start_agent("--until-idle")
+    wait_until(lambda: has_loss(live, job, 2), "losses were measured")
+    with pytest.raises(UsageError, match="image_size cannot change any more"):
+        cubemesh.edit_job(job.job_id, {"image_size": 16}, store=location)
+    cubemesh.edit_job(job.job_id, {"epochs": 1}, store=location)
+    assert agent.wait(1200) == 0
+    found = live.get(job.job_id)
+    assert (found.state, found.attempt, found.faults) == (State.DONE, 2, 0), found.why
+
+
+def test_a_job_is_stopped_at_once(
+    location: str, live: JobQueue, start_agent: StartAgent, tmp_path: Path
+) -> None:
+    job = train(location, tmp_path / "checkpoints", epochs=500)
+    agent = start_agent("--until-idle")
+    wait_until(lambda: worker_of(agent), "the worker started")
+    live.stop(job.job_id)
+    assert agent.wait(1200) == 0
+    assert state(live, job) is State.STOPPED
+    assert "at once" in live.get(job.job_id).why
+
+
+def test_an_agent_that_is_terminated_queues_its_training_again(
+    location: str, live: JobQueue, start_agent: StartAgent, tmp_path: Path
+) -> None:
+    job = train(location, tmp_path / "checkpoints", epochs=500)
+    agent = start_agent("--grace", "20m")
+    wait_until(lambda: has_loss(live, job, 2), "losses were measured")
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(1200) == 0
+    found = live.get(job.job_id)
+    assert (found.state, found.faults) == (State.QUEUED, 0), found.why
+    assert steps_in(tmp_path / "checkpoints")
+    assert [one.state for one in live.agents()] == ["ended"]
+
+
+def test_a_suspended_child_finds_its_job_anothers(
+    location: str, live: JobQueue, start_agent: StartAgent
+) -> None:
+    job = submit(location, settings={**NULL, "batch_sizes": "1,2,4,8"})
+    agent = start_agent("--once")
+    wait_until(lambda: child_of(agent) or agent.poll() is not None, "the child started")
+    child = child_of(agent)
+    assert child is not None
+    child.suspend()
+    live.clock = later = Later(live)
+    wait_until(lambda: live.expire() or ended(live, job), "the lease expired")
+    later.seconds = 0.0
+    second = start_agent("--until-idle")
+    assert second.wait(1200) == 0
+    done, _ = events_after(live, job.job_id)
+    child.resume()
+    assert agent.wait(1200) == 0
+    after, _ = events_after(live, job.job_id)
+    assert state(live, job) is State.DONE
+    assert len(after) == len(done)
+
+
+def test_random_kills_lose_no_job_and_run_none_twice(
+    location: str, live: JobQueue, start_agent: StartAgent
+) -> None:
+    """Smaller than benchmarks/job_kills.py: 12 jobs, 3 agents, 6 kills."""
+    rng = random.Random(7)
+    jobs = [
+        submit(location, restarts=100, settings={**NULL, "batch_sizes": str(n + 1)})
+        for n in range(12)
+    ]
+    agents = [start_agent("--slots", "2") for _ in range(3)]
+    clock = live.clock
+    for _ in range(6):
+        wait_until(lambda: any(map(child_of, agents)) or all(ended(live, j) for j in jobs))
+        agent = rng.choice(agents)
+        victim = rng.choice(["agent", "child", "worker"])
+        process = {"child": child_of, "worker": worker_of}.get(victim, lambda a: a)(agent)
+        if victim == "agent":
+            agent.kill()
+            agents[agents.index(agent)] = start_agent("--slots", "2")
+            live.clock = Later(live)
+            live.expire()  # takes jobs from live holders as well: these must notice
+            live.clock = clock
+        elif process is not None:
+            process.kill()
+    wait_until(lambda: all(ended(live, job) for job in jobs), "all jobs ended")
+    for job in jobs:
+        events, _ = events_after(live, job.job_id, limit=100_000)
+        states = [event.value["state"] for event in events if event.kind == "state"]
+        assert states.count("done") == 1, states
+        assert states[-1] == "done"
+        assert_no_events_are_lost(live, job)
+        found = live.get(job.job_id)
+        assert len(set(found.run_ids)) == len(found.run_ids) >= 1
