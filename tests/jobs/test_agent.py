@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -80,6 +81,13 @@ def worker_of(agent: subprocess.Popen[str]) -> psutil.Process | None:
 def has_loss(queue: JobQueue, job: QueuedJob, points: int) -> bool:
     found = curves(queue, job.job_id)
     return len(found.get(1, {}).get(LOSS, [])) >= points
+
+
+def epoch_of(queue: JobQueue, job: QueuedJob) -> int:
+    """The epoch in which a training was when it last reported."""
+    found = re.search(r"epoch (\d+) of", queue.get(job.job_id).progress["note"])
+    assert found is not None
+    return int(found[1])
 
 
 def final_weights(folder: Path) -> dict[str, bytes]:
@@ -208,7 +216,7 @@ def test_a_paused_training_resumes_to_the_bit(
     location: str, live: JobQueue, start_agent: StartAgent, tmp_path: Path
 ) -> None:
     paused, straight = tmp_path / "paused", tmp_path / "straight"
-    job = train(location, paused)
+    job = train(location, paused, epochs=100_000)
     agent = start_agent("--until-idle")
     wait_until(lambda: has_loss(live, job, 3) or ended(live, job), "losses were measured")
     live.pause(job.job_id)
@@ -216,8 +224,10 @@ def test_a_paused_training_resumes_to_the_bit(
     assert state(live, job) is State.PAUSED, live.get(job.job_id).why
     assert agent.wait(1200) == 0
     assert max(steps_in(paused)) > 0
+    epochs = max(3, epoch_of(live, job) + 1)
+    cubemesh.edit_job(job.job_id, {"epochs": epochs}, store=location)
     live.resume(job.job_id)
-    other = train(location, straight)
+    other = train(location, straight, epochs=epochs)
     assert start_agent("--until-idle").wait(1200) == 0
     assert [state(live, one) for one in (job, other)] == [State.DONE, State.DONE]
     assert final_weights(paused) == final_weights(straight)
@@ -231,14 +241,15 @@ def test_a_job_is_stopped_at_a_checkpoint_and_edited_to_train_on(
     location: str, live: JobQueue, start_agent: StartAgent, tmp_path: Path
 ) -> None:
     folder = tmp_path / "checkpoints"
-    job = train(location, folder, epochs=500)
-    start_agent("--only", str(job.job_id))
+    job = train(location, folder, epochs=100_000)
+    agent = start_agent("--only", str(job.job_id))
     wait_until(lambda: has_loss(live, job, 2), "losses were measured")
     cubemesh.stop_job(job.job_id, at_checkpoint=True, store=location)
     wait_until(lambda: ended(live, job), "it stopped")
     assert state(live, job) is State.STOPPED
+    assert agent.wait(1200) == 0
     begun = max(steps_in(folder))
-    cubemesh.edit_job(job.job_id, {"epochs": begun // 24 + 1}, store=location)
+    cubemesh.edit_job(job.job_id, {"epochs": epoch_of(live, job) + 1}, store=location)
     cubemesh.resume_job(job.job_id, store=location)
     assert start_agent("--until-idle").wait(1200) == 0
     assert state(live, job) is State.DONE, live.get(job.job_id).why
@@ -248,7 +259,7 @@ def test_a_job_is_stopped_at_a_checkpoint_and_edited_to_train_on(
 def test_a_running_training_is_edited_at_its_next_checkpoint(
     location: str, live: JobQueue, start_agent: StartAgent, tmp_path: Path
 ) -> None:
-    job = train(location, tmp_path / "checkpoints", epochs=500)
+    job = train(location, tmp_path / "checkpoints", epochs=100_000)
     agent = start_agent("--until-idle")
     wait_until(lambda: has_loss(live, job, 2), "losses were measured")
     with pytest.raises(UsageError, match="image_size cannot change any more"):
@@ -262,7 +273,7 @@ def test_a_running_training_is_edited_at_its_next_checkpoint(
 def test_a_job_is_stopped_at_once(
     location: str, live: JobQueue, start_agent: StartAgent, tmp_path: Path
 ) -> None:
-    job = train(location, tmp_path / "checkpoints", epochs=500)
+    job = train(location, tmp_path / "checkpoints", epochs=100_000)
     agent = start_agent("--until-idle")
     wait_until(lambda: worker_of(agent), "the worker started")
     live.stop(job.job_id)
@@ -274,7 +285,7 @@ def test_a_job_is_stopped_at_once(
 def test_an_agent_that_is_terminated_queues_its_training_again(
     location: str, live: JobQueue, start_agent: StartAgent, tmp_path: Path
 ) -> None:
-    job = train(location, tmp_path / "checkpoints", epochs=500)
+    job = train(location, tmp_path / "checkpoints", epochs=100_000)
     agent = start_agent("--grace", "20m")
     wait_until(lambda: has_loss(live, job, 2), "losses were measured")
     agent.send_signal(signal.SIGTERM)

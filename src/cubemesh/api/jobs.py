@@ -164,7 +164,7 @@ def edit_job(job_id: int, settings: Settings, *, store: AnyStore = None) -> Queu
         changed, wants = with_devices(
             edited(before, setting_lines(settings)), "auto", before.wants.host
         )
-        check_question(changed, opened)
+        check_question(changed, opened, begun=before.attempt > 0)
         queue.edit(job_id, changed, before.wants if before.attempt else wants, who=submitter())
         return queue.get(job_id)
 

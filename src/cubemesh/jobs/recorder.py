@@ -102,7 +102,9 @@ class Recorder:
     def progress(self, progress: Progress) -> None:
         """See `Observer`."""
         with self._lock:
-            self._progress |= {"phase": progress.phase, "note": clean(progress.note, 200)}
+            self._progress["phase"] = progress.phase
+            if progress.note:  # other phases have none
+                self._progress["note"] = clean(progress.note, 200)
             if progress.fraction is not None:
                 self._progress["fraction"] = progress.fraction
             self._changed = True

@@ -22,6 +22,7 @@ from cubemesh.runs import Executor
 from cubemesh.runs.interpreters import environments
 from cubemesh.store import Store
 
+CHECKPOINTING = ("checkpoints", "checkpoint_every", "resume")
 MOST_PRIORITY = 1_000_000
 MOST_RESTARTS = 1000
 EDITABLE = frozenset(
@@ -30,11 +31,15 @@ EDITABLE = frozenset(
 """Settings of a training that may change at a checkpoint (training/manifest.py)."""
 
 
-def check_question(question: Question, store: Store) -> None:
-    """Check everything that `cubemesh run` checks before its first run. UsageError or DataError
-    where it would refuse."""
+def check_question(question: Question, store: Store, *, begun: bool = False) -> None:
+    """Check everything that `cubemesh run` checks before its first run; of a job that has `begun`,
+    not whether its folder of checkpoints is free. UsageError or DataError where it would refuse."""
     scale = None if question.scale is None else Scale(question.scale)
     planned = resolve(question.names, question.settings, scale, question.against)
+    if begun:
+        texts = split(question.settings)
+        lines = [f"{key}={text}" for key, text in texts.items() if key not in CHECKPOINTING]
+        planned = resolve(question.names, lines, scale, question.against)
     machine = probe()
     others = environments(question.pythons, os.environ, machine.software)
     with Executor(store, machine=machine, environments=others) as executor:
