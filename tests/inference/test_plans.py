@@ -166,7 +166,9 @@ def elsewhere(monkeypatch, **changes):
     """Another machine."""
     here = replace(device.this_device(), **changes)
     monkeypatch.setattr(runtime, "this_device", lambda threads=None, device="cpu": here)
-    monkeypatch.setattr("cubemesh.inference.build.this_device", lambda threads=None, device="cpu": here)
+    monkeypatch.setattr(
+        "cubemesh.inference.build.this_device", lambda threads=None, device="cpu": here
+    )
 
 
 def test_a_plan_of_another_machine_is_refused_and_built_again(built, tmp_path, monkeypatch):
