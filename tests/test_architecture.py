@@ -45,6 +45,7 @@ RUNGS = [
     ("api",),
     ("pytest_plugin",),
     ("views",),
+    ("web",),
     ("cli",),
 ]
 """Rooms, lowest first. A module belongs to the longest name that it begins with. It imports its own

@@ -68,6 +68,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("onnxruntime", ("infer", "little-cnn.plan")),
     ("views", ("report",)),
     ("exports", ("results", "--export", "runs.parquet")),
+    ("serve", ("serve", "--host", "0.0.0.0")),
 )
 """(extra, command line) of what needs an extra; without it, one line of the output names it."""
 RELU = Graph(

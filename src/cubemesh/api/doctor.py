@@ -68,6 +68,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "exports": ("pandas data frames, Parquet files", ("pandas", "pyarrow")),
     "loadgen": ("run inference-load", ("mlcommons-loadgen",)),
     "onnx": ("cubemesh export, cubemesh build", ("onnx",)),
+    "serve": ("cubemesh serve", ("starlette", "uvicorn")),
     "postgresql": ("a store on a PostgreSQL server", ("psycopg",)),
 }
 """Extra → its purpose and its distributions. Extras of frameworks are in `FRAMEWORKS`."""

@@ -29,6 +29,7 @@ from cubemesh.cli.probe import probe
 from cubemesh.cli.report import report
 from cubemesh.cli.results import results
 from cubemesh.cli.run import run
+from cubemesh.cli.serve import serve
 from cubemesh.cli.train import train
 from cubemesh.cli.tune import tune
 from cubemesh.errors import CubemeshError, StoreWarning
@@ -52,7 +53,7 @@ app = typer.Typer(
 for verb in (
     *(doctor, probe, networks, experiments, published),
     *(run, train, tune, compare, collectives, predict),
-    *(launch, results, report, audit),
+    *(launch, results, report, serve, audit),
     *(submit, jobs, watch, agent),
     *(export, build, infer),
 ):

@@ -287,6 +287,14 @@ def machine_line(machine: Machine, most: int | None = None) -> str:
     return clean(line)
 
 
+def machine_name(machine: Machine) -> str:
+    """A machine in a few words: its devices and its name."""
+    names = [gpu.name for gpu in machine.gpus] or [machine.cpu.model or "CPU"]
+    counts = {name: names.count(name) for name in names}
+    listed = [name if count == 1 else f"{count} × {name}" for name, count in counts.items()]
+    return clean(f"{', '.join(listed)} · {machine.hostname}")
+
+
 def moment(iso: str) -> str:
     """`20 Nov 2026, 14:05 UTC` of an ISO 8601 date; other text unchanged."""
     try:

@@ -82,7 +82,7 @@ def run_facts(
         facts.append(("median step time", formatting.quantity(median, "s", low, high)))
         facts.append(("windows", formatting.number(len(record.measured))))
     facts += [
-        (_figure_name(name), _figure_text(name, figure))
+        (figure_name(name), _figure_text(name, figure))
         for name, figure in record.figures.items()
         if name not in ("throughput_per_s", "step_s", "wall_s")
     ]
@@ -296,7 +296,7 @@ def series_name(series: Series) -> tuple[str, str]:
     return clean(f"{formatting.words(name)}{where}{rank}"), unit
 
 
-def _figure_name(name: str) -> str:
+def figure_name(name: str) -> str:
     """`peak_memory_bytes` reads "peak memory": the value carries the unit."""
     if name in _NAMES:
         return _NAMES[name]

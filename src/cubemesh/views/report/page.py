@@ -217,17 +217,9 @@ def sections(report: Report) -> list[dict[str, Any]]:
     rest = [answer for answer in other.answers if id(answer) not in shown]
     return found + [
         section(i, answer, other.records, other.machine, prefix="rest")
-        | {"partner": None, "of": machine_name(other.machine)}
+        | {"partner": None, "of": formatting.machine_name(other.machine)}
         for i, answer in enumerate(rest, start=1)
     ]
-
-
-def machine_name(machine: Machine) -> str:
-    """A machine in a few words: its devices and its name."""
-    names = [gpu.name for gpu in machine.gpus] or [machine.cpu.model or "CPU"]
-    counts = {name: names.count(name) for name in names}
-    listed = [name if count == 1 else f"{count} × {name}" for name, count in counts.items()]
-    return clean(f"{', '.join(listed)} · {machine.hostname}")
 
 
 def contents(report: Report, found: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:

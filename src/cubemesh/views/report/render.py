@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Sequence
-from importlib import resources
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,8 @@ from cubemesh.views.facts.run import repeated_unmeasured
 from cubemesh.views.json_output import envelope, machine_json
 from cubemesh.views.report import headline, page
 from cubemesh.views.report.packing import RECORDS_BYTES, Details, packed
+from cubemesh.views.report.style import report_style, template_file
 from cubemesh.views.tables import text_table
-from cubemesh.views.theme import DARK, LIGHT, css_variables
 
 
 def write_report(path: Path, report: Report) -> Path:
@@ -89,7 +88,7 @@ def render(report: Report) -> str:
     scripts = []
     if any(s["charts"] or (s["partner"] or s)["charts"] for s in sections):
         scripts.append(_bundle())
-    scripts.append(_asset("report.js"))
+    scripts.append(template_file("report.js"))
     unmeasured = repeated_unmeasured(records)
     details = Details(len(records))
     return (
@@ -103,7 +102,9 @@ def render(report: Report) -> str:
             cards=page.cards(report.answers, records),
             contents=page.contents(report, sections),
             linked=by_id,
-            names=[page.machine_name(r.machine) for r in (report, other) if r is not None],
+            run_address=lambda run_id: f"#run-{run_id}" if run_id in by_id else "",
+            interactive=True,
+            names=[formatting.machine_name(r.machine) for r in (report, other) if r is not None],
             sections=sections,
             machines=[
                 _machine(r.machine, drawn=r is report) for r in (report, other) if r is not None
@@ -113,7 +114,7 @@ def render(report: Report) -> str:
             runs=_runs(report, unmeasured, details),
             details=details,
             made=formatting.moment(report.made_utc),
-            style=Markup(_style()),
+            style=Markup(report_style()),
             scripts=[Markup(script) for script in scripts],
             policy=_policy(scripts),
             records=_raw(report),
@@ -143,7 +144,7 @@ def _runs(
 def _machine(machine: Machine, *, drawn: bool) -> dict[str, Any]:
     """The facts of a machine, with the drawing of its topology if it is to be `drawn`."""
     return {
-        "name": page.machine_name(machine),
+        "name": formatting.machine_name(machine),
         "groups": machine_facts.machine_groups(machine),
         "gpus": text_table(machine_facts.gpu_table(machine.gpus)),
         "links": machine_facts.link_sentences(machine.gpu_links),
@@ -211,26 +212,9 @@ def _policy(scripts: Sequence[str]) -> str:
     )
 
 
-def _style() -> str:
-    light, dark = css_variables(LIGHT), css_variables(DARK)
-    return (
-        f":root{{color-scheme:light dark;{light}}}\n"
-        f"@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
-        # Paper is white, also under a dark scheme.
-        f"@media print{{:root{{color-scheme:light;{light}}}}}\n"
-        # So are saved charts.
-        f".paper{{{light}}}\n" + _asset("report.css")
-    )
-
-
 @functools.cache
 def _bundle() -> str:
     return browser_bundle()
-
-
-@functools.cache
-def _asset(name: str) -> str:
-    return resources.files("cubemesh.views").joinpath("templates", name).read_text("utf-8")
 
 
 @functools.cache

@@ -1,0 +1,104 @@
+"""`cubemesh serve`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cubemesh.cli.options import AsJson, StoreAt, show, tell
+from cubemesh.errors import UsageError
+
+if TYPE_CHECKING:
+    from cubemesh.web.server import Ready
+
+_PACKAGES = ("starlette", "uvicorn", "jinja2", "altair", "vl_convert")
+
+
+def serve(
+    store: StoreAt = None,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port; default: the first free one from 8400."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain (PEM).")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="Private key (PEM).")
+    ] = None,
+    behind_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--behind-proxy",
+            metavar="ADDRESS",
+            help="Answer only this proxy, which adds TLS, and this machine; may be repeated.",
+        ),
+    ] = None,
+    host_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host-name",
+            metavar="NAME",
+            help="A name of this server besides localhost; may be repeated.",
+        ),
+    ] = None,
+    open_browser: Annotated[
+        bool | None,
+        typer.Option("--open/--no-open", help="Open a browser; default: where there is a display."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the stored runs, answers and machines in a browser. Ends with Ctrl-C."""
+    if not all(map(find_spec, _PACKAGES)):
+        raise UsageError(
+            "The pages need packages that are not installed here. "
+            "Install them with: pip install 'cubemesh[serve]'"
+        )
+    from cubemesh.web.server import Listening, serve_pages
+
+    listening = Listening(
+        host=host,
+        port=port,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        proxies=tuple(behind_proxy or ()),
+        host_names=tuple(host_name or ()),
+    )
+    serve_pages(store, listening, lambda ready: _show(ready, open_browser, as_json))
+
+
+def _show(ready: Ready, open_browser: bool | None, as_json: bool) -> None:
+    """Print the addresses, and open the page in a browser if one is wanted."""
+    from cubemesh.exports.record_json import SCHEMA
+
+    document = {
+        "schema": SCHEMA,
+        "kind": "serve",
+        "address": ready.address,
+        "login": ready.login,
+        "token_file": str(ready.token_file),
+    }
+    text = f"{ready.address}\nlog in once with: {ready.login}"
+    show(document, as_json, lambda console: print(text))
+    sys.stdout.flush()
+    tell(f"serving; the token is in {ready.token_file}. Ctrl-C ends.")
+    if open_browser is False or (open_browser is None and not _has_display()):
+        return
+    import webbrowser
+
+    if not webbrowser.open(ready.login) and open_browser:
+        tell("no browser was found: open the address yourself.")
+
+
+def _has_display() -> bool:
+    """Whether a person sits at this machine."""
+    shown = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return sys.stdout.isatty() and shown

@@ -1,0 +1,123 @@
+"""Page: what one line of the table of pages holds, and what a page is asked."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from cubemesh.errors import UsageError, unknown_name
+from cubemesh.store import Store
+from cubemesh.untrusted import clean
+from cubemesh.web.security.limits import MOST_FIELDS
+
+API = "/api/v1"
+"""Begins the address of the JSON of every page."""
+_MOST_DIGITS = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A parameter of a page: `?name=value`."""
+
+    name: str
+    summary: str
+    repeats: bool = False
+    """Whether it may be given several times."""
+
+
+class NotFoundError(UsageError):
+    """What an address names is not in the store."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A request for a page."""
+
+    store: Store
+    path: Mapping[str, str]
+    """The parts of the path in braces."""
+    given: Mapping[str, tuple[str, ...]]
+    """The parameters that are not empty."""
+
+    def one(self, name: str, default: str = "") -> str:
+        """The value of a parameter; of several the last."""
+        return self.given.get(name, (default,))[-1]
+
+    def all(self, name: str) -> tuple[str, ...]:
+        """All values of a parameter."""
+        return self.given.get(name, ())
+
+    def number(self, name: str, default: int, most: int) -> int:
+        """The value of a parameter as a whole number from 1 to `most`."""
+        text = self.one(name, str(default))
+        if not text.isdecimal() or len(text) > _MOST_DIGITS or not 1 <= int(text) <= most:
+            raise UsageError(
+                f"{name}={clean(text, 40)} is not valid: give a whole number from 1 to {most}."
+            )
+        return int(text)
+
+    def choice(self, name: str, default: str, known: Iterable[str]) -> str:
+        """The value of a parameter that has few."""
+        names = tuple(known)
+        value = self.one(name, default)
+        if value not in names:
+            raise unknown_name(f"value of {name}", clean(value, 40), names)
+        return value
+
+
+class PageModule(Protocol):
+    """A file of `pages/`."""
+
+    PARAMETERS: tuple[Parameter, ...]
+
+    def document(self, asked: Asked) -> dict[str, Any]:
+        """The page as JSON."""
+
+    def view(self, asked: Asked) -> dict[str, Any]:
+        """What its template shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """One line of the table of pages."""
+
+    path: str
+    """Its address; parts in braces vary."""
+    title: str
+    module: str
+    """Its file in `pages/`, and its template. It is imported when it is first asked for."""
+    summary: str
+    """What it shows."""
+    menu: bool = False
+    """Whether the header of every page has a link to it."""
+    styled: bool = False
+    """Whether it has parts of the report with style attributes."""
+
+    @property
+    def api_path(self) -> str:
+        """The address of its JSON."""
+        return f"{API}{'/home' if self.path == '/' else self.path}"
+
+    def load(self) -> PageModule:
+        """Its file."""
+        found = importlib.import_module(f"cubemesh.web.pages.{self.module}")
+        return cast(PageModule, found)
+
+    def asked(
+        self, store: Store, path: Mapping[str, str], pairs: Iterable[tuple[str, str]]
+    ) -> Asked:
+        """A request with its parameters checked; UsageError for an unknown one."""
+        known = {one.name: one for one in self.load().PARAMETERS}
+        given: dict[str, tuple[str, ...]] = {}
+        for place, (name, value) in enumerate(pairs):
+            if name not in known:
+                raise unknown_name(
+                    f"parameter of {self.title}", clean(name, 40), known, plural="parameters"
+                )
+            if place >= MOST_FIELDS:
+                raise UsageError(f"Give at most {MOST_FIELDS} parameters.")
+            if value:
+                given[name] = (*given.get(name, ()), value) if known[name].repeats else (value,)
+        return Asked(store=store, path=path, given=given)

@@ -1,0 +1,82 @@
+"""Pages, one file each. A new page is a file here, its template, and a line in `PAGES`."""
+
+from __future__ import annotations
+
+from cubemesh.web.page import Page
+
+PAGES: tuple[Page, ...] = (
+    Page(
+        path="/",
+        title="Home",
+        module="home",
+        summary="The latest findings and runs.",
+    ),
+    Page(
+        path="/runs",
+        title="Runs",
+        module="runs",
+        summary="Stored runs, filtered and sorted, a page at a time.",
+        menu=True,
+    ),
+    Page(
+        path="/runs/{run_id}",
+        title="Run",
+        module="run",
+        summary="Everything about one run.",
+        styled=True,
+    ),
+    Page(
+        path="/runs/{run_id}/curves",
+        title="Curves",
+        module="curves",
+        summary="Curves and telemetry of a run, thinned to so many points.",
+    ),
+    Page(
+        path="/compare",
+        title="Compare",
+        module="compare",
+        summary="Several runs: what differs, and which differences are significant.",
+        menu=True,
+    ),
+    Page(
+        path="/answers",
+        title="Answers",
+        module="answers",
+        summary="Stored experiment runs.",
+        menu=True,
+    ),
+    Page(
+        path="/answers/{experiment_run_id}",
+        title="Answer",
+        module="answer",
+        summary="The answer of one experiment run.",
+        styled=True,
+    ),
+    Page(
+        path="/machines",
+        title="Machines",
+        module="machines",
+        summary="Machines that measured something.",
+        menu=True,
+    ),
+    Page(
+        path="/machines/{machine_id}",
+        title="Machine",
+        module="machine",
+        summary="One machine: its hardware and software, and its throughput over time.",
+        styled=True,
+    ),
+    Page(
+        path="/report",
+        title="Report",
+        module="report",
+        summary="The latest answers on one machine, as one file.",
+        menu=True,
+    ),
+    Page(
+        path="/search",
+        title="Search",
+        module="search",
+        summary="Runs, machines, experiments and networks by a part of their name or id.",
+    ),
+)

@@ -1,0 +1,115 @@
+"""Machine: hardware and software, and its throughput over time, workload by workload."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from markupsafe import Markup
+
+from cubemesh.store import Store
+from cubemesh.store.run_list import RunFilter, RunRow
+from cubemesh.untrusted import clean
+from cubemesh.views.charts.sparkline import sparkline
+from cubemesh.views.facts.machine import gpu_table, gpu_topology, link_sentences, machine_groups
+from cubemesh.views.formatting import day, machine_line, machine_name
+from cubemesh.views.json_output import envelope, machine_json
+from cubemesh.views.tables import text_table
+from cubemesh.web.listing import name_of, plain_row, rate_text
+from cubemesh.web.page import Asked, NotFoundError, Parameter
+
+PARAMETERS = (Parameter(name="runs", summary="Newest runs of the history, 1 to 1000."),)
+_RUNS, _MOST = 500, 1000
+_SHOWN = 30
+"""Workloads whose history is shown."""
+
+
+def _machine(asked: Asked) -> Any:
+    prefix = asked.path["machine_id"]
+    found = [m for m in asked.store.machines() if m.machine_id.startswith(prefix.lower())]
+    if len(found) != 1:
+        raise NotFoundError(
+            f"{'No' if not found else 'More than one'} machine has an id that begins with "
+            f"'{clean(prefix, 40)}'. The page Machines lists them."
+        )
+    return found[0]
+
+
+def _histories(store: Store, machine_id: str, most: int) -> list[list[RunRow]]:
+    """The runs with a throughput, of one workload each, oldest first; the workload that was
+    measured last is the first."""
+    page = store.list_runs(RunFilter(machine=machine_id, outcome="ok"), limit=most)
+    found: dict[str, list[RunRow]] = {}
+    for row in page.rows:
+        if row.samples_per_s is not None:
+            found.setdefault(row.workload_id, []).append(row)
+    return [rows[::-1] for rows in found.values()]
+
+
+def document(asked: Asked) -> dict[str, Any]:
+    """The machine, and the throughput of its newest runs by workload."""
+    machine = _machine(asked)
+    most = asked.number("runs", _RUNS, _MOST)
+    return envelope(
+        "machine-history",
+        machine=machine_json(machine),
+        history=[
+            {
+                "workload_id": rows[0].workload_id,
+                "name": name_of(rows[0]),
+                "runs": [plain_row(row) for row in rows],
+            }
+            for rows in _histories(asked.store, machine.machine_id, most)
+        ],
+    )
+
+
+def view(asked: Asked) -> dict[str, Any]:
+    """Facts as in the report, and a small chart for each workload that was measured twice."""
+    machine = _machine(asked)
+    histories = _histories(asked.store, machine.machine_id, asked.number("runs", _RUNS, _MOST))
+    histories.sort(key=len, reverse=True)
+    return {
+        "title": machine_name(machine),
+        "machine": machine,
+        "line": machine_line(machine),
+        "groups": machine_groups(machine),
+        "gpus": text_table(gpu_table(machine.gpus)),
+        "links": link_sentences(machine.gpu_links),
+        "topology": _drawing(machine),
+        "histories": [_history(rows) for rows in histories[:_SHOWN]],
+        "more": max(0, len(histories) - _SHOWN),
+    }
+
+
+def _drawing(machine: Any) -> Markup:
+    found = gpu_topology(machine)
+    if found is None:
+        return Markup("")
+    from cubemesh.views.topology.drawing import draw_topology
+
+    return Markup(draw_topology(found.topology, found.rings, in_page=True))
+
+
+def _history(rows: list[RunRow]) -> dict[str, Any]:
+    """A workload's throughputs: the newest, and how it changed over the newest version."""
+    rates = [row.samples_per_s or 0.0 for row in rows]
+    name, last = name_of(rows[0]), rows[-1]
+    change = rates[-1] / rates[-2] - 1 if len(rates) > 1 and rates[-2] > 0 else None
+    label = f"throughput of {name} over {len(rows)} runs"
+    svg = sparkline(
+        rates, label=label, width=220, height=48, low=0.9 * min(rates), high=1.1 * max(rates)
+    )
+    return {
+        "name": name,
+        "detail": clean(f"{last.framework} · {last.precision} · {last.device}"),
+        "workload_id": last.workload_id,
+        "runs": len(rows),
+        "svg": Markup(svg),
+        "latest": rate_text(last),
+        "latest_id": last.run_id,
+        "from": day(rows[0].started_utc),
+        "to": day(last.started_utc),
+        "change": "" if change is None else f"{100 * change:+.1f} % from the run before",
+        "software": len({row.software_id for row in rows}),
+        "versions": len({row.code_version for row in rows}),
+    }

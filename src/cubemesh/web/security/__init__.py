@@ -1,0 +1,1 @@
+"""What every request must pass before a page sees it, and the headers of every answer."""

@@ -1,0 +1,122 @@
+"""Gate: the outermost layer of the server. It refuses what no page may see, and sets the headers
+of every answer, also of errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from typing import Protocol
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cubemesh.web.access import Access
+from cubemesh.web.security.hosts import is_allowed_client, is_allowed_host
+from cubemesh.web.security.limits import TOO_LARGE, is_too_long, limited
+from cubemesh.web.security.origin import KNOWN_METHODS, SAFE_METHODS, is_own_origin
+from cubemesh.web.security.policy import CONTENT_POLICY, HEADERS
+
+OPEN_PATHS = ("/login", "/healthz")
+"""Paths that need no login, besides those of `OPEN_FOLDER`."""
+OPEN_FOLDER = "/static/"
+
+
+class Refusal(Protocol):
+    """Makes the answer to a refused request."""
+
+    def __call__(self, scope: Scope, status: int, text: str) -> Response:
+        """An answer with this status and sentence, as a page or as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a server accepts."""
+
+    host_names: tuple[str, ...] = ()
+    """Names of this machine besides localhost."""
+    proxies: tuple[str, ...] = ()
+    """Addresses of the proxy in front; empty without one."""
+
+
+class Gate:
+    """Pure ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, *, access: Access, rules: Rules, refusal: Refusal) -> None:
+        self._app = app
+        self._access = access
+        self._rules = rules
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = headers_of(scope)
+        guarded = _with_headers(send)
+        refused = self._refused(scope, headers)
+        if refused is not None:
+            await self._refusal(scope, *refused)(scope, receive, guarded)
+            return
+        await self._app(scope, limited(receive), guarded)
+
+    def _refused(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str] | None:
+        """Status and sentence of a request that is refused; None for one that may pass."""
+        own = (scope.get("server") or ("", 0))[0]
+        client = (scope.get("client") or ("", 0))[0]
+        if not is_allowed_client(client, self._rules.proxies):
+            return 403, "This server answers its proxy only (--behind-proxy)."
+        if not is_allowed_host(headers.get("host", ""), self._rules.host_names, own):
+            return 403, (
+                "This server does not have the name that was asked for. If it should, start it "
+                "with --host-name NAME."
+            )
+        if scope["method"] not in KNOWN_METHODS:
+            return 405, "This method is not known."
+        if is_too_long(dict(headers), scope):
+            return 413, TOO_LARGE
+        bearer = self._has_token(headers)
+        if scope["method"] not in SAFE_METHODS and not bearer and not is_own_origin(headers):
+            return 403, "This request does not come from a page of this server."
+        if not (bearer or is_open(scope["path"]) or self._has_session(headers)):
+            return 401, "Log in first."
+        return None
+
+    def _has_token(self, headers: Mapping[str, str]) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and self._access.accepts_token(token.strip())
+
+    def _has_session(self, headers: Mapping[str, str]) -> bool:
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(self._access.cookie)
+        except CookieError:
+            return False
+        return found is not None and self._access.accepts_session(found.value)
+
+
+def is_open(path: str) -> bool:
+    """Whether a path needs no login."""
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Headers of a request by their lower-case names; of repeated ones the last."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _with_headers(send: Send) -> Send:
+    async def guarded(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers.setdefault("content-security-policy", CONTENT_POLICY)
+            headers.setdefault("cache-control", "no-cache, private")
+            for name, value in HEADERS:
+                headers[name] = value
+        await send(message)
+
+    return guarded

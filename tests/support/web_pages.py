@@ -1,0 +1,90 @@
+"""Pages of the workbench in tests: a store with real and hostile runs, a client that needs no
+network, and the addresses of every route, from which tests are made."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+import report_sample
+from cubemesh.schema import ExperimentRun
+from cubemesh.store import Store
+from cubemesh.web.app import Workbench
+from cubemesh.web.page import Page
+from cubemesh.web.pages import PAGES
+
+RECORDS = Path(__file__).parents[2] / "benchmarks" / "records" / "2026-11-21-one-h200.sqlite"
+TOKEN = "a-token-of-the-tests"
+OWN = "http://127.0.0.1:8400"
+HOSTILE = '"><img src=x onerror=alert(1)><script>alert(2)</script>{{7*7}}'
+
+
+def fill(path: Path) -> None:
+    """A copy of stored benchmarks, with runs, a machine and experiment runs whose names attack."""
+    shutil.copy(RECORDS, path)
+    sample = report_sample.hostile()
+    attack = dataclasses.replace(sample.machine, hostname=f"host{HOSTILE}")
+    with Store.open(str(path)) as store:
+        store.save_machine(attack)
+        ids = []
+        for record in sample.records.values():
+            key = dataclasses.replace(record.key, machine_id=attack.machine_id)
+            own = dataclasses.replace(record, key=key)
+            store.save(own, sample.series.get(record.run_id, ()))
+            ids.append(own.run_id)
+        for name in ("minibatch", f"unknown{HOSTILE}"):
+            store.save_experiment_run(
+                ExperimentRun(
+                    experiment_run_id=("a" if name == "minibatch" else "b") * 12,
+                    experiment=name,
+                    settings={} if name == "minibatch" else {"note": HOSTILE},
+                    machine_id=attack.machine_id,
+                    started_utc="2026-11-23T10:00:00+00:00",
+                    run_ids=tuple(ids),
+                    complete=True,
+                    suite=HOSTILE,
+                )
+            )
+
+
+class Client:
+    """Asks the application as a browser would, without a network."""
+
+    def __init__(self, bench: Workbench, **headers: str) -> None:
+        self.bench = bench
+        self.headers = headers
+
+    def ask(self, method: str, path: str, **given: Any) -> httpx.Response:
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(app=self.bench.app, raise_app_exceptions=False)
+            headers = self.headers | given.pop("headers", {})
+            async with httpx.AsyncClient(
+                transport=transport, base_url=OWN, headers=headers
+            ) as client:
+                return await client.request(method, path, **given)
+
+        return asyncio.run(send())
+
+    def get(self, path: str, **given: Any) -> httpx.Response:
+        return self.ask("GET", path, **given)
+
+
+QUERIES = {"compare": "?id={run}&id={other}", "search": "?q=resnet"}
+IDS = {"run_id": "run", "machine_id": "machine", "experiment_run_id": "answer"}
+
+
+def patterns() -> list[tuple[Page, str]]:
+    """Each page with its address and that of its JSON."""
+    return [(page, path) for page in PAGES for path in (page.path, page.api_path)]
+
+
+def filled_in(page: Page, path: str, known: dict[str, str]) -> str:
+    """An address with stored ids in place of the names in braces."""
+    for name, kind in IDS.items():
+        path = path.replace(f"{{{name}}}", known[kind])
+    return path + QUERIES.get(page.module, "").format(**known)

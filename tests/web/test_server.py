@@ -1,0 +1,179 @@
+"""The server as a process: start, ports, signals, exit codes, TLS, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cubemesh.errors import UsageError
+from cubemesh.web.security.hosts import host_name, is_allowed_client, is_allowed_host, is_loopback
+from cubemesh.web.server import Listening
+from patience import PATIENCE_S
+
+
+@contextmanager
+def serving(*words: str, store: Path, verify: Any = True) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A server process, and what it printed when it was ready."""
+    command = [sys.executable, "-m", "cubemesh", "serve", "--json", "--no-open"]
+    with subprocess.Popen(
+        [*command, "--store", str(store), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            lines = []
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                if line.rstrip() == "}":
+                    break
+            assert lines, process.communicate()[1]
+            yield process, json.loads("".join(lines))
+        finally:
+            process.kill()
+
+
+def ask(ready: dict[str, Any], path: str, **given: Any) -> httpx.Response:
+    token = Path(ready["token_file"]).read_text().strip()
+    headers = {"authorization": f"Bearer {token}"}
+    return httpx.get(ready["address"] + path, headers=headers, timeout=PATIENCE_S, **given)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_server_in_order(filled: Path, number: int) -> None:
+    with serving("--port", "0", store=filled) as (process, ready):
+        assert ask(ready, "/runs").status_code == 200
+        assert httpx.get(ready["login"], timeout=PATIENCE_S).status_code == 303
+        process.send_signal(number)
+        assert process.wait(PATIENCE_S) == 0
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_a_second_server_takes_the_next_port(filled: Path) -> None:
+    with serving(store=filled) as (_, one), serving(store=filled) as (_, two):
+        assert one["address"] != two["address"]
+        assert ask(two, "/api/v1/runs").status_code == 200
+
+
+def test_a_used_port_is_refused_with_a_sentence(filled: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = str(used.getsockname()[1])
+        done = run("--port", port, store=filled)
+    assert done.returncode == 75
+    assert port in done.stderr
+    assert "--port" in done.stderr
+
+
+def run(*words: str, store: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cubemesh", "serve", "--no-open", "--store", str(store)]
+    return subprocess.run([*command, *words], capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def test_options_that_do_not_fit_are_refused(filled: Path, tmp_path: Path) -> None:
+    done = run("--host", "192.0.2.1", "--behind-proxy", "192.0.2.2", store=filled)
+    assert done.returncode == 2
+    assert "192.0.2.1" in done.stderr
+    done = run("--host", "0.0.0.0", store=filled)
+    assert done.returncode == 2
+    assert "--tls-cert" in done.stderr
+    bad = tmp_path / "cert.pem"
+    bad.write_text("no certificate")
+    done = run("--port", "0", "--tls-cert", str(bad), "--tls-key", str(bad), store=filled)
+    assert done.returncode == 2
+    assert "PEM" in done.stderr
+    done = run("--port", "0", store=bad)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "lab.example.org", ""])
+def test_listening_outside_needs_tls_or_a_proxy(host: str) -> None:
+    with pytest.raises(UsageError, match="--tls-cert"):
+        Listening(host=host).check()
+    Listening(host=host, proxies=("10.0.0.1",)).check()
+    Listening(host=host, tls_cert=Path("a"), tls_key=Path("b")).check()
+    with pytest.raises(UsageError, match="belong together"):
+        Listening(host=host, tls_cert=Path("a")).check()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_needs_nothing(host: str) -> None:
+    Listening(host=host).check()
+    assert is_loopback(host)
+
+
+def test_names_of_hosts() -> None:
+    assert host_name("[::1]:8400") == "::1"
+    assert host_name("LOCALHOST:1") == "localhost"
+    assert is_allowed_host("127.0.0.1:1", (), "")
+    assert is_allowed_host("Lab.example.org", ("lab.EXAMPLE.org",), "")
+    assert is_allowed_host("10.0.0.5:8400", (), "10.0.0.5")
+    assert not is_allowed_host("10.0.0.6", (), "10.0.0.5")
+    assert not is_allowed_host("localhost.evil.org", (), "127.0.0.1")
+    assert is_allowed_client("10.0.0.9", ())
+    assert is_allowed_client("10.0.0.9", ("10.0.0.9",))
+    assert not is_allowed_client("10.0.0.8", ("10.0.0.9",))
+    assert is_allowed_client("127.0.0.1", ("10.0.0.9",))
+
+
+def test_tls_with_a_cookie_that_needs_it(filled: Path, tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl that makes a certificate")
+    words = [
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(cert)]
+    subprocess.run(["openssl", *words, *names, *files], capture_output=True, check=True)
+    context = ssl.create_default_context(cafile=str(cert))
+    options = ("--port", "0", "--tls-cert", str(cert), "--tls-key", str(key))
+    with serving(*options, store=filled) as (_, ready):
+        assert ready["address"].startswith("https://")
+        found = httpx.get(ready["login"], verify=context, timeout=PATIENCE_S)
+        assert found.status_code == 303
+        assert found.headers["set-cookie"].startswith("__Host-cubemesh-")
+        assert "Secure" in found.headers["set-cookie"]
+
+
+def test_a_store_that_does_not_exist_is_made_and_its_pages_say_what_to_do(tmp_path: Path) -> None:
+    with serving("--port", "0", store=tmp_path / "new.sqlite") as (_, ready):
+        for path in ("/", "/runs", "/compare", "/answers", "/machines", "/report", "/search?q=x"):
+            found = ask(ready, path)
+            assert found.status_code == 200
+            assert "<h1" in found.text
+        assert "cubemesh run quick" in ask(ready, "/").text
+
+
+def test_the_server_writes_no_secret(filled: Path) -> None:
+    with serving("--port", "0", store=filled) as (process, ready):
+        token = Path(ready["token_file"]).read_text().strip()
+        assert token not in json.dumps(ready)
+        words = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        assert token.encode() not in words
+        found = ask(ready, "/")
+        assert token not in found.text
+        process.send_signal(signal.SIGTERM)
+        process.wait(PATIENCE_S)
+        assert token not in process.stderr.read()
