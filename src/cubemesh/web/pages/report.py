@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import threading
 from typing import Any
 
@@ -22,6 +23,8 @@ _POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+_HEAD_BYTES = 2000
+"""The policy is in so many bytes of the page."""
 _made: dict[tuple[Any, ...], bytes] = {}
 _lock = threading.Lock()
 
@@ -67,8 +70,9 @@ def view(asked: Asked) -> dict[str, Any]:
 
 def _policy(page: bytes) -> str:
     """The policy that the page names, with what only a header can say."""
-    _, start, rest = page.partition(b"script-src ")
-    scripts, end, _ = rest.partition(b";")
+    head = html.unescape(page[:_HEAD_BYTES].decode("utf-8", errors="replace"))
+    _, start, rest = head.partition("script-src ")
+    scripts, end, _ = rest.partition(";")
     if not start or not end:
         raise UsageError("The report has no policy.")
-    return _POLICY.format(scripts=scripts.decode("ascii").replace("&#39;", "'"))
+    return _POLICY.format(scripts=scripts)

@@ -1,0 +1,223 @@
+"""The pages in a real Chromium: nothing overflows, light and dark, by keyboard, without scripts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chromium import FLAGS, find_chromium
+from cubemesh.store import Store
+from cubemesh.web.access import Access
+from cubemesh.web.app import Workbench
+from cubemesh.web.pages import PAGES
+from cubemesh.web.security.gate import Rules
+from patience import wait_until
+from web_pages import filled_in
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(find_spec("playwright") is None, reason="playwright is not installed"),
+    pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium"),
+]
+LOOKS = [(390, "dark"), (768, "light"), (1400, "light"), (1400, "dark")]
+OWN_FLAGS = [flag for flag in FLAGS if "pipe" not in flag and "headless" not in flag]
+
+
+@pytest.fixture(scope="module")
+def site(filled: Path) -> Iterator[tuple[str, Access, dict[str, str]]]:
+    """A server in a thread, its login, and ids of what it shows."""
+    import uvicorn
+
+    access = Access("token-of-the-browser")
+    with Store.open(str(filled)) as store:
+        answer = store.experiment_runs("minibatch")[0]
+        known = {
+            "run": answer.run_ids[0],
+            "other": answer.run_ids[1],
+            "machine": answer.machine_id,
+            "answer": answer.experiment_run_id,
+        }
+        bench = Workbench(store, access, Rules(), secure=False)
+        config = uvicorn.Config(
+            bench.app, port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        wait_until(lambda: server.started, "the server starts")
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}", access, known
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=find_chromium(), args=OWN_FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(chromium: Any, site: Any) -> Iterator[Any]:
+    """Opens pages, logged in; fails at the end for a line on the console or a foreign request."""
+    address, access, _ = site
+    contexts: list[Any] = []
+    complaints: list[str] = []
+
+    def opened(width: int = 1400, scheme: str = "light", scripts: bool = True) -> Any:
+        context = chromium.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,
+            java_script_enabled=scripts,
+        )
+        contexts.append(context)
+        cookie = {"name": access.cookie, "value": access.new_session(), "url": address}
+        context.add_cookies([cookie])
+        page = context.new_page()
+        page.set_default_timeout(90_000)
+        page.on("console", lambda line: complaints.append(line.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on(
+            "request",
+            lambda asked: asked.url.startswith((address, "data:")) or complaints.append(asked.url),
+        )
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+def test_every_page_fits_and_loads_nothing_foreign(
+    tab: Any, site: Any, width: int, scheme: str
+) -> None:
+    address, _, known = site
+    page = tab(width, scheme)
+    for one in PAGES:
+        if one.module == "report":  # has tests of its own
+            continue
+        page.goto(address + filled_in(one, one.path, known))
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, one.path
+        assert page.locator("h1").count() == 1
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (background == "rgb(255, 255, 255)") is (scheme == "light")
+        unnamed = page.evaluate(
+            "[...document.querySelectorAll('input:not([type=hidden]), select, button')].filter("
+            "e => !e.labels?.length && !e.ariaLabel && !e.textContent.trim() && !e.ariaHidden"
+            ").length"
+        )
+        assert unnamed == 0, one.path
+
+
+def test_the_report_opens(tab: Any, site: Any) -> None:
+    page = tab()
+    page.goto(f"{site[0]}/report")
+    page.wait_for_selector("figure[data-ready]")
+
+
+def test_the_curves_of_a_run_are_drawn(tab: Any, site: Any, filled: Path) -> None:
+    with Store.open(str(filled), read_only=True) as store:
+        run_id = next(
+            row.run_id
+            for row in store.each_run()
+            if any(len(one.times_s) > 1 for one in store.series(row.run_id))
+        )
+    page = tab()
+    page.goto(f"{site[0]}/runs/{run_id}")
+    page.wait_for_selector("[data-curves][data-ready] canvas")
+    label = page.locator("[data-curves] canvas").first.get_attribute("aria-label")
+    assert "against" in label
+    plain = tab(scripts=False)
+    plain.goto(f"{site[0]}/runs/{run_id}")
+    plain.get_by_text("The figures as tables").click()
+    plain.wait_for_selector("table.narrow", state="attached")
+
+
+def test_runs_are_chosen_and_compared_by_keyboard(tab: Any, site: Any) -> None:
+    page = tab()
+    page.goto(f"{site[0]}/runs")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    button = page.locator("#compare button")
+    assert not button.is_visible()
+    boxes = page.locator("td.pick input")
+    for i in range(2):
+        boxes.nth(i).focus()
+        page.keyboard.press("Space")
+    button.wait_for(state="visible")
+    assert button.inner_text() == "Compare 2 runs"
+    button.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/compare?id=*&id=*")
+    assert page.locator("table.compare thead th").count() == 3
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.name") == "q"
+    page.keyboard.type("resnet-50")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/search?q=resnet-50")
+    page.wait_for_selector("table.list tbody tr")
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_filter_narrows_the_list(tab: Any, site: Any, scripts: bool) -> None:
+    page = tab(scripts=scripts)
+    page.goto(f"{site[0]}/runs")
+    page.select_option("select[name=precision]", "bf16")
+    if not scripts:
+        page.get_by_role("button", name="Apply").click()
+    page.wait_for_url("**precision=bf16**")
+    cells = page.locator("table.list tbody tr td:nth-child(5)").all_inner_texts()
+    assert set(cells) == {"bf16"}
+    page.get_by_label("remove Precision bf16").click()
+    page.wait_for_url(lambda url: "bf16" not in url)
+
+
+def test_the_link_logs_in_and_logging_out_works(chromium: Any, site: Any) -> None:
+    address, access, _ = site
+    context = chromium.new_context()
+    page = context.new_page()
+    page.goto(f"{address}/runs")
+    assert page.locator("h1").inner_text() == "Log in"
+    page.goto(f"{address}/login?code={access.new_code()}")
+    assert page.url == f"{address}/"
+    assert "code" not in page.evaluate("document.referrer")
+    page.get_by_role("button", name="Log out").click()
+    page.wait_for_url("**/login")
+    page.goto(f"{address}/runs")
+    assert page.locator("h1").inner_text() == "Log in"
+    page.fill("#token", "token-of-the-browser")
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url(f"{address}/")
+    context.close()
+
+
+def test_a_page_of_another_site_can_neither_read_nor_frame(chromium: Any, site: Any) -> None:
+    address, access, _ = site
+    context = chromium.new_context()
+    context.add_cookies([{"name": access.cookie, "value": access.new_session(), "url": address}])
+    page = context.new_page()
+    page.route("http://evil.test/", lambda route: route.fulfill(body="<iframe></iframe>"))
+    page.goto("http://evil.test/")
+    read = "url => fetch(url, {credentials: 'include'}).then(() => 'read', () => 'refused')"
+    assert page.evaluate(read, f"{address}/api/v1/runs") == "refused"
+    framed = page.evaluate(
+        "url => new Promise(done => { const f = document.querySelector('iframe');"
+        "f.onload = () => { try { done(f.contentDocument ? 'empty' : 'blocked'); }"
+        "catch { done('blocked'); } }; f.src = url; })",
+        f"{address}/runs",
+    )
+    assert framed == "blocked"
+    assert page.frames[1].url in ("chrome-error://chromewebdata/", "about:blank")
+    context.close()
