@@ -15,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import vl_convert
-
 from cubemesh.durable_files import replace_file
 from cubemesh.errors import UsageError
 from cubemesh.schema import Answer, Chart
@@ -60,12 +58,16 @@ def write_charts(
 
 def inline_svg(spec: dict[str, Any]) -> str:
     """The drawing of a specification as an SVG element for a page; colours stay variables."""
+    import vl_convert  # here: it takes 30 MiB
+
     svg: str = vl_convert.vegalite_to_svg(spec)
     return svg
 
 
 def svg_as_png(svg: str) -> bytes:
     """A drawing as a PNG image."""
+    import vl_convert  # here: it takes 30 MiB
+
     png: bytes = vl_convert.svg_to_png(svg, scale=_PIXELS_PER_UNIT)
     return png
 
@@ -91,6 +93,8 @@ def browser_bundle() -> str:
 
 
 def _new_bundle() -> str:
+    import vl_convert  # here: it takes 30 MiB
+
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return bundle
 
@@ -121,6 +125,8 @@ def file_stem(chart: Chart) -> str:
 def _encoded(chart: Chart, name: str, caption: str) -> bytes:
     if name == "csv":
         return chart_csv(chart).encode("utf-8", errors="backslashreplace")
+    import vl_convert
+
     spec = resolved(vega_lite(chart, caption=caption))
     spec["config"] = spec["config"] | {"background": LIGHT["paper"], "padding": 16}
     if name == "svg":
