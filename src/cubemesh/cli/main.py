@@ -18,14 +18,13 @@ from cubemesh.cli.catalogue import experiments, networks, published
 from cubemesh.cli.collectives import collectives
 from cubemesh.cli.compare import compare
 from cubemesh.cli.completion import join_assignments
-from cubemesh.cli.doctor import doctor
 from cubemesh.cli.import_ import import_
 from cubemesh.cli.inference import build, export, infer
 from cubemesh.cli.jobs import agent, jobs, submit, watch
 from cubemesh.cli.launch import launch
+from cubemesh.cli.machine import doctor, probe
 from cubemesh.cli.options import INTERRUPTED, tell
 from cubemesh.cli.predict import predict
-from cubemesh.cli.probe import probe
 from cubemesh.cli.report import report
 from cubemesh.cli.results import results
 from cubemesh.cli.run import run

@@ -1,4 +1,4 @@
-"""`cubemesh probe`."""
+"""`cubemesh probe` and `cubemesh doctor`: this machine."""
 
 from __future__ import annotations
 
@@ -64,3 +64,12 @@ def probe(
         as_json,
         lambda console: systems.print_system(console, system, drawing),
     )
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check the installation and this machine. Each problem has the command that mends it."""
+    from cubemesh.api.doctor import doctor as diagnose
+    from cubemesh.views import doctor as view
+
+    found = diagnose()
+    show(view.document(found), as_json, lambda console: view.print_diagnosis(console, found))
