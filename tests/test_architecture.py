@@ -86,6 +86,7 @@ OWN_LIBRARIES = {
     "load_test": {"mlperf_loadgen"},
     "training": {"safetensors"},
     "telemetry": {"pynvml"},
+    "gpu": {"torch"},
 }
 MOST_FILES = 20
 MOST_LINES = 600

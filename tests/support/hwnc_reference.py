@@ -29,20 +29,20 @@ class _Machine:
         own = self.program.arrays[name]
         rows = own.height * own.width * self.batch
         whole = self.buffers[own.buffer][: rows * own.row].reshape(rows, own.row)
-        if own.beside:
-            return self.beside(whole.reshape(own.height, own.width, self.batch, own.row), own)
+        if own.line_pixels:
+            return self.windows(whole.reshape(own.height, own.width, self.batch, own.row), own)
         part = whole[:, own.offset : own.offset + own.channels]
         return part.reshape(own.height, own.width, self.batch, own.channels)
 
-    def beside(self, pixels, own):
+    def windows(self, pixels, own):
         """The channels of each window as those of its first pixel; what lies beyond the last line
         or pixel is 0."""
-        lines = own.channels // own.row // own.beside
-        more = np.pad(pixels, ((0, lines), (0, own.beside), (0, 0), (0, 0)))
+        lines = own.channels // own.row // own.line_pixels
+        more = np.pad(pixels, ((0, lines), (0, own.line_pixels), (0, 0), (0, 0)))
         parts = [
             more[line : line + own.height, start : start + own.width]
             for line in range(lines)
-            for start in range(own.beside)
+            for start in range(own.line_pixels)
         ]
         return np.concatenate(parts, axis=3)
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from cubemesh.api.inference import BuiltPlan, ExportedNetwork, MeasuredPlan
 from cubemesh.inference.build import proof_text
 from cubemesh.inference.engines import title
-from cubemesh.inference.plan_file import PlanDocument, Proof, Trial
+from cubemesh.inference.plan_file import PlanDevice, PlanDocument, Proof, Trial
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import (
     format_bytes,
@@ -91,10 +91,15 @@ def print_build(console: Console, done: BuiltPlan) -> None:
         Text(
             f"Wrote {done.file} ({format_bytes(done.size_bytes)}) in "
             f"{format_seconds(done.seconds)}: {clean(document.source)}, {document.steps} steps, "
-            f"for {device.cpu}, {device.threads} thread{'' if device.threads == 1 else 's'}."
+            f"for {_device(device)}."
         )
     )
     console.print(Text(f"Measure it: cubemesh infer {done.file}"))
+
+
+def _device(device: PlanDevice) -> str:
+    """What a plan was built for: the GPU, or the processor and its threads."""
+    return device.gpu or f"{device.cpu}, {device.threads} thread{'s' * (device.threads != 1)}"
 
 
 def _accuracy_title(proof: Proof) -> str:
@@ -130,7 +135,7 @@ def print_infer(console: Console, done: MeasuredPlan) -> None:
     console.print(
         Text(
             f"{document.network}, batch size {done.batch}{split}: {choice.precision} in "
-            f"{title(choice.engine)}, {document.device.threads} threads"
+            f"{title(choice.engine)}, {_device(document.device)}"
         )
     )
     rows = [

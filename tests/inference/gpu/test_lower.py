@@ -74,7 +74,7 @@ def test_parts_of_a_concatenation_are_written_where_they_belong():
         if isinstance(s, PoolStep) and not s.average and s.window.kernel == (1, 1)
     ]
     assert copies == []
-    assert any(a.row > a.channels for a in program.arrays.values() if not a.beside)
+    assert any(a.row > a.channels for a in program.arrays.values() if not a.line_pixels)
 
 
 def graph_of_operators(*operators, shape=("batch", 3, 8, 8), constants=None, output="y"):
@@ -147,7 +147,7 @@ def test_an_image_is_stored_with_its_border():
     array = program.arrays[step.y]
     assert (step.top, step.left) == (3, 3)
     assert (array.height, array.width) == (70, 70)
-    assert (array.row, array.beside, array.channels) == (4, 8, 256)
+    assert (array.row, array.line_pixels, array.channels) == (4, 8, 256)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class _Value:
     offset: int = 0
     row: int = 0
     """Channels of its rows, where these are not all of `slots`."""
-    beside: int = 0
+    line_pixels: int = 0
     """Pixels of each row of a window, where the channels are those of a window."""
 
 
@@ -241,44 +241,44 @@ def _image(
         (taps - 1) * apart + 1
         for taps, apart in zip((kernel_h, kernel_w), window.dilation, strict=True)
     )
-    beside = _power_of_two(reach_w * IMAGE_ROW, LEAST_CHANNELS) // IMAGE_ROW
+    line_pixels = _power_of_two(reach_w * IMAGE_ROW, LEAST_CHANNELS) // IMAGE_ROW
     lines = _power_of_two(reach_h, 1)
-    if beside * IMAGE_ROW > MOST_UNFOLDED:
+    if line_pixels * IMAGE_ROW > MOST_UNFOLDED:
         raise NotLowered(f"its first kernel is {reach_w} pixels wide")
-    whole = lines * beside * IMAGE_ROW <= MOST_WINDOW
+    whole = lines * line_pixels * IMAGE_ROW <= MOST_WINDOW
     top, left = (window.pad[0] if whole else 0), window.pad[1]
     lines = lines if whole else 1
-    name = f"{value.name}/image {top} {left} {lines}x{beside} {_pair(size)} {window.stride}"
+    name = f"{value.name}/image {top} {left} {lines}x{line_pixels} {_pair(size)} {window.stride}"
     if name not in lowering.values:
         made = _Value(
             name=name,
             height=max(top + value.height, (size[0] - 1) * window.stride[0] + lines)
             if whole
             else value.height,
-            width=max(left + value.width, (size[1] - 1) * window.stride[1] + beside),
+            width=max(left + value.width, (size[1] - 1) * window.stride[1] + line_pixels),
             channels=channels,
             slots=tuple(
                 pixel * channels + channel if channel < channels else NOWHERE
-                for pixel in range(lines * beside)
+                for pixel in range(lines * line_pixels)
                 for channel in range(IMAGE_ROW)
             ),
             row=IMAGE_ROW,
-            beside=beside,
+            line_pixels=line_pixels,
         )
         lowering.add(ImageStep(x=value.name, y=name, top=top, left=left), made)
     if value.name in lowering.source.quantized:
         quantized = {**lowering.source.quantized, name: lowering.source.quantized[value.name]}
         lowering.source = replace(lowering.source, quantized=quantized)
     stride = window.stride
-    if whole:  # (outputs, channels, rows, taps) → (outputs, lines · beside · channels, 1, 1)
-        values = np.zeros((outputs, lines, beside, channels), weights.values.dtype)
+    if whole:  # (outputs, channels, rows, taps) → (outputs, lines · line_pixels · channels, 1, 1)
+        values = np.zeros((outputs, lines, line_pixels, channels), weights.values.dtype)
         values[:, : reach_h : window.dilation[0], : reach_w : window.dilation[1]] = (
             weights.values.transpose(0, 2, 3, 1)
         )
         folded, taps = Window(stride=stride), 1
         values = values.reshape(outputs, -1, 1, 1)
-    else:  # (outputs, beside · channels, rows, 1)
-        values = np.zeros((outputs, beside, channels, kernel_h), weights.values.dtype)
+    else:  # (outputs, line_pixels · channels, rows, 1)
+        values = np.zeros((outputs, line_pixels, channels, kernel_h), weights.values.dtype)
         values[:, : reach_w : window.dilation[1]] = weights.values.transpose(0, 3, 1, 2)
         taps = kernel_h
         folded = Window(
@@ -566,7 +566,7 @@ def _program(
                 buffer=buffer_of[own],
                 offset=_offset(lowering, name),
                 row=whole.row or len(whole.slots),
-                beside=value.beside,
+                line_pixels=value.line_pixels,
                 quantized=_quantized(lowering, name),
             )
     return DeviceProgram(

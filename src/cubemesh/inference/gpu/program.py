@@ -43,7 +43,7 @@ class DeviceArray:
     """Of the first channel within the rows of the buffer."""
     row: int
     """Channels of the buffer's rows."""
-    beside: int = 0
+    line_pixels: int = 0
     """Of the network's input: its channels are those of a window, so many pixels of each of its
     rows."""
     quantized: Quantized | None = None

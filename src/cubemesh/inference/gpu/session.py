@@ -122,7 +122,7 @@ class GpuSession:
             width=own.width,
             channels=own.channels,
             row=own.row,
-            beside=own.beside,
+            line_pixels=own.line_pixels,
             scale=quantized.scale,
             zero=quantized.zero,
         )

@@ -117,7 +117,7 @@ def conv_by_taps_kernel(
 
     A program computes `block_n` samples of one pixel and `block_c` channels. Taps and blocks of
     input channels are one loop, so that the loads of one tap overlap the products of another.
-    `across`: the input channels of a tap are `x_row` channels each of pixels beside one another.
+    `across`: the input channels of a tap are `x_row` channels each of neighboring pixels.
     """
     blocks_c = out_channels // block_c
     blocks_n = batch // block_n
@@ -223,12 +223,12 @@ def conv_by_windows_kernel(
     x, weights, y, residual, multipliers, offsets,
     pixels, batch, y_row, residual_row, out_channels, width, out_width, stride_h, stride_w,
     residual_multiplier, low,
-    has_residual: tl.constexpr, clamp: tl.constexpr, beside: tl.constexpr,
+    has_residual: tl.constexpr, clamp: tl.constexpr, line_pixels: tl.constexpr,
     block_n: tl.constexpr, block_c: tl.constexpr, in_channels: tl.constexpr,
     stages: tl.constexpr,
 ):  # fmt: skip
     """A convolution of an image with rows of 4 channels and its border: `in_channels` are those of
-    a whole window, `beside` pixels of each of its lines. Weights are (4, out_channels, pixels of a
+    a whole window, `line_pixels` of each of its lines. Weights are (4, out_channels, pixels of a
     window). The four channels of a pixel are loaded as one word, so that neighboring samples are
     neighboring words. A program holds the weights and goes along neighboring pixels, whose windows
     overlap in the L1 cache."""
@@ -248,7 +248,7 @@ def conv_by_windows_kernel(
     sum_dtype: tl.constexpr = tl.int32 if dtype == tl.int8 else tl.float32
     words = x.to(tl.pointer_type(tl.int32 if dtype == tl.int8 else tl.int64))
     inner = tl.arange(0, block_n)
-    x_block = inner[:, None] + ((k // beside * width + k % beside) * batch)[None, :]
+    x_block = inner[:, None] + ((k // line_pixels * width + k % line_pixels) * batch)[None, :]
     blocks = batch // block_n * pixels
     share = tl.cdiv(blocks, programs)
     last = tl.minimum((program + 1) * share, blocks)

@@ -35,7 +35,7 @@ class Layout:
     channels: int
     row: int
     """Elements between the rows: an array can be a slice of a concatenation."""
-    beside: int = 0
+    line_pixels: int = 0
     """Of an image with rows of 4 channels: its `channels` are those of a window, so many pixels of
     each of its rows."""
     scale: float = 1.0
@@ -202,7 +202,7 @@ _BY_WINDOWS = (
 
 def whole_window(x: Layout) -> bool:
     """Whether the channels of an image are those of a window with several lines."""
-    return x.beside > 0 and x.channels > x.row * x.beside
+    return x.line_pixels > 0 and x.channels > x.row * x.line_pixels
 
 
 def tilings(x: Layout, y: Layout, window: Window, batch: int) -> tuple[Tiling, ...]:
@@ -271,7 +271,11 @@ def convolve(
         programs = min(most, pixels * (batch // tiling.block_n)) * blocks_c
         arguments += [pixels, batch, y.row, added.row, y.channels, x.width, y.width]
         arguments += [*window.stride, *numbers]
-        settings |= {"in_channels": x.channels, "stages": tiling.stages, "beside": x.beside}
+        settings |= {
+            "in_channels": x.channels,
+            "stages": tiling.stages,
+            "line_pixels": x.line_pixels,
+        }
     elif tiling.block_k == 0:
         kernel = kernels.conv_by_rows_kernel
         rows = y.height * y.width * batch
@@ -288,7 +292,7 @@ def convolve(
         arguments += [x.height, x.width, y.width, x.channels, y.channels, x.zero, *numbers]
         arguments += [*window.kernel, *window.stride, *window.pad, *window.dilation]
         settings |= {"block_k": tiling.block_k, "num_stages": tiling.stages}
-        settings["across"] = x.beside > 0
+        settings["across"] = x.line_pixels > 0
     if compile_only:
         kernel.warmup(*arguments, grid=(programs,), **settings)
     else:
