@@ -29,6 +29,7 @@ class InMemoryLog(Log):
     warnings: list[Warning] = field(default_factory=list)
     unknown: list[Unknown] = field(default_factory=list)
     chunks: list[Series] = field(default_factory=list)
+    losses: list[Any] = field(default_factory=list)
     fractions: list[float] = field(default_factory=list)
     """Every fraction that `progress` reported."""
 
@@ -42,7 +43,7 @@ class InMemoryLog(Log):
         elif event == "curve":
             self.curves[fields["curve"].name] = fields["curve"]
         elif event != "enter":
-            lists = {"unmeasured": self.unknown, "series": self.chunks}
+            lists = {"unmeasured": self.unknown, "series": self.chunks, "loss": self.losses}
             (lists[event] if event in lists else getattr(self, f"{event}s")).append(fields[event])
 
     def joined(self, name: str) -> Series:

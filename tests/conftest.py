@@ -207,7 +207,7 @@ def small_disk(tmp_path: Path):
     folder = tmp_path / "disk"
     folder.mkdir()
     made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)],
+        ["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", str(folder)],
         capture_output=True,
         check=False,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sqlalchemy import Connection, inspect, text
 
 import cubemesh
 from cubemesh.errors import UsageError
@@ -296,6 +297,18 @@ def test_an_agent_that_is_terminated_queues_its_training_again(
     assert [one.state for one in live.agents()] == ["ended"]
 
 
+def suspend_between_writes(queue: JobQueue, process: psutil.Process) -> None:
+    """Suspend a process while it holds no lock of the store, which nothing else could then write."""
+
+    def suspend(connection: Connection) -> None:
+        if connection.dialect.name == "postgresql":  # SQLite's transaction excludes other writers
+            names = ", ".join(inspect(connection).get_table_names())
+            connection.execute(text(f"lock table {names} in exclusive mode"))
+        process.suspend()
+
+    queue.database.commit(suspend)
+
+
 def test_a_suspended_child_finds_its_job_anothers(
     location: str, live: JobQueue, start_agent: StartAgent
 ) -> None:
@@ -304,7 +317,7 @@ def test_a_suspended_child_finds_its_job_anothers(
     wait_until(lambda: child_of(agent) or agent.poll() is not None, "the child started")
     child = child_of(agent)
     assert child is not None
-    child.suspend()
+    suspend_between_writes(live, child)
     live.clock = later = Later(live)
     wait_until(lambda: live.expire() or ended(live, job), "the lease expired")
     later.seconds = 0.0

@@ -32,6 +32,7 @@ def serving(*words: str, store: Path, verify: Any = True) -> Iterator[tuple[Any,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup ignores it
     ) as process:
         try:
             lines = []
