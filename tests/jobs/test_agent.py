@@ -298,7 +298,7 @@ def test_an_agent_that_is_terminated_queues_its_training_again(
 
 
 def suspend_between_writes(queue: JobQueue, process: psutil.Process) -> None:
-    """Suspend a process while it holds no lock of the store, which nothing else could then write."""
+    """Suspend a process while it holds no lock of the store: nothing else could then write."""
 
     def suspend(connection: Connection) -> None:
         if connection.dialect.name == "postgresql":  # SQLite's transaction excludes other writers
