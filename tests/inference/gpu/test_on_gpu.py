@@ -39,12 +39,16 @@ def test_fp16_has_the_scores_of_fp32(name, batch):
 
 @pytest.mark.parametrize("name", ZOO)
 def test_8_bits_have_the_scores_that_numpy_computes(name):
-    graph = int8(fp32(name))
+    whole = fp32(name)
+    graph = int8(whole)
     program, inputs = lower(graph), images(graph, 16)
     found = GpuSession(program, 16, "cuda:0").run({graph.inputs[0].name: inputs})[0]
     wanted = run_program(program, inputs)[0]
-    # Sums are exact; a multiplier in fp32 instead of fp64 moves a value by one step now and then.
-    assert relative(found, wanted) < 0.02
+    # Sums are exact; a multiplier in fp32 instead of fp64 moves a value by one step now and then,
+    # and later layers round what follows from it.
+    rounding = relative(wanted, scores(whole, inputs))
+    assert relative(found, wanted) <= 1.5 * rounding
+    assert np.abs(found - wanted).mean() <= 0.5 * rounding * np.abs(wanted).max()
 
 
 def test_scores_of_a_batch_do_not_depend_on_what_ran_before():

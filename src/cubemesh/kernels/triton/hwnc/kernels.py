@@ -210,7 +210,7 @@ def conv_by_rows_kernel(
 
 @triton.jit
 def _channel(words, number: tl.constexpr, dtype: tl.constexpr):
-    """One of the four channels that are in a word."""
+    """One of the channels in words of 32 bits: four of int8, two of fp16."""
     if dtype == tl.int8:
         found = (words >> (8 * number)).to(tl.int8)
     else:
@@ -224,14 +224,14 @@ def conv_by_windows_kernel(
     pixels, batch, y_row, residual_row, out_channels, width, out_width, stride_h, stride_w,
     residual_multiplier, low,
     has_residual: tl.constexpr, clamp: tl.constexpr, line_pixels: tl.constexpr,
-    block_n: tl.constexpr, block_c: tl.constexpr, in_channels: tl.constexpr,
+    planes: tl.constexpr, block_n: tl.constexpr, block_c: tl.constexpr, in_channels: tl.constexpr,
     stages: tl.constexpr,
 ):  # fmt: skip
     """A convolution of an image with rows of 4 channels and its border: `in_channels` are those of
     a whole window, `line_pixels` of each of its lines. Weights are (4, out_channels, pixels of a
-    window). The four channels of a pixel are loaded as one word, so that neighboring samples are
-    neighboring words. A program holds the weights and goes along neighboring pixels, whose windows
-    overlap in the L1 cache."""
+    window), of which only the first `planes` are not 0. The channels of a pixel are loaded as
+    words, so that neighboring samples are neighboring words. A program holds the weights and goes
+    along neighboring pixels, whose windows overlap in the L1 cache."""
     blocks_c = out_channels // block_c
     program, programs = tl.program_id(0) // blocks_c, tl.num_programs(0) // blocks_c
     part_c = tl.program_id(0) % blocks_c
@@ -241,14 +241,19 @@ def conv_by_windows_kernel(
     w_block = cols[:, None] * window + k[None, :]
     plane = out_channels * window
     b0 = tl.trans(tl.load(weights + w_block))
-    b1 = tl.trans(tl.load(weights + plane + w_block))
-    b2 = tl.trans(tl.load(weights + 2 * plane + w_block))
-    b3 = tl.trans(tl.load(weights + 3 * plane + w_block))
+    if planes > 1:
+        b1 = tl.trans(tl.load(weights + plane + w_block))
+    if planes > 2:
+        b2 = tl.trans(tl.load(weights + 2 * plane + w_block))
+    if planes > 3:
+        b3 = tl.trans(tl.load(weights + 3 * plane + w_block))
     dtype: tl.constexpr = x.dtype.element_ty
     sum_dtype: tl.constexpr = tl.int32 if dtype == tl.int8 else tl.float32
-    words = x.to(tl.pointer_type(tl.int32 if dtype == tl.int8 else tl.int64))
+    pixel_words: tl.constexpr = 1 if dtype == tl.int8 else 2
+    words = x.to(tl.pointer_type(tl.int32))
     inner = tl.arange(0, block_n)
     x_block = inner[:, None] + ((k // line_pixels * width + k % line_pixels) * batch)[None, :]
+    x_block *= pixel_words
     blocks = batch // block_n * pixels
     share = tl.cdiv(blocks, programs)
     last = tl.minimum((program + 1) * share, blocks)
@@ -256,11 +261,21 @@ def conv_by_windows_kernel(
         part_n, pixel = block // pixels, block % pixels
         h, w = pixel // out_width * stride_h, pixel % out_width * stride_w
         source = (h * width + w).to(tl.int64) * batch + part_n * block_n
-        a = tl.load(words + source + x_block)
+        a = tl.load(words + source * pixel_words + x_block)
         total = tl.dot(_channel(a, 0, dtype), b0, out_dtype=sum_dtype)
-        total = tl.dot(_channel(a, 1, dtype), b1, total, out_dtype=sum_dtype)
-        total = tl.dot(_channel(a, 2, dtype), b2, total, out_dtype=sum_dtype)
-        total = tl.dot(_channel(a, 3, dtype), b3, total, out_dtype=sum_dtype)
+        if planes > 1:
+            total = tl.dot(_channel(a, 1, dtype), b1, total, out_dtype=sum_dtype)
+        if pixel_words > 1:
+            if planes > 2:
+                a = tl.load(words + source * pixel_words + 1 + x_block)
+                total = tl.dot(_channel(a, 0, dtype), b2, total, out_dtype=sum_dtype)
+            if planes > 3:
+                total = tl.dot(_channel(a, 1, dtype), b3, total, out_dtype=sum_dtype)
+        else:
+            if planes > 2:
+                total = tl.dot(_channel(a, 2, dtype), b2, total, out_dtype=sum_dtype)
+            if planes > 3:
+                total = tl.dot(_channel(a, 3, dtype), b3, total, out_dtype=sum_dtype)
         start = pixel.to(tl.int64) * batch + part_n * block_n
         _finish(
             total, y + start * y_row, residual + start * residual_row, multipliers, offsets,

@@ -76,6 +76,8 @@ class Parameters:
     offsets: Tensor
     tap_sums: Tensor
     """(taps + 1, output channels): sums of the 8-bit weights of each tap, and of all."""
+    planes: int = 4
+    """Of whole windows of an image: channels whose weights are not 0."""
 
 
 def folded(
@@ -97,8 +99,10 @@ def folded(
         offsets -= residual.scale * residual.zero
     offsets = offsets / y.scale + y.zero
 
+    planes = 4
     if whole_window(x):
         weights = weights[0].reshape(len(biases), -1, 4).transpose(2, 0, 1)
+        planes = max((n + 1 for n in range(4) if weights[n].any()), default=1)
 
     def moved(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(x.array.device)
@@ -108,6 +112,7 @@ def folded(
         multipliers=moved((scales.astype(np.float64) / y.scale).astype(np.float32)),
         offsets=moved(offsets.astype(np.float32)),
         tap_sums=moved(sums),
+        planes=planes,
     )
 
 
@@ -189,6 +194,8 @@ _BY_WINDOWS = (
     (128, 64, 8, 1, 2),
     (128, 64, 8, 1, 3),
     (128, 64, 4, 2, 2),
+    (256, 64, 8, 1, 1),
+    (256, 64, 8, 1, 2),
     (64, 64, 4, 1, 4),
     (64, 64, 4, 1, 6),
     (64, 64, 4, 2, 4),
@@ -275,6 +282,7 @@ def convolve(
             "in_channels": x.channels,
             "stages": tiling.stages,
             "line_pixels": x.line_pixels,
+            "planes": parameters.planes,
         }
     elif tiling.block_k == 0:
         kernel = kernels.conv_by_rows_kernel
