@@ -86,6 +86,16 @@ def test_results_are_what_the_run_came_to(made):
     assert formatting.result_text(made.record(64, outcome=made.OOM)) == ""
 
 
+def test_a_figure_of_a_run_has_no_other_next_to_it(made):
+    record = made.record(128)
+    both = {**record.figures, "accuracy": made.training_record().figures["accuracy"]}
+    record = dataclasses.replace(record, figures=both)
+    assert formatting.figure_text(record, "throughput_per_s") == "2,169 ± 14 images/s"
+    assert formatting.figure_unit(record, "throughput_per_s") == "images/s"
+    assert formatting.figure_unit(record, "accuracy") == ""
+    assert formatting.figure_text(record, "loss") == ""
+
+
 def test_the_unit_of_a_result_is_that_of_the_network(made):
     record = made.record(128)
 

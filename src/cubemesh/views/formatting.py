@@ -245,16 +245,27 @@ _RESULTS = {
 def result_text(record: RunRecord) -> str:
     """The main figures of a run: `19.9 ± 0.2 images/s`, `accuracy 0.968`, or ""."""
     shown: list[str] = []
-    work = record.spec.work
-    samples = rate_unit(work.network) if isinstance(work, NetworkWork) else "samples/s"
     for name, label in _RESULTS.items():
-        figure = record.figures.get(name)
         # The throughput already has the rate.
-        if figure is not None and not (name == "rate_flops_per_s" and shown):
-            unit = samples if figure.unit == "samples/s" else figure.unit
-            text = quantity(figure.value, unit, figure.low, figure.high)
-            shown.append(f"{label}{text}")
+        if name in record.figures and not (name == "rate_flops_per_s" and shown):
+            shown.append(f"{label}{figure_text(record, name)}")
     return clean(" · ".join(shown))
+
+
+def figure_text(record: RunRecord, name: str) -> str:
+    """One figure of a run: `19.9 ± 0.2 images/s`; "" where it has none."""
+    figure = record.figures.get(name)
+    if figure is None:
+        return ""
+    return clean(quantity(figure.value, figure_unit(record, name), figure.low, figure.high))
+
+
+def figure_unit(record: RunRecord, name: str) -> str:
+    """The unit of a figure of a run, with what its network's samples are: `images/s`."""
+    unit, work = record.figures[name].unit, record.spec.work
+    return (
+        rate_unit(work.network) if unit == "samples/s" and isinstance(work, NetworkWork) else unit
+    )
 
 
 _TRADEMARKS = re.compile(r"\((?:R|TM|C)\)| (?:CPU|Processor)\b.*", re.IGNORECASE)

@@ -21,7 +21,14 @@ from cubemesh.store.select import format_value, settings_of
 from cubemesh.store.spread_prior import prior_spread
 from cubemesh.untrusted import clean
 from cubemesh.views.facts.run import figure_name
-from cubemesh.views.formatting import outcome_text, quantity, result_text, run_name, words
+from cubemesh.views.formatting import (
+    figure_text,
+    outcome_text,
+    quantity,
+    result_text,
+    run_name,
+    words,
+)
 from cubemesh.views.json_output import envelope
 from cubemesh.web.page import Asked, Parameter
 
@@ -67,7 +74,10 @@ def view(asked: Asked) -> dict[str, Any]:
     ratios = _ratios(asked.store, records)
     names = dict.fromkeys(name for record in records for name in record.figures)
     return {
-        "records": [(r, run_name(r.spec), result_text(r), outcome_text(r)) for r in records],
+        "records": [
+            (r, run_name(r.spec), figure_text(r, _THROUGHPUT) or result_text(r), outcome_text(r))
+            for r in records
+        ],
         "differs": _differences(asked, records),
         "same": _same(records),
         "ratios": [_verdict(ratio) for ratio in ratios],

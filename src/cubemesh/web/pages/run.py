@@ -54,8 +54,6 @@ def _headline(record: RunRecord) -> tuple[str, str, str] | None:
     for name in ("throughput_per_s", "rate_flops_per_s", "rate_bytes_per_s", "bus_bytes_per_s"):
         figure = record.figures.get(name)
         if figure is not None:
-            unit = formatting.result_text(record).split(" ")[-1] if "throughput" in name else ""
-            return formatting.split_figure(
-                figure.value, unit or figure.unit, figure.low, figure.high
-            )
+            unit = formatting.figure_unit(record, name)
+            return formatting.split_figure(figure.value, unit, figure.low, figure.high)
     return None
