@@ -21,6 +21,8 @@ pytestmark = pytest.mark.browser
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "records"
 KEPT = (
     "2026-11-21-one-h200",
+    "2026-11-21-one-h200-feeding-power",
+    "2026-11-21-two-h200-scaling",
     "2026-11-21-four-h200-scaling",
     "2026-11-21-cpu-experiments",
     "2026-11-23-one-h200-performance-check",
@@ -131,10 +133,11 @@ OVERFLOWS = """(() => {
   for (const chart of document.querySelectorAll('.live svg.marks')) {
     const title = text(chart.closest('figure').querySelector('.chart-title'));
     const figure = chart.closest('figure');
-    const all = [...chart.querySelectorAll('text')].filter(text);
+    const all = [...chart.querySelectorAll('text')]
+      .filter((t) => text(t) && getComputedStyle(t).opacity !== '0');
     for (const t of all) if (!inside(t, figure)) found.push(`${title}: ${text(t)} outside`);
-    const shown = all.filter((t) => getComputedStyle(t).opacity !== '0'
-      && !t.matches('.role-mark text')).map((t) => [t, t.getBoundingClientRect()]);
+    const shown = all.filter((t) => !t.matches('.role-mark text'))
+      .map((t) => [t, t.getBoundingClientRect()]);
     for (const [i, [one, a]] of shown.entries()) for (const [other, b] of shown.slice(i + 1))
       if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
         && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3)

@@ -316,3 +316,40 @@ def test_a_scatter_chart_joins_the_front_alone_and_labels_its_points():
     assert rows(spec, mark)[0]["title"] == "fp32 · 32 · power 300 W"
     svg = inline_svg(spec)
     assert all(f">{text}</text>" in svg for text in ("32", "64", "128", "Pareto front", "300"))
+
+
+def test_the_label_of_a_point_is_clear_of_its_interval():
+    points = tuple(Point(x=x, y=9.0, low=4.0, high=14.0, label="32") for x in (1.0, 2.0))
+    drawn = dataclasses.replace(chart(Line(name="fp32", points=points)), kind="scatter")
+    (label,) = marks(vega_lite(drawn), "text")
+    assert label["encoding"]["y"]["field"] == "low"
+
+
+def test_long_categories_below_an_axis_are_wrapped_to_their_room():
+    names = [f"resnet-18, 16, {precision}, 2 devices" for precision in ("fp32", "fp64", "bf16")]
+    points = tuple(Point(x=name, y=1.0) for name in names)
+    few = vega_lite(dataclasses.replace(chart(Line(name="a", points=points)), kind="scatter"))
+    wrapped = "resnet-18, 16, fp32, 2\ndevices"
+    (mark,) = marks(few, "point")
+    assert rows(few, mark)[0]["x"] == wrapped
+    assert mark["encoding"]["x"]["sort"][0] == wrapped
+    assert "split(datum.label" in mark["encoding"]["x"]["axis"]["labelExpr"]
+    svg = inline_svg(few)
+    assert "devices</tspan>" in svg
+    assert "…" not in svg
+
+
+def test_labels_at_the_ends_of_an_axis_are_inside():
+    (mark, *_) = marks(vega_lite(chart(line(1.0, 2.0))), "line")
+    assert mark["encoding"]["x"]["axis"]["labelFlush"] >= 10
+
+
+@pytest.mark.parametrize(("unit", "tick"), [("", "1e-9"), ("FLOP/s", "1n")])
+def test_a_value_without_a_unit_has_no_prefix(unit, tick):
+    points = tuple(Point(x=x, y=1e-9) for x in (1.0, 2.0))
+    drawn = dataclasses.replace(
+        chart(Line(name="distance", points=points)),
+        kind="scatter",
+        y=Axis(name="distance", unit=unit, scale="log10"),
+    )
+    assert tick in inline_svg(vega_lite(drawn)).replace("\u2212", "-")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
+from functools import cached_property
 from typing import Any
 
 import altair as alt
@@ -23,6 +24,10 @@ Row = dict[str, Any]
 
 _SHORT_NAME = 10
 _LABEL_LETTERS = 20
+_AXIS_LETTERS = 80
+"""Letters of all categories below an axis, next to each other on a narrow screen."""
+_FLUSH_PIXELS = 12
+"""A label this close to an end of the axis is drawn inside of it."""
 _AXIS_TOP, _SIDEWAYS_TOP = 1.06, 1.16
 """Room above the highest mark, as a factor, for its label."""
 _LOG_BASE = {"log2": 2, "log10": 10}
@@ -133,9 +138,16 @@ class Frame:
         }
 
     def _category(self, point: Point) -> str:
-        """The label of a category; next to a horizontal bar it is wrapped, not cut."""
-        text = x_text(point)
-        return "\n".join(textwrap.wrap(text, _LABEL_LETTERS)) if self.sideways else text
+        """The label of a category, wrapped, not cut; below an axis to the room of one of them."""
+        return "\n".join(textwrap.wrap(x_text(point), self._letters))
+
+    @cached_property
+    def _letters(self) -> int:
+        """Letters in a line of a category's label."""
+        if self.sideways:
+            return _LABEL_LETTERS
+        categories = len({x_text(point) for point in self.points})
+        return max(_SHORT_NAME, _AXIS_LETTERS // max(1, categories))
 
     def along_channel(self) -> Any:
         """The channel of x: categories in their order, or numbers on their scale."""
@@ -168,7 +180,8 @@ class Frame:
             plain = plain if base else ",d"  # "," alone would round 120 to two digits, 1.2e+2
         if self.chart.x.unit in ("bytes", "B"):
             axis["labelExpr"] = _BYTES_LABEL
-        return channel("x:Q", scale=scale, axis=alt.Axis(**axis, format=plain))
+        axis |= {"format": plain, "labelFlush": _FLUSH_PIXELS}
+        return channel("x:Q", scale=scale, axis=alt.Axis(**axis))
 
     def value_channel(self, field: str = "y") -> Any:
         """The channel of y, for the field of the rows that holds it."""
@@ -184,7 +197,8 @@ class Frame:
         if self.chart.kind in _ON_LOG and self.chart.y.scale == "log10":
             del axis["tickCount"]
             axis |= {"values": _decades(self._drawn_values())}
-            axis |= {"format": "~s"} if self.chart.kind == "scatter" else {}
+            if self.chart.kind == "scatter":  # prefixes, such as k, are of units
+                axis |= {"format": "~s" if self.chart.y.unit else "~e"}
         scale = self._value_scale()
         return channel(f"{field}:Q", scale=scale, axis=alt.Axis(**axis, labelOverlap=True))
 

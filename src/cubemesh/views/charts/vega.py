@@ -208,10 +208,11 @@ class _Layers:
             own = [row for row in rows if (row["x"] <= middle) is left] if aside else rows
             turn = {"dx": 9, "align": "left"} if left else {"dx": -9, "align": "right"}
             place: dict[str, Any] = {**turn, "fontWeight": 600} if aside else {"dy": 15}
+            below = not aside and own and all("low" in row for row in own)
             for look in [_HALO, {}] if aside and own else [{}] if own else []:
                 label = self._base(own).mark_text(**place, **look, fontSize=11, aria=False)
                 yield label.encode(
-                    y=self.frame.value_channel(),
+                    y=self.frame.value_channel("low" if below else "y"),
                     text="label:N",
                     color=alt.value(variable("ink" if aside else "soft")),
                 )
