@@ -16,10 +16,10 @@ from cubemesh.experiments.runner import stored_result
 from cubemesh.experiments.session import resolve
 from cubemesh.schema import RunRecord
 from cubemesh.store import Store
+from stored_benchmarks import RECORDS
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.md"))
-RECORDS = ROOT / "benchmarks" / "records"
 ONE, CAPTURED = "2026-11-21-one-h200", "2026-11-22-one-h200-captured"
 FOUR = "2026-11-21-four-h200-scaling"
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cubemesh.store.spread_prior import PRIORS, SpreadKind
+from stored_benchmarks import RECORDS
 
 BUSY = SpreadKind.GPU_BOUND
 
@@ -55,7 +56,7 @@ def test_variances_below_the_resolution_count_as_the_resolution(spreads):
 
 
 def test_the_priors_are_those_of_the_stored_runs(spreads):
-    stored = spreads.repeats(sorted(spreads.RECORDS.glob("*.sqlite")))
+    stored = spreads.repeats(sorted(RECORDS.glob("*.sqlite")))
     kinds = {kind: [g for g in stored if g.kind is kind] for kind in SpreadKind}
     assert {kind for kind, own in kinds.items() if not spreads.unsupported(own)} == set(PRIORS)
     for kind, prior in PRIORS.items():

@@ -14,10 +14,11 @@ from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.forecast.styles import STYLES
 from cubemesh.forecast.what_if import KEYS
 from cubemesh.store import Store
+from stored_benchmarks import RECORDS
 
 P100 = ("predict", "resnet-50", "--machine", "dgx1-p100")
 
-STORE = Path(__file__).parents[2] / "benchmarks" / "records" / "2026-11-21-one-h200.sqlite"
+STORE = RECORDS / "2026-11-21-one-h200.sqlite"
 H200 = (
     *("predict", "resnet-50", "--machine", "hgx-h200", "--precision", "bf16"),
     *("--batch-per-device", "64", "--calibrate", "3c7f2ae09e1e", "--store", str(STORE)),

@@ -1,12 +1,12 @@
 """Every format of every store in benchmarks/records, read by the tool that it is for."""
 
 import io
-from pathlib import Path
 
 import pytest
 
 from cubemesh.exports.table import table_rows
 from cubemesh.store import Store
+from stored_benchmarks import RECORDS
 
 pandas = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
@@ -15,7 +15,7 @@ junitparser = pytest.importorskip("junitparser")
 mlp_parser = pytest.importorskip("mlperf_logging.compliance_checker.mlp_parser.ruleset_400")
 protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 
-STORES = sorted((Path(__file__).parents[2] / "benchmarks" / "records").glob("*.sqlite"))
+STORES = sorted(RECORDS.glob("*.sqlite"))
 
 
 @pytest.mark.parametrize("path", STORES, ids=lambda path: path.stem)

@@ -3,13 +3,13 @@
 import dataclasses
 import json
 import logging
-from pathlib import Path
 
 import pytest
 
 import cubemesh
 from cubemesh.schema import Figure
 from cubemesh.store import Store
+from stored_benchmarks import RECORDS
 
 mlp_compliance = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance")
 mlp_parser = pytest.importorskip("mlperf_logging.compliance_checker.mlp_parser")
@@ -17,7 +17,6 @@ mllog = pytest.importorskip("mlperf_logging.mllog.mllog")
 
 RULES = "4.0.0"
 """The newest rules with a ResNet-50."""
-RECORDS = Path(__file__).parents[2] / "benchmarks" / "records"
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ import pytest
 from cubemesh.schema import Phase, Series, warn
 from cubemesh.store import Store
 from perfetto_processor import trace_processor
+from stored_benchmarks import RECORDS
 
 protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
-RECORDS = Path(__file__).parents[2] / "benchmarks" / "records"
 Event = protos.TrackEvent
 
 

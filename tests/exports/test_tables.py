@@ -4,18 +4,16 @@ import csv
 import io
 import json
 import math
-from pathlib import Path
 
 import pytest
 
 from cubemesh.exports.record_json import record_json
 from cubemesh.exports.table import table_rows, units
 from cubemesh.store import Store
+from stored_benchmarks import RECORDS
 
 pandas = pytest.importorskip("pandas")
 parquet = pytest.importorskip("pyarrow.parquet")
-
-RECORDS = Path(__file__).parents[2] / "benchmarks" / "records"
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Stored runs as calibration: rates of one and several devices, and sweeps of collectives."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +15,9 @@ from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.schema import Collective, RunRecord
 from cubemesh.schema.collective import SweepPoint
 from cubemesh.store import Store
+from stored_benchmarks import RECORDS
 
-STORE = Path(__file__).parents[2] / "benchmarks" / "records" / "2026-11-21-one-h200.sqlite"
+STORE = RECORDS / "2026-11-21-one-h200.sqlite"
 ASKED = ForecastRequest(
     network=networks.build("resnet-50"),
     system=load_system("hgx-h200"),

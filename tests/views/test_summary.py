@@ -11,7 +11,8 @@ from cubemesh.api.report import report
 from cubemesh.views.summary import HEADINGS, print_page, print_summary
 
 STORE = "2026-11-23-one-h200-performance-check.sqlite"
-RECORDS = Path(__file__).parents[2] / "benchmarks" / "records"
+ROOT = Path(__file__).parents[2]
+RECORDS = ROOT / "benchmarks" / "records"
 
 
 def test_a_summary_with_every_caveat_is_one_screen(tmp_path: Path) -> None:
@@ -31,3 +32,12 @@ def test_a_summary_with_every_caveat_is_one_screen(tmp_path: Path) -> None:
     assert trained == ["resnet-50", "gpt2"], "the headline's network first"
     assert all("  # " in line for line in commands[1:-1]), "each says what it is for"
     assert sum("±" in line and "95 % confidence interval" in line for line in lines) == 1
+
+
+def test_the_docs_show_the_summary_of_the_stored_run(tmp_path: Path) -> None:
+    found = report(store=shutil.copy(RECORDS / STORE, tmp_path))
+    console = Console(width=80, file=io.StringIO(), record=True)
+    print_summary(console, found.machine, found.answers[0])
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    shown = "\n".join(f"    {line}" if line else "" for line in lines)
+    assert shown in (ROOT / "docs" / "report.md").read_text()
