@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import closing, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ gc.disable()  # until the tests are collected: nothing of them and of the module
 from hypothesis import HealthCheck, settings
 
 from chromium import browser  # noqa: F401 - a fixture
+from cli_forkserver import Forkserver
 from golden import Golden, make_golden
 from record_fixtures import *  # noqa: F403 - fixtures
 
@@ -199,6 +200,13 @@ def _cubemesh(*words: str) -> subprocess.CompletedProcess[str]:
     code = ended.value.code
     assert isinstance(code, int)
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session")
+def forkserver() -> Iterator[Forkserver]:
+    """Starts processes of the command: for signals and streams, which `cubemesh` has not."""
+    with closing(Forkserver()) as server:
+        yield server
 
 
 @pytest.fixture

@@ -43,21 +43,36 @@ def outcomes(store):
         return [r.outcome.status.value for r in opened.records()]
 
 
+FULL, CLOSED = "No space left on device", "it is closed"
+
+
 @pytest.mark.parametrize("words", VERBS.values(), ids=VERBS)
-@pytest.mark.parametrize(
-    ("redirection", "why"), [("> /dev/full", "No space left on device"), (">&-", "it is closed")]
-)
-def test_stdout_that_cannot_be_written(tmp_path, words, redirection, why):
-    done = shell(redirection, *words, XDG_DATA_HOME=str(tmp_path))
+@pytest.mark.parametrize("why", [FULL, CLOSED])
+def test_stdout_that_cannot_be_written(forkserver, words, why):
+    with open("/dev/full", "w") as full:
+        done = forkserver.run(*words, stdout=full.fileno() if why == FULL else None)
     assert done.returncode == 1
     assert f"cannot be written to stdout: {why}." in done.stderr
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("redirection", ["2> /dev/full", "2>&-", "2> >(exec true)"])
-def test_a_suite_goes_on_without_a_reader_of_its_progress(tmp_path, redirection):
+@pytest.mark.parametrize(("redirection", "why"), [("> /dev/full", FULL), (">&-", CLOSED)])
+def test_a_new_interpreter_has_such_a_stdout(redirection, why):
+    done = shell(redirection, "--help")
+    assert done.returncode == 1
+    assert f"cannot be written to stdout: {why}." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("stderr", ["full", "closed", "a pipe without a reader"])
+def test_a_suite_goes_on_without_a_reader_of_its_progress(forkserver, tmp_path, stderr):
     store = tmp_path / "s.sqlite"
-    done = shell(redirection, *RUN, "--store", str(store))
+    read, pipe = os.pipe()
+    os.close(read)
+    with open("/dev/full", "w") as full, open(pipe, "w") as unread:
+        streams = {"full": full.fileno(), "closed": None}
+        number = streams.get(stderr, unread.fileno())
+        done = forkserver.run(*RUN, "--store", str(store), stderr=number)
     assert done.returncode == 0
     assert "samples/s" in done.stdout
     assert outcomes(store) == ["ok", "ok"]
@@ -70,15 +85,8 @@ def test_a_reader_that_has_enough_ends_the_output_silently():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signals_that_end_a_run(tmp_path, number):
-    words = [sys.executable, "-m", "cubemesh", *ENDLESS, "--store", str(tmp_path / "s.sqlite")]
-    process = subprocess.Popen(
-        words,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # ignored if nohup started this
-    )
+def test_signals_that_end_a_run(forkserver, tmp_path, number):
+    process = forkserver.start(*ENDLESS, "--store", str(tmp_path / "s.sqlite"))
     wait_until(lambda: (tmp_path / "s.sqlite").exists() or process.poll() is not None)
     process.send_signal(number)
     _, err = process.communicate()
@@ -126,17 +134,20 @@ def test_a_signal_whose_exception_python_discards_ends_the_run(tmp_path, after_s
     assert "Terminated. Finished runs are saved" in done.stderr
 
 
-def test_nohup_is_respected(tmp_path):
-    words = shlex.join([sys.executable, "-m", "cubemesh", *RUN, "--store", str(tmp_path / "s")])
-    ignoring = f"trap '' HUP; {words} & kill -HUP $!; wait $!"
-    done = subprocess.run(["bash", "-c", ignoring], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_nohup_is_respected(forkserver, tmp_path):
+    words = (*RUN, "--store", str(tmp_path / "s.sqlite"))
+    process = forkserver.start(*words, ignored=[signal.SIGHUP])
+    wait_until(lambda: (tmp_path / "s.sqlite").exists() or process.poll() is not None)
+    process.send_signal(signal.SIGHUP)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
 
 
 @pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "XDG_DATA_HOME"])
-def test_a_folder_that_cannot_be_made_is_named(tmp_path, variable):
+def test_a_folder_that_cannot_be_made_is_named(cubemesh, tmp_path, monkeypatch, variable):
     (tmp_path / "file").write_text("")
-    done = shell("", *RUN, **{variable: str(tmp_path / "file")})
+    monkeypatch.setenv(variable, str(tmp_path / "file"))
+    done = cubemesh(*RUN)
     assert done.returncode in (1, 2)
     assert str(tmp_path / "file") in done.stderr
     assert "Traceback" not in done.stderr
@@ -153,12 +164,12 @@ def test_without_a_home_folder(monkeypatch):
         data_folder()
 
 
-def test_a_page_that_does_not_fit_leaves_the_earlier_one(tmp_path, small_disk):
+def test_a_page_that_does_not_fit_leaves_the_earlier_one(cubemesh, tmp_path, small_disk):
     page = small_disk / "page.html"
     page.write_text("earlier")
     store = str(tmp_path / "s.sqlite")
-    assert shell("", *RUN, "--store", store).returncode == 0
-    done = shell("", "report", "--store", store, "--output", str(page))
+    assert cubemesh(*RUN, "--store", store).returncode == 0
+    done = cubemesh("report", "--store", store, "--output", str(page))
     assert done.returncode == 2, done.stderr
     assert f"{page} cannot be written: No space left on device" in done.stderr
     assert page.read_text() == "earlier"

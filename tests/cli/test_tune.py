@@ -85,6 +85,7 @@ def test_what_is_stored_is_not_measured_again_for_more_minutes(cubemesh, tuned):
 
 def test_repeats_measure_each_trial_as_often(cubemesh, tmp_path):
     few = ("--set", "layouts=nchw", "--set", "precisions=fp32", "--set", "repeats=2")
+    few += ("--set", "threads=1", "--set", "losses=8")
     store = tmp_path / "s.sqlite"
     done = cubemesh(*arguments(store, *few, "--set", "script=step=0.01"))
     assert done.returncode == 0, done.stderr
@@ -216,14 +217,10 @@ def test_a_ceiling_takes_nothing_over(store):
     assert tunings(store).of(spec) is spec
 
 
-def test_ctrl_c_saves_the_finished_trials(tmp_path):
+def test_ctrl_c_saves_the_finished_trials(forkserver, tmp_path):
     script = "step=0.002,real=1"
     words = arguments(tmp_path / "store.sqlite", "--set", f"script={script}", minutes="10")
-    command = [sys.executable, "-m", "cubemesh", *words]
-    running = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
-    )
-    assert running.stderr is not None
+    running = forkserver.start(*words)
     trials = (line for line in running.stderr if "images/s" in line)
     for _ in range(2):
         next(trials)
