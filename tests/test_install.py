@@ -281,7 +281,7 @@ def test_pytorch_without_other_extras(environment, tmp_path):
         environment(OWN, "torch"), tmp_path, [line, ("report",)]
     )
     assert ran == 0, shown
-    assert "samples/s" in shown
+    assert "images/s" in shown
     assert code == 2
     assert "pip install 'cubemesh[views]'" in reported
     assert "Traceback" not in shown + reported

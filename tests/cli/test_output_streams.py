@@ -74,7 +74,7 @@ def test_a_suite_goes_on_without_a_reader_of_its_progress(forkserver, tmp_path, 
         number = streams.get(stderr, unread.fileno())
         done = forkserver.run(*RUN, "--store", str(store), stderr=number)
     assert done.returncode == 0
-    assert "samples/s" in done.stdout
+    assert "images/s" in done.stdout
     assert outcomes(store) == ["ok", "ok"]
 
 

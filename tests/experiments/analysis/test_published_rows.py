@@ -3,6 +3,7 @@ from dataclasses import replace
 from answers import column, table, values
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.analysis.published_rows import (
+    FORWARD_BACKWARD_TIME,
     nearest_rows,
     nearest_table,
     published_line,
@@ -64,7 +65,7 @@ def test_without_a_measurement_nothing_published_is_shown(record_of):
     for groups in ([], [Group(8, (failed,))]):
         found = published_sweep("resnet-50", groups)
         assert (found, published_line(found), published_note(found)) == ((), (), ())
-        assert nearest_table(nearest_rows("resnet-50", groups)) == ()
+        assert nearest_table(nearest_rows("resnet-50", groups), FORWARD_BACKWARD_TIME) == ()
 
 
 def test_published_rows_above_their_peak_are_shown_with_their_cause(record_of):

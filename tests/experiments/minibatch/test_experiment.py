@@ -106,6 +106,18 @@ def test_the_knee_of_the_throughput(record_of):
     assert finding(answer, "small-batch-cost").value == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize(("network", "unit"), [("resnet-18", "images/s"), ("gpt2", "sequences/s")])
+def test_throughput_has_the_unit_of_the_samples_of_the_network(record_of, network, unit):
+    seconds = {8: 0.02, 16: 0.02, 32: 0.021, 64: 0.042}
+    answer = answer_for(record_of, seconds, networks=(network,))
+    assert f" {unit}, at batch size" in finding(answer, "throughput").text
+    assert finding(answer, "throughput").unit == unit
+    assert f" {unit}, " in finding(answer, "throughput-knee").text
+    units = {c.unit for t in answer.tables for c in t.columns if c.name == "throughput"}
+    assert units == {unit}
+    assert answer.charts[0].y.unit == unit
+
+
 def test_throughput_that_still_increases_has_a_remedy(record_of):
     answer = answer_for(record_of, {8: 0.02, 16: 0.021, 32: 0.022})
     assert finding(answer, "throughput-rising").value == 32

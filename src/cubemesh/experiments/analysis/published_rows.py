@@ -18,7 +18,6 @@ from cubemesh.units import format_number
 
 ROWS = 5
 FORWARD_BACKWARD = "forward+backward time"
-THROUGHPUT = Column(name="throughput", unit="samples/s")
 FORWARD_BACKWARD_TIME = Column(name="forward + backward", unit="ms")
 HIGHEST = 3.0
 """A published line this many times as high as the measured one is left out."""
@@ -45,9 +44,7 @@ def nearest_rows(network: str, groups: Sequence[Group[int]]) -> list[PublishedFi
     )
 
 
-def nearest_table(
-    found: Sequence[PublishedFigure], value: Column = THROUGHPUT
-) -> tuple[Table, ...]:
+def nearest_table(found: Sequence[PublishedFigure], value: Column) -> tuple[Table, ...]:
     """Published rows as a table with the column `value`; the source is last, because it is long."""
     if not found:
         return ()

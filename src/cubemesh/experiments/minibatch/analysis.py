@@ -14,7 +14,7 @@ from functools import cached_property
 from cubemesh.experiments.analysis.groups import Group, group_by
 from cubemesh.experiments.minibatch.curvature import Curvature, curvatures
 from cubemesh.experiments.minibatch.input_bound import DataLocations
-from cubemesh.networks import build_for
+from cubemesh.networks import build_for, rate_unit
 from cubemesh.networks.cost import totals
 from cubemesh.schema import (
     Ceiling,
@@ -48,6 +48,11 @@ class MinibatchData:
     devices: int = 1
 
     @property
+    def unit(self) -> str:
+        """The unit of throughput."""
+        return rate_unit(self.network)
+
+    @property
     def measured(self) -> list[tuple[Group[int], Figure]]:
         """The groups that have a throughput."""
         return [(g, f) for g in self.training if (f := g.throughput) is not None]
@@ -61,7 +66,7 @@ class MinibatchData:
     @cached_property
     def curvatures(self) -> list[Curvature]:
         """The curvature at each batch size that has both neighbours."""
-        return curvatures(self.training)
+        return curvatures(self.training, self.unit)
 
     def matmul_fraction(self, group: Group[int], figure: Figure) -> float:
         """Matrix FLOPs per second of training over the fastest matrix product."""

@@ -46,7 +46,7 @@ class Curvature:
 
     batch: int
     throughput: Figure
-    """Second difference of throughput, samples/s."""
+    """Second difference of throughput."""
     sample_ms: Figure
     """Second difference of the time per sample, ms."""
     before: Group[int]
@@ -90,8 +90,9 @@ def sample_ms(group: Group[int]) -> Figure | None:
     return reciprocal(rate, 1e3, "ms") if rate else None
 
 
-def curvatures(groups: Sequence[Group[int]]) -> list[Curvature]:
-    """The curvature at each batch size whose half and double were measured too."""
+def curvatures(groups: Sequence[Group[int]], unit: str = "samples/s") -> list[Curvature]:
+    """The curvature at each batch size whose half and double were measured too; `unit` is that of
+    throughput."""
     measured = {g.key: g for g in groups if g.throughput is not None}
     found = []
     for batch, at in measured.items():
@@ -104,7 +105,7 @@ def curvatures(groups: Sequence[Group[int]]) -> list[Curvature]:
         found.append(
             Curvature(
                 batch=batch,
-                throughput=second_difference(rates, "samples/s"),
+                throughput=second_difference(rates, unit),
                 sample_ms=second_difference(times, "ms"),
                 before=before,
                 after=after,
@@ -121,7 +122,7 @@ def curvature_table(found: Sequence[Curvature]) -> tuple[Table, ...]:
         return ()
     columns = [
         Column(name="batch size"),
-        Column(name="throughput", unit="samples/s"),
+        Column(name="throughput", unit=found[0].throughput.unit),
         Column(name="throughput is"),
         Column(name="time per sample", unit="ms"),
         Column(name="time per sample is"),

@@ -48,6 +48,7 @@ from cubemesh.experiments.minibatch.max_batch import (
 from cubemesh.schema import (
     Answer,
     Ceiling,
+    Column,
     Forward,
     NetworkWork,
     ProgramSettings,
@@ -203,7 +204,7 @@ def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         ),
         tables=(
             report.table(data),
-            *nearest_table(nearest),
+            *nearest_table(nearest, Column(name="throughput", unit=data.unit)),
             *curvature_table(data.curvatures),
             *profiles_table(data.curvatures, profiled),
         ),

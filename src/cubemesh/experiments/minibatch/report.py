@@ -42,10 +42,10 @@ def findings(data: MinibatchData) -> Iterator[Finding]:
     yield Finding.of(
         code="throughput",
         question="How fast?",
-        text=f"This machine trains {network} at {plus_minus(top)} samples/s, at batch size "
+        text=f"This machine trains {network} at {plus_minus(top)} {data.unit}, at batch size "
         f"{best.key}.",
         figure=top,
-        unit="samples/s",
+        unit=data.unit,
         caveats=best.caveats,
     )
     if len(measured) > 1:
@@ -73,7 +73,7 @@ def _knee_findings(data: MinibatchData) -> Iterator[Finding]:
         )
         return
     gain = figure.value / slow.value
-    reached = f"{plus_minus(figure)} samples/s, {gain:.2g}× batch size {first.key}"
+    reached = f"{plus_minus(figure)} {data.unit}, {gain:.2g}× batch size {first.key}"
     noise = caveats(*(g for g, _ in data.measured))
     if knee.key == data.measured[-1][0].key:
         yield Finding(
@@ -131,7 +131,7 @@ def table(data: MinibatchData, title: str = "") -> Table:
     """A row for each batch size, with the reason if there is no figure."""
     columns = [
         Column(name="batch size"),
-        Column(name="throughput", unit="samples/s"),
+        Column(name="throughput", unit=data.unit),
         Column(name="step", unit="ms"),
         Column(name="per sample", unit="ms"),
         Column(name="memory", unit="MiB"),
@@ -141,7 +141,7 @@ def table(data: MinibatchData, title: str = "") -> Table:
     if data.forward:
         columns.append(Column(name="forward pass", unit="ms"))
     if data.device:
-        columns.append(Column(name="data on device", unit="samples/s"))
+        columns.append(Column(name="data on device", unit=data.unit))
     if data.rate:
         columns.append(Column(name="matmul use", unit="%", digits=2))
     names = [c.name for c in columns]
@@ -204,7 +204,7 @@ def charts(data: MinibatchData) -> Iterator[Chart]:
         title=f"{network}: throughput by batch size",
         kind="line",
         x=Axis(name="batch size", scale="log2"),
-        y=Axis(name="throughput", unit="samples/s", from_zero=True),
+        y=Axis(name="throughput", unit=data.unit, from_zero=True),
         lines=(*lines, *published),
     )
     if device_kind(data.training) == "GPU":  # a CPU does not wait for its own memory
@@ -251,7 +251,7 @@ def notes(data: MinibatchData) -> Iterator[str]:
     if data.devices > 1:
         yield (
             f"The batch size is per device; the global one is {data.devices} times that, and "
-            f"samples/s are those of all {data.devices} devices."
+            f"{data.unit} are those of all {data.devices} devices."
         )
     if _utilization_names(data):
         yield NOTE

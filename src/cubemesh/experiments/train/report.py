@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from cubemesh.experiments.analysis.trainings import curve_line, training_of, training_s
+from cubemesh.networks import rate_unit
 from cubemesh.schema import (
     Axis,
     Cell,
     Chart,
     Column,
     Finding,
+    NetworkWork,
     RunRecord,
     Table,
 )
@@ -90,13 +92,15 @@ def table(records: Sequence[RunRecord]) -> Iterator[Table]:
     accuracy = records[-1].curve("validation_accuracy") if records else None
     if accuracy is None:
         return
+    work = records[-1].spec.work
+    assert isinstance(work, NetworkWork)
     columns = (
         Column(name="epoch"),
         Column(name="training loss"),
         Column(name="validation loss"),
         Column(name="top-1", unit="%"),
         Column(name="top-5", unit="%"),
-        Column(name="samples/s"),
+        Column(name=rate_unit(work.network)),
     )
     rows = tuple(_row(records[-1], round(epoch)) for epoch in accuracy.x)
     yield Table(title="Epochs", columns=columns, rows=rows)
