@@ -26,7 +26,10 @@ ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.11", "3.12", "3.13")
 OWN = "{}.{}".format(*sys.version_info)
 NULL = ("--set", "framework=null")
-FEW = ("--set", "precisions=fp32", "--set", "layouts=nchw", "--set", "script=step=0.01")
+FEW = (
+    *("--set", "precisions=fp32", "--set", "layouts=nchw", "--set", "script=step=0.01"),
+    *("--set", "threads=1", "--set", "losses=8"),
+)
 IMPORTED = """# Collective test starting: all_reduce_perf
 # nThread 1 nGpus 2 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20
 #  Rank  0 Pid   770 on  host device  0 [0x00] NVIDIA H200
@@ -110,8 +113,8 @@ LINKED = (
 )
 """Extras whose environment runs every verb. PyTorch has a test of its own; the other frameworks are
 not in the environment of the tests."""
-LONG = {"train", "tune"}
-"""Verbs that are run in the bare environments only: they import nothing that others do not."""
+LONG = {"train", "tune", "submit", "agent", "jobs", "watch"}
+"""Verbs that are run in the bare environments only: they import no package that others do not."""
 
 
 def test_every_verb_is_run():
