@@ -23,8 +23,7 @@ BRIEF = ("seconds=0.1", "warmup_seconds=0.1", "windows=6", "repeats=1", "network
 SHORT = (*ON_CPU, *(word for setting in BRIEF for word in ("--set", setting)))
 MINIBATCH = ("run", "minibatch", *SHORT, "--set", "devices=2", "--set", "batch_sizes=16")
 VERBS = {
-    "run": ("run", "weak-scaling", *SHORT, "--set", "devices=2"),
-    "train": ("train", "little-cnn", "--devices", "2", "--epochs", "1", *ON_CPU),
+    "run": MINIBATCH,
     "collectives": ("collectives", "all-reduce", "-e", "1K", "-g", "2", "--device", "cpu"),
     "asynchronous": (*MINIBATCH, "--set", "sync=asynchronous"),
 }
@@ -59,7 +58,7 @@ def watched(tmp_path, *words):
     return seen
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", VERBS)  # `train` is below
 def test_ranks_of_one_host_listen_on_the_loopback_interface_only(tmp_path, verb):
     pytest.importorskip("torch")
     seen = watched(tmp_path, *VERBS[verb])

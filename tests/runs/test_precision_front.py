@@ -8,7 +8,7 @@ from cubemesh.experiments.inference_precision import EXPERIMENT, Settings, timed
 from cubemesh.measure.log import Log
 from cubemesh.onnx.engines import ENGINES
 from cubemesh.runs import Executor
-from cubemesh.schema import Figure, InferPrecision, Status
+from cubemesh.schema import Figure, InferPrecision, Placement, Status
 from cubemesh.store import Store
 from cubemesh.worker.run.precision_front import TrainingLog
 
@@ -24,12 +24,14 @@ def records(tmp_path_factory, small_machine, null_spec):
     work = InferPrecision(
         network="little-cnn",
         batch_per_device=2,
+        image_size=8,
         data="digits",
         epochs=1,
         optimizer="rmsprop",
         learning_rate=1e-3,
     )
-    spec = dataclasses.replace(null_spec(framework="pytorch", steps=2, windows=2), work=work)
+    spec = null_spec(framework="pytorch", steps=2, windows=2)
+    spec = dataclasses.replace(spec, work=work, placement=Placement(threads=1))
     random = dataclasses.replace(spec, work=dataclasses.replace(work, data="synthetic"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))

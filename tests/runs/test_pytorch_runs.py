@@ -22,7 +22,7 @@ def measured(tmp_path_factory, small_machine, null_spec):
         "good": null_spec(**quick),
         "refused": null_spec(**quick, batch_per_device=1024, memory_limit_bytes=300 << 20),
         "wild": null_spec(**quick, learning_rate=1e30),
-        "traced": null_spec(**quick, trace=True, attribution=True),
+        "traced": null_spec(**quick, image_size=8, trace=True, attribution=True),
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))  # no other runner's lock is in the way

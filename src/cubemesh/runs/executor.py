@@ -52,6 +52,9 @@ START_S = 300.0
 system."""
 MOST_START_S = 3600.0
 """Longest time allowed, however long the run itself may take."""
+HOSTS_PRELOAD = "null"
+"""Preloaded for a run on several hosts: its agents import the framework, and its worker here only
+connects to them."""
 
 
 class RunPaused(Exception):
@@ -286,6 +289,8 @@ class Executor:
         ready: importing a framework is paid once a suite and is not part of a run."""
         other = self.environments.get(spec.program.framework)
         framework = entry(spec.program.framework).preloads or spec.program.framework
+        if spec.placement.hosts:
+            framework = HOSTS_PRELOAD
         kind = framework, None if other is None else other.python
         start, kills_before = time.perf_counter(), oom_kills() or 0
         server = self._servers.get(kind)

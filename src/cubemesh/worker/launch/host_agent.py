@@ -40,6 +40,7 @@ from cubemesh.schema.serialization import from_plain
 from cubemesh.untrusted import open_plain_file
 from cubemesh.worker.forkserver import (
     forward_stack_request,
+    frozen_imports,
     prepare,
     redirect,
     work_as_rank,
@@ -79,8 +80,9 @@ class HostAgent:
         os.environ.update(first["environment"])
         try:
             interface = interface_of(address_toward(first["toward"]))
-            framework = entry(first["framework"]).load()
-            framework.preload()
+            with frozen_imports():
+                framework = entry(first["framework"]).load()
+                framework.preload()
         except (OSError, ImportError) as error:
             self._reply(fault=f"{type(error).__name__}: {error}")
             return 1
