@@ -123,12 +123,14 @@ def likelihood(
     """ln of the likelihood of each scale s₀², up to a constant: of variances over s₀² that have an
     F distribution with their own degrees of freedom and d₀ = `freedom`."""
     constant = sum(
-        math.lgamma((d + freedom) / 2) - math.lgamma(freedom / 2) + d / 2 * math.log(d / freedom)
-        for d in freedoms
+        count * (math.lgamma((d + freedom) / 2) + d / 2 * math.log(d / freedom))
+        for d, count in zip(*np.unique(freedoms, return_counts=True), strict=True)
     )
-    f = variances / scales[:, np.newaxis]
-    terms = freedoms / 2 * np.log(f) - (freedoms + freedom) / 2 * np.log1p(freedoms * f / freedom)
-    return np.asarray(constant + terms.sum(axis=1))
+    constant -= len(freedoms) * math.lgamma(freedom / 2)
+    constant += freedoms @ np.log(variances) / 2
+    tails = np.log1p(freedoms / freedom * variances / scales[:, np.newaxis])
+    tails *= (freedoms + freedom) / 2
+    return np.asarray(constant - freedoms.sum() / 2 * np.log(scales) - tails.sum(axis=1))
 
 
 def predicted(groups: Sequence[Repeats]) -> tuple[int, int]:

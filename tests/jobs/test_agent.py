@@ -1,4 +1,8 @@
-"""Agents: real processes, real kills, on SQLite and PostgreSQL."""
+"""Agents: real processes, real kills, on SQLite and PostgreSQL.
+
+What a database decides (who claims a job, whose lease it is, which writes wait) is tested on both;
+the rest, which agents and children do alike on any store, on one of them by turns. `test_queue.py`
+has every transition of a job on both."""
 
 from __future__ import annotations
 
@@ -26,6 +30,8 @@ from cubemesh.training.checkpoint import load, steps_in
 from patience import wait_until
 
 StartAgent = Callable[..., subprocess.Popen[str]]
+on_sqlite = pytest.mark.parametrize("location", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("location", ["postgresql"], indirect=True)
 NULL = {"framework": "null", "networks": "little-cnn", "batch_sizes": "1,2", "threads": 1}
 TRAIN = {
     "networks": "little-cnn",
@@ -129,6 +135,7 @@ def test_jobs_run_in_the_order_of_their_priority(
         assert_no_events_are_lost(live, job)
 
 
+@on_postgresql
 def test_a_sweep_runs_to_its_end_and_only_ends_with_it(
     location: str, live: JobQueue, start_agent: StartAgent
 ) -> None:
@@ -142,6 +149,7 @@ def test_a_sweep_runs_to_its_end_and_only_ends_with_it(
     assert state(live, other) is State.DONE
 
 
+@on_sqlite
 def test_a_run_that_fails_fails_its_job_with_the_reason(
     location: str, live: JobQueue, start_agent: StartAgent
 ) -> None:
@@ -183,7 +191,9 @@ class Later:
         return self._clock(connection) + self.seconds  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("victim", ["child", "worker"])
+@pytest.mark.parametrize(
+    ("location", "victim"), [("sqlite", "child"), ("postgresql", "worker")], indirect=["location"]
+)
 def test_a_killed_process_of_a_job_is_started_again(
     location: str, live: JobQueue, start_agent: StartAgent, victim: str, tmp_path: Path
 ) -> None:
@@ -213,6 +223,7 @@ def assert_points_are_the_records_losses(
     assert found[LOSS] == [list(pair) for pair in zip(loss.x, loss.y, strict=True)]
 
 
+@on_sqlite
 def test_a_paused_training_resumes_to_the_bit(
     location: str, live: JobQueue, start_agent: StartAgent, tmp_path: Path
 ) -> None:
@@ -238,6 +249,7 @@ def test_a_paused_training_resumes_to_the_bit(
             assert_points_are_the_records(live, one, store.record(run_id))
 
 
+@on_postgresql
 def test_a_job_is_stopped_at_a_checkpoint_and_edited_to_train_on(
     location: str, live: JobQueue, start_agent: StartAgent, tmp_path: Path
 ) -> None:
@@ -257,6 +269,7 @@ def test_a_job_is_stopped_at_a_checkpoint_and_edited_to_train_on(
     assert max(steps_in(folder)) > begun
 
 
+@on_sqlite
 def test_a_running_training_is_edited_at_its_next_checkpoint(
     location: str, live: JobQueue, start_agent: StartAgent, tmp_path: Path
 ) -> None:
@@ -271,6 +284,7 @@ def test_a_running_training_is_edited_at_its_next_checkpoint(
     assert (found.state, found.attempt, found.faults) == (State.DONE, 2, 0), found.why
 
 
+@on_postgresql
 def test_a_job_is_stopped_at_once(
     location: str, live: JobQueue, start_agent: StartAgent, tmp_path: Path
 ) -> None:
@@ -283,6 +297,7 @@ def test_a_job_is_stopped_at_once(
     assert "at once" in live.get(job.job_id).why
 
 
+@on_sqlite
 def test_an_agent_that_is_terminated_queues_its_training_again(
     location: str, live: JobQueue, start_agent: StartAgent, tmp_path: Path
 ) -> None:
@@ -334,11 +349,11 @@ def test_a_suspended_child_finds_its_job_anothers(
 def test_random_kills_lose_no_job_and_run_none_twice(
     location: str, live: JobQueue, start_agent: StartAgent
 ) -> None:
-    """Smaller than benchmarks/job_kills.py: 12 jobs, 3 agents, 6 kills."""
+    """Smaller than benchmarks/job_kills.py: 6 jobs, 3 agents, 6 kills."""
     rng = random.Random(7)
     jobs = [
         submit(location, restarts=100, settings={**NULL, "batch_sizes": str(n + 1)})
-        for n in range(12)
+        for n in range(6)
     ]
     agents = [start_agent("--slots", "2") for _ in range(3)]
     clock = live.clock
