@@ -1,6 +1,7 @@
 """Lists of runs: every filter and every order give what the records themselves give."""
 
 import math
+import shutil
 
 import pytest
 
@@ -15,7 +16,7 @@ from cubemesh.schema import (
     Software,
     Status,
 )
-from cubemesh.store import run_list
+from cubemesh.store import Store, run_list
 from cubemesh.store.run_list import FACETS, SORTS, FigureBounds, RunFilter
 
 NETWORKS = ("little-cnn", "resnet-50", "vgg16")
@@ -30,9 +31,27 @@ def machine(name: str) -> Machine:
     )
 
 
+@pytest.fixture(scope="module")
+def template(saving, tmp_path_factory):
+    """The SQLite file of `filled`, which tests copy."""
+    path = tmp_path_factory.mktemp("filled") / "template.sqlite"
+    with Store.open(str(path)) as store:
+        fill(store, saving)
+    return path
+
+
 @pytest.fixture
-def filled(store, saving):
+def filled(database, location, saving, template):
     """A store of 60 runs, of which every fifth has no figure."""
+    if database == "sqlite":
+        shutil.copy(template, location)
+    with Store.open(location) as store:
+        if database != "sqlite":
+            fill(store, saving)
+        yield store
+
+
+def fill(store, saving):
     boxes = [machine("alpha"), machine("beta")]
     for box in boxes:
         store.save_machine(box)
@@ -53,7 +72,6 @@ def filled(store, saving):
         if failed:
             outcome = Outcome(status=Status.OOM, message=f"Needs {i} GiB at 50% of_all.")
         store.save(saving.replace(record, figures=figures, outcome=outcome))
-    return store
 
 
 def figure(value: float) -> Figure:
