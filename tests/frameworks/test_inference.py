@@ -1,5 +1,6 @@
 """What every framework and engine that infers must keep to, whichever is installed here."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -62,16 +63,19 @@ def scores_of(make_request, make_batch):
 def test_scores_equal_those_of_fp64_in_every_precision(make, name, framework, scores_of):
     network, able = make(), framework.capabilities()
     wanted = scores_of(FRAMEWORKS["pytorch"].load(), network, precision="fp64")
-    for precision in sorted(able.precisions["cpu"]):
-        for layout in sorted(able.layouts):
-            try:
-                found = scores_of(framework, network, precision=precision, layout=layout)
-            except Unsupported as refused:
-                pytest.skip(str(refused))
-            assert found.dtype in (np.float32, np.float64)
-            assert found.shape == wanted.shape
-            error = np.abs(found - wanted).max() / np.abs(wanted).max()
-            assert error <= TOLERANCE[precision], (precision, layout, error)
+    precisions, layouts = sorted(able.precisions["cpu"]), sorted(able.layouts)
+    pairs = list(itertools.product(precisions, layouts))
+    if hasattr(framework, "BACKEND"):  # each is traced for most of a second: one layout in turn
+        pairs = list(zip(precisions, itertools.cycle(layouts), strict=False))
+    for precision, layout in pairs:
+        try:
+            found = scores_of(framework, network, precision=precision, layout=layout)
+        except Unsupported as refused:
+            pytest.skip(str(refused))
+        assert found.dtype in (np.float32, np.float64)
+        assert found.shape == wanted.shape
+        error = np.abs(found - wanted).max() / np.abs(wanted).max()
+        assert error <= TOLERANCE[precision], (precision, layout, error)
 
 
 @pytest.mark.gpu

@@ -78,7 +78,7 @@ def test_a_fork_after_preload_finds_the_gpu(name):
         [sys.executable, "-c", FORKED_AFTER_PRELOAD, name],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         env=environment,
     )
     assert done.returncode == 0, done.stderr
@@ -181,7 +181,7 @@ def test_preloading_does_not_initialize_cuda():
         "import cubemesh.frameworks.pytorch as p, torch; p.preload();"
         "print(torch.cuda.is_initialized(), torch.cuda.device_count() and 'seen')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.stdout == "False seen\n", done.stderr
 
 
@@ -213,7 +213,7 @@ def test_launched_ranks_use_their_gpus():
         [sys.executable, "-c", LAUNCHED],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         env=environment,
     )
     assert done.stdout == "{}\n", done.stderr

@@ -111,7 +111,7 @@ def rank(folder):
 def found(tmp_path_factory):
     """(exchange, rank) → what that rank found."""
     folder = tmp_path_factory.mktemp("gpus")
-    subprocess.run([sys.executable, __file__, folder], check=True, timeout=110)
+    subprocess.run([sys.executable, __file__, folder], check=True, timeout=600)
     names = (*SAME, *ROUNDED, *STALE)
     return {(e, n): dict(np.load(folder / f"{e}-{n}.npz")) for e in names for n in range(RANKS)}
 

@@ -27,25 +27,28 @@ def relative(found, wanted):
 
 @pytest.fixture(scope="module", params=ZOO)
 def network(request):
-    """The optimized graph of a network."""
-    return fp32(request.param)
+    """The optimized graph of a network, its inputs, and the scores of ONNX Runtime."""
+    graph = fp32(request.param)
+    inputs = images(graph)
+    return graph, inputs, scores(graph, inputs)
 
 
 def test_a_program_has_the_scores_of_the_graph(network):
-    inputs = images(network)
-    found = run_program(lower(network), inputs)[0]
-    assert found.shape == scores(network, inputs).shape
-    assert relative(found, scores(network, inputs)) < FP16_WEIGHTS
+    graph, inputs, wanted = network
+    found = run_program(lower(graph), inputs)[0]
+    assert found.shape == wanted.shape
+    assert relative(found, wanted) < FP16_WEIGHTS
 
 
 def test_a_program_in_8_bits_has_the_scores_of_the_graph(network):
-    quantized, inputs = int8(network), images(network)
+    graph, inputs, wanted = network
+    quantized = int8(graph)
     program = lower(quantized)
     assert {a.dtype for a in program.arrays.values()} == {"int8", "float32"}
-    rounding = relative(scores(quantized, inputs), scores(network, inputs))
+    rounding = relative(scores(quantized, inputs), wanted)
     found = run_program(program, inputs)[0]
     # Kernels round elsewhere than ONNX Runtime: not between the operators of one step.
-    assert relative(found, scores(network, inputs)) <= 2 * rounding + 1e-3
+    assert relative(found, wanted) <= 2 * rounding + 1e-3
 
 
 def test_a_resnet_has_a_step_for_each_convolution_and_pool():
