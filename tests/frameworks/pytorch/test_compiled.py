@@ -139,7 +139,7 @@ def test_memory_refused_inside_the_compiler_is_recognized():
 
 def test_compiled_code_is_stored_in_the_cache_folder(tmp_path):
     code = (
-        "import os; from cubemesh.frameworks.pytorch import compiled; compiled._set_up_compiler();"
+        "import os; from cubemesh.frameworks.pytorch import compiled; compiled.preload();"
         "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir());"
         "from torch._inductor import config; print(config.compile_threads)"
     )
