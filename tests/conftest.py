@@ -105,12 +105,16 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def _compiled(shared: Path) -> Path:
-    """The libraries of C++ that tests have compiled."""
-    folder = shared / "compiled"
-    folder.mkdir(exist_ok=True)
-    return folder
+@pytest.fixture(scope="session", autouse=True)
+def _compiled(shared: Path) -> Iterator[Path]:
+    """The libraries of C++ that tests have compiled, in the cache folder of fixtures that several
+    tests share."""
+    folder = shared / "cache" / "cubemesh" / "compile"
+    folder.mkdir(parents=True, exist_ok=True)
+    patch = pytest.MonkeyPatch()
+    patch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
+    yield folder
+    patch.undo()
 
 
 @pytest.fixture(autouse=True)
