@@ -227,16 +227,13 @@ def _cost(
     found, network, _ = ratios[0]
     verdict = verdicts([f for f, *_ in ratios])[0]
     sign = verdict.sign
-    each = format_list(f"{name} {format_ratio(f)}" for f, name, _ in ratios)
-    most = "" if sign else f", without a significant difference ({verdict.unseen})"
-    if len(ratios) > 1:
-        most = f" {network} gains most{most}."
-    elif most:
-        most = f" That is{most[1:]}."
+    unseen = "" if sign else f", without a significant difference ({verdict.unseen})"
+    others = "; ".join(f"{name} {format_ratio(f)}" for f, name, _ in ratios[1:])
     return Finding.of(
         code="link-cost",
         question="What does the link cost?",
-        text=f"{first} over {other}: {each}.{most}",
+        text=f"{network} trains {format_ratio(found)} as fast over {first} as over {other}"
+        f"{f' ({others})' if others else ''}{unseen}.",
         figure=found,
         unit="× the speed",
         caveats=caveats(*(g for *_, own in ratios for g in own)),
