@@ -12,6 +12,10 @@ from typing import Any
 import httpx
 
 import report_sample
+from cubemesh.jobs.lease import Lease
+from cubemesh.jobs.queue import FreeDevices, JobQueue
+from cubemesh.jobs.states import State
+from cubemesh.jobs.values import Question, Wants
 from cubemesh.schema import ExperimentRun
 from cubemesh.store import Store
 from cubemesh.web.app import Workbench
@@ -51,6 +55,40 @@ def fill(path: Path) -> None:
                 )
             )
 
+        fill_queue(JobQueue(store.database))
+
+
+def fill_queue(queue: JobQueue) -> None:
+    """A training that runs, and a sweep, a failed job and its log whose texts attack."""
+    wants = Wants(device="none")
+    real = Question(names=("train",), settings=("framework=null", "epochs=20"))
+    attack = Question(names=(f"train{HOSTILE}",), settings=(f"note={HOSTILE}", "framework=null"))
+    queue.submit([real], [wants], priority=1, submitter="someone@lab")
+    free = FreeDevices(hostname="lab")
+    job = queue.claim("agent-of-the-tests", free, lease_s=10**9)
+    assert job is not None
+    lease = Lease(queue=queue, job_id=job.job_id, fence=job.fence)
+    lease.run_started()
+    points = [[float(i), 2.0 / (i + 1)] for i in range(50)]
+    rates = [[0.5 * i, 1000.0 + i] for i in range(1, 50)]
+    lease.renew(
+        {"fraction": 0.4, "note": "epoch 8 of 20", "run": 1, "runs": 1, "loss": 0.04}
+        | {"samples_per_s": 1049.0, "eta_s": 90.0, "eta_low_s": 80.0, "eta_high_s": 100.0},
+        [
+            ("run", {"run": 1, "work": "train", "network": "little-cnn"}
+             | {"framework": "null", "batch_per_device": 64}),
+            ("points", {"run": 1, "series": "training_loss", "points": points}),
+            ("points", {"run": 1, "series": "samples_per_s", "points": rates}),
+            ("warning", {"code": "busy", "cause": "Others run.", "remedy": "Wait."}),
+        ],
+    )  # fmt: skip
+    lease.queue.submit([attack, attack], [wants, wants], submitter=HOSTILE, sweep=attack)
+    bad = queue.claim(f"agent{HOSTILE}", free)
+    assert bad is not None
+    lease = Lease(queue=queue, job_id=bad.job_id, fence=bad.fence)
+    lease.renew({"note": HOSTILE}, [("log", {"text": HOSTILE}), ("message", {"text": HOSTILE})])
+    lease.end(State.FAILED, HOSTILE)
+
 
 class Client:
     """Asks the application as a browser would, without a network."""
@@ -75,7 +113,7 @@ class Client:
 
 
 QUERIES = {"compare": "?id={run}&id={other}", "search": "?q=resnet"}
-IDS = {"run_id": "run", "machine_id": "machine", "experiment_run_id": "answer"}
+IDS = {"run_id": "run", "machine_id": "machine", "experiment_run_id": "answer", "job_id": "job"}
 
 
 def patterns() -> list[tuple[Page, str]]:

@@ -41,6 +41,7 @@ def site(filled: Path) -> Iterator[tuple[str, Access, dict[str, str]]]:
             "other": answer.run_ids[1],
             "machine": answer.machine_id,
             "answer": answer.experiment_run_id,
+            "job": "1",
         }
         bench = Workbench(store, access, Rules(), secure=False)
         config = uvicorn.Config(

@@ -39,6 +39,7 @@ def known(request: pytest.FixtureRequest, filled: Path) -> dict[str, str]:
         "other": runs[1],
         "machine": machine,
         "answer": own[-1].experiment_run_id,
+        "job": "3" if request.param == "hostile" else "1",
     }
 
 
@@ -180,7 +181,17 @@ def test_an_unknown_parameter_is_named(client: Client, page: Page, path: str) ->
 
 @pytest.mark.parametrize(
     "path",
-    ["/runs/ffff", "/runs/ffff/curves", "/machines/zz", "/answers/zz", "/nothing", "/runs/../etc"],
+    [
+        "/runs/ffff",
+        "/jobs/99999",
+        "/jobs/x",
+        "/jobs/99999/curves",
+        "/runs/ffff/curves",
+        "/machines/zz",
+        "/answers/zz",
+        "/nothing",
+        "/runs/../etc",
+    ],
 )
 def test_what_does_not_exist_is_not_found(client: Client, path: str) -> None:
     assert client.get(path).status_code == 404
@@ -198,6 +209,9 @@ def test_what_does_not_exist_is_not_found(client: Client, path: str) -> None:
         ("/runs?limit=1e9", "1000"),
         ("/runs?since=yesterday", "yesterday"),
         ("/runs?after=x", "cursor"),
+        ("/jobs?state=lively", "lively"),
+        ("/jobs?before=x", "before"),
+        ("/jobs/1/curves?run=0", "run"),
         ("/runs?column=nonsense", "nonsense"),
         ("/compare?" + "&".join(f"id={i:04x}" for i in range(51)), "50"),
         ("/machines/%7B0%7D?runs=-1", "valid"),

@@ -23,9 +23,10 @@ kind:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, Row, delete, func, select
 
 from cubemesh.jobs.points import Curves, folded
 from cubemesh.jobs.queue import JobQueue
@@ -51,26 +52,43 @@ def events_after(
     if not rows:
         queue.get(job_id)
         return [], cursor
-    events = [
-        JobEvent(
-            job_id=job_id,
-            sequence=row.sequence,
-            said_utc=row.said_utc,
-            kind=row.kind,
-            value=json.loads(row.value),
-        )
-        for row in rows
-    ]
+    events = [_event_of(row) for row in rows]
     return events, events[-1].sequence
+
+
+def _event_of(row: Row[Any]) -> JobEvent:
+    return JobEvent(
+        job_id=row.job_id,
+        sequence=row.sequence,
+        said_utc=row.said_utc,
+        kind=row.kind,
+        value=json.loads(row.value),
+    )
 
 
 def curves(queue: JobQueue, job_id: int) -> Curves:
     """The points of a job so far: run → series → points, as `points` and `rewind` make them."""
+    return curves_until(queue, job_id)[0]
+
+
+def curves_until(queue: JobQueue, job_id: int) -> tuple[Curves, int]:
+    """The points of a job so far, and the cursor after the last of them."""
     kinds = job_events.c.kind.in_(["points", "rewind"])
-    own = select(job_events.c.kind, job_events.c.value).where(job_events.c.job_id == job_id, kinds)
+    own = select(job_events).where(job_events.c.job_id == job_id, kinds)
     with queue.database.read() as connection:
         rows = connection.execute(own.order_by(job_events.c.sequence)).all()
-    return folded((row.kind, json.loads(row.value)) for row in rows)
+    found = folded((row.kind, json.loads(row.value)) for row in rows)
+    return found, rows[-1].sequence if rows else 0
+
+
+def newest_events(queue: JobQueue, job_id: int, kinds: Iterable[str], limit: int) -> list[JobEvent]:
+    """The newest events of these kinds, newest first."""
+    own = select(job_events).where(
+        job_events.c.job_id == job_id, job_events.c.kind.in_(list(kinds))
+    )
+    with queue.database.read() as connection:
+        rows = connection.execute(own.order_by(job_events.c.sequence.desc()).limit(limit)).all()
+    return [_event_of(row) for row in rows]
 
 
 def follow(

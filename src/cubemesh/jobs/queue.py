@@ -308,6 +308,13 @@ class JobQueue:
                 runs[run.job_id].append(run.run_id)
         return [job_of(row, children[row.job_id], tuple(runs[row.job_id])) for row in rows]
 
+    def counts(self) -> dict[State, int]:
+        """Number of jobs in each state that has any; a sweep is not counted, its jobs are."""
+        counted = select(jobs.c.state, func.count()).where(jobs.c.kind == "question")
+        with self.database.read() as connection:
+            rows = connection.execute(counted.group_by(jobs.c.state)).all()
+        return {State(state): int(count) for state, count in rows}
+
 
 def after_fault(connection: Connection, row: Row[Any], now: float, why: str) -> State:
     """Queue a job again whose holder was lost, unless its restarts are used up, or it was to pause

@@ -100,6 +100,32 @@ def print_agents(console: Console, agents: Sequence[Agent]) -> None:
     console.print(table)
 
 
+def event_line(event: JobEvent) -> str:
+    """An event as a line of a log; empty for points and estimates."""
+    value = event.value
+    if event.kind == "state":
+        return f"{value['state']}" + (f": {value['why']}" if value["why"] else "")
+    if event.kind in ("message", "log"):
+        return str(value["text"])
+    if event.kind == "run":
+        what = value["network"] or value["work"]
+        return f"run {value['run']}: {what}, {value['framework']}"
+    if event.kind == "finished":
+        again = ", stored before" if value["reused"] else ""
+        return f"run {value['run']}: {value['outcome']}{again} ({value['run_id']})"
+    if event.kind == "warning":
+        return f"{value['code']}: {value['cause']} {value['remedy']}"
+    if event.kind == "rewind":
+        return f"run {value['run']} resumed at step {value['step']:g}"
+    if event.kind == "edited":
+        changed = {name: one for name, one in value.items() if name != "who"}
+        return f"by {value['who']}: " + ", ".join(
+            f"{name} {' '.join(one) if isinstance(one, list) else one}"
+            for name, one in changed.items()
+        )
+    return ""
+
+
 class WatchPages:
     """A watched job: a line for each event that a reader wants, or each event as a line of JSON."""
 
@@ -123,26 +149,11 @@ class WatchPages:
             print_job(self._console, job)
 
     def _line(self, event: JobEvent) -> str:
-        value = event.value
-        if event.kind == "state":
-            return f"{value['state']}" + (f": {value['why']}" if value["why"] else "")
-        if event.kind in ("message", "log"):
-            return str(value["text"])
-        if event.kind == "run":
-            what = value["network"] or value["work"]
-            return f"run {value['run']}: {what}, {value['framework']}"
-        if event.kind == "finished":
-            again = ", stored before" if value["reused"] else ""
-            return f"run {value['run']}: {value['outcome']}{again} ({value['run_id']})"
-        if event.kind == "warning":
-            return f"{value['code']}: {value['cause']} {value['remedy']}"
-        if event.kind == "rewind":
-            return f"run {value['run']} resumed at step {value['step']:g}"
         if event.kind == "eta":
-            self._eta = value
+            self._eta = event.value
         if event.kind == "points":
-            return self._points(value)
-        return ""
+            return self._points(event.value)
+        return event_line(event)
 
     def _points(self, value: dict[str, Any]) -> str:
         x, y = value["points"][-1]

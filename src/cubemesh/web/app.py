@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -21,8 +21,9 @@ from cubemesh.errors import BusyError, CubemeshError, UsageError
 from cubemesh.store import Store
 from cubemesh.untrusted import clean
 from cubemesh.web.access import SESSION_S, Access
+from cubemesh.web.forms import read_form
 from cubemesh.web.openapi import openapi
-from cubemesh.web.page import API, NotFoundError, Page
+from cubemesh.web.page import API, Acted, NotFoundError, Page, RefusedFormError
 from cubemesh.web.pages import PAGES
 from cubemesh.web.rendering import page_response
 from cubemesh.web.security.gate import Gate, Rules
@@ -52,6 +53,9 @@ class Workbench:
         for page in PAGES:
             routes.append(Route(page.path, self._page(page)))
             routes.append(Route(page.api_path, self._twin(page)))
+            if page.acts:
+                routes.append(Route(page.path, self._act(page), methods=["POST"]))
+                routes.append(Route(page.api_path, self._act(page), methods=["POST"]))
         inner = Starlette(
             routes=routes,
             middleware=[Middleware(GZipMiddleware, minimum_size=_LEAST_COMPRESSED_BYTES)],
@@ -83,6 +87,29 @@ class Workbench:
         def respond(request: Request) -> Response:
             asked = page.asked(self._store, request.path_params, request.query_params.multi_items())
             return json_response(page.load().document(asked))
+
+        return respond
+
+    def _act(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def respond(request: Request) -> Response:
+            form = read_form(request.headers.get("content-type", ""), await request.body())
+            return await run_in_threadpool(acted, request, form)
+
+        def acted(request: Request, form: dict[str, tuple[str, ...]]) -> Response:
+            asked = page.asked(self._store, request.path_params, ())
+            is_json = request.url.path.startswith(f"{API}/")
+            try:
+                found: Acted = page.load_acting().act(asked, form)
+            except RefusedFormError as error:
+                if is_json:
+                    fields = {name: clean(text) for name, text in error.fields.items()}
+                    return json_response({"error": clean(str(error)), "fields": fields}, 400)
+                if error.view is None:
+                    raise
+                return page_response(page.module, {**self._around(page), **error.view}, status=400)
+            if is_json:
+                return json_response(found.document)
+            return RedirectResponse(found.address, 303)
 
         return respond
 

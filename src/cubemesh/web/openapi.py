@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -28,10 +29,32 @@ def openapi(pages: Iterable[Page]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "cubemesh", "version": __version__},
         "security": [{"token": []}],
-        "paths": {page.api_path: {"get": _operation(page)} for page in pages},
+        "paths": {page.api_path: _operations(page) for page in pages},
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
             "schemas": {"Document": _ENVELOPE},
+        },
+    }
+
+
+def _operations(page: Page) -> dict[str, Any]:
+    reading = _operation(page)
+    if page.streams:
+        reading["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    if not page.acts:
+        return {"get": reading}
+    fields = {"schema": {"type": "object", "additionalProperties": True}}
+    return {
+        "get": reading,
+        "post": {
+            "operationId": f"{page.module}-act",
+            "summary": inspect.getdoc(page.load_acting().act),
+            "parameters": [one for one in reading["parameters"] if one["in"] == "path"],
+            "requestBody": {
+                "content": {"application/json": fields, "application/x-www-form-urlencoded": fields}
+            },
+            "responses": reading["responses"]
+            | {"403": {"description": "from a page of another server, without a token"}},
         },
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from cubemesh.errors import UsageError, unknown_name
@@ -67,6 +67,37 @@ class Asked:
         return value
 
 
+@dataclass(frozen=True, kw_only=True)
+class Acted:
+    """What a form has changed."""
+
+    address: str
+    """Of the page that shows it."""
+    document: dict[str, Any]
+    """As JSON."""
+
+
+@dataclass(kw_only=True)
+class RefusedFormError(UsageError):
+    """A form that is not valid: nothing was changed."""
+
+    text: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Field → what is wrong with it."""
+    view: Mapping[str, Any] | None = None
+    """What the template shows: the form again, as it was filled in."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class ActingModule(Protocol):
+    """A file of `pages/` whose forms change something."""
+
+    def act(self, asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
+        """Do what a form asks; UsageError where that cannot be."""
+
+
 class PageModule(Protocol):
     """A file of `pages/`."""
 
@@ -94,6 +125,10 @@ class Page:
     """Whether the header of every page has a link to it."""
     styled: bool = False
     """Whether it has parts of the report with style attributes."""
+    acts: bool = False
+    """Whether it has forms that change something (`ActingModule`)."""
+    streams: bool = False
+    """Whether its JSON can also be read as a stream of events, from its parameter `after`."""
 
     @property
     def api_path(self) -> str:
@@ -104,6 +139,10 @@ class Page:
         """Its file."""
         found = importlib.import_module(f"cubemesh.web.pages.{self.module}")
         return cast(PageModule, found)
+
+    def load_acting(self) -> ActingModule:
+        """Its file, if its forms change something."""
+        return cast(ActingModule, self.load())
 
     def asked(
         self, store: Store, path: Mapping[str, str], pairs: Iterable[tuple[str, str]]

@@ -53,6 +53,27 @@ PAGES: tuple[Page, ...] = (
         styled=True,
     ),
     Page(
+        path="/jobs",
+        title="Jobs",
+        module="jobs",
+        summary="Jobs of the queue by state, newest first, a page at a time, and the agents.",
+        menu=True,
+    ),
+    Page(
+        path="/jobs/{job_id}",
+        title="Job",
+        module="job",
+        summary="One job: state, time left, curves, log, runs; forms that pause, resume, stop, "
+        "clone and reorder it.",
+        acts=True,
+    ),
+    Page(
+        path="/jobs/{job_id}/curves",
+        title="Job curves",
+        module="job_curves",
+        summary="Curves of a job so far, thinned to so many points.",
+    ),
+    Page(
         path="/machines",
         title="Machines",
         module="machines",

@@ -10,8 +10,10 @@ MOST_BODY_BYTES = 64 * 1024
 """Of a request's body: settings and forms, no files."""
 MOST_ADDRESS_BYTES = 8 * 1024
 """Of a path with its parameters: the ids of 50 runs fit."""
+MOST_FORM_FIELDS = 200
+"""Of a form: an experiment has about 100 settings."""
 MOST_FIELDS = 64
-"""Of a form or of the parameters of a page."""
+"""Of the parameters of a page."""
 
 
 TOO_LARGE = "This request is larger than this server accepts."

@@ -1,0 +1,205 @@
+"""Job: what it runs, how far it is, and what can be done with it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cubemesh.errors import UsageError
+from cubemesh.jobs.feed import curves_until, newest_events
+from cubemesh.jobs.queue import JobQueue
+from cubemesh.jobs.states import ENDED, State
+from cubemesh.jobs.submission import MOST_PRIORITY, cloned, submit_question, submitter
+from cubemesh.jobs.values import QueuedJob
+from cubemesh.store import Store
+from cubemesh.units import format_seconds
+from cubemesh.untrusted import clean
+from cubemesh.views.job_pages import event_line, job_json
+from cubemesh.views.json_output import envelope
+from cubemesh.web.forms import check_fields, one
+from cubemesh.web.listing import outcome_words
+from cubemesh.web.page import Acted, Asked, Parameter
+from cubemesh.web.queued import (
+    dot_of,
+    figures_of,
+    fraction,
+    job_address,
+    job_of,
+    left_text,
+    progress_text,
+    queue_of,
+    rows_of,
+)
+
+PARAMETERS: tuple[Parameter, ...] = ()
+_FIELDS = ("action", "priority")
+_LOG_KINDS = ("state", "edited", "message", "run", "warning", "finished", "log", "rewind")
+_LOG = 100
+"""Newest events of the page."""
+_MOST_JOBS = 200
+_MOST_RUNS = 100
+
+
+def document(asked: Asked) -> dict[str, Any]:
+    """The job, as `cubemesh jobs show JOB --json` prints it, with the actions that it can take."""
+    job = job_of(asked)
+    return envelope("job", job=job_json(job), actions=[name for name, _ in actions_of(job)])
+
+
+def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
+    """Change a job: `action` is pause, resume, stop, stop-at-checkpoint, clone, or priority, with
+    the new one in `priority`."""
+    fields = dict(form)
+    check_fields(fields, _FIELDS)
+    action = one(fields, "action")
+    if action not in _ACTIONS:
+        raise UsageError(f"action={clean(action, 40)}: give one of {', '.join(_ACTIONS)}.")
+    before, queue = job_of(asked), queue_of(asked)
+    if action == "clone":
+        job_id = _clone(queue, asked.store, before)
+    else:
+        job_id = before.job_id
+        if action == "priority":
+            queue.set_priority(job_id, _priority(one(fields, "priority")), who=submitter())
+        else:
+            _CHANGES[action](queue, job_id)
+    return Acted(
+        address=job_address(job_id), document=envelope("job", job=job_json(queue.get(job_id)))
+    )
+
+
+def _clone(queue: JobQueue, store: Store, job: QueuedJob) -> int:
+    wants = job.wants
+    made = submit_question(
+        queue,
+        store,
+        cloned(job, ()),
+        devices=str(wants.devices) if wants.device == "gpu" else "auto",
+        host=wants.host,
+        priority=job.priority,
+        restarts=job.restarts,
+    )
+    return made.job_id
+
+
+def _priority(text: str) -> int:
+    try:
+        found = int(text) if len(text) < 10 else MOST_PRIORITY + 1
+    except ValueError:
+        found = MOST_PRIORITY + 1
+    if abs(found) > MOST_PRIORITY:
+        raise UsageError(
+            f"priority={clean(text, 40)}: give a whole number, at most {MOST_PRIORITY:,}."
+        )
+    return found
+
+
+_CHANGES: dict[str, Callable[[JobQueue, int], None]] = {
+    "pause": lambda queue, job_id: queue.pause(job_id, who=submitter()),
+    "resume": lambda queue, job_id: queue.resume(job_id, who=submitter()),
+    "stop": lambda queue, job_id: queue.stop(job_id, who=submitter()),
+    "stop-at-checkpoint": lambda queue, job_id: queue.stop(
+        job_id, at_checkpoint=True, who=submitter()
+    ),
+}
+_ACTIONS = (*_CHANGES, "clone", "priority")
+
+
+def actions_of(job: QueuedJob) -> list[tuple[str, str]]:
+    """What can be done with a job now: (action, the words of its button)."""
+    state, found = job.state, []
+    if state not in (*ENDED, State.PAUSED, State.PAUSING):
+        found.append(("pause", "Pause"))
+    if state is State.PAUSED or state in ENDED[1:]:
+        found.append(("resume", "Resume"))
+    if state.held:
+        found.append(("stop-at-checkpoint", "Stop at a checkpoint"))
+        found.append(("stop", "Stop now"))
+    elif state not in ENDED:
+        found.append(("stop", "Cancel"))
+    return [*found, ("clone", "Run again")]
+
+
+def view(asked: Asked) -> dict[str, Any]:
+    """The page of a job, or of a sweep with its jobs."""
+    job, queue = job_of(asked), queue_of(asked)
+    events = newest_events(queue, job.job_id, _LOG_KINDS, _LOG)
+    children = queue.list(parent_id=job.job_id, limit=_MOST_JOBS) if job.children else []
+    now = job.progress
+    return {
+        "title": f"Job {job.job_id}",
+        "job": job,
+        "name": clean(job.name, 200),
+        "state": str(job.state),
+        "dot": dot_of(job.state),
+        "why": clean(job.why, 1000),
+        "agent": _agent(queue, job),
+        "actions": actions_of(job),
+        "can_reorder": job.state not in ENDED,
+        "left": left_text(job),
+        "left_interval": (
+            f"{format_seconds(now['eta_low_s'])} to {format_seconds(now['eta_high_s'])}"
+            if left_text(job) and now.get("eta_low_s") is not None
+            else ""
+        ),
+        "fraction": fraction(job),
+        "progress": progress_text(job),
+        "figures": figures_of(job),
+        "children": rows_of(children[::-1]),
+        "runs": _runs(queue, job),
+        "moving": not job.state.ended and job.state is not State.PAUSED,
+        "settings": [line.partition("=")[::2] for line in job.question.settings],
+        "command": command_of(job),
+        "log": [
+            (event.said_utc[11:19], event.kind, text)
+            for event in events
+            if (text := clean(event_line(event), 2000))
+        ],
+        "more_events": len(events) == _LOG,
+        "has_curves": bool(curves_until(queue, job.job_id)[0]) or not job.state.ended,
+        "ended": job.state.ended,
+        "cursor": events[0].sequence if events else 0,
+    }
+
+
+def _runs(queue: JobQueue, job: QueuedJob) -> list[dict[str, str]]:
+    """The newest stored runs of a job, by its events."""
+    events = newest_events(queue, job.job_id, ("run", "finished"), 2 * _MOST_RUNS)
+    named = {e.value["run"]: e.value for e in reversed(events) if e.kind == "run"}
+    found = []
+    for event in events:
+        if event.kind == "finished":
+            value, of = event.value, named.get(event.value["run"], {})
+            batch = of.get("batch_per_device")
+            parts = [str(of.get("network") or of.get("work") or "run")]
+            parts += [f"batch size {batch:,}"] if batch else []
+            found.append(
+                {
+                    "run_id": value["run_id"],
+                    "name": clean(" · ".join(parts), 200),
+                    "framework": clean(str(of.get("framework", "")), 40),
+                    "outcome": value["outcome"],
+                    "words": outcome_words(value["outcome"]),
+                    "reused": "stored before" if value["reused"] else "",
+                }
+            )
+    return found[:_MOST_RUNS]
+
+
+def _agent(queue: JobQueue, job: QueuedJob) -> str:
+    """The host of the agent that holds a job."""
+    found = next((one for one in queue.agents() if one.agent_id == job.agent_id), None)
+    return clean(found.hostname, 80) if found and job.agent_id else ""
+
+
+def command_of(job: QueuedJob) -> str:
+    """The command that queues the same question."""
+    question = job.question
+    words = ["cubemesh", "submit", *question.names]
+    words += [f"--{question.scale}"] if question.scale in ("quick", "full") else []
+    for line in question.settings:
+        words += ["--set", line]
+    for line in question.against:
+        words += ["--against", line]
+    return clean(shlex.join(words), 4000)

@@ -1,0 +1,48 @@
+"""Curves of a job so far: loss, throughput and accuracy of one of its runs, for charts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cubemesh.jobs.feed import curves_until
+from cubemesh.jobs.points import LOSS, RATE
+from cubemesh.views.formatting import words
+from cubemesh.views.json_output import envelope
+from cubemesh.web.page import Asked, Parameter
+from cubemesh.web.queued import job_of, queue_of
+from cubemesh.web.thinned_curve import thinned
+
+PARAMETERS = (
+    Parameter(name="points", summary="Most points of a curve, 10 to 4000; default: 1000."),
+    Parameter(name="run", summary="Which run of the job, from 1; default: the latest."),
+)
+_DEFAULT_POINTS, _MOST_POINTS = 1000, 4000
+_MOST_RUN = 10**6
+X_NAMES = {LOSS: "step", RATE: "seconds"}
+"""Curve → what it is plotted against; others are by epoch."""
+
+
+def document(asked: Asked) -> dict[str, Any]:
+    """Each curve with its points, and `cursor`: the events after it have the points to come."""
+    job = job_of(asked)
+    points = asked.number("points", _DEFAULT_POINTS, _MOST_POINTS)
+    found, cursor = curves_until(queue_of(asked), job.job_id)
+    latest = max(found, default=1)
+    run = asked.number("run", latest, _MOST_RUN)
+    curves = []
+    for name, own in found.get(run, {}).items():
+        x, y = [p[0] or 0.0 for p in own], [p[1] for p in own]
+        unit = "samples/s" if name == RATE else ""
+        x_name = X_NAMES.get(name, "epoch")
+        title = "throughput" if name == RATE else words(name)
+        curves.append({"series": name, **thinned(title, unit, x_name, x, y, points)})
+    curves.sort(key=lambda one: (one["series"] != LOSS, one["series"] != RATE, one["series"]))
+    return envelope(
+        "job_curves", job_id=job.job_id, run=run, runs=sorted(found), cursor=cursor, curves=curves
+    )
+
+
+def view(asked: Asked) -> dict[str, Any]:
+    """The same as tables."""
+    found = document(asked)
+    return {name: found[name] for name in ("job_id", "run", "runs", "curves")}

@@ -1,0 +1,114 @@
+"""What several pages read from the queue: a job, the rows of a list, and texts about progress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from cubemesh.errors import UsageError
+from cubemesh.jobs.queue import JobQueue
+from cubemesh.jobs.states import State
+from cubemesh.jobs.values import QueuedJob
+from cubemesh.units import format_seconds
+from cubemesh.untrusted import clean
+from cubemesh.views.formatting import number
+from cubemesh.web.page import Asked, NotFoundError
+
+_MOST_DIGITS = 15
+
+
+def queue_of(asked: Asked) -> JobQueue:
+    """The queue of the store."""
+    return JobQueue(asked.store.database)
+
+
+def job_of(asked: Asked) -> QueuedJob:
+    """The job that the address names."""
+    text = asked.path["job_id"]
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
+        raise NotFoundError(f"'{clean(text, 40)}' is not the number of a job.")
+    try:
+        return queue_of(asked).get(int(text))
+    except UsageError:
+        raise NotFoundError(f"There is no job {int(text)}. The page Jobs lists them.") from None
+
+
+def job_address(job_id: int) -> str:
+    """The address of the page of a job."""
+    return f"/jobs/{job_id}"
+
+
+def dot_of(state: State) -> str:
+    """The class of the dot in front of a job."""
+    if state is State.DONE or state.held:
+        return "ok"
+    return "crashed" if state in (State.FAILED, State.LOST) else "waiting"
+
+
+def rows_of(jobs: Iterable[QueuedJob]) -> list[dict[str, Any]]:
+    """Jobs as rows of a list."""
+    return [
+        {
+            "job_id": job.job_id,
+            "name": clean(job.name, 120),
+            "state": str(job.state),
+            "dot": dot_of(job.state),
+            "progress": progress_text(job),
+            "fraction": fraction(job),
+            "left": left_text(job),
+            "priority": job.priority,
+            "made_utc": job.made_utc,
+            "why": clean(job.why, 200),
+            "parent_id": job.parent_id,
+        }
+        for job in jobs
+    ]
+
+
+def fraction(job: QueuedJob) -> float | None:
+    """The completed part of a job that an agent holds, from 0 to 1; None where it is not known."""
+    now = job.progress
+    own = now.get("fraction")
+    if not job.state.held or own is None:
+        return None
+    runs, run = now.get("runs") or 1, now.get("run") or 1
+    return float(min(1.0, max(0.0, (run - 1 + own) / max(runs, run))))
+
+
+def progress_text(job: QueuedJob) -> str:
+    """How far a job is: `run 2 of 5 · epoch 3 of 10`."""
+    now = job.progress
+    if job.children:
+        return f"{len(job.children)} jobs"
+    parts = []
+    if (now.get("runs") or 0) > 1:
+        parts.append(f"run {now.get('run', 1)} of {now['runs']}")
+    if job.state.held:
+        parts += [clean(str(now[key]), 120) for key in ("note",) if now.get(key)]
+        if not now.get("note") and now.get("phase"):
+            parts.append(clean(str(now["phase"]), 40))
+    elif job.run_ids:
+        parts = [f"{len(job.run_ids)} run{'' if len(job.run_ids) == 1 else 's'}"]
+    return " · ".join(parts)
+
+
+def left_text(job: QueuedJob) -> str:
+    """The estimated time left: `4 min`; empty where it is not known."""
+    left = job.progress.get("eta_s")
+    if left is None or not job.state.held:
+        return ""
+    least = "" if job.progress.get("eta_exact", True) else "at least "
+    return f"{least}{format_seconds(left)}"
+
+
+def figures_of(job: QueuedJob) -> list[tuple[str, str]]:
+    """The latest figures of a running job, as (name, value)."""
+    now = job.progress
+    if not job.state.held:
+        return []
+    found = []
+    if now.get("samples_per_s") is not None:
+        found.append(("throughput", f"{number(now['samples_per_s'], 4)} samples/s"))
+    if now.get("loss") is not None:
+        found.append(("loss", number(now["loss"], 4)))
+    return found

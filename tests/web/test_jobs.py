@@ -1,0 +1,244 @@
+"""Pages of jobs: the list, one job, and forms that change it, from a page and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cubemesh.jobs.feed import events_after
+from cubemesh.jobs.lease import Lease
+from cubemesh.jobs.queue import FreeDevices, JobQueue
+from cubemesh.jobs.states import State
+from cubemesh.jobs.values import Question, Wants
+from cubemesh.store import Store
+from cubemesh.web.app import Workbench
+from cubemesh.web.security.gate import Rules
+from web_pages import OWN, Client
+
+QUESTION = Question(names=("train",), settings=("framework=null", "epochs=2"))
+NONE = Wants(device="none")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(str(tmp_path / "results.sqlite")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def queue(store: Store) -> JobQueue:
+    return JobQueue(store.database)
+
+
+@pytest.fixture
+def member(store: Store, access: Any) -> Client:
+    """Logged in, on pages of its own store."""
+    bench = Workbench(store, access, Rules(), secure=False)
+    return Client(bench, cookie=f"{access.cookie}={access.new_session()}", origin=OWN)
+
+
+def put(queue: JobQueue, **given: Any) -> int:
+    return queue.submit([QUESTION], [NONE], **given).job_id
+
+
+def hold(queue: JobQueue) -> Lease:
+    job = queue.claim("a", FreeDevices(hostname="here"), lease_s=10**9)
+    assert job is not None
+    lease = Lease(queue=queue, job_id=job.job_id, fence=job.fence)
+    lease.run_started()
+    return lease
+
+
+def do(member: Client, job_id: int, action: str, **more: str) -> Any:
+    return member.ask("POST", f"/jobs/{job_id}", data={"action": action, **more})
+
+
+def test_a_queued_job_is_paused_resumed_and_cancelled(member: Client, queue: JobQueue) -> None:
+    job_id = put(queue)
+    for action, state in (("pause", "paused"), ("resume", "queued"), ("stop", "stopped")):
+        found = do(member, job_id, action)
+        assert found.status_code == 303
+        assert found.headers["location"] == f"/jobs/{job_id}"
+        assert queue.get(job_id).state == state
+        page = member.get(f"/jobs/{job_id}").text
+        assert f">{state}</b>" in page
+    events, _ = events_after(queue, job_id)
+    assert all("@" in event.value["who"] for event in events[1:])
+
+
+def test_a_running_job_is_asked_to_stop_at_a_checkpoint(member: Client, queue: JobQueue) -> None:
+    job_id = put(queue)
+    lease = hold(queue)
+    assert "Stop at a checkpoint" in member.get(f"/jobs/{job_id}").text
+    assert do(member, job_id, "stop-at-checkpoint").status_code == 303
+    assert lease.control() == "stop-at-checkpoint"
+    assert do(member, job_id, "stop").status_code == 303
+    assert lease.control() == "stop"
+    lease.end(State.STOPPED)
+    assert "Stop now" not in member.get(f"/jobs/{job_id}").text
+
+
+def test_a_job_is_run_again(member: Client, queue: JobQueue) -> None:
+    job_id = put(queue, priority=3)
+    found = do(member, job_id, "clone")
+    assert found.status_code == 303
+    new = queue.get(int(found.headers["location"].removeprefix("/jobs/")))
+    assert new.job_id != job_id
+    assert new.question == QUESTION
+    assert (new.priority, new.wants) == (3, NONE)
+
+
+def test_a_priority_is_changed(member: Client, queue: JobQueue) -> None:
+    job_id = put(queue)
+    assert do(member, job_id, "priority", priority="-7").status_code == 303
+    assert queue.get(job_id).priority == -7
+    for wrong in ("", "x", "1e3", "99999999999999999999", "1.5"):
+        found = do(member, job_id, "priority", priority=wrong)
+        assert found.status_code == 400
+        assert "whole number" in found.text
+    assert queue.get(job_id).priority == -7
+
+
+@pytest.mark.parametrize(
+    ("form", "word"),
+    [
+        ({"action": "frobnicate"}, "frobnicate"),
+        ({}, "action"),
+        ({"action": "resume"}, "queued"),
+        ({"action": "pause", "state": "done"}, "state"),
+    ],
+)
+def test_a_wrong_form_changes_nothing(
+    member: Client, queue: JobQueue, form: dict[str, str], word: str
+) -> None:
+    job_id = put(queue)
+    before = events_after(queue, job_id)
+    for path in (f"/jobs/{job_id}", f"/api/v1/jobs/{job_id}"):
+        found = member.ask("POST", path, data=form)
+        assert found.status_code == 400
+        assert word in found.text
+    assert events_after(queue, job_id) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/json", b"{"),
+        ("application/json", b"[1]"),
+        ("application/json", b'{"action": {"a": 1}}'),
+        ("application/json", b"[" * 20_000),
+        ("application/x-www-form-urlencoded", b"action=%ff\xff"),
+        ("application/x-www-form-urlencoded", b"&".join(b"a%d=1" % i for i in range(300))),
+        ("text/plain", b"frobnicate"),
+    ],
+)
+def test_a_body_that_is_not_a_form_is_refused(
+    member: Client, queue: JobQueue, kind: str, body: bytes
+) -> None:
+    job_id = put(queue)
+    found = member.ask("POST", f"/jobs/{job_id}", content=body, headers={"content-type": kind})
+    assert found.status_code == 400
+    assert queue.get(job_id).state is State.QUEUED
+
+
+def test_what_a_page_does_a_script_can_do(member: Client, queue: JobQueue, access: Any) -> None:
+    job_id = put(queue)
+    script = Client(member.bench, authorization="Bearer a-token-of-the-tests")
+    found = script.ask("POST", f"/api/v1/jobs/{job_id}", json={"action": "pause"})
+    assert found.status_code == 200
+    assert found.json()["job"]["state"] == "paused"
+    assert script.get(f"/api/v1/jobs/{job_id}").json()["actions"] == ["resume", "stop", "clone"]
+
+
+def test_a_form_without_the_page_as_its_origin_changes_nothing(
+    member: Client, queue: JobQueue, access: Any
+) -> None:
+    job_id = put(queue)
+    for origin in ("http://evil.example.org", "null", "http://127.0.0.1:9"):
+        found = member.ask(
+            "POST", f"/jobs/{job_id}", data={"action": "stop"}, headers={"origin": origin}
+        )
+        assert found.status_code == 403
+    stranger = Client(member.bench, origin=OWN)
+    assert do(stranger, job_id, "stop").status_code == 401
+    assert queue.get(job_id).state is State.QUEUED
+
+
+def test_the_list_is_filtered_and_has_pages(member: Client, queue: JobQueue) -> None:
+    ids = [put(queue) for _ in range(5)]
+    queue.pause(ids[1])
+    assert ">paused" in member.get("/jobs").text
+    found = member.get("/api/v1/jobs?state=paused").json()
+    assert [job["job_id"] for job in found["jobs"]] == [ids[1]]
+    assert found["counts"] == {"queued": 4, "paused": 1}
+    seen: list[int] = []
+    after = ""
+    while True:
+        page = member.get(f"/api/v1/jobs?limit=2{after}").json()
+        seen += [job["job_id"] for job in page["jobs"]]
+        if page["next"] is None:
+            break
+        after = f"&before={page['next']}"
+    assert seen == ids[::-1]
+    assert 'rel="next"' in member.get("/jobs?limit=2").text
+
+
+def test_a_sweep_shows_its_jobs(member: Client, queue: JobQueue) -> None:
+    sweep = queue.submit([QUESTION, QUESTION], [NONE, NONE], sweep=QUESTION)
+    page = member.get(f"/jobs/{sweep.job_id}").text
+    for child in sweep.children:
+        assert f'href="/jobs/{child}"' in page
+    found = member.get(f"/api/v1/jobs?sweep={sweep.job_id}").json()
+    assert sorted(job["job_id"] for job in found["jobs"]) == list(sweep.children)
+    do(member, sweep.job_id, "stop")
+    assert {queue.get(child).state for child in sweep.children} == {State.STOPPED}
+
+
+def test_the_time_left_has_its_interval(member: Client, queue: JobQueue) -> None:
+    job_id = put(queue)
+    eta = {"eta_s": 240.0, "eta_low_s": 180.0, "eta_high_s": 300.0}
+    hold(queue).renew({"fraction": 0.5, "run": 2, "runs": 4, **eta})
+    page = member.get(f"/jobs/{job_id}").text
+    assert "4 min" in page
+    assert "(3 min to 5 min)" in page
+    assert 'value="0.375"' in page
+
+
+def test_curves_are_those_of_the_chosen_run(member: Client, queue: JobQueue) -> None:
+    job_id = put(queue)
+    lease = hold(queue)
+    lease.renew(
+        events=[
+            ("points", {"run": 1, "series": "training_loss", "points": [[1, 2.0], [2, None]]}),
+            ("points", {"run": 2, "series": "samples_per_s", "points": [[0.5, 100.0]]}),
+        ]
+    )
+    latest = member.get(f"/api/v1/jobs/{job_id}/curves").json()
+    assert (latest["run"], latest["runs"]) == (2, [1, 2])
+    assert [one["series"] for one in latest["curves"]] == ["samples_per_s"]
+    first = json.loads(
+        member.get(f"/api/v1/jobs/{job_id}/curves?run=1").text, parse_constant=pytest.fail
+    )
+    assert first["curves"][0]["y"] == [2.0, None]
+    assert "not finite" in member.get(f"/jobs/{job_id}/curves?run=1").text
+    events, _ = events_after(queue, job_id, latest["cursor"])
+    assert not [one for one in events if one.kind == "points"]
+
+
+def test_a_store_that_is_read_only_refuses_with_a_sentence(
+    queue: JobQueue, store: Store, access: Any
+) -> None:
+    job_id = put(queue)
+    with Store.open(store.name, read_only=True) as reading:
+        bench = Workbench(reading, access, Rules(), secure=False)
+        member = Client(bench, cookie=f"{access.cookie}={access.new_session()}", origin=OWN)
+        assert member.get("/jobs").status_code == 200
+        found = do(member, job_id, "stop")
+    assert found.status_code == 500
+    assert "<h1>" in found.text
+    assert "Traceback" not in found.text
+    assert queue.get(job_id).state is State.QUEUED
