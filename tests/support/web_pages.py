@@ -125,4 +125,5 @@ def filled_in(page: Page, path: str, known: dict[str, str]) -> str:
     """An address with stored ids in place of the names in braces."""
     for name, kind in IDS.items():
         path = path.replace(f"{{{name}}}", known[kind])
+    path = path.replace("{experiment}", "train")
     return path + QUERIES.get(page.module, "").format(**known)

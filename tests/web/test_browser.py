@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 
 from chromium import FLAGS, find_chromium
+from cubemesh.jobs.lease import Lease
+from cubemesh.jobs.queue import FreeDevices, JobQueue
+from cubemesh.jobs.states import State
+from cubemesh.jobs.values import Question, Wants
 from cubemesh.store import Store
 from cubemesh.web.access import Access
 from cubemesh.web.app import Workbench
@@ -109,7 +113,10 @@ def test_every_page_fits_and_loads_nothing_foreign(
         if one.module == "report":  # has tests of its own
             continue
         page.goto(address + filled_in(one, one.path, known))
-        page.wait_for_load_state("networkidle")
+        if page.locator("[data-events]").count():  # its stream stays open
+            page.wait_for_selector("[data-curves][data-ready]")
+        else:
+            page.wait_for_load_state("networkidle")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, one.path
         assert page.locator("h1").count() == 1
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -144,6 +151,49 @@ def test_the_curves_of_a_run_are_drawn(tab: Any, site: Any, filled: Path) -> Non
     plain.goto(f"{site[0]}/runs/{run_id}")
     plain.get_by_text("The figures as tables").click()
     plain.wait_for_selector("table.narrow", state="attached")
+
+
+def test_a_running_job_is_shown_live_in_many_tabs(tab: Any, site: Any, filled: Path) -> None:
+    with Store.open(str(filled)) as store:
+        queue = JobQueue(store.database)
+        queue.submit([Question(names=("train",))], [Wants(device="none")])
+        job = queue.claim("a", FreeDevices(hostname="lab"), lease_s=10**9)
+        assert job is not None
+        lease = Lease(queue=queue, job_id=job.job_id, fence=job.fence)
+        lease.run_started()
+        open_tab = tab()
+        pages = [open_tab.context.new_page() for _ in range(8)]
+        for page in pages:
+            page.goto(f"{site[0]}/jobs/{job.job_id}")
+            page.wait_for_selector("[data-curves][data-ready]")
+        for i in range(0, 30, 10):
+            points = [[float(x), 1.0 / (x + 1)] for x in range(i, i + 10)]
+            value = {"run": 1, "series": "training_loss", "points": points}
+            lease.renew({"note": f"step {i}"}, [("points", value)])
+        for page in pages:
+            page.wait_for_selector("[data-curves] canvas")
+            page.get_by_text("step 20").wait_for()
+        open_tab.goto(f"{site[0]}/runs")  # another connection is free
+        lease.end(State.DONE)
+        for page in pages:
+            page.locator("b[role=status]", has_text="done").wait_for()
+            assert page.get_by_role("button", name="Run again").count() == 1
+            assert page.get_by_role("button", name="Pause").count() == 0
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_job_is_paused_and_resumed_by_its_buttons(
+    tab: Any, site: Any, filled: Path, scripts: bool
+) -> None:
+    with Store.open(str(filled)) as store:
+        queue = JobQueue(store.database)
+        job = queue.submit([Question(names=("train",))], [Wants(device="none")])
+        page = tab(390, scripts=scripts)
+        page.goto(f"{site[0]}/jobs/{job.job_id}")
+        for button, state in (("Pause", "paused"), ("Resume", "queued"), ("Cancel", "stopped")):
+            page.get_by_role("button", name=button).click()
+            page.locator("b[role=status]", has_text=state).wait_for()
+        assert queue.get(job.job_id).state is State.STOPPED
 
 
 def test_runs_are_chosen_and_compared_by_keyboard(tab: Any, site: Any) -> None:

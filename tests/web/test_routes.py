@@ -244,7 +244,10 @@ def test_static_files_are_as_their_checksums_say(stranger: Client) -> None:
     listed = (folder / "uplot.sha256").read_text().split()
     for digest, name in zip(listed[::2], listed[1::2], strict=True):
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
-    own = [folder / name for name in ("workbench.js", "charts.js", "workbench.css")]
+    own = [
+        folder / name
+        for name in ("workbench.js", "charts.js", "live.js", "live_worker.js", "workbench.css")
+    ]
     assert sum(path.stat().st_size for path in own) < 60_000
     found = stranger.get("/static/workbench.css")
     assert found.status_code == 200

@@ -9,10 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -21,36 +18,7 @@ from cubemesh.errors import UsageError
 from cubemesh.web.security.hosts import host_name, is_allowed_client, is_allowed_host, is_loopback
 from cubemesh.web.server import Listening
 from patience import PATIENCE_S
-
-
-@contextmanager
-def serving(*words: str, store: Path, verify: Any = True) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """A server process, and what it printed when it was ready."""
-    command = [sys.executable, "-m", "cubemesh", "serve", "--json", "--no-open"]
-    with subprocess.Popen(
-        [*command, "--store", str(store), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup ignores it
-    ) as process:
-        try:
-            lines = []
-            assert process.stdout is not None
-            for line in process.stdout:
-                lines.append(line)
-                if line.rstrip() == "}":
-                    break
-            assert lines, process.communicate()[1]
-            yield process, json.loads("".join(lines))
-        finally:
-            process.kill()
-
-
-def ask(ready: dict[str, Any], path: str, **given: Any) -> httpx.Response:
-    token = Path(ready["token_file"]).read_text().strip()
-    headers = {"authorization": f"Bearer {token}"}
-    return httpx.get(ready["address"] + path, headers=headers, timeout=PATIENCE_S, **given)
+from served import ask, serving
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -54,9 +54,18 @@ def serve(
         bool | None,
         typer.Option("--open/--no-open", help="Open a browser; default: where there is a display."),
     ] = None,
+    no_agent: Annotated[
+        bool, typer.Option("--no-agent", help="Run no jobs; without it an agent runs them here.")
+    ] = False,
+    demo: Annotated[
+        bool,
+        typer.Option(
+            "--demo", help="Offer three short trainings; without --store in a store of their own."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the stored runs, answers and machines in a browser. Ends with Ctrl-C."""
+    """Show the stored runs, answers and machines in a browser, and run jobs. Ends with Ctrl-C."""
     if not all(map(find_spec, _PACKAGES)):
         raise UsageError(
             "The pages need packages that are not installed here. "
@@ -72,7 +81,14 @@ def serve(
         proxies=tuple(behind_proxy or ()),
         host_names=tuple(host_name or ()),
     )
-    serve_pages(store, listening, lambda ready: _show(ready, open_browser, as_json))
+    serve_pages(
+        store,
+        listening,
+        lambda ready: _show(ready, open_browser, as_json),
+        agent=not no_agent,
+        demo=demo,
+        announce=tell,
+    )
 
 
 def _show(ready: Ready, open_browser: bool | None, as_json: bool) -> None:

@@ -18,10 +18,12 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from cubemesh.errors import BusyError, CubemeshError, UsageError
+from cubemesh.jobs.queue import JobQueue
 from cubemesh.store import Store
 from cubemesh.untrusted import clean
 from cubemesh.web.access import SESSION_S, Access
 from cubemesh.web.forms import read_form
+from cubemesh.web.live import KIND, Hub
 from cubemesh.web.openapi import openapi
 from cubemesh.web.page import API, Acted, NotFoundError, Page, RefusedFormError
 from cubemesh.web.pages import PAGES
@@ -37,12 +39,20 @@ class Workbench:
     """The pages over one store, as an ASGI application (`app`)."""
 
     def __init__(
-        self, store: Store, access: Access, rules: Rules, *, secure: bool, token_file: str = ""
+        self,
+        store: Store,
+        access: Access,
+        rules: Rules,
+        *,
+        secure: bool,
+        token_file: str = "",
+        demo: bool = False,
     ) -> None:
         self._store = store
         self._access = access
         self._secure = secure
         self._token_file = token_file
+        self._demo = demo
         routes = [
             Route("/healthz", _healthz),
             Route("/static/{name}", static_response),
@@ -66,13 +76,16 @@ class Workbench:
                 Exception: self._bug,
             },
         )
+        self.hub = Hub(JobQueue(store.database))
+        """The streams of live events."""
         self.routes = tuple(routes)
         """Every route; a test reads them."""
         self.app = Gate(inner, access=access, rules=rules, refusal=self._refuse)
 
     def _page(self, page: Page) -> Callable[[Request], Response]:
         def respond(request: Request) -> Response:
-            asked = page.asked(self._store, request.path_params, request.query_params.multi_items())
+            given = request.query_params.multi_items()
+            asked = page.asked(self._store, request.path_params, given, demo=self._demo)
             shown = page.load().view(asked)
             if isinstance(ready := shown.get("response"), Response):
                 return ready
@@ -85,7 +98,13 @@ class Workbench:
 
     def _twin(self, page: Page) -> Callable[[Request], Response]:
         def respond(request: Request) -> Response:
-            asked = page.asked(self._store, request.path_params, request.query_params.multi_items())
+            given = request.query_params.multi_items()
+            if page.streams and KIND in request.headers.get("accept", ""):
+                seen = request.headers.get("last-event-id", "")
+                given += [("after", seen)] if seen else []
+                asked = page.asked(self._store, request.path_params, given)
+                return self.hub.response(*page.load_streaming().watched(asked))
+            asked = page.asked(self._store, request.path_params, given)
             return json_response(page.load().document(asked))
 
         return respond

@@ -40,6 +40,8 @@ class Asked:
     """The parts of the path in braces."""
     given: Mapping[str, tuple[str, ...]]
     """The parameters that are not empty."""
+    demo: bool = False
+    """Whether the pages offer demonstrations."""
 
     def one(self, name: str, default: str = "") -> str:
         """The value of a parameter; of several the last."""
@@ -98,6 +100,13 @@ class ActingModule(Protocol):
         """Do what a form asks; UsageError where that cannot be."""
 
 
+class StreamingModule(Protocol):
+    """A file of `pages/` whose JSON can be read as a stream of the events of a job."""
+
+    def watched(self, asked: Asked) -> tuple[int, int]:
+        """The job, and the cursor that the stream begins after."""
+
+
 class PageModule(Protocol):
     """A file of `pages/`."""
 
@@ -128,7 +137,7 @@ class Page:
     acts: bool = False
     """Whether it has forms that change something (`ActingModule`)."""
     streams: bool = False
-    """Whether its JSON can also be read as a stream of events, from its parameter `after`."""
+    """Whether its JSON can also be read as a stream of events (`StreamingModule`)."""
 
     @property
     def api_path(self) -> str:
@@ -144,8 +153,17 @@ class Page:
         """Its file, if its forms change something."""
         return cast(ActingModule, self.load())
 
+    def load_streaming(self) -> StreamingModule:
+        """Its file, if it streams."""
+        return cast(StreamingModule, self.load())
+
     def asked(
-        self, store: Store, path: Mapping[str, str], pairs: Iterable[tuple[str, str]]
+        self,
+        store: Store,
+        path: Mapping[str, str],
+        pairs: Iterable[tuple[str, str]],
+        *,
+        demo: bool = False,
     ) -> Asked:
         """A request with its parameters checked; UsageError for an unknown one."""
         known = {one.name: one for one in self.load().PARAMETERS}
@@ -159,4 +177,4 @@ class Page:
                 raise UsageError(f"Give at most {MOST_FIELDS} parameters.")
             if value:
                 given[name] = (*given.get(name, ()), value) if known[name].repeats else (value,)
-        return Asked(store=store, path=path, given=given)
+        return Asked(store=store, path=path, given=given, demo=demo)

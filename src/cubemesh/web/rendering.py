@@ -35,6 +35,7 @@ def environment() -> jinja2.Environment:
         loader=jinja2.ChoiceLoader(
             [
                 jinja2.PackageLoader("cubemesh.web", "templates"),
+                jinja2.PackageLoader("cubemesh.web", "templates/jobs"),
                 jinja2.PackageLoader("cubemesh.views", "templates"),
             ]
         ),

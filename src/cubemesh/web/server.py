@@ -19,13 +19,15 @@ from types import FrameType
 from urllib.parse import quote
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from cubemesh.errors import BusyError, CubemeshError, StoreError, UsageError
+from cubemesh.jobs.hosted import HostedAgent, runs_here
+from cubemesh.jobs.queue import JobQueue
 from cubemesh.store import Store
 from cubemesh.user_folders import state_folder
 from cubemesh.web.access import Access, token_of
 from cubemesh.web.app import Workbench
+from cubemesh.web.demo import demo_store
 from cubemesh.web.pages import PAGES
 from cubemesh.web.security.gate import Rules
 from cubemesh.web.security.hosts import is_loopback
@@ -81,13 +83,24 @@ class Ready:
     token_file: Path
 
 
-def serve_pages(location: str | None, listening: Listening, ready: Callable[[Ready], None]) -> None:
-    """Serve the store until a signal ends it; `ready` is called when it accepts connections.
+def serve_pages(
+    location: str | None,
+    listening: Listening,
+    ready: Callable[[Ready], None],
+    *,
+    agent: bool = False,
+    demo: bool = False,
+    announce: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Serve the store until a signal ends it; `ready` is called when it accepts connections. With
+    `agent`, an agent runs jobs on this host meanwhile, unless one does already; `demo` offers
+    demonstrations, in a store of their own unless one is named; `announce` gets a sentence.
 
     BusyError for a port that another program uses, StoreError for a store that cannot be opened,
     UsageError for options that do not fit together.
     """
     listening.check()
+    location = demo_store() if demo and location is None else location
     bound = _bind(listening.host, listening.port)
     try:
         port = bound.getsockname()[1]
@@ -97,28 +110,52 @@ def serve_pages(location: str | None, listening: Listening, ready: Callable[[Rea
             token_of(token_file), cookie=f"{'__Host-' if secure else ''}cubemesh-{port}"
         )
         rules = Rules(host_names=(listening.host, *listening.host_names), proxies=listening.proxies)
-        with _opened(location) as store:
-            bench = Workbench(store, access, rules, secure=secure, token_file=str(token_file))
+        with _opened(location) as (store, writable):
+            bench = Workbench(
+                store, access, rules, secure=secure, token_file=str(token_file), demo=demo
+            )
+            own = HostedAgent(store.name if location is None else location, announce)
             address = f"{listening.scheme}://{_shown_host(listening.host)}:{port}"
             found = Ready(
                 address=address,
                 login=f"{address}/login?code={quote(access.new_code())}",
                 token_file=token_file,
             )
-            _run(bench.app, listening, bound, lambda: ready(found))
+
+            def begin() -> None:
+                ready(found)
+                if agent and writable and not _has_agent(store, announce):
+                    own.start()
+
+            try:
+                _run(bench, listening, bound, begin)
+            finally:
+                own.stop()
     finally:
         bound.close()
 
 
 @contextmanager
-def _opened(location: str | None) -> Iterator[Store]:
-    """The store; made where there is none, read-only where it cannot be written."""
+def _opened(location: str | None) -> Iterator[tuple[Store, bool]]:
+    """The store, made where there is none, and whether it can be written."""
     try:
-        store = Store.open(location)
+        store, writable = Store.open(location), True
     except StoreError:
-        store = Store.open(location, must_exist=True, read_only=True)
+        store, writable = Store.open(location, must_exist=True, read_only=True), False
     with store:
-        yield store
+        yield store, writable
+
+
+def _has_agent(store: Store, announce: Callable[[str], None]) -> bool:
+    """Whether jobs of the store are run on this host already, or cannot be."""
+    try:
+        found = runs_here(JobQueue(store.database))
+    except CubemeshError as error:
+        announce(f"no agent is started: {error}")
+        return True
+    if found:
+        announce("an agent of this store runs on this host already; no other is started.")
+    return found
 
 
 def _shown_host(host: str) -> str:
@@ -171,9 +208,11 @@ def _listening(host: str, port: int) -> socket.socket:
 class _Server(uvicorn.Server):
     """Ends in order at the first signal, at once at the second; and returns."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, started: Callable[[], None], ending: Callable[[], None]
+    ) -> None:
         super().__init__(config)
-        self._started = started
+        self._started, self._ending = started, ending
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -201,12 +240,17 @@ class _Server(uvicorn.Server):
         if self.started:
             self._started()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish what is open, without waiting for streams that have no end."""
+        self._ending()
+        await super().shutdown(sockets)
+
 
 def _run(
-    app: ASGIApp, listening: Listening, bound: socket.socket, started: Callable[[], None]
+    bench: Workbench, listening: Listening, bound: socket.socket, started: Callable[[], None]
 ) -> None:
     config = uvicorn.Config(
-        app,
+        bench.app,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -232,7 +276,7 @@ def _run(
         started()
         threading.Thread(target=_load_pages, daemon=True).start()
 
-    server = _Server(config, begin)
+    server = _Server(config, begin, bench.hub.close)
     server.run(sockets=[bound])
     if not server.started:
         raise CubemeshError("The server could not start.")

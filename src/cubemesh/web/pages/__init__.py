@@ -53,6 +53,20 @@ PAGES: tuple[Page, ...] = (
         styled=True,
     ),
     Page(
+        path="/ask",
+        title="Ask",
+        module="ask",
+        summary="Experiments with the questions that they answer.",
+        menu=True,
+    ),
+    Page(
+        path="/ask/{experiment}",
+        title="Ask one",
+        module="ask_form",
+        summary="The form of an experiment, which queues it as a job.",
+        acts=True,
+    ),
+    Page(
         path="/jobs",
         title="Jobs",
         module="jobs",
@@ -72,6 +86,13 @@ PAGES: tuple[Page, ...] = (
         title="Job curves",
         module="job_curves",
         summary="Curves of a job so far, thinned to so many points.",
+    ),
+    Page(
+        path="/jobs/{job_id}/events",
+        title="Job events",
+        module="job_events",
+        summary="Events of a job after a cursor; with Accept: text/event-stream as they happen.",
+        streams=True,
     ),
     Page(
         path="/machines",

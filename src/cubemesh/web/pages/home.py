@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from cubemesh.jobs.queue import JobQueue
 from cubemesh.schema import ExperimentRun
 from cubemesh.store import Store
 from cubemesh.views.formatting import machine_line
 from cubemesh.views.json_output import envelope
 from cubemesh.views.report.headline import ranked, split_text
 from cubemesh.views.report.page import Card, cards
+from cubemesh.web.demo import demonstrations
 from cubemesh.web.listing import SHOWN, cells_of, headings, page_json
 from cubemesh.web.page import Asked, Parameter
 from cubemesh.web.stored import results_of
@@ -71,6 +73,7 @@ def view(asked: Asked) -> dict[str, Any]:
         "rows": [(row, cells_of(row, {}, SHOWN)) for row in page.rows],
         "columns": headings(),
         "total": page.total,
+        "demo": demonstrations(JobQueue(store.database)) if asked.demo else None,
         "answers": [(result.experiment_run, result.answer) for result in results],
         "machines": [
             (machine_id, machine_line(machines[machine_id], 90))

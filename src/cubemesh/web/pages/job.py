@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cubemesh.errors import UsageError
+from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.jobs.feed import curves_until, newest_events
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import ENDED, State
@@ -20,6 +21,7 @@ from cubemesh.views.json_output import envelope
 from cubemesh.web.forms import check_fields, one
 from cubemesh.web.listing import outcome_words
 from cubemesh.web.page import Acted, Asked, Parameter
+from cubemesh.web.question_form import NOT_FROM_PAGES
 from cubemesh.web.queued import (
     dot_of,
     figures_of,
@@ -136,6 +138,7 @@ def view(asked: Asked) -> dict[str, Any]:
         "why": clean(job.why, 1000),
         "agent": _agent(queue, job),
         "actions": actions_of(job),
+        "ask": _form(job),
         "can_reorder": job.state not in ENDED,
         "left": left_text(job),
         "left_interval": (
@@ -191,6 +194,15 @@ def _agent(queue: JobQueue, job: QueuedJob) -> str:
     """The host of the agent that holds a job."""
     found = next((one for one in queue.agents() if one.agent_id == job.agent_id), None)
     return clean(found.hostname, 80) if found and job.agent_id else ""
+
+
+def _form(job: QueuedJob) -> str:
+    """The experiment whose form has all settings of a job; empty where none has."""
+    question = job.question
+    keys = {line.partition("=")[0].strip().replace("-", "_") for line in question.settings}
+    plain = not (question.against or question.pythons or keys & NOT_FROM_PAGES)
+    single = len(question.names) == 1 and question.names[0] in EXPERIMENTS
+    return question.names[0] if plain and single else ""
 
 
 def command_of(job: QueuedJob) -> str:

@@ -30,13 +30,13 @@ checkpoints, connection to the ranks' store."""
 RESERVE_BYTES = 4 << 20
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends.
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel kill this process, or send it another signal, when its parent ends.
 
     `parent` is the parent's process id as the parent knows it: if it has died before the call, this
     process ends at once. (The kernel acts on the end of the parent's *thread* that started it.)
     """
-    _prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    _prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(number))
     if os.getppid() != parent:
         os._exit(1)
 

@@ -1,0 +1,157 @@
+"""Live events of jobs as server-sent events: each job is read once for all who watch it.
+
+    store ── every quarter of a second, while someone watches ──▶ newest events, encoded once
+                                                                    └──▶ watchers, by their cursors
+
+A stream begins after a cursor (`after`, or Last-Event-ID of a browser that connects again). The
+store has all events, so a watcher that is late or was away misses nothing and gets nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from cubemesh.errors import BusyError, StoreError
+from cubemesh.jobs.feed import events_after
+from cubemesh.jobs.queue import JobQueue
+from cubemesh.jobs.states import ENDED
+from cubemesh.jobs.values import JobEvent
+
+KIND = "text/event-stream"
+MOST_STREAMS = 250
+"""Streams at the same time; the other half of the connections is for pages."""
+POLL_S = 0.25
+HEARTBEAT_S = 15.0
+"""A comment is sent after so long without events, so that proxies do not close the connection."""
+_RECENT = 2000
+"""Events of a job that stay encoded."""
+_BATCH = 500
+_AGAIN = b"retry: 2000\n\n"
+_BEAT = b": heart-beat\n\n"
+_END = b"event: end\ndata: {}\n\n"
+Encoded = tuple[int, bytes]
+
+
+class Hub:
+    """The streams of a server."""
+
+    def __init__(self, queue: JobQueue, most: int = MOST_STREAMS) -> None:
+        self._queue, self._most = queue, most
+        self._channels: dict[int, _Channel] = {}
+        self._closed = False
+        self.watchers = 0
+        """Number of open streams."""
+
+    def response(self, job_id: int, cursor: int) -> Response:
+        """The stream of a job after `cursor`; status 503 where there are too many."""
+        if self.watchers >= self._most:
+            text = f"More than {self._most} pages are watched live. Try again later.\n"
+            return Response(text, 503, headers={"retry-after": "10"}, media_type="text/plain")
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(self._events(job_id, cursor), headers=headers, media_type=KIND)
+
+    def close(self) -> None:
+        """End all streams: the server ends. Browsers connect again, with their cursors."""
+        self._closed = True
+        for channel in self._channels.values():
+            channel.notify()
+
+    async def _events(self, job_id: int, cursor: int) -> AsyncIterator[bytes]:
+        if job_id not in self._channels:
+            self._channels[job_id] = _Channel(self._queue, job_id, cursor)
+        channel = self._channels[job_id]
+        channel.watchers += 1
+        self.watchers += 1
+        try:
+            yield _AGAIN
+            while not self._closed:
+                changed, ended = channel.changed, channel.ended
+                found = await channel.after(cursor)
+                if found:
+                    cursor = found[-1][0]
+                    yield b"".join(data for _, data in found)
+                elif ended:
+                    yield _END
+                    return
+                else:
+                    try:
+                        await asyncio.wait_for(changed.wait(), HEARTBEAT_S)
+                    except TimeoutError:
+                        yield _BEAT
+        finally:
+            self.watchers -= 1
+            channel.watchers -= 1
+            if not channel.watchers:
+                channel.close()
+                del self._channels[job_id]
+
+
+class _Channel:
+    """The newest events of one job, read while it is watched."""
+
+    def __init__(self, queue: JobQueue, job_id: int, cursor: int) -> None:
+        self.watchers = 0
+        self.ended = False
+        """Whether the job has ended and its last events were read."""
+        self.changed = asyncio.Event()
+        self._queue, self._job_id = queue, job_id
+        self._floor = self._cursor = cursor
+        self._recent: list[Encoded] = []
+        self._task = asyncio.create_task(self._follow())
+
+    def notify(self) -> None:
+        """Wake all watchers."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def close(self) -> None:
+        """End reading."""
+        self._task.cancel()
+
+    async def after(self, cursor: int) -> list[Encoded]:
+        """Events after a cursor, at most a batch."""
+        if cursor < self._floor:
+            return await run_in_threadpool(self._read, cursor)
+        start = bisect.bisect_right(self._recent, cursor, key=lambda one: one[0])
+        return self._recent[start : start + _BATCH]
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                ended = await run_in_threadpool(self._has_ended)  # before the last events are read
+                found = await run_in_threadpool(self._read, self._cursor)
+            except (StoreError, BusyError):  # it may be back in a moment
+                await asyncio.sleep(1)
+                continue
+            if found:
+                self._cursor = found[-1][0]
+                self._recent += found
+                if len(self._recent) > _RECENT:
+                    self._floor = self._recent[-_RECENT - 1][0]
+                    del self._recent[:-_RECENT]
+            elif ended:
+                self.ended = True
+            if found or ended:
+                self.notify()
+            if len(found) < _BATCH:
+                await asyncio.sleep(POLL_S)
+
+    def _has_ended(self) -> bool:
+        return self._queue.get(self._job_id).state in ENDED
+
+    def _read(self, cursor: int) -> list[Encoded]:
+        events, _ = events_after(self._queue, self._job_id, cursor, _BATCH)
+        return [(event.sequence, encoded(event)) for event in events]
+
+
+def encoded(event: JobEvent) -> bytes:
+    """An event as it is sent; JSON has no line breaks."""
+    text = json.dumps(asdict(event), allow_nan=False, separators=(",", ":"))
+    return f"id: {event.sequence}\ndata: {text}\n\n".encode()

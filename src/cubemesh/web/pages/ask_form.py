@@ -1,0 +1,89 @@
+"""Form of one experiment, which queues it as a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from cubemesh.errors import UsageError
+from cubemesh.experiments.core.settings import split
+from cubemesh.experiments.registry import EXPERIMENTS, Experiment
+from cubemesh.untrusted import clean
+from cubemesh.views.job_pages import job_json
+from cubemesh.views.json_output import envelope
+from cubemesh.web.page import Acted, Asked, NotFoundError, Parameter, RefusedFormError
+from cubemesh.web.question_form import NOT_FROM_PAGES, form_of, submit_form
+from cubemesh.web.queued import job_address, queue_of
+
+PARAMETERS = (
+    Parameter(name="job", summary="Fill the form in with the settings of this job, by its number."),
+)
+_MOST_NUMBER = 10**9 - 1
+
+
+def _experiment(asked: Asked) -> Experiment:
+    name = asked.path["experiment"]
+    if name not in EXPERIMENTS:
+        raise NotFoundError(f"There is no experiment '{clean(name, 40)}'. The page Ask lists them.")
+    return EXPERIMENTS[name]
+
+
+def _values(asked: Asked, experiment: Experiment) -> dict[str, str]:
+    """Of the job whose settings the form begins with."""
+    if not asked.one("job"):
+        return {}
+    job_id = asked.number("job", 1, _MOST_NUMBER)
+    try:
+        question = queue_of(asked).get(job_id).question
+    except UsageError:
+        raise NotFoundError(f"There is no job {job_id}. The page Jobs lists them.") from None
+    if question.names != (experiment.name,):
+        raise UsageError(f"Job {job_id} is not a job of {experiment.name}.")
+    found = {k: v for k, v in split(question.settings).items() if k not in NOT_FROM_PAGES}
+    return found | {"scale": question.scale or ""}
+
+
+def document(asked: Asked) -> dict[str, Any]:
+    """The fields of the form with their types and defaults."""
+    experiment = _experiment(asked)
+    form = form_of(experiment.name, _values(asked, experiment), {})
+    return envelope(
+        "experiment_form",
+        name=experiment.name,
+        question=experiment.question,
+        settings=[asdict(field) for field in form["own"]],
+        fields=[asdict(field) for field in (*form["common"], *form["others"])],
+    )
+
+
+def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
+    """Queue the experiment with the settings in the fields; several values between commas are a
+    sweep. `scale` is quick, default or full; `on_devices` auto, cpu or a number of GPUs;
+    `job_priority` a number."""
+    experiment = _experiment(asked)
+    fields = dict(form)
+    try:
+        job = submit_form(queue_of(asked), asked.store, experiment.name, fields)
+    except RefusedFormError as error:
+        values = {name: given[-1] for name, given in fields.items()}
+        error.view = _view(experiment, values, error.fields, str(error))
+        raise
+    return Acted(address=job_address(job.job_id), document=envelope("job", job=job_json(job)))
+
+
+def view(asked: Asked) -> dict[str, Any]:
+    """The form, empty or with the settings of a job."""
+    experiment = _experiment(asked)
+    return _view(experiment, _values(asked, experiment), {}, "")
+
+
+def _view(
+    experiment: Experiment, values: Mapping[str, str], problems: Mapping[str, str], problem: str
+) -> dict[str, Any]:
+    return {
+        "title": experiment.name,
+        "experiment": experiment,
+        "problem": clean(problem, 2000),
+        **form_of(experiment.name, values, {k: clean(v, 1000) for k, v in problems.items()}),
+    }
