@@ -28,7 +28,7 @@ class Demonstration:
 _COMMON = {
     "networks": "little-cnn",
     "data": "digits",
-    "image_size": "8",
+    "image_size": "16",
     "epochs": "10",
     "threads": "1",  # two next to other programs are many times slower, and one suffices
 }

@@ -21,7 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from cubemesh.errors import BusyError, StoreError
 from cubemesh.jobs.feed import events_after
 from cubemesh.jobs.queue import JobQueue
-from cubemesh.jobs.states import ENDED
+from cubemesh.jobs.states import ENDED, State
 from cubemesh.jobs.values import JobEvent
 
 KIND = "text/event-stream"
@@ -123,32 +123,38 @@ class _Channel:
         return self._recent[start : start + _BATCH]
 
     async def _follow(self) -> None:
+        state: State | None = None
         while True:
             try:
-                ended = await run_in_threadpool(self._has_ended)  # before the last events are read
-                found = await run_in_threadpool(self._read, self._cursor)
+                if state is None:  # later ones are events
+                    state = await run_in_threadpool(self._state)
+                events = await run_in_threadpool(self._events, self._cursor)
             except (StoreError, BusyError):  # it may be back in a moment
                 await asyncio.sleep(1)
                 continue
-            if found:
-                self._cursor = found[-1][0]
-                self._recent += found
+            for event in events:
+                if event.kind == "state":
+                    state = State(event.value["state"])
+            if events:
+                self._cursor = events[-1].sequence
+                self._recent += [(event.sequence, encoded(event)) for event in events]
                 if len(self._recent) > _RECENT:
                     self._floor = self._recent[-_RECENT - 1][0]
                     del self._recent[:-_RECENT]
-            elif ended:
-                self.ended = True
-            if found or ended:
+            self.ended = state in ENDED and not events
+            if events or self.ended:
                 self.notify()
-            if len(found) < _BATCH:
+            if len(events) < _BATCH:
                 await asyncio.sleep(POLL_S)
 
-    def _has_ended(self) -> bool:
-        return self._queue.get(self._job_id).state in ENDED
+    def _state(self) -> State:
+        return self._queue.get(self._job_id).state
+
+    def _events(self, cursor: int) -> list[JobEvent]:
+        return events_after(self._queue, self._job_id, cursor, _BATCH)[0]
 
     def _read(self, cursor: int) -> list[Encoded]:
-        events, _ = events_after(self._queue, self._job_id, cursor, _BATCH)
-        return [(event.sequence, encoded(event)) for event in events]
+        return [(event.sequence, encoded(event)) for event in self._events(cursor)]
 
 
 def encoded(event: JobEvent) -> bytes:

@@ -132,7 +132,7 @@ def view(asked: Asked) -> dict[str, Any]:
     return {
         "title": f"Job {job.job_id}",
         "job": job,
-        "name": clean(job.name, 200),
+        "name": clean(" ".join(job.question.names), 200),
         "state": str(job.state),
         "dot": dot_of(job.state),
         "why": clean(job.why, 1000),
