@@ -41,11 +41,13 @@ def victims(agent: subprocess.Popen[bytes]) -> dict[str, psutil.Process]:
     """What can be killed of an agent now."""
     found = {"agent": psutil.Process(agent.pid)}
     try:
-        for child in found["agent"].children():
-            found["child"] = child
-            for server in child.children():
-                for worker in server.children():
-                    found["worker"] = worker
+        for server in found["agent"].children():
+            found["server"] = server
+            for child in server.children():
+                found["child"] = child
+                for framework in child.children():
+                    for worker in framework.children():
+                        found["worker"] = worker
     except psutil.Error:
         pass
     return found
@@ -75,7 +77,7 @@ def main() -> int:
         jobs = sweep.children or (sweep.job_id,)
         start = time.monotonic()
         agents = [start_agent(location) for _ in range(given.agents)]
-        killed = {"agent": 0, "child": 0, "worker": 0}
+        killed = {"agent": 0, "server": 0, "child": 0, "worker": 0}
         with Store.open(location) as store:
             queue = JobQueue(store.database)
             while not all(queue.get(job).state in ENDED for job in jobs):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +14,7 @@ from cubemesh.store import Store
 sys.path.append(str(Path(__file__).parent.parent / "store"))
 import postgresql
 
+from cli_forkserver import Forked, Forkserver
 from scripted_clock import Clock
 
 
@@ -64,23 +62,22 @@ def live(store: Store) -> JobQueue:
     return JobQueue(store.database)
 
 
-StartAgent = Callable[..., subprocess.Popen[str]]
+StartAgent = Callable[..., Forked]
 
 
 @pytest.fixture
-def start_agent(location: str) -> Iterator[StartAgent]:
+def start_agent(location: str, forkserver: Forkserver) -> Iterator[StartAgent]:
     """Starts `cubemesh agent` on the store; what still runs at the end is ended."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Forked] = []
 
-    def start(*options: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "cubemesh", "agent", "--store", location, *options]
-        agent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    def start(*options: str) -> Forked:
+        agent = forkserver.start("agent", "--store", location, *options)
         started.append(agent)
         return agent
 
     yield start
     for agent in started:
         if agent.poll() is None:
-            os.kill(agent.pid, signal.SIGTERM)
-            os.kill(agent.pid, signal.SIGTERM)
-        agent.communicate(timeout=1200)
+            agent.terminate()
+            agent.terminate()
+        agent.communicate()

@@ -6,10 +6,10 @@ has every transition of a job on both."""
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pytest
 from sqlalchemy import Connection, inspect, text
 
 import cubemesh
+from cli_forkserver import Forked
 from cubemesh.errors import UsageError
 from cubemesh.jobs.feed import curves, events_after
 from cubemesh.jobs.points import LOSS, RATE
@@ -29,7 +30,7 @@ from cubemesh.store import Store
 from cubemesh.training.checkpoint import load, steps_in
 from patience import wait_until
 
-StartAgent = Callable[..., subprocess.Popen[str]]
+StartAgent = Callable[..., Forked]
 on_sqlite = pytest.mark.parametrize("location", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("location", ["postgresql"], indirect=True)
 NULL = {"framework": "null", "networks": "little-cnn", "batch_sizes": "1,2", "threads": 1}
@@ -66,16 +67,25 @@ def ended(queue: JobQueue, job: QueuedJob) -> bool:
     return state(queue, job) in ENDED
 
 
-def child_of(agent: subprocess.Popen[str]) -> psutil.Process | None:
-    """The process of the agent's job."""
+def server_of(agent: Forked) -> psutil.Process | None:
+    """The process that forks the agent's jobs."""
     try:
-        found = psutil.Process(agent.pid).children()
+        return next(iter(psutil.Process(agent.pid).children()), None)
+    except psutil.Error:
+        return None
+
+
+def child_of(agent: Forked) -> psutil.Process | None:
+    """The process of the agent's job."""
+    server = server_of(agent)
+    try:
+        found = [] if server is None else server.children()
         return next((one for one in found if one.name().startswith("job-")), None)
     except psutil.Error:
         return None
 
 
-def worker_of(agent: subprocess.Popen[str]) -> psutil.Process | None:
+def worker_of(agent: Forked) -> psutil.Process | None:
     """The worker that measures, below the job's forkserver."""
     child = child_of(agent)
     try:
@@ -83,6 +93,36 @@ def worker_of(agent: subprocess.Popen[str]) -> psutil.Process | None:
         return next((worker for server in servers for worker in server.children()), None)
     except psutil.Error:
         return None
+
+
+def assert_inherits_nothing(agent: Forked) -> None:
+    """A job leads a session of its own, takes every signal, and shares no connection and no lock
+    with its agent; the server between them is in no way of the signals of a terminal."""
+    server, child = server_of(agent), child_of(agent)
+    assert server is not None
+    assert child is not None
+    assert os.getsid(server.pid) == server.pid != os.getsid(agent.pid)
+    assert os.getsid(child.pid) == child.pid
+    assert server.name() == "cubemesh-jobs"
+    blocked, ignored, caught = (signals(child, kind) for kind in ("SigBlk", "SigIgn", "SigCgt"))
+    ending = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    assert not ending & (blocked | ignored)
+    assert caught >= ending
+    assert signals(server, "SigBlk") >= ending
+    for process in (server, child):
+        assert not open_by(process) & open_by(psutil.Process(agent.pid))
+
+
+def signals(process: psutil.Process, kind: str) -> set[int]:
+    """The signals of a mask that the kernel reports of a process."""
+    (mask,) = re.findall(rf"{kind}:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+    return {number for number in range(1, 65) if int(mask, 16) >> (number - 1) & 1}
+
+
+def open_by(process: psutil.Process) -> set[str]:
+    """Connections, and files of a store, that a process has open."""
+    names = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+    return {name for name in names if name.startswith("socket:") or "sqlite" in name}
 
 
 def has_loss(queue: JobQueue, job: QueuedJob, points: int) -> bool:
@@ -126,7 +166,7 @@ def test_jobs_run_in_the_order_of_their_priority(
 ) -> None:
     low, high = submit(location), submit(location, priority=1)
     agent = start_agent("--until-idle", "--slots", "1")
-    assert agent.wait(1200) == 0
+    assert agent.wait() == 0
     jobs = [live.get(job.job_id) for job in (low, high)]
     assert [job.state for job in jobs] == [State.DONE, State.DONE]
     assert jobs[1].started_utc < jobs[0].started_utc  # type: ignore[operator]
@@ -142,10 +182,10 @@ def test_a_sweep_runs_to_its_end_and_only_ends_with_it(
     other = submit(location)
     settings = {key: value for key, value in NULL.items() if key != "batch_sizes"}
     sweep = submit(location, sweep=["batch_sizes=1,2"], settings=settings)
-    assert start_agent("--only", str(sweep.job_id)).wait(1200) == 0
+    assert start_agent("--only", str(sweep.job_id)).wait() == 0
     assert state(live, sweep) is State.DONE
     assert state(live, other) is State.QUEUED
-    assert start_agent("--once").wait(1200) == 0
+    assert start_agent("--once").wait() == 0
     assert state(live, other) is State.DONE
 
 
@@ -156,7 +196,7 @@ def test_a_run_that_fails_fails_its_job_with_the_reason(
     job = cubemesh.submit(
         "minibatch", quick=True, store=location, settings={**NULL, "device": "cuda"}
     )
-    assert start_agent("--until-idle").wait(1200) == 0
+    assert start_agent("--until-idle").wait() == 0
     found = live.get(job.job_id)
     assert found.state is State.FAILED
     assert "cuda" in found.why or "GPU" in found.why
@@ -192,19 +232,21 @@ class Later:
 
 
 @pytest.mark.parametrize(
-    ("location", "victim"), [("sqlite", "child"), ("postgresql", "worker")], indirect=["location"]
+    ("location", "victim"),
+    [("sqlite", "child"), ("postgresql", "worker"), ("sqlite", "server")],
+    indirect=["location"],
 )
 def test_a_killed_process_of_a_job_is_started_again(
     location: str, live: JobQueue, start_agent: StartAgent, victim: str, tmp_path: Path
 ) -> None:
     job = train(location, tmp_path / "checkpoints", epochs=4)
     agent = start_agent("--until-idle")
-    find = child_of if victim == "child" else worker_of
+    find = {"child": child_of, "worker": worker_of, "server": server_of}[victim]
     wait_until(lambda: steps_in(tmp_path / "checkpoints"), "a checkpoint is written")
     found = find(agent)
     if found is not None:  # it was not faster
         found.kill()
-    assert agent.wait(1200) == 0
+    assert agent.wait() == 0
     done = live.get(job.job_id)
     assert done.state is State.DONE, done.why
     assert_no_events_are_lost(live, job)
@@ -234,13 +276,13 @@ def test_a_paused_training_resumes_to_the_bit(
     live.pause(job.job_id)
     wait_until(lambda: ended(live, job), "it paused")
     assert state(live, job) is State.PAUSED, live.get(job.job_id).why
-    assert agent.wait(1200) == 0
+    assert agent.wait() == 0
     assert max(steps_in(paused)) > 0
     epochs = max(3, epoch_of(live, job) + 1)
     cubemesh.edit_job(job.job_id, {"epochs": epochs}, store=location)
     live.resume(job.job_id)
     other = train(location, straight, epochs=epochs)
-    assert start_agent("--until-idle").wait(1200) == 0
+    assert start_agent("--until-idle").wait() == 0
     assert [state(live, one) for one in (job, other)] == [State.DONE, State.DONE]
     assert final_weights(paused) == final_weights(straight)
     with Store.open(location) as store:
@@ -260,11 +302,11 @@ def test_a_job_is_stopped_at_a_checkpoint_and_edited_to_train_on(
     cubemesh.stop_job(job.job_id, at_checkpoint=True, store=location)
     wait_until(lambda: ended(live, job), "it stopped")
     assert state(live, job) is State.STOPPED
-    assert agent.wait(1200) == 0
+    assert agent.wait() == 0
     begun = max(steps_in(folder))
     cubemesh.edit_job(job.job_id, {"epochs": epoch_of(live, job) + 1}, store=location)
     cubemesh.resume_job(job.job_id, store=location)
-    assert start_agent("--until-idle").wait(1200) == 0
+    assert start_agent("--until-idle").wait() == 0
     assert state(live, job) is State.DONE, live.get(job.job_id).why
     assert max(steps_in(folder)) > begun
 
@@ -279,7 +321,7 @@ def test_a_running_training_is_edited_at_its_next_checkpoint(
     with pytest.raises(UsageError, match="image_size cannot change any more"):
         cubemesh.edit_job(job.job_id, {"image_size": 16}, store=location)
     cubemesh.edit_job(job.job_id, {"epochs": 1}, store=location)
-    assert agent.wait(1200) == 0
+    assert agent.wait() == 0
     found = live.get(job.job_id)
     assert (found.state, found.attempt, found.faults) == (State.DONE, 2, 0), found.why
 
@@ -291,8 +333,9 @@ def test_a_job_is_stopped_at_once(
     job = train(location, tmp_path / "checkpoints", epochs=100_000)
     agent = start_agent("--until-idle")
     wait_until(lambda: worker_of(agent), "the worker started")
+    assert_inherits_nothing(agent)
     live.stop(job.job_id)
-    assert agent.wait(1200) == 0
+    assert agent.wait() == 0
     assert state(live, job) is State.STOPPED
     assert "at once" in live.get(job.job_id).why
 
@@ -305,7 +348,7 @@ def test_an_agent_that_is_terminated_queues_its_training_again(
     agent = start_agent("--grace", "20m")
     wait_until(lambda: has_loss(live, job, 2), "losses were measured")
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(1200) == 0
+    assert agent.wait() == 0
     found = live.get(job.job_id)
     assert (found.state, found.faults) == (State.QUEUED, 0), found.why
     assert steps_in(tmp_path / "checkpoints")
@@ -337,10 +380,10 @@ def test_a_suspended_child_finds_its_job_anothers(
     wait_until(lambda: live.expire() or ended(live, job), "the lease expired")
     later.seconds = 0.0
     second = start_agent("--until-idle")
-    assert second.wait(1200) == 0
+    assert second.wait() == 0
     done, _ = events_after(live, job.job_id)
     child.resume()
-    assert agent.wait(1200) == 0
+    assert agent.wait() == 0
     after, _ = events_after(live, job.job_id)
     assert state(live, job) is State.DONE
     assert len(after) == len(done)
@@ -360,8 +403,9 @@ def test_random_kills_lose_no_job_and_run_none_twice(
     for _ in range(6):
         wait_until(lambda: any(map(child_of, agents)) or all(ended(live, j) for j in jobs))
         agent = rng.choice(agents)
-        victim = rng.choice(["agent", "child", "worker"])
-        process = {"child": child_of, "worker": worker_of}.get(victim, lambda a: a)(agent)
+        victim = rng.choice(["agent", "server", "child", "worker"])
+        find = {"server": server_of, "child": child_of, "worker": worker_of}
+        process = find.get(victim, lambda a: a)(agent)
         if victim == "agent":
             agent.kill()
             agents[agents.index(agent)] = start_agent("--slots", "2")

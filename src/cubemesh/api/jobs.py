@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from cubemesh.api.arguments import (
 from cubemesh.errors import UsageError
 from cubemesh.jobs import feed
 from cubemesh.jobs.agent import AgentOptions, JobAgent, check_slots
+from cubemesh.jobs.forkserver import JobServer
 from cubemesh.jobs.points import Curves
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import State
@@ -214,20 +215,48 @@ def agent(
     """Run queued jobs on this host until a signal, or one job (`once`), or until none fits
     (`until_idle`), or until the job or sweep `only` has ended; the number of jobs it took.
     `announce` gets a sentence about each. Call it from the main thread."""
+    return run_agent(
+        JobServer.spawn,
+        store=store,
+        slots=slots,
+        only=only,
+        once=once,
+        until_idle=until_idle,
+        checkpoints=checkpoints,
+        grace=grace,
+        announce=announce,
+    )
+
+
+def run_agent(
+    start_server: Callable[[], JobServer],
+    *,
+    store: AnyStore,
+    slots: int | None,
+    only: int | None,
+    once: bool,
+    until_idle: bool,
+    checkpoints: str | Path | None,
+    grace: str | float,
+    announce: Any,
+) -> int:
+    """As `agent`, with a forkserver that `start_server` starts before the store is opened."""
     check_slots(slots)
     if isinstance(store, Store):
         raise UsageError("agent() needs the path or URL of a store: its jobs open it too.")
-    with open_store(store) as opened:
+    options = AgentOptions(
+        slots=slots,
+        only=only,
+        once=once,
+        until_idle=until_idle,
+        checkpoints=None if checkpoints is None else os.fspath(checkpoints),
+        grace_s=parse_duration(str(grace)),
+    )
+    with closing(start_server()) as server, open_store(store) as opened:
         location = opened.name if store is None else os.fspath(store)
-        options = AgentOptions(
-            slots=slots,
-            only=only,
-            once=once,
-            until_idle=until_idle,
-            checkpoints=None if checkpoints is None else os.fspath(checkpoints),
-            grace_s=parse_duration(str(grace)),
+        runner = JobAgent(
+            store=opened, location=location, server=server, options=options, announce=announce
         )
-        runner = JobAgent(store=opened, location=location, options=options, announce=announce)
         return runner.run()
 
 

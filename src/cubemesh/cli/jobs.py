@@ -246,9 +246,11 @@ def agent(
 ) -> None:
     """Run queued jobs on this host, until Ctrl-C or SIGTERM; their trainings then stop at a
     checkpoint and are queued again."""
-    from cubemesh.api.jobs import agent as run_agent
+    from cubemesh.api.jobs import run_agent
+    from cubemesh.jobs.forkserver import JobServer
 
     taken = run_agent(
+        JobServer.fork,
         slots=slots,
         only=only,
         once=once,

@@ -1,4 +1,5 @@
-"""Agent of a host: claims jobs that fit its free devices and runs each in a process of its own.
+"""Agent of a host: claims jobs that fit its free devices; each runs in a process of its own,
+forked by its forkserver.
 
     every second, and when a child ends:
         jobs of lost holders are queued again → children that ended are reaped → free devices: claim
@@ -17,8 +18,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ import cubemesh
 from cubemesh.errors import BusyError, StoreError, UsageError
 from cubemesh.jobs.child import Assignment
 from cubemesh.jobs.feed import prune
+from cubemesh.jobs.forkserver import JobProcess, JobServer
 from cubemesh.jobs.lease import Lease, LeaseLost
 from cubemesh.jobs.queue import LEASE_S, RENEW_S, FreeDevices, JobQueue
 from cubemesh.jobs.states import State
@@ -74,7 +74,7 @@ class _Child:
 
     job: QueuedJob
     lease: Lease
-    process: subprocess.Popen[str]
+    process: JobProcess
     log: IO[bytes]
     pause_file: Path
     gpus: tuple[str, ...] = ()
@@ -83,11 +83,12 @@ class _Child:
 
 @dataclass(kw_only=True)
 class JobAgent:
-    """An agent of this host on an open store; `run` returns when it has ended."""
+    """An agent of this host on an open store; `run` returns when it has ended, with its server."""
 
     store: Store
     location: str
     """Of the store, with its password."""
+    server: JobServer
     options: AgentOptions = field(default_factory=AgentOptions)
     announce: Callable[[str], None] = lambda text: None
     _children: list[_Child] = field(default_factory=list)
@@ -126,6 +127,7 @@ class JobAgent:
             self._serve(folders.path, wake)
         finally:
             self._end_children(wake)
+            self.server.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(before_fd)
@@ -209,9 +211,7 @@ class JobAgent:
             gpus = tuple(free[: wants.devices])
         own = folder / f"job-{job.job_id}-{job.fence}"
         own.mkdir()
-        environment = dict(os.environ)
-        if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         roots = self.options.checkpoints
         root = self.store.files / "jobs" if roots is None else Path(roots).expanduser().absolute()
         given = Assignment(
@@ -219,28 +219,18 @@ class JobAgent:
             job_id=job.job_id,
             fence=job.fence,
             lease_s=lease.seconds,
-            agent_pid=os.getpid(),
             pause_file=str(own / "pause"),
             checkpoints=str(root / f"job-{job.job_id}"),
         )
         log = open(own / "log", "w+b")  # noqa: SIM115 - open until the child is reaped
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "cubemesh.jobs.child"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-                text=True,
-            )
+            if not self.server.alive:  # it was killed
+                self.server.close()
+                self.server = JobServer.spawn()
+            process = self.server.start(given, environment, log)
         except OSError:
             log.close()
             raise
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it was killed: its end is noticed
-            process.stdin.write(given.text + "\n")
-            process.stdin.close()
         return _Child(
             job=job,
             lease=lease,
@@ -253,24 +243,28 @@ class JobAgent:
 
     def _reap(self) -> None:
         """Queue the jobs again whose children ended without writing how."""
-        for child in [c for c in self._children if c.process.poll() is not None]:
-            code = child.process.returncode
+        self.server.poll()
+        for child in [c for c in self._children if c.process.exit_code is not None]:
             with contextlib.suppress(LeaseLost):  # its end is written, or it is another's
-                self._settle(child, code)
+                self._settle(child)
             self._children.remove(child)
             child.log.close()
             state = self.queue.get(child.job.job_id).state
             self.announce(f"job {child.job.job_id} {state}")
 
-    def _settle(self, child: _Child, code: int) -> None:
+    def _settle(self, child: _Child) -> None:
         child.lease.control()  # LeaseLost where its end is written
         child.log.seek(0, os.SEEK_END)
         child.log.seek(max(0, child.log.tell() - LOG_BYTES))
         text = clean(child.log.read().decode(errors="replace"), LOG_BYTES)
         if text.strip():
             child.lease.renew(events=[("log", {"text": text})])
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        child.lease.fault(f"Its process on {self.agent.hostname} ended with {how}.")
+        code = child.process.exit_code
+        assert code is not None
+        how = f"ended with signal {-code}" if code < 0 else f"ended with exit code {code}"
+        if child.process.failure:
+            how = f"could not start: {child.process.failure}"
+        child.lease.fault(f"Its process on {self.agent.hostname} {how}.")
 
     def _end_children(self, wake: int) -> None:
         """End the children: at a checkpoint, then by SIGTERM, then by SIGKILL."""
@@ -284,7 +278,7 @@ class JobAgent:
         for limit_s, number in steps:
             for child in self._children:
                 if number is not None:
-                    child.process.send_signal(number)
+                    self.server.send_signal(child.process, number)
             deadline = time.monotonic() + limit_s
             while self._children and time.monotonic() < deadline:
                 with contextlib.suppress(StoreError, BusyError):
@@ -296,17 +290,10 @@ class JobAgent:
 
     def _wait(self, wake: int, seconds: float) -> None:
         """Wait until a child ends, or a signal comes, at most so long."""
-        with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+        with selectors.DefaultSelector() as selector:
             selector.register(wake, selectors.EVENT_READ)
-            for child in self._children:
-                if child.process.poll() is not None:
-                    return
-                try:
-                    end = os.pidfd_open(child.process.pid)
-                except OSError:
-                    return
-                stack.callback(os.close, end)
-                selector.register(end, selectors.EVENT_READ)
+            if self.server.alive:
+                selector.register(self.server.connection, selectors.EVENT_READ)
             selector.select(seconds)
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 1024)

@@ -1,19 +1,16 @@
-"""Child of an agent: `python -m cubemesh.jobs.child` runs one claimed job and ends.
+"""Child of an agent: runs one claimed job and ends.
 
-It reads its assignment from standard input, as the URL of a store may hold a password. It leads a
-session of its own and the kernel kills it when its agent ends. How the job ended is in the store
-before the process ends; where it is not, the process was killed, and the agent queues the job
-again.
+The agent's forkserver (jobs/forkserver.py) forks it. How the job ended is in the store before the
+process ends; where it is not, the process was killed, and the agent queues the job again.
 """
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from cubemesh import termination
@@ -30,7 +27,7 @@ from cubemesh.jobs.values import QueuedJob
 from cubemesh.runs.executor import RunPaused
 from cubemesh.schema import Status
 from cubemesh.store import Store
-from cubemesh.worker.report.limits import die_with_parent, name_process
+from cubemesh.worker.report.limits import name_process
 
 LATER_S = 30.0
 """After finding a device in use, a job waits for so long."""
@@ -44,23 +41,19 @@ class Assignment:
     job_id: int
     fence: int
     lease_s: float
-    agent_pid: int
     pause_file: str
     checkpoints: str
     """Folder of the checkpoints of this job."""
 
-    @property
-    def text(self) -> str:
-        """As a line of JSON."""
-        return json.dumps(asdict(self))
 
-
-def main() -> int:
-    """Run the job of standard input; the exit code is 0 if its end is in the store."""
-    given = Assignment(**json.loads(sys.stdin.readline()))
+def handle_signals() -> None:
+    """SIGINT, SIGTERM and SIGHUP end the job, its workers first."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     termination.handle_signals()
-    die_with_parent(given.agent_pid)
+
+
+def run(given: Assignment) -> int:
+    """Run the job; the exit code is 0 if its end is in the store."""
     name_process(f"job-{given.job_id}")
     try:
         with Store.open(given.store) as store:
@@ -175,7 +168,3 @@ def _lines(job: QueuedJob, checkpoints: str) -> list[str]:
     if job.attempt > 1:
         return [*(x for n, x in given.items() if n != "resume"), "resume=true"]
     return lines
-
-
-if __name__ == "__main__":
-    sys.exit(main())
