@@ -36,7 +36,7 @@ from cubemesh.forecast.fabric import Fabric, Mesh, fabric
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.papers.published import figures
 from cubemesh.schema.collective import Collective
-from cubemesh.store import Store
+from stored_runs import stored_runs
 
 SIZES = tuple(MIB << i for i in range(11))
 LARGE = 128 * MIB
@@ -91,7 +91,7 @@ def carried() -> list[Row]:
     v100 = dict(zip(SIZES, (us * 1e-6 for us in V100_US), strict=False))
     rows += rows_of("blog of 2019, 8 V100", "dgx1-v100", {8: v100})
     for name in H200:
-        with Store.open(str(RECORDS / f"{name}.sqlite"), read_only=True) as store:
+        with stored_runs(RECORDS / f"{name}.sqlite") as store:
             sweeps = {
                 run.spec.placement.devices: {p.size_bytes: p.time_s for p in run.sweep}
                 for run in store.records()

@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -50,7 +50,7 @@ from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.record import Part, RunKey
 from cubemesh.schema.series import Series
 from cubemesh.statistics import median
-from cubemesh.store import Store
+from stored_runs import stored_runs
 
 MOST_UNATTRIBUTED = 0.02
 NEIGHBOURS = 3
@@ -218,7 +218,7 @@ def recorded(folder: Path = RECORDS) -> tuple[list[Figure], list[tuple[Part, ...
     more; and parts of steps that mostly compute."""
     clocks, steps = [], []
     for path in sorted(folder.glob("*h200*.sqlite")):
-        with closing(Store.open(str(path), read_only=True)) as store:
+        with stored_runs(path) as store:
             for found in store.records():
                 parts = record_parts(found)
                 if parts is not None:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
+from pathlib import Path
 from statistics import fmean, median
 
 from cubemesh.forecast.attained import CEILING_SHARE, ideal_step_of_ceilings
 from cubemesh.networks import build_for
 from cubemesh.schema import RunRecord
 from cubemesh.schema.work import Ceiling, TrainSteps
-from cubemesh.store import Store
+from stored_runs import stored_runs
 
 GRID = [i / 100 for i in range(20, 101)]
 RATES = {"matrix_product": "rate_flops_per_s", "copy": "rate_bytes_per_s"}
@@ -68,7 +69,7 @@ def main() -> int:
     """Fit without each network, judge and print."""
     found = []
     for path in sys.argv[1:]:
-        with Store.open(path, must_exist=True, read_only=True) as store:
+        with stored_runs(Path(path)) as store:
             usable = [r for r in store.records() if r.ok and r.ranks]
             found += workloads(usable)
     errors = []

@@ -30,9 +30,9 @@ from cubemesh.schema.record import AGAINST, Window
 from cubemesh.statistics import CONFIDENCE, Spread, drift, nested_throughput_interval, student_t
 from cubemesh.statistics.autocorrelation import Array, lag_one
 from cubemesh.statistics.intervals import mean_half_width, median_ends
-from cubemesh.store import Store
 from cubemesh.store.run_statistics import ratio_of_runs
 from cubemesh.store.spread_prior import PRIORS, SpreadKind
+from stored_runs import stored_runs
 
 RECORDS = Path(__file__).parent / "records"
 WINDOWS = (12, 16, 20, 30, 45, 60)
@@ -197,7 +197,7 @@ def stored_series(*, with_noisy: bool = True) -> list[Array]:
     compares."""
     found = []
     for path in sorted(RECORDS.glob("*cpu*.sqlite")):
-        with Store.open(str(path), must_exist=True, read_only=True) as store:
+        with stored_runs(path) as store:
             for record in store.records(outcome="ok"):
                 steps = np.array([w.step_s for w in record.measured if w.rank == 0])
                 if len(steps) >= 12 and (with_noisy or not noise_codes([record])):

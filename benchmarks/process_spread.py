@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 
 from cubemesh.schema import RunRecord, TrainSteps
 from cubemesh.statistics import CONFIDENCE, student_t
-from cubemesh.store import Store
 from cubemesh.store.run_statistics import run_windows
 from cubemesh.store.spread_prior import SpreadKind, spread_kind
+from stored_runs import stored_runs
 
 RECORDS = Path(__file__).parent / "records"
 FEWEST_GROUPS, FEWEST_MACHINES, FEWEST_INSIDE = 10, 2, 0.9
@@ -74,7 +74,7 @@ def repeats(paths: Iterable[Path]) -> list[Repeats]:
     """The groups of all stores with two runs or more."""
     groups: dict[tuple[str, ...], list[RunRecord]] = {}
     for path in paths:
-        with Store.open(str(path), must_exist=True, read_only=True) as store:
+        with stored_runs(path) as store:
             for record in store.records(outcome="ok"):
                 key = record.key
                 if record.measured:

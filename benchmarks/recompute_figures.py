@@ -28,10 +28,10 @@ from cubemesh.networks.own_input import is_imagenet
 from cubemesh.schema import Collective, Figure, Input, RunRecord, Warning, Window
 from cubemesh.schema.comparison import RATIO
 from cubemesh.schema.record import AGAINST
-from cubemesh.store import Store
 from cubemesh.store.json_text import to_text
 from cubemesh.store.run_statistics import run_windows
 from cubemesh.units import format_interval
+from stored_runs import stored_runs
 
 PROPORTIONAL = (
     *("model_flops_per_s", "model_bytes_per_s", "mfu_percent", "memory_use_percent"),
@@ -101,7 +101,7 @@ def _warnings(record: RunRecord) -> tuple[Warning, ...]:
 
 def changed(path: Path) -> Iterator[tuple[RunRecord, RunRecord]]:
     """The runs of a store whose figures differ, before and after."""
-    with Store.open(str(path), must_exist=True, read_only=True) as store:
+    with stored_runs(path) as store:
         for record in store.records():
             if (after := recomputed(record)) is not record:
                 yield record, after

@@ -169,6 +169,25 @@ def _restore_sigint() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+KEPT = {".sqlite", ".json", ".gz"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _keep_stored_benchmarks() -> Iterator[None]:
+    """Stores in benchmarks/records stay as they were measured: opening one upgrades it, so copies
+    are opened."""
+    before = _stored_benchmarks()
+    yield
+    assert _stored_benchmarks() == before, "a file of benchmarks/records was changed: open a copy"
+
+
+def _stored_benchmarks() -> dict[str, tuple[int, int]]:
+    """When each file in benchmarks/records was last changed, and its bytes."""
+    folder = Path(__file__).parents[1] / "benchmarks" / "records"
+    files = {path.name: path.stat() for path in folder.iterdir() if path.suffix in KEPT}
+    return {name: (found.st_mtime_ns, found.st_size) for name, found in files.items()}
+
+
 @pytest.fixture(autouse=True)
 def _keep_denormals() -> None:
     """PyTorch programs flush denormal numbers in the process, and hypothesis draws such numbers."""

@@ -332,7 +332,7 @@ def test_a_training_on_two_hosts_resumes_after_a_rank_was_stopped(between, tmp_p
     training = between.start(
         store,
         *("train", "little-cnn", "--epochs", EPOCHS, "--checkpoints", str(checkpoints)),
-        *("--checkpoint-every", "5", "--keep", "99", "--set", "heartbeat_timeout_s=10"),
+        *("--checkpoint-every", "5", "--keep", "99", "--set", "heartbeat_timeout_s=60"),
         *("--set", "image_size=8", "--set", "device=cpu", "--set", "threads=1"),
     )
     first, second = ended(training, store)

@@ -96,14 +96,14 @@ def trained(tmp_path_factory, small_machine, processes_of, no_processes_left):
     faults = {
         "none": (None, 0, {}),
         "killed": (signal.SIGKILL, found["random"], {}),
-        "stopped": (signal.SIGSTOP, 1, {"heartbeat_timeout_s": "10", "restarts": "0"}),
+        "stopped": (signal.SIGSTOP, 1, {"heartbeat_timeout_s": "60", "restarts": "0"}),
         "full": (None, 0, {"epochs": "2"}),
     }
     (folder / "sitecustomize.py").write_text(FAULTS.format(folder=str(folder)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))  # locks of its own
         patch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")
-        patch.setattr(watch, "STACKS_S", 5.0)
+        patch.setattr(watch, "STACKS_S", 60.0)  # a busy machine takes its time
         with (
             small_disk(folder / "full", DISK_BYTES) as mounted,
             Store.open(str(folder / "results.db")) as store,
@@ -163,7 +163,7 @@ def test_a_stopped_rank_is_named_with_the_stacks_of_the_other(trained):
     outcome = record.outcome
     assert outcome.status is Status.TIMED_OUT, outcome
     assert outcome.facts["rank"] == 1
-    assert outcome.facts["heartbeat_timeout_s"] >= 10
+    assert outcome.facts["heartbeat_timeout_s"] >= 60
     assert "most recent call first" in outcome.facts["stacks_of_others"]["0"]
     assert [r.outcome.facts.get("ended_with") for r in record.ranks] == [[1], None]
     assert record.measured, "windows measured before are stored"

@@ -10,6 +10,7 @@ as the interpreter sets it at its start.
 from __future__ import annotations
 
 import gc
+import importlib
 import io
 import json
 import os
@@ -154,8 +155,9 @@ def serve(requests: socket.socket) -> None:
 
     for name in cubemesh.__all__:
         getattr(cubemesh, name)
-    with suppress(ImportError):
-        import cubemesh.views.summary
+    for module in ("cubemesh.views.summary", "cubemesh.web.server"):
+        with suppress(ImportError):
+            importlib.import_module(module)
     gc.collect()
     gc.freeze()  # a collection in a fork would copy every page it looks at
     while True:

@@ -23,6 +23,18 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def serving(forkserver: Any) -> Any:
+    """Starts servers; see `served.Serving`."""
+    from served import COMMAND, ready
+
+    def start(*words: str, store: Path, agent: bool = False) -> Any:
+        options = words if agent else ("--no-agent", *words)
+        return ready(forkserver.start(*COMMAND, str(store), *options))
+
+    return start
+
+
+@pytest.fixture
 def access() -> Any:
     from cubemesh.web.access import Access
     from web_pages import TOKEN

@@ -16,7 +16,7 @@ from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import State
 from cubemesh.store import Store
 from patience import PATIENCE_S, wait_until
-from served import ask, serving
+from served import Serving, ask
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def agents(place: Path) -> list[Any]:
         return JobQueue(store.database).agents()
 
 
-def test_a_question_of_a_page_is_answered(place: Path) -> None:
+def test_a_question_of_a_page_is_answered(serving: Serving, place: Path) -> None:
     with serving("--port", "0", store=place, agent=True) as (process, ready):
         job_id = submit(ready, epochs="2")
         wait_until(lambda: State(job(ready, job_id)["state"]).ended, "the job ends")
@@ -56,12 +56,12 @@ def test_a_question_of_a_page_is_answered(place: Path) -> None:
         assert ask(ready, f"/runs/{done['run_ids'][0]}").status_code == 200
         (agent,) = agents(place)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait() == 0
     assert [one.state for one in agents(place)] == ["ended"]
     assert not psutil.pid_exists(agent.process)
 
 
-def test_a_killed_server_leaves_no_agent(place: Path) -> None:
+def test_a_killed_server_leaves_no_agent(serving: Serving, place: Path) -> None:
     with serving("--port", "0", store=place, agent=True) as (process, _):
         wait_until(lambda: bool(agents(place)), "the agent begins")
         (agent,) = agents(place)
@@ -70,7 +70,7 @@ def test_a_killed_server_leaves_no_agent(place: Path) -> None:
         wait_until(lambda: not psutil.pid_exists(agent.process), "its process is gone")
 
 
-def test_a_second_server_starts_no_second_agent(place: Path) -> None:
+def test_a_second_server_starts_no_second_agent(serving: Serving, place: Path) -> None:
     with serving("--port", "0", store=place, agent=True) as (_, _):
         wait_until(lambda: bool(agents(place)), "the agent begins")
         with serving("--port", "0", store=place, agent=True) as (second, ready):
@@ -79,7 +79,7 @@ def test_a_second_server_starts_no_second_agent(place: Path) -> None:
             assert len(agents(place)) == 1
 
 
-def test_without_an_agent_jobs_wait(place: Path) -> None:
+def test_without_an_agent_jobs_wait(serving: Serving, place: Path) -> None:
     with serving("--port", "0", store=place) as (process, ready):
         job_id = submit(ready)
         assert psutil.Process(process.pid).children() == []

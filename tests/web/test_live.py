@@ -21,7 +21,7 @@ from cubemesh.store import Store
 from cubemesh.web import live
 from cubemesh.web.live import KIND, Hub
 from patience import PATIENCE_S
-from served import serving
+from served import Serving
 from web_pages import Client
 
 QUESTION = Question(names=("train",), settings=("framework=null",))
@@ -191,7 +191,7 @@ def test_a_browser_that_connects_again_continues(client: Client) -> None:
     assert client.get("/api/v1/jobs/99/events", headers=headers).status_code == 404
 
 
-def test_a_server_ends_in_order_while_it_is_watched(filled: Path) -> None:
+def test_a_server_ends_in_order_while_it_is_watched(serving: Serving, filled: Path) -> None:
     with serving("--port", "0", store=filled) as (process, ready):
         token = Path(ready["token_file"]).read_text().strip()
         headers = {"authorization": f"Bearer {token}", "accept": KIND}
@@ -203,7 +203,7 @@ def test_a_server_ends_in_order_while_it_is_watched(filled: Path) -> None:
             process.send_signal(signal.SIGTERM)
             for _ in lines:
                 pass
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait() == 0
         assert "Traceback" not in process.stderr.read()
 
 

@@ -9,35 +9,45 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
+from cli_forkserver import Forkserver
 from cubemesh.errors import UsageError
 from cubemesh.web.security.hosts import host_name, is_allowed_client, is_allowed_host, is_loopback
 from cubemesh.web.server import Listening
 from patience import PATIENCE_S
-from served import ask, serving
+from served import COMMAND, Serving, ask, ready
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(forkserver: Forkserver) -> Run:
+    """Runs servers that end by themselves."""
+    return lambda *words, store: forkserver.run("serve", "--no-open", "--store", str(store), *words)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_the_server_in_order(filled: Path, number: int) -> None:
-    with serving("--port", "0", store=filled) as (process, ready):
-        assert ask(ready, "/runs").status_code == 200
-        assert httpx.get(ready["login"], timeout=PATIENCE_S).status_code == 303
+def test_a_signal_ends_the_server_in_order(serving: Serving, filled: Path, number: int) -> None:
+    with serving("--port", "0", store=filled) as (process, started):
+        assert ask(started, "/runs").status_code == 200
+        assert httpx.get(started["login"], timeout=PATIENCE_S).status_code == 303
         process.send_signal(number)
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait() == 0
         assert "Traceback" not in process.stderr.read()
 
 
-def test_a_second_server_takes_the_next_port(filled: Path) -> None:
+def test_a_second_server_takes_the_next_port(serving: Serving, filled: Path) -> None:
     with serving(store=filled) as (_, one), serving(store=filled) as (_, two):
         assert one["address"] != two["address"]
         assert ask(two, "/api/v1/runs").status_code == 200
 
 
-def test_a_used_port_is_refused_with_a_sentence(filled: Path) -> None:
+def test_a_used_port_is_refused_with_a_sentence(run: Run, filled: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = str(used.getsockname()[1])
         done = run("--port", port, store=filled)
@@ -46,12 +56,7 @@ def test_a_used_port_is_refused_with_a_sentence(filled: Path) -> None:
     assert "--port" in done.stderr
 
 
-def run(*words: str, store: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cubemesh", "serve", "--no-open", "--store", str(store)]
-    return subprocess.run([*command, *words], capture_output=True, text=True, timeout=PATIENCE_S)
-
-
-def test_options_that_do_not_fit_are_refused(filled: Path, tmp_path: Path) -> None:
+def test_options_that_do_not_fit_are_refused(run: Run, filled: Path, tmp_path: Path) -> None:
     done = run("--host", "192.0.2.1", "--behind-proxy", "192.0.2.2", store=filled)
     assert done.returncode == 2
     assert "192.0.2.1" in done.stderr
@@ -98,7 +103,7 @@ def test_names_of_hosts() -> None:
     assert is_allowed_client("127.0.0.1", ("10.0.0.9",))
 
 
-def test_tls_with_a_cookie_that_needs_it(filled: Path, tmp_path: Path) -> None:
+def test_tls_with_a_cookie_that_needs_it(serving: Serving, filled: Path, tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl that makes a certificate")
@@ -118,31 +123,38 @@ def test_tls_with_a_cookie_that_needs_it(filled: Path, tmp_path: Path) -> None:
     subprocess.run(["openssl", *words, *names, *files], capture_output=True, check=True)
     context = ssl.create_default_context(cafile=str(cert))
     options = ("--port", "0", "--tls-cert", str(cert), "--tls-key", str(key))
-    with serving(*options, store=filled) as (_, ready):
-        assert ready["address"].startswith("https://")
-        found = httpx.get(ready["login"], verify=context, timeout=PATIENCE_S)
+    with serving(*options, store=filled) as (_, started):
+        assert started["address"].startswith("https://")
+        found = httpx.get(started["login"], verify=context, timeout=PATIENCE_S)
         assert found.status_code == 303
         assert found.headers["set-cookie"].startswith("__Host-cubemesh-")
         assert "Secure" in found.headers["set-cookie"]
 
 
-def test_a_store_that_does_not_exist_is_made_and_its_pages_say_what_to_do(tmp_path: Path) -> None:
-    with serving("--port", "0", store=tmp_path / "new.sqlite") as (_, ready):
+def test_a_store_that_does_not_exist_is_made_and_its_pages_say_what_to_do(
+    serving: Serving, tmp_path: Path
+) -> None:
+    with serving("--port", "0", store=tmp_path / "new.sqlite") as (_, started):
         for path in ("/", "/runs", "/compare", "/answers", "/machines", "/report", "/search?q=x"):
-            found = ask(ready, path)
+            found = ask(started, path)
             assert found.status_code == 200
             assert "<h1" in found.text
-        assert "cubemesh run quick" in ask(ready, "/").text
+        assert "cubemesh run quick" in ask(started, "/").text
 
 
 def test_the_server_writes_no_secret(filled: Path) -> None:
-    with serving("--port", "0", store=filled) as (process, ready):
-        token = Path(ready["token_file"]).read_text().strip()
-        assert token not in json.dumps(ready)
-        words = Path(f"/proc/{process.pid}/cmdline").read_bytes()
-        assert token.encode() not in words
-        found = ask(ready, "/")
+    words = [sys.executable, "-m", "cubemesh", *COMMAND, str(filled), "--port", "0", "--no-agent"]
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as server,
+        ready(server) as (process, started),
+    ):
+        token = Path(started["token_file"]).read_text().strip()
+        assert token not in json.dumps(started)
+        line = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        assert token.encode() not in line
+        found = ask(started, "/")
         assert token not in found.text
         process.send_signal(signal.SIGTERM)
-        process.wait(PATIENCE_S)
+        process.wait()
         assert token not in process.stderr.read()

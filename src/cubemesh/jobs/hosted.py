@@ -15,9 +15,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 
 from cubemesh.errors import BusyError, CubemeshError, StoreError
 from cubemesh.jobs.agent import END_S, JobAgent
+from cubemesh.jobs.forkserver import JobServer
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.store import Store
 from cubemesh.worker.report.limits import die_with_parent, name_process
@@ -93,9 +95,9 @@ def main() -> int:
     die_with_parent(given["server"], signal.SIGTERM)
     name_process("cubemesh-agent")
     try:
-        with Store.open(given["store"]) as store:
+        with closing(JobServer.fork()) as server, Store.open(given["store"]) as store:
             store.recover()
-            JobAgent(store=store, location=given["store"], announce=_announce).run()
+            JobAgent(store=store, location=given["store"], server=server, announce=_announce).run()
     except (StoreError, BusyError, CubemeshError) as error:
         _announce(f"the agent ended: {error}")
         return 1
