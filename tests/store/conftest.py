@@ -1,6 +1,7 @@
 """A store in a temporary folder, and the records that go into it."""
 
 import importlib.util
+import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -53,17 +54,25 @@ def database() -> str:
 @pytest.fixture
 def new_location(
     database: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Callable[[str], str]]:
-    """Gives the path or URL of an empty database of a name."""
+) -> Iterator[Callable[..., str]]:
+    """Gives the path or URL of a database of a name: empty, or a copy of the one at `template`."""
     if database == "sqlite":
-        yield lambda name: str(tmp_path / f"{name}.sqlite")
+
+        def copy(name: str, template: str | None = None) -> str:
+            path = tmp_path / f"{name}.sqlite"
+            if template is not None:
+                shutil.copy(template, path)
+            return str(path)
+
+        yield copy
         return
     own: postgresql.Server = request.getfixturevalue("_postgresql")
     made: list[str] = []
 
-    def make(name: str) -> str:
+    def make(name: str, template: str | None = None) -> str:
         made.append(f"{name}_{uuid.uuid4().hex}")
-        own.execute(f"create database {made[-1]} template template0")
+        source = "template0" if template is None else own.database_of(template)
+        own.execute(f"create database {made[-1]} template {source}")
         return own.url_of(made[-1])
 
     yield make
@@ -72,7 +81,7 @@ def new_location(
 
 
 @pytest.fixture
-def location(new_location: Callable[[str], str]) -> str:
+def location(new_location: Callable[..., str]) -> str:
     """The path or URL of an empty database."""
     return new_location("results")
 

@@ -34,6 +34,11 @@ class Server:
         """The URL of a database of this server."""
         return self.url.replace(f"/{USER}?", f"/{database}?")
 
+    def database_of(self, url: str) -> str:
+        """The database of a URL of `url_of`."""
+        before, after = self.url.split(f"/{USER}?")
+        return url.removeprefix(f"{before}/").removesuffix(f"?{after}")
+
     def execute(self, statement: str) -> None:
         """Run a statement outside of a transaction."""
         import psycopg

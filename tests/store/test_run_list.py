@@ -1,7 +1,6 @@
 """Lists of runs: every filter and every order give what the records themselves give."""
 
 import math
-import shutil
 
 import pytest
 
@@ -32,22 +31,30 @@ def machine(name: str) -> Machine:
 
 
 @pytest.fixture(scope="module")
-def template(saving, tmp_path_factory):
-    """The SQLite file of `filled`, which tests copy."""
-    path = tmp_path_factory.mktemp("filled") / "template.sqlite"
-    with Store.open(str(path)) as store:
-        fill(store, saving)
-    return path
+def templates():
+    """The locations of filled stores, by the kind of database: tests copy them."""
+    return {}
 
 
 @pytest.fixture
-def filled(database, location, saving, template):
-    """A store of 60 runs, of which every fifth has no figure."""
-    if database == "sqlite":
-        shutil.copy(template, location)
-    with Store.open(location) as store:
-        if database != "sqlite":
+def template(database, templates, saving, request, tmp_path_factory):
+    """The location of a filled store of this kind."""
+    if database not in templates:
+        location = str(tmp_path_factory.mktemp("filled") / "template.sqlite")
+        if database == "postgresql":
+            server = request.getfixturevalue("_postgresql")
+            server.execute("create database filled template template0")
+            location = server.url_of("filled")
+        with Store.open(location) as store:
             fill(store, saving)
+        templates[database] = location
+    return templates[database]
+
+
+@pytest.fixture
+def filled(new_location, template):
+    """A store of 60 runs, of which every fifth has no figure."""
+    with Store.open(new_location("results", template)) as store:
         yield store
 
 
