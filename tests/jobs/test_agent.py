@@ -190,6 +190,17 @@ def test_a_sweep_runs_to_its_end_and_only_ends_with_it(
 
 
 @on_sqlite
+def test_an_agent_in_python_starts_an_interpreter_for_its_jobs(
+    location: str, live: JobQueue
+) -> None:
+    job, said = submit(location), list[str]()
+    assert cubemesh.agent(store=location, until_idle=True, announce=said.append) == 1
+    assert state(live, job) is State.DONE, live.get(job.job_id).why
+    assert said[-1] == f"job {job.job_id} done"
+    assert not [one for one in psutil.Process().children() if one.name() == "cubemesh-jobs"]
+
+
+@on_sqlite
 def test_a_run_that_fails_fails_its_job_with_the_reason(
     location: str, live: JobQueue, start_agent: StartAgent
 ) -> None:

@@ -139,13 +139,14 @@ def test_training_and_decoding_report_images_decoded_by_the_host(tmp_path, photo
     assert "stage=copy" in ended.message
 
 
-@pytest.mark.parametrize("data", ["images", "synthetic"])
-def test_a_framework_that_does_not_decode_is_unsupported(tmp_path, photographs, data):
-    path = str(photographs) if data == "images" else None
-    work = TrainSteps(network="little-cnn", batch_per_device=4, data=data, data_path=path)
+def test_a_framework_that_does_not_decode_is_unsupported(tmp_path, photographs):
     program = ProgramSettings(framework="null", decode_location="device")
-    folder, job = events_of(tmp_path / "refused", work=work, program=program)
-    subprocess.run([sys.executable, "-c", BOTH, job], check=True)
-    ended, _ = outcome_and_figures(folder)
-    assert ended.status is Status.UNSUPPORTED
-    assert "decode_location" in ended.message
+    jobs = []
+    for data, path in (("images", str(photographs)), ("synthetic", None)):
+        work = TrainSteps(network="little-cnn", batch_per_device=4, data=data, data_path=path)
+        jobs.append(events_of(tmp_path / data, work=work, program=program))
+    subprocess.run([sys.executable, "-c", BOTH, *(job for _, job in jobs)], check=True)
+    for folder, _ in jobs:
+        ended, _ = outcome_and_figures(folder)
+        assert ended.status is Status.UNSUPPORTED
+        assert "decode_location" in ended.message
