@@ -224,8 +224,10 @@ EXPERIMENT = Experiment(
     },
     lines={
         "experiments/registry.py": (
-            ("from cubemesh.errors import ", "import cubemesh.experiments.toy"),
-            ("    for e in (", "        cubemesh.experiments.toy.EXPERIMENT,"),
+            (
+                "EXPERIMENT_MODULES: dict[str, str] = {",
+                '    "toy-experiment": "experiments.toy",',
+            ),
         )
     },
     proof="""

@@ -7,14 +7,15 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cubemesh.errors import StoreWarning, UsageError
 from cubemesh.experiments.core.experiment import Scale
-from cubemesh.store import Store
-from cubemesh.store.spool import format_files
 
-AnyStore = Store | str | Path | None
+if TYPE_CHECKING:
+    from cubemesh.store import Store
+
+AnyStore: TypeAlias = "Store | str | Path | None"
 """An open store, its path or URL, or None for the default one."""
 Settings = Mapping[str, Any] | Iterable[str]
 """Setting → value, or lines KEY=VALUE as on the command line."""
@@ -25,6 +26,9 @@ def open_store(store: AnyStore, *, reading: bool = False) -> Iterator[Store]:
     """The store, closed at the end unless it was given open; for reading it must exist. One opened
     for writing takes in what waits in its spool; a StoreWarning says what waits, and which damaged
     rows were left out."""
+    from cubemesh.store import Store
+    from cubemesh.store.spool import format_files
+
     if isinstance(store, Store):
         yield store
         return

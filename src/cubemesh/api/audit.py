@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cubemesh.api.arguments import AnyStore, open_store
 from cubemesh.audit.audit import audit
@@ -11,7 +12,9 @@ from cubemesh.audit.evidence import Evidence
 from cubemesh.audit.inconsistency import Inconsistency
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import stored_results
-from cubemesh.store import Store
+
+if TYPE_CHECKING:
+    from cubemesh.store import Store
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from cubemesh import __version__
 from cubemesh.api.arguments import AnyStore, open_store
@@ -23,8 +24,10 @@ from cubemesh.experiments.runner import stored_results
 from cubemesh.papers.replay import documents, replay, replayed
 from cubemesh.schema import Answer, ExperimentRun, Machine, RunRecord, Series
 from cubemesh.schema.serialization import canonical_json
-from cubemesh.store import Store
 from cubemesh.store.stored_series import StoredSeries
+
+if TYPE_CHECKING:
+    from cubemesh.store import Store
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations
 from statistics import geometric_mean
+from typing import TYPE_CHECKING
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.answer import answer_of
@@ -33,8 +34,10 @@ from cubemesh.schema import (
     Table,
     TrainSteps,
 )
-from cubemesh.store import Store
 from cubemesh.units import format_quantity
+
+if TYPE_CHECKING:
+    from cubemesh.store import Store
 
 HOUR_S = 3600.0
 

@@ -1,45 +1,17 @@
 """Registry of experiments and suites.
 
 To add an experiment: write a file with a `plan`, an `answer` and an `EXPERIMENT`, and add one line
-to `EXPERIMENTS`.
+to `EXPERIMENT_MODULES`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+
 from cubemesh.errors import unknown_name
-from cubemesh.experiments import (
-    ceilings,
-    devices,
-    frameworks,
-    image_size,
-    inference,
-    inference_load,
-    inference_precision,
-    interconnect,
-    model_size,
-    precision,
-    strategies,
-    time_to_accuracy,
-)
-from cubemesh.experiments.batch_accuracy import experiment as batch_accuracy
-from cubemesh.experiments.cluster import experiment as cluster
-from cubemesh.experiments.collectives import experiment as collectives
 from cubemesh.experiments.core.experiment import Context, Experiment, Scale
-from cubemesh.experiments.cpu_modes import experiment as cpu_modes
-from cubemesh.experiments.input_pipeline import experiment as input_pipeline
-from cubemesh.experiments.lr_scaling import experiment as lr_scaling
-from cubemesh.experiments.minibatch import experiment as minibatch
-from cubemesh.experiments.performance_check import experiment as performance_check
-from cubemesh.experiments.power import experiment as power
-from cubemesh.experiments.scaling import strong as strong_scaling
-from cubemesh.experiments.scaling import weak as weak_scaling
-from cubemesh.experiments.seq2seq import experiment as seq2seq
-from cubemesh.experiments.sequential_equivalence import experiment as sequential_equivalence
 from cubemesh.experiments.suites import SUITES, Suite
-from cubemesh.experiments.time_breakdown import experiment as time_breakdown
-from cubemesh.experiments.train import experiment as training
-from cubemesh.experiments.tune import experiment as tune
-from cubemesh.papers.validation import experiment as validation
 
 __all__ = [
     "EXPERIMENTS",
@@ -51,40 +23,64 @@ __all__ = [
     "entry",
 ]
 
-EXPERIMENTS: dict[str, Experiment] = {
-    e.name: e
-    for e in (
-        performance_check.EXPERIMENT,
-        minibatch.EXPERIMENT,
-        tune.EXPERIMENT,
-        batch_accuracy.EXPERIMENT,
-        frameworks.EXPERIMENT,
-        image_size.EXPERIMENT,
-        input_pipeline.EXPERIMENT,
-        model_size.EXPERIMENT,
-        precision.EXPERIMENT,
-        inference.EXPERIMENT,
-        inference_load.EXPERIMENT,
-        inference_precision.EXPERIMENT,
-        seq2seq.EXPERIMENT,
-        power.EXPERIMENT,
-        devices.EXPERIMENT,
-        cluster.EXPERIMENT,
-        validation.EXPERIMENT,
-        ceilings.EXPERIMENT,
-        collectives.EXPERIMENT,
-        cpu_modes.EXPERIMENT,
-        time_breakdown.EXPERIMENT,
-        training.EXPERIMENT,
-        weak_scaling.EXPERIMENT,
-        strong_scaling.EXPERIMENT,
-        strategies.EXPERIMENT,
-        interconnect.EXPERIMENT,
-        sequential_equivalence.EXPERIMENT,
-        lr_scaling.EXPERIMENT,
-        time_to_accuracy.EXPERIMENT,
-    )
+
+EXPERIMENT_MODULES: dict[str, str] = {
+    "performance-check": "experiments.performance_check.experiment",
+    "minibatch": "experiments.minibatch.experiment",
+    "tune": "experiments.tune.experiment",
+    "batch-accuracy": "experiments.batch_accuracy.experiment",
+    "frameworks": "experiments.frameworks",
+    "image-size": "experiments.image_size",
+    "input-pipeline": "experiments.input_pipeline.experiment",
+    "model-size": "experiments.model_size",
+    "precision": "experiments.precision",
+    "inference": "experiments.inference",
+    "inference-load": "experiments.inference_load",
+    "inference-precision": "experiments.inference_precision",
+    "seq2seq": "experiments.seq2seq.experiment",
+    "power": "experiments.power.experiment",
+    "devices": "experiments.devices",
+    "cluster": "experiments.cluster.experiment",
+    "validation": "papers.validation.experiment",
+    "ceilings": "experiments.ceilings",
+    "collectives": "experiments.collectives.experiment",
+    "cpu-modes": "experiments.cpu_modes.experiment",
+    "time-breakdown": "experiments.time_breakdown.experiment",
+    "train": "experiments.train.experiment",
+    "weak-scaling": "experiments.scaling.weak",
+    "strong-scaling": "experiments.scaling.strong",
+    "strategies": "experiments.strategies",
+    "interconnect": "experiments.interconnect",
+    "sequential-equivalence": "experiments.sequential_equivalence.experiment",
+    "lr-scaling": "experiments.lr_scaling.experiment",
+    "time-to-accuracy": "experiments.time_to_accuracy",
 }
+"""Name → the module of its `EXPERIMENT`, below `cubemesh`."""
+
+
+class Registry(Mapping[str, Experiment]):
+    """Name → experiment. Its module is imported when it is first looked up, as a process seldom
+    runs more than one."""
+
+    def __init__(self, modules: dict[str, str]) -> None:
+        self._modules = modules
+
+    def __getitem__(self, name: str) -> Experiment:
+        module = import_module(f"cubemesh.{self._modules[name]}")
+        experiment: Experiment = module.EXPERIMENT
+        return experiment
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._modules
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+
+EXPERIMENTS: Mapping[str, Experiment] = Registry(EXPERIMENT_MODULES)
 
 
 def entry(name: str) -> Experiment:

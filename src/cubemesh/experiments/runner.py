@@ -9,7 +9,7 @@ import dataclasses
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cubemesh.errors import CubemeshError, StoreError
 from cubemesh.experiments.analysis.caveats import mark_simulated
@@ -28,10 +28,12 @@ from cubemesh.schema import (
     new_experiment_run_id,
 )
 from cubemesh.schema.serialization import from_plain, to_plain
-from cubemesh.store import Store
 from cubemesh.store.damage import Damage, reason_of
 from cubemesh.training import manifest
 from cubemesh.worker.validation import check_names
+
+if TYPE_CHECKING:
+    from cubemesh.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)

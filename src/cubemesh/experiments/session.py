@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cubemesh.errors import unknown_name
 from cubemesh.experiments.core.ab_overrides import parse_against
@@ -31,7 +32,9 @@ from cubemesh.runs import Executor, Observer
 from cubemesh.runs.interpreters import environments
 from cubemesh.runs.quiet import check_quiet
 from cubemesh.schema import Answer, RunSpec
-from cubemesh.store import Store
+
+if TYPE_CHECKING:
+    from cubemesh.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)

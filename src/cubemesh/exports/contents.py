@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from cubemesh.experiments.analysis.comparison import Gate
 from cubemesh.schema import Machine, RunRecord, Series
-from cubemesh.store.compare import StoredComparison
+
+if TYPE_CHECKING:
+    from cubemesh.store.compare import StoredComparison
 
 
 @dataclass(frozen=True, kw_only=True)

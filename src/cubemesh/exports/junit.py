@@ -15,7 +15,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as Xml
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from cubemesh.experiments.analysis.comparison import Gate, ratio_of_record
 from cubemesh.exports.contents import ExportedRuns
@@ -23,8 +23,10 @@ from cubemesh.exports.labels import run_label, run_labels
 from cubemesh.schema import Outcome, RunRecord
 from cubemesh.schema.comparison import Ratio
 from cubemesh.schema.outcome import STATUS_WORDS
-from cubemesh.store.compare import StoredComparison
 from cubemesh.untrusted import clean
+
+if TYPE_CHECKING:
+    from cubemesh.store.compare import StoredComparison
 
 _REGRESSION, _INCONCLUSIVE = "regression", "not-enough-data"
 

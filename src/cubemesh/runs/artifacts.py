@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cubemesh.errors import StoreError
 from cubemesh.schema.warning import Warning, warn
-from cubemesh.store import Store
 from cubemesh.untrusted import clean, open_plain_file, quoted
+
+if TYPE_CHECKING:
+    from cubemesh.store import Store
 
 MOST_FILES = 256
 """Most files of a run."""

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cubemesh import termination
 from cubemesh.cgroups import oom_kills
@@ -42,9 +42,11 @@ from cubemesh.schema.machine import Machine
 from cubemesh.schema.record import Environment, RunKey, RunRecord, new_run_id
 from cubemesh.schema.serialization import digest
 from cubemesh.schema.spec import RunSpec
-from cubemesh.store import Store
 from cubemesh.worker.report.outcomes import not_installed
 from cubemesh.worker.run.job_file import Job
+
+if TYPE_CHECKING:
+    from cubemesh.store import Store
 
 T = TypeVar("T")
 START_S = 300.0

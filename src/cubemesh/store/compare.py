@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import entry
@@ -27,7 +28,9 @@ from cubemesh.store.select import (
     settings_of,
 )
 from cubemesh.store.spread_prior import prior_spread
-from cubemesh.store.store import Store
+
+if TYPE_CHECKING:
+    from cubemesh.store.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks import canonical_name
@@ -25,8 +25,10 @@ from cubemesh.schema import (
     RunRecord,
 )
 from cubemesh.schema.serialization import to_plain
-from cubemesh.store.run_list import RunRow
-from cubemesh.store.store import Store
+
+if TYPE_CHECKING:
+    from cubemesh.store.run_list import RunRow
+    from cubemesh.store.store import Store
 
 PARTS = ("work", "placement", "program", "budget")
 _KEYS: dict[str, Callable[[RunRow], str]] = {

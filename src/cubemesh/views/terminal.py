@@ -7,6 +7,7 @@ text from outside have no effect.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -14,7 +15,6 @@ from rich.text import Text
 
 from cubemesh.experiments.analysis.roofline_chart import roofline_table
 from cubemesh.experiments.collectives.report import sweep_tables
-from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.schema import Answer, Finding, Machine, RunRecord, Series, Status, Table, Warning
 from cubemesh.statistics import median
 from cubemesh.units import format_seconds
@@ -23,6 +23,9 @@ from cubemesh.views import formatting
 from cubemesh.views.facts import machine as machine_facts
 from cubemesh.views.facts import run as run_facts
 from cubemesh.views.tables import GAP, text_table
+
+if TYPE_CHECKING:
+    from cubemesh.experiments.runner import ExperimentResult
 
 SOFT = "dim"
 ACCENT = "green"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cubemesh.experiments.analysis.caveats import mark_simulated, noise_codes
 from cubemesh.measure.timing.interleaved_ab import ratio_of
@@ -13,8 +14,10 @@ from cubemesh.schema import Answer, Cell, Column, Finding, NetworkWork, RunRecor
 from cubemesh.schema.comparison import Difference, Ratio, breaches, corrected
 from cubemesh.schema.record import AGAINST
 from cubemesh.schema.serialization import to_plain
-from cubemesh.store.compare import StoredComparison
 from cubemesh.store.select import PARTS, format_value
+
+if TYPE_CHECKING:
+    from cubemesh.store.compare import StoredComparison
 
 THRESHOLD_BREACHED = 99
 """Exit code of `--fail-below`."""

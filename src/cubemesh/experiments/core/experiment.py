@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cubemesh.schema import Answer, Budget, Machine, RunRecord, RunSpec
 from cubemesh.schema.serialization import field_types
-from cubemesh.store import Store
+
+if TYPE_CHECKING:
+    from cubemesh.store import Store
 
 Plan = Generator[Sequence[RunSpec], Sequence[RunRecord], None]
 
@@ -97,6 +99,8 @@ class Experiment:
 def import_records(store: Store, locations: Sequence[str]) -> list[RunRecord]:
     """Copy machines and records that `store` lacks from the stores at `locations` (paths or URLs);
     return all records of those stores. Raises DataError if there is no store."""
+    from cubemesh.store import Store
+
     known = {r.run_id for r in store.records()}
     found = []
     for location in locations:

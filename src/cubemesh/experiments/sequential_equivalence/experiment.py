@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from cubemesh import networks
 from cubemesh.errors import UsageError
@@ -25,8 +26,10 @@ from cubemesh.experiments.sequential_equivalence.compare import (
 from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.schema import Answer, FirstSteps, Placement, ProgramSettings, RunRecord, RunSpec
 from cubemesh.schema.spec import BatchNormOver, Precision
-from cubemesh.store import Store
 from cubemesh.units import format_list
+
+if TYPE_CHECKING:
+    from cubemesh.store import Store
 
 ITERATIONS = {Scale.QUICK: 10, Scale.DEFAULT: 30, Scale.FULL: 300}
 NETWORKS = {Scale.QUICK: ("little-cnn",)}

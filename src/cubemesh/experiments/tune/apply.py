@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.experiment import Experiment
@@ -22,8 +22,10 @@ from cubemesh.experiments.tune import experiment as tune
 from cubemesh.experiments.tune.search_space import FIELDS, Configuration
 from cubemesh.schema import ExperimentRun, Input, NetworkWork, RunKey, RunRecord, RunSpec, Tuned
 from cubemesh.schema.serialization import from_plain
-from cubemesh.store import Store
 from cubemesh.units import format_devices
+
+if TYPE_CHECKING:
+    from cubemesh.store import Store
 
 BATCH = "batch_per_device"
 CHOSEN = tuple(name for name in FIELDS if name != BATCH)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
@@ -29,7 +30,9 @@ from cubemesh.papers.validation.report import (
 )
 from cubemesh.schema import Answer, RunRecord
 from cubemesh.schema.work import TrainSteps
-from cubemesh.store import Store
+
+if TYPE_CHECKING:
+    from cubemesh.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
