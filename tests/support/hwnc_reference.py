@@ -91,7 +91,15 @@ class _Machine:
         real = np.zeros((y.height, y.width, self.batch, y.channels)) + step.biases
         for at, rows, columns, tap in self.taps(step.window, x, y):
             real[at] += x[rows, columns] @ weights[tap].T
+        if step.projection is not None:
+            real += self.projection(step.projection, y)
         return real + (self.read(step.residual) if step.residual else 0)
+
+    def projection(self, part, y):
+        x = self.read(part.x)[:: part.stride[0], :: part.stride[1]][: y.height, : y.width]
+        quantized = self.program.arrays[part.x].quantized
+        scales = part.scales / (1 if quantized is None else quantized.scale)
+        return x @ (part.weights[0].astype(np.float64) * scales[:, None]).T
 
     def pool(self, step, y):
         x = self.read(step.x)
@@ -120,9 +128,11 @@ class _Machine:
                 yield at, *there, h * window.kernel[1] + w
 
     def image(self, step, y, images):
-        real = np.zeros((y.height, y.width, self.batch, y.row))
+        fold = step.fold
+        real = np.zeros((y.height * fold, y.width * fold, self.batch, 4))
         pixels = images.transpose(2, 3, 0, 1)
-        pixels = pixels[: y.height - step.top, : y.width - step.left]
+        pixels = pixels[: len(real) - step.top, : real.shape[1] - step.left]
         height, width, _, channels = pixels.shape
         real[step.top : step.top + height, step.left : step.left + width, :, :channels] = pixels
-        return real
+        blocks = real.reshape(y.height, fold, y.width, fold, self.batch, 4)
+        return blocks.transpose(0, 2, 4, 1, 3, 5).reshape(y.height, y.width, self.batch, y.row)

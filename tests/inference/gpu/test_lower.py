@@ -54,18 +54,48 @@ def test_a_program_in_8_bits_has_the_scores_of_the_graph(network):
 def test_a_resnet_has_a_step_for_each_convolution_and_pool():
     program = lower(fp32("resnet-18"))
     kinds = [type(step).__name__ for step in program.steps]
-    assert kinds.count("ConvStep") == 21
+    assert kinds.count("ConvStep") == 18
     assert kinds.count("PoolStep") == 2
     assert kinds.count("ImageStep") == 1
-    assert len(kinds) == 24
-    residuals = [s for s in program.steps if isinstance(s, ConvStep) and s.residual]
-    assert len(residuals) == 8
-    assert all(step.relu for step in residuals)
+    assert len(kinds) == 21
+    convolutions = [s for s in program.steps if isinstance(s, ConvStep)]
+    residuals = [s for s in convolutions if s.residual]
+    projected = [s for s in convolutions if s.projection]
+    assert (len(residuals), len(projected)) == (5, 3)
+    assert all(step.relu for step in residuals + projected)
+    assert all(step.projection.stride == (2, 2) for step in projected)
+
+
+def sum_of_convolutions(first, second):
+    """(1, 1) and (3, 3) of strides 2, in either order, or two of one tap."""
+    random = np.random.default_rng(4)
+    constants = {"w": random.standard_normal((32, 3, 3, 3)).astype(np.float32)}
+    operators = [conv("x", "a", pads=(1, 1, 1, 1))]
+    for name, (kernel, stride) in {"p": first, "q": second}.items():
+        constants[f"w{name}"] = random.standard_normal((40, 32, kernel, kernel)).astype(np.float32)
+        pads = (kernel // 2,) * 4
+        operators.append(conv("a", name, f"w{name}", strides=(stride, stride), pads=pads))
+    operators.append(Operator(kind="Add", inputs=("p", "q"), outputs=("s",)))
+    operators.append(Operator(kind="Relu", inputs=("s",), outputs=("y",)))
+    return graph_of_operators(*operators, constants=constants)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((1, 2), (3, 2)), ((3, 2), (1, 2)), ((1, 1), (1, 1)), ((3, 1), (3, 1))],
+)
+def test_a_projection_is_computed_with_the_convolution_to_which_it_is_added(first, second):
+    graph = sum_of_convolutions(first, second)
+    program = lower(graph)
+    joined = [s for s in program.steps if isinstance(s, ConvStep) and s.projection]
+    assert len(joined) == (1 in (first[0], second[0]))
+    inputs = images(graph, 3)
+    assert relative(run_program(program, inputs)[0], scores(graph, inputs)) < FP16_WEIGHTS
 
 
 def test_buffers_are_used_again():
     program = lower(fp32("resnet-18"))
-    assert len(program.arrays) == 24
+    assert len(program.arrays) == 21
     assert len(program.buffers) <= 4
 
 
@@ -102,6 +132,10 @@ def conv(source, output, weights="w", **attributes):
         ({"pads": (0, 2, 1, 0), "strides": (2, 1)}, 3),
         ({"pads": (2, 2, 2, 2), "dilations": (2, 2)}, 3),
         ({"strides": (3, 2)}, 1),
+        ({"strides": (2, 2), "pads": (1, 0, 1, 1)}, 3),
+        ({"strides": (2, 2), "pads": (2, 1, 0, 1)}, 5),
+        ({"strides": (2, 2), "pads": (3, 3, 3, 3)}, 7),
+        ({"strides": (2, 2)}, 1),
         ({"pads": (5, 5, 5, 5), "strides": (2, 2)}, 8),
         ({"pads": (7, 7, 7, 7)}, 11),
     ],
@@ -149,8 +183,8 @@ def test_an_image_is_stored_with_its_border():
     step = next(s for s in program.steps if isinstance(s, ImageStep))
     array = program.arrays[step.y]
     assert (step.top, step.left) == (3, 3)
-    assert (array.height, array.width) == (70, 70)
-    assert (array.row, array.line_pixels, array.channels) == (4, 8, 256)
+    assert (array.height, array.width) == (35, 35)
+    assert (step.fold, array.row, array.line_pixels, array.channels) == (2, 16, 4, 64)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from cubemesh.inference.gpu.program import (
     DeviceStep,
     ImageStep,
     PoolStep,
+    ProjectionPart,
     Quantized,
 )
 from cubemesh.inference.gpu.quantized_graph import NotLowered, QuantizedGraph, Weights
@@ -241,6 +242,8 @@ def _image(
         (taps - 1) * apart + 1
         for taps, apart in zip((kernel_h, kernel_w), window.dilation, strict=True)
     )
+    if window.stride == (2, 2) and window.dilation == (1, 1) and max(reach_h, reach_w) <= 8:
+        return _folded_image(lowering, value, weights, window, size)
     line_pixels = _power_of_two(reach_w * IMAGE_ROW, LEAST_CHANNELS) // IMAGE_ROW
     lines = _power_of_two(reach_h, 1)
     if line_pixels * IMAGE_ROW > MOST_UNFOLDED:
@@ -291,6 +294,42 @@ def _image(
     return lowering.values[name], replace(weights, values=values), folded
 
 
+def _folded_image(
+    lowering: _Lowering, value: _Value, weights: Weights, window: Window, size: tuple[int, int]
+) -> tuple[_Value, Weights, Window]:
+    """The same for a stride of 2: blocks of 2 × 2 pixels are one with four times the channels."""
+    outputs, channels, kernel_h, kernel_w = weights.values.shape
+    row = 4 * IMAGE_ROW
+    lines = _power_of_two(-(-kernel_h // 2), 1)
+    line_pixels = _power_of_two(-(-kernel_w // 2), LEAST_CHANNELS // row)
+    name = f"{value.name}/folded {window.pad} {lines}x{line_pixels} {_pair(size)}"
+    if name not in lowering.values:
+        made = _Value(
+            name=name,
+            height=max(-(-(window.pad[0] + value.height) // 2), size[0] - 1 + lines),
+            width=max(-(-(window.pad[1] + value.width) // 2), size[1] - 1 + line_pixels),
+            channels=channels,
+            slots=tuple(
+                pixel * channels + channel if channel < channels else NOWHERE
+                for pixel in range(4 * line_pixels)
+                for channel in range(IMAGE_ROW)
+            ),
+            row=row,
+            line_pixels=line_pixels,
+        )
+        step = ImageStep(x=value.name, y=name, top=window.pad[0], left=window.pad[1], fold=2)
+        lowering.add(step, made)
+    if value.name in lowering.source.quantized:
+        quantized = {**lowering.source.quantized, name: lowering.source.quantized[value.name]}
+        lowering.source = replace(lowering.source, quantized=quantized)
+    values = np.zeros((outputs, 2 * lines, 2 * line_pixels, channels), weights.values.dtype)
+    values[:, :kernel_h, :kernel_w] = weights.values.transpose(0, 2, 3, 1)
+    # (outputs, line, row, pixel, column, channel) → (outputs, pixel · row · column · channel, line)
+    values = values.reshape(outputs, lines, 2, line_pixels, 2, channels)
+    values = values.transpose(0, 3, 2, 4, 5, 1).reshape(outputs, -1, lines, 1)
+    return lowering.values[name], replace(weights, values=values), Window(kernel=(lines, 1))
+
+
 def _relu(lowering: _Lowering, operator: Operator) -> None:
     name = lowering.base(operator.inputs[0])
     step = lowering.sole_step(operator.inputs[0])
@@ -318,6 +357,8 @@ def _add(lowering: _Lowering, operator: Operator) -> None:
         one, other = other, one
     step = lowering.sole_step(one.name)
     if one is not other and isinstance(step, ConvStep) and not step.relu and not step.residual:
+        if _joined(lowering, operator, step, lowering.sole_step(other.name)):
+            return
         slots = _padded(one.channels)
         if one.slots == other.slots == slots:
             lowering.rename(step, operator.name)
@@ -328,6 +369,42 @@ def _add(lowering: _Lowering, operator: Operator) -> None:
         raise NotLowered(f"it has no kernel for the sum {operator.name} of concatenations")
     made = replace(one, name=operator.name, parent="", offset=0)
     lowering.add(AddStep(x=one.name, other=other.name, y=operator.name), made)
+
+
+def _joined(
+    lowering: _Lowering, operator: Operator, step: ConvStep, other: DeviceStep | None
+) -> bool:
+    """Compute the sum of two convolutions in the later one, `step`, if one is a projection."""
+    if not isinstance(other, ConvStep) or other.relu or other.residual or other.projection:
+        return False
+    main, part = (step, other) if _is_projection(lowering, other) else (other, step)
+    if step.projection or not _is_projection(lowering, part):
+        return False
+    if main.window.stride != (1, 1) and part.window.stride == (1, 1) and (
+        _is_projection(lowering, main)
+    ):
+        main, part = part, main  # what is read whole comes first
+    if main.weights.dtype != part.weights.dtype:
+        return False
+    projection = ProjectionPart(
+        x=part.x, stride=part.window.stride, weights=part.weights, scales=part.scales
+    )
+    number = lowering.step_of[other.y]
+    made = replace(main, y=operator.name, biases=main.biases + part.biases, projection=projection)
+    lowering.rename(step, operator.name)
+    lowering.steps[lowering.step_of[operator.name]] = made
+    del lowering.steps[number], lowering.values[other.y], lowering.step_of[other.y]
+    lowering.step_of = {y: at - (at > number) for y, at in lowering.step_of.items()}
+    return True
+
+
+def _is_projection(lowering: _Lowering, step: ConvStep) -> bool:
+    """Whether a convolution has one tap and reads whole rows."""
+    return (
+        (step.window.kernel, step.window.pad) == ((1, 1), (0, 0))
+        and not lowering.values[step.x].line_pixels
+        and not lowering.values[step.y].parent
+    )
 
 
 def _max_pool(lowering: _Lowering, operator: Operator) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cubemesh.kernels.triton.hwnc.launch import Window
 
 IMAGE_ROW = 4
-"""Most channels of the network's input."""
+"""Most channels of the network's input, and those of a stored pixel."""
 NOWHERE = -1
 """A channel of an array that has no channel of the network: it is 0."""
 
@@ -55,6 +55,17 @@ class DeviceArray:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class ProjectionPart:
+    """A 1×1 convolution without padding, whose result is added to that of another."""
+
+    x: str
+    stride: tuple[int, int]
+    weights: NDArray[np.generic]
+    """(1, output channels, input channels)."""
+    scales: NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ConvStep:
     """A convolution, with what follows it. A matrix product is one over the whole image."""
 
@@ -67,12 +78,14 @@ class ConvStep:
     """Of the sums of 8-bit products, for each output channel."""
     biases: NDArray[np.float32]
     residual: str = ""
+    projection: ProjectionPart | None = None
     relu: bool = False
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The arrays that it needs."""
-        return (self.x, self.residual) if self.residual else (self.x,)
+        projected = "" if self.projection is None else self.projection.x
+        return tuple(name for name in (self.x, self.residual, projected) if name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +124,9 @@ class AddStep:
 @dataclass(frozen=True, kw_only=True)
 class ImageStep:
     """The network's input in the layout of the program: rows of `IMAGE_ROW` channels, with 0 around
-    the image. The first convolution reads all pixels of a window as the channels of one."""
+    the image. The first convolution reads all pixels of a window, or of one of its lines, as the
+    channels of one. With `fold` 2 a row has the channels of 2 × 2 pixels, so that a stride of 2 is
+    one of 1."""
 
     x: str
     """Name of the network's input."""
@@ -119,6 +134,7 @@ class ImageStep:
     top: int
     """Lines of 0 before the first pixel."""
     left: int
+    fold: int = 1
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -22,13 +22,22 @@ from cubemesh.inference.gpu.program import (
 from cubemesh.kernels.cuda_events import time_ms
 from cubemesh.kernels.triton.compilation import compiling_in_threads
 from cubemesh.kernels.triton.hwnc import launch
-from cubemesh.kernels.triton.hwnc.launch import LEAST_BATCH, Layout, Parameters, Tiling, tilings
+from cubemesh.kernels.triton.hwnc.launch import (
+    Layout,
+    Parameters,
+    Projection,
+    Tiling,
+    split_bytes,
+    tilings,
+)
 
 Kernels = Mapping[str, tuple[int, ...]]
 """Description of a convolution → the numbers of its tiling."""
 _TYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
 TUNED_CALLS, TUNED_TIMES = 3, 3
 """Calls in a replay, and replays, when a tiling is timed."""
+SHORT_MS, SHORT_CALLS = 0.03, 20
+"""More calls for kernels that take less time than a replay."""
 TOLERANCE = 1e-3
 """How far sums of a tiling's results may be from those of the others, of the largest."""
 
@@ -46,9 +55,7 @@ class GpuSession:
         tune: bool = False,
     ) -> None:
         """With `tune`, tilings that `kernels` does not have are timed; otherwise the first that
-        fits is taken. ValueError for a batch size that the kernels do not compute."""
-        if batch % LEAST_BATCH:
-            raise ValueError(f"batch sizes are multiples of {LEAST_BATCH}, not {batch}")
+        fits is taken."""
         self.program, self.batch = program, batch
         self._device = torch.device(device)
         self.kernels: dict[str, tuple[int, ...]] = {}
@@ -66,6 +73,7 @@ class GpuSession:
                 for number, step in enumerate(program.steps)
                 if isinstance(step, ConvStep)
             }
+            self._partial, self._arrived = self._split_memory()
             self._choose_tilings(kernels or {}, tune)
             self._launches = [
                 self._launch(number, step) for number, step in enumerate(program.steps)
@@ -130,7 +138,30 @@ class GpuSession:
     def _folded(self, step: ConvStep) -> Parameters:
         x, y = self._layout(step.x), self._layout(step.y)
         residual = self._layout(step.residual) if step.residual else None
-        return launch.folded(step.weights, step.scales, step.biases, x, y, residual)
+        projected, part = None, step.projection
+        if part is not None:
+            projected = (part.weights, part.scales, self._layout(part.x))
+        numbers = (step.weights, step.scales, step.biases)
+        return launch.folded(*numbers, x, y, self.batch, residual, projected)
+
+    def _projection(self, step: ConvStep) -> Projection | None:
+        if step.projection is None:
+            return None
+        return Projection(x=self._layout(step.projection.x), stride=step.projection.stride)
+
+    def _split_memory(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """For the partial sums of all convolutions, and how many programs of a block arrived: 0
+        between the kernels."""
+        partial = arrived = 0
+        for step in self.program.steps:
+            if isinstance(step, ConvStep):
+                for tiling in self._fitting(step):
+                    found = split_bytes(self._layout(step.y), self.batch, tiling)
+                    partial, arrived = max(partial, found[0]), max(arrived, found[1])
+        return (
+            torch.empty(partial // 4, dtype=torch.float32, device=self._device),
+            torch.zeros(arrived // 4, dtype=torch.int32, device=self._device),
+        )
 
     def _launch(self, number: int, step: DeviceStep) -> Callable[[], None]:
         y = self._layout(step.y)
@@ -146,7 +177,10 @@ class GpuSession:
             x, other = self._layout(step.x), self._layout(step.other)
             return partial(launch.add, x, other, y, self.batch, relu=step.relu)
         return partial(
-            launch.store_images, self._input, y, self.batch, top=step.top, left=step.left
+            partial(launch.store_images, self._input, y, self.batch),
+            top=step.top,
+            left=step.left,
+            fold=step.fold,
         )
 
     def _convolution(self, number: int, step: ConvStep, tiling: Tiling) -> Callable[..., None]:
@@ -160,26 +194,25 @@ class GpuSession:
             self.batch,
             tiling,
             residual=residual,
+            projection=self._projection(step),
             relu=step.relu,
+            partial=self._partial,
+            arrived=self._arrived,
         )
 
     # Tilings
 
     def _tiling(self, step: ConvStep) -> Tiling:
-        block_n, block_c, block_k, warps, stages, programs = self.kernels[self.describe(step)]
-        return Tiling(
-            block_n=block_n,
-            block_c=block_c,
-            block_k=block_k,
-            warps=warps,
-            stages=stages,
-            programs=programs,
-        )
+        return Tiling.from_numbers(self.kernels[self.describe(step)])
 
     def describe(self, step: ConvStep) -> str:
         """What the time of a convolution depends on, for the record of tilings."""
         x, y, window = self.program.arrays[step.x], self.program.arrays[step.y], step.window
         flags = ("+residual" if step.residual else "") + ("+relu" if step.relu else "")
+        part = step.projection
+        if part is not None:
+            p = self.program.arrays[part.x]
+            flags = f"+{p.height}x{p.width}x{p.channels}/{p.row} s{_pair(part.stride)}" + flags
         return (
             f"{x.dtype}>{y.dtype} {self.batch}x{x.height}x{x.width}x{x.channels}/{x.row} > "
             f"{y.height}x{y.width}x{y.channels}/{y.row} "
@@ -209,7 +242,8 @@ class GpuSession:
             self.kernels[name] = self._fastest(number, step, fitting).as_numbers()
 
     def _fitting(self, step: ConvStep) -> tuple[Tiling, ...]:
-        return tilings(self._layout(step.x), self._layout(step.y), step.window, self.batch)
+        x, y = self._layout(step.x), self._layout(step.y)
+        return tilings(x, y, step.window, self.batch, self._projection(step))
 
     def _fastest(self, number: int, step: ConvStep, fitting: Sequence[Tiling]) -> Tiling:
         """The tiling with the least time; one that does not compile, or does not compute what most
@@ -222,6 +256,8 @@ class GpuSession:
             run = self._convolution(number, step, tiling)
             try:
                 times[tiling] = time_ms(run, TUNED_CALLS, TUNED_TIMES)
+                if times[tiling] < SHORT_MS:
+                    times[tiling] = time_ms(run, SHORT_CALLS, TUNED_TIMES)
             except Exception as failed:  # of Triton's compiler or of the driver
                 error = failed
                 continue
