@@ -11,7 +11,9 @@ proportional. How many go is found by bisection, judged on held-out samples.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import prod
 
@@ -147,10 +149,15 @@ def _closest(
         scores = pool.scores(engine, content, inputs, "int8")
         return agreement(reference[:count], scores).divergence
 
+    def content_of(candidate: Candidate) -> bytes:
+        return serialized(_quantized(graph, calibration, candidate, reduce_range))
+
     for sums in (True, False):
         found: list[tuple[float, Candidate, bytes]] = []
-        for candidate in (c for c in CANDIDATES if c.sums is sums):
-            content = serialized(_quantized(graph, calibration, candidate, reduce_range))
+        group = [c for c in CANDIDATES if c.sums is sums]
+        with ThreadPoolExecutor(min(len(group), len(os.sched_getaffinity(0)))) as threads:
+            contents = list(threads.map(content_of, group))
+        for candidate, content in zip(group, contents, strict=True):
             try:
                 found.append((divergence(content, first), candidate, content))
             except EngineError as error:

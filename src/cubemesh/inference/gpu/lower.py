@@ -380,8 +380,10 @@ def _joined(
     main, part = (step, other) if _is_projection(lowering, other) else (other, step)
     if step.projection or not _is_projection(lowering, part):
         return False
-    if main.window.stride != (1, 1) and part.window.stride == (1, 1) and (
-        _is_projection(lowering, main)
+    if (
+        main.window.stride != (1, 1)
+        and part.window.stride == (1, 1)
+        and (_is_projection(lowering, main))
     ):
         main, part = part, main  # what is read whole comes first
     if main.weights.dtype != part.weights.dtype:

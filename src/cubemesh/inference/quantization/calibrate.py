@@ -10,7 +10,9 @@ activation with many elements a sample, evenly spaced ones are counted.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -259,18 +261,20 @@ def calibrate(
     session = open_session(serialized(observed)) if computed else None
     samples = 0
     order = [value.name for value in observed.outputs]
-    for batch in _pieces(graph, session, batches):
-        outputs: Sequence[Array] = session.run(batch) if session else ()
-        found = {**batch, **dict(zip(order, outputs, strict=bool(session)))}
-        for name, builder in builders.items():
-            try:
-                builder.add(found[name])
-            except ValueError as error:
-                raise DataError(
-                    f"The activation {quoted(name)} of {graph.name} cannot be calibrated: it has "
-                    f"{error} in samples {samples} to {samples + _samples(batch)}."
-                ) from error
-        samples += _samples(batch)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        for batch in _pieces(graph, session, batches):
+            outputs: Sequence[Array] = session.run(batch) if session else ()
+            found = {**batch, **dict(zip(order, outputs, strict=bool(session)))}
+            added = {name: threads.submit(b.add, found[name]) for name, b in builders.items()}
+            for name, one in added.items():
+                try:
+                    one.result()
+                except ValueError as error:
+                    raise DataError(
+                        f"The activation {quoted(name)} of {graph.name} cannot be calibrated: it "
+                        f"has {error} in samples {samples} to {samples + _samples(batch)}."
+                    ) from error
+            samples += _samples(batch)
     if not samples:
         raise UsageError(f"Calibration of {graph.name} needs samples, and there are none.")
     return Calibration(

@@ -80,11 +80,16 @@ def _larger(one, other):
 
 
 @triton.jit
-def _start():
-    """Let the next kernel of the stream begin, and wait for the results of those before. Weights
-    may be read earlier."""
-    tl.extra.cuda.gdc_launch_dependents()
+def _wait():
+    """Wait for the results of the kernels before. Weights may be read earlier."""
     tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def _let_next_begin():
+    """Let the programs of the next kernel begin where there is space. Done early they crowd on few
+    multiprocessors."""
+    tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
@@ -106,10 +111,7 @@ def _finish(
     value += tl.load(offsets + cols)[None, :]
     if has_residual:
         at = residual + row[:, None] * residual_row + cols[None, :]
-        if keep is None:
-            added = tl.load(at)
-        else:
-            added = tl.load(at, mask=keep[:, None], other=0)
+        added = tl.load(at) if keep is None else tl.load(at, mask=keep[:, None], other=0)
         value += added.to(tl.float32) * residual_multiplier
     if clamp:
         value = tl.maximum(value, low)
@@ -146,7 +148,7 @@ def conv_by_taps_kernel(
     `across`: the input channels of a tap are so many each of neighboring pixels. A projection of
     another array `p`, a 1×1 convolution with its own stride, is added.
     """
-    _start()
+    _wait()
     blocks_c = out_channels // block_c
     blocks_n = batch // block_n
     program = tl.program_id(0)
@@ -192,10 +194,9 @@ def conv_by_taps_kernel(
                 outside -= tl.load(tap_sums + at * out_channels + cols)
             total += (outside * x_zero)[None, :]
     if has_projection:
+        other = total
         if x.dtype.element_ty == tl.int8:
             other = tl.zeros([block_n, block_c], tl.int32)
-        else:
-            other = total
         h, w = pixel // out_width * p_stride_h, pixel % out_width * p_stride_w
         p_block = p + (h * p_width + w) * (tl.cast(batch, tl.int64) * p_row) + rows[:, None] * p_row
         p_block += k[None, :]
@@ -210,6 +211,7 @@ def conv_by_taps_kernel(
             value = other
     else:
         value = _scaled(total, multipliers, cols)
+    _let_next_begin()
     start = pixel.to(tl.int64) * batch
     _finish(
         value, y + start * y_row, residual + start * residual_row, offsets, rows,
@@ -274,7 +276,7 @@ def conv_by_pixels_kernel(
         total = tl.zeros([block_n, block_c], tl.int32)
     else:
         total = tl.zeros([block_n, block_c], tl.float32)
-    _start()
+    _wait()
     for number in range(first, last):
         tap, part_k = number // blocks_k, number % blocks_k
         tap_h, tap_w = tap // kernel_w, tap % kernel_w
@@ -288,10 +290,9 @@ def conv_by_pixels_kernel(
         b = tl.load(matrix + part_k * block_k + w_block)
         total = tl.dot(a, tl.trans(b), total, out_dtype=total.dtype)
     if has_projection:
+        other = total
         if x.dtype.element_ty == tl.int8:
             other = tl.zeros([block_n, block_c], tl.int32)
-        else:
-            other = total
         h, w = out_h * p_stride_h, out_w * p_stride_w
         p_block = p + (((h * p_width + w) * batch + sample) * p_row)[:, None] + k[None, :]
         w_block = cols[:, None] * p_channels + k[None, :]
@@ -305,6 +306,7 @@ def conv_by_pixels_kernel(
             value = other
     else:
         value = _scaled(total, multipliers, cols)
+    _let_next_begin()
     if split:
         blocks = blocks_n * blocks_c
         block = part_n * blocks_c + part_c
@@ -355,7 +357,7 @@ def conv_by_rows_kernel(
         p_k = tl.arange(0, p_channels)
         p_b = tl.trans(tl.load(p_weights + cols[:, None] * p_channels + p_k[None, :]))
         p_block = inner[:, None] * p_row + p_k[None, :]
-    _start()
+    _wait()
     for block in tl.range(first, rows // block_n, programs // blocks_c, num_stages=stages):
         start = block.to(tl.int64) * block_n
         source = start
@@ -386,25 +388,27 @@ def conv_by_rows_kernel(
             value, y + start * y_row, residual + start * residual_row, offsets,
             inner, y_row, residual_row, cols, residual_multiplier, low, None, has_residual, clamp,
         )  # fmt: skip
+    _let_next_begin()
 
 
 @triton.jit(do_not_specialize=("width", "out_width", "segment"))
 def conv_by_lines_kernel(
     x, weights, y, multipliers, offsets, batch, y_row, out_channels, width, out_width, segment, low,
     clamp: tl.constexpr, x_row: tl.constexpr, lines: tl.constexpr, line_pixels: tl.constexpr,
-    block_n: tl.constexpr, block_c: tl.constexpr, stages: tl.constexpr,
+    samples: tl.constexpr, block_n: tl.constexpr, block_c: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """A convolution with stride 1 of few channels, without padding: windows of `lines` lines of 2
     or 4 pixels, which are the input channels of `conv_by_taps_kernel`. A program goes along
-    `segment` pixels of a line of the result. It reads each pixel of its lines once, and adds its
-    products to the results of all windows in which it is."""
+    `segment` pixels of a line of the result, or of neighboring lines with `samples` samples each.
+    It reads each pixel of its lines once, and adds its products to the results of all windows in
+    which it is."""
     blocks_c = out_channels // block_c
-    blocks_n = batch // block_n
+    blocks_n = batch // samples
     segments = out_width // segment
     program = tl.program_id(0)
     part_c, program = program % blocks_c, program // blocks_c
     part_n, program = program % blocks_n, program // blocks_n
-    first, h = program % segments * segment, program // segments
+    first, h = program % segments * segment, program // segments * (block_n // samples)
     cols = part_c * block_c + tl.arange(0, block_c)
     k = tl.arange(0, lines * x_row)
     line_k, channel = k // x_row, k % x_row
@@ -416,10 +420,12 @@ def conv_by_lines_kernel(
         b2 = tl.trans(tl.load(weights + 2 * x_row + w_block))
         b3 = tl.trans(tl.load(weights + 3 * x_row + w_block))
     inner = tl.arange(0, block_n)
+    line, sample = inner // samples, part_n * samples + inner % samples
     x_line = (line_k * width * batch).to(tl.int64) * x_row + channel
-    x_block = ((part_n * block_n + inner) * x_row)[:, None] + x_line[None, :]
-    x += (h * width).to(tl.int64) * batch * x_row
-    y += ((h * out_width).to(tl.int64) * batch + part_n * block_n) * y_row
+    x_block = (((h + line) * width).to(tl.int64) * batch + sample) * x_row
+    x_block = x_block[:, None] + x_line[None, :]
+    y_block = (((h + line) * out_width).to(tl.int64) * batch + sample) * y_row
+    y_block = y_block[:, None] + cols[None, :]
     dtype: tl.constexpr = tl.int32 if x.dtype.element_ty == tl.int8 else tl.float32
     t0 = tl.zeros([block_n, block_c], dtype)  # of the window that ends at this pixel
     t1 = tl.zeros([block_n, block_c], dtype)
@@ -427,7 +433,7 @@ def conv_by_lines_kernel(
     offset = tl.load(offsets + cols)[None, :]
     if dtype == tl.int32:
         multiplier = tl.load(multipliers + cols)[None, :]
-    _start()
+    _wait()
     end = first + (segment + line_pixels - 1 + 3) // 4 * 4
     for w in tl.range(first, end, num_stages=stages, loop_unroll_factor=4):
         a = tl.load(x + (tl.minimum(w, width - 1) * batch).to(tl.int64) * x_row + x_block)
@@ -445,13 +451,14 @@ def conv_by_lines_kernel(
         value += offset
         if clamp:
             value = tl.maximum(value, low)
-        at = y + (out_w * batch).to(tl.int64) * y_row + inner[:, None] * y_row + cols[None, :]
+        at = y + (out_w * batch).to(tl.int64) * y_row + y_block
         written = (out_w >= first) & (out_w < first + segment)
         tl.store(at, _stored(value, y.dtype.element_ty), mask=written)
         if line_pixels == 4:
             t0, t1, t2 = t1, t2, t3
         else:
             t0 = t3
+    _let_next_begin()
 
 
 @triton.jit
@@ -493,7 +500,7 @@ def conv_by_windows_kernel(
         b2 = tl.trans(tl.load(weights + 2 * plane + w_block))
     if planes > 3:
         b3 = tl.trans(tl.load(weights + 3 * plane + w_block))
-    _start()
+    _wait()
     dtype: tl.constexpr = x.dtype.element_ty
     sum_dtype: tl.constexpr = tl.int32 if dtype == tl.int8 else tl.float32
     pixel_words: tl.constexpr = 1 if dtype == tl.int8 else 2
@@ -529,40 +536,45 @@ def conv_by_windows_kernel(
             offsets, inner, y_row, residual_row, cols, residual_multiplier, low, None,
             has_residual, clamp,
         )  # fmt: skip
+    _let_next_begin()
 
 
-@triton.jit(do_not_specialize=("height", "width", "out_width", *_GEOMETRY[5:9]))
+@triton.jit
+def _pixel(x, h, w, height, width, batch, sample, x_row, cols, keep):
+    """Channels of a pixel, or of the nearest one at the border of the image."""
+    h = tl.minimum(tl.maximum(h, 0), height - 1)
+    w = tl.minimum(tl.maximum(w, 0), width - 1)
+    source = ((h * width + w).to(tl.int64) * batch + sample) * x_row
+    return tl.load(x + source[:, None] + cols[None, :], mask=keep)
+
+
+@triton.jit(do_not_specialize=("rows", "height", "width", "out_width", *_GEOMETRY[5:9]))
 def max_pool_kernel(
-    x, y, batch, channels, x_row, y_row, height, width, out_width,
+    x, y, rows, batch, channels, x_row, y_row, height, width, out_width,
     stride_h, stride_w, pad_h, pad_w, multiplier, offset, low,
     kernel_h: tl.constexpr, kernel_w: tl.constexpr, as_stored: tl.constexpr, clamp: tl.constexpr,
     block_n: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
-    """The maximum of each window. Pixels outside the image are replaced by those at its border,
-    which are in the window too. `as_stored`: x and y have the same scale. A window of one pixel
-    copies, and converts between scales."""
-    _start()
+    """The maximum of each window, for blocks of `rows`, samples of neighboring pixels. Pixels
+    outside the image are replaced by those at its border, which are in the window too. `as_stored`:
+    x and y have the same scale. A window of one pixel copies, and converts between scales."""
+    _wait()
     blocks_c = tl.cdiv(channels, block_c)
-    blocks_n = batch // block_n
-    program = tl.program_id(0)
-    part_c, program = program % blocks_c, program // blocks_c
-    part_n, pixel = program % blocks_n, program // blocks_n
+    part_c, part_n = tl.program_id(0) % blocks_c, tl.program_id(0) // blocks_c
+    row = part_n * block_n + tl.arange(0, block_n)
+    pixel, sample = row // batch, row % batch
     top = pixel // out_width * stride_h - pad_h
     left = pixel % out_width * stride_w - pad_w
-    rows = part_n * block_n + tl.arange(0, block_n)
     cols = part_c * block_c + tl.arange(0, block_c)
-    keep = (cols < channels)[None, :]
-    x_block = rows[:, None] * x_row + cols[None, :]
-    pixel_size = tl.cast(batch, tl.int64) * x_row
-    first = tl.maximum(top, 0) * width + tl.maximum(left, 0)
-    found = tl.load(x + first * pixel_size + x_block, mask=keep)
+    keep = (row < rows)[:, None] & (cols < channels)[None, :]
+    found = _pixel(x, top, left, height, width, batch, sample, x_row, cols, keep)
     for i in tl.static_range(kernel_h):
         for j in tl.static_range(kernel_w):
-            h = tl.minimum(tl.maximum(top + i, 0), height - 1)
-            w = tl.minimum(tl.maximum(left + j, 0), width - 1)
-            here = tl.load(x + (h * width + w) * pixel_size + x_block, mask=keep)
-            found = _larger(found, here)
-    at = y + pixel.to(tl.int64) * batch * y_row + rows[:, None] * y_row + cols[None, :]
+            if i + j > 0:
+                here = _pixel(x, top + i, left + j, height, width, batch, sample, x_row, cols, keep)
+                found = _larger(found, here)
+    _let_next_begin()
+    at = y + (row.to(tl.int64) * y_row)[:, None] + cols[None, :]
     if as_stored:
         tl.store(at, found, mask=keep)
     else:
@@ -580,7 +592,7 @@ def average_pool_kernel(
 ):  # fmt: skip
     """The mean of each window. `divisor`: 0 for the number of pixels inside the image. `block_t`
     pixels of a window are read at once."""
-    _start()
+    _wait()
     blocks_c = tl.cdiv(channels, block_c)
     blocks_n = batch // block_n
     program = tl.program_id(0)
@@ -612,6 +624,7 @@ def average_pool_kernel(
             at = (pixel_in * pixel_size)[:, None, None] + x_block[None, :, :]
             wanted = (tap < count)[:, None, None] & keep[None, :, :]
             total += tl.sum(tl.load(x + at, mask=wanted, other=0).to(total.dtype), 0)
+    _let_next_begin()
     value = (total.to(tl.float32) - x_zero * count) / tl.where(divisor == 0, count, divisor)
     value = value * multiplier + offset
     if clamp:
@@ -626,7 +639,7 @@ def add_kernel(
     clamp: tl.constexpr, block_n: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
     """The sum of two arrays, row by row."""
-    _start()
+    _wait()
     rows = tl.program_id(0).to(tl.int64) * block_n + tl.arange(0, block_n)
     for start in range(0, channels, block_c):
         cols = start + tl.arange(0, block_c)
@@ -638,6 +651,7 @@ def add_kernel(
             value = tl.maximum(value, low)
         at = y + rows[:, None] * y_row + cols[None, :]
         tl.store(at, _stored(value, y.dtype.element_ty), mask=keep)
+    _let_next_begin()
 
 
 @triton.jit
@@ -679,7 +693,7 @@ def image_kernel(
     """The network's input, (batch, channels, height, width) in fp32, as (out_height, out_width,
     batch, fold · fold · 4): blocks of pixels, with the first pixel of the image at `top` and `left`
     and 0 around it."""
-    _start()
+    _wait()
     row: tl.constexpr = fold * fold * 4
     blocks_w = tl.cdiv(out_width, block_w)
     blocks_n = batch // block_n
@@ -694,6 +708,7 @@ def image_kernel(
     c1 = _image_channels(x, lines, height, width, h, cols, left, fold, 1, channels)
     c2 = _image_channels(x, lines, height, width, h, cols, left, fold, 2, channels)
     c3 = _image_channels(x, lines, height, width, h, cols, left, fold, 3, channels)
+    _let_next_begin()
     four = tl.join(tl.join(c0, c2), tl.join(c1, c3)).reshape([block_w, block_n * row])
     value = _stored(four * multiplier + zero, y.dtype.element_ty)
     place = part_n * (block_n * row) + tl.arange(0, block_n * row)

@@ -23,6 +23,8 @@ MOST_SHARED = 216 << 10
 """Bytes of shared memory that tiles take on one multiprocessor."""
 MOST_BY_PIXELS = 128
 """Larger batches fill tiles with the samples of one pixel."""
+MANY_BLOCKS = 264
+"""So many programs fill a device: with more, larger tiles are faster."""
 MOST_SPLIT_BYTES = 32 << 20
 """Of the partial sums of a convolution whose products are split."""
 
@@ -352,7 +354,10 @@ def tilings(
                 parts=parts,
             )
             for n, c, warps, stages, parts in _BY_LINES
-            if batch % n == 0 and y.channels % c == 0 and y.width % parts == 0
+            if y.channels % c == 0
+            and y.width % parts == 0
+            and _power_of_two_in(batch, n) >= 4
+            and y.height % (n // _power_of_two_in(batch, n)) == 0
         ]
     large = max(x.height * x.width * x.row, y.height * y.width * y.row) * batch >= 1 << 31
     if (batch <= MOST_BY_PIXELS or not found) and not large:
@@ -403,6 +408,7 @@ def _pixel_tilings(
     for n, c, k, warps, stages in _BY_PIXELS:
         fits = (
             (n // 2 < rows or n == 16)
+            and (n * c >= 64 * 64 or rows * y.channels < MANY_BLOCKS * 64 * 64)
             and y.channels % c == 0
             and all(depth % k == 0 for depth in depths)
             and (not whole_window(x) or k % line == 0)
@@ -480,6 +486,7 @@ def convolve(
         "block_n": tiling.block_n,
         "block_c": tiling.block_c,
         "num_warps": tiling.warps,
+        "launch_pdl": True,
     }
     blocks_c = y.channels // tiling.block_c
     pixels = y.height * y.width
@@ -504,7 +511,7 @@ def convolve(
         }
     elif tiling.method is Method.LINES:
         kernel = kernels.conv_by_lines_kernel
-        programs = y.height * tiling.parts * (batch // tiling.block_n) * blocks_c
+        programs = pixels * batch // tiling.block_n // (y.width // tiling.parts) * blocks_c
         arguments = [x.array, parameters.weights, y.array, *arguments[4:]]
         arguments += [batch, y.row, y.channels, x.width, y.width, y.width // tiling.parts, y.low]
         del settings["has_residual"]
@@ -512,6 +519,7 @@ def convolve(
             "x_row": x.row,
             "lines": window.kernel[0],
             "line_pixels": x.line_pixels,
+            "samples": _power_of_two_in(batch, tiling.block_n),
             "stages": tiling.stages,
         }
     elif tiling.method is Method.ROWS:
@@ -554,9 +562,9 @@ def convolve(
             "has_projection": projection is not None,
         }
     if compile_only:
-        kernel.warmup(*arguments, grid=(programs,), launch_pdl=True, **settings)
+        kernel.warmup(*arguments, grid=(programs,), **settings)
     else:
-        kernel[(programs,)](*arguments, launch_pdl=True, **settings)
+        kernel[(programs,)](*arguments, **settings)
 
 
 def _reaches_outside(x: Layout, y: Layout, window: Window) -> bool:
@@ -579,13 +587,17 @@ def max_pool(x: Layout, y: Layout, window: Window, batch: int, *, relu: bool = F
     """Launch y = maximum of the windows of x, after ReLU. A window of one pixel copies."""
     from cubemesh.kernels.triton.hwnc import kernels
 
-    block_n, block_c = _blocks(batch, x.channels)
-    programs = y.height * y.width * (batch // block_n) * -(-x.channels // block_c)
+    block_c = _channels(x.channels)
+    rows = y.height * y.width * batch
+    block_n = 4096 // block_c
+    while block_n > 4 and rows // block_n < 4 * _multiprocessors(x.array.device):
+        block_n //= 2
+    programs = -(-rows // block_n) * -(-x.channels // block_c)
     same = (x.array.dtype, x.scale, x.zero) == (y.array.dtype, y.scale, y.zero)
     clamp = relu and not y.clamps_negative
     kernels.max_pool_kernel[(programs,)](
-        *(x.array, y.array, batch, x.channels, x.row, y.row, x.height, x.width, y.width),
-        *(*window.stride, *window.pad, x.scale / y.scale),
+        *(x.array, y.array, rows, batch, x.channels, x.row, y.row),
+        *(x.height, x.width, y.width, *window.stride, *window.pad, x.scale / y.scale),
         *(y.zero - x.zero * x.scale / y.scale, y.low),
         kernel_h=window.kernel[0],
         kernel_w=window.kernel[1],
@@ -610,8 +622,8 @@ def average_pool(
     while block_n > 16 and small:
         block_n //= 2  # more programs for a small result
     block_t = 1
-    if block_n < 16:
-        block_t = 16
+    if block_n < 16 and small:
+        block_c, block_t = 32, 64 // block_n
     programs = y.height * y.width * (batch // block_n) * -(-x.channels // block_c)
     kernels.average_pool_kernel[(programs,)](
         *(x.array, y.array, batch, x.channels, x.row, y.row, x.height, x.width, y.width),
@@ -667,10 +679,13 @@ def store_images(
 
 def _blocks(batch: int, channels: int) -> tuple[int, int]:
     """Samples and channels of a program of an elementwise kernel: at most 4,096 elements."""
-    block_c = 32
-    while block_c < min(channels, 128):
-        block_c *= 2
+    block_c = _channels(channels)
     return _power_of_two_in(batch, 4096 // block_c), block_c
+
+
+def _channels(channels: int) -> int:
+    """Channels of an elementwise program."""
+    return 32 if channels <= 32 else 64 if channels <= 64 else 128
 
 
 def _power_of_two_in(number: int, most: int) -> int:
