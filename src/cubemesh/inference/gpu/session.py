@@ -227,6 +227,11 @@ class GpuSession:
             if not isinstance(step, ConvStep):
                 continue
             name, fitting = self.describe(step), self._fitting(step)
+            if not fitting:
+                raise ValueError(
+                    f"{step.y} is too large for a batch size of {self.batch}, which is not a "
+                    "multiple of 16"
+                )
             numbers = tuple(known.get(name, ()))
             if numbers in {one.as_numbers() for one in fitting}:
                 self.kernels[name] = numbers
