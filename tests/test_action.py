@@ -101,7 +101,7 @@ def test_every_input_is_read():
     text = json.dumps(ACTION["runs"])
     assert [name for name in ACTION["inputs"] if f"inputs.{name} " not in text] == []
     read = set(re.findall(r"steps\.measure\.outputs\.([\w-]+)", json.dumps(ACTION["outputs"])))
-    assert read == {"verdict", "exit-code", "store"}
+    assert read == {"verdict", "exit-code", "store", "report"}
 
 
 def test_the_install_step_installs_the_action_with_its_extras(run_step, workspace):
@@ -118,7 +118,12 @@ def test_a_first_run_writes_a_store_that_later_runs_compare_with(run_step, works
         1, experiment="minibatch", settings=SETTINGS, store="base.sqlite", baseline="none.sqlite"
     )
     assert first.code == 0, first.stdout + first.stderr
-    assert first.outputs == {"verdict": "no-baseline", "exit-code": "0", "store": "base.sqlite"}
+    assert first.outputs == {
+        "verdict": "no-baseline",
+        "exit-code": "0",
+        "store": "base.sqlite",
+        "report": "base.xml",
+    }
     assert "::notice title=cubemesh::No baseline" in first.stdout
     assert (workspace / "base.sqlite").exists()
 
@@ -135,6 +140,7 @@ def test_a_first_run_writes_a_store_that_later_runs_compare_with(run_step, works
         "verdict": "regression",
         "exit-code": "99",
         "store": "breached.sqlite",
+        "report": "breached.xml",
     }
     assert "Threshold breached" in breached.summary
     assert re.search("::error title=cubemesh::regression: .*Threshold breached", breached.stdout)
@@ -148,20 +154,28 @@ def test_a_first_run_writes_a_store_that_later_runs_compare_with(run_step, works
     assert "Not in the baseline: little-cnn, batch size 8." in other.summary
 
 
-@pytest.mark.parametrize(("baseline", "verdict"), [(None, "no-baseline"), ("0.5", "passed")])
-def test_a_missed_target_is_no_regression(run_step, baseline, verdict):
+@pytest.mark.parametrize(
+    ("baseline", "verdict", "of_miss"),
+    [
+        (None, "no-baseline", "target-missed"),
+        ("0.5", "passed", "target-missed"),
+        ("1.5", "regression", "regression"),
+    ],
+)
+def test_a_missed_target_is_no_regression(run_step, baseline, verdict, of_miss):
     settings = "framework=null\ndevices=1\nepochs=3\nrepeats=3\nscript=accuracy=0.1:0.9,step=0.002"
     common = {"experiment": "time-to-accuracy", "fail_below": baseline or "1"}
     if baseline:
         run_step(1, **common, settings=settings, store="base.sqlite")
         common["baseline"] = "base.sqlite"
     reached = run_step(1, **common, settings=settings, store="reached.sqlite")
-    assert (reached.code, reached.outputs["verdict"]) == (0, verdict), reached.stdout
+    assert reached.outputs["verdict"] == verdict, reached.stdout
+    assert reached.code == (99 if verdict == "regression" else 0)
     missed = run_step(
         1, **common, settings=f"{settings}\ntarget_accuracy=0.95", store="missed.sqlite"
     )
-    assert (missed.code, missed.outputs["verdict"]) == (98, "target-missed"), missed.stdout
-    assert re.search("::error title=cubemesh::target-missed: .*95", missed.stdout)
+    assert (missed.code, missed.outputs["verdict"]) == (99, of_miss), missed.stdout
+    assert re.search(f"::error title=cubemesh::{of_miss}: .*95", missed.stdout)
     assert missed.summary.count("95") >= 2
 
 

@@ -22,8 +22,7 @@ EXIT_CODES = {
     "1": "A run failed, nothing could be measured, or the store failed.",
     "2": "Wrong usage.",
     "75": "A device, the store or a folder of checkpoints is in use; try again later.",
-    "98": "A target_accuracy that was given was not reached.",
-    "99": "The threshold of --fail-below is breached.",
+    "99": "A target was missed: target_accuracy, --accuracy or the threshold of --fail-below.",
     "130": "Interrupted; finished runs are saved.",
 }
 EXAMPLES = (

@@ -5,10 +5,10 @@
     ├── DataError            1   an invalid or damaged file of data or of a machine
     ├── StoreError           1   the store of results cannot be read or written
     ├── BusyError           75   a device, store or folder is in use; try again later
-    └── AccuracyError       98   no model keeps the accuracy that was asked for
+    └── AccuracyError       99   no model keeps the accuracy that was asked for
 
-Three more exit codes: 98, a training misses its target accuracy; 99, the threshold of
-`--fail-below` is breached; 130, interrupted.
+99 is the exit code of every missed target: that accuracy, the target accuracy of a training and the
+threshold of `--fail-below`. One more exit code: 130, interrupted.
 
 A `StoreWarning` is no error: a Python warning (of the module `warnings`) about the store, such as
 rows that are damaged and left out. The command line prints it on stderr.
@@ -21,6 +21,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+TARGET_MISSED = 99
+"""Exit code where a requested accuracy was not reached, or the threshold of `--fail-below` is
+breached."""
 
 
 class CubemeshError(Exception):
@@ -53,7 +57,7 @@ class BusyError(CubemeshError):
 class AccuracyError(CubemeshError):
     """No model in the allowed precisions keeps the accuracy bound."""
 
-    exit_code = 98
+    exit_code = TARGET_MISSED
 
 
 class StoreWarning(UserWarning):

@@ -249,9 +249,9 @@ def test_a_ceiling_alone_is_not_a_measurement(cubemesh, tmp_path: Path):
     assert outcomes["ok"] == "ceiling"
 
 
-@pytest.mark.parametrize(("accuracy", "code"), [(0.5, 0), (0.95, 98)])
+@pytest.mark.parametrize(("accuracy", "code"), [(0.5, 0), (0.95, 99)])
 @pytest.mark.parametrize("verb", [("train", "little-cnn"), ("run", "time-to-accuracy")])
-def test_a_missed_target_is_98(cubemesh, tmp_path: Path, verb, accuracy, code):
+def test_a_missed_target_is_99(cubemesh, tmp_path: Path, verb, accuracy, code):
     script = ("--set", "framework=null", "--set", "script=accuracy=0.1:0.9")
     epochs = (
         ("--epochs", "3") if verb[0] == "train" else ("--set", "epochs=3", "--set", "devices=1")

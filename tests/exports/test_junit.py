@@ -91,6 +91,15 @@ def test_a_gate_without_a_comparison_is_an_error(runs, exported):
     assert (xml.tests, xml.errors) == (2, 1)
 
 
+def test_a_missed_target_is_a_failure(runs, exported):
+    targets = {"train target_accuracy=0.5": (), "train target_accuracy=0.9": ("Not reached.",)}
+    _, found = cases(exported("junit", runs[:1], targets=targets))
+    assert found["train target_accuracy=0.5"].result == []
+    (result,) = found["train target_accuracy=0.9"].result
+    assert isinstance(result, junitparser.Failure)
+    assert (result.type, result.message) == ("target-missed", "Not reached.")
+
+
 def test_no_runs_make_an_empty_report(exported):
     xml, found = cases(exported("junit", ()))
     assert (xml.tests, found) == (0, {})

@@ -387,7 +387,7 @@ def test_accuracy_that_no_model_keeps(onnx_file, tmp_path):
     settings = {"accuracy": 1.0, "precisions": ["int8"], "samples": samples, **FAST}
     with pytest.raises(AccuracyError, match=r"No model of tiny keeps the accuracy: int8 in") as e:
         build_plan(str(onnx_file), tmp_path / "x.plan", **settings)
-    assert e.value.exit_code == 98
+    assert e.value.exit_code == 99
     assert not (tmp_path / "x.plan").exists()
     done = build_plan(
         str(onnx_file), tmp_path / "x.plan", **{**settings, "precisions": ["fp32", "int8"]}

@@ -74,6 +74,7 @@ def export(
             open_artifact=open_artifact,
             comparisons=_comparisons(runs),
             gate=runs.gate if isinstance(runs, Comparison | RunResult) else None,
+            targets=runs.targets if isinstance(runs, RunResult) else {},
         )
         export_file(contents, path, chosen)
     return ExportedFile(file=path, format=chosen, runs=len(records))

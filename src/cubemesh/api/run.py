@@ -16,7 +16,7 @@ from cubemesh.api.arguments import (
     setting_lines,
 )
 from cubemesh.audit.marking import marked
-from cubemesh.errors import CubemeshError, UsageError
+from cubemesh.errors import TARGET_MISSED, CubemeshError, UsageError
 from cubemesh.experiments.analysis.comparison import Gate, baseline_answer, gate_of
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import ExperimentResult
@@ -25,9 +25,6 @@ from cubemesh.runs import Observer, Silent
 from cubemesh.schema import Answer, Ceiling, Machine, RunRecord
 from cubemesh.store.compare import StoredComparison, compare_with_baseline
 from cubemesh.units import parse_duration
-
-TARGET_MISSED = 98
-"""Exit code where a requested `target_accuracy` was not reached."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -77,16 +74,23 @@ class RunResult:
         return expected and any(r.ok for r in of_work or self.records)
 
     @property
+    def targets(self) -> dict[str, tuple[str, ...]]:
+        """Each requested `target_accuracy`, as `train target_accuracy=0.95` → a sentence for each
+        time that it was not reached."""
+        found: dict[str, tuple[str, ...]] = {}
+        for one in self.experiments:
+            run = one.experiment_run
+            target = {**run.settings, **run.overrides}.get("target_accuracy")
+            if target is not None:
+                name = f"{run.experiment} target_accuracy={target}"
+                missed = (f.text for f in one.answer.findings if f.code == "target-missed")
+                found[name] = (*found.get(name, ()), *missed)
+        return found
+
+    @property
     def missed_targets(self) -> tuple[str, ...]:
         """Sentences about each requested `target_accuracy` that was not reached."""
-        return tuple(
-            finding.text
-            for one in self.experiments
-            for run in (one.experiment_run,)
-            if {**run.settings, **run.overrides}.get("target_accuracy") is not None
-            for finding in one.answer.findings
-            if finding.code == "target-missed"
-        )
+        return tuple(sentence for missed in self.targets.values() for sentence in missed)
 
     @property
     def exit_code(self) -> int:
@@ -95,7 +99,7 @@ class RunResult:
 
     def exit_code_if(self, ok: bool) -> int:
         """1 if not `ok`, 1 or 75 where records wait in the spool, 99 where `fail_below` is
-        breached, else 98 where a target was missed."""
+        breached or a target was missed."""
         if not ok:
             return 1
         if self.unsaved is not None:

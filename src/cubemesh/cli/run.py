@@ -76,7 +76,6 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run experiments and print their results. Stored runs are reused."""
-    from cubemesh.api.run import TARGET_MISSED
     from cubemesh.api.run import run as run_experiments
     from cubemesh.cli.report import write_page
     from cubemesh.exports import STDOUT
@@ -105,10 +104,11 @@ def run(
         write_export(found, export, format, store)
     if export != STDOUT:
         show(run_json(found), as_json, lambda console: summary.print_run(console, found))
-    if found.gate is not None:
-        tell(found.gate.sentence)
-    if found.exit_code == TARGET_MISSED:
-        tell(" ".join(found.missed_targets))
+    messages = [" ".join(found.missed_targets)] if found.missed_targets else []
+    if found.gate is not None:  # what decides the exit code is said last
+        messages.insert(len(messages) if found.gate.exit_code else 0, found.gate.sentence)
+    for message in messages:
+        tell(message)
     if page is not None:  # after the figures, which a page that cannot be written must not lose
         write_page(page, *(one.experiment_run.experiment for one in found.experiments), store=store)
         if export != STDOUT and not as_json:

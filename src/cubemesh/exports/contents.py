@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO
 
 from cubemesh.experiments.analysis.comparison import Gate
@@ -28,6 +28,8 @@ class ExportedRuns:
     """Of `compare`, or with a baseline."""
     gate: Gate | None = None
     """Of `--fail-below`."""
+    targets: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Each requested target, as `train target_accuracy=0.95` → a sentence for each miss."""
 
 
 @dataclass(frozen=True, kw_only=True)

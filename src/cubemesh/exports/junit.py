@@ -1,10 +1,11 @@
-"""JUnit XML, for the test reports of CI systems: a test case a run, and one a comparison.
+"""JUnit XML, for the test reports of CI systems: a test case a run, a comparison and a target.
 
     a run that completed                                    passed
     out of memory, not supported, not installed, diverged   skipped: a result, and not a fault
     crashed, killed, timed out                              error
     a comparison below the threshold of --fail-below        failure
     a comparison without enough data for the threshold      error
+    a requested target accuracy that was not reached        failure
 
 Names of test cases are the same from run to run, so that a CI system shows their history. Figures
 with their intervals are properties.
@@ -28,7 +29,7 @@ from cubemesh.untrusted import clean
 if TYPE_CHECKING:
     from cubemesh.store.compare import StoredComparison
 
-_REGRESSION, _INCONCLUSIVE = "regression", "not-enough-data"
+_REGRESSION, _INCONCLUSIVE, _MISSED = "regression", "not-enough-data", "target-missed"
 
 
 def write(runs: ExportedRuns, file: BinaryIO) -> None:
@@ -53,6 +54,12 @@ def write(runs: ExportedRuns, file: BinaryIO) -> None:
         if not runs.comparisons:
             case = _case(suite, "cubemesh.compare", "baseline", 0.0)
             _end(case, "error", _INCONCLUSIVE, "No run could be compared.")
+    if runs.targets:
+        suite = Xml.SubElement(root, "testsuite", name="targets")
+        for name, missed in runs.targets.items():
+            case = _case(suite, "cubemesh.target", name, 0.0)
+            if missed:
+                _end(case, "failure", _MISSED, " ".join(missed))
     for suite in root:
         _count(suite, [suite])
     _count(root, list(root))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cubemesh.errors import TARGET_MISSED
 from cubemesh.experiments.analysis.caveats import mark_simulated, noise_codes
 from cubemesh.measure.timing.interleaved_ab import ratio_of
 from cubemesh.measure.timing.stopping_rule import confidence_of
@@ -19,8 +20,6 @@ from cubemesh.store.select import PARTS, format_value
 if TYPE_CHECKING:
     from cubemesh.store.compare import StoredComparison
 
-THRESHOLD_BREACHED = 99
-"""Exit code of `--fail-below`."""
 INCONCLUSIVE = 1
 """Exit code of `--fail-below` without a valid comparison."""
 
@@ -42,14 +41,14 @@ class Gate:
         """99 if a ratio is significantly below, 1 if one has no interval, else 0."""
         found = self.breached
         if any(found):
-            return THRESHOLD_BREACHED
+            return TARGET_MISSED
         return INCONCLUSIVE if None in found or not found else 0
 
     @property
     def sentence(self) -> str:
         """The result in a sentence."""
         code = self.exit_code
-        if code == THRESHOLD_BREACHED:
+        if code == TARGET_MISSED:
             pairs = zip(self.ratios, self.breached, strict=True)
             worst = min(ratio.high for ratio, breached in pairs if breached and ratio.high)
             return (
