@@ -31,6 +31,7 @@ from cubemesh.frameworks import entry as framework_entry
 from cubemesh.machines.catalogue import datasheets
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.machines.files import read_text
+from cubemesh.networks import rate_unit
 from cubemesh.networks.memory import forecast as forecast_memory
 from cubemesh.schema import RunRecord
 from cubemesh.schema.spec import Layout, Precision
@@ -78,7 +79,7 @@ class Prediction:
         for one in self.points:
             p = one.point
             lines.append(
-                f"  {p.devices} devices: {p.samples_per_s:,.0f} samples/s "
+                f"  {p.devices} devices: {p.samples_per_s:,.0f} {rate_unit(self.network)} "
                 f"({p.low:,.0f} to {p.high:,.0f}), {100 * p.efficiency:.0f} % efficiency, "
                 f"limited by {p.limit}"
             )

@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.answer import answer_of
-from cubemesh.experiments.analysis.groups import Group, caveats, group_by, setting_label
+from cubemesh.experiments.analysis.groups import (
+    Group,
+    caveats,
+    group_by,
+    setting_label,
+    throughput_unit,
+)
 from cubemesh.experiments.analysis.matrix import CellKey, Matrix, throughput
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, import_records
 from cubemesh.schema import (
@@ -107,7 +113,8 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     groups = group_by(records, lambda r: (_workload(r), names[_place(r)]))
     matrix = Matrix(tuple(groups), row_name="workload")
     prices = _prices(settings, matrix)
-    tables = [matrix.table("Training, samples/s", "", throughput)] if records else []
+    unit = throughput_unit(records)
+    tables = [matrix.table(f"Training, {unit}", "", throughput)] if records else []
     if prices:
         tables.append(_money_table(matrix, prices))
     return answer_of(
@@ -118,8 +125,8 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         tables=tables,
         charts=matrix.chart(
             "devices",
-            "samples/s by workload and device",
-            Axis(name="throughput", unit="samples/s", from_zero=True),
+            f"{unit} by workload and device",
+            Axis(name="throughput", unit=unit, from_zero=True),
             throughput,
         ),
         notes=(

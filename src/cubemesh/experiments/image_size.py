@@ -19,13 +19,13 @@ from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.minibatch.input_bound import (
-    SPEED_COLUMNS,
     UTILIZATION_NOTE,
     DataLocations,
     device_utilization,
     input_bound_findings,
     programs_by_location,
     speed_cells,
+    speed_columns,
     utilization_cell,
 )
 from cubemesh.experiments.minibatch.max_batch import may_double
@@ -190,7 +190,7 @@ def _growth(where: str, done: list[tuple[Group[Key], Figure]]) -> Iterator[Findi
     if verdict.sign > 0:
         code = "throughput-growth"
         text = (
-            f"{where}: batch size {last.key[1]} trains {format_ratio(found)} as many samples/s as "
+            f"{where}: batch size {last.key[1]} trains {format_ratio(found)} as many images/s as "
             f"{first.key[1]}."
         )
     else:
@@ -207,7 +207,7 @@ def _table(groups: list[Group[Key]]) -> Table:
         Column(name="image size", unit="pixels"),
         Column(name="batch size"),
         Column(name="data on"),
-        *SPEED_COLUMNS,
+        *speed_columns(groups),
     )
     return Table(title="", columns=columns, rows=tuple(map(_row, groups)))
 
@@ -229,10 +229,10 @@ def _charts(network: str, groups: list[Group[Key]]) -> Iterator[Chart]:
     x = Axis(name="batch size", scale="log2")
     yield Chart(
         name=f"image-size-{network}",
-        title=f"{network}: samples/s by image size and batch size",
+        title=f"{network}: images/s by image size and batch size",
         kind="line",
         x=x,
-        y=Axis(name="throughput", unit="samples/s", from_zero=True),
+        y=Axis(name="throughput", unit="images/s", from_zero=True),
         lines=tuple(
             Line(
                 name=_line_name(key, curves),

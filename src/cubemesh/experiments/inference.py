@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cubemesh.experiments.analysis.answer import answer_of, cell_or_dash, failed_run
-from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by, throughput_unit, titled
 from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio, verdicts
 from cubemesh.experiments.analysis.utilization_columns import (
@@ -245,7 +245,7 @@ def _tables(groups: Sequence[Engine]) -> Iterator[Table]:
             Column(name="batch size"),
             Column(name="engine"),
             Column(name="precision"),
-            Column(name="throughput", unit="samples/s"),
+            Column(name="throughput", unit=throughput_unit(r for g in own for r in g.records)),
             *(Column(name=LATENCIES[name], unit="ms") for name in percentiles),
             Column(name="first answer", unit="s", digits=2),
             Column(name="memory", unit="MiB"),
@@ -295,7 +295,8 @@ def _charts(groups: Sequence[Engine]) -> Iterator[Chart]:
             y=y,
             lines=tuple(_lines(single, "latency_p50_s")),
         )
-    y = Axis(name="throughput", unit="samples/s", scale="log10")
+    unit = throughput_unit(r for g in groups for r in g.records)
+    y = Axis(name="throughput", unit=unit, scale="log10")
     best = [g for g in groups if g.key[1] == groups[-1].key[1]]
     yield Chart(
         name="inference-throughput",
@@ -363,13 +364,14 @@ def _fastest(
         return None
     found.sort(key=lambda pair: pair[1].value if by_latency else -pair[1].value)
     best, figure = found[0]
+    unit = throughput_unit(best.records)
     name, batch, precision = _title(best, groups), best.key[0], best.key[3]
     text = (
         f"{name} has the shortest latency at batch size {batch} in {precision}: "
         f"{plus_minus(figure)} ms (p50)"
         if by_latency
         else f"{name} has the highest throughput at batch size {batch} in {precision}: "
-        f"{plus_minus(figure)} samples/s"
+        f"{plus_minus(figure)} {unit}"
     )
     noise = caveats(best)
     if len(found) > 1:
@@ -390,7 +392,7 @@ def _fastest(
         value=figure.value,
         low=figure.low,
         high=figure.high,
-        unit="ms" if by_latency else "samples/s",
+        unit="ms" if by_latency else unit,
         caveats=noise,
     )
 

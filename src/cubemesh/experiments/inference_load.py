@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.answer import answer_of, cell_or_dash, failed_run
 from cubemesh.experiments.analysis.caveats import noise_codes
-from cubemesh.experiments.analysis.groups import group_by, titled
+from cubemesh.experiments.analysis.groups import group_by, throughput_unit, titled
 from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.inference import PLAN, compared_plan, default_networks, programs
@@ -238,13 +238,14 @@ def _answer(records: Sequence[RunRecord]) -> Answer:
 
 def _tables(found: Sequence[RateSearch]) -> Iterator[Table]:
     if found:
+        unit = throughput_unit(r for search in found for r in search.trials)
         yield Table(
             title="Largest rate",
             columns=(
                 Column(name="engine"),
                 Column(name="single-stream p50", unit="ms"),
                 Column(name="p99", unit="ms"),
-                Column(name="offline", unit="samples/s"),
+                Column(name="offline", unit=unit),
                 Column(name="limit", unit="ms"),
                 Column(name="largest rate", unit="requests/s"),
                 Column(name="its p50", unit="ms"),

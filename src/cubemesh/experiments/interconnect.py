@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from cubemesh.experiments.analysis.answer import answer_of, cell_or_dash
-from cubemesh.experiments.analysis.groups import Group, caveats, titled
+from cubemesh.experiments.analysis.groups import Group, caveats, throughput_unit, titled
 from cubemesh.experiments.analysis.matrix import CellKey, Matrix, throughput
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
 from cubemesh.experiments.core.cpu_defaults import batch as reduced_batch
@@ -143,7 +143,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and charts from the records of one `interconnect`."""
     own = [r for r in records if isinstance(r.spec.work, TrainSteps)]
     matrix = Matrix.of(own, _key_of(own))
-    y = Axis(name="throughput", unit="samples/s", from_zero=True)
+    y = Axis(name="throughput", unit=throughput_unit(own), from_zero=True)
     return answer_of(
         EXPERIMENT,
         titled("Links between devices", records),
@@ -247,7 +247,9 @@ def _table(matrix: Matrix) -> Table:
         Column(name="link"),
         Column(name="devices"),
         Column(name="transport"),
-        Column(name="throughput", unit="samples/s"),
+        Column(
+            name="throughput", unit=throughput_unit(r for g in matrix.groups for r in g.records)
+        ),
         Column(name="vs first link", unit="x"),
         Column(name="communication wait", unit="%"),
         Column(name="communicated", unit="MiB/step"),

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cubemesh.experiments.analysis.answer import answer_of, failed_run
-from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by, throughput_unit, titled
 from cubemesh.experiments.analysis.per_workload import batch_size, per_workload
 from cubemesh.experiments.analysis.ratios import plus_minus
 from cubemesh.experiments.analysis.utilization_columns import (
@@ -27,15 +27,15 @@ from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.minibatch.input_bound import (
     BUSY_PERCENT,
-    SPEED_COLUMNS,
     UTILIZATION_NOTE,
     DataLocations,
     device_utilization,
     input_bound_findings,
     programs_by_location,
     speed_cells,
+    speed_columns,
 )
-from cubemesh.networks import build_for
+from cubemesh.networks import build_for, rate_unit
 from cubemesh.schema import (
     Answer,
     Axis,
@@ -172,11 +172,12 @@ def _findings(groups: list[Group[Key]]) -> Iterator[Finding]:
             caveats=caveats(*(g for g, _ in busy)),
         )
     for group, figure in done:
+        unit = rate_unit(group.key[0])
         yield Finding.of(
             code="throughput",
-            text=f"{_name(group)} trains at {plus_minus(figure)} samples/s.",
+            text=f"{_name(group)} trains at {plus_minus(figure)} {unit}.",
             figure=figure,
-            unit="samples/s",
+            unit=unit,
             caveats=group.caveats,
         )
     places = {g.key: g for g in groups}
@@ -201,7 +202,7 @@ def _table(groups: list[Group[Key]]) -> Table:
         Column(name="network"),
         Column(name="data on"),
         Column(name="parameters", digits=12),
-        *SPEED_COLUMNS,
+        *speed_columns(groups),
         *utilization_columns(shares),
     )
     return Table(title="", columns=columns, rows=tuple(_row(g, shares) for g in groups))
@@ -223,13 +224,14 @@ def _row(group: Group[Key], shares: list[str]) -> tuple[Cell, ...]:
 def _charts(groups: list[Group[Key]]) -> Iterator[Chart]:
     if not groups:
         return
+    unit = throughput_unit(r for g in groups for r in g.records)
     location = list(dict.fromkeys(g.key[1] for g in groups))
     yield Chart(
         name="model-size",
-        title="samples/s by network",
+        title=f"{unit} by network",
         kind="bar",
         x=Axis(name="network", scale="category"),
-        y=Axis(name="throughput", unit="samples/s", from_zero=True),
+        y=Axis(name="throughput", unit=unit, from_zero=True),
         lines=tuple(
             Line(
                 name=f"data on the {on}",

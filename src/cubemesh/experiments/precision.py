@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cubemesh.experiments.analysis.answer import answer_of
-from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by, throughput_unit, titled
 from cubemesh.experiments.analysis.matrix import CellKey, Matrix, throughput
 from cubemesh.experiments.analysis.per_workload import batch_size, per_workload
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
@@ -101,7 +101,8 @@ def _answer(
     matrix, records = Matrix.of(steps, _key), [*products, *steps]
     ceilings = group_by(products, _precision)
     at = f", {batch_size(steps[0])[0]}" if steps else ""
-    tables = [matrix.table("Samples/s", "", throughput)]
+    unit = throughput_unit(steps)
+    tables = [matrix.table(unit.capitalize(), "", throughput)]
     if any(v != BASELINE for v in matrix.variants):
         tables += [_speedups(matrix), matrix.table("Memory, MiB", "", _memory)]
     if ceilings:
@@ -114,8 +115,8 @@ def _answer(
         tables=tables,
         charts=matrix.chart(
             "precision",
-            "samples/s by network and precision",
-            Axis(name="throughput", unit="samples/s", from_zero=True),
+            f"{unit} by network and precision",
+            Axis(name="throughput", unit=unit, from_zero=True),
             throughput,
         ),
         warnings=reduction.reductions(

@@ -209,7 +209,7 @@ def _table(data: ScalingData) -> Table:
         Column(name="network, batch size"),
         Column(name="devices"),
         Column(name="strategy"),
-        Column(name="throughput", unit="samples/s"),
+        Column(name="throughput", unit=data.unit),
         Column(name=f"vs {BASELINE}", unit="x"),
         Column(name="efficiency", unit="%"),
         Column(name="vs slowest device without sync", unit="%"),

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.answer import answer_of
-from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by, throughput_unit, titled
 from cubemesh.experiments.analysis.per_workload import per_workload, training_workload
 from cubemesh.experiments.analysis.trainings import training_of, training_s
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
@@ -236,7 +236,7 @@ def _table(groups: Sequence[Group[int]]) -> Table:
         *([Column(name="energy", unit="J")] if energy else []),
         Column(name="epochs"),
         Column(name="accuracy", unit="%"),
-        Column(name="samples/s"),
+        Column(name=throughput_unit(r for g in groups for r in g.records)),
         Column(name="wall time", unit="s"),
         *([Column(name="90 epochs", unit="days")] if projected else []),
     )

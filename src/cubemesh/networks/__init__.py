@@ -268,10 +268,11 @@ def build(
     return known.make(*sizes.values())
 
 
-def rate_unit(network: str) -> str:
-    """The unit of its throughput: `images/s` or `sequences/s`, `samples/s` if it is unknown."""
-    known = NETWORKS.get(network)
-    return f"{known.samples if known is not None else 'samples'}/s"
+def rate_unit(*networks: str) -> str:
+    """The unit of their throughput: `images/s` or `sequences/s`; `samples/s` if one is unknown, or
+    they differ."""
+    found = {known.samples if (known := NETWORKS.get(n)) else "samples" for n in networks}
+    return f"{found.pop() if len(found) == 1 else 'samples'}/s"
 
 
 def build_for(work: NetworkWork) -> Network:

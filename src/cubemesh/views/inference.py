@@ -12,6 +12,7 @@ from cubemesh.api.inference import BuiltPlan, ExportedNetwork, MeasuredPlan
 from cubemesh.inference.build import proof_text
 from cubemesh.inference.engines import title
 from cubemesh.inference.plan_file import PlanDevice, PlanDocument, Proof, Trial
+from cubemesh.networks import rate_unit
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import (
     format_bytes,
@@ -145,8 +146,8 @@ def print_infer(console: Console, done: MeasuredPlan) -> None:
     _print(console, "Latency", ("", "ms"), rows)
     console.print(
         Text(
-            f"Throughput {format_number(done.throughput_per_s)} samples/s over {done.iterations:,} "
-            f"runs. Loaded in {format_seconds(done.load_s)}, first run in "
+            f"Throughput {format_number(done.throughput_per_s)} {rate_unit(document.network)} "
+            f"over {done.iterations:,} runs. Loaded in {format_seconds(done.load_s)}, first run in "
             f"{format_seconds(done.first_s)}."
         )
     )

@@ -13,6 +13,7 @@ from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.energy import BusyPower
 from cubemesh.forecast.request import Forecast
 from cubemesh.forecast.styles import STYLES
+from cubemesh.networks import rate_unit
 from cubemesh.schema import Table
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import format_quantity
@@ -23,15 +24,15 @@ from cubemesh.views.tables import table_of_figures
 _COLUMNS = {
     "devices": "",
     "batch per device": "",
-    "throughput": "samples/s",
-    "low": "samples/s",
-    "high": "samples/s",
+    "throughput": "",
+    "low": "",
+    "high": "",
     "efficiency": "%",
     "step": "ms",
     "memory": "GiB",
     "limit": "",
 }
-"""Column → its unit."""
+"""Column → its unit; those of throughput have the network's."""
 
 
 def document(found: Prediction) -> dict[str, Any]:
@@ -90,11 +91,14 @@ def print_prediction(console: Console, found: Prediction) -> None:
     request = found.request
     if found.changes:
         terminal.print_table(console, _before(found))
+    rates = dict.fromkeys(("throughput", "low", "high"), rate_unit(found.network))
     title = (
         f"{found.network} on {request.system.name}, {request.precision}, {request.mode} "
         f"scaling, {request.style or request.sync}"
     )
-    terminal.print_table(console, table_of_figures(title, _COLUMNS, map(_row, found.points)))
+    terminal.print_table(
+        console, table_of_figures(title, _COLUMNS | rates, map(_row, found.points))
+    )
     terminal.print_table(console, _parts(found.forecast))
     if found.power is not None:
         terminal.print_table(console, _energy(found, found.power))
@@ -109,7 +113,8 @@ def _before(found: Prediction) -> Table:
         (a.devices, a.samples_per_s, b.samples_per_s, b.samples_per_s / a.samples_per_s, a.limit)
         for a, b in pairs
     ]
-    units = {"before": "samples/s", "after": "samples/s", "ratio": "×", "limit before": ""}
+    unit = rate_unit(found.network)
+    units = {"before": unit, "after": unit, "ratio": "×", "limit before": ""}
     what = ", ".join(f"{key}={value}" for key, value in found.changes.items())
     return table_of_figures(f"What if {what}", {"devices": "", **units}, rows)
 

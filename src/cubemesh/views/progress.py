@@ -141,7 +141,7 @@ class TerminalProgress(Observer):
         return "" if left is None else f"{least}{format_seconds(max(1, round(left)))} left"
 
     def line(self, record: RunRecord, *, reused: bool) -> Text:
-        """`  5/8  resnet-50 · batch size 16  19.9 ± 0.2 samples/s`, or the outcome."""
+        """`  5/8  resnet-50 · batch size 16  19.9 ± 0.2 images/s`, or the outcome."""
         text = self._named(self._position(), record)
         if reused:
             text.append("  (stored)")
@@ -241,7 +241,7 @@ class TuningProgress(TerminalProgress):
         return "" if left is None else f"{format_seconds(max(1, round(left)))} left"
 
     def line(self, record: RunRecord, *, reused: bool) -> Text:
-        """`  12 s  little-cnn · batch size 64 · bf16  5,120 ± 30 samples/s  1.31× first`."""
+        """`  12 s  little-cnn · batch size 64 · bf16  5,120 ± 30 images/s  1.31× first`."""
         left = self.time_left_s()
         spent = 0.0 if left is None else self._seconds - left
         text = self._named(f"{format_seconds(round(spent)):>5}", record)

@@ -129,7 +129,7 @@ def test_without_a_sensor_throughput_and_the_reason_are_shown(record_of):
     assert chart.kind == "bar"
     assert [p.y for p in chart.lines[0].points] == pytest.approx([400.0, 640.0])
     assert [c.name for c in answer.tables[0].columns] == [
-        *("network", "batch size", "setting", "samples/s")
+        *("network", "batch size", "setting", "images/s")
     ]
 
 

@@ -40,11 +40,11 @@ def test_a_rank_on_a_gpu_has_its_processors(made):
     record = asynchronous(made.training_record())
     gpu = replace(record.ranks[0], device="cuda:0", processors=(0, 1, 2, 8, 10, 11))
     facts = dict(run_facts(replace(record, ranks=(gpu, replace(record.ranks[1], processors=())))))
-    assert facts["rank 0"] == "cuda:0, processors 0-2, 8, 10-11, ok, 10 samples/s"
-    assert facts["rank 1"] == "cpu, ok, 30 samples/s"
+    assert facts["rank 0"] == "cuda:0, processors 0-2, 8, 10-11, ok, 10 images/s"
+    assert facts["rank 1"] == "cpu, ok, 30 images/s"
 
 
 def test_each_rank_with_its_own_speed(made):
     facts = dict(run_facts(asynchronous(made.training_record())))
-    assert facts["rank 0"] == "processors 0, ok, 10 samples/s"
-    assert facts["rank 1"] == "processors 1, ok, 30 samples/s"
+    assert facts["rank 0"] == "processors 0, ok, 10 images/s"
+    assert facts["rank 1"] == "processors 1, ok, 30 images/s"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cubemesh.errors import TARGET_MISSED
 from cubemesh.experiments.analysis.caveats import mark_simulated, noise_codes
+from cubemesh.experiments.analysis.groups import throughput_unit
 from cubemesh.measure.timing.interleaved_ab import ratio_of
 from cubemesh.measure.timing.stopping_rule import confidence_of
 from cubemesh.schema import Answer, Cell, Column, Finding, NetworkWork, RunRecord, Table
@@ -293,13 +294,14 @@ def _baseline_table(found: Sequence[StoredComparison]) -> Table:
         windows = [w for r in records for w in r.measured]
         return sum(w.samples for w in windows) / sum(w.elapsed_s for w in windows)
 
+    unit = throughput_unit(r for one in found for r in one.second.records)
     return Table(
         title="Throughput compared with the baseline",
         columns=(
             Column(name="workload"),
             Column(name="runs (baseline, this)"),
-            Column(name="baseline", unit="samples/s", digits=4),
-            Column(name="this", unit="samples/s", digits=4),
+            Column(name="baseline", unit=unit, digits=4),
+            Column(name="this", unit=unit, digits=4),
             Column(name="ratio", digits=4),
             Column(name="this is"),
             Column(name="what differs"),
@@ -334,6 +336,7 @@ def _sides(found: StoredComparison) -> Table:
             )
         )
     ratio = found.ratio
+    unit = throughput_unit((*found.first.records, *found.second.records))
     return Table(
         title=f"B / A: {ratio.value:.3f}, {ratio.verdict.value}",
         columns=(
@@ -341,7 +344,7 @@ def _sides(found: StoredComparison) -> Table:
             Column(name="what"),
             Column(name="runs"),
             Column(name="windows"),
-            Column(name="throughput", unit="samples/s", digits=4),
+            Column(name="throughput", unit=unit, digits=4),
             Column(name="step", unit="s"),
         ),
         rows=tuple(rows),

@@ -15,7 +15,17 @@ from typing import Any, Generic, TypeVar
 
 from cubemesh.experiments.analysis.caveats import noise_codes
 from cubemesh.experiments.analysis.ratios import reciprocal
-from cubemesh.schema import Cell, Figure, Placement, Point, ProgramSettings, RunRecord, Window
+from cubemesh.networks import rate_unit
+from cubemesh.schema import (
+    Cell,
+    Figure,
+    NetworkWork,
+    Placement,
+    Point,
+    ProgramSettings,
+    RunRecord,
+    Window,
+)
 from cubemesh.schema.outcome import STATUS_WORDS
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, Spread, median, nested_throughput_interval
 from cubemesh.store.run_statistics import run_windows
@@ -119,6 +129,13 @@ def pooled(runs: Sequence[Sequence[tuple[float, float]]], prior: Spread | None =
 def caveats(*groups: Group[Any]) -> tuple[str, ...]:
     """The caveats of all of them, each once."""
     return tuple(dict.fromkeys(code for group in groups for code in group.caveats))
+
+
+def throughput_unit(records: Iterable[RunRecord]) -> str:
+    """The unit of the throughput of runs: `images/s` or `sequences/s`, `samples/s` if they train
+    both."""
+    works = (record.spec.work for record in records)
+    return rate_unit(*(work.network for work in works if isinstance(work, NetworkWork)))
 
 
 def group_by(records: Iterable[RunRecord], key: Callable[[RunRecord], K]) -> list[Group[K]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from cubemesh.experiments.analysis.groups import Group, caveats
+from cubemesh.experiments.analysis.groups import Group, caveats, throughput_unit
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
 from cubemesh.schema import (
     Answer,
@@ -281,13 +281,14 @@ def _table(matches: Sequence[Match], names: tuple[str, str]) -> Table:
                 Cell(text=_differences(extra, first, second) if extra else "–"),
             )
         )
+    unit = throughput_unit(r for _, first, _ in matches for r in first.records)
     return Table(
         title="Throughput on both machines",
         columns=(
             Column(name="workload"),
             Column(name="experiment"),
-            Column(name=names[0], unit="samples/s"),
-            Column(name=names[1], unit="samples/s"),
+            Column(name=names[0], unit=unit),
+            Column(name=names[1], unit=unit),
             Column(name="this / other", unit="×"),
             Column(name="this machine is"),
             Column(name="other differences"),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.answer import answer_of, failed_run
-from cubemesh.experiments.analysis.groups import Group, group_by, titled
+from cubemesh.experiments.analysis.groups import Group, group_by, throughput_unit, titled
 from cubemesh.experiments.analysis.per_workload import per_workload
 from cubemesh.experiments.analysis.trainings import (
     ACCURACY_NOTE,
@@ -220,7 +220,7 @@ def _table(groups: Groups, grid: bool) -> Table:
         Column(name="accuracy", unit="%"),
         Column(name="validation loss"),
         Column(name="updates", digits=12),
-        Column(name="samples/s"),
+        Column(name=throughput_unit(r for g in groups for r in g.records)),
         Column(name="wall time", unit="s"),
     )
     rows = tuple(

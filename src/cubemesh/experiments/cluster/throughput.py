@@ -17,6 +17,7 @@ from cubemesh.forecast.request import ForecastRequest, Point
 from cubemesh.forecast.step import predict
 from cubemesh.machines.catalogue.system import Cluster, System
 from cubemesh.machines.topology import Design
+from cubemesh.networks import rate_unit
 from cubemesh.schema import Axis, Cell, Chart, Column, Finding, Line, Table
 from cubemesh.schema import Point as Dot
 from cubemesh.schema.spec import Precision
@@ -100,7 +101,7 @@ def table(found: Forecasts, job: ClusterJob) -> Table:
         columns=(
             Column(name="network"),
             Column(name="devices"),
-            Column(name="throughput", unit="samples/s"),
+            Column(name="throughput", unit=rate_unit(job.network)),
             Column(name="efficiency", unit="%"),
             Column(name="limit"),
         ),
@@ -110,6 +111,7 @@ def table(found: Forecasts, job: ClusterJob) -> Table:
 
 def findings(found: Forecasts, job: ClusterJob) -> Iterator[Finding]:
     """Throughput on the largest number of devices, and where the network becomes the limit."""
+    unit = rate_unit(job.network)
     for name, points in found.items():
         if isinstance(points, str):
             continue
@@ -117,7 +119,7 @@ def findings(found: Forecasts, job: ClusterJob) -> Iterator[Finding]:
         low, high = format_number(last.low), format_number(last.high)
         text = (
             f"Forecast for {job.network} on {last.devices:,} devices with {name}: "
-            f"{format_number(last.samples_per_s)} samples/s ({low} to {high}), efficiency "
+            f"{format_number(last.samples_per_s)} {unit} ({low} to {high}), efficiency "
             f"{100 * last.efficiency:.0f} %"
         )
         limited = next((p for p in points if ": " in p.limit), None)
@@ -129,7 +131,7 @@ def findings(found: Forecasts, job: ClusterJob) -> Iterator[Finding]:
             code="forecast-throughput",
             text=f"{text}{where}.",
             value=last.samples_per_s,
-            unit="samples/s",
+            unit=unit,
             low=last.low,
             high=last.high,
         )
@@ -152,6 +154,6 @@ def chart(found: Forecasts, job: ClusterJob, *, several: bool) -> Chart:
         title=f"Forecast throughput of {job.network} by number of devices",
         kind="line",
         x=Axis(name="devices", scale="log2"),
-        y=Axis(name="throughput", unit="samples/s", scale="log10"),
+        y=Axis(name="throughput", unit=rate_unit(job.network), scale="log10"),
         lines=tuple(lines),
     )

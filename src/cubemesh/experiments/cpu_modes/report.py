@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cubemesh.experiments.analysis.answer import failed_run
-from cubemesh.experiments.analysis.groups import Group, caveats, group_by
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by, throughput_unit
 from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio, verdicts
+from cubemesh.networks import rate_unit
 from cubemesh.schema import Axis, Cell, Chart, Column, Figure, Finding, Line, RunRecord, Table
 from cubemesh.schema.spec import Layout, Pinning
 from cubemesh.units import format_list
@@ -54,7 +55,7 @@ def table(groups: Sequence[Group[CpuMode]], ranked: Sequence[Group[CpuMode]]) ->
         Column(name="pinning"),
         Column(name="NUMA node"),
         Column(name="layout"),
-        Column(name="samples/s"),
+        Column(name=throughput_unit(r for g in groups for r in g.records)),
         Column(name="vs fastest"),
         Column(name="processes"),
     )
@@ -85,10 +86,10 @@ def charts(network: str, ranked: Sequence[Group[CpuMode]]) -> Iterator[Chart]:
     if ranked:
         yield Chart(
             name=f"cpu-modes-{network}",
-            title=f"{network}: samples/s by CPU configuration",
+            title=f"{network}: {rate_unit(network)} by CPU configuration",
             kind="bar",
             x=Axis(name="configuration", scale="category"),
-            y=Axis(name="throughput", unit="samples/s", from_zero=True),
+            y=Axis(name="throughput", unit=rate_unit(network), from_zero=True),
             lines=(
                 Line(
                     name=network,
@@ -117,9 +118,10 @@ def findings(
         yield Finding(
             code="fastest-configuration",
             question=QUESTION,
-            text=f"{network} trains fastest with {best.key.words}: {plus_minus(top)} samples/s.",
+            text=f"{network} trains fastest with {best.key.words}: {plus_minus(top)} "
+            f"{rate_unit(network)}.",
             value=top.value,
-            unit="samples/s",
+            unit=rate_unit(network),
         )
     else:
         yield _versus_default(network, best, default)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from cubemesh.experiments.analysis.groups import Group, caveats
+from cubemesh.experiments.analysis.groups import Group, caveats, throughput_unit
 from cubemesh.experiments.analysis.ratios import ratio, verdicts
 from cubemesh.schema import Cell, Column, Finding, ProgramSettings
 from cubemesh.units import format_list
@@ -23,12 +23,6 @@ UTILIZATION_NOTE = (
     "Utilization is the percentage of measured time in which the GPU was busy (NVML); on a CPU, "
     "the CPU time of the run over its available cores."
 )
-SPEED_COLUMNS = (
-    Column(name="samples/s"),
-    Column(name="step", unit="ms"),
-    Column(name="utilization", unit="%"),
-)
-"""The last columns of tables about input; `speed_cells` fills them."""
 LocationPair = tuple[str, Group[Any], Group[Any]]
 """(where, data on the host, data on the device)."""
 
@@ -60,8 +54,17 @@ def utilization_cell(group: Group[Any]) -> Cell:
     return Cell(value=round(found[1], 1), run_id=group.run_id)
 
 
+def speed_columns(groups: Iterable[Group[Any]]) -> tuple[Column, ...]:
+    """The last columns of tables about input; `speed_cells` fills them."""
+    return (
+        Column(name=throughput_unit(r for g in groups for r in g.records)),
+        Column(name="step", unit="ms"),
+        Column(name="utilization", unit="%"),
+    )
+
+
 def speed_cells(group: Group[Any]) -> tuple[Cell, ...]:
-    """Throughput, step time and utilization of a group, for `SPEED_COLUMNS`."""
+    """Throughput, step time and utilization of a group, for `speed_columns`."""
     return group.cell(group.throughput), group.cell(group.step_ms), utilization_cell(group)
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.analysis.ratios import plus_minus
+from cubemesh.networks import rate_unit
 from cubemesh.schema import Figure, NetworkWork, RunRecord
 from cubemesh.units import format_number
 
@@ -69,8 +70,9 @@ class PowerPoint:
 
     @property
     def words(self) -> str:
-        """`1,234 ± 5 samples/s at 250 W`."""
-        return f"{plus_minus(self.throughput)} samples/s at {format_number(self.watts)} W"
+        """`1,234 ± 5 images/s at 250 W`."""
+        unit = rate_unit(self.group.key.network)
+        return f"{plus_minus(self.throughput)} {unit} at {format_number(self.watts)} W"
 
     @property
     def joules(self) -> float:

@@ -16,6 +16,7 @@ from cubemesh.experiments.power.pareto_front import (
 )
 from cubemesh.measure.energy.energy import INTEGRATED
 from cubemesh.measure.energy.rapl import READABLE
+from cubemesh.networks import rate_unit
 from cubemesh.schema import Axis, Cell, Chart, Column, Finding, Line, Point, Table
 from cubemesh.units import format_list, format_number
 
@@ -167,7 +168,7 @@ def table(data: PowerData) -> Table:
         Column(name="network"),
         Column(name="batch size"),
         Column(name="setting"),
-        Column(name="samples/s"),
+        Column(name=rate_unit(*data.networks)),
     ]
     if found:
         columns.append(Column(name="power", unit="W"))
@@ -233,10 +234,10 @@ def _scatter(network: str, settings: Sequence[PowerPoint]) -> Chart:
         lines.insert(0, Line(name="Pareto front", points=points, role="reference"))
     return Chart(
         name=f"power-{network}",
-        title=f"{network}: samples/s over power, by batch size",
+        title=f"{network}: {rate_unit(network)} over power, by batch size",
         kind="scatter",
         x=Axis(name="power", unit="W"),
-        y=Axis(name="throughput", unit="samples/s"),
+        y=Axis(name="throughput", unit=rate_unit(network)),
         lines=tuple(lines),
     )
 
@@ -250,10 +251,10 @@ def _bars(network: str, groups: Sequence[Group[PowerSetting]]) -> Chart:
     variants = dict.fromkeys(g.key.variant for g in groups)
     return Chart(
         name=f"power-{network}",
-        title=f"{network}: samples/s by batch size (power is not measurable here)",
+        title=f"{network}: {rate_unit(network)} by batch size (power is not measurable here)",
         kind="bar",
         x=Axis(name="batch size", scale="category"),
-        y=Axis(name="throughput", unit="samples/s", from_zero=True),
+        y=Axis(name="throughput", unit=rate_unit(network), from_zero=True),
         lines=tuple(
             Line(
                 name=variant,

@@ -29,6 +29,7 @@ from cubemesh.experiments.scaling.forecast import forecast_points
 from cubemesh.forecast.request import Point
 from cubemesh.measure.attribution.attribution import COMPUTE, PARTS
 from cubemesh.measure.attribution.bottlenecks import MAX_EXCESS, excess_share, remedy_of
+from cubemesh.networks import rate_unit
 from cubemesh.schema import Figure, Part, RunRecord
 from cubemesh.statistics import FEWEST_FOR_INTERVAL
 from cubemesh.store.run_statistics import run_windows
@@ -57,6 +58,11 @@ class ScalingData:
         if sync and len(self.strategies) > 1:
             words.append(sync)
         return ", ".join(words)
+
+    @property
+    def unit(self) -> str:
+        """The unit of throughput; `samples/s` for networks of different samples."""
+        return rate_unit(*(curve.key.network for curve in self.curves))
 
     @cached_property
     def forecasts(self) -> tuple[ForecastPoint, ...]:

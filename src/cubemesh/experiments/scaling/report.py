@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from cubemesh.experiments.analysis.answer import answer_of, cell_or_dash, failed_run
-from cubemesh.experiments.analysis.groups import Group, caveats, titled
+from cubemesh.experiments.analysis.groups import Group, caveats, throughput_unit, titled
 from cubemesh.experiments.analysis.ratios import plus_minus, ratio, significance
 from cubemesh.experiments.core.experiment import Experiment
 from cubemesh.experiments.scaling.analysis import (
@@ -36,6 +36,7 @@ from cubemesh.experiments.scaling.design import (
     curves,
 )
 from cubemesh.measure.attribution.attribution import PARTS, UNATTRIBUTED
+from cubemesh.networks import rate_unit
 from cubemesh.networks.own_input import is_imagenet
 from cubemesh.schema import (
     Answer,
@@ -129,7 +130,8 @@ def _curve_findings(
         code="scaling-efficiency",
         question="How far does it scale?" if card else None,
         text=f"{data.name(curve, sync)}, {_batch_words(data, last)}: {devices} devices train "
-        f"{plus_minus(figure)} samples/s, {devices * reached.value / 100:.2f}× one device: an "
+        f"{plus_minus(figure)} {rate_unit(curve.key.network)}, "
+        f"{devices * reached.value / 100:.2f}× one device: an "
         f"efficiency of {plus_minus(reached)} %.",
         figure=reached,
         unit="%",
@@ -165,13 +167,14 @@ def _independent_finding(
     last: ScalingGroup, one: ScalingGroup, independent: ScalingGroup
 ) -> Iterator[Finding]:
     """What is lost to running at the same time, and what to synchronization."""
+    unit = throughput_unit(independent.records)
     rates, found = independent_rates(independent), efficiency_independent(last, independent)
     if not rates or found is None:
         return
     slowest, devices = min(rates, key=lambda rank: rates[rank]), last.key[0]
     text = (
         f"Without synchronization the slowest of the {devices} devices (rank {slowest}) trains "
-        f"{format_quantity(rates[slowest], 'samples/s')}; synchronized training reaches "
+        f"{format_quantity(rates[slowest], unit)}; synchronized training reaches "
         f"{plus_minus(found)} % of {devices} times that."
     )
     own = efficiency(independent, one)
@@ -248,7 +251,7 @@ def _points_table(data: ScalingData) -> Table:
         Column(name="strategy"),
         Column(name="batch size per device"),
         Column(name="global batch size"),
-        Column(name="throughput", unit="samples/s"),
+        Column(name="throughput", unit=data.unit),
         Column(name="speed-up", unit="x"),
         Column(name="efficiency", unit="%"),
         Column(name="vs slowest device without sync", unit="%"),
@@ -363,6 +366,7 @@ def parts_table(data: ScalingData) -> Iterator[Table]:
 
 def _forecast_table(found: Sequence[ForecastPoint]) -> Table:
     """Forecast and measured throughput of each point of several devices."""
+    unit = throughput_unit(r for _, group, _ in found for r in group.records)
     rows = []
     for name, group, point in found:
         devices, sync = group.key
@@ -388,8 +392,8 @@ def _forecast_table(found: Sequence[ForecastPoint]) -> Table:
             Column(name="network, batch size"),
             Column(name="devices"),
             Column(name="strategy"),
-            Column(name="measured", unit="samples/s"),
-            Column(name="forecast", unit="samples/s"),
+            Column(name="measured", unit=unit),
+            Column(name="forecast", unit=unit),
             Column(name="forecast error", unit="%"),
             Column(name="forecast limit"),
         ),
@@ -438,7 +442,7 @@ def _throughput_chart(data: ScalingData, curve: ScalingCurve, name: str) -> Iter
         title=f"{data.name(curve)}: throughput by devices ({data.mode} scaling, {constant})",
         kind="line",
         x=Axis(name="devices", scale="log2"),
-        y=Axis(name="throughput", unit="samples/s", from_zero=True),
+        y=Axis(name="throughput", unit=rate_unit(curve.key.network), from_zero=True),
         lines=tuple(lines),
     )
 

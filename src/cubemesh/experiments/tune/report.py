@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from cubemesh.experiments.analysis.answer import cell_or_dash
 from cubemesh.experiments.analysis.comparison import ratio_of_record
-from cubemesh.experiments.analysis.groups import Group
+from cubemesh.experiments.analysis.groups import Group, throughput_unit
 from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio
 from cubemesh.experiments.tune.convergence_check import ROUNDING
 from cubemesh.experiments.tune.search import SEEDS, Search
 from cubemesh.experiments.tune.search_space import Configuration
+from cubemesh.networks import rate_unit
 from cubemesh.schema import (
     Axis,
     Cell,
@@ -87,13 +88,14 @@ def timed(search: Search) -> Iterator[RunRecord]:
 
 def tables(search: Search) -> Iterator[Table]:
     """The accepted steps, and all configurations that were tried."""
+    unit = throughput_unit(timed(search))
     steps = step_results(search)
     if steps:
         yield Table(
             title="Steps",
             columns=(
                 Column(name="change"),
-                Column(name="throughput", unit="samples/s", digits=4),
+                Column(name="throughput", unit=unit, digits=4),
                 Column(name="vs step before", unit="×"),
                 Column(name="vs stock", unit="×"),
                 Column(name="runs"),
@@ -105,7 +107,7 @@ def tables(search: Search) -> Iterator[Table]:
             title="All trials",
             columns=(
                 Column(name="setting"),
-                Column(name="throughput", unit="samples/s", digits=4),
+                Column(name="throughput", unit=unit, digits=4),
                 Column(name="vs stock", unit="×"),
                 Column(name="runs"),
                 Column(name="result"),
@@ -173,10 +175,10 @@ def charts(network: str, search: Search) -> Iterator[Chart]:
         points = tuple(s.group.point(f"{n}. {s.label}", s.rate) for n, s in enumerate(steps, 1))
         yield Chart(
             name=f"tune-{network}",
-            title=f"{network}: samples/s after each change",
+            title=f"{network}: {rate_unit(network)} after each change",
             kind="bar",
             x=Axis(name="change", scale="category"),
-            y=Axis(name="throughput", unit="samples/s", from_zero=True),
+            y=Axis(name="throughput", unit=rate_unit(network), from_zero=True),
             lines=(Line(name=network, points=points),),
         )
 
@@ -242,7 +244,7 @@ def _fastest(network: str, search: Search, steps: list[StepResult]) -> Finding:
     question = "Which settings are fastest?"
     rate = rate_of(search, best)
     assert rate is not None, "the best has run"
-    speed = f"{plus_minus(rate)} samples/s"
+    speed = f"{plus_minus(rate)} {rate_unit(network)}"
     if gained is None:
         others = sum(search.speed(c) is not None for c in search.tried) - 1
         rest = f"No other of {others + 1} was 1 % faster" if others else "No other ran"
@@ -252,7 +254,7 @@ def _fastest(network: str, search: Search, steps: list[StepResult]) -> Finding:
             text=f"{network} trains fastest with the stock settings ({words(search, stock)}): "
             f"{speed}. {rest}.",
             figure=rate,
-            unit="samples/s",
+            unit=rate_unit(network),
             caveats=steps[0].group.caveats,
         )
     how = "interleaved in one process" if _paired(search) is not None else "separate runs"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from cubemesh.experiments.analysis.groups import throughput_unit
 from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.request import Point as Forecast
 from cubemesh.papers.published import claims
@@ -277,10 +278,11 @@ def _claims(checked: Sequence[ClaimForecast]) -> Table:
 
 
 def _stored(stored: Sequence[StoredForecast]) -> Table:
+    unit = throughput_unit(s.record for s in stored)
     columns = (
         *(Column(name=name) for name in ("network", "devices", "sync", "batch size")),
-        Column(name="measured", unit="samples/s"),
-        Column(name="forecast", unit="samples/s"),
+        Column(name="measured", unit=unit),
+        Column(name="forecast", unit=unit),
         Column(name="error", unit="%"),
     )
     lines = tuple(
@@ -334,11 +336,12 @@ def charts(data: ValidationData) -> Iterator[Chart]:
         points = tuple(
             Point(x=s.rate, y=s.point.samples_per_s, run_id=s.record.run_id) for s in data.stored
         )
+        unit = throughput_unit(s.record for s in data.stored)
         rates = [rate for s in data.stored for rate in (s.rate, s.point.samples_per_s)]
         lines = [Line(name="stored runs", points=points)]
         title = "throughput of stored runs of several devices"
         span = min(rates), max(rates)
-        yield _scatter("validation-stored", title, "samples/s", lines, *span, log=True)
+        yield _scatter("validation-stored", title, unit, lines, *span, log=True)
 
 
 def _scatter(

@@ -144,7 +144,7 @@ def _rank_text(rank: Rank, record: RunRecord) -> str:
     own = [w for w in record.measured if w.rank == rank.rank]
     if own and "throughput_per_s" in record.figures:
         rate = sum(w.samples for w in own) / sum(w.elapsed_s for w in own)
-        parts.append(formatting.quantity(rate, "samples/s"))
+        parts.append(formatting.quantity(rate, formatting.figure_unit(record, "throughput_per_s")))
     return clean(", ".join(filter(None, parts)))
 
 
