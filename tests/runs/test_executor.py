@@ -6,6 +6,7 @@ import shutil
 import signal
 import sqlite3
 import time
+from collections import Counter
 from contextlib import closing
 
 import pytest
@@ -265,6 +266,19 @@ def test_repeats_are_fresh_processes_in_order(make, null_spec):
     assert [r.key.repeat for r in records] == [0, 1, 0]
     assert [r.spec.work.seed for r in records] == [0, 0, 1]
     assert len({r.run_id for r in records}) == 3
+
+
+def test_a_spec_that_is_asked_again_is_its_next_repeat(make, null_spec):
+    asked: Counter[str] = Counter()
+    executor, spec = make(), null_spec()
+    (first,) = executor.each([spec], asked)
+    second, other = executor.each([spec, null_spec(seed=1)], asked)
+    assert [r.key.repeat for r in (first, second, other)] == [0, 1, 0]
+    assert len({r.run_id for r in (first, second, other)}) == 3
+    assert [r.run_id for r in executor.run([spec])] == [first.run_id]
+    again = Counter()
+    stored = [*executor.each([spec], again), *executor.each([spec], again)]
+    assert [r.run_id for r in stored] == [first.run_id, second.run_id]
 
 
 def test_frameworks_that_preload_the_same_share_a_server(make, null_spec, monkeypatch):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -82,12 +83,13 @@ def run_experiment(
     tuned = None
     if request.overrides.get(TUNED):
         tuned = Tunings(experiment, request.overrides, store, executor.key).of
+    asked: Counter[str] | None = Counter() if experiment.repeats else None
     try:
         specs = next(plan)
         while True:
             got: list[RunRecord] = []
             prepared = _prepare(experiment, specs, request, executor.environments, tuned)
-            for record in executor.each(prepared):
+            for record in executor.each(prepared, asked):
                 got.append(record)
                 experiment_run = _saved(store, experiment_run, [*records, *got], complete=False)
             records += got

@@ -15,6 +15,7 @@ import dataclasses
 import datetime
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -112,17 +113,23 @@ class Executor:
         """A record for each repeat of each spec, in their order."""
         return list(self.each(specs))
 
-    def each(self, specs: Sequence[RunSpec]) -> Iterator[RunRecord]:
-        """As `run`, each record as soon as it is stored."""
+    def each(
+        self, specs: Sequence[RunSpec], asked: Counter[str] | None = None
+    ) -> Iterator[RunRecord]:
+        """As `run`, each record as soon as it is stored. With `asked`, the repeats of each spec id
+        so far, a spec that was asked before is measured again, as its next repeats."""
         for spec in specs:
             entry(spec.program.framework)
         self._observer.plan(specs)
         try:
             for spec in specs:
-                for repeat in range(spec.budget.repeats):
+                first = 0 if asked is None else asked[spec.spec_id]
+                for repeat in range(first, first + spec.budget.repeats):
                     termination.check()
                     if self._pause_file is not None and self._pause_file.exists():
                         raise RunPaused("It paused between two runs.")
+                    if asked is not None:
+                        asked[spec.spec_id] = repeat + 1
                     yield self._record(spec, self.key(spec, repeat))
         except BaseException:  # Ctrl-C above all: no worker may go on measuring
             self.close()

@@ -7,6 +7,7 @@ from typer.main import get_command
 
 from answers import codes, finding, table, texts, values
 from cubemesh.cli.main import app
+from cubemesh.data.images.generated_jpegs import NAME as JPEG_FILES
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.settings import request, split
 from cubemesh.experiments.performance_check.experiment import EXPERIMENT, Settings
@@ -186,6 +187,7 @@ def test_a_gpu_has_the_spread_between_processes_of_earlier_runs(
         batch_sizes=(64,),
         frameworks=("pytorch-captured", "pytorch", "pytorch-compiled")[: programs + 1],
         trials=False,
+        minutes=0.5,
     )
     _, answer = run(play, context, lambda spec: on_gpu(measure(spec)), settings)
     own = finding(answer, "throughput")
@@ -267,7 +269,8 @@ def test_a_program_without_an_interval_is_not_compared(context, play, measure):
             return record
         return replace(record, windows=record.windows[:4])
 
-    _, answer = run(play, context, short)
+    settings = Settings(networks=("resnet-18",), batch_sizes=(64,), minutes=0.5)
+    _, answer = run(play, context, short, settings)
     programs = table(answer, "fastest / this")
     assert texts(programs, "fastest / this") == ["fastest", "", "not compared"]
 
@@ -352,6 +355,80 @@ def test_trials_stop_when_the_time_is_used_up(context, play, measure):
     assert all(s.work.data == "synthetic" for s in planned if isinstance(s.work, TrainSteps))
 
 
+def noisy(record, number):
+    """`record`, whose first program was slowed in every other window, by `number` percent more."""
+    windows = (
+        replace(w, elapsed_s=w.elapsed_s * (1.3 + number / 100)) if place % 3 == 0 else w
+        for place, w in enumerate(record.windows)
+    )
+    return replace(record, run_id=f"{record.run_id}-{number}", windows=tuple(windows))
+
+
+def comparisons(planned):
+    """Network and framework that is compared with, of each comparison of programs."""
+    return [
+        (s.work.network, s.other.program.framework)
+        for s in planned
+        if s.other and s.other.batch_per_device == s.batch_per_device
+    ]
+
+
+def test_every_program_is_compared_before_anything_is_repeated(context, play, measure):
+    """A CPU on which ResNet-18 takes 25 s, and 60 s where it is compiled."""
+
+    def slow(spec):
+        compiled = spec.other is not None and spec.other.program.framework == "pytorch-compiled"
+        small = isinstance(spec.work, TrainSteps) and spec.work.network == "little-cnn"
+        seconds = (15.0 if compiled else 10.0) if small else (60.0 if compiled else 25.0)
+        if not isinstance(spec.work, TrainSteps):
+            seconds = 5.0
+        return measure(spec, seconds=seconds)
+
+    planned, answer = run(play, context, slow, Settings())
+    programs = ("pytorch", "pytorch-compiled")
+    networks = ("little-cnn", "resnet-18")
+    assert set(comparisons(planned)[:4]) == {(n, p) for n in networks for p in programs}
+    assert all(len(line.points) == 2 for line in answer.charts[0].lines)
+    assert context.clock() <= 2.75 * 60
+
+
+@pytest.mark.parametrize("wide", ["little-cnn", "resnet-18"])
+def test_the_widest_interval_is_repeated_before_trials(context, play, measure, wide):
+    count = []
+
+    def one_noisy(spec):
+        record = measure(spec)
+        if not isinstance(spec.work, TrainSteps) or spec.other is None:
+            return record
+        if (spec.work.network, spec.other.program.framework) != (wide, "pytorch-compiled"):
+            return record
+        count.append(spec)
+        return noisy(record, len(count))
+
+    planned, answer = run(play, context, one_noisy, Settings(minutes=10))
+    repeated = comparisons(planned)[4:]
+    assert repeated == [(wide, "pytorch-compiled")] * 2
+    again = [n for n, spec in enumerate(planned) if spec == count[-1]]
+    trials = [n for n, s in enumerate(planned) if getattr(s.work, "data", "") == JPEG_FILES]
+    assert len(again) == 3
+    assert trials
+    assert all(again[-1] < trial for trial in trials)
+    sample = next(note for note in answer.notes if note.startswith("±"))
+    assert f"{wide} (5 processes)" in sample, "of two comparisons, two repeats and a trial"
+
+
+def test_narrow_intervals_are_not_repeated(context, play, measure):
+    planned, _ = run(play, context, measure, Settings(minutes=100))
+    assert len(planned) == len(set(planned))
+
+
+def test_what_was_stored_is_planned_as_before(machine, play, measure):
+    """Runs that are reused take no time, and count as long as they took."""
+    context = Context(machine=machine, clock=lambda: 0.0)
+    planned, _ = run(play, context, lambda spec: measure(spec, seconds=30.0), Settings())
+    assert len(planned) <= 6
+
+
 def test_the_time_to_train_is_for_imagenet_networks_only(context, play, measure):
     _, answer = run(play, context, measure, Settings(trials=False))
     own = [f for f in answer.findings if f.code == "training-time"]
@@ -415,5 +492,6 @@ def test_minutes_must_be_positive(minutes):
 def test_the_announcement_names_networks_programs_and_minutes(context):
     assert EXPERIMENT.announce is not None
     text = EXPERIMENT.announce(Settings(minutes=2), context)
-    for part in ("little-cnn", "resnet-18", "pytorch-captured", "torch.compile", "2 min"):
+    parts = ("little-cnn", "resnet-18", "pytorch-captured", "torch.compile", "2 min")
+    for part in (*parts, "repeats the figures with the widest intervals"):
         assert part in text

@@ -132,6 +132,9 @@ def test_a_window_is_long_enough_and_queues_steps(step_s):
     steps = steps_per_window(step_s)
     assert steps * step_s >= 0.05 * 0.999
     assert steps >= 4 or (steps + 1) * step_s > 0.5
+    alone = steps_per_window(step_s, queues=False)
+    assert alone <= steps
+    assert 0.05 * 0.999 <= alone * step_s < 0.05 + 1.001 * step_s, "no step more than it needs"
 
 
 def simulated(rng, *, instances, blocks, true=0.0, place_sd=0.004):

@@ -85,6 +85,9 @@ class Experiment:
     """Whether its programs can be interleaved with others (`--against`)."""
     grows: bool = False
     """Whether its plan may request more runs after the first ones, depending on their results."""
+    repeats: bool = False
+    """Whether a spec that its plan requests again is measured again, in a fresh process; otherwise
+    its record is reused."""
     tunes: bool = True
     """Whether its runs can use a tuning (`tuned=true`)."""
     announce: Callable[[Any, Context], str] | None = None

@@ -7,6 +7,7 @@ can share one, and a ratio of two runs for programs that read files, whose threa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from cubemesh.experiments.analysis.comparison import ratio_of_record
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, pooled, window_pairs
 from cubemesh.experiments.analysis.ratios import ratio, reciprocal, significance
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.measure.timing.interleaved_ab import SECOND_PROGRAM
+from cubemesh.measure.timing.interleaved_ab import SECOND_PROGRAM, ratio_of
 from cubemesh.networks import NETWORKS, rate_unit
 from cubemesh.networks.own_input import at_own_size
 from cubemesh.papers.published import figures as published_figures
@@ -31,6 +32,7 @@ from cubemesh.schema import (
     RunSpec,
     TrainSteps,
 )
+from cubemesh.schema.comparison import Ratio
 from cubemesh.schema.record import AGAINST
 from cubemesh.statistics import Spread
 from cubemesh.store.spread_prior import prior_spread
@@ -159,12 +161,22 @@ class Workload:
         return self.spec.program.framework
 
     @cached_property
-    def _inverse(self) -> dict[str, tuple[Figure, RunRecord]]:
-        """Stock framework → throughput of `known` relative to it, with the interleaved run."""
+    def compared(self) -> dict[str, tuple[RunRecord, ...]]:
+        """Stock framework → the interleaved runs of `known` and it."""
+        found: dict[str, tuple[RunRecord, ...]] = {}
+        for record in self.role(STOCK):
+            if (other := record.spec.other) is not None:
+                name = other.program.framework
+                found[name] = (*found.get(name, ()), record)
+        return found
+
+    @cached_property
+    def _inverse(self) -> dict[str, tuple[Figure, tuple[RunRecord, ...]]]:
+        """Stock framework → throughput of `known` relative to it, with the interleaved runs."""
         return {
-            other.program.framework: (reciprocal(figure, 1.0, "×"), record)
-            for record in self.role(STOCK)
-            if (other := record.spec.other) and (figure := _ratio(record)) is not None
+            name: (reciprocal(figure, 1.0, "×"), records)
+            for name, records in self.compared.items()
+            if (figure := _ratio(records)) is not None
         }
 
     @cached_property
@@ -172,8 +184,8 @@ class Workload:
         """The framework that is fastest: `known`, unless a stock one is significantly faster."""
         slower = {
             name: figure.value
-            for name, (figure, record) in self._inverse.items()
-            if significance(figure) < 0 and other_throughput(record) is not None
+            for name, (figure, records) in self._inverse.items()
+            if significance(figure) < 0 and other_throughput(records) is not None
         }
         return min(slower, key=lambda name: slower[name], default=self.known)
 
@@ -188,7 +200,8 @@ class Workload:
     @property
     def processes(self) -> int:
         """Processes that measured the fastest program."""
-        return len(self.group.ok) if self.fastest == self.known else 1
+        own = self.group.ok if self.fastest == self.known else self._inverse[self.fastest][1]
+        return len(own)
 
     @cached_property
     def prior(self) -> Spread | None:
@@ -199,7 +212,7 @@ class Workload:
     def caveats(self) -> tuple[str, ...]:
         """Codes of the warnings about the fastest program, not about those it is compared with."""
         second = self.fastest != self.known
-        records = [self._inverse[self.fastest][1]] if second else self.group.ok
+        records = self._inverse[self.fastest][1] if second else self.group.ok
         return noise_codes(
             replace(
                 record,
@@ -218,9 +231,24 @@ class Workload:
         best = found.pop(self.fastest)
         return {name: ratio(figure, best) for name, figure in found.items()}
 
+    @cached_property
+    def uncertainty(self) -> dict[str, float]:
+        """Stock framework → relative half-width of the interval of its ratio. The widest one has
+        that of the throughput if it is larger: a run of the two programs narrows both."""
+        found = {
+            name: _half_width(self._inverse[name][0] if name in self._inverse else None)
+            for name, records in self.compared.items()
+            if any(record.ok for record in records)
+        }
+        if found:
+            widest = max(found, key=lambda name: found[name])
+            found[widest] = max(found[widest], _half_width(self.throughput))
+        return found
+
     def record_of(self, framework: str) -> RunRecord:
-        """The run that compared a framework."""
-        return self._inverse[framework][1] if framework in self._inverse else self.group.records[0]
+        """The first run that compared a framework."""
+        _, records = self._inverse.get(framework, (None, self.group.records))
+        return records[0]
 
     @cached_property
     def use_percent(self) -> float | None:
@@ -249,7 +277,7 @@ class Workload:
                 remedy=title_of(self.fastest),
                 command=train_command(fastest),
                 included=True,
-                caveats=noise_codes([self.record_of("pytorch")]),
+                caveats=noise_codes(self.compared.get("pytorch", self.group.records)),
             )
         by_role = {g.key: g for g in group_by(self.records, role_of)}
         files = by_role.get(FILES)
@@ -271,8 +299,8 @@ class Workload:
                 ),
                 caveats=caveats(files, group),
             )
-        for record in self.role(DOUBLED):
-            gain = _ratio(record)
+        if doubled := self.role(DOUBLED):
+            gain = _ratio(doubled)
             if gain is not None:
                 yield Loss(
                     network=self.network,
@@ -281,7 +309,7 @@ class Workload:
                     gain=gain,
                     remedy=f"batch size {2 * self.batch}",
                     command=train_command(self.spec, batch=2 * self.batch),
-                    caveats=noise_codes([record]),
+                    caveats=noise_codes(doubled),
                 )
 
     @cached_property
@@ -335,20 +363,43 @@ class Workload:
         return any(k.device == "cpu" for r in self.records for k in r.ranks)
 
 
-def _ratio(record: RunRecord) -> Figure | None:
-    """The ratio of an interleaved run; None without an interval."""
-    found = ratio_of_record(record)
+def _half_width(figure: Figure | None) -> float:
+    """Relative half-width of an interval; infinite without one."""
+    if figure is None or figure.low is None or figure.high is None:
+        return math.inf
+    return (figure.high - figure.low) / 2 / figure.value
+
+
+def _ratio(records: Sequence[RunRecord]) -> Figure | None:
+    """The ratio of interleaved runs of the same programs, over the pairs of instances of all; None
+    without an interval."""
+    found = ratio_of_record(records[0]) if len(records) == 1 else _pooled_ratio(records)
     if found is None or not found.low or not found.high:
         return None
     return Figure(value=found.value, unit="×", low=found.low, high=found.high)
 
 
-def other_throughput(record: RunRecord, prior: Spread | None = None) -> Figure | None:
-    """Samples per second of the second program of an interleaved run."""
-    stored = record.figures.get("against_throughput_per_s")
-    if stored is None or prior is None:
-        return stored
-    return pooled([window_pairs(w for w in record.windows if w.phase == AGAINST)], prior)
+def _pooled_ratio(records: Sequence[RunRecord]) -> Ratio | None:
+    windows = [
+        replace(window, marks=(f"{number} {window.marks[0]}", *window.marks[1:]))
+        for number, record in enumerate(records)
+        for window in record.windows
+        if window.phase in ("measure", AGAINST)
+    ]
+    try:
+        return ratio_of(windows)
+    except ValueError:
+        return None
+
+
+def other_throughput(records: Sequence[RunRecord], prior: Spread | None = None) -> Figure | None:
+    """Samples per second of the second program of interleaved runs."""
+    ran = [r for r in records if "against_throughput_per_s" in r.figures]
+    if not ran:
+        return None
+    if len(ran) == 1 and prior is None:
+        return ran[0].figures["against_throughput_per_s"]
+    return pooled([window_pairs(w for w in r.windows if w.phase == AGAINST) for r in ran], prior)
 
 
 def _cpu_rate(figure: PublishedFigure) -> float | None:

@@ -4,7 +4,9 @@ Each network trains with the fastest known program, interleaved in one process w
 (eager, then torch.compile) in the same precision and layout. The same throughput is used
 everywhere: the windows of both runs are pooled. Then the candidates for the largest loss are
 measured by trying their remedies: minibatches read from JPEG files, decoding them in other places,
-larger batch sizes, and the attribution of an eager step. Trials stop when the time is used up.
+larger batch sizes, and the attribution of an eager step. Comparisons with wide intervals are
+repeated in fresh processes, the widest first: before the trials until none is wider than ± 10 %,
+after them until none is wider than ± 3 %. All stop when the time is used up.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from dataclasses import dataclass, replace
 
 from cubemesh.data.images.generated_jpegs import NAME as JPEG_FILES
 from cubemesh.errors import UsageError
+from cubemesh.experiments.analysis.ratios import MIN_DIFFERENCE
 from cubemesh.experiments.core.ab_overrides import check_shared_process
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.performance_check.analysis import PerformanceCheck
 from cubemesh.experiments.performance_check.report import charts, findings, notes, tables
 from cubemesh.frameworks import FRAMEWORKS, entry
-from cubemesh.networks import build
+from cubemesh.networks import build, build_for
 from cubemesh.networks import entry as network_entry
 from cubemesh.networks.memory import forecast
 from cubemesh.schema import (
@@ -49,8 +52,15 @@ WORKLOADS_CPU = {"little-cnn": 64, "resnet-18": 4}
 MEMORY_FRACTION = 0.8
 """Fraction of a GPU's memory that all programs of an interleaved run may need."""
 INSTANCES = 3
-COMPILING_GPU, COMPILING_CPU = 1.5, 3.0
-"""Duration of a run that compiles another program, relative to the first run of its network."""
+COMPILED = "pytorch-compiled"
+COMPILING_GPU_S, COMPILING_CPU_S = 0.25, 0.5
+"""Seconds that torch.compile takes for an operator of a network: 37 s for ResNet-50 on an H200, 49
+to 85 s on two cores (benchmarks/records)."""
+UNCERTAIN, PRECISE = 0.1, MIN_DIFFERENCE
+"""Relative half-widths of intervals: a wider figure is repeated before remedies are tried; a
+narrower one is never, since no smaller difference is significant."""
+MOST_REPEATS = 2
+"""Repeats of a comparison."""
 BUDGET = Budget(steps=3, seconds=1.0, windows=12, warmup_seconds=2.0, instances=INSTANCES)
 
 
@@ -69,8 +79,8 @@ class Settings:
     precision: Precision | None = None
     """Precision of all programs; default: bf16 on a GPU that has it, else fp16, fp32 on a CPU."""
     minutes: float | None = None
-    """Minutes after which no further trial starts; default: 2.75 on a CPU, 3 on a GPU, where
-    programs compile longer."""
+    """Minutes after which no further repeat or trial starts; default: 2.75 on a CPU, 3 on a GPU,
+    where programs compile longer."""
     trials: bool = True
     """Whether to try remedies after the comparison."""
 
@@ -80,39 +90,95 @@ class Settings:
 
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """Ceilings; the fastest program against each stock program, while there is time; trials."""
-    deadline = context.clock() + 60 * _minutes(settings, context)
+    """The fastest matrix product; the fastest program against each stock program, while there is
+    time; repeats of what is uncertain, trials, and repeats of what has the widest interval."""
+    clock = _Clock(60 * _minutes(settings, context), context)
     specs = _base_specs(settings, context)
     program = specs[0].program
     product = ProgramSettings(framework=program.framework, precision=program.precision)
-    yield [
-        RunSpec(work=Ceiling(), program=product, budget=BUDGET),
-        RunSpec(work=Ceiling(operation="copy"), program=product, budget=BUDGET),
-    ]
-    cached_s: dict[str, float] = {}
+    clock.count((yield [RunSpec(work=Ceiling(), program=product, budget=BUDGET)]))
+    ran: dict[RunSpec, list[RunRecord]] = {}
     compared: list[RunSpec] = []
     for spec in specs:
         first, *others = _stock(settings, spec, context) or [spec]
-        records = yield [spec if first is spec else _interleaved(spec, first)]
-        cached_s[_network(spec)] = max(map(_cached_s, records), default=0.0)
+        asked = spec if first is spec else _interleaved(spec, first)
+        ran[asked] = clock.count((yield [asked]))
         compared = [*(_interleaved(spec, other) for other in others), *compared]
-    compiling = COMPILING_GPU if context.has_gpu else COMPILING_CPU
-    longer_s = {spec: compiling * cached_s[_network(spec)] for spec in compared}
+    cached_s = {_network(spec): max(map(_cached_s, found)) for spec, found in ran.items() if found}
+    longer_s = {
+        spec: cached_s.get(_network(spec), 0.0) + _compile_s(spec, context) for spec in compared
+    }
     surely = min(compared, key=longer_s.__getitem__, default=None)
     for spec in compared:  # the network with the longest steps first
-        if spec is surely or context.clock() + longer_s[spec] <= deadline:
-            yield [spec]
-    if not settings.trials:
-        return
-    for spec in _trials(specs, context):
-        # A trial starts like an interleaved run, and measures at most as long.
-        if context.clock() + cached_s[_network(spec)] > deadline:
-            continue
-        yield [spec]
+        if spec is surely or clock.has(longer_s[spec]):
+            ran[spec] = clock.count((yield [spec]))
+    yield from _repeats(ran, UNCERTAIN, clock)
+    if settings.trials:
+        for spec in _trials(specs, context):
+            # A trial starts like an interleaved run, and measures at most as long.
+            if clock.has(cached_s.get(_network(spec), 0.0)):
+                clock.count((yield [spec]))
+    yield from _repeats(ran, PRECISE, clock)
+
+
+class _Clock:
+    """The time that a plan has left. Runs that were stored count as long as they took, so that the
+    same command plans the same runs again."""
+
+    def __init__(self, limit_s: float, context: Context) -> None:
+        self._limit_s, self._now = limit_s, context.clock
+        self._started_s, self._runs_s = self._now(), 0.0
+
+    def count(self, records: Sequence[RunRecord]) -> list[RunRecord]:
+        """Count these runs, and return them."""
+        self._runs_s += sum(record.elapsed_s for record in records)
+        return list(records)
+
+    def has(self, seconds: float) -> bool:
+        """Whether a run of this length ends in time."""
+        spent_s = max(self._now() - self._started_s, self._runs_s)
+        return spent_s + seconds <= self._limit_s
+
+
+def _repeats(ran: dict[RunSpec, list[RunRecord]], width: float, clock: _Clock) -> Plan:
+    """Repeat the comparison of the figure with the widest interval in fresh processes, while there
+    is time and one is wider than `width`, a relative half-width."""
+    while True:
+        check = PerformanceCheck.of([record for found in ran.values() for record in found])
+        widths = {
+            (workload.network, workload.batch, framework): half
+            for workload in check.workloads
+            for framework, half in workload.uncertainty.items()
+        }
+        open_s = {
+            spec: _cached_s(found[-1])
+            for spec, found in ran.items()
+            if len(found) <= MOST_REPEATS and widths.get(_comparison(spec), 0.0) > width
+        }
+        in_time = [spec for spec, seconds in open_s.items() if clock.has(seconds)]
+        if not in_time:
+            return
+        widest = max(in_time, key=lambda spec: widths[_comparison(spec)])
+        ran[widest] += clock.count((yield [widest]))
+
+
+def _comparison(spec: RunSpec) -> tuple[str, int, str]:
+    """(network, batch size, the framework that is compared with)."""
+    other = spec.other
+    return _network(spec), spec.batch_per_device or 0, other.program.framework if other else ""
 
 
 def _minutes(settings: Settings, context: Context) -> float:
     return settings.minutes or (3.0 if context.has_gpu else 2.75)
+
+
+def _compile_s(spec: RunSpec, context: Context) -> float:
+    """Seconds that the second program of an interleaved run takes to compile."""
+    assert isinstance(spec.work, NetworkWork)
+    if spec.other is None or spec.other.program.framework != COMPILED:
+        return 0.0
+    operators = len(build_for(spec.work).nodes)
+    return operators * (COMPILING_GPU_S if context.has_gpu else COMPILING_CPU_S)
 
 
 def _cached_s(record: RunRecord) -> float:
@@ -135,9 +201,10 @@ def announce(settings: Settings, context: Context) -> str:
             for one in (spec, *_stock(settings, spec, context))
         )
     )
+    tries = "tries what would make it faster and " if settings.trials else ""
     return (
-        f"Trains {workloads} with {programs}, then tries what would make it faster: about "
-        f"{format_seconds(60 * _minutes(settings, context))}."
+        f"Trains {workloads} with {programs}, then {tries}repeats the figures with the widest "
+        f"intervals while time remains: about {format_seconds(60 * _minutes(settings, context))}."
     )
 
 
@@ -300,6 +367,7 @@ EXPERIMENT = Experiment(
     },
     plan=plan,
     grows=True,
+    repeats=True,
     answer=answer,
     alternates=False,
     tunes=False,

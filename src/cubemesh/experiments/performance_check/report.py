@@ -9,7 +9,6 @@ from cubemesh.experiments.analysis.ratios import bounds, format_ratio, ratio, ve
 from cubemesh.experiments.analysis.utilization_columns import share_cell
 from cubemesh.experiments.performance_check.analysis import (
     PROFILE,
-    STOCK,
     Loss,
     PerformanceCheck,
     Workload,
@@ -322,10 +321,8 @@ def _program_rows(workload: Workload) -> Iterator[tuple[Cell, ...]]:
     group = workload.group
     own_figure = group.throughput_with(workload.prior)
     runs = {workload.known: (group, own_figure, _use(workload))}
-    for record in workload.role(STOCK):
-        other, own = record.spec.other, Group(workload.network, (record,))
-        assert other is not None
-        runs[other.program.framework] = own, other_throughput(record, workload.prior), None
+    for name, records in workload.compared.items():
+        runs[name] = Group(name, records), other_throughput(records, workload.prior), None
     for name, (own, figure, use) in runs.items():
         speedup = workload.speedups.get(name)
         if name == workload.fastest:

@@ -49,8 +49,8 @@ from cubemesh.statistics import (
 WINDOW_S = 0.05
 """Minimum length of a window; a longer step has its own window."""
 RUN_AHEAD_STEPS, RUN_AHEAD_S = 4, 0.5
-"""Minimum steps of a window, and the time up to which that applies: queued steps keep a device
-busy."""
+"""Minimum steps of a window of a device with a queue, and the time up to which that applies: queued
+steps keep it busy."""
 ORDERS = ((0, 1, 1, 0), (1, 0, 0, 1))
 """Orders of the sides within a block."""
 SECOND_PROGRAM = "Second program: "
@@ -69,6 +69,8 @@ class Side:
     synchronize: Callable[[], None]
     clock: Callable[[], float] = time.perf_counter
     samples_per_step: int = 1
+    queues: bool = True
+    """Whether a step may return before the device is done."""
     resume: Callable[[], None] = lambda: None
     """Called before each window, outside its time: restores process-wide settings of the
     framework."""
@@ -156,7 +158,7 @@ class _Comparison:
                 ]
                 spent_s += sum(w.elapsed_s for w in found) / (2 * len(found))
                 rounds[side].append(_joined(found))
-                self._steps[side] = steps_per_window(rounds[side][-1].step_s)
+                self._steps[side] = self._per_window(side, rounds[side][-1].step_s)
             recent = [[w.step_s for w in side[-STEADY_WINDOWS:]] for side in rounds]
             self._log.progress("warm-up", self._done, recent[0][-1], None)
             if all(len(r) == STEADY_WINDOWS and is_steady(r) for r in recent):
@@ -169,7 +171,10 @@ class _Comparison:
                 return False
 
     def _settle(self, recent: Sequence[Sequence[float]]) -> None:
-        self._steps = [steps_per_window(median(steps_s)) for steps_s in recent]
+        self._steps = [self._per_window(side, median(s)) for side, s in enumerate(recent)]
+
+    def _per_window(self, side: int, step_s: float) -> int:
+        return steps_per_window(step_s, self._sides[0][side].queues)
 
     def measure(self) -> None:
         """Blocks, two of every instance at a time."""
@@ -218,9 +223,9 @@ class _Comparison:
         )
 
 
-def steps_per_window(step_s: float) -> int:
-    """Steps of a window when one takes about `step_s`."""
-    queued = min(RUN_AHEAD_STEPS, math.ceil(RUN_AHEAD_S / step_s))
+def steps_per_window(step_s: float, queues: bool = True) -> int:
+    """Steps of a window when one takes about `step_s`, on a device that `queues` steps or not."""
+    queued = min(RUN_AHEAD_STEPS, math.ceil(RUN_AHEAD_S / step_s)) if queues else 1
     return max(1, math.ceil(WINDOW_S / step_s), queued)
 
 

@@ -93,7 +93,8 @@ def alternate_programs(task: Task) -> None:
         turn = (0, 1) if number % 2 == 0 else (1, 0)  # the first built has better memory addresses
         made = {side: _program(plans[side], task) for side in turn}
         programs += made.values()
-        instances.append((_side(made[0], plans[0]), _side(made[1], plans[1])))
+        first, second = (_side(made[side], plans[side], task.device) for side in (0, 1))
+        instances.append((first, second))
     _check_threads(plans, programs)
     with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
         found = alternate(instances, budget=task.spec.budget, log=log)
@@ -140,7 +141,7 @@ def _program(plan: _Plan, task: Task) -> Program:
     return program
 
 
-def _side(program: Program, plan: _Plan) -> Side:
+def _side(program: Program, plan: _Plan, device: str) -> Side:
     work = plan.work
     feed = Feed(plan.source, work.batch_per_device, work.seed)
     location = plan.spec.program.data_location
@@ -149,6 +150,7 @@ def _side(program: Program, plan: _Plan) -> Side:
         synchronize=program.synchronize,
         clock=program.clock,
         samples_per_step=work.batch_per_device,
+        queues=device != "cpu",
     )
     if isinstance(program, SupportsProcessSettings):
         side = dataclasses.replace(side, resume=program.apply_process_settings)
