@@ -1,9 +1,11 @@
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -188,3 +190,40 @@ def test_what_cannot_run_here_is_reported_although_the_device_is_in_use(
     (record,) = json.loads(done.stdout)["records"]
     assert (done.returncode, record["outcome"]) == (1, "unsupported")
     assert "devices=4096" in record["outcome_detail"]["message"]
+
+
+@pytest.mark.parametrize("make", [Path.touch, os.mkfifo, lambda p: p.symlink_to("/nowhere/x")])
+def test_what_is_no_folder_of_locks_is_named(tmp_path, monkeypatch, make):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    make(tmp_path / "cubemesh")
+    with pytest.raises(CubemeshError, match=f"{tmp_path}/cubemesh"):
+        lock_folder()
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda p: p.symlink_to("/nowhere/x")])
+def test_what_is_no_lock_file_is_named_and_not_waited_for(tmp_path, make):
+    make(tmp_path / "device-cpu.lock")
+    with pytest.raises(CubemeshError, match=r"device-cpu\.lock"):
+        DeviceLocks(tmp_path).take("cpu")
+
+
+def test_a_holder_whose_command_is_not_utf_8(tmp_path):
+    first = DeviceLocks(tmp_path)
+    first.take("cpu")
+    (tmp_path / "device-cpu.lock").write_bytes(b"7 \xff\xfe\n")
+    with pytest.raises(BusyError, match="process 7 "):
+        DeviceLocks(tmp_path).take("cpu")
+    first.close()
+
+
+def test_on_a_full_disk_a_device_is_locked_without_the_name_of_its_holder(small_disk):
+    with open(small_disk / "filling", "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1000))
+    first = DeviceLocks(small_disk)
+    first.take("cpu")
+    with pytest.raises(BusyError, match="another process"):
+        DeviceLocks(small_disk).take("cpu")
+    first.close()
+    first.take("cpu")
+    first.close()

@@ -6,6 +6,8 @@ runs, so that `cubemesh --help` is instant.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import warnings
 from typing import Annotated, NoReturn, TextIO
@@ -37,6 +39,11 @@ from cubemesh.untrusted import clean
 from cubemesh.views import output_streams
 from cubemesh.views.ascii import make_encodable
 
+_SURROUNDINGS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EFBIG),
+)
+"""Errors of the machine that any system call may have: no room, no permission, no process."""
 _SAVED = "Finished runs are saved; re-run the same command to continue."
 
 app = typer.Typer(
@@ -154,4 +161,22 @@ def _click_error(error: Exception) -> int:
         _end(_unwritten(failed), 1)
     if isinstance(error, BrokenPipeError):
         return 1
+    if (message := _surroundings(error)) is not None:
+        _end(message, 1)
     raise error
+
+
+def _surroundings(error: Exception) -> str | None:
+    """The message about an error of the machine; None for one of the program."""
+    if isinstance(error, MemoryError):
+        return "There is not enough memory. A limit (ulimit -v) or other programs may be the cause."
+    if not isinstance(error, OSError):
+        return None
+    try:
+        os.getcwd()
+    except OSError:
+        return "The working folder no longer exists. Change to another one, or name whole paths."
+    if error.errno not in _SURROUNDINGS:
+        return None
+    where = "" if error.filename is None else f"{error.filename}: "
+    return f"{where}{error.strerror or error}. {_SAVED}"

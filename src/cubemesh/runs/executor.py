@@ -227,7 +227,10 @@ class Executor:
         folder = self._folders.new_run()
         attempt = self._asked(lambda: self._store.attempts(key), 0) + 1
         started_utc = _now_utc()
-        events, ending = self._run_worker(spec, folder, self._folders.path)
+        try:
+            events, ending = self._run_worker(spec, folder, self._folders.path)
+        except OSError as error:  # the disk is full, or no process can be started
+            raise self._folders.error(error) from error
         gpus = visible(self._machine.gpus, os.environ)
         record, series = assemble(
             spec,

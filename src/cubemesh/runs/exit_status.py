@@ -9,7 +9,8 @@
 | abort with `std::bad_alloc` as the C++ runtime's last message | oom |
 | SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS: its own faults | crashed |
 | any other signal | killed |
-| an exit code | crashed |
+| `NO_ROOM`: the disk of the run's folder is full | crashed, with the folder |
+| any other exit code | crashed |
 
 Every outcome names the phase, the steps done in it and the last lines of output.
 
@@ -33,6 +34,7 @@ from dataclasses import dataclass, field
 
 from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.units import format_seconds
+from cubemesh.worker.report.events import NO_ROOM
 
 FAULTS: dict[int, str] = {
     signal.SIGSEGV: "a memory access violation",
@@ -80,6 +82,8 @@ class WorkerExit:
     """The process for which the runner ended the run because it was stopped (SIGSTOP)."""
     stopped_s: float = 0.0
     """How long it had been stopped."""
+    folder: str = ""
+    """The folder of the run."""
     rank_stacks: Mapping[int, str] = field(default_factory=dict)
     """Rank → stacks of its threads, of the ranks that could still write them."""
 
@@ -146,6 +150,11 @@ def _status(worker: WorkerExit, where: str) -> tuple[Status, str]:
         return Status.OOM, (
             f"an allocation failed {where} where the framework could not report it "
             "(std::bad_alloc). Try a smaller batch size."
+        )
+    if worker.exit_code == NO_ROOM:
+        return Status.CRASHED, (
+            f"the disk of the run's folder, {worker.folder}, is full {where}: the results have no "
+            "room. Make room, or set XDG_CACHE_HOME to a folder on another disk."
         )
     if worker.exit_code >= 0:
         return Status.CRASHED, f"{whose} exited with code {worker.exit_code} {where}."

@@ -19,7 +19,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from cubemesh.errors import UsageError
+from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.user_folders import cache_folder
 
 OWNER_FILE = "owner"
@@ -54,8 +54,19 @@ class RunFolders:
         """An empty folder for the next run."""
         self._runs += 1
         path = self.path / f"run-{self._runs}"
-        path.mkdir()
+        try:
+            path.mkdir()
+        except OSError as error:
+            raise self.error(error) from error
         return path
+
+    def error(self, error: OSError) -> CubemeshError:
+        """What to tell about a run that cannot begin, because of its folder or its process."""
+        return CubemeshError(
+            f"A run cannot begin in {self.path}: {error.strerror or error}. Finished runs are "
+            "saved; once there is room, the same command continues. XDG_CACHE_HOME names another "
+            "folder."
+        )
 
     def close(self) -> None:
         """Remove the runner's folder."""

@@ -114,6 +114,7 @@ def watch(
         phase=watcher.phase,
         steps=watcher.steps,
         server_died=server_died,
+        folder=job.folder,
     )
     return [*watcher.events, *watcher.refusals()], ending
 
@@ -130,6 +131,9 @@ class _Watcher:
         self.phase = "start"
         self.steps = 0
         self._last_heartbeat: dict[int, float] = {}
+        self._folder, self._disk_full = folder, False
+        self._changed = [reader.changed() for reader in self._readers]
+        self._unwritten_changes = [0] * ranks
         self._last_poll = self._reported = time.monotonic()
         self._latest = Progress(phase=self.phase)
 
@@ -140,6 +144,7 @@ class _Watcher:
             self._last_heartbeat = dict.fromkeys(self._last_heartbeat, now)
         self._last_poll = now
         for rank, reader in enumerate(self._readers):
+            self._look(rank, now)
             for event in reader.read():
                 if event["event"] == "alive" or rank in self._last_heartbeat:
                     self._last_heartbeat[rank] = now
@@ -154,6 +159,26 @@ class _Watcher:
                     self._follow(event)
         if now - self._reported >= REPORT_S:
             self._report(self._latest)
+
+    def _look(self, rank: int, now: float) -> None:
+        """Take a file that changed without growing as a heartbeat on a full disk."""
+        before, after = self._changed[rank], self._readers[rank].changed()
+        self._changed[rank] = after
+        if before == after:
+            return
+        if before[0] != after[0]:
+            self._unwritten_changes[rank] = 0
+            return
+        self._unwritten_changes[rank] += 1
+        if rank in self._last_heartbeat:
+            self._last_heartbeat[rank] = now
+        # The first may be a write that is under way: the time changes before the size.
+        if self._unwritten_changes[rank] > 1 and not self._disk_full:
+            self._disk_full = True
+            self._observer.message(
+                f"The disk of the run's folder, {self._folder}, is full. The run continues; its "
+                "results wait for room."
+            )
 
     def silent(self, most_s: float) -> dict[int, float]:
         """Ranks with heartbeats whose last one is older than `most_s` → seconds since."""

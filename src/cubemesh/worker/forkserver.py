@@ -40,6 +40,7 @@ from cubemesh.schema.outcome import Status
 from cubemesh.worker.launch import multi_host_launcher as hosts
 from cubemesh.worker.launch import ranks
 from cubemesh.worker.report import limits
+from cubemesh.worker.report.events import DISK_FULL, NO_ROOM
 from cubemesh.worker.run.job_file import read_job
 from cubemesh.worker.run.run_job import run_job
 
@@ -174,8 +175,18 @@ def work(job_path: Path) -> int:
     was written.
 
     A job on several devices starts as many processes here, unless a launcher has started this one
-    as a rank; the exit code of a rank is 0 only if its outcome is ok.
+    as a rank; the exit code of a rank is 0 only if its outcome is ok. `NO_ROOM` where the disk of
+    the run's folder is full.
     """
+    try:
+        return _work(job_path)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        return NO_ROOM
+
+
+def _work(job_path: Path) -> int:
     job, own = read_job(job_path), ranks.rank_from_env()
     ranks.keep_to_loopback(job, own)
     if own.ranks == 1 and job.spec.placement.hosts:
@@ -211,7 +222,8 @@ def work_as_rank(job_path: str) -> None:
     # them fails into an exception, and each rank would report that as its own outcome.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     code = work(Path(job_path))
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # the disk is full
+        sys.stdout.flush()
     if code:  # a rank that is done returns: the agent waits for that
         os._exit(code)
 

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -135,6 +136,48 @@ def test_a_full_disk_is_an_error(tmp_path):
     log = EventLog(tmp_path / "full", 0, 0.0)
     with pytest.raises(OSError, match="No space left"):
         log.outcome(Outcome(status=Status.OK))
+    log.close()
+
+
+def fill(folder):
+    """Take all room of a disk."""
+    with open(folder / "filling", "ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1000))
+
+
+def test_events_wait_for_room_on_a_full_disk(small_disk):
+    path = events_path(small_disk, 0)
+    log, reader = EventLog(path, 0, 0.0), EventReader(path)
+    fill(small_disk)
+    names = [f"library {n} {'x' * 500}" for n in range(20)]
+    for name in names:
+        log.library(name)
+    sizes = {reader.changed()[0]}
+    seen = [event["name"] for event in reader.read()]
+    assert len(seen) < 20
+    os.utime(path, (0, 0))
+    log.alive()
+    sizes.add(reader.changed()[0])
+    assert len(sizes) == 1, "nothing was written"
+    assert reader.changed()[1] > 0, "the time of change is the heartbeat"
+    with pytest.raises(OSError, match="No space left"):
+        log.outcome(Outcome(status=Status.OK))
+    (small_disk / "filling").unlink()
+    log.alive()
+    *others, last = reader.read()
+    assert seen + [event["name"] for event in others] == names
+    assert last["event"] == "outcome"
+    assert reader.refused.count == 0
+    log.close()
+
+
+def test_what_waits_for_room_has_an_end(small_disk, monkeypatch):
+    monkeypatch.setattr(events, "MOST_UNWRITTEN_BYTES", 1000)
+    log = EventLog(events_path(small_disk, 0), 0, 0.0)
+    fill(small_disk)
+    with pytest.raises(OSError, match="No space left"):
+        log.library("x" * 2000)
     log.close()
 
 

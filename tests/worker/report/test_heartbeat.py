@@ -34,6 +34,6 @@ def test_an_error_ends_the_heartbeat_and_is_raised(tmp_path):
 def test_a_full_disk_stops_no_heartbeat():
     log = EventLog(Path("/dev/full"), 0, time.perf_counter())
     log.alive()
-    with pytest.raises(OSError, match="No space left"):
-        log.figure("f", Figure(value=1.0, unit=""))
+    log.figure("f", Figure(value=1.0, unit=""))
+    log.alive()
     log.close()

@@ -9,15 +9,20 @@ import csv
 import hashlib
 import importlib.metadata
 import io
+import json
 import re
+import resource
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cubemesh.durable_files import replace_file
-from cubemesh.errors import UsageError
+from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.schema import Answer, Chart
+from cubemesh.units import format_bytes
 from cubemesh.untrusted import clean
 from cubemesh.user_folders import cache_folder
 from cubemesh.views.charts.axes import gap_reason
@@ -27,6 +32,12 @@ from cubemesh.views.theme import LIGHT, resolved
 FORMATS = ("svg", "png", "csv")
 _CSV_COLUMNS = ("line", "x", "y", "low", "high", "unit", "kind", "missing", "run")
 _PIXELS_PER_UNIT = 2.0
+_CHILD = """
+import json, sys, vl_convert
+function, arguments, options = json.load(sys.stdin)
+drawn = getattr(vl_convert, function)(*arguments, **options)
+sys.stdout.buffer.write(drawn.encode() if isinstance(drawn, str) else drawn)
+"""
 
 
 def write_charts(
@@ -58,18 +69,12 @@ def write_charts(
 
 def inline_svg(spec: dict[str, Any]) -> str:
     """The drawing of a specification as an SVG element for a page; colours stay variables."""
-    import vl_convert  # here: it takes 30 MiB
-
-    svg: str = vl_convert.vegalite_to_svg(spec)
-    return svg
+    return _call("vegalite_to_svg", spec).decode()
 
 
 def svg_as_png(svg: str) -> bytes:
     """A drawing as a PNG image."""
-    import vl_convert  # here: it takes 30 MiB
-
-    png: bytes = vl_convert.svg_to_png(svg, scale=_PIXELS_PER_UNIT)
-    return png
+    return _call("svg_to_png", svg, scale=_PIXELS_PER_UNIT)
 
 
 def browser_bundle() -> str:
@@ -93,10 +98,36 @@ def browser_bundle() -> str:
 
 
 def _new_bundle() -> str:
-    import vl_convert  # here: it takes 30 MiB
+    return _call("javascript_bundle", "window.vegaEmbed = vegaEmbed;").decode()
 
-    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return bundle
+
+def _call(function: str, *arguments: Any, **options: Any) -> bytes:
+    """What a function of vl-convert returns. Where the address space is limited it is called in a
+    process of its own: without room its JavaScript engine aborts the process. CubemeshError then.
+    """
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit_bytes == resource.RLIM_INFINITY:
+        import vl_convert  # here: it takes 30 MiB
+
+        drawn: str | bytes = getattr(vl_convert, function)(*arguments, **options)
+        return drawn.encode() if isinstance(drawn, str) else drawn
+    try:
+        child = subprocess.run(
+            [sys.executable, "-P", "-c", _CHILD],
+            input=json.dumps((function, arguments, options)).encode(),
+            capture_output=True,
+            check=False,
+        )
+    except (OSError, MemoryError):
+        child = None
+    if child is None or child.returncode:
+        raise CubemeshError(
+            f"Charts cannot be drawn: the address space of a process is limited to "
+            f"{format_bytes(limit_bytes)} (ulimit -v), and their renderer, vl-convert, reserves "
+            "far more than it uses. Lift the limit with `ulimit -v unlimited`, or limit the "
+            "memory by a control group."
+        )
+    return child.stdout
 
 
 def _digest(text: str) -> str:
@@ -125,15 +156,11 @@ def file_stem(chart: Chart) -> str:
 def _encoded(chart: Chart, name: str, caption: str) -> bytes:
     if name == "csv":
         return chart_csv(chart).encode("utf-8", errors="backslashreplace")
-    import vl_convert
-
     spec = resolved(vega_lite(chart, caption=caption))
     spec["config"] = spec["config"] | {"background": LIGHT["paper"], "padding": 16}
     if name == "svg":
-        svg: str = vl_convert.vegalite_to_svg(spec)
-        return svg.encode("utf-8")
-    png: bytes = vl_convert.vegalite_to_png(spec, scale=_PIXELS_PER_UNIT)
-    return png
+        return _call("vegalite_to_svg", spec)
+    return _call("vegalite_to_png", spec, scale=_PIXELS_PER_UNIT)
 
 
 def _stems(answers: Sequence[Answer]) -> list[tuple[str, Answer, Chart]]:

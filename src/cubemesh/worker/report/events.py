@@ -30,6 +30,11 @@ from cubemesh.worker.report.event_schema import (
 )
 
 PROGRESS_EVERY_S = 0.2
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_ROOM = os.EX_IOERR
+"""Exit code of a worker whose outcome the disk has no room for."""
+MOST_UNWRITTEN_BYTES = 64 << 20
+"""Most bytes of events that wait for room on a full disk."""
 
 
 def events_path(folder: Path, rank: int) -> Path:
@@ -45,6 +50,9 @@ class EventLog(Log):
     unmeasured, series, outcome. `rank` (host, device, threads), `link` (network interface and
     transport), `library`, `enter` (a phase begins), `artifact` (the name of a file in
     the run's folder), `loss`, `progress` and `alive` (heartbeat) have fields of their own.
+
+    While the disk is full, events wait in memory, in their order, and the file's time of change is
+    the heartbeat. OSError where the outcome does not fit, or too much waits.
     """
 
     def __init__(self, path: Path, rank: int, origin: float) -> None:
@@ -53,7 +61,7 @@ class EventLog(Log):
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._lock = threading.Lock()
         self._last_progress = float("-inf")
-        self._torn = False
+        self._unwritten = bytearray()
 
     def progress(
         self,
@@ -70,10 +78,13 @@ class EventLog(Log):
         super().progress(phase, steps, step_s, fraction, note)
 
     def alive(self) -> None:
-        """Log a heartbeat. A full disk must not look like a dead process: other events then fail
-        and report it."""
+        """Log a heartbeat. A full disk must not look like a dead process."""
         with contextlib.suppress(OSError):
-            self.emit("alive")
+            if self._unwritten:
+                with self._lock:
+                    self._write()
+            else:
+                self.emit("alive")
 
     def library(self, name: str) -> None:
         """The library that runs the collectives."""
@@ -104,8 +115,11 @@ class EventLog(Log):
         self.emit("link", interface=interface, transport=transport)
 
     def outcome(self, outcome: Outcome) -> None:
-        """The outcome: the last event of every rank that ends by itself."""
+        """The outcome: the last event of every rank that ends by itself. OSError where the disk
+        has no room for it."""
         self.emit("outcome", outcome=outcome)
+        if self._unwritten:
+            raise _no_room()
 
     def close(self) -> None:
         """Close the file; every event is already on its way to the disk."""
@@ -117,12 +131,25 @@ class EventLog(Log):
         text = json.dumps({"event": event, "t": round(self.now(), 6), **plain}, ensure_ascii=False)
         line = text.encode(errors="replace") + b"\n"  # a path may have bytes that are not UTF-8
         with self._lock:
-            if self._torn:
-                line = b"\n" + line
-            written = os.write(self._file, line)
-            self._torn = written < len(line)
-            if self._torn:  # os.write has no errno to give: part of the line found room
-                raise OSError(errno.ENOSPC, "no room left for the run's events")
+            self._unwritten += line
+            self._write()
+            if len(self._unwritten) > MOST_UNWRITTEN_BYTES:
+                raise _no_room()
+
+    def _write(self) -> None:
+        """Write the events for which the disk has room."""
+        try:
+            while self._unwritten:
+                del self._unwritten[: os.write(self._file, self._unwritten)]
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            with contextlib.suppress(OSError):
+                os.utime(self._file)
+
+
+def _no_room() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class EventReader:
@@ -156,6 +183,15 @@ class EventReader:
             self._offset += len(block) - len(rest)
             found += [event for line in lines if line and (event := self._event(line)) is not None]
         return found
+
+    def changed(self) -> tuple[int, int]:
+        """Size of the file in bytes and time of its last change in nanoseconds; zeros of a missing
+        file. The time alone changes while its rank lives and the disk is full."""
+        try:
+            found = os.lstat(self._path)
+        except OSError:
+            return 0, 0
+        return found.st_size, found.st_mtime_ns
 
     def refusals(self, whose: str) -> Event | None:
         """The warning about the events that were refused, as an event of this rank; `whose` names

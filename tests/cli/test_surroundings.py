@@ -1,0 +1,202 @@
+"""Disks that are full, folders that are gone, no home, no memory for a renderer: one sentence with
+the cause, and a documented exit code."""
+
+import contextlib
+import errno
+import os
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cubemesh.store import Store
+from patience import wait_until
+
+RUN = (
+    *("run", "minibatch", "--set", "framework=null", "--set", "ceiling=false"),
+    *("--set", "batch_sizes=8"),
+)
+NO_HOME = """
+import os, pwd, sys
+del os.environ["HOME"]
+def getpwuid(user):
+    raise KeyError(user)
+pwd.getpwuid = getpwuid  # as in a container with a user of no name
+from cubemesh import cli
+cli.main()
+"""
+
+
+def fill(folder: Path) -> None:
+    """Take all room of a disk."""
+    with open(folder / "filling", "ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1000))
+
+
+def ended(words, **options) -> subprocess.CompletedProcess[str]:
+    """The command, run to its end, without a traceback."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "cubemesh", *words]
+
+
+def test_a_full_cache_folder_is_named(tmp_path, small_disk):
+    fill(small_disk)
+    environment = os.environ | {"XDG_CACHE_HOME": str(small_disk)}
+    done = ended(command(*RUN, "--store", str(tmp_path / "s.db")), env=environment)
+    assert done.returncode == 1
+    assert f"{small_disk}/cubemesh/runs" in done.stderr
+    assert os.strerror(errno.ENOSPC) in done.stderr
+
+
+def test_a_cache_folder_that_becomes_full_is_the_outcome_of_the_run(tmp_path, small_disk):
+    """The run goes on for want of a reason to end, and ends with the cause."""
+    store = tmp_path / "s.db"
+    steps = ("--set", "script=real=1,step=0.001", "--set", "steps=100000", "--set", "windows=2")
+    process = subprocess.Popen(
+        command(*RUN, *steps, "--set", "time_limit_s=6000", "--store", str(store)),
+        env=os.environ | {"XDG_CACHE_HOME": str(small_disk)},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    events = "cubemesh/runs/*/run-1/events-0.jsonl"
+    wait_until(lambda: list(small_disk.glob(events)) or process.poll() is not None)
+    fill(small_disk)
+    _, err = process.communicate()
+    assert process.returncode == 1, err
+    assert "Traceback" not in err
+    with Store.open(str(store), read_only=True) as opened:
+        (record,) = opened.records()
+    assert "the disk of the run's folder" in record.outcome.message
+    assert f"{small_disk}/cubemesh/runs" in record.outcome.message
+
+
+FILLS_ITS_DISK = """
+import time
+from pathlib import Path
+from cubemesh.training import checkpoint_writer
+
+save = checkpoint_writer.save
+
+def save_on_a_full_disk(folder, rank, ranks, checkpoint):
+    filling, enough = Path({disk!r}, "filling"), Path({folder!r}, "enough")
+    if checkpoint.step == 10:
+        with open(filling, "ab", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(1000))
+            except OSError:
+                pass
+        while not enough.exists():
+            time.sleep(0.01)
+    if checkpoint.step == 20:
+        filling.unlink(missing_ok=True)
+    return save(folder, rank, ranks, checkpoint)
+
+checkpoint_writer.save = save_on_a_full_disk
+"""
+
+
+def test_a_training_goes_on_while_the_cache_folder_is_full(tmp_path, small_disk):
+    """Its worker fills the disk at step 10, until the command has told so, and frees it at 20."""
+    pytest.importorskip("torch")
+    store, code = (
+        tmp_path / "s.db",
+        FILLS_ITS_DISK.format(disk=str(small_disk), folder=str(tmp_path)),
+    )
+    (tmp_path / "sitecustomize.py").write_text(code)
+    own = {"XDG_CACHE_HOME": str(small_disk), "XDG_RUNTIME_DIR": str(tmp_path)}
+    own["PYTHONPATH"] = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    words = (
+        *("train", "little-cnn", "--epochs", "2", "--checkpoint-every", "10", "--restarts", "0"),
+        *("--set", "device=cpu", "--set", "threads=1", "--set", "image_size=8"),
+    )
+    process = subprocess.Popen(
+        command(*words, "--checkpoints", str(tmp_path / "checkpoints"), "--store", str(store)),
+        env=os.environ | own,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stderr is not None
+    told = [line for line in process.stderr if _told(line, tmp_path / "enough")]
+    assert process.wait() == 0, told
+    (message,) = told
+    assert str(small_disk) in message
+    with Store.open(str(store), read_only=True) as opened:
+        (record,) = opened.records()
+    assert record.figure("epochs_trained") == 2
+    assert "event-refused" not in {warning.code for warning in record.warnings}
+
+
+def _told(line: str, enough: Path) -> bool:
+    if told := "The disk of the run's folder" in line:
+        enough.touch()
+    return told
+
+
+@pytest.mark.parametrize("verb", [RUN, ("report",), ("results",)], ids=lambda words: words[0])
+def test_a_working_folder_that_is_gone(tmp_path, verb):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    words = shlex.join(command(*verb, "--store", "s.db"))
+    done = ended(["bash", "-c", f"rmdir {gone}; {words}"], cwd=gone)
+    assert done.returncode == 1
+    assert done.stderr.startswith("cubemesh: ")
+
+
+def test_a_report_needs_no_home(tmp_path):
+    store = str(tmp_path / "s.db")
+    assert ended(command(*RUN, "--store", store)).returncode == 0
+    page = tmp_path / "page.html"
+    words = ("report", "--store", store, "--output", str(page))
+    done = ended([sys.executable, "-c", NO_HOME, *words])
+    assert done.returncode == 0, done.stderr
+    assert page.exists()
+
+
+@pytest.mark.parametrize("limit_kib", [2_000_000, 6_000_000])
+def test_a_renderer_without_room_is_named(tmp_path, limit_kib):
+    store = str(tmp_path / "s.db")
+    assert ended(command(*RUN, "--store", store)).returncode == 0
+    page = tmp_path / "page.html"
+    page.write_text("earlier")
+    words = command("report", "--store", store, "--output", str(page))
+    limits = (limit_kib << 10, resource.getrlimit(resource.RLIMIT_AS)[1])
+    done = ended(words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits))
+    assert done.returncode == 1
+    assert "ulimit -v" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert page.read_text() == "earlier"
+
+
+INTERRUPTED_IMPORT = """
+import signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            del sys.argv[1]
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+from cubemesh.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["cubemesh.cli.main", "typer", "cubemesh.untrusted"])
+def test_ctrl_c_during_the_imports(module):
+    done = ended([sys.executable, "-c", INTERRUPTED_IMPORT, module, "networks"])
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr == ""
