@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 REPORT ?= cubemesh-report.html
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak check docs man format clean
+.PHONY: help run test soak fuzz check docs man format clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -23,6 +23,9 @@ test: .venv/.dev ## run the tests
 
 soak: .venv/.dev ## run the tests ten times: idle, with a load, on one core (SOAK="--runs 3 ...")
 	$(BIN)/python benchmarks/soak.py $(SOAK)
+
+fuzz: .venv/.dev ## run 3,000 commands made by chance (FUZZ="--commands 300 --seed 7")
+	$(BIN)/python benchmarks/fuzz.py --jobs 2 $(FUZZ)
 
 check: .venv/.dev ## lint, check the format and the types
 	$(BIN)/ruff check .

@@ -1,10 +1,11 @@
 """Location of the store: as the user names it, else in the data folder."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from cubemesh.errors import UsageError
+from cubemesh.errors import StoreError, UsageError
 from cubemesh.store import Store
 from cubemesh.store.location import default_path, locate
 
@@ -62,3 +63,10 @@ def test_what_is_no_location_is_wrong_use(given):
 def test_a_home_that_does_not_exist_is_wrong_use():
     with pytest.raises(UsageError, match="home folder"):
         locate("~nobody-of-this-name/s.sqlite")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_not_a_regular_file_is_not_waited_for(tmp_path, make):
+    make(tmp_path / "s.sqlite")
+    with pytest.raises(StoreError, match="not a regular file"):
+        locate(str(tmp_path / "s.sqlite"))

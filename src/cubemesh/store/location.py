@@ -49,7 +49,7 @@ def default_path() -> Path:
 def locate(given: str | None) -> Location:
     """The location of a path, an SQLAlchemy URL, or None for the default.
 
-    UsageError for an invalid URL and StoreError for a path to a folder.
+    UsageError for an invalid URL and StoreError for a path that is not of a regular file.
     """
     if given is None:
         return _file(default_path())
@@ -141,6 +141,8 @@ def _file(path: Path) -> Location:
         raise StoreError(
             f"The store {path} is a folder. Name a file, such as {path / 'results.sqlite'}."
         )
+    if os.path.exists(path) and not os.path.isfile(path):  # a FIFO would be waited for
+        raise StoreError(f"The store {path} is not a regular file. Name another with --store.")
     path = path.absolute()
     return Location(url=URL.create("sqlite", database=str(path)), path=path)
 
