@@ -200,3 +200,36 @@ def test_ctrl_c_during_the_imports(module):
     done = ended([sys.executable, "-c", INTERRUPTED_IMPORT, module, "networks"])
     assert done.returncode == -signal.SIGINT
     assert done.stderr == ""
+
+
+TERMINATED_TWICE = """
+import signal, sys
+
+class Terminate:
+    def find_spec(self, name, path=None, target=None):
+        if name == "altair":
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+
+sys.meta_path.insert(0, Terminate())
+from cubemesh.cli import main
+main()
+"""
+
+
+def test_a_second_sigterm_ends_a_report_at_once(tmp_path):
+    store = str(tmp_path / "s.db")
+    done = ended([sys.executable, "-c", TERMINATED_TWICE, "report", "--store", store])
+    assert done.returncode == -signal.SIGTERM
+    assert done.stderr == ""
+
+
+def test_too_few_open_files_are_named(tmp_path):
+    limits = (10, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    words = command(*RUN, "--store", str(tmp_path / "s.db"))
+    done = ended(words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("cubemesh: ")
+    assert os.strerror(errno.EMFILE) in done.stderr
