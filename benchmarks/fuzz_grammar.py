@@ -85,8 +85,8 @@ class Grammar:
                 words += self._param(chance, files, param, words)
         if verb in MEASURING:
             words += _cheap(words)
-        if verb == "tune" and "--minutes" not in words:
-            words += ["--minutes", "0.01"]
+        if verb == "tune":
+            words += ["--minutes", "0.01"]  # the last counts
         if chance.random() < 0.02:
             place = chance.randrange(1, len(words) + 1)
             words.insert(place, _printable(chance.choice(HOSTILE)))
