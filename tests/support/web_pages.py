@@ -76,7 +76,9 @@ def fill_queue(queue: JobQueue) -> None:
         | {"samples_per_s": 1049.0, "eta_s": 90.0, "eta_low_s": 80.0, "eta_high_s": 100.0},
         [
             ("run", {"run": 1, "work": "train", "network": "little-cnn"}
-             | {"framework": "null", "batch_per_device": 64}),
+             | {"framework": "null", "batch_per_device": 64}
+             | {"expected": {"samples_per_s": 1070.0, "low": 1000.0, "high": 1140.0,
+                             "source": f"3 earlier runs {HOSTILE}", "run_ids": []}}),
             ("points", {"run": 1, "series": "training_loss", "points": points}),
             ("points", {"run": 1, "series": "samples_per_s", "points": rates}),
             ("warning", {"code": "busy", "cause": "Others run.", "remedy": "Wait."}),

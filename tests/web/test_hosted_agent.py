@@ -54,6 +54,11 @@ def test_a_question_of_a_page_is_answered(serving: Serving, place: Path) -> None
         done = job(ready, job_id)
         assert done["state"] == "done", done["why"]
         assert ask(ready, f"/runs/{done['run_ids'][0]}").status_code == 200
+        again = submit(ready, epochs="2", learning_rate="0.5")
+        wait_until(lambda: State(job(ready, again)["state"]).ended, "the second job ends")
+        events = ask(ready, f"/api/v1/jobs/{again}/events").json()["events"]
+        (begun,) = [event["value"] for event in events if event["kind"] == "run"]
+        assert begun["expected"]["run_ids"] == done["run_ids"]
         (agent,) = agents(place)
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 0

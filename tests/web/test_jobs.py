@@ -242,3 +242,37 @@ def test_a_store_that_is_read_only_refuses_with_a_sentence(
     assert "<h1>" in found.text
     assert "Traceback" not in found.text
     assert queue.get(job_id).state is State.QUEUED
+
+
+def test_what_is_expected_is_with_what_is_measured(member: Client, queue: JobQueue) -> None:
+    job_id = put(queue)
+    lease = hold(queue)
+    expected = {
+        "samples_per_s": 200.0,
+        "low": 180.0,
+        "high": 220.0,
+        "source": "2 runs",
+        "run_ids": [],
+    }
+    run = {"run": 1, "work": "train", "network": "little-cnn", "framework": "null"}
+    points = {"run": 1, "series": "samples_per_s", "points": [[0.5, 100.0], [1.0, 150.0]]}
+    events = [("run", {**run, "expected": expected}), ("points", points)]
+    lease.renew({"samples_per_s": 150.0}, events)
+    assert "75 % of the expected 200 samples/s (180 to 220), from 2 runs" in (
+        member.get(f"/jobs/{job_id}").text
+    )
+    (curve,) = member.get(f"/api/v1/jobs/{job_id}/curves").json()["curves"]
+    assert curve["expected"] == expected
+    lease.renew({"samples_per_s": 150.0}, [("run", {**run, "expected": None})])
+    assert "of the expected" not in member.get(f"/jobs/{job_id}").text
+
+
+def test_home_shows_jobs_that_run_or_wait(member: Client, queue: JobQueue) -> None:
+    running, waiting, paused = put(queue), put(queue), put(queue)
+    assert hold(queue).job_id == running
+    queue.pause(paused)
+    page = member.get("/").text
+    assert page.index(f'href="/jobs/{running}"') < page.index(f'href="/jobs/{waiting}"')
+    assert f'href="/jobs/{paused}"' not in page
+    jobs = member.get("/api/v1/home").json()["jobs"]
+    assert [job["job_id"] for job in jobs] == [running, waiting]

@@ -18,12 +18,14 @@ from cubemesh.errors import BusyError, CubemeshError
 from cubemesh.experiments.registry import Scale
 from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.experiments.session import run_names
+from cubemesh.jobs.expect import expected_throughput
 from cubemesh.jobs.feed import curves
 from cubemesh.jobs.lease import Lease, LeaseLost
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.recorder import Recorder
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import QueuedJob
+from cubemesh.machines import probe
 from cubemesh.runs.executor import RunPaused
 from cubemesh.schema import Status
 from cubemesh.store import Store
@@ -73,7 +75,13 @@ def run_job_of(given: Assignment, store: Store) -> None:
     lease = Lease(queue=queue, job_id=given.job_id, fence=given.fence, seconds=given.lease_s)
     job = queue.get(given.job_id)
     pause_file = Path(given.pause_file)
-    recorder = Recorder(lease, pause_file, curves(queue, given.job_id))
+    machine = probe()
+    recorder = Recorder(
+        lease,
+        pause_file,
+        curves(queue, given.job_id),
+        expect=lambda spec: expected_throughput(store, spec, machine),
+    )
     question = job.question
     delay_s, failure, why = 0.0, "", ""
     paused = False

@@ -9,13 +9,16 @@ kind:
 | `state` | before, state, why, who |
 | `edited` | control, priority or settings, and who |
 | `message` | text, before the runs |
-| `run` | a run begins: run (from 1), work, network, framework, batch_per_device |
+| `run` | a run begins: run (from 1), work, network, framework, batch_per_device, expected |
 | `points` | run, series (`training_loss`, `samples_per_s`, `validation_accuracy`, …), points |
 | `rewind` | run, step: it resumed there; later points of its `training_loss`, all others: void |
 | `warning` | code, cause, remedy |
 | `eta` | eta_s, eta_low_s, eta_high_s, eta_exact |
 | `finished` | a run is stored: run, run_id, outcome, message, reused |
 | `log` | text |
+
+`expected` of a run is what throughput it should reach (expect.py): samples_per_s, low and high
+(null where unknown), source, run_ids; null where nothing is known.
 
 `curves` applies points and rewinds: at the end of a run they are the curves of its record.
 """

@@ -12,12 +12,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cubemesh.errors import BusyError, StoreError
+from cubemesh.errors import BusyError, CubemeshError, StoreError
 from cubemesh.jobs.eta import Eta, eta_of_job, eta_of_run
+from cubemesh.jobs.expect import Expected
 from cubemesh.jobs.lease import Lease, LeaseLost
 from cubemesh.jobs.points import Curves, PointSource
 from cubemesh.jobs.queue import RENEW_S
@@ -35,7 +37,12 @@ class Recorder:
     """An observer of the runs of a leased job; a context manager."""
 
     def __init__(
-        self, lease: Lease, pause_file: Path, known: Curves | None = None, tick_s: float = TICK_S
+        self,
+        lease: Lease,
+        pause_file: Path,
+        known: Curves | None = None,
+        tick_s: float = TICK_S,
+        expect: Callable[[RunSpec], Expected | None] = lambda spec: None,
     ) -> None:
         self.stopped = False
         """Whether the user asked to stop it at once."""
@@ -43,6 +50,7 @@ class Recorder:
         """Whether another process holds the job."""
         self._lease, self._pause_file, self._tick_s = lease, pause_file, tick_s
         self._points = PointSource(known)
+        self._expect = expect
         self._lock = threading.Lock()
         self._events: list[tuple[str, Any]] = []
         self._progress: dict[str, Any] = {}
@@ -96,8 +104,16 @@ class Recorder:
             "network": getattr(work, "network", None),
             "framework": spec.program.framework,
             "batch_per_device": spec.batch_per_device,
+            "expected": self._expected(spec),
         }
         self._add("run", value, phase="start", note="", fraction=0.0)
+
+    def _expected(self, spec: RunSpec) -> dict[str, Any] | None:
+        try:
+            found = self._expect(spec)
+        except CubemeshError:  # nothing that is known of other runs may end this one
+            return None
+        return None if found is None else asdict(found)
 
     def progress(self, progress: Progress) -> None:
         """See `Observer`."""

@@ -15,7 +15,7 @@ from rich.text import Text
 from cubemesh.exports.record_json import finite
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Agent, JobEvent, QueuedJob
-from cubemesh.units import format_seconds
+from cubemesh.units import format_number, format_seconds
 from cubemesh.untrusted import clean
 
 _EXIT = {State.DONE: 0, State.PAUSED: 75, State.QUEUED: 75}
@@ -109,7 +109,11 @@ def event_line(event: JobEvent) -> str:
         return str(value["text"])
     if event.kind == "run":
         what = value["network"] or value["work"]
-        return f"run {value['run']}: {what}, {value['framework']}"
+        expected = value.get("expected")
+        hope = (
+            f"; {format_number(expected['samples_per_s'])} samples/s expected" if expected else ""
+        )
+        return f"run {value['run']}: {what}, {value['framework']}{hope}"
     if event.kind == "finished":
         again = ", stored before" if value["reused"] else ""
         return f"run {value['run']}: {value['outcome']}{again} ({value['run_id']})"

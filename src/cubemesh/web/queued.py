@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cubemesh.errors import UsageError
+from cubemesh.jobs.feed import newest_events
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import QueuedJob
@@ -112,3 +113,28 @@ def figures_of(job: QueuedJob) -> list[tuple[str, str]]:
     if now.get("loss") is not None:
         found.append(("loss", number(now["loss"], 4)))
     return found
+
+
+_MOST_BEGUN = 1000
+
+
+def expected_of(queue: JobQueue, job_id: int, run: int | None = None) -> dict[str, Any] | None:
+    """What throughput a run of a job was expected to reach when it began, by default the latest;
+    None where nothing was known."""
+    for event in newest_events(queue, job_id, ("run",), 1 if run is None else _MOST_BEGUN):
+        if run is None or event.value["run"] == run:
+            found: dict[str, Any] | None = event.value.get("expected")
+            return found
+    return None
+
+
+def expected_text(expected: dict[str, Any] | None, measured: float | None) -> str:
+    """`98 % of the expected 1,070 samples/s (1,020 to 1,120), from 3 earlier runs …`; empty where
+    nothing is expected."""
+    if not expected:
+        return ""
+    rate, low, high = (expected[name] for name in ("samples_per_s", "low", "high"))
+    share = "" if measured is None else f"{100 * measured / rate:.0f} % of the "
+    band = "" if low is None else f" ({number(low, 3)} to {number(high, 3)})"
+    source = clean(str(expected["source"]), 300)
+    return f"{share}expected {number(rate, 4)} samples/s{band}, from {source}"

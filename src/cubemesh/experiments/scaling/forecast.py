@@ -94,16 +94,21 @@ def _unknown_link(run: RunRecord) -> str:
 def _place(one: RunRecord, devices: int) -> System | str:
     """The system of devices like that of a run, or why there is none."""
     rank = one.ranks[0]
-    if rank.device.startswith("cpu"):
+    return system_of(rank.device, rank.device_name, devices)
+
+
+def system_of(device: str, device_name: str, devices: int) -> System | str:
+    """The system of so many devices of a kind and name, or why there is none."""
+    if device.startswith("cpu"):
         if devices > MAX_GROUPS:
             return f"{devices} groups of cores are more than the {MAX_GROUPS} of the model"
         return _groups_of_cores(devices)
-    sheet = find(rank.device_name)
+    sheet = find(device_name)
     for name in system_names() if sheet else ():
         found = system(name)
         if sheet and found.device == sheet.id and found.cluster is None:
             return found
-    return f"no system of the catalogue has {rank.device_name or 'this device'}"
+    return f"no system of the catalogue has {device_name or 'this device'}"
 
 
 @cache

@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from cubemesh.jobs.queue import JobQueue
+from cubemesh.jobs.states import HELD, State
+from cubemesh.jobs.values import QueuedJob
 from cubemesh.schema import ExperimentRun
 from cubemesh.store import Store
 from cubemesh.views.formatting import machine_line
+from cubemesh.views.job_pages import job_json
 from cubemesh.views.json_output import envelope
 from cubemesh.views.report.headline import ranked, split_text
 from cubemesh.views.report.page import Card, cards
 from cubemesh.web.demo import demonstrations
 from cubemesh.web.listing import SHOWN, cells_of, headings, page_json
 from cubemesh.web.page import Asked, Parameter
+from cubemesh.web.queued import queue_of, rows_of
 from cubemesh.web.stored import results_of
 
 PARAMETERS: tuple[Parameter, ...] = ()
@@ -23,6 +27,15 @@ _ANSWERS = 6
 _MOST_RUNS = 200
 """An experiment run of more is left to its own page: its answer takes seconds."""
 _CARDS = 6
+_JOBS = 12
+"""Jobs that run or wait, those that run first."""
+
+
+def _jobs(asked: Asked) -> list[QueuedJob]:
+    queue = queue_of(asked)
+    running = queue.list(states=HELD, limit=_JOBS)
+    waiting = queue.list(states=(State.QUEUED,), limit=_JOBS)
+    return [*running, *waiting][:_JOBS]
 
 
 def _newest(store: Store) -> list[ExperimentRun]:
@@ -37,7 +50,8 @@ def _newest(store: Store) -> list[ExperimentRun]:
 
 
 def document(asked: Asked) -> dict[str, Any]:
-    """The findings of the latest experiment runs, and the latest runs."""
+    """The findings of the latest experiment runs, the jobs that run or wait, and the latest
+    runs."""
     results = results_of(asked.store, _newest(asked.store))
     page = asked.store.list_runs(limit=_RUNS)
     return envelope(
@@ -51,6 +65,7 @@ def document(asked: Asked) -> dict[str, Any]:
             }
             for result in results
         ],
+        jobs=[job_json(job) for job in _jobs(asked)],
         **page_json(page),
     )
 
@@ -73,6 +88,7 @@ def view(asked: Asked) -> dict[str, Any]:
         "rows": [(row, cells_of(row, {}, SHOWN)) for row in page.rows],
         "columns": headings(),
         "total": page.total,
+        "jobs": rows_of(_jobs(asked)),
         "demo": demonstrations(JobQueue(store.database)) if asked.demo else None,
         "answers": [(result.experiment_run, result.answer) for result in results],
         "machines": [

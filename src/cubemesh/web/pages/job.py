@@ -24,6 +24,8 @@ from cubemesh.web.page import Acted, Asked, Parameter
 from cubemesh.web.question_form import NOT_FROM_PAGES
 from cubemesh.web.queued import (
     dot_of,
+    expected_of,
+    expected_text,
     figures_of,
     fraction,
     job_address,
@@ -149,6 +151,9 @@ def view(asked: Asked) -> dict[str, Any]:
         "fraction": fraction(job),
         "progress": progress_text(job),
         "figures": figures_of(job),
+        "expected": expected_text(
+            expected_of(queue, job.job_id) if job.state.held else None, now.get("samples_per_s")
+        ),
         "children": rows_of(children[::-1]),
         "runs": _runs(queue, job),
         "moving": not job.state.ended and job.state is not State.PAUSED,

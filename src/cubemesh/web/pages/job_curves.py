@@ -9,7 +9,7 @@ from cubemesh.jobs.points import LOSS, RATE
 from cubemesh.views.formatting import words
 from cubemesh.views.json_output import envelope
 from cubemesh.web.page import Asked, Parameter
-from cubemesh.web.queued import job_of, queue_of
+from cubemesh.web.queued import expected_of, job_of, queue_of
 from cubemesh.web.thinned_curve import thinned
 
 PARAMETERS = (
@@ -23,7 +23,8 @@ X_NAMES = {LOSS: "step", RATE: "seconds"}
 
 
 def document(asked: Asked) -> dict[str, Any]:
-    """Each curve with its points, and `cursor`: the events after it have the points to come."""
+    """Each curve with its points, that of the throughput with what was expected of the run, and
+    `cursor`: the events after it have the points to come."""
     job = job_of(asked)
     points = asked.number("points", _DEFAULT_POINTS, _MOST_POINTS)
     found, cursor = curves_until(queue_of(asked), job.job_id)
@@ -35,7 +36,10 @@ def document(asked: Asked) -> dict[str, Any]:
         unit = "samples/s" if name == RATE else ""
         x_name = X_NAMES.get(name, "epoch")
         title = "throughput" if name == RATE else words(name)
-        curves.append({"series": name, **thinned(title, unit, x_name, x, y, points)})
+        curve = {"series": name, **thinned(title, unit, x_name, x, y, points)}
+        if name == RATE:
+            curve["expected"] = expected_of(queue_of(asked), job.job_id, run)
+        curves.append(curve)
     curves.sort(key=lambda one: (one["series"] != LOSS, one["series"] != RATE, one["series"]))
     return envelope(
         "job_curves", job_id=job.job_id, run=run, runs=sorted(found), cursor=cursor, curves=curves

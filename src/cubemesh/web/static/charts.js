@@ -38,8 +38,28 @@
           width: 1.5,
           points: { show: (chart) => chart.data[0].length < 40 },
         },
+        ...expectedLines(curve).map(([label]) => ({
+          label,
+          stroke: colour("--soft"),
+          width: label === "expected" ? 1.5 : 0.5,
+          dash: [6, 5],
+          points: { show: false },
+        })),
       ],
+      bands: expectedLines(curve).length === 3 ? [{ series: [4, 3], fill: colour("--wash") }] : [],
     };
+  }
+
+  // What was expected of a run: a line, and the two ends of its band where it is known.
+  function expectedLines(curve) {
+    const found = curve.expected;
+    if (!found) return [];
+    const ends = found.low === null ? [] : [["from", found.low], ["to", found.high]];
+    return [["expected", found.samples_per_s], ...ends];
+  }
+
+  function dataOf(curve) {
+    return [curve.x, curve.y, ...expectedLines(curve).map(([, value]) => curve.x.map(() => value))];
   }
 
   function draw() {
@@ -53,9 +73,14 @@
       const title = document.createElement("figcaption");
       title.textContent = curve.name;
       const box = document.createElement("div");
+      if (curve.expected) {
+        const source = document.createElement("small");
+        source.textContent = `expected from ${curve.expected.source}`;
+        title.append(source);
+      }
       figure.append(title, box);
       place.append(figure);
-      const chart = new window.uPlot(options(curve, box.clientWidth || 300), [curve.x, curve.y], box);
+      const chart = new window.uPlot(options(curve, box.clientWidth || 300), dataOf(curve), box);
       charts.push(chart);
       curve.chart = chart;
       const canvas = figure.querySelector("canvas");
@@ -97,7 +122,7 @@
       curve.y.push(y);
     }
     if (!curve.chart) draw();
-    else requestAnimationFrame(() => curve.chart && curve.chart.setData([curve.x, curve.y]));
+    else requestAnimationFrame(() => curve.chart && curve.chart.setData(dataOf(curve)));
   }
 
   function resize() {
