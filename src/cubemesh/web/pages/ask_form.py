@@ -6,18 +6,19 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from cubemesh.errors import UsageError
-from cubemesh.experiments.core.settings import split
+from cubemesh.errors import UsageError, unknown_name
+from cubemesh.experiments.core.settings import settable, split
 from cubemesh.experiments.registry import EXPERIMENTS, Experiment
 from cubemesh.untrusted import clean
 from cubemesh.views.job_pages import job_json
 from cubemesh.views.json_output import envelope
 from cubemesh.web.page import Acted, Asked, NotFoundError, Parameter, RefusedFormError
-from cubemesh.web.question_form import NOT_FROM_PAGES, form_of, submit_form
+from cubemesh.web.question_form import NOT_FROM_PAGES, OPTIONS, form_of, submit_form
 from cubemesh.web.queued import job_address, queue_of
 
 PARAMETERS = (
     Parameter(name="job", summary="Fill the form in with the settings of this job, by its number."),
+    Parameter(name="set", summary="Fill a field in: `epochs=20`.", repeats=True),
 )
 _MOST_NUMBER = 10**9 - 1
 
@@ -30,7 +31,16 @@ def _experiment(asked: Asked) -> Experiment:
 
 
 def _values(asked: Asked, experiment: Experiment) -> dict[str, str]:
-    """Of the job whose settings the form begins with."""
+    """What the form begins with: the settings of a job, and those that are given."""
+    given = split(asked.all("set"), "set")
+    known = {*settable(experiment), *OPTIONS} - NOT_FROM_PAGES
+    for name in given:
+        if name not in known:
+            raise unknown_name("field", clean(name, 40), known, plural="fields")
+    return _values_of_job(asked, experiment) | given
+
+
+def _values_of_job(asked: Asked, experiment: Experiment) -> dict[str, str]:
     if not asked.one("job"):
         return {}
     job_id = asked.number("job", 1, _MOST_NUMBER)

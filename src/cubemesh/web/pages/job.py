@@ -13,6 +13,7 @@ from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import ENDED, State
 from cubemesh.jobs.submission import MOST_PRIORITY, cloned, submit_question, submitter
 from cubemesh.jobs.values import QueuedJob
+from cubemesh.schema import RunRecord
 from cubemesh.store import Store
 from cubemesh.units import format_seconds
 from cubemesh.untrusted import clean
@@ -35,6 +36,7 @@ from cubemesh.web.queued import (
     queue_of,
     rows_of,
 )
+from cubemesh.web.why_slow import why_slow, why_view
 
 PARAMETERS: tuple[Parameter, ...] = ()
 _FIELDS = ("action", "priority")
@@ -46,9 +48,16 @@ _MOST_RUNS = 100
 
 
 def document(asked: Asked) -> dict[str, Any]:
-    """The job, as `cubemesh jobs show JOB --json` prints it, with the actions that it can take."""
+    """The job, as `cubemesh jobs show JOB --json` prints it, with the actions that it can take,
+    and what takes the time of a step of its newest run once it has ended."""
     job = job_of(asked)
-    return envelope("job", job=job_json(job), actions=[name for name, _ in actions_of(job)])
+    measured = _measured(asked.store, job)
+    return envelope(
+        "job",
+        job=job_json(job),
+        actions=[name for name, _ in actions_of(job)],
+        why_slow=None if measured is None else why_slow(asked.store, measured),
+    )
 
 
 def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
@@ -130,7 +139,7 @@ def view(asked: Asked) -> dict[str, Any]:
     job, queue = job_of(asked), queue_of(asked)
     events = newest_events(queue, job.job_id, _LOG_KINDS, _LOG)
     children = queue.list(parent_id=job.job_id, limit=_MOST_JOBS) if job.children else []
-    now = job.progress
+    now, measured = job.progress, _measured(asked.store, job)
     return {
         "title": f"Job {job.job_id}",
         "job": job,
@@ -154,6 +163,7 @@ def view(asked: Asked) -> dict[str, Any]:
         "expected": expected_text(
             expected_of(queue, job.job_id) if job.state.held else None, now.get("samples_per_s")
         ),
+        "why_slow": None if measured is None else why_view(asked.store, measured),
         "children": rows_of(children[::-1]),
         "runs": _runs(queue, job),
         "moving": not job.state.ended and job.state is not State.PAUSED,
@@ -169,6 +179,16 @@ def view(asked: Asked) -> dict[str, Any]:
         "ended": job.state.ended,
         "cursor": events[0].sequence if events else 0,
     }
+
+
+def _measured(store: Store, job: QueuedJob) -> RunRecord | None:
+    """The newest run of a job that has ended, if it is stored."""
+    if not job.state.ended or not job.run_ids:
+        return None
+    try:
+        return store.record(job.run_ids[-1])
+    except UsageError:
+        return None
 
 
 def _runs(queue: JobQueue, job: QueuedJob) -> list[dict[str, str]]:

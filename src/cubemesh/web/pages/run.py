@@ -12,18 +12,25 @@ from cubemesh.views.report.page import run_entry
 from cubemesh.web.commands import command_of
 from cubemesh.web.page import Asked, Parameter
 from cubemesh.web.stored import experiment_runs_of, run_of
+from cubemesh.web.why_slow import why_slow, why_view
 
 PARAMETERS: tuple[Parameter, ...] = ()
 
 
 def document(asked: Asked) -> dict[str, Any]:
-    """The record, as `cubemesh results RUN --json` prints it, with what measured it."""
+    """The record, as `cubemesh results RUN --json` prints it, with what measured it
+    and what takes the time of its step."""
     record = run_of(asked)
     answers = [
         {"experiment": one.experiment, "experiment_run_id": one.experiment_run_id}
         for one in experiment_runs_of(asked.store, record)
     ]
-    return envelope("record", record=record_json(record), answers=answers)
+    return envelope(
+        "record",
+        record=record_json(record),
+        answers=answers,
+        why_slow=why_slow(asked.store, record),
+    )
 
 
 def view(asked: Asked) -> dict[str, Any]:
@@ -37,6 +44,7 @@ def view(asked: Asked) -> dict[str, Any]:
         "run": run_entry(record, series),
         "figure": _headline(record),
         "machine": machine,
+        "why": why_view(store, record),
         "machine_line": "" if machine is None else formatting.machine_line(machine, 90),
         "answers": [
             (one, command_of(one)) for one in experiment_runs_of(store, record)[:_MOST_ANSWERS]
