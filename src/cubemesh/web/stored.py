@@ -21,8 +21,13 @@ _answers_lock = threading.Lock()
 
 def run_of(asked: Asked) -> RunRecord:
     """The run that the address names, by its id or a unique prefix."""
+    return run_of_id(asked.store, asked.path["run_id"])
+
+
+def run_of_id(store: Store, run_id: str) -> RunRecord:
+    """A run by its id or a unique prefix."""
     try:
-        return asked.store.record(asked.path["run_id"])
+        return store.record(run_id)
     except UsageError as error:
         raise NotFoundError(str(error)) from None
 

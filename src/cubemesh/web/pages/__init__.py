@@ -39,6 +39,12 @@ PAGES: tuple[Page, ...] = (
         menu=True,
     ),
     Page(
+        path="/what-if",
+        title="What if",
+        module="what_if",
+        summary="Time, energy and cost of a training on other devices, machines and precisions.",
+    ),
+    Page(
         path="/answers",
         title="Answers",
         module="answers",

@@ -6,6 +6,7 @@ from typing import Any
 
 from cubemesh.exports.record_json import record_json
 from cubemesh.schema import RunRecord
+from cubemesh.schema.work import Train, TrainSteps
 from cubemesh.views import formatting
 from cubemesh.views.json_output import envelope
 from cubemesh.views.report.page import run_entry
@@ -44,6 +45,9 @@ def view(asked: Asked) -> dict[str, Any]:
         "run": run_entry(record, series),
         "figure": _headline(record),
         "machine": machine,
+        "can_forecast": record.ok
+        and isinstance(record.spec.work, Train | TrainSteps)
+        and bool(record.ranks and record.figure("throughput_per_s")),
         "why": why_view(store, record),
         "machine_line": "" if machine is None else formatting.machine_line(machine, 90),
         "answers": [
