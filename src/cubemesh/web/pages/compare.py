@@ -1,7 +1,8 @@
 """Compare: runs next to each other, what differs first, and which differences are significant.
 
 The first run is the one that others are compared with. A ratio of throughputs has its 95 %
-interval over runs; verdicts of several are corrected for their number (Holm).
+interval over runs; verdicts of several are corrected for their number (Holm). Which run to choose
+is decided against the best (experiments/analysis/choice.py).
 """
 
 from __future__ import annotations
@@ -10,9 +11,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from cubemesh.errors import UsageError
+from cubemesh.experiments.analysis.choice import (
+    BEST,
+    TIED,
+    UNDECIDED,
+    WORSE,
+    Choice,
+    ParetoFront,
+    choose,
+    pareto_front,
+)
 from cubemesh.exports.record_json import ratio_json
 from cubemesh.schema import Figure, NetworkWork, RunRecord
 from cubemesh.schema.comparison import Difference, Ratio, corrected
+from cubemesh.schema.serialization import to_plain
 from cubemesh.statistics import pooled
 from cubemesh.store import Store
 from cubemesh.store.compare import stored_spread
@@ -50,14 +62,19 @@ def _records(asked: Asked) -> list[RunRecord]:
 
 
 def document(asked: Asked) -> dict[str, Any]:
-    """Settings and figures that differ between the runs, and the ratio of each one's throughput to
-    that of the first (null where they cannot be compared)."""
+    """Settings and figures that differ between the runs, the ratio of each one's throughput to that
+    of the first (null where they cannot be compared), which to choose (a sentence where that cannot
+    be said), and the Pareto front of accuracy or throughput, time, energy and size."""
     records = _records(asked)
+    choice = _choice(asked.store, records)
     return envelope(
         "comparison",
         run_ids=[record.run_id for record in records],
         differs=[{"what": what, "values": values} for what, values in _differences(asked, records)],
         ratios=[ratio_json(ratio) for ratio in _ratios(asked.store, records)],
+        choice=None if isinstance(choice, str) else {**to_plain(choice), "tied": choice.tied},
+        no_choice=choice if isinstance(choice, str) else "",
+        pareto=to_plain(pareto_front(records)),
         figures=[
             {name: _plain(figure) for name, figure in record.figures.items()} for record in records
         ],
@@ -87,6 +104,8 @@ def view(asked: Asked) -> dict[str, Any]:
             for name in names
             if name not in ("wall_s", _THROUGHPUT)
         ],
+        "choice": _choice_view(_choice(asked.store, records), records),
+        "front": _front_view(pareto_front(records), records),
         "notes": list(dict.fromkeys(clean(r.why or r.method) for r in ratios if r is not None)),
         "bars": _bars(records),
         "ids": [record.run_id for record in records],
@@ -145,19 +164,105 @@ def _same(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
 
 
 def _ratios(store: Store, records: Sequence[RunRecord]) -> list[Ratio | None]:
-    """Each run's throughput over the first's; None for the first, and for runs without one."""
-    if not records or not _comparable(records[0]):
-        return [None for _ in records]
-    known: dict[int, Ratio] = {}
-    first = records[0]
-    own = stored_spread(store, first)
-    for place, record in enumerate(records[1:], start=1):
-        if _comparable(record):
-            found = (own, stored_spread(store, record), prior_spread([first, record]))
-            stored = pooled([one for one in found if one is not None])
-            known[place] = ratio_of_runs([run_windows(first)], [run_windows(record)], stored)
+    """Each run's throughput over the first's; None for the first, and for runs without one. The
+    verdicts are corrected for their number."""
+    if not records:
+        return []
+    found = [None, *_ratios_to(store, records[0], records[1:])]
+    known = {place: ratio for place, ratio in enumerate(found) if ratio is not None}
     verdicts = dict(zip(known, corrected(list(known.values())), strict=True))
     return [verdicts.get(place) for place in range(len(records))]
+
+
+def _ratios_to(store: Store, first: RunRecord, others: Sequence[RunRecord]) -> list[Ratio | None]:
+    """The throughput of each of `others` over that of `first`; None where one has none."""
+    if not _comparable(first):
+        return [None for _ in others]
+    own, ratios = stored_spread(store, first), list[Ratio | None]()
+    for record in others:
+        if not _comparable(record):
+            ratios.append(None)
+            continue
+        known = (own, stored_spread(store, record), prior_spread([first, record]))
+        stored = pooled([one for one in known if one is not None])
+        ratios.append(ratio_of_runs([run_windows(first)], [run_windows(record)], stored))
+    return ratios
+
+
+def _choice(store: Store, records: Sequence[RunRecord]) -> Choice | str:
+    return choose(records, lambda best, others: _ratios_to(store, best, others))
+
+
+def _choice_view(choice: Choice | str, records: Sequence[RunRecord]) -> dict[str, Any]:
+    """The choice in words, and the verdict of each run."""
+    if isinstance(choice, str):
+        return {"why_not": choice, "verdicts": []}
+    names = {record.run_id: run_name(record.spec) for record in records}
+    others = len(choice.tied) - 1
+    title = f"{choice.chosen} · {names[choice.chosen]}"
+    best = "It" if choice.chosen == choice.best else choice.best
+    text = f"{best} has the highest {choice.criterion}"
+    if others:
+        text += (
+            f"; {others} other run{' is' if others == 1 else 's are'} tied with it: the interval "
+        )
+        text += "of the difference includes zero. "
+        text += (
+            f"Of these, {choice.chosen} took the least {choice.cost}."
+            if choice.cost
+            else "What they cost is not known of all of them."
+        )
+    else:
+        text += "."
+    unknown = sum(one.verdict == UNDECIDED for one in choice.standings.values())
+    if unknown:
+        text += f" Of {unknown} run{'' if unknown == 1 else 's'} there are too few data to tell."
+    return {
+        "why_not": "",
+        "chosen": choice.chosen,
+        "title": clean(title),
+        "text": clean(text),
+        "verdicts": [
+            _standing(choice, record.run_id) if record.run_id in choice.standings else None
+            for record in records
+        ],
+    }
+
+
+_STANDINGS = {BEST: "good", TIED: "equal", UNDECIDED: "equal", WORSE: "low"}
+
+
+def _standing(choice: Choice, run_id: str) -> dict[str, str]:
+    one = choice.standings[run_id]
+    text = ""
+    if one.difference is not None and choice.criterion == "accuracy":
+        low, high = (None if end is None else 100 * end for end in (one.low, one.high))
+        text = quantity(100 * one.difference, "percentage points", low, high)
+    elif one.difference is not None:
+        text = quantity(one.difference, "×", one.low, one.high)
+    words_of = {BEST: f"highest {choice.criterion}", TIED: "tied with the best"}
+    chosen = "take this: " if run_id == choice.chosen else ""
+    return {
+        "text": text,
+        "verdict": chosen + words_of.get(one.verdict, one.verdict),
+        "class": _STANDINGS[one.verdict],
+    }
+
+
+def _front_view(front: ParetoFront | None, records: Sequence[RunRecord]) -> dict[str, Any] | None:
+    if front is None:
+        return None
+    return {
+        "axes": " × ".join(front.axes),
+        "cells": [
+            "on the front"
+            if record.run_id in front.front
+            else f"dominated by {front.dominated[record.run_id]}"
+            if record.run_id in front.dominated
+            else ""
+            for record in records
+        ],
+    }
 
 
 def _comparable(record: RunRecord) -> bool:

@@ -1,0 +1,92 @@
+"""Compare: what differs first, which run to choose, ties by name, and the Pareto front."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import report_sample
+from cubemesh.schema import Figure, Train
+from cubemesh.store import Store
+from cubemesh.training.evaluation import accuracy_figure
+from cubemesh.web.app import Workbench
+from cubemesh.web.security.gate import Rules
+from web_pages import OWN, Client
+
+HITS = {"a": (944, 90.0), "b": (941, 30.0), "c": (800, 20.0)}
+"""Run → right answers of 1,000, and seconds."""
+
+
+@pytest.fixture
+def ids(store: Store) -> dict[str, str]:
+    """Three trainings with different learning rates."""
+    found = {}
+    for place, (name, (hits, wall_s)) in enumerate(HITS.items()):
+        one = report_sample.record(8)
+        work = Train(
+            network="little-cnn",
+            batch_per_device=8,
+            data="digits",
+            learning_rate=0.01 * (place + 1),
+        )
+        figures = {
+            **one.figures,
+            "accuracy": accuracy_figure(hits, 1000),
+            "wall_s": Figure(value=wall_s, unit="s"),
+        }
+        spec = dataclasses.replace(one.spec, work=work)
+        key = dataclasses.replace(one.key, spec_id=spec.spec_id)
+        record = dataclasses.replace(one, run_id=name * 12, spec=spec, key=key, figures=figures)
+        store.save(record, ())
+        found[name] = record.run_id
+    return found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(str(tmp_path / "results.sqlite")) as opened:
+        opened.save_machine(report_sample.machine())
+        yield opened
+
+
+@pytest.fixture
+def member(store: Store, access: Any) -> Client:
+    bench = Workbench(store, access, Rules(), secure=False)
+    return Client(bench, cookie=f"{access.cookie}={access.new_session()}", origin=OWN)
+
+
+def test_the_cheapest_of_the_tied_is_recommended(member: Client, ids: dict[str, str]) -> None:
+    query = "&".join(f"id={run}" for run in ids.values())
+    found = member.get(f"/api/v1/compare?{query}").json()
+    choice = found["choice"]
+    assert (choice["best"], choice["chosen"], choice["cost"]) == (ids["a"], ids["b"], "time")
+    assert choice["tied"] == [ids["a"], ids["b"]]
+    assert choice["standings"][ids["c"]]["verdict"] == "worse"
+    assert [one["what"] for one in found["differs"]] == ["learning rate"]
+    assert found["pareto"]["front"] == [ids["a"], ids["b"], ids["c"]]
+    page = member.get(f"/compare?{query}").text
+    assert "take this: tied with the best" in page
+    assert "took the least time" in page
+    assert page.index("What differs") < page.index("Which is best") < page.index("Figures")
+
+
+def test_runs_that_do_not_compare_get_no_recommendation(
+    member: Client, ids: dict[str, str], store: Store
+) -> None:
+    other = dataclasses.replace(report_sample.record(8, network="resnet-18"), run_id="d" * 12)
+    store.save(other, ())
+    query = f"id={ids['a']}&id={other.run_id}"
+    found = member.get(f"/api/v1/compare?{query}").json()
+    assert found["choice"] is None
+    assert "neither" in found["no_choice"]
+    assert "No run is recommended" in member.get(f"/compare?{query}").text
+
+
+def test_one_run_has_nothing_to_choose_from(member: Client, ids: dict[str, str]) -> None:
+    for query in ("", f"?id={ids['a']}"):
+        assert member.get(f"/compare{query}").status_code == 200
+        assert member.get(f"/api/v1/compare{query}").json()["choice"] is None
