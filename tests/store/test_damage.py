@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cubemesh.errors import StoreError
+from cubemesh.errors import StoreError, StoreWarning
 from cubemesh.store import Store
 from cubemesh.store.series_chunks import CHUNK_SAMPLES
 from cubemesh.untrusted import clean
@@ -230,3 +230,17 @@ def test_experiment_runs_with_damaged_settings_leave_the_others(cubemesh, path, 
         done = cubemesh(*words, "--store", str(path))
         assert done.returncode == 0, done.stderr
         assert "experiment run" in done.stderr
+
+
+def test_a_record_that_a_damaged_list_has_no_place_for_waits_in_the_spool(path, saving):
+    """The list of runs has a row of a record that is gone, and its number is given again."""
+    with Store.open(str(path)) as store:
+        store.save(saving.make_record(0))
+        store.save(saving.make_record(1))
+    damage(path, "delete from records where run_id = ?", saving.make_record(1).run_id)
+    with Store.open(str(path)) as store:
+        with pytest.raises(StoreError, match="is damaged"):
+            store.save(saving.make_record(2))
+        with pytest.warns(StoreWarning, match="waits in the spool"):
+            store.save_or_spool(saving.make_record(2))
+    assert list(path.parent.glob(f"{path.stem}-spool/*"))

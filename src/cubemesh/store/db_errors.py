@@ -50,6 +50,14 @@ def explained(location: Location) -> Iterator[None]:
         raise _meaning(location, error) from error
 
 
+def contradiction(location: Location, error: IntegrityError) -> StoreError:
+    """The error for a record that the tables of a damaged store have no place for."""
+    return StoreError(
+        f"The store {location.name} is damaged: its tables contradict each other ({error.orig}). "
+        "Keep a copy, and name another store with --store."
+    )
+
+
 def _meaning(location: Location, error: BaseException | None) -> CubemeshError:
     code = getattr(error, "sqlite_errorcode", None)
     primary = None if code is None else code & 0xFF

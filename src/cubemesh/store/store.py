@@ -42,6 +42,7 @@ from cubemesh.schema import ExperimentRun, Figure, Machine, RunKey, RunRecord, S
 from cubemesh.store import tables as schema
 from cubemesh.store.damage import Damage, reason_of
 from cubemesh.store.database import Database
+from cubemesh.store.db_errors import contradiction
 from cubemesh.store.json_text import from_text
 from cubemesh.store.list_rows import link_experiment_run, name_machine
 from cubemesh.store.location import (
@@ -161,7 +162,11 @@ class Store:
         rank and device.
         """
         self._follow_file()
-        if not self._database.insert(record, series):
+        try:
+            stored = self._database.insert(record, series)
+        except IntegrityError as error:
+            raise contradiction(self._database.location, error) from error
+        if not stored:
             raise StoreError(
                 f"Run {record.run_id} is in the store {self.name} already, and a stored record is "
                 "never changed."
@@ -486,12 +491,26 @@ class Store:
         written = (spooled.record is not None or away) and self._spool.write(spooled) is not None
         if away and written:
             self.recover(patient=False)
-        elif not self._take(spooled, patient=not away) and not written:
+            return
+        try:
+            taken = self._take(spooled, patient=not away)
+        except IntegrityError as error:
+            self._wait(spooled.record, contradiction(self._database.location, error))
+            taken = False
+        if not taken and not written:
             self._write_spool(spooled)
 
     def _write_spool(self, spooled: Spooled) -> None:
         if self._spool.write(spooled) is None:
             self._spool.print(spooled)
+
+    def _wait(self, record: RunRecord | None, error: CubemeshError) -> None:
+        """Note that the store does not take a record, and why."""
+        if record is not None:
+            self._waiting[record.run_id] = record
+        if self.unsaved is None:
+            self._warn(f"{error} What is measured from now on waits in the spool.")
+        self.unsaved = error
 
     def _take(self, spooled: Spooled, *, patient: bool = True) -> bool:
         """Store something that has, or may have, a file in the spool, and remove that; False,
@@ -517,11 +536,7 @@ class Store:
                 )
                 self._saved["experiment run"].append(run.experiment_run_id)
         except _AWAY as error:
-            if record is not None:
-                self._waiting[record.run_id] = record
-            if self.unsaved is None:
-                self._warn(f"{error} What is measured from now on waits in the spool.")
-            self.unsaved = error
+            self._wait(record, error)
             return False
         if record is not None:
             self._waiting.pop(record.run_id, None)
