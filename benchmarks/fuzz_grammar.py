@@ -23,7 +23,17 @@ WAITING = {"serve", "agent", "watch"}
 """Verbs that run until they are ended."""
 MEASURING = {"run", "train", "tune", "submit"}
 """Verbs whose runs are to be short."""
-STARTING = {"run", "train", "tune", "agent", "serve", "export", "collectives", "published"}
+STARTING = {
+    "run",
+    "train",
+    "tune",
+    "agent",
+    "serve",
+    "export",
+    "collectives",
+    "published",
+    "report",
+}
 """Verbs that take a second of the processor or more."""
 WEIGHTS = {
     **dict.fromkeys(("run", "export", "serve"), 0.3),
@@ -32,7 +42,7 @@ WEIGHTS = {
     **dict.fromkeys(("import", "predict", "results", "compare", "jobs"), 4.0),
 }
 """Weights of verbs: small where they start processes, large where they read files; else 1."""
-CHEAP = {"framework": "null", "ceiling": "false", "frameworks": "null"}
+CHEAP = {"framework": "null", "ceiling": "false", "frameworks": "null", "networks": "little-cnn"}
 """Settings that keep a run short, unless the command has others."""
 _WHOLE = ("0", "1", "1", "2", "2", "3", "4", "7", "8", "16", "64", "-1", "1000000")
 _NUMBERS = (*_WHOLE, "0.5", "1e-3", "0.1", "1,2,4")
@@ -85,6 +95,7 @@ class Grammar:
                 words += self._param(chance, files, param, words)
         if verb in MEASURING:
             words += _cheap(words)
+            words += ["--quick"] if "quick" in {param.name for param in params} else []
         if verb == "tune":
             words += ["--minutes", "0.01"]  # the last counts
         if chance.random() < 0.02:
