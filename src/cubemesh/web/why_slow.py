@@ -20,6 +20,7 @@ from cubemesh.web.question_form import NOT_FROM_PAGES
 EXPERIMENT = "time-breakdown"
 """What measures a step with attribution."""
 _MOST_RUNS = 20
+_NAMES = {"batch_sizes": "batch size"}
 
 
 def why_slow(store: Store, record: RunRecord) -> dict[str, Any] | None:
@@ -126,7 +127,9 @@ def why_view(store: Store, record: RunRecord) -> dict[str, Any] | None:
         width = 100 * max(0.0, min(1 - left, share.share))
         parts.append((part["name"], share, f"{100 * left:.3f}", f"{width:.3f}"))
         left += max(0.0, share.share)
-    changes = ", ".join(f"{words(name)} {value}" for name, value in found["changes"].items())
+    changes = ", ".join(
+        f"{_NAMES.get(name) or words(name)} {value}" for name, value in found["changes"].items()
+    )
     return {
         **found,
         "parts": parts,

@@ -32,12 +32,6 @@
       axes: [{ ...axis, size: 30 }, { ...axis, size: 62 }],
       series: [
         { label: curve.x_name },
-        {
-          label: curve.unit || "value",
-          stroke: colour("--c1"),
-          width: 1.5,
-          points: { show: (chart) => chart.data[0].length < 40 },
-        },
         ...expectedLines(curve).map(([label]) => ({
           label,
           stroke: colour("--soft"),
@@ -45,8 +39,14 @@
           dash: [6, 5],
           points: { show: false },
         })),
+        {
+          label: curve.unit || "value",
+          stroke: colour("--c1"),
+          width: 1.5,
+          points: { show: (chart) => chart.data[0].length < 40 },
+        },
       ],
-      bands: expectedLines(curve).length === 3 ? [{ series: [4, 3], fill: colour("--wash") }] : [],
+      bands: expectedLines(curve).length === 3 ? [{ series: [2, 1], fill: colour("--wash") }] : [],
     };
   }
 
@@ -55,11 +55,11 @@
     const found = curve.expected;
     if (!found) return [];
     const ends = found.low === null ? [] : [["from", found.low], ["to", found.high]];
-    return [["expected", found.samples_per_s], ...ends];
+    return [...ends, ["expected", found.samples_per_s]]; // drawn below what is measured
   }
 
   function dataOf(curve) {
-    return [curve.x, curve.y, ...expectedLines(curve).map(([, value]) => curve.x.map(() => value))];
+    return [curve.x, ...expectedLines(curve).map(([, value]) => curve.x.map(() => value)), curve.y];
   }
 
   function draw() {
