@@ -17,7 +17,7 @@ INCONSISTENT = "inconsistent"
 WARNINGS: dict[str, str] = {
     "not-steady": "the step time was still drifting at the end of the warm-up",
     "few-windows": "too few windows were measured for a 95 % confidence interval",
-    "wide-interval": "the confidence interval is wider than target_ci",
+    "wide-interval": "the confidence interval is wide",
     "drift": "the step time drifted during the measurement",
     "outliers": "statistical outliers among the windows",
     "busy-host": "other processes used the CPU during the measurement",

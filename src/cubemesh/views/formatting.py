@@ -124,11 +124,15 @@ def _split_duration(value: float, low: float | None, high: float | None) -> tupl
         return format_seconds(value), "", ""
     half = max(high - value, value - low)
     if value >= _DAY_S:
-        text = format_interval(value / _DAY_S, low / _DAY_S, high / _DAY_S)
-        figure, _, spread = text.partition(" ± ")
-        return f"{figure} days", "", f"± {spread}"
+        figure, _, interval = split_figure(value / _DAY_S, "", low / _DAY_S, high / _DAY_S)
+        return f"{figure} days", "", interval
     per = 60 if value >= _HOUR_S else 1
     return format_seconds(value), "", f"± {format_seconds(per * math.ceil(half / per))}"
+
+
+def unbroken(text: str) -> str:
+    """`text` with no line break around ±."""
+    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
 def words(name: str) -> str:

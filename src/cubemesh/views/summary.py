@@ -1,8 +1,8 @@
 """Summary of a performance check: one screen, wrapped to the width of the terminal.
 
-The order is that of the questions: the machine, how fast it trains, what others reach, the largest
-loss with its measured remedy, what is left to gain, and the next commands, which apply the
-remedies. Tables, charts and every warning are in the page.
+The order is that of the questions: the machine, the verdict, how fast it trains, what others reach,
+the largest loss and other gains with their measured remedies, and the next commands, which apply
+the remedies. Tables, charts and every warning are in the page.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from cubemesh.experiments.performance_check.experiment import EXPERIMENT as PERFORMANCE_CHECK
-from cubemesh.schema import Answer, Finding, Machine
+from cubemesh.schema import Answer, Finding, Machine, Warning
 from cubemesh.schema.answer import INTERVAL_MEANING, is_interval_note
 from cubemesh.untrusted import clean
 from cubemesh.views import formatting
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 HEADINGS = {
     "How fast": ("throughput", "training-time", "failed-run"),
     "What others reach": ("published-ratio", "published-other-device"),
-    "Throughput loss": ("largest-loss", "no-loss", "throughput-loss"),
-    "Left to gain": ("further-gain", "no-further-gain"),
+    "Throughput loss": ("largest-loss", "no-loss", "throughput-loss", "further-gain"),
 }
-"""Heading → codes of its findings."""
-DERIVED = ("training-time", "published-ratio", "published-other-device")
+"""Heading → codes of its findings. The verdict is above them, and says what was not tried."""
+DERIVED = ("verdict", "training-time", "published-ratio", "published-other-device")
 """Codes of findings that follow from a throughput, which has their caveats."""
 MAX_WARNINGS = 2
 MAX_REMEDIES = 2
@@ -58,6 +57,9 @@ def print_page(console: Console, page: Path) -> None:
 def print_summary(console: Console, machine: Machine, answer: Answer) -> None:
     """One screen of an answer."""
     console.print(Text(formatting.machine_line(machine, console.width), style="bold"))
+    for finding in answer.findings:
+        if finding.code == "verdict":
+            _paragraph(console, _text(finding))
     for heading, codes in HEADINGS.items():
         own = [_text(f) for f in answer.findings if f.code in codes]
         if own and "throughput" in codes:
@@ -76,7 +78,11 @@ def _section(
     console.print()
     console.print(Text(heading, style=style))
     for paragraph in paragraphs:
-        console.print(Padding(paragraph, (0, 0, 0, 2), expand=False))
+        _paragraph(console, paragraph)
+
+
+def _paragraph(console: Console, text: Text) -> None:
+    console.print(Padding(text, (0, 0, 0, 2), expand=False))
 
 
 def _commands(console: Console, heading: str, lines: Iterable[str]) -> None:
@@ -97,15 +103,16 @@ def _text(finding: Finding) -> Text:
 
 
 def _warnings(answer: Answer) -> Iterator[Text]:
-    """The cause of the most frequent warnings that forbid a close comparison."""
+    """Cause and remedy of the most frequent warnings that forbid a close comparison."""
     caveats = {code for finding in answer.findings for code in finding.caveats}
-    causes: dict[str, list[str]] = {}
+    causes: dict[str, list[Warning]] = {}
     for warning in answer.warnings:
         if warning.code in caveats:
-            causes.setdefault(warning.code, []).append(warning.cause)
+            causes.setdefault(warning.code, []).append(warning)
     ranked = sorted(causes.items(), key=lambda one: -len(one[1]))
     for code, own in ranked[:MAX_WARNINGS]:
-        yield Text(f"{code}, {len(own)} of the runs: {clean(own[0])}", style=SOFT)
+        remedy = clean(own[0].remedy).partition(". ")[0].removesuffix(".")
+        yield Text(f"{code}: {clean(own[0].cause)} {remedy}.", style=SOFT)
 
 
 def _next(answer: Answer) -> Iterator[str]:
@@ -118,11 +125,10 @@ def _next(answer: Answer) -> Iterator[str]:
             remedies.setdefault(f"cubemesh {arguments}", words)
     for command, words in list(remedies.items())[:MAX_REMEDIES]:
         yield f"{command}  # {words}"
-    noisy = any(finding.caveats for finding in answer.findings)
-    if noisy:
+    if any(finding.caveats for finding in answer.findings):
         yield "cubemesh run quick --no-cache --wait-quiet 10m  # To measure again when it is quiet"
+        return  # a search or another experiment would be as noisy
     first = next((f for f in answer.findings if f.code == "throughput"), None)
     if first is not None:
         yield f"cubemesh tune {first.text.partition(' ')[0]}  # To search for faster settings"
-    if not noisy:
-        yield "cubemesh experiments  # To list what else can be measured"
+    yield "cubemesh experiments  # To list what else can be measured"

@@ -55,6 +55,7 @@ def environment() -> jinja2.Environment:
     }
     made.filters |= {
         "clean": clean,
+        "unbroken": formatting.unbroken,
         "moment": formatting.moment,
         "number": formatting.number,
         "duration": format_seconds,

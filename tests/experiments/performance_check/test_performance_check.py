@@ -14,7 +14,7 @@ from cubemesh.experiments.performance_check.experiment import EXPERIMENT, Settin
 from cubemesh.experiments.registry import Context, entry
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.measure.timing.interleaved_ab import SECOND_PROGRAM
-from cubemesh.schema import Figure, Gpu, Rank, RunSpec, TrainSteps, Window, warn
+from cubemesh.schema import Figure, Gpu, Rank, RunSpec, Status, TrainSteps, Window, warn
 from cubemesh.schema.comparison import RATIO
 from cubemesh.schema.record import AGAINST
 from cubemesh.statistics import student_t
@@ -197,19 +197,91 @@ def test_a_gpu_has_the_spread_between_processes_of_earlier_runs(
     assert math.log(own.high / own.value) == approx(student_t(0.95, freedom) * spread)
     assert table(answer, "fastest / this").rows[0][2].low == own.low
     (note,) = interval_notes(answer)
-    assert "17 earlier pairs of runs" in note
     assert f"resnet-18 ({programs} process" in note
+    assert "from earlier runs as well" in note
+    assert any("17 earlier pairs of runs" in one for one in answer.notes if one != note)
 
 
 def test_a_cpu_has_the_spread_of_its_own_processes_alone(context, play, measure):
     settings = Settings(networks=("resnet-18",), batch_sizes=(64,), trials=False)
     _, answer = run(play, context, measure, settings)
     (note,) = interval_notes(answer)
-    assert "resnet-18 (2 processes): between processes; more of them narrow it" in note
+    assert "resnet-18 (2 processes): how far it differs between processes; more" in note
+    assert "--set repeats=3" in note
     settings = replace(settings, frameworks=("pytorch-captured", "pytorch"))
     _, answer = run(play, context, measure, settings)
     (note,) = interval_notes(answer)
-    assert "resnet-18 (1 process): within the process; another one may differ" in note
+    assert "resnet-18 (1 process): how far it differs between windows" in note
+    settings = replace(settings, frameworks=("pytorch-captured", "pytorch"))
+    _, records = play(EXPERIMENT.plan(settings, context), measure)
+    again = [
+        replace(r, spec=replace(r.spec, budget=replace(r.spec.budget, repeats=3))) for r in records
+    ]
+    (note,) = interval_notes(EXPERIMENT.answer(settings, again))
+    assert "--set repeats=9" in note, "what was used does not narrow it"
+
+
+def test_the_verdict_begins_with_eager_and_says_what_is_left(context, play, measure):
+    settings = Settings(networks=("resnet-18",), batch_sizes=(64,), trials=False)
+    _, answer = run(play, context, measure, settings)
+    assert answer.findings[0].code == "verdict"
+    text = answer.findings[0].text
+    assert text.startswith("resnet-18: PyTorch eager 64.0 → 128 images/s (2.00")
+    assert "with pytorch-captured (cubemesh's training step with fused kernels" in text
+    assert "larger batch sizes and input from files not tried" in text
+    assert sum(f.text.count("(cubemesh's") for f in answer.findings) == 1
+    assert sum(f.text.count("framework=pytorch-compiled") for f in answer.findings) == 1
+    _, answer = run(play, context, measure)
+    assert "cache_decoded=true would make resnet-18 1.8" in finding(answer, "verdict").text
+
+
+def test_a_wide_interval_is_a_caveat_with_a_remedy(context, play, measure):
+    def noisy(spec):
+        record = measure(spec)
+        rate = record.figures.get("throughput_per_s")
+        if rate is None or spec.other is None:
+            return record
+        wide = replace(rate, low=0.8 * rate.value, high=1.2 * rate.value)
+        return replace(record, figures={**record.figures, "throughput_per_s": wide})
+
+    settings = Settings(
+        networks=("resnet-18",),
+        batch_sizes=(64,),
+        frameworks=("pytorch-captured", "pytorch"),
+        trials=False,
+    )
+    _, answer = run(play, context, noisy, settings)
+    assert finding(answer, "throughput").caveats == ("wide-interval",)
+    (warning,) = (w for w in answer.warnings if w.code == "wide-interval")
+    assert "± 20 % from 1 process" in warning.cause
+    assert "--set repeats=3" in warning.remedy
+    _, answer = run(play, context, measure, settings)
+    assert finding(answer, "throughput").caveats == ()
+
+
+def test_a_program_that_did_not_run_is_a_missing_bar(context, play, measure):
+    def failing(spec):
+        record = measure(spec)
+        if spec.other is None or spec.other.program.framework != "pytorch-compiled":
+            return record
+        ended = replace(record.outcome, status=Status.OOM, message="needs 9 GiB")
+        return replace(record, outcome=ended, windows=(), figures={})
+
+    networks = Settings(networks=("resnet-18", "little-cnn"), batch_sizes=(64,), trials=False)
+    planned, records = play(EXPERIMENT.plan(networks, context), measure)
+
+    def bars(found):
+        (chart,) = EXPERIMENT.answer(networks, found).charts
+        return {(ln.name, p.x): p.reason for ln in chart.lines for p in ln.points if p.y is None}
+
+    second = [s.other and s.other.program.framework for s in planned]
+    compiled = [i for i, name in enumerate(second) if name == "pytorch-compiled"]
+    left_out = [r for i, r in enumerate(records) if i != compiled[0]]
+    network = planned[compiled[0]].work.network
+    assert bars(records) == {}
+    assert bars(left_out) == {("torch.compile", network): "not run"}
+    failed = [failing(s) if i == compiled[0] else records[i] for i, s in enumerate(planned)]
+    assert bars(failed) == {("torch.compile", network): "failed: out of memory: needs 9 GiB"}
 
 
 def test_a_stock_program_that_is_faster_is_the_headline(context, play, measure):
@@ -301,7 +373,7 @@ def test_the_use_of_the_fastest_matrix_product_has_both_rates(context, play, mea
     settings = Settings(networks=("resnet-18",), batch_sizes=(64,), trials=False)
     _, answer = run(play, context, used, settings)
     text = finding(answer, "throughput").text
-    assert "40 % of the fastest matrix product of this device (2 of 5 TFLOP/s)" in text
+    assert "40 % of the fastest matrix product measured on this device (2 of 5 TFLOP/s)" in text
     _, answer = run(play, context, measure, settings)
     assert "matrix product" not in finding(answer, "throughput").text
 
@@ -317,7 +389,9 @@ def test_a_published_result_of_several_gpus_names_them(machine, clock, play, mea
 
     settings = Settings(networks=("resnet-50",), batch_sizes=(64,), trials=False)
     _, answer = run(play, context, on_h200, settings)
-    assert "images/s on each of 8 GPUs (NVIDIA H200" in finding(answer, "published-ratio").text
+    text = finding(answer, "published-ratio").text
+    assert "images/s (per GPU of 8, mixed fp16, batch size 400, real" in text
+    assert "; here 1 GPU, bf16, batch size 64, synthetic input)" in text
 
 
 def test_the_first_command_trains_the_network_of_the_headline(context, play, measure):
@@ -449,7 +523,10 @@ def test_published_results_on_a_cpu_are_compared_at_the_same_precision(machine, 
         return replace(record, ranks=(rank,))
 
     _, answer = run(play, context, on_cpu)
-    assert finding(answer, "published-other-device").value > 0
+    other = finding(answer, "published-other-device")
+    assert other.value > 0
+    assert other.question is None, "it has no card"
+    assert "No published result is of this class of device" in finding(answer, "verdict").text
     assert "published-ratio" not in codes(answer), "its processor is of another class"
 
 

@@ -31,6 +31,8 @@ from cubemesh.schema import (
     RunRecord,
     RunSpec,
     TrainSteps,
+    Warning,
+    warn,
 )
 from cubemesh.schema.comparison import Ratio
 from cubemesh.schema.record import AGAINST
@@ -49,6 +51,8 @@ DECODING = {
 """Run with a remedy for slow input → its setting."""
 MIN_LOSS = 0.02
 """Smallest fraction of throughput that is reported as a loss."""
+WIDE_INTERVAL = 0.1
+"""Half of an interval, relative to the throughput, from which it is marked as wide."""
 
 
 def role_of(record: RunRecord) -> str:
@@ -213,7 +217,7 @@ class Workload:
         """Codes of the warnings about the fastest program, not about those it is compared with."""
         second = self.fastest != self.known
         records = self._inverse[self.fastest][1] if second else self.group.ok
-        return noise_codes(
+        codes = noise_codes(
             replace(
                 record,
                 warnings=tuple(
@@ -222,6 +226,31 @@ class Workload:
             )
             for record in records
         )
+        return (*codes, *(w.code for w in self.wide_interval))
+
+    @cached_property
+    def wide_interval(self) -> tuple[Warning, ...]:
+        """A warning about an interval of more than 10 % of the throughput."""
+        figure = self.throughput
+        if figure is None or figure.low is None or figure.high is None:
+            return ()
+        half = max(figure.high - figure.value, figure.value - figure.low) / figure.value
+        if half < WIDE_INTERVAL:
+            return ()
+        runs = f"{self.processes} process{'' if self.processes == 1 else 'es'}"
+        return (
+            warn(
+                "wide-interval",
+                f"The throughput of {self.network} is known to ± {100 * half:.0f} % from {runs}.",
+                "Stop other programs and measure again, with more runs of each program: "
+                f"--set repeats={self.more_repeats}.",
+            ),
+        )
+
+    @property
+    def more_repeats(self) -> int:
+        """Runs of each program that narrow the interval: three times those that were made."""
+        return 3 * self.spec.budget.repeats
 
     @cached_property
     def speedups(self) -> dict[str, Figure]:
@@ -245,6 +274,12 @@ class Workload:
             found[widest] = max(found[widest], _half_width(self.throughput))
         return found
 
+    def throughput_of(self, framework: str) -> Figure | None:
+        """Samples per second of a stock framework in the run that compared it; None if it was not
+        compared."""
+        found = self._inverse.get(framework)
+        return None if found is None else other_throughput(found[1], self.prior)
+
     def record_of(self, framework: str) -> RunRecord:
         """The first run that compared a framework."""
         _, records = self._inverse.get(framework, (None, self.group.records))
@@ -263,6 +298,12 @@ class Workload:
         as `use_percent`."""
         rate, use = self.group.median_of("model_flops_per_s"), self.use_percent
         return None if rate is None or not use else (rate, 100 * rate / use)
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether the fastest program trained on made input."""
+        work = self.spec.work
+        return isinstance(work, TrainSteps) and work.data == "synthetic"
 
     def losses(self) -> Iterator[Loss]:
         """The losses for which a remedy was measured."""
@@ -353,9 +394,16 @@ class Workload:
         return next((k.device_name for r in self.records for k in r.ranks if k.device_name), "")
 
     @property
-    def threads(self) -> int | None:
-        """CPU threads of a run; None if nothing ran."""
-        return next((k.threads for r in self.records for k in r.ranks), None)
+    def threads(self) -> str:
+        """`2 threads on 2 cores` of a CPU; empty on a GPU, and if nothing ran."""
+        count = next((k.threads for r in self.records for k in r.ranks), None)
+        if count is None or not self.on_cpu:
+            return ""
+        threads = f"{count} thread{'' if count == 1 else 's'}"
+        place = self.spec.placement
+        if place.threads is not None or place.pinning != "none":
+            return threads
+        return f"{threads} on {count} core{'' if count == 1 else 's'}"  # the default: one each
 
     @property
     def on_cpu(self) -> bool:
@@ -441,6 +489,14 @@ class PerformanceCheck:
     def tried(self) -> tuple[Loss, ...]:
         """Every measured loss."""
         return tuple(loss for workload in self.workloads for loss in workload.losses())
+
+    @cached_property
+    def untried(self) -> tuple[str, ...]:
+        """Remedies for which there was no time."""
+        roles = {role_of(record) for w in self.workloads for record in w.records}
+        images = any(w.unit == "images/s" for w in self.workloads)
+        sizes = () if DOUBLED in roles else ("larger batch sizes",)
+        return (*sizes, *(("input from files",) if images and FILES not in roles else ()))
 
     @cached_property
     def losses(self) -> tuple[tuple[Loss, ...], ...]:

@@ -345,7 +345,10 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         findings=tuple(findings(check)),
         tables=tuple(tables(check)),
         charts=tuple(charts(check)),
-        warnings=tuple(w for r in records for w in r.warnings),
+        warnings=(
+            *(w for r in records for w in r.warnings),
+            *(w for workload in check.ranked for w in workload.wide_interval),
+        ),
         run_ids=tuple(r.run_id for r in records),
         notes=tuple(notes(check)),
     )

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from cubemesh.experiments.analysis.groups import Group
-from cubemesh.experiments.analysis.ratios import bounds, format_ratio, ratio, verdicts
+from cubemesh.experiments.analysis.ratios import (
+    bounds,
+    format_ratio,
+    ratio,
+    significance,
+    verdicts,
+)
 from cubemesh.experiments.analysis.utilization_columns import share_cell
 from cubemesh.experiments.performance_check.analysis import (
     PROFILE,
@@ -18,7 +24,18 @@ from cubemesh.experiments.performance_check.analysis import (
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
 from cubemesh.networks.own_input import is_imagenet
-from cubemesh.schema import Axis, Cell, Chart, Column, Figure, Finding, Line, Point, Table
+from cubemesh.schema import (
+    Axis,
+    Cell,
+    Chart,
+    Column,
+    Figure,
+    Finding,
+    Line,
+    Point,
+    PublishedFigure,
+    Table,
+)
 from cubemesh.schema.answer import INTERVAL_MEANING
 from cubemesh.units import (
     format_interval,
@@ -28,8 +45,14 @@ from cubemesh.units import (
     format_seconds,
 )
 
-EXPLAINED = {"pytorch-captured": ("PyTorch with fused kernels", " and CUDA graphs")}
+EXPLAINED = {
+    "pytorch-captured": ("cubemesh's training step with fused kernels", " in one CUDA graph"),
+    "pytorch-compiled": ("framework=pytorch-compiled", ""),
+}
 """Framework → what it is, and what else on a GPU; said where it is first named."""
+OWN_CODE = "pytorch-compiled"
+"""The framework that code outside of cubemesh can use in one line."""
+DAY_S = 86400.0
 LARGEST_LOSS = "What loses most throughput?"
 LEFT = "What is left to gain?"
 IMAGENET_IMAGES, IMAGENET_EPOCHS = 1_281_167, 90
@@ -37,13 +60,13 @@ MOST_GAINS = 2
 
 
 def findings(check: PerformanceCheck) -> Iterator[Finding]:
-    """In the order of a summary: throughputs, published results, losses, what is left to gain,
-    duration."""
+    """In the order of a summary: verdict, throughputs, published results, losses, what is left to
+    gain, duration."""
     explained: set[str] = set()
-    for place, workload in enumerate(check.ranked):
+    for workload in check.ranked[:1]:
+        yield from _verdict(check, workload, explained)
+    for workload in check.ranked:
         yield _throughput(workload, explained)
-        if place == 0:
-            yield from _verdict(workload)
     for workload in check.ranked:
         yield from _published(workload)
     yield from _losses(check)
@@ -57,30 +80,49 @@ def _throughput(workload: Workload, explained: set[str]) -> Finding:
     figure, network = workload.throughput, workload.network
     if figure is None:
         return Finding(code="failed-run", text=f"{network}: {workload.group.why}.")
-    relative = [f"{format_ratio(f)} the speed of {title_of(n)}" for n, f in _by_name(workload)]
+    program = _program(workload.fastest, workload, explained)
+    relative = [
+        f"{format_ratio(f)} the speed of {_program(n, workload, explained)}"
+        for n, f in _by_name(workload)
+    ]
     if workload.sequence_length:
         relative.insert(0, _rate(figure.scaled(workload.sequence_length, ""), "tokens/s"))
-    relative += _matmul_use(workload)
-    program, note = title_of(workload.fastest), ""
-    if workload.fastest in EXPLAINED and workload.fastest not in explained:
-        explained.add(workload.fastest)
-        words, on_gpu = EXPLAINED[workload.fastest]
-        note = f", which is {words}{'' if workload.on_cpu else on_gpu}"
-    precision = workload.spec.program.precision
+    relative += _matmul_use(workload, explained)
     tokens = workload.sequence_length
-    length = f"sequences of {tokens:,} tokens, " if tokens else ""
+    conditions = (
+        f"batch size {workload.batch}",
+        f"sequences of {tokens:,} tokens" if tokens else "",
+        workload.spec.program.precision,
+        workload.threads,
+        program.replace(" (", ", ").removesuffix(")"),
+    )
     return Finding.of(
         code="throughput",
         question=f"How fast does this machine train {network}?",
-        text=f"{network} trains at {_rate(figure, workload.unit)} (batch size {workload.batch}, "
-        f"{length}{precision}, {program}{note}){': ' + format_list(relative) if relative else ''}.",
+        text=f"{network} trains at {_rate(figure, workload.unit)} on {_input(workload)} "
+        f"({', '.join(filter(None, conditions))})"
+        f"{': ' + format_list(relative) if relative else ''}.",
         figure=figure,
         unit=workload.unit,
         caveats=workload.caveats,
     )
 
 
-def _matmul_use(workload: Workload) -> Iterator[str]:
+def _program(framework: str, workload: Workload, explained: set[str]) -> str:
+    """The name of a program; with what it is where it is named for the first time."""
+    name = title_of(framework)
+    if framework not in EXPLAINED or framework in explained:
+        return name
+    explained.add(framework)
+    words, on_gpu = EXPLAINED[framework]
+    return f"{name} ({words}{'' if workload.on_cpu else on_gpu})"
+
+
+def _input(workload: Workload) -> str:
+    return "synthetic input" if workload.synthetic else "image files"
+
+
+def _matmul_use(workload: Workload, explained: set[str]) -> Iterator[str]:
     """The share of the fastest matrix product, where it is known."""
     use, rates = workload.use_percent, workload.matmul_rates
     if use is None:
@@ -89,7 +131,9 @@ def _matmul_use(workload: Workload) -> Iterator[str]:
     if workload.rated is not None:
         details.append(f"the published result: {use / workload.rated.value:.0f} %")
     why = f" ({'; '.join(details)})" if details else ""
-    yield f"{use:.0f} % of the fastest matrix product of this device{why}"
+    measured = "" if "matrix product" in explained else " measured on this device"
+    explained.add("matrix product")
+    yield f"{use:.0f} % of the fastest matrix product{measured}{why}"
 
 
 def _of(part: float, whole: float, unit: str) -> str:
@@ -114,65 +158,136 @@ def _rate(figure: Figure, unit: str) -> str:
     return format_interval(figure.value, figure.low, figure.high, unit)
 
 
-def _verdict(workload: Workload) -> Iterator[Finding]:
-    """How good a throughput is, and the command that trains at it."""
-    gains = [(f"the speed of {title_of(name)}", gain) for name, gain in _by_name(workload)]
-    judged = verdicts([gain for _, gain in gains])
-    compared = [
-        f"{format_quantity(gain.value, '×')} {what}"
-        if verdict.sign
-        else f"not significantly different from {what} ({verdict.unseen})"
-        for (what, gain), verdict in zip(gains, judged, strict=True)
-    ]
-    if (times := workload.rated) is not None:
-        (verdict,) = verdicts([times])
-        away = f"{abs(100 * (times.value - 1)):.0f} %"
-        words = {1: f"{away} above", 0: "not significantly different from", -1: f"{away} below"}
-        unseen = "" if verdict.sign else f" ({verdict.unseen})"
-        compared.insert(
-            0, f"{words[verdict.sign]} the fastest published result on this device{unseen}"
-        )
-    unrated = "" if workload.rated else " No published result is of this class of device."
+def _verdict(check: PerformanceCheck, workload: Workload, explained: set[str]) -> Iterator[Finding]:
+    """From PyTorch eager to the fastest program, what is left to gain, how good that is, and the
+    command that trains at this speed."""
+    figure, speedups = workload.throughput, workload.speedups
+    if figure is None or not speedups:
+        return
+    program = _program(workload.fastest, workload, explained)
     commands = [loss.command for loss in workload.losses() if loss.included and loss.significant]
-    if compared:
-        yield Finding(
-            code="verdict",
-            text=f"That is {format_list(compared)}.{unrated}",
-            remedy=f"First, train {workload.network} at this speed: {commands[0]}"
-            if commands
-            else "",
-            caveats=workload.caveats,
-        )
+    yield Finding(
+        code="verdict",
+        text=f"{workload.network}: {_from_eager(workload, figure, program)}; {_rest(check)}."
+        f"{_rated(workload)}",
+        remedy=f"First, train {workload.network} at this speed: {commands[0]}" if commands else "",
+        caveats=workload.caveats,
+    )
+
+
+def _from_eager(workload: Workload, figure: Figure, program: str) -> str:
+    """`PyTorch eager 4,640 → 9,000 images/s (1.94 ± 0.01×) with pytorch-captured`."""
+    stock = "pytorch" if "pytorch" in workload.speedups else min(workload.speedups, key=_order)
+    gain, name = workload.speedups[stock], title_of(stock)
+    if workload.fastest == "pytorch":
+        return f"no program that was tried is faster than {program}"
+    (verdict,) = verdicts([gain])
+    if verdict.sign <= 0:
+        return f"{program} is not significantly different from {name} ({verdict.unseen})"
+    slower = workload.throughput_of(stock) or figure.scaled(1 / gain.value, "")
+    before, after = (_rate(f, "").partition(" ")[0] for f in (slower, figure))
+    return (
+        f"{name} {before} → {after} {workload.unit} ({format_ratio(gain)}) with {program}, "
+        "already in this figure"
+    )
+
+
+def _rest(check: PerformanceCheck) -> str:
+    """What else is faster, or was not tried, in a few words."""
+    others = [loss for loss in check.tried if not loss.included]
+    left = max(
+        (loss for loss in others if loss.significant), key=lambda o: o.gain.value, default=None
+    )
+    if left is not None:
+        return f"{left.remedy} would make {left.network} {format_ratio(left.gain)} as fast"
+    untried = f"{format_list(check.untried)} not tried" if check.untried else ""
+    nothing = "nothing else that was tried is faster" if others else ""
+    return ", ".join(filter(None, (nothing, untried))) or "nothing else was tried"
+
+
+def _rated(workload: Workload) -> str:
+    """How the throughput compares with published results of this class of device."""
+    times = workload.rated
+    if times is None or workload.published is None:
+        return " No published result is of this class of device."
+    (verdict,) = verdicts([times])
+    away = f"{abs(100 * (times.value - 1)):.0f} %"
+    words = {1: f"{away} above", 0: "Not significantly different from", -1: f"{away} below"}
+    unseen = "" if verdict.sign else f" ({verdict.unseen})"
+    return f" {words[verdict.sign]} the fastest published result{unseen}, under other conditions."
 
 
 def _published(workload: Workload) -> Iterator[Finding]:
+    """The fastest published result with its conditions and those here; a card only where it is of
+    this class of device."""
     rate = workload.throughput
     if workload.published is None or rate is None:
         return
     figure, times = workload.published
-    passes = "" if figure.metric == "throughput" else " for forward and backward passes"
-    devices = "processors" if workload.on_cpu else "GPUs"
-    passes += f" on each of {figure.devices} {devices}" if (figure.devices or 0) > 1 else ""
-    batch = f", batch size {figure.batch_per_device}" if figure.batch_per_device else ""
-    device = figure.device.removeprefix("CPU: ")
-    here = f"{workload.threads} threads of {workload.device or 'this processor'}"
-    other = (
-        f" It is of another class of processor and does not rate these {here}."
-        if workload.rated is None
-        else ""
+    if workload.rated is None:
+        yield Finding.of(
+            code="published-other-device",
+            text=f"{workload.network}: {format_ratio(times)} the fastest published result on a "
+            f"CPU, {_published_rate(workload)} ({_published_conditions(figure)}). "
+            f"{figure.device.removeprefix('CPU: ')}, {_published_by(figure)}. It is of another "
+            "class of processor and does not rate this machine.",
+            figure=times,
+            unit="×",
+            caveats=workload.caveats,
+        )
+        return
+    here = ", ".join(
+        (
+            workload.threads or "1 GPU",
+            workload.spec.program.precision,
+            f"batch size {workload.batch}",
+            _input(workload),
+        )
     )
     yield Finding.of(
-        code="published-other-device" if workload.rated is None else "published-ratio",
+        code="published-ratio",
         question=f"What do others reach with {workload.network}?",
-        text=f"{workload.network}: {format_ratio(times)} the fastest published result on "
-        f"{'a CPU' if workload.on_cpu else 'this device'}, "
-        f"{format_number(rate.value / times.value)} {workload.unit}{passes} "
-        f"({device}, {figure.framework.split(',')[0]}, {figure.precision}{batch}; "
-        f"{figure.source.partition(' (')[0]}).{other}",
+        text=f"{workload.network}: {format_ratio(times)} the fastest published result on this "
+        f"device, {_published_rate(workload)} ({_published_conditions(figure)}; here {here}). "
+        f"{_published_by(figure)}.",
         figure=times,
         unit="×",
         caveats=workload.caveats,
     )
+
+
+def _published_rate(workload: Workload) -> str:
+    """`7,950 images/s`."""
+    assert workload.published is not None
+    assert workload.throughput is not None
+    figure, times = workload.published
+    passes = "" if figure.metric == "throughput" else " for forward and backward passes"
+    return f"{format_number(workload.throughput.value / times.value)} {workload.unit}{passes}"
+
+
+def _published_by(figure: PublishedFigure) -> str:
+    """Framework and source of a published result."""
+    return f"{figure.framework.replace(',', ' ').split(' ')[0]}; {figure.source.partition(' (')[0]}"
+
+
+def _published_conditions(figure: PublishedFigure) -> str:
+    """Devices, precision, batch size and input of a published result."""
+    parts = (
+        f"per GPU of {figure.devices}" if (figure.devices or 0) > 1 else "",
+        figure.precision,
+        f"batch size {figure.batch_per_device}" if figure.batch_per_device else "",
+        _published_input(figure),
+    )
+    return ", ".join(filter(None, parts))
+
+
+def _published_input(figure: PublishedFigure) -> str:
+    """`real input`; empty where the source does not say it."""
+    words = figure.note.lower().split()
+    for kind in ("real", "synthetic"):
+        if figure.input == kind or any(word.startswith(kind) for word in words):
+            return f"{kind} input"
+    return ""
 
 
 def _losses(check: PerformanceCheck) -> Iterator[Finding]:
@@ -192,22 +307,35 @@ def _losses(check: PerformanceCheck) -> Iterator[Finding]:
             for o in losses
         )
         gains = format_list(
-            f"{remedy} makes {_gains(o for o in losses if o.remedy == remedy)} as fast"
+            f"{remedy} makes {_gains(o for o in losses if o.remedy == remedy)}"
             for remedy in dict.fromkeys(o.remedy for o in losses)
         )
-        figures = "figure" if len(losses) == 1 else "figures"
-        verb = "includes" if len(losses) == 1 else "include"
-        included = f", which the {figures} of this machine {verb}" if losses[0].included else ""
+        included = ", already in the throughput above" if losses[0].included else ""
         yield Finding.of(
             code="throughput-loss" if place else "largest-loss",
             question=None if place else LARGEST_LOSS,
-            text=f"{losses[0].baseline} loses {share} to {losses[0].cause}. {gains}{included}."
-            f"{_profile(check, losses)}",
+            text=f"{losses[0].baseline} loses {share} to {losses[0].cause}. "
+            f"{gains} as fast{included}.{_own_code(check, losses)}{_profile(check, losses)}",
             figure=losses[0].gain,
             unit="×",
             remedy=_remedy(losses[0]),
             caveats=_caveats(losses),
         )
+
+
+def _own_code(check: PerformanceCheck, losses: Sequence[Loss]) -> str:
+    """What code outside of cubemesh gains in one line, where the remedies are cubemesh's own."""
+    own = {loss.network for loss in losses if loss.included and loss.remedy in EXPLAINED}
+    gains = []
+    for workload in check.workloads:
+        eager, other = (workload.speedups.get(name) for name in ("pytorch", OWN_CODE))
+        if workload.network in own and eager is not None and other is not None:
+            gain = ratio(eager, other)
+            if significance(gain) > 0:
+                gains.append(f"{workload.network} {format_ratio(gain)}")
+    if not gains:
+        return ""
+    return f" In your own code, {title_of(OWN_CODE)} makes {format_list(gains)} as fast."
 
 
 def _gains(losses: Iterable[Loss]) -> str:
@@ -259,8 +387,7 @@ def _left(check: PerformanceCheck) -> Iterator[Finding]:
         question=LEFT,
         text=f"Nothing else that was tried is significantly faster: {format_list(tried)}."
         if others
-        else "No other remedy was tried in the time: larger batch sizes and input from files "
-        "are open.",
+        else f"No other remedy was tried in the time: {format_list(check.untried)} are open.",
         remedy="" if others else "To try them in 10 minutes: cubemesh run quick --set minutes=10",
         caveats=_caveats(others),
     )
@@ -276,13 +403,20 @@ def _training_time(workload: Workload) -> Iterator[Finding]:
         code="training-time",
         question=f"How long does {workload.network} train on ImageNet?",
         text=f"{IMAGENET_EPOCHS} epochs of ImageNet with {workload.network} take "
-        f"{format_seconds(images / figure.value)}, if the input keeps up.",
+        f"{_duration(images / figure.value, images / high, images / low)}, if the input keeps up.",
         value=images / figure.value,
         unit="s",
         low=images / high,
         high=images / low,
         caveats=workload.caveats,
     )
+
+
+def _duration(seconds: float, low: float, high: float) -> str:
+    """`3 h 33 min`; of days to the place of the interval, `73 ± 17 days`."""
+    if seconds < DAY_S:
+        return format_seconds(seconds)
+    return format_interval(seconds / DAY_S, low / DAY_S, high / DAY_S, "days")
 
 
 def tables(check: PerformanceCheck) -> Iterator[Table]:
@@ -388,10 +522,12 @@ def _published_table(workload: Workload) -> Iterator[Table]:
 def charts(check: PerformanceCheck) -> Iterator[Chart]:
     """Throughput of each program relative to PyTorch eager."""
     lines: dict[str, list[Point]] = {}
+    compared: list[Workload] = []
     for workload in check.ranked:
         eager = workload.speedups.get("pytorch")
         if eager is None:
             continue
+        compared.append(workload)
         relative = {
             name: ratio(eager, figure) if name != "pytorch" else Figure(value=1.0, unit="×")
             for name, figure in workload.speedups.items()
@@ -406,6 +542,9 @@ def charts(check: PerformanceCheck) -> Iterator[Chart]:
                     run_id=workload.record_of(name).run_id,
                 )
             )
+    for name, points in lines.items():
+        drawn = {point.x for point in points}
+        points += [_missing(w, name) for w in compared if w.network not in drawn]
     if lines:
         yield Chart(
             name="performance-check",
@@ -420,6 +559,16 @@ def charts(check: PerformanceCheck) -> Iterator[Chart]:
         )
 
 
+def _missing(workload: Workload, framework: str) -> Point:
+    """A program without a figure: its run failed, or there was none."""
+    for record in workload.records:
+        other = record.spec.other
+        if other is not None and other.program.framework == framework and not record.ok:
+            why = Group(workload.network, (record,)).why
+            return Point(x=workload.network, reason=f"failed: {why}", run_id=record.run_id)
+    return Point(x=workload.network, reason="not run")
+
+
 def notes(check: PerformanceCheck) -> Iterator[str]:
     """What the intervals are, and conditions of the figures."""
     covered: dict[str, list[str]] = {}
@@ -430,17 +579,34 @@ def notes(check: PerformanceCheck) -> Iterator[str]:
             covered.setdefault(_coverage(workload), []).append(name)
     intervals = [f"Throughput of {format_list(own)}: {what}." for what, own in covered.items()]
     if intervals:
-        yield " ".join([INTERVAL_MEANING, *intervals])
+        yield " ".join([INTERVAL_MEANING, *intervals, RATIOS_ARE_TIGHTER])
     yield from CONDITIONS
+    yield from dict.fromkeys(
+        f"Spread between processes: that {workload.prior.source}, and of the runs here."
+        for workload in check.ranked
+        if workload.prior is not None
+    )
 
 
 def _coverage(workload: Workload) -> str:
-    """What the interval of a throughput covers, and where it comes from."""
+    """What the interval of a throughput covers."""
     if workload.prior is not None:
-        return f"between processes, with the spread {workload.prior.source}"
+        return "how far it differs between processes, from earlier runs as well"
     if workload.processes > 1:
-        return "between processes; more of them narrow it (--set repeats=3)"
-    return "within the process; another one may differ by more (--set repeats=3)"
+        return (
+            "how far it differs between processes; more of them narrow it "
+            f"(--set repeats={workload.more_repeats})"
+        )
+    return (
+        "how far it differs between windows of time in that process; another process may differ by "
+        f"more (--set repeats={workload.more_repeats})"
+    )
+
+
+RATIOS_ARE_TIGHTER = (
+    "Ratios of programs are tighter than throughputs: both run interleaved in one process, so that "
+    "what slows the machine slows both."
+)
 
 
 CONDITIONS = (

@@ -27,6 +27,8 @@ _MOST_MARKS = 40
 """A line with more points than this is drawn without marks."""
 _MOST_ABREAST = 4
 """Legend entries per row."""
+_MOST_REASON = 8
+"""Letters of a reason that fit the width of a bar: "not run"."""
 _MOST_LABELS = 14
 """More vertical bars than this are too close for labels."""
 
@@ -109,6 +111,8 @@ class _Layers:
                 yield from draw(index, line, rows)
             if missing:
                 yield self._crosses(index, missing)
+                if self.chart.kind == "bar" and not self.frame.sideways:
+                    yield from self._short_reasons(missing)
 
     def _base(self, rows: list[Row]) -> alt.Chart:
         channel = {self.frame.along: self.frame.along_channel()}
@@ -254,12 +258,12 @@ class _Layers:
             )
         if not self.frame.sideways and len(self.frame.points) > _MOST_LABELS:
             return
-        end = {"dx": 6, "align": "left"} if self.frame.sideways else {"dy": -8}
+        end = {"dx": 6, "align": "left"} if self.frame.sideways else {"dy": -11}
         # The label is clear of the interval's end.
-        field = "high" if len(intervals) == len(rows) else "y"
-        label = base.mark_text(**end, fontWeight=600, aria=False)
+        ends = [row | {"end": row.get("high", row["y"])} for row in rows]
+        label = self._grouped(self._base(ends)).mark_text(**end, fontWeight=600, aria=False)
         yield label.encode(
-            **{self.frame.value: self.frame.value_channel(field)},
+            **{self.frame.value: self.frame.value_channel("end")},
             text="label:N",
             color=alt.value(variable("ink")),
         )
@@ -317,6 +321,16 @@ class _Layers:
             **{self.frame.value: baseline}, tooltip=tooltip, **_DESCRIBED
         )
         return drawn
+
+    def _short_reasons(self, rows: list[Row]) -> Iterator[alt.Chart]:
+        """Reasons that fit above the crosses of missing bars; all are below the chart."""
+        short = [row for row in rows if len(row["reason"]) <= _MOST_REASON]
+        if not short or len(self.frame.points) > _MOST_LABELS:
+            return
+        words = self._grouped(self._base(short)).mark_text(dy=-24, fontSize=11, aria=False)
+        yield words.encode(
+            y=alt.value("height"), text="reason:N", color=alt.value(variable("soft"))
+        )
 
     def _tooltip(self, rows: list[Row]) -> list[alt.Tooltip]:
         fields = [

@@ -72,7 +72,7 @@ def headline(answers: Sequence[Answer], records: Iterable[RunRecord]) -> str:
     records = tuple(records)
     top = top_finding(answers, records)
     if top is not None:
-        return split_text(top)[0].replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+        return formatting.unbroken(split_text(top)[0])
     if any(answer.simulated for answer in answers):
         return "Simulated (null framework): nothing was measured."
     ended = [record.ok for record in records]
@@ -93,7 +93,8 @@ def lead(answers: Sequence[Answer], records: Iterable[RunRecord] = ()) -> tuple[
     top = measured[0]
     verdict = next((f for f in top.answer.findings if f.code == "verdict"), None)
     if verdict is not None and top.finding.code == "throughput":
-        return clean(verdict.text), clean(verdict.remedy)
+        network = f"{top.finding.text.partition(' ')[0]}: "  # the headline has it
+        return clean(verdict.text).removeprefix(network), clean(verdict.remedy)
     if top.finding.question is not None:
         return "", ""
     return split_text(top.finding)[2], clean(top.finding.remedy)

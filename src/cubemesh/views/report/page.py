@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +46,9 @@ _STATIC_WIDTH = 560
 _LETTER_PIXELS, _CELL_PIXELS = 7.4, 20
 _HALF_PIXELS = {"half": 500, "half-wide": 690}
 """Class of a table or chart → width that fits half of the page: always, or on a wide screen."""
+_LOST = re.compile(r"To train (\S+) with ([^:]+): cubemesh ")
+"""Begins the remedy of a loss: the network, and what it is trained with. Its card has the share
+that is lost in large print; its bars have the gain."""
 _MOST_RATIO = 25
 """A larger ratio is not drawn as bars."""
 
@@ -62,8 +66,9 @@ class Card:
     conditions: str
     text: str
     remedy: str
-    caveats: str
-    """Codes of the warnings of its runs."""
+    caveats: tuple[tuple[str, str], ...]
+    """Warnings of its runs: code, and what it means with its remedy, on the first card that has
+    it."""
     verdict: tuple[str, str]
     """Words and class (`good`, `equal` or `low`) of a comparison; ("", "") for none."""
     bars: tuple[tuple[str, float, str], ...]
@@ -83,7 +88,6 @@ class Chip:
 
 _SIDES = {
     "published-ratio": ("this machine", "published"),
-    "published-other-device": ("this machine", "published"),
     "largest-loss": ("with the remedy", "without"),
     "further-gain": ("with the change", "without"),
     "machine-ratio": ("this machine", "the other"),
@@ -115,7 +119,30 @@ def cards(answers: Sequence[Answer], records: Iterable[RunRecord] = ()) -> tuple
     found = [_card(best[q], q, top) for q in asked if q is not None]
     if first := _command(lead(answers, records)[1]):
         found = [replace(c, remedy="") if _command(c.remedy) == first else c for c in found]
-    return tuple(found)
+    return tuple(_explained_once(found))
+
+
+def _explained_once(found: Iterable[Card]) -> Iterator[Card]:
+    """The cards, each warning explained on the first that has it."""
+    seen: set[str] = set()
+    for card in found:
+        yield replace(
+            card,
+            caveats=tuple((code, "" if code in seen else words) for code, words in card.caveats),
+        )
+        seen |= {code for code, _ in card.caveats}
+
+
+def caveats(finding: Finding, answer: Answer) -> tuple[tuple[str, str], ...]:
+    """Warnings of a finding: code, and what it means with the first remedy in the answer."""
+    remedies = {warning.code: warning.remedy for warning in reversed(answer.warnings)}
+    return tuple(
+        (
+            clean(code),
+            f"{WARNINGS.get(code, '').capitalize()}. {clean(remedies.get(code, ''))}".strip(" ."),
+        )
+        for code in finding.caveats
+    )
 
 
 def _command(remedy: str) -> str:
@@ -130,6 +157,11 @@ def _card(one: Ranked, question: str, top: Finding | None) -> Card:
         figure, unit, interval = formatting.split_figure(
             finding.value, finding.unit, finding.low, finding.high
         )
+    bars = _bars(finding)
+    if finding.code == "largest-loss" and bars and (lost := _LOST.match(finding.remedy)):
+        share = 1 - 1 / max(1.0, finding.value or 1.0)
+        figure, unit, interval = f"{100 * share:.0f} %", f"of {clean(lost[1])}", ""
+        bars = ((clean(lost[2]), *bars[0][1:]), *bars[1:])
     title, conditions, rest = split_text(finding)
     text = rest or (clean(one.answer.title) if finding is top else title)
     return Card(
@@ -141,9 +173,9 @@ def _card(one: Ranked, question: str, top: Finding | None) -> Card:
         conditions=conditions,
         text=text,
         remedy=clean(finding.remedy),
-        caveats=", ".join(finding.caveats),
+        caveats=caveats(finding, one.answer),
         verdict=_verdict(finding),
-        bars=_bars(finding),
+        bars=bars,
     )
 
 
@@ -189,6 +221,7 @@ def section(
     return {
         "anchor": f"{prefix}-{index}",
         "answer": answer,
+        "findings": answer.findings,
         # An odd number of charts leaves room for the findings.
         "notes": [note for note in answer.notes if not is_interval_note(note)],
         "words": "half" if len(charts) % 2 else "full" if charts or not widths else widths[0],
@@ -207,6 +240,12 @@ def sections(report: Report) -> list[dict[str, Any]]:
         for i, answer in enumerate(report.answers, start=1)
     ]
     if other is None:
+        if len(found) == 1:
+            found[0]["findings"] = _below_cards(report)
+            if not found[0]["findings"]:
+                found[0]["words"] = "full"
+                if len(found[0]["charts"]) == 1:
+                    found[0]["charts"][0]["width"] = "full"
         return found
     partners = {id(one): two for one, two in report.partners}
     for i, (answer, own) in enumerate(zip(report.answers, found, strict=True), start=1):
@@ -220,6 +259,19 @@ def sections(report: Report) -> list[dict[str, Any]]:
         | {"partner": None, "of": formatting.machine_name(other.machine)}
         for i, answer in enumerate(rest, start=1)
     ]
+
+
+def _below_cards(report: Report) -> tuple[Finding, ...]:
+    """The findings of the only answer that the headline and its cards do not have already."""
+    (answer,) = report.answers
+    records = tuple(report.records.values())
+    told, shown = lead(report.answers, records), {c.text for c in cards(report.answers, records)}
+    return tuple(
+        finding
+        for finding in answer.findings
+        if shown.isdisjoint(filter(None, split_text(finding)))
+        and not (clean(finding.text).endswith(told[0]) and clean(finding.remedy) == told[1])
+    )
 
 
 def contents(report: Report, found: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
