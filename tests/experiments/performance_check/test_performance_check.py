@@ -226,7 +226,7 @@ def test_the_verdict_begins_with_eager_and_says_what_is_left(context, play, meas
     _, answer = run(play, context, measure, settings)
     assert answer.findings[0].code == "verdict"
     text = answer.findings[0].text
-    assert text.startswith("resnet-18: PyTorch eager 64.0 → 128 images/s (2.00")
+    assert text.startswith("resnet-18: PyTorch eager 64.16 → 128 images/s (2.00")
     assert "with pytorch-captured (cubemesh's training step with fused kernels" in text
     assert "larger batch sizes and input from files not tried" in text
     assert sum(f.text.count("(cubemesh's") for f in answer.findings) == 1

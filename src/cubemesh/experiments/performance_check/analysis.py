@@ -274,12 +274,6 @@ class Workload:
             found[widest] = max(found[widest], _half_width(self.throughput))
         return found
 
-    def throughput_of(self, framework: str) -> Figure | None:
-        """Samples per second of a stock framework in the run that compared it; None if it was not
-        compared."""
-        found = self._inverse.get(framework)
-        return None if found is None else other_throughput(found[1], self.prior)
-
     def record_of(self, framework: str) -> RunRecord:
         """The first run that compared a framework."""
         _, records = self._inverse.get(framework, (None, self.group.records))

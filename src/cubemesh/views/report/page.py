@@ -139,7 +139,7 @@ def caveats(finding: Finding, answer: Answer) -> tuple[tuple[str, str], ...]:
     return tuple(
         (
             clean(code),
-            f"{WARNINGS.get(code, '').capitalize()}. {clean(remedies.get(code, ''))}".strip(" ."),
+            f"{WARNINGS.get(code, code).capitalize()}. {clean(remedies.get(code, ''))}".strip(),
         )
         for code in finding.caveats
     )
