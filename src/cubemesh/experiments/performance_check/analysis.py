@@ -250,7 +250,7 @@ class Workload:
     @property
     def more_repeats(self) -> int:
         """Runs of each program that narrow the interval: three times those that were made."""
-        return 3 * self.spec.budget.repeats
+        return 3 * max(self.processes, self.spec.budget.repeats)
 
     @cached_property
     def speedups(self) -> dict[str, Figure]:
