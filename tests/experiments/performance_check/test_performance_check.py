@@ -11,6 +11,7 @@ from cubemesh.cli.main import app
 from cubemesh.data.images.generated_jpegs import NAME as JPEG_FILES
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.settings import request, split
+from cubemesh.experiments.performance_check.analysis import PerformanceCheck
 from cubemesh.experiments.performance_check.experiment import EXPERIMENT, Settings
 from cubemesh.experiments.registry import Context, entry
 from cubemesh.frameworks import FRAMEWORKS
@@ -199,7 +200,7 @@ def test_a_gpu_has_the_spread_between_processes_of_earlier_runs(
     assert table(answer, "fastest / this").rows[0][2].low == own.low
     (note,) = interval_notes(answer)
     assert f"resnet-18 ({programs} process" in note
-    assert "from earlier runs as well" in note
+    assert "from earlier ones as well" in note
     assert any("17 earlier pairs of runs" in one for one in answer.notes if one != note)
 
 
@@ -262,6 +263,30 @@ def test_a_wide_interval_is_a_caveat_with_a_remedy(context, play, measure):
     assert "--set repeats=9" in warning.remedy
     _, answer = run(play, context, measure, settings)
     assert finding(answer, "throughput").caveats == ()
+
+
+def test_a_cpu_has_the_spread_of_its_other_network_too(context, play, measure):
+    speeds = itertools.cycle((0.9, 1.0, 1.1))
+
+    def noisy(spec):
+        record, speed = measure(spec), next(speeds)
+        windows = tuple(replace(w, elapsed_s=w.elapsed_s / speed) for w in record.windows)
+        return replace(record, windows=windows)
+
+    _, records = play(EXPERIMENT.plan(Settings(trials=False), context), noisy)
+    small, large = PerformanceCheck.of(records).workloads
+    assert large.lent == small.spread
+    assert small.lent == large.spread
+    own, lent = large.spread, large.lent
+    variance = (own.variance * own.freedom + lent.variance * lent.freedom) / (
+        own.freedom + lent.freedom
+    )
+    half = student_t(0.95, own.freedom + lent.freedom) * math.sqrt(variance / large.processes)
+    assert math.log(large.throughput.high / large.throughput.value) == approx(half)
+    (one,) = PerformanceCheck.of(large.records).workloads
+    assert one.prior is None
+    notes = interval_notes(EXPERIMENT.answer(Settings(), records))
+    assert any("from the other network's as well" in note for note in notes)
 
 
 def test_a_program_that_did_not_run_is_a_missing_bar(context, play, measure):

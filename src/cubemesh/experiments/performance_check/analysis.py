@@ -14,7 +14,13 @@ from functools import cached_property
 
 from cubemesh.experiments.analysis.caveats import noise_codes
 from cubemesh.experiments.analysis.comparison import ratio_of_record
-from cubemesh.experiments.analysis.groups import Group, caveats, group_by, pooled, window_pairs
+from cubemesh.experiments.analysis.groups import (
+    Group,
+    caveats,
+    group_by,
+    pooled,
+    window_pairs,
+)
 from cubemesh.experiments.analysis.ratios import ratio, reciprocal, significance
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.measure.timing.interleaved_ab import SECOND_PROGRAM, ratio_of
@@ -36,7 +42,9 @@ from cubemesh.schema import (
 )
 from cubemesh.schema.comparison import Ratio
 from cubemesh.schema.record import AGAINST
-from cubemesh.statistics import Spread
+from cubemesh.statistics import Spread, spread_of
+from cubemesh.statistics.process_spread import pooled as pooled_spread
+from cubemesh.store.run_statistics import run_windows
 from cubemesh.store.spread_prior import prior_spread
 
 STOCK, DOUBLED, FILES, GPU_DECODED, CACHED, PROFILE, SINGLE = (
@@ -130,6 +138,8 @@ class Workload:
     network: str
     batch: int
     records: tuple[RunRecord, ...]
+    lent: Spread | None = None
+    """The spread between processes of the other workloads of the check."""
 
     def role(self, name: str) -> list[RunRecord]:
         """The runs made for `name`."""
@@ -197,9 +207,12 @@ class Workload:
     def throughput(self) -> Figure | None:
         """Samples per second of the fastest program, with the spread between processes where it is
         known; None where nothing ran."""
+        return self._throughput_with(self.prior)
+
+    def _throughput_with(self, prior: Spread | None) -> Figure | None:
         if self.fastest == self.known:
-            return self.group.throughput_with(self.prior)
-        return other_throughput(self._inverse[self.fastest][1], self.prior)
+            return self.group.throughput_with(prior)
+        return other_throughput(self._inverse[self.fastest][1], prior)
 
     @property
     def processes(self) -> int:
@@ -209,8 +222,17 @@ class Workload:
 
     @cached_property
     def prior(self) -> Spread | None:
-        """The spread between processes in earlier measurements; None where there are none."""
-        return prior_spread(self.group.ok)
+        """The spread between processes in earlier measurements, otherwise that of the other
+        workloads where this one ran in more than one process; None where there is none."""
+        return prior_spread(self.group.ok) or (self.lent if self.processes > 1 else None)
+
+    @property
+    def spread(self) -> Spread | None:
+        """The spread between the processes of the fastest known program; None for fewer than
+        two."""
+        runs = [window_pairs(run_windows(record)) for record in self.group.ok]
+        logs = [math.log(sum(n for n, _ in run) / math.fsum(s for _, s in run)) for run in runs]
+        return spread_of(logs, f"of {len(logs)} runs of {self.network} here")
 
     @cached_property
     def caveats(self) -> tuple[str, ...]:
@@ -263,7 +285,8 @@ class Workload:
     @cached_property
     def uncertainty(self) -> dict[str, float]:
         """Stock framework → relative half-width of the interval of its ratio. The widest one has
-        that of the throughput if it is larger: a run of the two programs narrows both."""
+        that of the throughput, without the other workloads' spread, if it is larger: a run of
+        the two programs narrows both."""
         found = {
             name: _half_width(self._inverse[name][0] if name in self._inverse else None)
             for name, records in self.compared.items()
@@ -271,7 +294,8 @@ class Workload:
         }
         if found:
             widest = max(found, key=lambda name: found[name])
-            found[widest] = max(found[widest], _half_width(self.throughput))
+            own = self._throughput_with(prior_spread(self.group.ok))
+            found[widest] = max(found[widest], _half_width(own))
         return found
 
     def record_of(self, framework: str) -> RunRecord:
@@ -466,10 +490,14 @@ class PerformanceCheck:
     def of(cls, records: Sequence[RunRecord]) -> PerformanceCheck:
         """From its records."""
         steps = [r for r in records if not isinstance(r.spec.work, Ceiling)]
+        found = [Workload(g.key[0], g.key[1], g.records) for g in group_by(steps, _key)]
+        spreads = [workload.spread for workload in found]
         return cls(
             tuple(
-                Workload(group.key[0], group.key[1], group.records)
-                for group in group_by(steps, _key)
+                replace(
+                    workload, lent=pooled_spread([s for s in spreads[:i] + spreads[i + 1 :] if s])
+                )
+                for i, workload in enumerate(found)
             )
         )
 

@@ -591,7 +591,8 @@ def notes(check: PerformanceCheck) -> Iterator[str]:
 def _coverage(workload: Workload) -> str:
     """What the interval of a throughput covers."""
     if workload.prior is not None:
-        return "how far it differs between processes, from earlier runs as well"
+        others = "the other network's" if workload.prior is workload.lent else "earlier ones"
+        return f"how far it differs between processes, from {others} as well"
     if workload.processes > 1:
         return (
             "how far it differs between processes; more of them narrow it "
