@@ -5,12 +5,14 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from cubemesh.api.report import report
 from cubemesh.views.summary import HEADINGS, print_page, print_summary
 
 STORE = "2026-11-23-one-h200-performance-check.sqlite"
+CPU_STORE = "2026-11-24-two-cores-performance-check.sqlite"
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "benchmarks" / "records"
 
@@ -34,8 +36,9 @@ def test_a_summary_with_every_caveat_is_one_screen(tmp_path: Path) -> None:
     assert sum("±" in line and "95 % confidence interval" in line for line in lines) == 1
 
 
-def test_the_docs_show_the_summary_of_the_stored_run(tmp_path: Path) -> None:
-    found = report(store=shutil.copy(RECORDS / STORE, tmp_path))
+@pytest.mark.parametrize("name", [STORE, CPU_STORE])
+def test_the_docs_show_the_summary_of_the_stored_run(tmp_path: Path, name: str) -> None:
+    found = report(store=shutil.copy(RECORDS / name, tmp_path))
     console = Console(width=80, file=io.StringIO(), record=True)
     print_summary(console, found.machine, found.answers[0])
     lines = [line.rstrip() for line in console.export_text().splitlines()]
