@@ -128,7 +128,6 @@ if os.environ.get("CUBEMESH_FUZZ_LOG"):
 
 _audit: dict[str, Any] = {}
 exec(compile(_AUDIT, "fuzz_audit", "exec"), _audit)
-_audit["hide"](HIDDEN)  # before cubemesh is imported
 
 
 @dataclass
@@ -142,7 +141,8 @@ class Ended:
 
 
 def prepare() -> None:
-    """Import once what commands import; take over orphans."""
+    """Hide the frameworks; import once what commands import; take over orphans."""
+    _audit["hide"](HIDDEN)
     from cubemesh.errors import CubemeshError
 
     libc = ctypes.CDLL(None, use_errno=True)

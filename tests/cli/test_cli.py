@@ -169,7 +169,7 @@ def test_report_is_written_from_the_store(ran, cubemesh, tmp_path: Path):
     result = cubemesh("report", *store, "--output", str(page), "--charts", str(charts))
     assert result.returncode == 0, result.stderr
     assert str(page) in result.stdout
-    text = html.unescape(page.read_text())
+    text = html.unescape(page.read_text()).replace("\N{NO-BREAK SPACE}", " ")
     assert all(f["text"] in text for f in ran[1]["answer"]["findings"])
     assert sorted(p.suffix for p in charts.iterdir()) == [".csv", ".png", ".svg"]
 
