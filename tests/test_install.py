@@ -1,6 +1,7 @@
 """The wheel as users install it: every verb without extras, with each extra, and on each Python.
 
-Extras are put on top of the bare environment, as links to the packages in that of the tests.
+pip finds and installs the requirements for the other Pythons. For that of the tests they are links to
+the packages in the environment of the tests, as those of the extras are, on top of the bare one.
 """
 
 import json
@@ -44,7 +45,7 @@ WORKS: dict[str, tuple[tuple[str, ...], ...]] = {
     "networks": ((), ("resnet-18",)),
     "experiments": ((), ("minibatch",)),
     "published": (("resnet-50", "--limit", "3"),),
-    "run": (("minibatch", *NULL, "--set", "batch_sizes=8,16"),),
+    "run": (("minibatch", *NULL, "--set", "batch_sizes=8", "--set", "ceiling=false"),),
     "train": (("little-cnn", *NULL, "--epochs", "1"),),
     "tune": (("little-cnn", "--set", "frameworks=null", "--minutes", "100", *FEW),),
     "compare": (("framework=null,batch_per_device=8", "framework=null,batch_per_device=16"),),
@@ -172,6 +173,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
             below = site_packages(make(version, "").parents[1])
             (site_packages(folder) / "below.pth").write_text(f"{below}\n")
             link_extra(extra, site_packages(folder))
+        elif version == OWN:
+            pip("install", "--no-deps", "--no-compile", wheel(), python=python)
+            link_extra("", site_packages(folder))
         else:
             constraints = ("--constraint", ROOT / "constraints.txt", "--no-compile")
             pip("install", *constraints, wheel(), python=python)
@@ -186,9 +190,11 @@ def site_packages(environment: Path) -> Path:
 
 
 def link_extra(extra: str, folder: Path) -> None:
-    """Links to what an extra requires in the environment of the tests, where pip installed it from
-    the same metadata."""
-    direct = {required(r) for r in metadata.requires("cubemesh") or () if f"'{extra}'" in r}
+    """Links to what an extra requires, or cubemesh without one, in the environment of the tests,
+    where pip installed it from the same metadata."""
+    lines = metadata.requires("cubemesh") or ()
+    wanted_by = (lambda r: f"'{extra}'" in r) if extra else (lambda r: "extra ==" not in r)
+    direct = {required(r) for r in lines if wanted_by(r)}
     wanted, seen = [*direct], set()
     while wanted:
         name = wanted.pop()

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from cubemesh.store import Store
-from patience import wait_until
 
 RUN = (
     *("run", "minibatch", "--set", "framework=null", "--set", "ceiling=false"),
@@ -58,23 +57,32 @@ def test_a_full_cache_folder_is_named(tmp_path, small_disk):
     assert os.strerror(errno.ENOSPC) in done.stderr
 
 
+FULL_BEFORE_THE_FIRST_STEP = """
+from pathlib import Path
+from cubemesh.frameworks.null.program import NullProgram
+
+def fill_then_step(program, placed, step=NullProgram.train_step):
+    with open(Path({disk!r}, "filling"), "ab", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1000))
+        except OSError:
+            pass
+    step(program, placed)
+
+NullProgram.train_step = fill_then_step
+"""
+
+
 def test_a_cache_folder_that_becomes_full_is_the_outcome_of_the_run(tmp_path, small_disk):
     """The run goes on for want of a reason to end, and ends with the cause."""
     store = tmp_path / "s.db"
-    steps = ("--set", "script=real=1,step=0.001", "--set", "steps=100000", "--set", "windows=2")
-    process = subprocess.Popen(
-        command(*RUN, *steps, "--set", "time_limit_s=6000", "--store", str(store)),
-        env=os.environ | {"XDG_CACHE_HOME": str(small_disk)},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    events = "cubemesh/runs/*/run-1/events-0.jsonl"
-    wait_until(lambda: list(small_disk.glob(events)) or process.poll() is not None)
-    fill(small_disk)
-    _, err = process.communicate()
-    assert process.returncode == 1, err
-    assert "Traceback" not in err
+    code = FULL_BEFORE_THE_FIRST_STEP.format(disk=str(small_disk))
+    (tmp_path / "sitecustomize.py").write_text(code)
+    own = {"XDG_CACHE_HOME": str(small_disk)}
+    own["PYTHONPATH"] = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    done = ended(command(*RUN, "--store", str(store)), env=os.environ | own)
+    assert done.returncode == 1, done.stderr
     with Store.open(str(store), read_only=True) as opened:
         (record,) = opened.records()
     assert "the disk of the run's folder" in record.outcome.message
@@ -155,9 +163,15 @@ def test_a_working_folder_that_is_gone(tmp_path, verb):
     assert done.stderr.startswith("cubemesh: ")
 
 
-def test_a_report_needs_no_home(tmp_path):
-    store = str(tmp_path / "s.db")
-    assert ended(command(*RUN, "--store", store)).returncode == 0
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, cubemesh):
+    """A store with a run."""
+    path = str(tmp_path_factory.mktemp("store") / "s.db")
+    assert cubemesh(*RUN, "--store", path).returncode == 0
+    return path
+
+
+def test_a_report_needs_no_home(store, tmp_path):
     page = tmp_path / "page.html"
     words = ("report", "--store", store, "--output", str(page))
     done = ended([sys.executable, "-c", NO_HOME, *words])
@@ -166,9 +180,7 @@ def test_a_report_needs_no_home(tmp_path):
 
 
 @pytest.mark.parametrize("limit_kib", [2_000_000, 6_000_000])
-def test_a_renderer_without_room_is_named(tmp_path, limit_kib):
-    store = str(tmp_path / "s.db")
-    assert ended(command(*RUN, "--store", store)).returncode == 0
+def test_a_renderer_without_room_is_named(store, tmp_path, limit_kib):
     page = tmp_path / "page.html"
     page.write_text("earlier")
     words = command("report", "--store", store, "--output", str(page))

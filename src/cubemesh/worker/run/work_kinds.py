@@ -35,7 +35,6 @@ from cubemesh.training.pausing import PauseRequest
 from cubemesh.worker.run import ceilings, checkpointing, collectives, inputs
 from cubemesh.worker.run.inference import infer
 from cubemesh.worker.run.load_test import infer_load
-from cubemesh.worker.run.precision_front import infer_precision
 from cubemesh.worker.run.program_lifecycle import program_for
 from cubemesh.worker.run.steps import measure_steps
 from cubemesh.worker.run.task import (
@@ -102,6 +101,14 @@ def train(task: Task) -> None:
         inputs.log_images(log, (source, feed.tried), (validation, None))
         for warning in window_warnings(windows) if windows else ():
             log.warning(warning)
+
+
+def infer_precision(task: Task) -> None:
+    """Train a network, then time and score it in every precision; the builder of plans, half of
+    what a worker would import, is imported by this kind of work only."""
+    from cubemesh.worker.run import precision_front
+
+    precision_front.infer_precision(task)
 
 
 def first_steps(task: Task) -> None:
