@@ -53,7 +53,7 @@ def watched(tmp_path, *words):
     with started(tmp_path, *words) as process:
         while process.poll() is None:
             seen |= sockets(process)
-            time.sleep(0.05)
+            time.sleep(0.1)
         assert process.returncode == 0, process.stderr.read()
     return seen
 
