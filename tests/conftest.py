@@ -16,6 +16,8 @@ import pytest
 # Of tests and of hypothesis with rewritten assertions: seconds at every start.
 sys.dont_write_bytecode = False
 gc.disable()  # until the tests are collected: nothing of them and of the modules is released
+# Two threads of a small network would wait for each other in a loop, here and in all processes.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from hypothesis import HealthCheck, settings
 
