@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from cubemesh.schema import (
     Input,
     Machine,
     NetworkWork,
+    OwnStep,
     ProgramSettings,
     RunRecord,
     RunSpec,
@@ -167,6 +169,12 @@ def run_name(spec: RunSpec) -> str:
     elif isinstance(work, Collective):
         reduced = f"{work.reduction} " if work.reduction != "sum" else ""
         parts = [f"{work.collective} of {reduced}{work.data_type}"]
+    elif isinstance(work, OwnStep):
+        parts = [f"step {os.path.basename(work.step)}", f"{work.samples:,} samples"]
+        if work.samples == 1:
+            parts[1] = "1 sample"
+        if work.by == "caller":
+            parts.append("measured by its program")
     else:
         assert isinstance(work, Ceiling)
         parts = [f"{work.operation.replace('_', ' ')} ceiling"]

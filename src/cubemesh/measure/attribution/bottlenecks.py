@@ -76,15 +76,16 @@ def largest_bottleneck(record: RunRecord) -> Bottleneck | None:
     found = losses(record)
     if not found:
         return None
-    at = f"at batch size {record.spec.batch_per_device}"
+    batch = record.spec.batch_per_device
+    at = "" if batch is None else f" at batch size {batch}"
     if (excess := excess_share(record.parts)) is not None:
-        text = f"Unknown {at}: the measured parts exceed the step by {100 * excess:.0f} %"
+        text = f"Unknown{at}: the measured parts exceed the step by {100 * excess:.0f} %"
         return Bottleneck(name="", share=0.0, text=text, remedy=_REMEDIES[UNATTRIBUTED])
     name, share = next(iter(found.items()))
     if share < LEAST:
-        text = f"No bottleneck {at}: no overhead reaches 1 % of the step"
+        text = f"No bottleneck{at}: no overhead reaches 1 % of the step"
         return Bottleneck(name="", share=share, text=text, remedy="")
-    text = f"{100 * share:.0f} % {name.replace('_', ' ')} {at}"
+    text = f"{100 * share:.0f} % {name.replace('_', ' ')}{at}"
     if name == STRAGGLER:
         text += _slowest_rank(record)
     return Bottleneck(name=name, share=share, text=text, remedy=_REMEDIES[name])

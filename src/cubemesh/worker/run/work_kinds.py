@@ -9,6 +9,7 @@
     input                  data ─ warm-up ─ measure                        (inputs.py)
     ceiling                build ─ warm-up ─ measure                       (ceilings.py)
     collective             build ─ measure                                 (collectives.py)
+    own_step               build ─ warm-up ─ measure                       (own_step.py)
 
 A program that compiles does so between build and weights, with one batch, in phase compile. A task
 logs its results and raises what ends it early (worker/report/outcomes.py).
@@ -35,6 +36,7 @@ from cubemesh.training.pausing import PauseRequest
 from cubemesh.worker.run import ceilings, checkpointing, collectives, inputs
 from cubemesh.worker.run.inference import infer
 from cubemesh.worker.run.load_test import infer_load
+from cubemesh.worker.run.own_step import own_step
 from cubemesh.worker.run.precision_front import infer_precision
 from cubemesh.worker.run.program_lifecycle import program_for
 from cubemesh.worker.run.steps import measure_steps
@@ -186,6 +188,7 @@ TASKS: dict[str, Callable[[Task], None]] = {
     "input": input_stage,
     "ceiling": ceiling,
     "collective": collective,
+    "own_step": own_step,
 }
 """Kind of work → its task: one for each of `WORK_KINDS`."""
 

@@ -1,0 +1,309 @@
+"""A training step of the user's own code: throughput, FLOPs, input wait, attribution.
+
+    build ─ warm-up ─ measure ─ (profile) ─ check
+
+`build` imports the code and calls its function, which returns the step, or the step and its
+batches. `check` is one more step, in which the FLOPs are counted and the loss is read, if the step
+returns it. Whatever the code does ends this run alone: it raises, exits or loops in a worker.
+
+A process that the code forks may not return into the measurement: it would go on as a second
+worker. It ends where it returns, and the run with the reason.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from cubemesh.frameworks.contract.program import (
+    Diverged,
+    OwnStepProgram,
+    SupportsOwnSteps,
+    monotonic_s,
+)
+from cubemesh.measure.attribution.profile_windows import StepProfiler
+from cubemesh.measure.timing.step_timestamps import StampedSteps
+from cubemesh.schema.machine import Unknown
+from cubemesh.schema.record import Figure, Window
+from cubemesh.schema.work import OwnStep
+from cubemesh.user_code import UserCodeError, UserObject, failure, load
+from cubemesh.worker.report import memory
+from cubemesh.worker.run.job_file import trace_file, trace_name
+from cubemesh.worker.run.steps import is_attributed, own_thread
+from cubemesh.worker.run.task import Task, start_meters, time_steps
+
+FORKED_FILE = "forked"
+"""File in the run's folder by which a forked process says that it returned from user code."""
+
+
+class UserStep:
+    """The user's step in this process, with its batches. Errors of the code become UserCodeError;
+    a refused allocation stays what it is."""
+
+    def __init__(self, named: UserObject, task: Task) -> None:
+        self._named = named
+        self._is_out_of_memory = task.framework.is_out_of_memory
+        self._pid = os.getpid()
+        self._forked = Path(task.folder, FORKED_FILE)
+        self.steps = 0
+        self.waits: list[tuple[float, float]] = []
+        """For each batch (reading of the clock, seconds waited)."""
+        self._batches: Iterable[Any] | None = None
+        self._following: Iterator[Any] = iter(())
+        self._taken = 0
+        made = self._guarded(lambda: self._make(task.device))
+        self._step = self._parts_of(made)
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether each step takes a batch."""
+        return self._batches is not None
+
+    def take(self) -> Any:
+        """The next batch; None where the step takes none. After the last the first follows."""
+        if self._batches is None:
+            return None
+        before = monotonic_s()
+        batch = self._guarded(self._next)
+        self.waits.append((before, monotonic_s() - before))
+        return batch
+
+    def call(self, batch: Any) -> Any:
+        """One step; returns what the step returns."""
+        self.steps += 1
+        try:
+            result = self._step() if self._batches is None else self._step(batch)
+        except (Exception, SystemExit) as error:
+            self._failed(error)
+        if os.getpid() != self._pid:
+            self._end_fork()
+        return result
+
+    def queue(self, batch: Any) -> None:
+        """One step, whose result is dropped."""
+        self.call(batch)
+
+    def __call__(self) -> None:
+        """One step with the next batch."""
+        self.call(self.take())
+
+    def check_forks(self) -> None:
+        """UserCodeError where a forked process returned from user code."""
+        if self._forked.exists():
+            raise UserCodeError(
+                f"{self._named.short} forked a process that returned from the step; a forked "
+                "process must end itself, with os._exit."
+            )
+
+    def _make(self, device: str) -> Any:
+        maker = load(self._named)
+        if not callable(maker):
+            raise UserCodeError(
+                f"{self._named.short} is of type {type(maker).__name__}; it must be a function "
+                "that returns a step."
+            )
+        takes_device = "device" in _parameters(maker)
+        return maker(device=device) if takes_device else maker()
+
+    def _parts_of(self, made: Any) -> Callable[..., Any]:
+        step, batches = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        if not callable(step) or not (batches is None or isinstance(batches, Iterable)):
+            kind = type(made).__name__
+            raise UserCodeError(
+                f"{self._named.short} returned an object of type {kind}; it must return a step "
+                "that can be called, or a tuple of the step and an iterable of its batches."
+            )
+        self._batches = batches
+        return cast(Callable[..., Any], step)
+
+    def _next(self) -> Any:
+        found = next(self._following, self)
+        if found is self:
+            self._following = iter(cast(Iterable[Any], self._batches))
+            found = next(self._following, self)
+        if found is self:
+            had = f"ended after {self._taken} and do not begin again" if self._taken else "are none"
+            raise UserCodeError(
+                f"The batches of {self._named.short} {had}; give an iterable that can be repeated, "
+                "such as a list or a DataLoader."
+            )
+        self._taken += 1
+        return found
+
+    def _guarded(self, ask: Callable[[], Any]) -> Any:
+        try:
+            found = ask()
+        except (Exception, SystemExit) as error:
+            self._failed(error)
+        if os.getpid() != self._pid:
+            self._end_fork()
+        return found
+
+    def _failed(self, error: BaseException) -> NoReturn:
+        if os.getpid() != self._pid:
+            self._end_fork()
+        if isinstance(error, MemoryError) or self._is_out_of_memory(error):
+            raise error
+        when = f"in step {self.steps:,}" if self.steps else "while the step was made"
+        raise failure(self._named, when, error) from error
+
+    def _end_fork(self) -> NoReturn:
+        try:
+            self._forked.touch()
+        finally:
+            os._exit(0)
+
+
+def own_step(task: Task) -> None:
+    """Measure a step of the user's own code."""
+    work, log = cast(OwnStep, task.spec.work), task.log
+    assert isinstance(task.framework, SupportsOwnSteps), "check_supported requires it"
+    meters = start_meters(task)
+    program = task.framework.build_own_step(task.device, task.threads)
+    memory.release_freed_memory()
+    before_bytes = memory.held_bytes()
+    with log.phase("build"):
+        step = UserStep(UserObject(name=work.step, folder=work.import_from), task)
+        memory.reset_peak()
+        step()
+        attributed = _attribute(task, program, step)
+
+    class Checked:
+        """The program, whose wait for the device looks for forked processes as well."""
+
+        clock = staticmethod(program.clock)
+
+        @staticmethod
+        def synchronize() -> None:
+            program.synchronize()
+            step.check_forks()
+
+    step.waits.clear()
+    measured, telemetry = time_steps(
+        task,
+        meters,
+        Checked(),
+        step if attributed is None else attributed.steps,
+        work.samples,
+        attributed,
+    )
+    waits = list(step.waits)
+    if attributed is not None:
+        with log.phase("profile"):
+            attributed.finish()
+        if attributed.trace is not None:
+            log.artifact(trace_name(0), trace_file(0))
+    telemetry.log_energy(measured.windows, sum(w.samples for w in measured.windows))
+    if step.has_batches:
+        log.figure("input_wait_s", input_wait(waits, measured.windows))
+    _log_peak_memory(task, program, before_bytes)
+    with log.phase("check"):
+        _check(task, program, step)
+
+
+def input_wait(waits: Iterable[tuple[float, float]], windows: tuple[Window, ...]) -> Figure:
+    """Mean wait of a measured step for its batch; `waits` are (time, seconds)."""
+    inside, steps = [], sum(w.steps for w in windows)
+    starts = [w.start_s for w in windows]
+    for at, seconds in waits:
+        place = bisect_right(starts, at) - 1
+        if place >= 0 and at < starts[place] + windows[place].elapsed_s:
+            inside.append(seconds)
+    return Figure(
+        value=math.fsum(inside) / steps, unit="s", n=steps, method="timestamps around each batch"
+    )
+
+
+def _attribute(task: Task, program: OwnStepProgram, step: UserStep) -> StepProfiler | None:
+    """The profiler of the steps; None where none is requested, or the step calls no operator of
+    the framework, which is logged."""
+    if not is_attributed(task.spec):
+        return None
+
+    def run() -> None:
+        step()
+        program.synchronize()
+
+    if not program.profile(run)().events:
+        why = (
+            f"the step called no operator of {task.spec.program.framework}, whose profiler gives "
+            "the parts of a step"
+        )
+        task.log.unmeasured(Unknown(what="attribution", why=why))
+        return None
+    thread = own_thread(program.clock)
+    return StepProfiler(
+        program=program,
+        steps=StampedSteps(
+            take=step.take,
+            place=lambda batch: batch,
+            queue=step.queue,
+            clock=program.clock,
+            thread=None if thread is None else thread.read,
+            runs_ahead=program.device != "cpu",
+        ),
+        samples_per_step=cast(OwnStep, task.spec.work).samples,
+        log=task.log,
+        fed=step.has_batches,
+        operators=True,
+        trace=os.path.join(task.folder, trace_file(0)) if task.spec.budget.trace else None,
+    )
+
+
+def _check(task: Task, program: OwnStepProgram, step: UserStep) -> None:
+    """One more step: log its FLOPs; Diverged where it returns a loss that is not finite."""
+    results: list[Any] = []
+    counted, method = program.count_flops(lambda: results.append(step.call(step.take())))
+    if counted:
+        figure = Figure(value=counted, unit="FLOP", method=method)
+        task.log.figure("step_flops", figure)
+    else:
+        why = (
+            "the step dispatched no operator that torch.utils.flop_counter counts (products, "
+            "convolutions, attention)"
+        )
+        task.log.unmeasured(Unknown(what="FLOPs", why=why))
+    loss = scalar(results[0])
+    if loss is not None and not math.isfinite(loss):
+        raise Diverged(
+            f"the step returned {loss}: the steps were timed, but a loss that is not finite may "
+            "take other paths through the code."
+        )
+
+
+def scalar(value: Any) -> float | None:
+    """A number, or an array of one number, as a float; None for anything else."""
+    if isinstance(value, int | float):
+        return float(value)
+    size = getattr(value, "numel", None) or getattr(value, "size", None)
+    try:
+        count = size() if callable(size) else size
+        return float(value) if count == 1 else None
+    except Exception:
+        return None
+
+
+def _log_peak_memory(task: Task, program: OwnStepProgram, before_bytes: int | None) -> None:
+    counted = program.peak_memory_bytes()
+    if counted is not None:
+        figure = Figure(value=counted, unit="B", method="the framework's own count")
+        task.log.figure("peak_memory_bytes", figure)
+        return
+    held_bytes = memory.peak_held_bytes()
+    if held_bytes is not None and before_bytes is not None:
+        method = "peak of the process since the step was made, less what it held before"
+        value = max(0, held_bytes - before_bytes)
+        task.log.figure("peak_memory_bytes", Figure(value=value, unit="B", method=method))
+
+
+def _parameters(function: Any) -> frozenset[str]:
+    """Names of the parameters of a function; empty where it does not say."""
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return frozenset()
