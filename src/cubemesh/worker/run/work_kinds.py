@@ -98,7 +98,7 @@ def train(task: Task) -> None:
             )
             windows = training.run()
             ended = time.perf_counter()
-        log_machine_warnings(telemetry, task, started, ended)
+        log_machine_warnings(telemetry, task.gpu_processes, task.log, started, ended)
         if windows:  # none where it resumed at its end
             telemetry.log_energy(windows, sum(w.samples for w in windows))
         inputs.log_images(log, (source, feed.tried), (validation, None))
@@ -173,7 +173,7 @@ def collective(task: Task) -> None:
     task.log.library(program.library)
     with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
         started, ended = collectives.sweep(task.spec, program, task.group, task.log)
-    log_machine_warnings(telemetry, task, started, ended)
+    log_machine_warnings(telemetry, task.gpu_processes, task.log, started, ended)
     telemetry.log_utilization(started, ended)
 
 
