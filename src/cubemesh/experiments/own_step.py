@@ -20,14 +20,7 @@ from cubemesh.experiments.analysis.groups import Group, caveats, group_by, title
 from cubemesh.experiments.analysis.utilization_columns import ABOVE_WHOLE, ceiling_specs
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.scaling.analysis import excess_text, profiled_record
-from cubemesh.measure.attribution.attribution import (
-    CPU_CONTENTION,
-    GAPS,
-    HOST,
-    INPUT,
-    INPUT_CONTENTION,
-)
-from cubemesh.measure.attribution.bottlenecks import largest_bottleneck, remedy_of
+from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
 from cubemesh.schema import (
     Answer,
     Cell,
@@ -48,18 +41,6 @@ from cubemesh.units import (
 from cubemesh.user_code import locate
 
 MOST_OPERATORS = 10
-_REMEDIES = {
-    INPUT: "prepare batches ahead in other processes (num_workers and prefetch_factor of a "
-    "DataLoader), or cache the data",
-    GAPS: "raise the batch size, or launch less: torch.compile, or a CUDA graph of the step",
-    HOST: "copy fewer bytes from pinned memory without waiting (non_blocking=True)",
-    CPU_CONTENTION: "stop other programs, or give the run processors of its own (taskset, a Slurm "
-    "allocation)",
-    INPUT_CONTENTION: "leave processors to the step: fewer workers of the DataLoader",
-}
-"""In terms of the user's code; the others are those of every run."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Settings of `own-step` besides the fields of its specs."""
@@ -174,14 +155,13 @@ def _overhead(group: Group[str]) -> Iterator[Finding]:
         why = excess_text(group) or next(iter(unmeasured), "it ran without attribution")
         yield Finding(code="no-attribution", text=f"{group.key} has no breakdown: {why}.")
         return
-    remedy = _REMEDIES.get(loss.name) or remedy_of(loss.name) or loss.remedy
     yield Finding(
         code="largest-overhead",
         question="What is the largest overhead of the step?" if loss.name else None,
         text=f"{group.key}: {loss.text}.",
         value=100 * loss.share if loss.name else None,
         unit=f"% {loss.name.replace('_', ' ')}" if loss.name else "",
-        remedy=f"{remedy[0].upper()}{remedy[1:]}." if remedy else "",
+        remedy=f"{loss.remedy[0].upper()}{loss.remedy[1:]}." if loss.remedy else "",
         caveats=caveats(group),
     )
 

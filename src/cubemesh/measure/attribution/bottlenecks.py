@@ -27,6 +27,7 @@ from cubemesh.measure.attribution.attribution import (
 )
 from cubemesh.measure.validity import CLOCK_LOSS
 from cubemesh.schema.record import Part, RunRecord
+from cubemesh.schema.work import OwnStep
 from cubemesh.units import format_seconds
 
 LEAST = 0.01
@@ -47,6 +48,15 @@ _REMEDIES = {
     CLOCK: "improve cooling or raise the power limit; the warning throttled has the reason",
     UNATTRIBUTED: "stop other programs and measure again; trace=true shows the unattributed time",
 }
+
+_OWN_CODE = {
+    INPUT: "prepare batches ahead in other processes (num_workers and prefetch_factor of a "
+    "DataLoader), or cache the data",
+    GAPS: "raise the batch size, or launch less: torch.compile, or a CUDA graph of the step",
+    HOST: "copy fewer bytes, from pinned memory and without waiting (non_blocking=True)",
+    INPUT_CONTENTION: "leave processors to the step: fewer workers of the DataLoader",
+}
+"""For a step of the user's own code, which has no settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +98,8 @@ def largest_bottleneck(record: RunRecord) -> Bottleneck | None:
     text = f"{100 * share:.0f} % {name.replace('_', ' ')}{at}"
     if name == STRAGGLER:
         text += _slowest_rank(record)
-    return Bottleneck(name=name, share=share, text=text, remedy=_REMEDIES[name])
+    remedies = _REMEDIES | _OWN_CODE if isinstance(record.spec.work, OwnStep) else _REMEDIES
+    return Bottleneck(name=name, share=share, text=text, remedy=remedies[name])
 
 
 def losses(record: RunRecord) -> dict[str, float]:

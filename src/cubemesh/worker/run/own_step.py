@@ -204,6 +204,7 @@ def own_step(task: Task) -> None:
     _log_peak_memory(task, program, before_bytes)
     with log.phase("check"):
         _check(task, program, step)
+        step.check_forks()
 
 
 def input_wait(waits: Iterable[tuple[float, float]], windows: tuple[Window, ...]) -> Figure:
