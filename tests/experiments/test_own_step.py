@@ -1,6 +1,7 @@
 """`own-step`: steps of one's own in real workers, good and broken, and the answer about them."""
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.experiment import Context
+from cubemesh.experiments.core.settings import apply, request, split
 from cubemesh.experiments.own_step import EXPERIMENT, Settings
 from cubemesh.runs import Executor
 from cubemesh.schema import (
@@ -23,8 +25,8 @@ from cubemesh.schema import (
 )
 from cubemesh.store import Store
 from cubemesh.user_code import locate
-from cubemesh.web.question_form import form_of, submit_form
 from cubemesh.web.page import RefusedFormError
+from cubemesh.web.question_form import form_of, submit_form
 from cubemesh.worker.run.own_step import input_wait, scalar
 from record_fixtures import MACHINE
 
@@ -162,9 +164,7 @@ def test_a_step_with_batches_is_measured_and_attributed(measured) -> None:
     assert record.figure("step_flops") == 2 * first + 3 * second
     rate = record.figure("throughput_per_s")
     assert rate is not None
-    assert record.figure("model_flops_per_s") == pytest.approx(
-        rate / 16 * (2 * first + 3 * second)
-    )
+    assert record.figure("model_flops_per_s") == pytest.approx(rate / 16 * (2 * first + 3 * second))
     assert record.figure("input_wait_s") is not None
     assert record.figure("peak_memory_bytes") is not None
     assert {part.name for part in record.parts} >= {"compute", "input_stall", "unattributed"}
@@ -178,6 +178,20 @@ def test_a_step_with_batches_is_measured_and_attributed(measured) -> None:
     assert answer.findings[0].text.startswith("own_steps.py:make_step: ")
     titles = [table.title.partition(": ")[2] for table in answer.tables]
     assert titles == ["breakdown of the mean step time", "work by category", "longest operators"]
+
+
+def test_a_command_of_the_page_is_measured(executor, tmp_path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "own_step.md").read_text()
+    (text,) = re.findall(r"```python\n# plain\.py\n(.*?)```", page, re.S)
+    (command,) = re.findall(r"cubemesh run own-step (.*plain\.py.*)", page)
+    (tmp_path / "plain.py").write_text(text)
+    given = command.replace("--set ", "").replace("plain.py", f"{tmp_path}/plain.py").split()
+    asked = request(EXPERIMENT, split(given))
+    specs = next(EXPERIMENT.plan(asked.settings, Context(machine=MACHINE)))
+    (spec,) = (dataclasses.replace(apply(s, asked.overrides), budget=BUDGET) for s in specs)
+    (record,) = executor.run([spec])
+    assert record.ok, record.outcome
+    assert record.figure("step_flops") == 2 * 256**3
 
 
 def test_a_step_without_operators_is_measured_without_a_breakdown(measured) -> None:

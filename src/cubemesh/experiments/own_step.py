@@ -41,6 +41,8 @@ from cubemesh.units import (
 from cubemesh.user_code import locate
 
 MOST_OPERATORS = 10
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Settings of `own-step` besides the fields of its specs."""
