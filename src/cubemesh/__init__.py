@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from cubemesh.api.launch import launch
     from cubemesh.api.layouts import predict_layout
-    from cubemesh.api.own_step import measure, measure_by_turns
+    from cubemesh.api.own_step import measure, measure_interleaved
     from cubemesh.api.predict import predict
     from cubemesh.api.probe import probe, topology
     from cubemesh.api.report import report
@@ -78,7 +78,7 @@ __all__ = [
     "list_jobs",
     "list_networks",
     "measure",
-    "measure_by_turns",
+    "measure_interleaved",
     "network_layers",
     "pause_job",
     "predict",
@@ -117,7 +117,7 @@ _FILES = {
     "list_experiments": "catalogue",
     "list_jobs": "jobs",
     "list_networks": "catalogue",
-    "measure_by_turns": "own_step",
+    "measure_interleaved": "own_step",
     "network_layers": "catalogue",
     "pause_job": "jobs",
     "predict_layout": "layouts",

@@ -136,7 +136,7 @@ def test_two_steps_alternate() -> None:
 
         return step
 
-    found = cubemesh.measure_by_turns({"a": step_of("a"), "b": step_of("b")}, samples=8, **SHORT)
+    found = cubemesh.measure_interleaved({"a": step_of("a"), "b": step_of("b")}, samples=8, **SHORT)
     turns = [name for name, _ in itertools.groupby(order)]
     assert len(turns) > 2 * 6
     assert found.names == ("a", "b")
@@ -155,7 +155,7 @@ def test_instances_of_two_steps_have_a_verdict() -> None:
     def heavy() -> int:
         return sum(range(200_000))
 
-    found = cubemesh.measure_by_turns({"light": [light] * 2, "heavy": [heavy] * 2}, **SHORT)
+    found = cubemesh.measure_interleaved({"light": [light] * 2, "heavy": [heavy] * 2}, **SHORT)
     assert found.ratio.n == 2
     assert found.ratio.value < 1
     assert found.ratio.low is not None
@@ -167,4 +167,4 @@ def test_instances_of_two_steps_have_a_verdict() -> None:
 )
 def test_two_sides_with_as_many_instances_are_needed(steps) -> None:
     with pytest.raises(UsageError, match="compares two steps"):
-        cubemesh.measure_by_turns(steps)
+        cubemesh.measure_interleaved(steps)

@@ -223,7 +223,7 @@ def test_an_edited_file_is_measured_again(executor, folder, measured) -> None:
         ("forks", Status.CRASHED, "forked a process that returned from the step"),
         ("forks_and_raises", Status.CRASHED, "forked a process that returned from the step"),
         ("ends", Status.CRASHED, "ended after 3 and do not begin again"),
-        ("has_no_batches", Status.CRASHED, "are none; give an iterable"),
+        ("has_no_batches", Status.CRASHED, "are empty; give an iterable"),
         ("diverges", Status.DIVERGED, "the step returned nan"),
         ("refuses_memory", Status.OOM, "out of memory"),
         ("makes_a_number", Status.CRASHED, "returned an object of type int; it must return a"),

@@ -1,4 +1,4 @@
-"""Measurement of a training step in the caller's own process, alone or two by turns.
+"""Measurement of a training step in the caller's own process, or of two, interleaved.
 
     import cubemesh
     batches = iter(loader)
@@ -108,8 +108,8 @@ class StepMeasurement:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TurnsMeasurement:
-    """Two steps measured by turns, the second compared with the first."""
+class InterleavedMeasurement:
+    """Two steps measured interleaved, the second compared with the first."""
 
     names: tuple[str, str]
     samples: int
@@ -152,8 +152,8 @@ def measure(
     `windows` windows, and with `target_ci` (0.01 is ± 1 %) until the 95 % interval of the
     throughput is that narrow, at most `max_seconds`.
 
-    `name` stands for it in the result; the default is its own. `store`, a path, URL or open store,
-    stores the record; without it nothing is stored. In processes of torch.distributed all ranks
+    `name` is what the result calls it; the default is its file and name. `store`, a path, URL or
+    open store, stores the record; without it nothing is stored. In processes of torch.distributed all ranks
     must call it, and rank 0 decides when it ends; samples are those of this process.
 
     What the step raises is raised here. UsageError for an invalid argument, and where the step's
@@ -203,7 +203,7 @@ def measure(
     return StepMeasurement(record=record, stored=True)
 
 
-def measure_by_turns(
+def measure_interleaved(
     steps: Mapping[str, Step | Sequence[Step]],
     *,
     samples: int = 1,
@@ -212,7 +212,7 @@ def measure_by_turns(
     warmup_seconds: float = 20.0,
     target_ci: float | None = None,
     max_seconds: float = 60.0,
-) -> TurnsMeasurement:
+) -> InterleavedMeasurement:
     """Compare two steps, `{"eager": f, "compiled": g}`: short windows of both alternate, so that
     what else the machine does affects both alike, and the ratio of their throughputs has an
     interval.
@@ -225,7 +225,7 @@ def measure_by_turns(
     sides = {name: [s] if callable(s) else list(s) for name, s in steps.items()}
     if len(sides) != 2 or len({len(s) for s in sides.values()}) != 1 or not all(sides.values()):
         raise UsageError(
-            "measure_by_turns compares two steps: give {name: step, name: step}, or lists of as "
+            "measure_interleaved compares two steps: give {name: step, name: step}, or lists of as "
             "many instances of each."
         )
     for instances in sides.values():
@@ -348,7 +348,7 @@ def _side(step: Step, samples: int, device: str) -> Side:
 
 def _compared(
     names: tuple[str, ...], samples: int, found: InterleavedResult, log: EventList
-) -> TurnsMeasurement:
+) -> InterleavedMeasurement:
     sides = [
         [w for w in found.windows if (w.phase == AGAINST) == second] for second in (False, True)
     ]
@@ -359,7 +359,7 @@ def _compared(
         ratio = replace(ratio, why=f"{one}; give lists of four or more")
     other = [replace(w, cause=SECOND_PROGRAM + w.cause) for w in window_warnings(sides[1])]
     warnings = (*log.warnings, *window_warnings(sides[0]), *other)
-    return TurnsMeasurement(
+    return InterleavedMeasurement(
         names=(names[0], names[1]),
         samples=samples,
         throughputs=(first["throughput_per_s"], second["throughput_per_s"]),
@@ -405,7 +405,7 @@ def _framework() -> str:
 
 
 def _source(step: Step) -> Path | None:
-    """The file of a step; None where it has none."""
+    """The file of a step; None where there is none."""
     with suppress(TypeError, OSError):
         path = Path(inspect.getsourcefile(inspect.unwrap(step)) or "")
         return path.absolute() if path.is_file() else None

@@ -3,8 +3,8 @@
     build ─ warm-up ─ measure ─ (profile) ─ check
 
 `build` imports the code and calls its function, which returns the step, or the step and its
-batches. `check` is one more step, in which the FLOPs are counted and the loss is read, if the step
-returns it. Whatever the code does ends this run alone: it raises, exits or loops in a worker.
+batches. `check` makes two more steps: the loss that one returns is read, if it returns one, and the
+FLOPs of the other are counted. Whatever the code does ends this run alone.
 
 A process that the code forks may not return into the measurement: it would go on as a second
 worker. It ends where it returns, and the run with the reason.
@@ -127,7 +127,9 @@ class UserStep:
             self._following = iter(cast(Iterable[Any], self._batches))
             found = next(self._following, self)
         if found is self:
-            had = f"ended after {self._taken} and do not begin again" if self._taken else "are none"
+            had = (
+                f"ended after {self._taken} and do not begin again" if self._taken else "are empty"
+            )
             raise UserCodeError(
                 f"The batches of {self._named.short} {had}; give an iterable that can be repeated, "
                 "such as a list or a DataLoader."
@@ -171,7 +173,8 @@ def own_step(task: Task) -> None:
         step = UserStep(UserObject(name=work.step, folder=work.import_from), task)
         memory.reset_peak()
         step()
-        attributed = _attribute(task, program, step)
+        operators = not is_attributed(task.spec) or _calls_operators(program, step)
+        attributed = _attribute(task, program, step, operators)
 
     class Checked:
         """The program, whose wait for the device looks for forked processes as well."""
@@ -203,7 +206,7 @@ def own_step(task: Task) -> None:
         log.figure("input_wait_s", input_wait(waits, measured.windows))
     _log_peak_memory(task, program, before_bytes)
     with log.phase("check"):
-        _check(task, program, step)
+        _check(task, program, step, operators)
         step.check_forks()
 
 
@@ -220,17 +223,24 @@ def input_wait(waits: Iterable[tuple[float, float]], windows: tuple[Window, ...]
     )
 
 
-def _attribute(task: Task, program: OwnStepProgram, step: UserStep) -> StepProfiler | None:
-    """The profiler of the steps; None where none is requested, or the step calls no operator of
-    the framework, which is logged."""
-    if not is_attributed(task.spec):
-        return None
+def _calls_operators(program: OwnStepProgram, step: UserStep) -> bool:
+    """Whether a step calls operators that the framework's profiler records."""
 
     def run() -> None:
         step()
         program.synchronize()
 
-    if not program.profile(run)().events:
+    return bool(program.profile(run)().events)
+
+
+def _attribute(
+    task: Task, program: OwnStepProgram, step: UserStep, operators: bool
+) -> StepProfiler | None:
+    """The profiler of the steps; None where none is requested, or the step calls no `operators`,
+    which is logged."""
+    if not is_attributed(task.spec):
+        return None
+    if not operators:
         why = (
             f"the step called no operator of {task.spec.program.framework}, whose profiler gives "
             "the parts of a step"
@@ -256,25 +266,29 @@ def _attribute(task: Task, program: OwnStepProgram, step: UserStep) -> StepProfi
     )
 
 
-def _check(task: Task, program: OwnStepProgram, step: UserStep) -> None:
-    """One more step: log its FLOPs; Diverged where it returns a loss that is not finite."""
-    results: list[Any] = []
-    counted, method = program.count_flops(lambda: results.append(step.call(step.take())))
-    if counted:
-        figure = Figure(value=counted, unit="FLOP", method=method)
-        task.log.figure("step_flops", figure)
-    else:
-        why = (
-            "the step dispatched no operator that torch.utils.flop_counter counts (products, "
-            "convolutions, attention)"
-        )
-        task.log.unmeasured(Unknown(what="FLOPs", why=why))
-    loss = scalar(results[0])
+def _check(task: Task, program: OwnStepProgram, step: UserStep, operators: bool) -> None:
+    """Two more steps: Diverged where one returns a loss that is not finite, and the FLOPs of the
+    other, unless it calls no `operators`."""
+    loss = scalar(step.call(step.take()))
     if loss is not None and not math.isfinite(loss):
         raise Diverged(
             f"the step returned {loss}: the steps were timed, but a loss that is not finite may "
             "take other paths through the code."
         )
+    counted, method, why = 0.0, "", ""
+    if operators:
+        try:
+            counted, method = program.count_flops(step)
+        except UserCodeError as error:  # as no step before did
+            why = f"the step failed under torch.utils.flop_counter: {error}"
+    if counted:
+        task.log.figure("step_flops", Figure(value=counted, unit="FLOP", method=method))
+    else:
+        why = why or (
+            "the step dispatched no operator that torch.utils.flop_counter counts (products, "
+            "convolutions, attention)"
+        )
+        task.log.unmeasured(Unknown(what="FLOPs", why=why))
 
 
 def scalar(value: Any) -> float | None:
