@@ -153,8 +153,8 @@ def measure(
     throughput is that narrow, at most `max_seconds`.
 
     `name` is what the result calls it; the default is its file and name. `store`, a path, URL or
-    open store, stores the record; without it nothing is stored. In processes of torch.distributed all ranks
-    must call it, and rank 0 decides when it ends; samples are those of this process.
+    open store, stores the record; without it nothing is stored. In processes of torch.distributed
+    all ranks must call it, and rank 0 decides when it ends; samples are those of this process.
 
     What the step raises is raised here. UsageError for an invalid argument, and where the step's
     batches end (StopIteration).

@@ -33,12 +33,15 @@ from cubemesh.schema.record import Figure, Window
 from cubemesh.schema.work import OwnStep
 from cubemesh.user_code import UserCodeError, UserObject, failure, load
 from cubemesh.worker.report import memory
+from cubemesh.worker.run.inputs import HostClock
 from cubemesh.worker.run.job_file import trace_file, trace_name
 from cubemesh.worker.run.steps import is_attributed, own_thread
 from cubemesh.worker.run.task import Task, start_meters, time_steps
 
 FORKED_FILE = "forked"
 """File in the run's folder by which a forked process says that it returned from user code."""
+STEPS_OF_PEAK = 2
+"""Steps in which the peak memory of a CPU is read: the first may allocate state for the next."""
 
 
 class UserStep:
@@ -172,25 +175,21 @@ def own_step(task: Task) -> None:
     with log.phase("build"):
         step = UserStep(UserObject(name=work.step, folder=work.import_from), task)
         memory.reset_peak()
-        step()
+        for _ in range(STEPS_OF_PEAK):
+            step()
+        peak_bytes = memory.peak_held_bytes()
         operators = not is_attributed(task.spec) or _calls_operators(program, step)
         attributed = _attribute(task, program, step, operators)
 
-    class Checked:
-        """The program, whose wait for the device looks for forked processes as well."""
-
-        clock = staticmethod(program.clock)
-
-        @staticmethod
-        def synchronize() -> None:
-            program.synchronize()
-            step.check_forks()
+    def synchronize() -> None:
+        program.synchronize()
+        step.check_forks()
 
     step.waits.clear()
     measured, telemetry = time_steps(
         task,
         meters,
-        Checked(),
+        HostClock(synchronize, program.clock),
         step if attributed is None else attributed.steps,
         work.samples,
         attributed,
@@ -204,7 +203,7 @@ def own_step(task: Task) -> None:
     telemetry.log_energy(measured.windows, sum(w.samples for w in measured.windows))
     if step.has_batches:
         log.figure("input_wait_s", input_wait(waits, measured.windows))
-    _log_peak_memory(task, program, before_bytes)
+    _log_peak_memory(task, program, before_bytes, peak_bytes)
     with log.phase("check"):
         _check(task, program, step, operators)
         step.check_forks()
@@ -303,17 +302,22 @@ def scalar(value: Any) -> float | None:
         return None
 
 
-def _log_peak_memory(task: Task, program: OwnStepProgram, before_bytes: int | None) -> None:
+def _log_peak_memory(
+    task: Task, program: OwnStepProgram, before_bytes: int | None, peak_bytes: int | None
+) -> None:
+    """On a CPU the growth of the process up to its peak in the first steps, before the profiler
+    takes memory."""
     counted = program.peak_memory_bytes()
-    if counted is not None:
-        figure = Figure(value=counted, unit="B", method="the framework's own count")
-        task.log.figure("peak_memory_bytes", figure)
-        return
-    held_bytes = memory.peak_held_bytes()
-    if held_bytes is not None and before_bytes is not None:
-        method = "peak of the process since the step was made, less what it held before"
-        value = max(0, held_bytes - before_bytes)
-        task.log.figure("peak_memory_bytes", Figure(value=value, unit="B", method=method))
+    method = "the framework's own count"
+    if counted is None:
+        if before_bytes is None or peak_bytes is None:
+            return
+        counted = max(0, peak_bytes - before_bytes)
+        method = (
+            f"peak of the process in the first {STEPS_OF_PEAK} steps, less what it held before "
+            "the code was imported"
+        )
+    task.log.figure("peak_memory_bytes", Figure(value=counted, unit="B", method=method))
 
 
 def _parameters(function: Any) -> frozenset[str]:
