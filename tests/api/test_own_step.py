@@ -80,6 +80,9 @@ def test_a_measurement_is_stored_and_measured_again(tmp_path: Path) -> None:
         assert records == [first.record, second.record]
         assert "resident_bytes" in {s.name for s in store.series(first.record.run_id)}
         assert store.machine(first.record.key.machine_id) is not None
+    compared = cubemesh.compare(first.record.run_id, second.record.run_id, store=path)
+    assert compared.ratio.value == pytest.approx(second.throughput.value / first.throughput.value)
+    assert "test_own_step.py:step" in repr(compared.answer.tables)
     assert first.record.key.data_id, "the digest of the file of the step"
     assert len({r.spec.workload_id for r in records}) == 1
 

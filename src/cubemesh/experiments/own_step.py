@@ -10,7 +10,6 @@ changes that. docs/own_step.md shows how to write one.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -86,7 +85,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 def _key(record: RunRecord) -> str:
     """`train.py:make_step`."""
     assert isinstance(record.spec.work, OwnStep)
-    return os.path.basename(record.spec.work.step)
+    return record.spec.work.name
 
 
 def _findings(group: Group[str]) -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 
@@ -31,7 +30,7 @@ def run_label(record: RunRecord, *, budget: bool = False) -> str:
     if isinstance(work, NetworkWork):
         name = work.network if isinstance(work, TrainSteps) else f"{work.network} {work.kind}"
     elif isinstance(work, OwnStep):
-        name = f"step {os.path.basename(work.step)}"
+        name = f"step {work.name}"
     else:
         name = work.collective if isinstance(work, Collective) else work.operation
     plain = to_plain(record.spec, defaults=False)

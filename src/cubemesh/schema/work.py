@@ -6,6 +6,7 @@ is watched are the other parts of a spec (spec.py).
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -261,6 +262,11 @@ class OwnStep:
     """Folder that the code is imported from, an absolute path."""
     by: Literal["worker", "caller"] = "worker"
     """Whether a worker ran it, or the program that called `cubemesh.measure`."""
+
+    @property
+    def name(self) -> str:
+        """`train.py:make_step`, without the folder."""
+        return os.path.basename(self.step)
 
     def __post_init__(self) -> None:
         at_least(self, 1, "samples")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -170,7 +169,7 @@ def run_name(spec: RunSpec) -> str:
         reduced = f"{work.reduction} " if work.reduction != "sum" else ""
         parts = [f"{work.collective} of {reduced}{work.data_type}"]
     elif isinstance(work, OwnStep):
-        parts = [f"step {os.path.basename(work.step)}", f"{work.samples:,} samples"]
+        parts = [f"step {work.name}", f"{work.samples:,} samples"]
         if work.samples == 1:
             parts[1] = "1 sample"
         if work.by == "caller":
