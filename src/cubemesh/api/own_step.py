@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def measure(
     What the step raises is raised here. UsageError for an invalid argument, and where the step's
     batches end (StopIteration).
     """
-    _check(step, samples)
+    samples = _checked(step, samples)
     budget = Budget(
         steps=steps,
         seconds=seconds,
@@ -230,7 +231,7 @@ def measure_interleaved(
         )
     for instances in sides.values():
         for step in instances:
-            _check(step, samples)
+            samples = _checked(step, samples)
     budget = Budget(
         steps=1,
         seconds=seconds,
@@ -419,14 +420,16 @@ def _name(step: Step) -> str:
     return f"{file.name}:{short}" if file is not None else short
 
 
-def _check(step: Any, samples: Any) -> None:
+def _checked(step: Any, samples: Any) -> int:
+    """The number of samples, as an int; UsageError for what cannot be measured."""
     if not callable(step):
         raise UsageError(
             f"The step is of type {type(step).__name__}; it must be a function without arguments: "
             "cubemesh.measure(lambda: train(batch), samples=64)."
         )
-    if not isinstance(samples, int) or samples < 1:
+    if not isinstance(samples, Integral) or samples < 1:
         raise UsageError(f"samples={samples!r}: it must be a whole number, 1 or more.")
+    return int(samples)
 
 
 def _ended(log: EventList) -> UsageError:
