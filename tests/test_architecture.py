@@ -15,7 +15,7 @@ RUNGS = [
     ("errors", "untrusted"),
     (
         *("units", "statistics", "cgroups", "cpp_compiler", "durable_files", "user_folders"),
-        "termination",
+        *("termination", "user_code"),
     ),
     ("schema",),
     ("networks",),
@@ -63,6 +63,7 @@ WORKER_ROOMS = {
         "cpp_compiler",
         "durable_files",
         "user_folders",
+        "user_code",
         "schema",
         "networks",
         "batches",

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     )
     from cubemesh.api.launch import launch
     from cubemesh.api.layouts import predict_layout
+    from cubemesh.api.own_step import measure, measure_interleaved
     from cubemesh.api.predict import predict
     from cubemesh.api.probe import probe, topology
     from cubemesh.api.report import report
     from cubemesh.api.results import record, results, telemetry
-    from cubemesh.api.run import run
-    from cubemesh.api.train import train
+    from cubemesh.api.run import run, train
     from cubemesh.api.tune import tune
     from cubemesh.inference.collector import Collector
     from cubemesh.inference.runtime import Plan
@@ -77,6 +77,8 @@ __all__ = [
     "list_experiments",
     "list_jobs",
     "list_networks",
+    "measure",
+    "measure_interleaved",
     "network_layers",
     "pause_job",
     "predict",
@@ -115,6 +117,7 @@ _FILES = {
     "list_experiments": "catalogue",
     "list_jobs": "jobs",
     "list_networks": "catalogue",
+    "measure_interleaved": "own_step",
     "network_layers": "catalogue",
     "pause_job": "jobs",
     "predict_layout": "layouts",
@@ -126,6 +129,7 @@ _FILES = {
     "submit": "jobs",
     "telemetry": "results",
     "topology": "probe",
+    "train": "run",
     "watch": "jobs",
 }
 """Name → its file, where that has another name or is not in `cubemesh.api`."""
@@ -134,6 +138,8 @@ _FILES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'cubemesh' has no attribute {name!r}")
+    if name == "measure":  # a package, which can be called (cubemesh/measure/__init__.py)
+        return import_module("cubemesh.measure")
     file = _FILES.get(name, name)
     module = f"cubemesh.{file}" if "." in file else f"cubemesh.api.{file}"
     value = getattr(import_module(module), name)

@@ -16,7 +16,9 @@ from cubemesh.runs import Silent
 from cubemesh.schema import RunSpec
 from cubemesh.store import Store
 
-FUNCTIONS = [name for name in cubemesh.__all__ if name not in ("__version__", "Collector", "Plan")]
+FUNCTIONS = [
+    name for name in cubemesh.__all__ if name not in ("__version__", "Collector", "Plan", "measure")
+]
 VERBS = ("probe", "run", "train", "tune", "compare", "collectives", "predict", "results", "report")
 NULL = {"framework": "null", "ceiling": False}
 

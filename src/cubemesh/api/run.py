@@ -1,4 +1,5 @@
-"""Experiments and suites: run their measurements and return records and answers."""
+"""Experiments and suites: run their measurements and return records and answers. `train` is the
+experiment of that name, one run to a number of epochs or an accuracy."""
 
 from __future__ import annotations
 
@@ -189,3 +190,10 @@ def run(
         machine=machine,
         unsaved=unsaved,
     )
+
+
+def train(network: str, **arguments: Any) -> RunResult:
+    """Train `network`; the result has one record. Takes the arguments of `run` and the settings of
+    the experiment `train`: epochs, devices, batch_per_device, learning_rate, target_accuracy,
+    checkpoints, … (`experiment_settings("train")`)."""
+    return run("train", networks=[network], **arguments)

@@ -19,6 +19,7 @@ from cubemesh.schema import (
     Figure,
     Finding,
     NetworkWork,
+    OwnStep,
     RunRecord,
     RunSpec,
     Table,
@@ -138,7 +139,7 @@ def name_of(record: RunRecord) -> str:
     """`resnet-50, batch size 32`, with stage, image size and precision where they are special."""
     work, program = record.spec.work, record.spec.program
     if not isinstance(work, NetworkWork):
-        return work.kind
+        return work.name if isinstance(work, OwnStep) else work.kind
     parts = [work.network, f"batch size {work.batch_per_device}"]
     if work.image_size is not None:
         parts.append(f"{work.image_size} pixels")

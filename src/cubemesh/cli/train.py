@@ -90,7 +90,7 @@ def train(
     """Train a network on one or several devices. Stops after --epochs or at an accuracy."""
     given = {n: v for n, v in locals().items() if n not in _OTHERS and v is not None}
     from cubemesh.api.arguments import setting_lines
-    from cubemesh.api.train import train as train_network
+    from cubemesh.api.run import train as train_network
     from cubemesh.exports.record_json import record_json
     from cubemesh.views import terminal
     from cubemesh.views.json_output import envelope

@@ -46,6 +46,7 @@ EXPERIMENT_MODULES: dict[str, str] = {
     "collectives": "experiments.collectives.experiment",
     "cpu-modes": "experiments.cpu_modes.experiment",
     "time-breakdown": "experiments.time_breakdown.experiment",
+    "own-step": "experiments.own_step",
     "train": "experiments.train.experiment",
     "weak-scaling": "experiments.scaling.weak",
     "strong-scaling": "experiments.scaling.strong",

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cubemesh.experiments.analysis.comparison import changes
-from cubemesh.schema import Collective, NetworkWork, RunRecord, TrainSteps
+from cubemesh.schema import Collective, NetworkWork, OwnStep, RunRecord, TrainSteps
 from cubemesh.schema.serialization import to_plain
 from cubemesh.store.select import format_value
 
-_NAMING = ("kind", "network", "collective", "operation")
+_NAMING = ("kind", "network", "collective", "operation", "step", "import_from")
 
 
 def run_labels(records: Sequence[RunRecord]) -> list[str]:
@@ -29,6 +29,8 @@ def run_label(record: RunRecord, *, budget: bool = False) -> str:
     work = record.spec.work
     if isinstance(work, NetworkWork):
         name = work.network if isinstance(work, TrainSteps) else f"{work.network} {work.kind}"
+    elif isinstance(work, OwnStep):
+        name = f"step {work.name}"
     else:
         name = work.collective if isinstance(work, Collective) else work.operation
     plain = to_plain(record.spec, defaults=False)

@@ -24,7 +24,7 @@ from cubemesh.networks import build_for
 from cubemesh.networks.cost import totals
 from cubemesh.schema.record import Figure, RunRecord
 from cubemesh.schema.warning import Warning
-from cubemesh.schema.work import Ceiling, Forward, Infer, Train, TrainSteps
+from cubemesh.schema.work import Ceiling, Forward, Infer, OwnStep, Train, TrainSteps
 from cubemesh.units import format_quantity
 
 
@@ -55,6 +55,8 @@ def with_utilization(record: RunRecord, measured: Sequence[RunRecord]) -> RunRec
     nothing was trained. `measured` are records of ceilings, those of other devices too."""
     work = record.spec.work
     rate = record.figures.get("throughput_per_s")
+    if isinstance(work, OwnStep) and rate is not None and record.ranks:
+        return _with_own_utilization(record, rate, work.samples, measured)
     if (
         not isinstance(work, (TrainSteps, Forward, Infer, Train))
         or rate is None
@@ -83,6 +85,27 @@ def with_utilization(record: RunRecord, measured: Sequence[RunRecord]) -> RunRec
         figures={**record.figures, **figures},
         warnings=tuple(dict.fromkeys((*record.warnings, *warnings))),
     )
+
+
+def _with_own_utilization(
+    record: RunRecord, rate: Figure, samples: int, measured: Sequence[RunRecord]
+) -> RunRecord:
+    """A record of a step of the user's own code with its FLOP/s, as counted by dispatch, and its
+    MFU in the precision that the spec gives."""
+    counted = record.figures.get("step_flops")
+    if counted is None:
+        return record
+    flops = rate.scaled(counted.value / samples, "FLOP/s", counted.method)
+    figures = {"model_flops_per_s": flops}
+    for name, limits in (
+        ("mfu_percent", datasheet_limits(record)),
+        ("ceiling_mfu_percent", measured_limits(record, measured)),
+    ):
+        if limits.flops_per_s is not None:
+            limit = format_quantity(limits.flops_per_s, "FLOP/s")
+            method = f"of {limit} ({limits.flops_source})"
+            figures[name] = flops.scaled(100 / limits.flops_per_s, "%", method)
+    return replace(record, figures={**record.figures, **figures})
 
 
 def datasheet_limits(record: RunRecord) -> Limits:

@@ -43,7 +43,7 @@ from cubemesh.schema.serialization import from_plain
 from cubemesh.schema.series import Series
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import Warning
-from cubemesh.schema.work import Input, NetworkWork, Train, TrainSteps
+from cubemesh.schema.work import Input, NetworkWork, OwnStep, Train, TrainSteps
 
 Event = dict[str, Any]
 T = TypeVar("T")
@@ -122,7 +122,7 @@ def _figures(spec: RunSpec, windows: Sequence[Window], wall_s: float) -> dict[st
         found.pop("projected_90_epochs_days", None)  # of ImageNet, which this does not train on
     if isinstance(spec.work, Input) and "throughput_per_s" in found:
         found["throughput_per_s"] = replace(found["throughput_per_s"], unit="images/s")
-    if not isinstance(spec.work, NetworkWork):
+    if not isinstance(spec.work, NetworkWork | OwnStep):
         found.pop("throughput_per_s", None)  # no samples: a call counts as one
     return found
 

@@ -19,6 +19,7 @@ MEASURING = (
     "batches.py",
     "cgroups.py",
     "cpp_compiler.py",
+    "user_code.py",
     "networks",
     "data",
     "kernels",

@@ -43,6 +43,9 @@ from cubemesh.schema.machine import Machine
 from cubemesh.schema.record import Environment, RunKey, RunRecord, new_run_id
 from cubemesh.schema.serialization import digest
 from cubemesh.schema.spec import RunSpec
+from cubemesh.schema.work import OwnStep
+from cubemesh.user_code import UserObject
+from cubemesh.user_code import digest as digest_of_code
 from cubemesh.worker.report.outcomes import not_installed
 from cubemesh.worker.run.job_file import Job
 
@@ -170,8 +173,10 @@ class Executor:
         )
 
     def _data_id(self, spec: RunSpec) -> str:
-        """Digest of the files at the `data_path` of a spec, and of the other side's; computed again
-        after each run."""
+        """Digest of the files at the `data_path` of a spec, and of the other side's, or of the code
+        of a step of one's own; computed again after each run."""
+        if isinstance(spec.work, OwnStep):
+            return digest_of_code(UserObject(name=spec.work.step, folder=spec.work.import_from))
         works = [spec.work] if spec.against is None else [spec.work, spec.against.work]
         paths = [path for work in works if (path := getattr(work, "data_path", None))]
         for path in paths:

@@ -6,6 +6,7 @@ is watched are the other parts of a spec (spec.py).
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -247,6 +248,30 @@ class Ceiling:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnStep:
+    """A training step of the user's own code, repeated; the step time is measured."""
+
+    kind: Literal["own_step"] = "own_step"
+    step: str
+    """Function that makes the step, `FILE.py:NAME` or `PACKAGE.MODULE:NAME`; of a step that the
+    caller measured itself, the step."""
+    samples: int = 1
+    """Samples in a step."""
+    import_from: str = ""
+    """Folder that the code is imported from, an absolute path."""
+    by: Literal["worker", "caller"] = "worker"
+    """Whether a worker ran it, or the program that called `cubemesh.measure`."""
+
+    @property
+    def name(self) -> str:
+        """`train.py:make_step`, without the folder."""
+        return os.path.basename(self.step)
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "samples")
+
+
 Work = (
     TrainSteps
     | Forward
@@ -258,6 +283,7 @@ Work = (
     | Input
     | Ceiling
     | Collective
+    | OwnStep
 )
 Training = TrainSteps | Train | FirstSteps
 """Work that updates weights."""
@@ -272,4 +298,5 @@ WORK_KINDS: dict[str, type[Work]] = {
     "input": Input,
     "ceiling": Ceiling,
     "collective": Collective,
+    "own_step": OwnStep,
 }

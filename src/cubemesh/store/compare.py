@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import entry
-from cubemesh.schema import Machine, NetworkWork, RunRecord
+from cubemesh.schema import Machine, NetworkWork, OwnStep, RunRecord
 from cubemesh.schema.comparison import Ratio
 from cubemesh.statistics import Spread, pooled
 from cubemesh.store.run_list import RunFilter
@@ -119,7 +119,10 @@ def compare_with_baseline(
 def _comparable(record: RunRecord) -> bool:
     alone = record.spec.against is None
     return (
-        alone and record.ok and bool(record.measured) and isinstance(record.spec.work, NetworkWork)
+        alone
+        and record.ok
+        and bool(record.measured)
+        and isinstance(record.spec.work, NetworkWork | OwnStep)
     )
 
 

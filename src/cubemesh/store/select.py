@@ -20,6 +20,7 @@ from cubemesh.schema import (
     WORK_KINDS,
     Budget,
     NetworkWork,
+    OwnStep,
     Placement,
     ProgramSettings,
     RunRecord,
@@ -78,7 +79,7 @@ def select(store: Store, text: str) -> RunSelection:
         raise UsageError(
             f"'{text}' {what} in {store.name}. `cubemesh results` lists the stored runs."
         )
-    if not isinstance(good[0].spec.work, NetworkWork):
+    if not isinstance(good[0].spec.work, NetworkWork | OwnStep):
         raise UsageError(f"'{text}' is a ceiling, which has no samples. Compare runs of a network.")
     _check_one_workload(text, good)
     return newest_of(text, good)
@@ -91,8 +92,9 @@ def newest_of(text: str, records: Sequence[RunRecord]) -> RunSelection:
     return RunSelection(text=text, records=tuple(same), left_out=len(records) - len(same))
 
 
-def _version(record: RunRecord) -> tuple[str, str]:
-    return record.key.software_id, record.key.code_version
+def _version(record: RunRecord) -> tuple[str, str, str]:
+    code = record.key.data_id if isinstance(record.spec.work, OwnStep) else ""
+    return record.key.software_id, record.key.code_version, code
 
 
 def records_of(store: Store, rows: Iterable[RunRow]) -> list[RunRecord]:

@@ -22,6 +22,7 @@ from cubemesh.schema import (
     Input,
     Machine,
     NetworkWork,
+    OwnStep,
     ProgramSettings,
     RunRecord,
     RunSpec,
@@ -167,6 +168,12 @@ def run_name(spec: RunSpec) -> str:
     elif isinstance(work, Collective):
         reduced = f"{work.reduction} " if work.reduction != "sum" else ""
         parts = [f"{work.collective} of {reduced}{work.data_type}"]
+    elif isinstance(work, OwnStep):
+        parts = [f"step {work.name}", f"{work.samples:,} samples"]
+        if work.samples == 1:
+            parts[1] = "1 sample"
+        if work.by == "caller":
+            parts.append("measured by its program")
     else:
         assert isinstance(work, Ceiling)
         parts = [f"{work.operation.replace('_', ' ')} ceiling"]

@@ -19,7 +19,7 @@ from cubemesh.frameworks.contract.program import Capabilities, NotInstalled, Uns
 from cubemesh.networks.precision import layer_precisions
 from cubemesh.parallel.strategies import STRATEGIES, strategy
 from cubemesh.schema.collective import Collective
-from cubemesh.schema.spec import RunSpec
+from cubemesh.schema.spec import ProgramSettings, RunSpec
 from cubemesh.schema.work import (
     Forward,
     Infer,
@@ -27,6 +27,7 @@ from cubemesh.schema.work import (
     InferPrecision,
     Input,
     NetworkWork,
+    OwnStep,
     Train,
     TrainSteps,
 )
@@ -72,6 +73,8 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
     _check_program(spec, able, kind)
     _check_devices(spec, able, kind)
     _check_input(spec, able)
+    if isinstance(spec.work, OwnStep):
+        _check_own_step(spec)
     if spec.budget.memory_limit_bytes is not None and kind != "cpu":
         raise Unsupported(
             f"memory_limit_bytes={spec.budget.memory_limit_bytes}: only a run on the CPU can be "
@@ -219,6 +222,24 @@ def _check_input(spec: RunSpec, able: Capabilities) -> None:
             f"decode_location=device decodes images, and data={work.data} needs no decoding. "
             "Leave it out, or set data=images."
         )
+
+
+def _check_own_step(spec: RunSpec) -> None:
+    """Whether every setting applies to a step of the user's own code, which sets the rest
+    itself."""
+    if spec.placement.devices > 1:
+        raise Unsupported(
+            f"devices={spec.placement.devices}: a step of one's own runs in one process. Set "
+            "devices=1."
+        )
+    usual = ProgramSettings(framework=spec.program.framework, precision=spec.program.precision)
+    for field in dataclasses.fields(usual):
+        value = getattr(spec.program, field.name)
+        if value != getattr(usual, field.name):
+            raise Unsupported(
+                f"{field.name}={value} has no effect on a step of one's own, whose code decides "
+                f"it. Leave {field.name} out."
+            )
 
 
 def _check_alternating(spec: RunSpec) -> None:

@@ -12,7 +12,16 @@ from cubemesh.experiments.analysis.caveats import mark_simulated, noise_codes
 from cubemesh.experiments.analysis.groups import throughput_unit
 from cubemesh.measure.timing.interleaved_ab import ratio_of
 from cubemesh.measure.timing.stopping_rule import confidence_of
-from cubemesh.schema import Answer, Cell, Column, Finding, NetworkWork, RunRecord, Table
+from cubemesh.schema import (
+    Answer,
+    Cell,
+    Column,
+    Finding,
+    NetworkWork,
+    OwnStep,
+    RunRecord,
+    Table,
+)
 from cubemesh.schema.comparison import Difference, Ratio, breaches, corrected
 from cubemesh.schema.record import AGAINST
 from cubemesh.schema.serialization import to_plain
@@ -169,7 +178,7 @@ def _programs(record: RunRecord) -> tuple[str, str]:
 def _name(record: RunRecord) -> str:
     work = record.spec.work
     if not isinstance(work, NetworkWork):
-        return work.kind
+        return work.name if isinstance(work, OwnStep) else work.kind
     forward = " forward" if work.kind == "forward" else ""
     return f"{work.network}{forward}, batch size {work.batch_per_device}"
 

@@ -32,6 +32,7 @@ WorkKind = Literal[
     "input",
     "ceiling",
     "collective",
+    "own_step",
 ]
 
 
@@ -295,6 +296,34 @@ class SupportsProfiling(Protocol):
         """Call `run`, which queues steps and waits for them, under the framework's profiler. It
         records the device's work and little more, with `layers` the layers too; the returned
         function reads the profile. `trace` names a file in the format of Chrome and Perfetto."""
+
+
+class OwnStepProgram(SupportsProfiling, Protocol):
+    """What measuring a training step of the user's own code needs of the framework it uses."""
+
+    device: str
+
+    def synchronize(self) -> None:
+        """Wait until everything queued is done."""
+
+    def clock(self) -> float:
+        """Seconds on the scale of `time.perf_counter()`."""
+
+    def peak_memory_bytes(self) -> int | None:
+        """Peak device memory of the process; None where unknown."""
+
+    def count_flops(self, run: Callable[[], None]) -> tuple[float, str]:
+        """Call `run`, which makes one step: the FLOPs of the operators that it dispatched, a
+        multiply-add counted as two, and how they were counted."""
+
+
+@runtime_checkable
+class SupportsOwnSteps(Protocol):
+    """A `Framework` whose steps may come from the user's own code: work `own_step`."""
+
+    def build_own_step(self, device: str, threads: int) -> OwnStepProgram:
+        """Prepare this process for such a step; changes no setting of the framework but the number
+        of threads."""
 
 
 @runtime_checkable

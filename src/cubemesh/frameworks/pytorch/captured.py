@@ -226,7 +226,7 @@ def capabilities() -> Capabilities:
     able = runtime.capabilities()
     return replace(
         able,
-        works=able.works - {"first_steps", "infer", "infer_load", "infer_precision"},
+        works=able.works - {"first_steps", "infer", "infer_load", "infer_precision", "own_step"},
         precision_by_layer=False,
         sync_features=SYNC_FEATURES,
         batch_norms=frozenset({"device"}),

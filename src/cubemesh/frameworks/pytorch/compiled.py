@@ -158,7 +158,7 @@ def capabilities() -> Capabilities:
     kinds = {device.split(":")[0] for device in devices}
     return replace(
         able,
-        works=able.works - {"first_steps", "infer_precision"},
+        works=able.works - {"first_steps", "infer_precision", "own_step"},
         devices=tuple(devices),
         precisions={kind: able.precisions[kind] for kind in able.precisions if kind in kinds},
         sync_features=SYNC_FEATURES,

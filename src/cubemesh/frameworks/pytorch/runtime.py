@@ -61,7 +61,7 @@ def capabilities() -> Capabilities:
         works=frozenset(
             {
                 *("train_steps", "forward", "infer", "infer_load", "infer_precision", "train"),
-                *("first_steps", "input", "ceiling", "collective"),
+                *("first_steps", "input", "ceiling", "collective", "own_step"),
             }
         ),
         devices=(*gpus, "cpu"),

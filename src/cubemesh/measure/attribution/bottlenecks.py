@@ -27,6 +27,7 @@ from cubemesh.measure.attribution.attribution import (
 )
 from cubemesh.measure.validity import CLOCK_LOSS
 from cubemesh.schema.record import Part, RunRecord
+from cubemesh.schema.work import OwnStep
 from cubemesh.units import format_seconds
 
 LEAST = 0.01
@@ -47,6 +48,15 @@ _REMEDIES = {
     CLOCK: "improve cooling or raise the power limit; the warning throttled has the reason",
     UNATTRIBUTED: "stop other programs and measure again; trace=true shows the unattributed time",
 }
+
+_OWN_CODE = {
+    INPUT: "prepare batches ahead in other processes (num_workers and prefetch_factor of a "
+    "DataLoader), or cache the data",
+    GAPS: "raise the batch size, or launch less: torch.compile, or a CUDA graph of the step",
+    HOST: "copy fewer bytes, from pinned memory and without waiting (non_blocking=True)",
+    INPUT_CONTENTION: "leave processors to the step: fewer workers of the DataLoader",
+}
+"""For a step of the user's own code, which has no settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,18 +86,20 @@ def largest_bottleneck(record: RunRecord) -> Bottleneck | None:
     found = losses(record)
     if not found:
         return None
-    at = f"at batch size {record.spec.batch_per_device}"
+    batch = record.spec.batch_per_device
+    at = "" if batch is None else f" at batch size {batch}"
     if (excess := excess_share(record.parts)) is not None:
-        text = f"Unknown {at}: the measured parts exceed the step by {100 * excess:.0f} %"
+        text = f"Unknown{at}: the measured parts exceed the step by {100 * excess:.0f} %"
         return Bottleneck(name="", share=0.0, text=text, remedy=_REMEDIES[UNATTRIBUTED])
     name, share = next(iter(found.items()))
     if share < LEAST:
-        text = f"No bottleneck {at}: no overhead reaches 1 % of the step"
+        text = f"No bottleneck{at}: no overhead reaches 1 % of the step"
         return Bottleneck(name="", share=share, text=text, remedy="")
-    text = f"{100 * share:.0f} % {name.replace('_', ' ')} {at}"
+    text = f"{100 * share:.0f} % {name.replace('_', ' ')}{at}"
     if name == STRAGGLER:
         text += _slowest_rank(record)
-    return Bottleneck(name=name, share=share, text=text, remedy=_REMEDIES[name])
+    remedies = _REMEDIES | _OWN_CODE if isinstance(record.spec.work, OwnStep) else _REMEDIES
+    return Bottleneck(name=name, share=share, text=text, remedy=remedies[name])
 
 
 def losses(record: RunRecord) -> dict[str, float]:

@@ -20,6 +20,9 @@ from cubemesh.schema.record import Breakdown, Figure, TimeRow
 
 NO_LAYER = "(no layer)"
 UPDATE = "(update)"
+MOST_OPERATORS = 50
+LONGEST_NAME = 80
+"""Characters of the name of an operator; those of kernels have hundreds."""
 Timed = tuple[ProfileEvent, float, str | None, bool]
 """An event, its self time in seconds, its category, and whether it is outermost."""
 
@@ -37,6 +40,16 @@ def by_layer(profiles: Sequence[Profile], steps: int) -> Breakdown:
     rows = _rows(found, steps, lambda t: UPDATE if t[0].update else t[0].layer or NO_LAYER)
     method = f"{_what(profiles)}, forward and backward, recorded with layers annotated"
     return Breakdown(name="layer", rows=rows, method=method)
+
+
+def by_operator(profiles: Sequence[Profile], steps: int) -> Breakdown:
+    """Seconds per step by the name of the operator, or of the kernel or copy, the longest
+    `MOST_OPERATORS`."""
+    found = [
+        (event, own_s, None, True) for profile in profiles for event, own_s, _, _ in work(profile)
+    ]
+    rows = _rows(found, steps, lambda timed: timed[0].name[:LONGEST_NAME])
+    return Breakdown(name="operator", rows=rows[:MOST_OPERATORS], method=_what(profiles))
 
 
 def by_runtime_call(profiles: Sequence[Profile], steps: int) -> Breakdown | None:

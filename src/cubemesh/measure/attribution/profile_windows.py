@@ -22,7 +22,13 @@ from typing import Any, Protocol
 
 from cubemesh.frameworks.contract.program import SupportsProfiling
 from cubemesh.measure.attribution.attribution import UNATTRIBUTED, mean_step_s, on_device, on_host
-from cubemesh.measure.attribution.breakdown import by_category, by_layer, by_runtime_call, occupancy
+from cubemesh.measure.attribution.breakdown import (
+    by_category,
+    by_layer,
+    by_operator,
+    by_runtime_call,
+    occupancy,
+)
 from cubemesh.measure.attribution.timeline import communication_kernels, record
 from cubemesh.measure.attribution.transfers import Waited, last_arrivals, waited
 from cubemesh.measure.log import Log
@@ -80,6 +86,8 @@ class StepProfiler:
     log: Log
     fed: bool = True
     """Whether each step takes a batch from the feed."""
+    operators: bool = False
+    """Whether to log the time by operator as well."""
     trace: str | None = None
     """File for the trace; None for no trace."""
     agree: Callable[[Any], Any] = _itself
@@ -120,6 +128,8 @@ class StepProfiler:
         profiles = [profile for _, profile in self._profiled]
         count = sum(len(window.stamps) for window, _ in self._profiled)
         self.log.breakdown(self._with_input(by_category(profiles, count)))
+        if self.operators:
+            self.log.breakdown(by_operator(profiles, count))
         calls = by_runtime_call(profiles, count)
         if calls is not None:
             self.log.breakdown(calls)

@@ -34,6 +34,7 @@ _NAMES: Mapping[str, str] = {
     "fastest_flops_per_s": "fastest",
     "fastest_bytes_per_s": "fastest",
     "bus_bytes_per_s": "bus bandwidth",
+    "step_flops": "matrix operations of a step",
     "model_flops_per_s": "matrix operations",
     "model_bytes_per_s": "memory traffic (counted)",
     "staleness": "mean gradient staleness",

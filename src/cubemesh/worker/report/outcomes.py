@@ -10,6 +10,7 @@
 | `NotInstalled`, and `ModuleNotFoundError` of the framework itself | not_installed |
 | `DataError`: a fault of the files, not of the spec | crashed, with the error's message |
 | `ReplicasDiffer`: a fault of the machine | the same |
+| `UserCodeError`: a fault of the user's own code | the same, with the traceback |
 | anything else | crashed, with the last lines of the traceback |
 """
 
@@ -36,6 +37,7 @@ from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.work import NetworkWork
 from cubemesh.training.pausing import Paused
 from cubemesh.units import format_bytes
+from cubemesh.user_code import UserCodeError
 
 TRACEBACK_LINES = 12
 
@@ -65,6 +67,10 @@ def outcome_from_error(
     framework = entry(spec.program.framework)
     if isinstance(error, ModuleNotFoundError) and error.name == framework.requires:
         return not_installed(spec.program.framework)
+    if isinstance(error, UserCodeError):
+        return Outcome(
+            status=Status.CRASHED, message=str(error), facts={"traceback": _traceback(error)}
+        )
     if isinstance(error, (DataError, ReplicasDiffer)):
         return Outcome(status=Status.CRASHED, message=str(error))
     return _crashed(error)
@@ -80,14 +86,18 @@ def not_installed(framework: str) -> Outcome:
 
 
 def _crashed(error: BaseException) -> Outcome:
-    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
     words = str(error).strip().splitlines()
     first = f": {words[0].rstrip('.')}" if words else ""
     return Outcome(
         status=Status.CRASHED,
         message=f"the worker stopped with {type(error).__name__}{first}.",
-        facts={"traceback": "\n".join(lines[-TRACEBACK_LINES:])},
+        facts={"traceback": _traceback(error)},
     )
+
+
+def _traceback(error: BaseException) -> str:
+    lines = "".join(traceback.format_exception(error.__cause__ or error)).rstrip().splitlines()
+    return "\n".join(lines[-TRACEBACK_LINES:])
 
 
 def _out_of_memory(

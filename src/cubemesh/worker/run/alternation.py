@@ -98,7 +98,7 @@ def alternate_programs(task: Task) -> None:
     _check_threads(plans, programs)
     with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
         found = alternate(instances, budget=task.spec.budget, log=log)
-    log_machine_warnings(telemetry, task, found.started, found.ended)
+    log_machine_warnings(telemetry, task.gpu_processes, task.log, found.started, found.ended)
     telemetry.log_utilization(found.started, found.ended)
     _log_comparison(found, log)
     for program in programs:

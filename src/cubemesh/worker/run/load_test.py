@@ -75,7 +75,7 @@ def infer_load(task: Task) -> None:
             with log.phase("measure"):
                 text = run_test(library, server, work, task.spec.budget.seconds, task.folder)
             ended = time.perf_counter()
-        log_machine_warnings(telemetry, task, started, ended)
+        log_machine_warnings(telemetry, task.gpu_processes, task.log, started, ended)
         telemetry.log_utilization(started, ended)
         window = Window(
             start_s=server.began_s,

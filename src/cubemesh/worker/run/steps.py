@@ -116,7 +116,7 @@ def attribute(
         placed = program.place(next(feed))
         feed.close()
         take, place = lambda: placed, lambda batch: batch
-    thread = _own_thread(program)
+    thread = own_thread(program.clock)
     return StepProfiler(
         program=program,
         steps=StampedSteps(
@@ -140,11 +140,11 @@ def attribute(
     )
 
 
-def _own_thread(program: Program) -> OwnThread | None:
-    """The counters of this thread; None where the kernel has none, and for a simulated clock, to
+def own_thread(clock: Callable[[], float]) -> OwnThread | None:
+    """The counters of this thread; None where the kernel has none, and for a simulated `clock`, to
     which they do not belong."""
     thread = OwnThread()
-    return thread if program.clock is monotonic_s and thread.counts_delay else None
+    return thread if clock is monotonic_s and thread.counts_delay else None
 
 
 def is_attributed(spec: RunSpec) -> bool:

@@ -17,6 +17,7 @@ from cubemesh.frameworks.contract.program import (
 )
 from cubemesh.measure.attribution.profile_windows import StepProfiler
 from cubemesh.measure.energy.ranks import IDLE
+from cubemesh.measure.log import Log
 from cubemesh.measure.telemetry.gpu import SM_CLOCK, THROTTLE
 from cubemesh.measure.telemetry.gpu_processes import GpuProcessWatch
 from cubemesh.measure.telemetry.telemetry import Meter, Telemetry, idle_power, open_meters
@@ -109,12 +110,14 @@ def time_steps(
             pace=_pace(task),
             waited=task.waited,
         )
-    log_machine_warnings(telemetry, task, measured.started, measured.ended)
+    log_machine_warnings(telemetry, task.gpu_processes, task.log, measured.started, measured.ended)
     telemetry.log_utilization(measured.started, measured.ended)
     return measured, telemetry
 
 
-def log_machine_warnings(telemetry: Telemetry, task: Task, started: float, ended: float) -> None:
+def log_machine_warnings(
+    telemetry: Telemetry, gpu_processes: GpuProcessWatch, log: Log, started: float, ended: float
+) -> None:
     """Log warnings about the machine between two readings of `time.perf_counter()`: a busy host, a
     shared GPU, throttling, changing clocks; and the clock that throttling took. Call it after the
     telemetry's block, while the run still holds its context on the GPU."""
@@ -123,16 +126,16 @@ def log_machine_warnings(telemetry: Telemetry, task: Task, started: float, ended
     reasons = dict(telemetry.points(THROTTLE, started, ended))
     mhz = dict(telemetry.points(SM_CLOCK, started, ended))
     for warning in (
-        shared_gpu(task.gpu_processes.others() or ()),
+        shared_gpu(gpu_processes.others() or ()),
         throttled(list(reasons.values())),
         changing_clock(list(mhz.values())),
     ):
         if warning is not None:
-            task.log.warning(warning)
+            log.warning(warning)
     highest = max((value for _, value in telemetry.sampled.get(SM_CLOCK, ())), default=0.0)
     lost = clock_loss(reasons, mhz, highest)
     if lost is not None:
-        task.log.figure(CLOCK_LOSS, lost)
+        log.figure(CLOCK_LOSS, lost)
 
 
 def _pace(task: Task) -> Pace:

@@ -9,6 +9,7 @@
     input                  data ─ warm-up ─ measure                        (inputs.py)
     ceiling                build ─ warm-up ─ measure                       (ceilings.py)
     collective             build ─ measure                                 (collectives.py)
+    own_step               build ─ warm-up ─ measure                       (own_step.py)
 
 A program that compiles does so between build and weights, with one batch, in phase compile. A task
 logs its results and raises what ends it early (worker/report/outcomes.py).
@@ -35,6 +36,7 @@ from cubemesh.training.pausing import PauseRequest
 from cubemesh.worker.run import ceilings, checkpointing, collectives, inputs
 from cubemesh.worker.run.inference import infer
 from cubemesh.worker.run.load_test import infer_load
+from cubemesh.worker.run.own_step import own_step
 from cubemesh.worker.run.program_lifecycle import program_for
 from cubemesh.worker.run.steps import measure_steps
 from cubemesh.worker.run.task import (
@@ -95,7 +97,7 @@ def train(task: Task) -> None:
             )
             windows = training.run()
             ended = time.perf_counter()
-        log_machine_warnings(telemetry, task, started, ended)
+        log_machine_warnings(telemetry, task.gpu_processes, task.log, started, ended)
         if windows:  # none where it resumed at its end
             telemetry.log_energy(windows, sum(w.samples for w in windows))
         inputs.log_images(log, (source, feed.tried), (validation, None))
@@ -178,7 +180,7 @@ def collective(task: Task) -> None:
     task.log.library(program.library)
     with Telemetry(task.log, task.usable_cores, meters=meters) as telemetry:
         started, ended = collectives.sweep(task.spec, program, task.group, task.log)
-    log_machine_warnings(telemetry, task, started, ended)
+    log_machine_warnings(telemetry, task.gpu_processes, task.log, started, ended)
     telemetry.log_utilization(started, ended)
 
 
@@ -193,6 +195,7 @@ TASKS: dict[str, Callable[[Task], None]] = {
     "input": input_stage,
     "ceiling": ceiling,
     "collective": collective,
+    "own_step": own_step,
 }
 """Kind of work → its task: one for each of `WORK_KINDS`."""
 
