@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from cubemesh.api.probe import probe, topology
     from cubemesh.api.report import report
     from cubemesh.api.results import record, results, telemetry
-    from cubemesh.api.run import run
+    from cubemesh.api.run import accept, run
     from cubemesh.api.train import train
     from cubemesh.api.tune import tune
     from cubemesh.inference.collector import Collector
@@ -57,6 +57,7 @@ __all__ = [
     "Collector",
     "Plan",
     "__version__",
+    "accept",
     "agent",
     "audit_store",
     "build_plan",
@@ -100,6 +101,7 @@ __all__ = [
 _FILES = {
     "Collector": "inference.collector",
     "Plan": "inference.runtime",
+    "accept": "run",
     "agent": "jobs",
     "audit_store": "audit",
     "build_plan": "inference",

@@ -111,8 +111,16 @@ PAGES: tuple[Page, ...] = (
         path="/machines/{machine_id}",
         title="Machine",
         module="machine",
-        summary="One machine: its hardware and software, and its throughput over time.",
+        summary="One machine: its acceptance, its hardware and software, and its throughput over "
+        "time.",
         styled=True,
+    ),
+    Page(
+        path="/machines/{machine_id}/badge.svg",
+        title="Badge",
+        module="badge",
+        summary="The verdict of the machine's last acceptance test, with its date, as an image.",
+        media="image/svg+xml",
     ),
     Page(
         path="/report",
