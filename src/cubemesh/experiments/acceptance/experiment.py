@@ -219,7 +219,7 @@ def _links(placement: Placement, context: Context) -> Iterator[RunSpec]:
     budget = replace(context.budget, steps=ITERATIONS, windows=windows, seconds=5.0, repeats=1)
     sizes = MESSAGES[context.has_gpu, scale]
     for name in ("all-reduce", "send-receive"):
-        work = Collective(collective=name, sizes_bytes=sizes)  # type: ignore[arg-type]
+        work = Collective(collective=name, sizes_bytes=sizes)
         yield RunSpec(work=work, placement=placement, budget=budget)
 
 
@@ -240,7 +240,7 @@ def _input(training: TrainSteps, budget: Budget) -> Iterator[RunSpec]:
                 network=training.network,
                 batch_per_device=training.batch_per_device,
                 data=JPEG_FILES,
-                stage=stage,  # type: ignore[arg-type]
+                stage=stage,
             ),
             program=ProgramSettings(drop_page_cache=stage == "read"),
             budget=budget,

@@ -76,8 +76,10 @@ PAGES: tuple[Page, ...] = (
         path="/jobs",
         title="Jobs",
         module="jobs",
-        summary="Jobs of the queue by state, newest first, a page at a time, and the agents.",
+        summary="Jobs of the queue by state, newest first, a page at a time, the agents, and the "
+        "nightly schedules, which a form ends.",
         menu=True,
+        acts=True,
     ),
     Page(
         path="/jobs/{job_id}",
