@@ -323,6 +323,8 @@ def test_a_low_figure_beside_other_programs_is_not_judged(measured) -> None:
     (row,) = [r for r in checks(found) if r["check"] == "disk read" and r["against"] == "datasheet"]
     assert row["verdict"] == "not judged"
     assert "busy-host" in row["reason"]
+    assert verdict_of(found) is AcceptanceVerdict.NOT_JUDGED, "no pass without this verdict"
+    assert "disk read" in found.findings[0].text
 
 
 def test_a_threshold_inside_the_interval_is_not_judged(measured) -> None:
@@ -331,6 +333,7 @@ def test_a_threshold_inside_the_interval_is_not_judged(measured) -> None:
     (row,) = [r for r in checks(found) if r["check"] == "disk read" and r["against"] == "datasheet"]
     assert (row["verdict"], failures(found)) == ("not judged", [])
     assert "contains the threshold" in row["reason"]
+    assert verdict_of(found) is AcceptanceVerdict.NOT_JUDGED
 
 
 def test_an_interrupted_test_gives_no_pass(measured) -> None:

@@ -9,7 +9,8 @@
 
 A ratio passes if its whole 95 % interval is at or above the threshold, and fails if the whole
 interval is below it. In between, and without an interval or enough references, it is *not judged*.
-A figure that is too low while other programs used the machine is not judged either.
+A figure that is too low while other programs used the machine is not judged either. A machine with
+such an open check does not pass.
 """
 
 from __future__ import annotations
@@ -98,6 +99,11 @@ class Check:
     why: str = ""
     """Source of the reference, or why there is no verdict, or what is wrong."""
     run_id: str = ""
+
+    @property
+    def inconclusive(self) -> bool:
+        """Whether it has a figure and a reference, and still no verdict."""
+        return self.verdict is AcceptanceVerdict.NOT_JUDGED and self.ratio is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +252,7 @@ def _datasheet(record: RunRecord, given: Thresholds) -> Iterator[Check]:
         device = rank.device_name if rank else ""
         sheet = find(device)
         if rank is None or rank.device == "cpu":
-            why = "a CPU's datasheet is for all its cores, of which a process may use fewer"
+            why = "a CPU's datasheet is for all its cores"
         elif sheet is None:
             why = f"the catalogue has no datasheet of {device or 'this device'}"
         elif part == "memory-copy":

@@ -64,25 +64,28 @@ def findings(
     unfinished = [part for part in missing if part not in optional]
     failed = [c for c in checks if c.verdict is AcceptanceVerdict.FAIL]
     passed = [c for c in checks if c.verdict is AcceptanceVerdict.PASS]
+    inconclusive = [c for c in checks if c.inconclusive]
     judged = len(failed) + len(passed)
     open_checks = len(checks) - judged
     if failed:
         verdict = AcceptanceVerdict.FAIL
-        names = list(dict.fromkeys(map(_what, failed)))
-        more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        text = f"Fail: {_count(len(failed), 'check')} of {judged} failed: "
-        text += f"{'; '.join(names[:MOST_NAMED])}{more}."
+        text = f"Fail: {_count(len(failed), 'check')} of {judged} failed: {_named(failed)}."
     elif unfinished:
         verdict = AcceptanceVerdict.NOT_JUDGED
         text = f"Not judged: {format_list(unfinished)} was not measured."
+    elif inconclusive:
+        verdict = AcceptanceVerdict.NOT_JUDGED
+        are = "is" if len(inconclusive) == 1 else "are"
+        text = f"Not judged: {_count(len(inconclusive), 'check')} {are} inconclusive: "
+        text += f"{_named(inconclusive)}."
     elif not any(c.against in SPEEDS for c in passed):
         verdict = AcceptanceVerdict.NOT_JUDGED
         text = "Not judged: no speed was compared with a datasheet, a fleet or another device."
     else:
         verdict = AcceptanceVerdict.PASS
         text = f"Pass: {len(passed)} of {_count(judged, 'judged check')} passed."
-    if open_checks:
-        text += f" {_count(open_checks, 'check')} could not be judged; the table has the reasons."
+    if without := open_checks - len(inconclusive):
+        text += f" {_count(without, 'check')} without a reference; the table has the reasons."
     if out or missing:
         text += f" {_count(len(out) + len(missing), 'measurement')} left out."
     yield Finding(
@@ -108,6 +111,13 @@ def _more_evidence(unfinished: Sequence[Part]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def _named(checks: Sequence[Check]) -> str:
+    """The first of them."""
+    names = list(dict.fromkeys(map(_what, checks)))
+    more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{'; '.join(names[:MOST_NAMED])}{more}"
 
 
 def _what(check: Check) -> str:
@@ -160,17 +170,16 @@ def _percent(ratio: Figure) -> str:
 def tables(
     checks: Sequence[Check], out: Sequence[LeftOut], missing: Sequence[Part]
 ) -> Iterator[Table]:
-    """The checks, failed ones first; and what was left out."""
-    order = {AcceptanceVerdict.FAIL: 0, AcceptanceVerdict.NOT_JUDGED: 2, AcceptanceVerdict.PASS: 1}
+    """The checks, failed and inconclusive ones first; and what was left out."""
     columns = (
-        *("check", "device", "measured", "against", "reference", "measured ÷ reference"),
-        *("threshold", "verdict", "reason"),
+        *("check", "verdict", "measured", "against", "reference", "measured ÷ reference"),
+        *("threshold", "reason"),
     )
     if checks:
         yield Table(
             title=CHECKS,
             columns=tuple(Column(name=name) for name in columns),
-            rows=tuple(_row(c) for c in sorted(checks, key=lambda c: order[c.verdict])),
+            rows=tuple(_row(c) for c in sorted(checks, key=_urgency)),
         )
     rows = [
         *((Cell(text=one.name, run_id=one.run_id), Cell(text=one.why)) for one in out),
@@ -184,16 +193,22 @@ def tables(
         )
 
 
+def _urgency(check: Check) -> int:
+    """Place in the table: failed, inconclusive, passed, without a reference."""
+    if check.verdict is AcceptanceVerdict.NOT_JUDGED:
+        return 1 if check.inconclusive else 3
+    return 0 if check.verdict is AcceptanceVerdict.FAIL else 2
+
+
 def _row(check: Check) -> tuple[Cell, ...]:
     return (
-        Cell(text=check.name, run_id=check.run_id),
-        Cell(text=check.device or "–"),
+        Cell(text=_what(check), run_id=check.run_id),
+        Cell(text=check.verdict.value),
         _figure_cell(check.figure),
         Cell(text=check.against.value),
         _figure_cell(check.reference),
         Cell.of(check.ratio) if check.ratio else Cell(text="–"),
         Cell(text="–") if check.threshold is None else Cell(value=check.threshold),
-        Cell(text=check.verdict.value),
         Cell(text=check.why or "–"),
     )
 
@@ -221,7 +236,8 @@ def notes(given: Thresholds) -> Iterator[str]:
     yield (
         f"Thresholds: {format_list(stated)}. A check passes if the whole 95 % interval of its "
         "ratio is at or above the threshold and fails if the whole interval is below; otherwise it "
-        "is not judged. One failed check fails the machine."
+        "is not judged. One failed check fails the machine, and it passes only if no "
+        "check that has a reference is open."
     )
     yield (
         f"The fleet is the geometric mean of at least {FEWEST_IN_FLEET} earlier runs of the same "
