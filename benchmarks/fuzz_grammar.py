@@ -21,10 +21,11 @@ from fuzz_files import HOSTILE, Placed
 
 WAITING = {"serve", "agent", "watch"}
 """Verbs that run until they are ended."""
-MEASURING = {"run", "train", "tune", "submit"}
+MEASURING = {"run", "accept", "train", "tune", "submit"}
 """Verbs whose runs are to be short."""
 STARTING = {
     "run",
+    "accept",
     "train",
     "tune",
     "agent",
@@ -37,7 +38,7 @@ STARTING = {
 """Verbs that take a second of the processor or more."""
 WEIGHTS = {
     **dict.fromkeys(("run", "export", "serve"), 0.3),
-    **dict.fromkeys(("agent", "train", "tune"), 0.1),
+    **dict.fromkeys(("accept", "agent", "train", "tune"), 0.1),
     **dict.fromkeys(("probe", "infer", "submit", "report", "audit"), 2.0),
     **dict.fromkeys(("import", "predict", "results", "compare", "jobs"), 4.0),
 }
@@ -96,6 +97,8 @@ class Grammar:
         if verb in MEASURING:
             words += _cheap(words)
             words += ["--quick"] if "quick" in {param.name for param in params} else []
+        if verb == "accept":
+            words += ["--burn-in", "0"]  # the last counts
         if verb == "tune":
             words += ["--minutes", "0.01"]  # the last counts
         if chance.random() < 0.02:
@@ -179,8 +182,8 @@ def _cheap(words: list[str]) -> list[str]:
     """Settings that the command lacks to be short: those that its experiments know."""
     given = {word.partition("=")[0].replace("-", "_") for word in words if "=" in word}
     named = [EXPERIMENTS[word] for word in words if word in EXPERIMENTS]
-    if words[0] in ("train", "tune"):
-        named = [EXPERIMENTS[words[0]]]
+    if own := {"accept": "acceptance", "train": "train", "tune": "tune"}.get(words[0]):
+        named = [EXPERIMENTS[own]]
     known = [set(settable(experiment)) for experiment in named or [EXPERIMENTS["minibatch"]]]
     return [
         word

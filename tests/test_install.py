@@ -1,7 +1,7 @@
 """The wheel as users install it: every verb without extras, with each extra, and on each Python.
 
-pip finds and installs the requirements for the other Pythons. For that of the tests they are links to
-the packages in the environment of the tests, as those of the extras are, on top of the bare one.
+pip finds and installs the requirements for the other Pythons. For that of the tests they are links
+to the packages in the environment of the tests, as those of the extras are, on top of the bare one.
 """
 
 import json
@@ -31,6 +31,7 @@ FEW = (
     *("--set", "precisions=fp32", "--set", "layouts=nchw", "--set", "script=step=0.01"),
     *("--set", "threads=1", "--set", "losses=8"),
 )
+DISK = (*("--set", "script=step=0.001", "--set", "parts=disk", "--set", "disk_gb_per_s=1"),)
 IMPORTED = """# Collective test starting: all_reduce_perf
 # nThread 1 nGpus 2 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20
 #  Rank  0 Pid   770 on  host device  0 [0x00] NVIDIA H200
@@ -46,6 +47,7 @@ WORKS: dict[str, tuple[tuple[str, ...], ...]] = {
     "experiments": ((), ("minibatch",)),
     "published": (("resnet-50", "--limit", "3"),),
     "run": (("minibatch", *NULL, "--set", "batch_sizes=8", "--set", "ceiling=false"),),
+    "accept": ((*NULL, *DISK, "--quick", "--burn-in", "0"),),
     "train": (("little-cnn", *NULL, "--epochs", "1"),),
     "tune": (("little-cnn", "--set", "frameworks=null", "--minutes", "100", *FEW),),
     "compare": (("framework=null,batch_per_device=8", "framework=null,batch_per_device=16"),),

@@ -28,14 +28,17 @@ if TYPE_CHECKING:
     from cubemesh.api.jobs import (
         agent,
         clone_job,
+        delete_schedule,
         edit_job,
         job,
         job_curves,
         list_agents,
         list_jobs,
+        list_schedules,
         pause_job,
         prioritize_job,
         resume_job,
+        schedule,
         stop_job,
         submit,
         watch,
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
     from cubemesh.api.probe import probe, topology
     from cubemesh.api.report import report
     from cubemesh.api.results import record, results, telemetry
-    from cubemesh.api.run import run, train
+    from cubemesh.api.run import accept, run, train
     from cubemesh.api.tune import tune
     from cubemesh.inference.collector import Collector
     from cubemesh.inference.runtime import Plan
@@ -57,12 +60,14 @@ __all__ = [
     "Collector",
     "Plan",
     "__version__",
+    "accept",
     "agent",
     "audit_store",
     "build_plan",
     "clone_job",
     "collectives",
     "compare",
+    "delete_schedule",
     "doctor",
     "edit_job",
     "experiment_settings",
@@ -77,6 +82,7 @@ __all__ = [
     "list_experiments",
     "list_jobs",
     "list_networks",
+    "list_schedules",
     "measure",
     "measure_interleaved",
     "network_layers",
@@ -91,6 +97,7 @@ __all__ = [
     "results",
     "resume_job",
     "run",
+    "schedule",
     "stop_job",
     "submit",
     "telemetry",
@@ -102,10 +109,12 @@ __all__ = [
 _FILES = {
     "Collector": "inference.collector",
     "Plan": "inference.runtime",
+    "accept": "run",
     "agent": "jobs",
     "audit_store": "audit",
     "build_plan": "inference",
     "clone_job": "jobs",
+    "delete_schedule": "jobs",
     "edit_job": "jobs",
     "experiment_settings": "catalogue",
     "export_network": "inference",
@@ -117,6 +126,7 @@ _FILES = {
     "list_experiments": "catalogue",
     "list_jobs": "jobs",
     "list_networks": "catalogue",
+    "list_schedules": "jobs",
     "measure_interleaved": "own_step",
     "network_layers": "catalogue",
     "pause_job": "jobs",
@@ -125,6 +135,7 @@ _FILES = {
     "published_figures": "catalogue",
     "record": "results",
     "resume_job": "jobs",
+    "schedule": "jobs",
     "stop_job": "jobs",
     "submit": "jobs",
     "telemetry": "results",

@@ -7,6 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import cubemesh
 import report_sample
 from cubemesh.schema import Figure
 from cubemesh.store import Store
@@ -45,3 +48,42 @@ def test_a_change_is_shown_with_what_changed(tmp_path: Path, access: Any) -> Non
     assert change["differs"] == [{"what": "cubemesh", "first": "0.1.0", "second": "0.2.0"}]
     assert "since 11 Nov" in page
     assert "cubemesh 0.1.0 → 0.2.0" in page
+
+
+def test_the_last_acceptance_is_shown_with_its_badge(
+    tmp_path: Path, access: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    path = str(tmp_path / "results.sqlite")
+    with Store.open(path) as store:
+        store.save_machine(report_sample.machine())
+    for rate in (1000, 100):  # 256 MiB in 2 ms are 134 GB/s
+        tested = cubemesh.accept(
+            quick=True,
+            store=path,
+            framework="null",
+            script="step=0.002",
+            parts="disk",
+            disk_gb_per_s=rate,
+        )
+    machine_id = tested.experiments[0].experiment_run.machine_id
+    address = f"/machines/{machine_id}"
+    with Store.open(path) as store:
+        bench = Workbench(store, access, Rules(), secure=False)
+        client = Client(bench, cookie=f"{access.cookie}={access.new_session()}", origin=OWN)
+        badge = client.get(f"{address}/badge.svg")
+        page, document = client.get(address).text, client.get(f"/api/v1{address}").json()
+        other = f"/machines/{report_sample.machine().machine_id}"
+        untested = client.get(f"{other}/badge.svg").text
+        assert client.get(f"/api/v1{other}/badge.svg").json()["verdict"] is None
+        assert client.get(f"/api/v1{address}/badge.svg").json()["verdict"] == "pass"
+        assert "This machine was not tested." in client.get(other).text
+    assert badge.headers["content-type"] == "image/svg+xml"
+    assert badge.headers["cache-control"] == "no-cache"
+    assert "acceptance: pass · " in badge.text
+    assert "acceptance: none" in untested
+    assert "acceptance: pass" in page
+    for words in ("disk read", "134 GB/s", "disk_gb_per_s", "Pass: 1 of 1 judged check passed."):
+        assert words in page
+    assert document["acceptance"]["verdict"] == "pass"
+    assert document["acceptance"]["answer"]["tables"][0]["title"] == "Checks"

@@ -23,11 +23,13 @@ from cubemesh.jobs.agent import AgentOptions, JobAgent, check_slots
 from cubemesh.jobs.forkserver import JobServer
 from cubemesh.jobs.points import Curves
 from cubemesh.jobs.queue import JobQueue
+from cubemesh.jobs.schedules import Schedule, Schedules
 from cubemesh.jobs.states import State
 from cubemesh.jobs.submission import (
     check_question,
     cloned,
     edited,
+    schedule_question,
     submit_question,
     submitter,
     with_devices,
@@ -69,17 +71,16 @@ def submit(
 
     UsageError before anything is queued, as of `run`.
     """
-    lines = [*setting_lines(settings), *setting_lines(more_settings), *host_lines(hosts)]
-    scale = scale_of(quick=quick, full=full)
-    question = Question(
-        names=names,
-        settings=tuple(lines),
-        scale=None if scale is None else scale.value,
-        against=tuple(setting_lines(against)),
-        pythons=tuple(setting_lines(pythons)),
+    question = _question(
+        names,
+        [*setting_lines(settings), *setting_lines(more_settings), *host_lines(hosts)],
+        quick=quick,
+        full=full,
         no_cache=no_cache,
-        wait_s=parse_duration(str(wait)),
-        wait_quiet_s=parse_duration(str(wait_quiet)),
+        against=against,
+        pythons=pythons,
+        wait=wait,
+        wait_quiet=wait_quiet,
     )
     with open_store(store) as opened:
         return submit_question(
@@ -92,6 +93,95 @@ def submit(
             priority=priority,
             restarts=restarts,
         )
+
+
+def schedule(
+    *names: str,
+    at: str,
+    within: str | float = "4h",
+    when_idle: bool = True,
+    settings: Settings = (),
+    quick: bool = False,
+    full: bool = False,
+    store: AnyStore = None,
+    against: Settings = (),
+    pythons: Settings = (),
+    wait: str | float = "1m",
+    wait_quiet: str | float = 0.0,
+    devices: str | int = "auto",
+    on_host: str | None = None,
+    priority: int = 0,
+    restarts: int = 3,
+    **more_settings: Any,
+) -> Schedule:
+    """Queue what `submit` would queue, every night from `at` on, such as "02:00" (UTC): once, by
+    the first agent that it fits and whose host is idle, or, without `when_idle`, has free devices.
+    A night in which there is none `within` that time is recorded as skipped. It is always measured
+    anew. The other arguments are those of `submit`.
+
+    UsageError before anything is stored, as of `submit`.
+    """
+    question = _question(
+        names,
+        [*setting_lines(settings), *setting_lines(more_settings)],
+        quick=quick,
+        full=full,
+        no_cache=True,
+        against=against,
+        pythons=pythons,
+        wait=wait,
+        wait_quiet=wait_quiet,
+    )
+    with open_store(store) as opened:
+        return schedule_question(
+            Schedules(JobQueue(opened.database)),
+            opened,
+            question,
+            at=at,
+            within_s=parse_duration(str(within)),
+            when_idle=when_idle,
+            devices=str(devices),
+            host=on_host,
+            priority=priority,
+            restarts=restarts,
+        )
+
+
+def _question(
+    names: tuple[str, ...],
+    lines: Iterable[str],
+    *,
+    quick: bool,
+    full: bool,
+    no_cache: bool,
+    against: Settings,
+    pythons: Settings,
+    wait: str | float,
+    wait_quiet: str | float,
+) -> Question:
+    scale = scale_of(quick=quick, full=full)
+    return Question(
+        names=names,
+        settings=tuple(lines),
+        scale=None if scale is None else scale.value,
+        against=tuple(setting_lines(against)),
+        pythons=tuple(setting_lines(pythons)),
+        no_cache=no_cache,
+        wait_s=parse_duration(str(wait)),
+        wait_quiet_s=parse_duration(str(wait_quiet)),
+    )
+
+
+def list_schedules(*, store: AnyStore = None) -> list[Schedule]:
+    """The nightly schedules, the oldest first, each with its newest nights."""
+    with job_queue(store) as queue:
+        return Schedules(queue).list()
+
+
+def delete_schedule(schedule_id: int, *, store: AnyStore = None) -> None:
+    """End a nightly schedule; what it queued stays. UsageError where there is none."""
+    with job_queue(store, writing=True) as queue:
+        Schedules(queue).delete(schedule_id)
 
 
 def list_jobs(

@@ -3,9 +3,10 @@ experiment of that name, one run to a number of epochs or an accuracy."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from cubemesh.api.arguments import (
@@ -18,7 +19,14 @@ from cubemesh.api.arguments import (
 )
 from cubemesh.audit.marking import marked
 from cubemesh.errors import TARGET_MISSED, CubemeshError, UsageError
-from cubemesh.experiments.analysis.comparison import Gate, baseline_answer, gate_of
+from cubemesh.experiments.acceptance.checks import AcceptanceVerdict
+from cubemesh.experiments.acceptance.report import verdict_of
+from cubemesh.experiments.analysis.comparison import (
+    INCONCLUSIVE,
+    Gate,
+    baseline_answer,
+    gate_of,
+)
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.experiments.session import replay_papers, run_names
@@ -197,3 +205,67 @@ def train(network: str, **arguments: Any) -> RunResult:
     the experiment `train`: epochs, devices, batch_per_device, learning_rate, target_accuracy,
     checkpoints, … (`experiment_settings("train")`)."""
     return run("train", networks=[network], **arguments)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AcceptResult(RunResult):
+    """The result of an acceptance test."""
+
+    @property
+    def verdict(self) -> AcceptanceVerdict:
+        """Pass, fail, or not judged."""
+        return verdict_of(self.answer)
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command: 0 for pass, 99 for fail, 1 if nothing could be judged, 1 or 75 where
+        records wait in the spool."""
+        if self.verdict is AcceptanceVerdict.FAIL:
+            return TARGET_MISSED
+        if self.unsaved is not None:
+            return self.unsaved.exit_code
+        return 0 if self.verdict is AcceptanceVerdict.PASS else INCONCLUSIVE
+
+
+def accept(
+    *,
+    burn_in: str | float | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    stores: str | Iterable[str] = (),
+    settings: Settings = (),
+    quick: bool = False,
+    full: bool = False,
+    store: AnyStore = None,
+    pythons: Settings = (),
+    wait: str | float = 0.0,
+    wait_quiet: str | float = 0.0,
+    observer: Observer | None = None,
+    **more_settings: Any,
+) -> AcceptResult:
+    """Test whether this machine is as fast as it should be, evenly, steadily and correctly: the
+    experiment `acceptance`, whose settings it takes too.
+
+    `burn_in` is the length of the burn-in in minutes, `folder` a folder on the disk to read,
+    `stores` are stores of machines of the same model. Everything is measured anew.
+
+    UsageError before the first run for an unknown setting or value.
+    """
+    lines = [*setting_lines(settings), *setting_lines(more_settings)]
+    if burn_in is not None:
+        lines.append(f"burn_in_minutes={burn_in}")
+    if folder is not None:
+        lines.append(f"folder={os.fspath(folder)}")
+    if where := (stores,) if isinstance(stores, str) else tuple(stores):
+        lines.append(f"stores={','.join(where)}")
+    found = run(
+        "acceptance",
+        settings=lines,
+        quick=quick,
+        full=full,
+        store=store,
+        pythons=pythons,
+        wait=wait,
+        wait_quiet=wait_quiet,
+        observer=observer,
+    )
+    return AcceptResult(**{field.name: getattr(found, field.name) for field in fields(found)})

@@ -19,7 +19,10 @@ from cubemesh.cli.options import (
 )
 from cubemesh.errors import UsageError
 
-ACTIONS = ("list", "show", "pause", "resume", "stop", "edit", "clone", "priority", "agents")
+ACTIONS = (
+    *("list", "show", "pause", "resume", "stop", "edit", "clone", "priority", "agents"),
+    *("schedules", "unschedule"),
+)
 
 
 def submit(
@@ -82,14 +85,63 @@ def submit(
             help="Wait up to this long (10m) for other programs to end.",
         ),
     ] = "0",
+    nightly: Annotated[
+        str | None,
+        typer.Option(
+            "--nightly",
+            metavar="HH:MM",
+            help="Queue it every night from this hour (UTC) on, when the host of an agent is idle.",
+        ),
+    ] = None,
+    within: Annotated[
+        str,
+        typer.Option(
+            "--within", metavar="DURATION", help="With --nightly: then the night is skipped."
+        ),
+    ] = "4h",
+    any_load: Annotated[
+        bool,
+        typer.Option("--any-load", help="With --nightly: also while other programs use the host."),
+    ] = False,
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """Queue an experiment as a job, which an agent runs. `cubemesh agent` starts one."""
+    """Queue an experiment as a job, which an agent runs, once or every night. `cubemesh agent`
+    starts one."""
+    from cubemesh.api.jobs import schedule
     from cubemesh.api.jobs import submit as submit_job
     from cubemesh.views import job_pages
     from cubemesh.views.json_output import envelope
 
+    if nightly is not None:
+        if sweep or hosts:
+            raise UsageError("--nightly queues one job of one host: leave out --sweep and --hosts.")
+        made = schedule(
+            *names,
+            at=nightly,
+            within=within,
+            when_idle=not any_load,
+            settings=settings or (),
+            quick=quick,
+            full=full,
+            priority=priority,
+            devices=devices,
+            on_host=on_host,
+            restarts=restarts,
+            against=against or (),
+            pythons=pythons or (),
+            wait=wait,
+            wait_quiet=wait_quiet,
+            store=store,
+        )
+        show(
+            envelope("schedule", schedule=job_pages.schedule_json(made)),
+            as_json,
+            lambda console: job_pages.print_scheduled(console, made),
+        )
+        return
+    if any_load:
+        raise UsageError("--any-load belongs to --nightly: add --nightly 02:00, or leave it out.")
     job = submit_job(
         *names,
         settings=settings or (),
@@ -120,11 +172,12 @@ def jobs(
         str,
         typer.Argument(
             metavar="ACTION",
-            help="list, show, pause, resume, stop, edit, clone, priority, agents.",
+            help="list, show, pause, resume, stop, edit, clone, priority, agents, schedules, "
+            "unschedule.",
         ),
     ] = "list",
     job_id: Annotated[
-        int | None, typer.Argument(metavar="JOB", help="Number of a job or sweep.")
+        int | None, typer.Argument(metavar="JOB", help="Number of a job, sweep or schedule.")
     ] = None,
     value: Annotated[
         int | None, typer.Argument(metavar="PRIORITY", help="New priority, of `priority`.")
@@ -140,7 +193,8 @@ def jobs(
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs, show one, or change it: pause, resume, stop, edit, clone, priority."""
+    """List jobs, show one, or change it: pause, resume, stop, edit, clone, priority; list or end
+    nightly schedules."""
     from cubemesh.api import jobs as api
     from cubemesh.errors import unknown_name
     from cubemesh.views import job_pages
@@ -162,6 +216,14 @@ def jobs(
             lambda console: job_pages.print_agents(console, found_agents),
         )
         return
+    if action == "schedules":
+        schedules = api.list_schedules(store=store)
+        show(
+            envelope("schedules", schedules=[job_pages.schedule_json(one) for one in schedules]),
+            as_json,
+            lambda console: job_pages.print_schedules(console, schedules),
+        )
+        return
     if action == "list":
         found = api.list_jobs(states=state or (), parent_id=job_id, limit=limit, store=store)
         show(
@@ -173,6 +235,14 @@ def jobs(
     if job_id is None:
         raise UsageError(f"Which job? Give its number: cubemesh jobs {action} 7. `cubemesh jobs` "
                          "lists them.")  # fmt: skip
+    if action == "unschedule":
+        api.delete_schedule(job_id, store=store)
+        show(
+            envelope("schedules", deleted=job_id),
+            as_json,
+            lambda console: console.print(f"schedule {job_id} has ended"),
+        )
+        return
     if action == "show":
         job = api.job(job_id, store=store)
     elif action == "pause":

@@ -1,15 +1,27 @@
-"""`cubemesh probe` and `cubemesh doctor`: this machine."""
+"""`cubemesh probe`, `cubemesh doctor` and `cubemesh accept`: this machine."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cubemesh.cli import completion
-from cubemesh.cli.options import AsJson, show, whole_numbers
+from cubemesh.cli.options import (
+    AsJson,
+    Pythons,
+    Settings,
+    StoreAt,
+    Wait,
+    show,
+    tell,
+    whole_numbers,
+)
 from cubemesh.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 DRAWING = Path("cubemesh-topology.svg")
 
@@ -73,3 +85,98 @@ def doctor(as_json: AsJson = False) -> None:
 
     found = diagnose()
     show(view.document(found), as_json, lambda console: view.print_diagnosis(console, found))
+
+
+def accept(
+    burn_in: Annotated[
+        float | None,
+        typer.Option(
+            "--burn-in",
+            min=0.0,
+            metavar="MINUTES",
+            help="Length of the burn-in; default: 10, with --quick 1, with --full 60.",
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder on the disk to test; default: $XDG_CACHE_HOME/cubemesh."
+        ),
+    ] = None,
+    fleet: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fleet",
+            metavar="PATH|URL",
+            help="Store of machines of the same model to compare with; may be repeated.",
+        ),
+    ] = None,
+    settings: Settings = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter runs.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Longer runs.")] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Also write the results as an HTML page."),
+    ] = None,
+    badge: Annotated[
+        Path | None,
+        typer.Option("--badge", metavar="FILE", help="Also write the verdict as an SVG image."),
+    ] = None,
+    store: StoreAt = None,
+    wait: Wait = "0",
+    wait_quiet: Annotated[
+        str,
+        typer.Option(
+            "--wait-quiet",
+            metavar="DURATION",
+            help="Wait up to this long (10m) for other programs to end.",
+        ),
+    ] = "0",
+    pythons: Pythons = None,
+    as_json: AsJson = False,
+) -> None:
+    """Test this machine: speed, links, disk, correctness and a burn-in, each figure judged. Exit
+    code 99 if it fails, 1 if nothing could be judged."""
+    from cubemesh.api.doctor import doctor as diagnose
+    from cubemesh.api.run import accept as run_acceptance
+    from cubemesh.cli.report import write_page
+    from cubemesh.views import doctor as doctor_view
+    from cubemesh.views import summary, terminal
+    from cubemesh.views.facts.acceptance import badge_svg
+    from cubemesh.views.json_output import acceptance_json
+    from cubemesh.views.progress import TerminalProgress
+
+    problems = diagnose(watch_load=False).problems
+    found = run_acceptance(
+        burn_in=burn_in,
+        folder=None if folder is None else folder.absolute(),
+        stores=fleet or (),
+        settings=settings or (),
+        quick=quick,
+        full=full,
+        store=store,
+        wait=wait,
+        wait_quiet=wait_quiet,
+        pythons=pythons or (),
+        observer=TerminalProgress(terminal.stderr_console()),
+    )
+
+    def draw(console: Console) -> None:
+        summary.print_run(console, found)
+        doctor_view.print_problems(console, problems)
+
+    show(acceptance_json(found, problems), as_json, draw)
+    tell(found.answer.findings[0].text)
+    if page is not None:
+        write_page(page, "acceptance", store=store)
+        if not as_json:
+            summary.print_page(terminal.stdout_console(), page)
+    if badge is not None:
+        when = found.experiments[0].experiment_run.started_utc
+        try:
+            badge.write_text(badge_svg(found.verdict, when), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"{badge} cannot be written: {error.strerror}. Choose another path for --badge."
+            ) from None
+    raise typer.Exit(found.exit_code)

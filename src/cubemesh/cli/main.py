@@ -24,7 +24,7 @@ from cubemesh.cli.import_ import import_
 from cubemesh.cli.inference import build, export, infer
 from cubemesh.cli.jobs import agent, jobs, submit, watch
 from cubemesh.cli.launch import launch
-from cubemesh.cli.machine import doctor, probe
+from cubemesh.cli.machine import accept, doctor, probe
 from cubemesh.cli.options import INTERRUPTED, tell
 from cubemesh.cli.predict import predict
 from cubemesh.cli.report import report
@@ -57,7 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (
-    *(doctor, probe, networks, experiments, published),
+    *(doctor, probe, accept, networks, experiments, published),
     *(run, train, tune, compare, collectives, predict),
     *(launch, results, report, serve, audit),
     *(submit, jobs, watch, agent),

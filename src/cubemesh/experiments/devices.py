@@ -86,7 +86,7 @@ def plan(settings: Settings, context: Context) -> Plan:
     yield from ()
 
 
-def gather(settings: Settings, store: Store) -> list[RunRecord]:
+def gather(settings: Settings, store: Store, records: Sequence[RunRecord] = ()) -> list[RunRecord]:
     """The latest record of each device, for every workload of at least two devices."""
     import_records(store, settings.stores)
     latest: dict[tuple[object, ...], dict[str, RunRecord]] = {}

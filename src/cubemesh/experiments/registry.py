@@ -26,6 +26,7 @@ __all__ = [
 
 EXPERIMENT_MODULES: dict[str, str] = {
     "performance-check": "experiments.performance_check.experiment",
+    "acceptance": "experiments.acceptance.experiment",
     "minibatch": "experiments.minibatch.experiment",
     "tune": "experiments.tune.experiment",
     "batch-accuracy": "experiments.batch_accuracy.experiment",

@@ -96,7 +96,7 @@ def run_experiment(
             specs = plan.send(got)
     except StopIteration:
         if experiment.gather is not None:
-            records += experiment.gather(request.settings, store)
+            records += experiment.gather(request.settings, store, tuple(records))
         if not experiment.measures:
             store.save_machine(context.machine)  # as the executor does before the first run
         experiment_run = _saved(store, experiment_run, records, complete=True)

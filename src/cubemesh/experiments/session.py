@@ -82,7 +82,7 @@ def run_names(
         store,
         machine=machine,
         observer=observer,
-        no_cache=no_cache,
+        no_cache=no_cache or any(one.experiment.measured_anew for one in planned),
         environments=others,
         wait_s=wait_s,
         pause_file=pause_file,

@@ -2,7 +2,8 @@
 forked by its forkserver.
 
     every second, and when a child ends:
-        jobs of lost holders are queued again → children that ended are reaped → free devices: claim
+        jobs of lost holders are queued again → children that ended are reaped → schedules that are
+        due are queued (schedules.py) → free devices: claim
     SIGTERM, SIGINT: no more claims; trainings stop at a checkpoint and are queued again; then it
     ends. A second signal ends the children at once.
 
@@ -32,16 +33,20 @@ from cubemesh.jobs.feed import prune
 from cubemesh.jobs.forkserver import JobProcess, JobServer
 from cubemesh.jobs.lease import Lease, LeaseLost
 from cubemesh.jobs.queue import LEASE_S, RENEW_S, FreeDevices, JobQueue
+from cubemesh.jobs.schedules import Schedules
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Agent, QueuedJob
 from cubemesh.machines import probe
 from cubemesh.measure.telemetry.gpu_set import visible
+from cubemesh.runs.quiet import foreign_load
 from cubemesh.runs.run_dirs import RunFolders, default_runs_folder
 from cubemesh.store import Store
 from cubemesh.untrusted import clean
 
 POLL_S = 0.5
 """Interval of looking for jobs."""
+SCHEDULES_S = 30.0
+"""Interval of looking for schedules that are due."""
 GRACE_S = 60.0
 """Time for trainings to reach a checkpoint when the agent is to end."""
 END_S = 20.0
@@ -66,6 +71,7 @@ class AgentOptions:
     grace_s: float = GRACE_S
     lease_s: float = LEASE_S
     poll_s: float = POLL_S
+    schedules_s: float = SCHEDULES_S
 
 
 @dataclass(kw_only=True)
@@ -95,6 +101,8 @@ class JobAgent:
     _signals: int = 0
     _taken: int = 0
     _seen: float = -RENEW_S
+    _looked: float | None = None
+    """When it looked for schedules that are due."""
 
     def __post_init__(self) -> None:
         self.queue = JobQueue(self.store.database)
@@ -147,6 +155,7 @@ class JobAgent:
                 self._seen_now()
                 self.queue.expire()
                 self._reap()
+                self._submit_due()
                 while not self._signals and self._claim(folder):
                     pass
                 if self._is_done():
@@ -160,6 +169,26 @@ class JobAgent:
             self.queue.register(self.agent)
             prune(self.queue)
             self._seen = time.monotonic()
+
+    def _submit_due(self) -> None:
+        """Queue the schedules that are due, if this host can run them now."""
+        now = time.monotonic()
+        if self.options.only is not None:
+            return
+        if self._looked is not None and now - self._looked < self.options.schedules_s:
+            return
+        self._looked = now
+        for job_id in Schedules(self.queue).submit_due(
+            self.agent.agent_id, self._free(), self._other_load
+        ):
+            self.announce(f"job {job_id} is due tonight and was queued")
+
+    def _other_load(self) -> str:
+        """What uses this host, jobs and other programs; empty for nothing."""
+        if self._children:
+            return f"job {self._children[0].job.job_id} ran on {self.agent.hostname}"
+        load = foreign_load(visible(self._machine.gpus, os.environ))
+        return "" if load.quiet else f"{load.text.rstrip('.')} on {self.agent.hostname}"
 
     def _is_done(self) -> bool:
         options = self.options

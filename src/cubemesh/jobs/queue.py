@@ -101,9 +101,9 @@ class JobQueue:
             common = {"priority": priority, "restarts": restarts, "submitter": submitter}
             parent = None
             if sweep is not None:
-                parent = _insert(connection, now, "sweep", sweep, Wants(device="none"), common)
+                parent = insert_job(connection, now, "sweep", sweep, Wants(device="none"), common)
             each = [
-                _insert(connection, now, "question", one, want, {**common, "parent_id": parent})
+                insert_job(connection, now, "question", one, want, {**common, "parent_id": parent})
                 for one, want in zip(questions, wants, strict=True)
             ]
             return read_job(connection, job_row(connection, parent or each[0]))
@@ -364,7 +364,7 @@ def _claimable(free: FreeDevices, now: float | None, only: int | None) -> Column
     return and_(*conditions)
 
 
-def _insert(
+def insert_job(
     connection: Connection,
     now: float,
     kind: str,
@@ -372,6 +372,7 @@ def _insert(
     wants: Wants,
     common: dict[str, Any],
 ) -> int:
+    """Insert a queued job in a transaction; its number."""
     row = {
         **common,
         "kind": kind,

@@ -15,6 +15,7 @@ from cubemesh.experiments.runner import plan_first
 from cubemesh.experiments.session import resolve
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.jobs.queue import JobQueue
+from cubemesh.jobs.schedules import Schedule, Schedules, parse_hour
 from cubemesh.jobs.sweep import combinations
 from cubemesh.jobs.values import Device, Question, QueuedJob, Wants
 from cubemesh.machines import probe
@@ -79,6 +80,43 @@ def submit_question(
         restarts=restarts,
         submitter=submitter(),
         sweep=whole if len(each) > 1 else None,
+    )
+
+
+def schedule_question(
+    schedules: Schedules,
+    store: Store,
+    question: Question,
+    *,
+    at: str,
+    within_s: float,
+    when_idle: bool,
+    devices: str = "auto",
+    host: str | None = None,
+    priority: int = 0,
+    restarts: int = 3,
+) -> Schedule:
+    """Check a question and queue it every night; it is always measured anew. UsageError for
+    anything invalid, and for a sweep."""
+    _check_number("--priority", priority, -MOST_PRIORITY, MOST_PRIORITY)
+    _check_number("--restarts", restarts, 0, MOST_RESTARTS)
+    at_s = parse_hour(at)
+    if len(combinations(question.names, question.settings, ())) > 1:
+        raise UsageError(
+            "A schedule is one job a night, and these settings are a sweep. Give each setting one "
+            "value, or make a schedule for each."
+        )
+    one, wants = with_devices(replace(question, no_cache=True), devices, host)
+    check_question(one, store)
+    return schedules.add(
+        one,
+        wants,
+        at_s=at_s,
+        within_s=round(within_s),
+        when_idle=when_idle,
+        priority=priority,
+        restarts=restarts,
+        submitter=submitter(),
     )
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cubemesh.api.doctor import Component, Diagnosis
+from cubemesh.machines.system_checks import Check
 from cubemesh.schema.serialization import to_plain
 from cubemesh.untrusted import clean
 from cubemesh.views import terminal
@@ -41,13 +42,18 @@ def print_diagnosis(console: Console, found: Diagnosis) -> None:
         "Not installed",
         [(f"{c.name}: {c.purpose}.", c.install) for c in found.missing],
     )
+    print_problems(console, found.problems)
+    fine = [(c.code, clean(c.found)) for c in found.checks if not c.problem]
+    terminal.print_section(console, "No problem", fine)
+
+
+def print_problems(console: Console, problems: Sequence[Check]) -> None:
+    """What distorts measurements here, each with its remedy; nothing without any."""
     _print_remedies(
         console,
         "Problems of this machine's measurements",
-        [(f"! {c.found}", c.remedy) for c in found.problems],
+        [(f"! {c.found}", c.remedy) for c in problems],
     )
-    fine = [(c.code, clean(c.found)) for c in found.checks if not c.problem]
-    terminal.print_section(console, "No problem", fine)
 
 
 def _named(component: Component) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cubemesh.exports.record_json import finite
+from cubemesh.jobs.schedules import Night, Schedule
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Agent, JobEvent, QueuedJob
 from cubemesh.units import format_number, format_seconds
@@ -98,6 +99,50 @@ def print_agents(console: Console, agents: Sequence[Agent]) -> None:
             f"{format_seconds(one.seen_s)} ago",
         )
     console.print(table)
+
+
+def schedule_json(schedule: Schedule) -> dict[str, Any]:
+    """The document of a nightly schedule."""
+    return {**{name: finite(v) for name, v in asdict(schedule).items()}, "at": schedule.at}
+
+
+def when_text(schedule: Schedule) -> str:
+    """`02:00 to 06:00 UTC, when idle`."""
+    end = (schedule.at_s + schedule.within_s) % 86_400
+    idle = "when idle" if schedule.when_idle else "whatever else runs"
+    return f"{schedule.at} to {end // 3600:02d}:{end % 3600 // 60:02d} UTC, {idle}"
+
+
+def night_text(night: Night) -> str:
+    """`2026-11-25: job 41`, `2026-11-25: skipped, no agent that it fits ran`."""
+    what = f"skipped, {night.why}" if night.job_id is None else f"job {night.job_id}"
+    return f"{night.night}: {what}"
+
+
+def print_schedules(console: Console, schedules: Sequence[Schedule]) -> None:
+    """The nightly schedules and what became of the last night."""
+    if not schedules:
+        console.print("No schedules. Make one with: cubemesh submit acceptance --nightly 02:00")
+        return
+    table = Table("schedule", "when", "what", "host", "last night", box=None, pad_edge=False)
+    for one in schedules:
+        table.add_row(
+            str(one.schedule_id),
+            when_text(one),
+            Text(clean(one.name, 80)),
+            Text(clean(one.wants.host or "any", 80)),
+            Text(clean(night_text(one.nights[0]) if one.nights else "none yet", 160)),
+        )
+    console.print(table)
+
+
+def print_scheduled(console: Console, schedule: Schedule) -> None:
+    """What was scheduled, and what runs it."""
+    console.print(f"schedule {schedule.schedule_id}: every night from {when_text(schedule)}")
+    console.print(
+        f"It needs a running `cubemesh agent`; `cubemesh jobs unschedule {schedule.schedule_id}` "
+        "ends it."
+    )
 
 
 def event_line(event: JobEvent) -> str:

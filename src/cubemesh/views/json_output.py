@@ -6,19 +6,21 @@ no infinity: such a value (the loss of a run that diverged) becomes null.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cubemesh.experiments.tune.report import words
 from cubemesh.experiments.tune.search import Search
 from cubemesh.experiments.tune.search_space import FIELDS, Configuration
 from cubemesh.exports.record_json import SCHEMA, finite, ratio_json, record_json
+from cubemesh.machines.system_checks import Check
 from cubemesh.schema import Answer, Figure, Machine
 from cubemesh.schema.serialization import to_plain
 from cubemesh.views.facts.machine import gpu_topology
 
 if TYPE_CHECKING:
     from cubemesh.api.compare import Comparison
-    from cubemesh.api.run import RunResult
+    from cubemesh.api.run import AcceptResult, RunResult
     from cubemesh.api.tune import TuneResult
 
 
@@ -94,6 +96,21 @@ def run_json(found: RunResult) -> dict[str, Any]:
             for one in found.comparisons
         ],
         fail_below=None if found.gate is None else found.gate.below,
+    )
+
+
+def acceptance_json(found: AcceptResult, problems: Sequence[Check]) -> dict[str, Any]:
+    """The document of `cubemesh accept`: the verdict, every record, the answer, and what distorts
+    measurements here."""
+    one = found.experiments[0]
+    return envelope(
+        "acceptance",
+        verdict=found.verdict.value,
+        experiment_run_id=one.experiment_run.experiment_run_id,
+        machine_id=one.experiment_run.machine_id,
+        records=[record_json(record) for record in found.records],
+        answer=answer_json(found.answer),
+        problems=[to_plain(problem) for problem in problems],
     )
 
 

@@ -136,6 +136,8 @@ class Page:
     """Whether it has parts of the report with style attributes."""
     acts: bool = False
     """Whether it has forms that change something (`ActingModule`)."""
+    media: str = "text/html"
+    """Its media type; an image is given by its view as `response`."""
     streams: bool = False
     """Whether its JSON can also be read as a stream of events (`StreamingModule`)."""
 

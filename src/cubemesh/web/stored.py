@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cubemesh.errors import StoreError, UsageError
+from cubemesh.experiments.acceptance.checks import AcceptanceVerdict
+from cubemesh.experiments.acceptance.report import CHECKS, verdict_of
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import ExperimentResult, stored_result
-from cubemesh.schema import ExperimentRun, RunRecord
+from cubemesh.schema import Answer, ExperimentRun, Machine, RunRecord, Table
 from cubemesh.store import Store
 from cubemesh.untrusted import clean
 from cubemesh.web.page import Asked, NotFoundError
@@ -51,6 +54,54 @@ def experiment_run_of(asked: Asked) -> ExperimentRun:
             f"'{clean(prefix, 40)}'. The page Answers lists them."
         )
     return exact[0]
+
+
+def machine_of(asked: Asked) -> Machine:
+    """The machine that the address names, by its id or a unique prefix."""
+    prefix = asked.path["machine_id"]
+    found = [m for m in asked.store.machines() if m.machine_id.startswith(prefix.lower())]
+    if len(found) != 1:
+        raise NotFoundError(
+            f"{'No' if not found else 'More than one'} machine has an id that begins with "
+            f"'{clean(prefix, 40)}'. The page Machines lists them."
+        )
+    return found[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """A completed acceptance test."""
+
+    experiment_run_id: str
+    started_utc: str
+    answer: Answer
+
+    @property
+    def verdict(self) -> AcceptanceVerdict:
+        """Pass, fail, or not judged."""
+        return verdict_of(self.answer)
+
+    @property
+    def checks(self) -> Table | None:
+        """Each check with its figure, reference and verdict."""
+        return next((t for t in self.answer.tables if t.title.startswith(CHECKS)), None)
+
+
+def last_acceptance(store: Store, machine_id: str) -> Acceptance | None:
+    """The last acceptance test of a machine that was completed and can be read."""
+    runs = [
+        one
+        for one in store.experiment_runs("acceptance")
+        if one.machine_id == machine_id and one.complete
+    ]
+    for run in reversed(runs):
+        for result in results_of(store, [run]):
+            return Acceptance(
+                experiment_run_id=run.experiment_run_id,
+                started_utc=run.started_utc,
+                answer=result.answer,
+            )
+    return None
 
 
 def results_of(store: Store, experiment_runs: Sequence[ExperimentRun]) -> list[ExperimentResult]:

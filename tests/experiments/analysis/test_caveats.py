@@ -3,7 +3,7 @@
 import dataclasses
 
 from cubemesh.experiments.analysis.caveats import mark_simulated
-from cubemesh.schema import Answer, Finding, ProgramSettings, RunSpec, TrainSteps
+from cubemesh.schema import Answer, Ceiling, Finding, ProgramSettings, RunSpec, TrainSteps
 
 FOUND = Answer(
     experiment="minibatch",
@@ -42,3 +42,15 @@ def test_every_finding_of_a_simulated_run_has_the_caveat(record_of):
 
 def test_a_framework_that_was_removed_is_not_simulated(record_of):
     assert not mark_simulated(FOUND, runs(record_of, "caffe")).simulated
+
+
+def test_a_disk_that_was_read_is_not_simulated(record_of):
+    spec = RunSpec(
+        work=Ceiling(operation="disk_read", folder="/data"),
+        program=ProgramSettings(framework="null"),
+    )
+    scripted = dataclasses.replace(
+        spec, program=ProgramSettings(framework="null", script="step=0.01")
+    )
+    assert not mark_simulated(FOUND, [record_of(spec)]).simulated
+    assert mark_simulated(FOUND, [record_of(scripted)]).simulated

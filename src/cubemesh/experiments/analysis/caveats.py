@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.schema import Answer, RunRecord, warn
+from cubemesh.schema import Answer, Ceiling, RunRecord, warn
 from cubemesh.schema.warning import SIMULATED
 
 NOISY = ("not-steady", "drift", "busy-host", "shared-gpu")
@@ -44,5 +44,10 @@ def mark_simulated(answer: Answer, records: Sequence[RunRecord]) -> Answer:
 
 
 def _is_simulated(record: RunRecord) -> bool:
-    entry = FRAMEWORKS.get(record.spec.program.framework)
+    """Whether its times are a script's. A disk is read by no framework, and so by any without a
+    script."""
+    work, program = record.spec.work, record.spec.program
+    if isinstance(work, Ceiling) and work.operation == "disk_read" and program.script is None:
+        return False
+    entry = FRAMEWORKS.get(program.framework)
     return entry is not None and entry.read_script is not None

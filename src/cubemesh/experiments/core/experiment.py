@@ -75,8 +75,8 @@ class Experiment:
     """Spec fields that the experiment sets → the setting to use instead."""
     plan: Callable[[Any, Context], Plan]
     answer: Callable[[Any, Sequence[RunRecord]], Answer]
-    gather: Callable[[Any, Store], Sequence[RunRecord]] | None = None
-    """Stored records that the answer uses, after those of the plan."""
+    gather: Callable[[Any, Store, Sequence[RunRecord]], Sequence[RunRecord]] | None = None
+    """Stored records that the answer uses, after those of the plan, which it is given."""
     papers: str = ""
     """Where the papers (schema/published.py) have it, by their ids."""
     measures: bool = True
@@ -88,6 +88,8 @@ class Experiment:
     repeats: bool = False
     """Whether a spec that its plan requests again is measured again, in a fresh process; otherwise
     its record is reused."""
+    measured_anew: bool = False
+    """Whether its runs are always measured: what is stored says how the machine was before."""
     tunes: bool = True
     """Whether its runs can use a tuning (`tuned=true`)."""
     announce: Callable[[Any, Context], str] | None = None

@@ -124,7 +124,7 @@ def _specs(
         )
 
 
-def gather(settings: Settings, store: Store) -> list[RunRecord]:
+def gather(settings: Settings, store: Store, records: Sequence[RunRecord] = ()) -> list[RunRecord]:
     """The records of first steps in the given stores."""
     return [
         r for r in import_records(store, settings.stores) if isinstance(r.spec.work, FirstSteps)

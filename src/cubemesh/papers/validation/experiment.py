@@ -52,7 +52,7 @@ def plan(settings: Settings, context: Context) -> Plan:
     yield from ()
 
 
-def gather(settings: Settings, store: Store) -> list[RunRecord]:
+def gather(settings: Settings, store: Store, records: Sequence[RunRecord] = ()) -> list[RunRecord]:
     """Runs of several devices that train together, each with the latest run of one."""
     alone: dict[tuple[object, ...], RunRecord] = {}
     several: list[RunRecord] = []

@@ -15,10 +15,16 @@ from sqlalchemy import Connection
 from cubemesh.store.migrations.job_tables import add_job_tables
 from cubemesh.store.migrations.list_tables import add_list_tables
 from cubemesh.store.migrations.renamed_fields import rename_fields
+from cubemesh.store.migrations.schedule_tables import add_schedule_tables
 
 Migration: TypeAlias = Callable[[Connection], None]
 
-MIGRATIONS: tuple[Migration, ...] = (rename_fields, add_list_tables, add_job_tables)
+MIGRATIONS: tuple[Migration, ...] = (
+    rename_fields,
+    add_list_tables,
+    add_job_tables,
+    add_schedule_tables,
+)
 """In order, never changed once released."""
 RECOMPUTED: frozenset[Migration] = frozenset({rename_fields, add_list_tables})
 """Those after which the ids in the records, and the tables computed from records (`runs`,

@@ -76,8 +76,10 @@ PAGES: tuple[Page, ...] = (
         path="/jobs",
         title="Jobs",
         module="jobs",
-        summary="Jobs of the queue by state, newest first, a page at a time, and the agents.",
+        summary="Jobs of the queue by state, newest first, a page at a time, the agents, and the "
+        "nightly schedules, which a form ends.",
         menu=True,
+        acts=True,
     ),
     Page(
         path="/jobs/{job_id}",
@@ -111,8 +113,16 @@ PAGES: tuple[Page, ...] = (
         path="/machines/{machine_id}",
         title="Machine",
         module="machine",
-        summary="One machine: its hardware and software, and its throughput over time.",
+        summary="One machine: its acceptance, its hardware and software, and its throughput over "
+        "time.",
         styled=True,
+    ),
+    Page(
+        path="/machines/{machine_id}/badge.svg",
+        title="Badge",
+        module="badge",
+        summary="The verdict of the machine's last acceptance test, with its date, as an image.",
+        media="image/svg+xml",
     ),
     Page(
         path="/report",

@@ -1,16 +1,19 @@
-"""Jobs: the queue, newest first, and the agents that run it."""
+"""Jobs: the queue, newest first, the agents that run it, and the nightly schedules."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from cubemesh.errors import unknown_name
+from cubemesh.errors import UsageError, unknown_name
+from cubemesh.jobs.schedules import Schedule, Schedules
 from cubemesh.jobs.states import State
 from cubemesh.units import format_seconds
 from cubemesh.untrusted import clean
-from cubemesh.views.job_pages import job_json
+from cubemesh.views.job_pages import job_json, night_text, schedule_json, when_text
 from cubemesh.views.json_output import envelope
-from cubemesh.web.page import Asked, Parameter
+from cubemesh.web.forms import check_fields, one
+from cubemesh.web.page import Acted, Asked, Parameter
 from cubemesh.web.queued import queue_of, rows_of
 
 PARAMETERS = (
@@ -35,6 +38,7 @@ def _page(asked: Asked) -> dict[str, Any]:
         "next": jobs[limit - 1].job_id if len(jobs) > limit else None,
         "counts": queue.counts(),
         "agents": queue.agents(),
+        "schedules": Schedules(queue).list(),
         "sweep": parent,
     }
 
@@ -55,11 +59,25 @@ def document(asked: Asked) -> dict[str, Any]:
         next=page["next"],
         counts={str(state): count for state, count in page["counts"].items()},
         agents=[vars(agent) for agent in page["agents"]],
+        schedules=[schedule_json(schedule) for schedule in page["schedules"]],
     )
 
 
+def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
+    """End a nightly schedule: `action` is unschedule, `schedule` its number."""
+    fields = dict(form)
+    check_fields(fields, ("action", "schedule"))
+    action, number = one(fields, "action"), one(fields, "schedule")
+    if action != "unschedule":
+        raise UsageError(f"action={clean(action, 40)}: give unschedule.")
+    if not number.isdecimal() or int(number) > _MOST_NUMBER:
+        raise UsageError(f"schedule={clean(number, 40)}: give the number of a schedule.")
+    Schedules(queue_of(asked)).delete(int(number))
+    return Acted(address="/jobs", document=envelope("schedules", deleted=int(number)))
+
+
 def view(asked: Asked) -> dict[str, Any]:
-    """The list with a filter by state."""
+    """The list with a filter by state, and the schedules."""
     page = _page(asked)
     counts = page["counts"]
     given = {one.name: asked.all(one.name) for one in PARAMETERS}
@@ -87,5 +105,20 @@ def view(asked: Asked) -> dict[str, Any]:
             for one in page["agents"]
             if one.state != "ended"
         ],
+        "schedules": [_schedule_row(one) for one in page["schedules"]],
         "moving": any(not state.ended and state is not State.PAUSED for state in counts),
+    }
+
+
+def _schedule_row(schedule: Schedule) -> dict[str, Any]:
+    return {
+        "schedule_id": schedule.schedule_id,
+        "name": clean(schedule.name, 120),
+        "when": when_text(schedule),
+        "host": clean(schedule.wants.host or "any", 80),
+        "next_utc": schedule.next_utc,
+        "nights": [
+            {"job_id": night.job_id, "text": clean(night_text(night), 300)}
+            for night in schedule.nights
+        ],
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from cubemesh.experiments.acceptance.checks import AcceptanceVerdict
 from cubemesh.schema import Machine
 from cubemesh.statistics.change_points import FEWEST, change_points
 from cubemesh.store import Store
@@ -14,28 +15,19 @@ from cubemesh.store.compare import differences
 from cubemesh.store.run_list import RunFilter, RunRow
 from cubemesh.untrusted import clean
 from cubemesh.views.charts.sparkline import sparkline
+from cubemesh.views.facts.acceptance import badge_svg
 from cubemesh.views.facts.machine import gpu_table, gpu_topology, link_sentences, machine_groups
 from cubemesh.views.formatting import day, machine_line, machine_name
-from cubemesh.views.json_output import envelope, machine_json
+from cubemesh.views.json_output import answer_json, envelope, machine_json
 from cubemesh.views.tables import text_table
 from cubemesh.web.listing import name_of, plain_row, rate_text
-from cubemesh.web.page import Asked, NotFoundError, Parameter
+from cubemesh.web.page import Asked, Parameter
+from cubemesh.web.stored import Acceptance, last_acceptance, machine_of
 
 PARAMETERS = (Parameter(name="runs", summary="Newest runs of the history, 1 to 1000."),)
 _RUNS, _MOST = 500, 1000
 _SHOWN = 30
 """Workloads whose history is shown."""
-
-
-def _machine(asked: Asked) -> Any:
-    prefix = asked.path["machine_id"]
-    found = [m for m in asked.store.machines() if m.machine_id.startswith(prefix.lower())]
-    if len(found) != 1:
-        raise NotFoundError(
-            f"{'No' if not found else 'More than one'} machine has an id that begins with "
-            f"'{clean(prefix, 40)}'. The page Machines lists them."
-        )
-    return found[0]
 
 
 def _histories(store: Store, machine_id: str, most: int) -> list[list[RunRow]]:
@@ -50,13 +42,15 @@ def _histories(store: Store, machine_id: str, most: int) -> list[list[RunRow]]:
 
 
 def document(asked: Asked) -> dict[str, Any]:
-    """The machine, and the throughput of its newest runs by workload, with change points and what
-    differs between the runs before and after each."""
-    machine = _machine(asked)
+    """The machine, its last acceptance test, and the throughput of its newest runs by workload,
+    with change points and what differs between the runs before and after each."""
+    machine = machine_of(asked)
+    accepted = last_acceptance(asked.store, machine.machine_id)
     most = asked.number("runs", _RUNS, _MOST)
     return envelope(
         "machine-history",
         machine=machine_json(machine),
+        acceptance=None if accepted is None else _plain_acceptance(accepted),
         history=[
             {
                 "workload_id": rows[0].workload_id,
@@ -102,13 +96,14 @@ def _changes(
 
 def view(asked: Asked) -> dict[str, Any]:
     """Facts as in the report, and a small chart for each workload that was measured twice."""
-    machine = _machine(asked)
+    machine = machine_of(asked)
     histories = _with_changes(asked.store, machine, asked.number("runs", _RUNS, _MOST))
     histories.sort(key=lambda pair: len(pair[0]), reverse=True)
     return {
         "title": machine_name(machine),
         "machine": machine,
         "line": machine_line(machine),
+        "acceptance": _acceptance(last_acceptance(asked.store, machine.machine_id)),
         "groups": machine_groups(machine),
         "gpus": text_table(gpu_table(machine.gpus)),
         "links": link_sentences(machine.gpu_links),
@@ -118,6 +113,29 @@ def view(asked: Asked) -> dict[str, Any]:
             for rows, changes in histories[:_SHOWN]
         ],
         "more": max(0, len(histories) - _SHOWN),
+    }
+
+
+def _plain_acceptance(found: Acceptance) -> dict[str, Any]:
+    return {
+        "verdict": found.verdict.value,
+        "started_utc": found.started_utc,
+        "experiment_run_id": found.experiment_run_id,
+        "answer": answer_json(found.answer),
+    }
+
+
+def _acceptance(found: Acceptance | None) -> dict[str, Any] | None:
+    """The verdict, the sentence about it, and a row for each check."""
+    if found is None:
+        return None
+    table = found.checks
+    return {
+        "badge": Markup(badge_svg(found.verdict, found.started_utc)),
+        "failed": found.verdict is AcceptanceVerdict.FAIL,
+        "text": clean(found.answer.findings[0].text, 600),
+        "experiment_run_id": found.experiment_run_id,
+        "checks": None if table is None else text_table(table),
     }
 
 

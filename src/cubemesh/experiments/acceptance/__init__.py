@@ -1,0 +1,1 @@
+"""Acceptance of a machine: its figures judged, with a verdict of pass or fail."""

@@ -1,0 +1,325 @@
+"""Nightly schedules: a question that an agent queues once a day, when its devices are idle.
+
+    day 1                            day 2
+    02:00 ├── window ──┤ 06:00       02:00 ├── window ──┤ 06:00
+            idle: job 41                     never idle: skipped, with the reason
+
+A night is the date (UTC) on which its window begins. Each night of a schedule has one row, which is
+written in the transaction that queues its job, under a lock of the schedule: so no night has two
+jobs, however many agents look. A night whose window passed without a job is recorded as skipped, by
+the first agent that looks afterwards. Time is the database's.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, insert, select, update
+
+from cubemesh.errors import StoreError, UsageError
+from cubemesh.jobs.queue import MOST_NAME, FreeDevices, JobQueue, insert_job
+from cubemesh.jobs.rows import question_text, utc
+from cubemesh.jobs.values import Question, Wants
+from cubemesh.schema.serialization import from_plain
+from cubemesh.store.migrations.schedule_tables import schedule_nights, schedules
+
+DAY_S = 86_400
+WITHIN_S = 4 * 3600
+"""Default length of the window."""
+MOST_WITHIN_S = 23 * 3600
+"""Windows of two nights do not overlap."""
+MOST_SKIPPED = 366
+"""Nights that are recorded at once after a time without agents; of more, the newest."""
+NIGHTS = 14
+"""Newest nights that a list shows."""
+NO_AGENT = "no agent that it fits ran"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Night:
+    """What became of a schedule in one night."""
+
+    night: str
+    """Date on which its window began, UTC."""
+    job_id: int | None
+    """None: it was skipped."""
+    why: str
+    """Why it was skipped; empty with a job."""
+    said_utc: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A question that is queued every night."""
+
+    schedule_id: int
+    name: str
+    question: Question
+    at_s: int
+    """Begin of the window, in seconds after midnight UTC."""
+    within_s: int
+    """Length of the window."""
+    when_idle: bool
+    """Whether it waits until no job and no other program uses the host."""
+    wants: Wants
+    priority: int
+    restarts: int
+    submitter: str
+    made_utc: str
+    next_utc: str
+    """Begin of the next window, or of the one that has begun and is not decided."""
+    nights: tuple[Night, ...] = ()
+    """The newest ones, newest first."""
+
+    @property
+    def at(self) -> str:
+        """`02:00`."""
+        return f"{self.at_s // 3600:02d}:{self.at_s % 3600 // 60:02d}"
+
+
+class Schedules:
+    """The schedules of a queue's store."""
+
+    def __init__(self, queue: JobQueue) -> None:
+        self.queue = queue
+
+    def add(
+        self,
+        question: Question,
+        wants: Wants,
+        *,
+        at_s: int,
+        within_s: int = WITHIN_S,
+        when_idle: bool = True,
+        priority: int = 0,
+        restarts: int = 3,
+        submitter: str = "",
+    ) -> Schedule:
+        """A new schedule of a question that was checked (submission.py). Its first night is the
+        next that begins."""
+        if not 60 <= within_s <= MOST_WITHIN_S:
+            raise UsageError(
+                f"The window is {within_s} seconds long; give 1 minute to "
+                f"{MOST_WITHIN_S // 3600} hours, as in --within 4h."
+            )
+
+        def put(connection: Connection) -> int:
+            row = {
+                "name": question.text[:MOST_NAME],
+                "question": question_text(question),
+                "at_s": at_s % DAY_S,
+                "within_s": within_s,
+                "when_idle": when_idle,
+                "device": wants.device,
+                "devices": wants.devices,
+                "host": wants.host,
+                "priority": priority,
+                "restarts": restarts,
+                "submitter": submitter,
+                "made_s": self.queue.clock(connection),
+            }
+            key = connection.execute(insert(schedules).values(row)).inserted_primary_key
+            assert key is not None
+            return int(key[0])
+
+        made = self.queue.database.commit(put)
+        return next(one for one in self.list() if one.schedule_id == made)
+
+    def list(self) -> list[Schedule]:
+        """The schedules that were not deleted, the oldest first, with their newest nights."""
+        with self.queue.database.read() as connection:
+            now = self.queue.clock(connection)
+            rows = connection.execute(_current().order_by(schedules.c.schedule_id)).all()
+            nights: dict[int, list[Night]] = defaultdict(list)
+            ids = [row.schedule_id for row in rows]
+            own = select(schedule_nights).where(schedule_nights.c.schedule_id.in_(ids))
+            for one in connection.execute(own.order_by(schedule_nights.c.night.desc())):
+                if len(nights[one.schedule_id]) < NIGHTS:
+                    nights[one.schedule_id].append(
+                        Night(
+                            night=one.night, job_id=one.job_id, why=one.why, said_utc=one.said_utc
+                        )
+                    )
+        return [_schedule_of(row, tuple(nights[row.schedule_id]), now) for row in rows]
+
+    def delete(self, schedule_id: int) -> None:
+        """End a schedule; its jobs and its nights stay. UsageError where there is none."""
+
+        def end(connection: Connection) -> None:
+            this = (schedules.c.schedule_id == schedule_id) & schedules.c.deleted_s.is_(None)
+            now = self.queue.clock(connection)
+            if not connection.execute(update(schedules).where(this).values(deleted_s=now)).rowcount:
+                raise UsageError(
+                    f"There is no schedule {schedule_id}. `cubemesh jobs schedules` lists them."
+                )
+
+        self.queue.database.commit(end)
+
+    def submit_due(
+        self, agent_id: str, free: FreeDevices, busy: Callable[[], str] = lambda: ""
+    ) -> Sequence[int]:
+        """Queue what is due on a host with these devices, and record nights that were skipped; the
+        numbers of the new jobs. `busy` says what else uses the host, empty for nothing; it is asked
+        once, if something is due that waits for an idle host."""
+        with self.queue.database.read() as connection:
+            now = self.queue.clock(connection)
+            rows = connection.execute(_current().order_by(schedules.c.schedule_id)).all()
+            last = select(schedule_nights.c.schedule_id, func.max(schedule_nights.c.night))
+            decided = {
+                schedule: str(night)
+                for schedule, night in connection.execute(
+                    last.group_by(schedule_nights.c.schedule_id)
+                )
+            }
+        open_rows = [row for row in rows if _undecided(row, decided.get(row.schedule_id), now)]
+        asked: str | None = None
+        made = []
+        for row in open_rows:
+            lacking = _lacking(row, free)
+            if not lacking and row.when_idle and _begun(row, now) is not None:
+                asked = busy() if asked is None else asked
+                lacking = asked
+            job_id = self._decide(row.schedule_id, agent_id, free, lacking)
+            if job_id is not None:
+                made.append(job_id)
+        return made
+
+    def _decide(
+        self, schedule_id: int, agent_id: str, free: FreeDevices, lacking: str
+    ) -> int | None:
+        """Decide the nights of a schedule in one transaction; the job of this night, if there is
+        one now."""
+
+        def decide(connection: Connection) -> int | None:
+            now = self.queue.clock(connection)
+            this = _current().where(schedules.c.schedule_id == schedule_id)
+            row = connection.execute(this.with_for_update()).one_or_none()
+            if row is None:
+                return None  # it was deleted
+            own = schedule_nights.c.schedule_id == schedule_id
+            last = connection.execute(select(func.max(schedule_nights.c.night)).where(own)).scalar()
+            for night in _undecided(row, last, now):
+                if night != _begun(row, now):
+                    why = row.waiting_why if row.waiting_night == night else NO_AGENT
+                    _record(connection, row, now, night, None, why)
+                elif lacking:
+                    if row.host in (None, free.hostname):
+                        changed = update(schedules).where(schedules.c.schedule_id == schedule_id)
+                        connection.execute(changed.values(waiting_night=night, waiting_why=lacking))
+                else:
+                    job_id = self._queued(connection, row, now, free)
+                    _record(connection, row, now, night, job_id, "")
+                    return job_id
+            return None
+
+        return self.queue.database.commit(decide)
+
+    def _queued(self, connection: Connection, row: Row[Any], now: float, free: FreeDevices) -> int:
+        """The job of a night, for the host that is idle."""
+        common = {
+            "priority": row.priority,
+            "restarts": row.restarts,
+            "submitter": row.submitter,
+            "parent_id": None,
+        }
+        wants = Wants(device=row.device, devices=row.devices, host=free.hostname)
+        return insert_job(connection, now, "question", _question_of(row), wants, common)
+
+
+def parse_hour(text: str) -> int:
+    """Seconds after midnight of `02:00`; UsageError for anything else."""
+    found = re.fullmatch(r"(\d{1,2}):(\d{2})", text.strip())
+    if found is None or int(found[1]) > 23 or int(found[2]) > 59:
+        raise UsageError(f"--nightly {text}: give an hour of the day in UTC, as in 02:00.")
+    return 3600 * int(found[1]) + 60 * int(found[2])
+
+
+def _current() -> Any:
+    return select(schedules).where(schedules.c.deleted_s.is_(None))
+
+
+def _date(day: int) -> str:
+    return (datetime.date(1970, 1, 1) + datetime.timedelta(days=day)).isoformat()
+
+
+def _day(night: str) -> int:
+    return (datetime.date.fromisoformat(night) - datetime.date(1970, 1, 1)).days
+
+
+def _last_day(row: Row[Any], now: float) -> int:
+    """The day, from 1970, of the last window that has begun."""
+    return int((now - row.at_s) // DAY_S)
+
+
+def _begun(row: Row[Any], now: float) -> str | None:
+    """The night whose window is open."""
+    day = _last_day(row, now)
+    return _date(day) if now < day * DAY_S + row.at_s + row.within_s else None
+
+
+def _undecided(row: Row[Any], last: str | None, now: float) -> Sequence[str]:
+    """Nights that have begun since the schedule was made and have no row, oldest first."""
+    first = int(-((row.at_s - row.made_s) // DAY_S))  # the first window at or after `made_s`
+    if last is not None:
+        first = max(first, _day(last) + 1)
+    end = _last_day(row, now)
+    return [_date(day) for day in range(max(first, end - MOST_SKIPPED + 1), end + 1)]
+
+
+def _lacking(row: Row[Any], free: FreeDevices) -> str:
+    """Why a host cannot take the job now; empty where it can."""
+    if row.host not in (None, free.hostname):
+        return f"it is for the host {row.host}"
+    gpus = row.device == "gpu" or (row.device == "any" and free.has_gpus)
+    if gpus and free.gpus < row.devices:
+        return f"{row.devices} GPUs were needed and {free.gpus} were free on {free.hostname}"
+    if not gpus and row.device != "none" and not free.cpu:
+        return f"the CPU of {free.hostname} was used by another job"
+    return ""
+
+
+def _record(
+    connection: Connection, row: Row[Any], now: float, night: str, job_id: int | None, why: str
+) -> None:
+    values = {
+        "schedule_id": row.schedule_id,
+        "night": night,
+        "job_id": job_id,
+        "why": why,
+        "said_utc": utc(now),
+    }
+    connection.execute(insert(schedule_nights).values(values))
+
+
+def _question_of(row: Row[Any]) -> Question:
+    try:
+        return from_plain(Question, json.loads(row.question))
+    except (ValueError, TypeError) as error:
+        raise StoreError(f"Schedule {row.schedule_id} is damaged: {error}") from error
+
+
+def _schedule_of(row: Row[Any], nights: tuple[Night, ...], now: float) -> Schedule:
+    waiting = _undecided(row, nights[0].night if nights else None, now)
+    open_night = _begun(row, now)
+    day = _day(open_night) if open_night in waiting and open_night else _last_day(row, now) + 1
+    return Schedule(
+        schedule_id=row.schedule_id,
+        name=row.name,
+        question=_question_of(row),
+        at_s=row.at_s,
+        within_s=row.within_s,
+        when_idle=row.when_idle,
+        wants=Wants(device=row.device, devices=row.devices, host=row.host),
+        priority=row.priority,
+        restarts=row.restarts,
+        submitter=row.submitter,
+        made_utc=utc(row.made_s),
+        next_utc=utc(day * DAY_S + row.at_s),
+        nights=nights,
+    )
