@@ -185,7 +185,7 @@ class Executor:
         return sum(self._reusable(spec, key) is not None for key in keys)
 
     def _knows_data(self, spec: RunSpec) -> bool:
-        """False where the data lie on other hosts only: they may be others than before."""
+        """False where only other hosts have the data, which may have changed."""
         return not spec.placement.hosts or all(map(self._data_digest, _data_paths(spec)))
 
     def _reusable(self, spec: RunSpec, key: RunKey) -> RunRecord | None:
