@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cubemesh.errors import UsageError
+from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.train.experiment import EXPERIMENT, Settings, answer, plan
 from cubemesh.experiments.train.goodput import Goodput, goodput_of
 from cubemesh.frameworks.contract.program import Snapshot
@@ -92,6 +93,30 @@ def test_resuming_is_part_of_the_spec(context, tmp_path):
         next(plan(Settings(checkpoints=str(tmp_path), reshard=True), context))
     (spec,) = next(plan(Settings(), context))
     assert spec.checkpointing.checkpoints is None
+
+
+@pytest.mark.parametrize(
+    ("given", "every_steps", "fault_every_s"),
+    [
+        ({"checkpoints": "ck"}, None, 3600.0),
+        ({"checkpoints": "ck", "fault_every_s": "2m"}, None, 120.0),
+        ({"checkpoint_every": "epoch"}, None, None),
+        ({"checkpoint_every": "50"}, 50, None),
+    ],
+)
+def test_the_interval_of_checkpoints(context, given, every_steps, fault_every_s):
+    (spec,) = next(plan(request(EXPERIMENT, given).settings, context))
+    found = spec.checkpointing
+    assert found.checkpoints is not None
+    assert (found.every_steps, found.fault_every_s) == (every_steps, fault_every_s)
+
+
+@pytest.mark.parametrize(
+    "given", [{"checkpoint_every": "0"}, {"checkpoint_every": "often"}, {"fault_every_s": "0s"}]
+)
+def test_invalid_intervals_are_refused(given):
+    with pytest.raises(UsageError, match=next(iter(given))):
+        request(EXPERIMENT, given)
 
 
 def curve(name, *values, x=None):
