@@ -4,11 +4,11 @@
     python benchmarks/chaos.py --minutes 5 --seed 7 --json chaos.json
     python benchmarks/chaos.py --actions 40 --kinds question,report      # seconds
 
-Some activities run at a time, each a real command in a process of its own. Every half second, at
-random, a fault: SIGKILL of a command, a worker's server, a rank or an agent; SIGSTOP of one, and
-SIGCONT later; a full disk below the store and the folder of runs (a small tmpfs); SIGQUIT for a
-PostgreSQL server, and its restart. The seed decides which. Then the faults end, waiting activities
-complete, and it is checked that
+Some activities run at a time, each a real command in a process of its own. At random moments, every
+1.5 s on average, there is a fault: SIGKILL of a command, a worker's server, a rank or an agent;
+SIGSTOP of one, and SIGCONT later; a full disk below the store and the folder of runs (a small
+tmpfs); SIGQUIT for a PostgreSQL server, and its restart. The seed decides which. Then the faults
+end, waiting activities complete, and it is checked that
 
     every record that a command acknowledged is in its store exactly once
     every training, resumed to its end, has the weights of an undisturbed one, bit for bit
@@ -63,6 +63,8 @@ from cubemesh.training.checkpoint import load, steps_in
 SLOTS = 3
 """Activities at the same time."""
 KINDS = ("question", "training", "job", "report")
+MOST_PAUSE_S = 3.0
+"""Between two faults: mostly half of it."""
 PATIENCE_S = 900.0
 """Within so long after the last fault everything ends."""
 DISK_BYTES = 48 << 20
@@ -159,6 +161,7 @@ class World:
         text = submitted.output.read_text()
         if text.splitlines()[-1:] and text.splitlines()[-1].isdecimal():
             self.jobs.setdefault(store, []).append(int(text.splitlines()[-1]))
+            self.done["acknowledged job"] += 1
 
     def reap(self) -> None:
         """Move activities that have ended to `ended`, and reap orphans that came here."""
@@ -176,6 +179,8 @@ class World:
         if self.postgresql is not None:
             faults["killed PostgreSQL"] = self.restart_database
         name = self.draw.choice(["kill", *sorted(faults)])  # kills twice as often
+        if self.disk is not None and name != "full disk":  # so the disk is full until the next one
+            (self.disk / "filling").unlink(missing_ok=True)
         faults[name]()
         self.done[name] += 1
         for process in self.stopped[:-1]:
@@ -204,13 +209,9 @@ class World:
             self.stopped.append(process)
 
     def fill(self) -> None:
-        """Take all room of the small disk, or give it back."""
+        """Take all room of the small disk, until another kind of fault."""
         assert self.disk is not None
-        filling = self.disk / "filling"
-        if filling.exists():
-            filling.unlink()
-            return
-        with open(filling, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        with open(self.disk / "filling", "ab", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(1 << 16))
 
@@ -328,7 +329,7 @@ def _records(world: World, store: str) -> Iterator[str]:
         yield f"records wait in the spool: {waiting}"
     asked = [one for one in world.ended if one.store == store]
     ids = [run_id for one in asked for run_id in one.acknowledged()]
-    world.done["acknowledged records"] += len(ids)
+    world.done["acknowledged record"] += len(ids)
     for run_id in ids:
         if counts[run_id] != 1:
             yield f"record {run_id} is {counts[run_id]} times in {store}"
@@ -539,7 +540,7 @@ def run(world: World, given: argparse.Namespace) -> int:
         world.reap()
         while len(world.running) < SLOTS:
             world.start_any()
-        time.sleep(world.draw.uniform(0.0, 1.0))
+        time.sleep(world.draw.uniform(0.0, MOST_PAUSE_S))
         world.fault()
         faults += 1
     elapsed_s = time.monotonic() - began

@@ -10,7 +10,7 @@ def test_nothing_is_lost_or_left_after_a_few_faults(ran):
     output, found = ran("chaos", {**options, "--no-postgresql": "--no-postgresql"})
     assert "everything holds" in output
     assert found["wrong"] == []
-    assert found["done"]["acknowledged records"] >= 2
+    assert found["done"]["acknowledged record"] >= 2
     faults = [found["done"].get(name, 0) for name in ("kill", "stop", "full disk")]
     assert sum(faults) == 4
 
