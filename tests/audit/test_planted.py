@@ -410,6 +410,16 @@ def test_a_planted_contradiction_is_found(code: str, build: Callable[[], list[Ev
     assert all(one.text and one.remedy for one in found)
 
 
+def test_a_stage_of_other_files_is_no_ceiling():
+    training, decoding = run("a", **FILES), stage("b", "decode", 600.0)
+    found = [
+        replace(record, key=replace(record.key, data_id=data_id))
+        for record, data_id in ((training, "x"), (decoding, "y"))
+    ]
+    assert "above-stage" in [one.code for one in audit([answer(training, decoding)])]
+    assert "above-stage" not in [one.code for one in audit([answer(*found)])]
+
+
 def test_there_are_at_least_25_and_every_code_is_planted() -> None:
     assert len(PLANTED) >= 25
     assert {code for _, code, _ in PLANTED} == set(INCONSISTENCIES)

@@ -245,3 +245,56 @@ def test_too_few_open_files_are_named(tmp_path):
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("cubemesh: ")
     assert os.strerror(errno.EMFILE) in done.stderr
+
+
+@pytest.fixture
+def few_processes():
+    """A control group for processes; `limited(n)` is the `preexec_fn` of one that may have `n`
+    threads with its children. Only root may make one."""
+    parents = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
+    parent = next((p for p in parents if (p / "cgroup.procs").exists()), None)
+    group = None if parent is None else parent / f"cubemesh-test-{os.getpid()}"
+    try:
+        if group is None:
+            raise OSError("there are none")
+        group.mkdir()
+        (group / "pids.max").read_text()
+    except OSError as error:
+        if group is not None and group.exists():
+            group.rmdir()
+        pytest.skip(f"control groups cannot be made here: {error}")
+
+    def limited(processes):
+        def join() -> None:
+            (group / "pids.max").write_text(str(processes))
+            (group / "cgroup.procs").write_text("0")
+
+        return join
+
+    yield limited
+    wait_until(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_limit_of_processes_is_named(tmp_path, few_processes, processes):
+    """OpenBLAS without its threads interrupts its own process, as Ctrl-C would: that of the command
+    where it may have one, that of the worker's server where it may have two."""
+    pytest.importorskip("numpy")
+    words = command(*RUN, "--store", str(tmp_path / "s.db"))
+    one_core = {"OPENBLAS_NUM_THREADS": "2"}  # else a machine with one core needs no thread
+    done = ended(words, env=os.environ | one_core, preexec_fn=few_processes(processes))
+    assert done.returncode == 1, done.stderr
+    assert "no thread can be started" in (done.stdout + done.stderr).lower()
+    assert "pids.max" in done.stdout + done.stderr
+
+
+def test_a_renderer_without_threads_is_named(tmp_path, few_processes, cubemesh):
+    store = str(tmp_path / "s.db")
+    assert cubemesh(*RUN, "--store", store).returncode == 0
+    page = tmp_path / "page.html"
+    words = command("report", "--store", store, "--output", str(page))
+    done = ended(words, preexec_fn=few_processes(3))
+    assert done.returncode == 1
+    assert "pids.max" in done.stderr
+    assert not page.exists()

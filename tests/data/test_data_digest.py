@@ -48,6 +48,18 @@ def test_another_data_set_has_another_digest(folder, monkeypatch, change, small_
     assert data_digest(str(folder)) != before
 
 
+def test_links_to_folders_are_followed_and_circles_end(folder, tmp_path):
+    classes = tmp_path / "classes"
+    classes.mkdir()
+    (classes / "a").symlink_to(folder / "a")
+    before = data_digest(str(classes))
+    assert before
+    (folder / "a/1.txt").write_text("b/1.txt")
+    assert data_digest(str(classes)) != before
+    (folder / "a/back").symlink_to(classes)
+    assert data_digest(str(classes)) == data_digest(str(classes)) != before
+
+
 def test_a_copy_of_few_bytes_is_the_same_data(folder, tmp_path):
     copied = shutil.copytree(folder, tmp_path / "copied", copy_function=shutil.copyfile)
     assert data_digest(str(copied)) == data_digest(str(folder))

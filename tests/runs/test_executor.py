@@ -487,6 +487,25 @@ def test_other_data_under_the_same_path_are_measured_again(make, null_spec, tmp_
     assert executor.key(null_spec()).data_id == ""
 
 
+def test_a_run_on_data_that_only_other_hosts_have_is_measured_again(
+    make, store, null_spec, tmp_path
+):
+    """This host cannot tell whether they are still the same."""
+    folder = tmp_path / "data"
+    hosts = Placement(device="cpu", devices=2, threads=1, hosts=("a", "b"))
+    spec = dataclasses.replace(null_spec(data="images", data_path=str(folder)), placement=hosts)
+
+    def measured():
+        with make() as executor:
+            executor.run([spec])
+        return len(store.records())
+
+    assert [measured(), measured()] == [1, 2]
+    folder.mkdir()
+    (folder / "a.txt").write_text("a")
+    assert [measured(), measured()] == [3, 3]
+
+
 def test_a_framework_is_imported_once_for_all_runs(make, null_spec, tmp_path, monkeypatch):
     (tmp_path / "countinglib.py").write_text(
         "from cubemesh.frameworks.null.program import *\n"

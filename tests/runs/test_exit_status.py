@@ -41,6 +41,8 @@ def end(code, **facts):
         (0, {}, Status.CRASHED),
         (-9, {"time_limit_s": 90.0}, Status.TIMED_OUT),
         (-9, {"server_died": True}, Status.KILLED),
+        (-2, {}, Status.KILLED),
+        (-2, {"output": "blas_thread_init: pthread_create failed for thread 1"}, Status.CRASHED),
     ],
 )
 def test_the_exit_status_decides_the_outcome(code, seen, status):

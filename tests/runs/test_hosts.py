@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import shlex
 import signal
 import stat
@@ -178,6 +179,50 @@ def test_a_host_that_fails_is_named_with_its_output(run, tmp_path):
     assert "host away" in away.message
     assert "No route to host" in away.message
     assert "Welcome to the cluster" in talks.message
+
+
+SILENT_HOST = """#!{python} -IS
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    if "framework" in request:
+        reply = {{"here": {{"host": "h", "software": {{}}}}}}
+    elif "job" in request:
+        reply = {{"exits": {{}}, "outputs": {{}}}}
+    else:
+        reply = {{"clock": 0.0}}
+    print(json.dumps(reply), flush=True)
+    if "exits" in reply:
+        break
+"""
+"""A host whose ranks end at once, without an event."""
+
+
+def test_hosts_whose_ranks_report_nothing_are_named(run, tmp_path):
+    script = tmp_path / "ssh"
+    script.write_text(SILENT_HOST.format(python=sys.executable))
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    (record,) = run(str(script), SPEC)
+    assert record.outcome.status is Status.CRASHED
+    ended = r"host (127\.0\.0\.1 ended without an outcome of rank 0|localhost .* of rank 1)"
+    assert re.search(ended, record.outcome.message)
+
+
+def test_a_host_listens_on_no_port_before_its_ranks_meet(no_processes_left):
+    """So no other program can take the port, as it could when the agents met at one."""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "cubemesh.worker", "host"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as agent:
+        request = {"environment": {}, "framework": "null", "toward": "127.0.0.1"}
+        print(json.dumps(request), file=agent.stdin, flush=True)
+        greeting = json.loads(agent.stdout.readline())["here"]
+        assert sorted(greeting) == ["host", "software"], "it names no port"
+        assert not listening(agent.pid)
+        agent.stdin.close()
+        assert agent.wait() == 1, "its connection was lost"
 
 
 def test_a_framework_that_trains_on_one_host_is_refused_before_any_is_reached(

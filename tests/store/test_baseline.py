@@ -9,7 +9,7 @@ from cubemesh.experiments.analysis.comparison import Gate, baseline_answer
 from cubemesh.schema import Budget, Figure, Rank, RunRecord, RunSpec, Status, TrainSteps
 from cubemesh.schema.comparison import Difference
 from cubemesh.store import Store
-from cubemesh.store.compare import compare_with_baseline
+from cubemesh.store.compare import SettingDifference, compare_with_baseline, stored_spread
 
 SPEC = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))
 STEPS_S = (0.0100, 0.01002, 0.00998)
@@ -99,6 +99,25 @@ def test_the_same_machine_is_preferred_and_another_is_named(stores, runs):
     (found,) = compare_with_baseline(now, *stores)
     assert found.ratio.value == pytest.approx(1.0, rel=1e-6)
     assert "machine" not in {d.what for d in found.differences}
+
+
+def test_other_data_of_the_same_path_are_named(stores, runs):
+    saved(stores[0], runs("base", data_id="a"))
+    (found,) = compare_with_baseline(saved(stores[1], runs("now", data_id="b")), *stores)
+    assert [d for d in found.differences if d.what.startswith("data")] == [
+        SettingDifference(what="data files (digest)", first="a", second="b")
+    ]
+    (found,) = compare_with_baseline(saved(stores[1], runs("again", data_id="a")), *stores)
+    assert not [d for d in found.differences if d.what.startswith("data")]
+
+
+def test_runs_on_other_data_are_no_repeats(stores, runs):
+    (first, second, _) = runs("base", data_id="a")
+    second = dataclasses.replace(second, key=dataclasses.replace(second.key, data_id="b"))
+    saved(stores[0], [first, second])
+    assert stored_spread(stores[0], first) is None
+    saved(stores[0], runs("more", data_id="a"))
+    assert "4 stored runs" in stored_spread(stores[0], first).source
 
 
 def test_what_the_baseline_does_not_have_is_listed(stores, runs, record_of):

@@ -43,9 +43,15 @@ def source(samples):
     return FloatImages("noise", images, rng.integers(0, 10, samples), 10)
 
 
-def spec(folder, *, every, resume=False, program=None, **fields):
+def spec(folder, *, every, fault_every_s=None, resume=False, program=None, **fields):
     work = Train(network="dropping", batch_per_device=4, **{"epochs": 2, **fields})
-    settings = CheckpointSettings(checkpoints=str(folder), every_steps=every, keep=9, resume=resume)
+    settings = CheckpointSettings(
+        checkpoints=str(folder),
+        every_steps=every,
+        fault_every_s=fault_every_s,
+        keep=9,
+        resume=resume,
+    )
     return RunSpec(work=work, program=ProgramSettings(**program or {}), checkpointing=settings)
 
 
@@ -116,6 +122,22 @@ def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, stop, fields, 
     for name in ("training_loss", "validation_loss", "validation_accuracy"):
         assert rest.curves[name] == uninterrupted.curves[name]
     assert rest.figures["accuracy"] == uninterrupted.figures["accuracy"]
+
+
+def test_checkpoints_by_the_rule_change_no_weights(tmp_path):
+    """With a fault in twelve days no short training needs one after the first, but at its end."""
+    through, ruled = tmp_path / "through", tmp_path / "ruled"
+    run(spec(through, every=1, **ADAM))
+    log = run(spec(ruled, every=None, fault_every_s=1e6, **ADAM))
+    assert list(steps_in(ruled)) == [2, 2 * EACH]
+    assert contents(ruled, 2 * EACH) == contents(through, 2 * EACH)
+    names = ("checkpoint_cost_s", "checkpoint_write_s", "checkpoint_interval_s", "restart_s")
+    assert all(log.figures[name].value > 0 for name in (*names, "checkpoint_rule_s"))
+    path_of(ruled, 2 * EACH, 0, 1).unlink()
+    log = run(spec(ruled, every=None, fault_every_s=1e6, resume=True, **ADAM))
+    assert log.figures["resumed_at_step"].value == 2
+    assert list(steps_in(ruled)) == [2, 4, 2 * EACH]
+    assert contents(ruled, 2 * EACH) == contents(through, 2 * EACH)
 
 
 def made():

@@ -126,6 +126,8 @@ def _is_stage_of(stage: RunRecord, record: RunRecord) -> bool:
         b.network,
         b.batch_per_device,
     )
+    if stage.key.data_id != record.key.data_id:  # other files under the same path
+        return False
     if not same or program.cache_decoded or record.spec.placement != stage.spec.placement:
         return False
     if a.stage == "read":

@@ -34,7 +34,13 @@ from cubemesh.cli.serve import serve
 from cubemesh.cli.train import train
 from cubemesh.cli.tune import tune
 from cubemesh.errors import CubemeshError, StoreWarning
-from cubemesh.termination import Terminated, handle_signals
+from cubemesh.termination import (
+    NO_THREAD,
+    PROCESS_LIMIT,
+    Terminated,
+    can_start_threads,
+    handle_signals,
+)
 from cubemesh.untrusted import clean
 from cubemesh.views import output_streams
 from cubemesh.views.ascii import make_encodable
@@ -45,6 +51,7 @@ _SURROUNDINGS = (
 )
 """Errors of the machine that any system call may have: no room, no permission, no process."""
 _SAVED = "Finished runs are saved; re-run the same command to continue."
+_PROCESS_LIMIT = f"{NO_THREAD.capitalize()}. {PROCESS_LIMIT} {_SAVED}"
 
 app = typer.Typer(
     name="cubemesh",
@@ -104,6 +111,8 @@ def main() -> NoReturn:
     except Exception as error:
         code = _click_error(error)
     if code == INTERRUPTED:  # typer's code for a KeyboardInterrupt
+        if not can_start_threads():
+            _end(_PROCESS_LIMIT, 1)
         _end(f"Interrupted. {_SAVED}", code)
     failed = output_streams.failure()
     if closed or failed is not None:
@@ -170,6 +179,8 @@ def _surroundings(error: Exception) -> str | None:
     """The message about an error of the machine; None for one of the program."""
     if isinstance(error, MemoryError):
         return "There is not enough memory. A limit (ulimit -v) or other programs may be the cause."
+    if isinstance(error, RuntimeError) and not can_start_threads():
+        return _PROCESS_LIMIT
     if not isinstance(error, OSError):
         return None
     try:

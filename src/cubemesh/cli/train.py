@@ -61,9 +61,16 @@ def train(
         str | None, typer.Option(metavar="DIR", help="Save checkpoints in this folder.")
     ] = None,
     checkpoint_every: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="STEPS", help="Steps per checkpoint; default: one epoch."),
-    ] = None,
+        str,
+        typer.Option(
+            metavar="STEPS",
+            help="Steps per checkpoint; epoch; or auto: by Daly's rule from measured times.",
+        ),
+    ] = "auto",
+    fault_every_s: Annotated[
+        str,
+        typer.Option("--fault-every", metavar="TIME", help="Expected time between faults."),
+    ] = "1h",
     keep: Annotated[
         int, typer.Option(min=1, help="Number of most recent checkpoints to keep.")
     ] = 3,

@@ -3,7 +3,8 @@
 It covers the names, sizes and times of change of all files. Where they have no more than
 `SMALL_BYTES` together, contents take the place of the times, so that a copy has the same digest. Of
 more than `MOST_STATED` files every n-th is looked at, with the names of all and the times of the
-folders: in a large data set an edited file may go unnoticed, an added or removed one not.
+folders: in a large data set an edited file may go unnoticed, an added or removed one not. Links to
+folders are followed, as the readers of image folders do.
 """
 
 from __future__ import annotations
@@ -55,9 +56,16 @@ def _entries(root: Path) -> tuple[list[Path], list[Path]]:
     """Folders and files below `root`, by name; a file is its own only entry."""
     if not root.is_dir():
         return [], [root] if root.exists() else []
-    walked: Iterator[tuple[str, list[str], list[str]]] = os.walk(root, followlinks=False)
     folders, files = [], []
-    for folder, _, names in walked:
+    seen: set[tuple[int, int]] = set()
+    walked: Iterator[tuple[str, list[str], list[str]]] = os.walk(root, followlinks=True)
+    for folder, below, names in walked:
+        status = os.stat(folder)  # of the target of a link
+        if (identity := (status.st_dev, status.st_ino)) in seen:  # a circle, or linked twice
+            below.clear()
+            continue
+        seen.add(identity)
         folders.append(Path(folder))
+        below.sort()  # the same order every time decides under which name a folder counts
         files += [Path(folder, name) for name in names]
     return sorted(folders), sorted(files)

@@ -177,27 +177,31 @@ class Executor:
         of a step of one's own; computed again after each run."""
         if isinstance(spec.work, OwnStep):
             return digest_of_code(UserObject(name=spec.work.step, folder=spec.work.import_from))
-        works = [spec.work] if spec.against is None else [spec.work, spec.against.work]
-        paths = [path for work in works if (path := getattr(work, "data_path", None))]
-        for path in paths:
-            if path not in self._data_ids:
-                self._data_ids[path] = data_digest(path)
-        return "-".join(dict.fromkeys(self._data_ids[path] for path in paths))
+        return "-".join(dict.fromkeys(map(self._data_digest, _data_paths(spec))))
+
+    def _data_digest(self, path: str) -> str:
+        if path not in self._data_ids:
+            self._data_ids[path] = data_digest(path)
+        return self._data_ids[path]
 
     def stored_count(self, spec: RunSpec) -> int:
         """Number of repeats of `spec` whose records are stored and would be reused."""
         keys = (self.key(spec, repeat) for repeat in range(spec.budget.repeats))
-        return sum(self._reusable(key) is not None for key in keys)
+        return sum(self._reusable(spec, key) is not None for key in keys)
 
-    def _reusable(self, key: RunKey) -> RunRecord | None:
-        """The stored record that would be reused for a key."""
-        may_reuse = not self._no_cache or key in self._measured
+    def _knows_data(self, spec: RunSpec) -> bool:
+        """False where only other hosts have the data, which may have changed."""
+        return not spec.placement.hosts or all(map(self._data_digest, _data_paths(spec)))
+
+    def _reusable(self, spec: RunSpec, key: RunKey) -> RunRecord | None:
+        """The stored record that would be reused for the key of a spec."""
+        may_reuse = (not self._no_cache and self._knows_data(spec)) or key in self._measured
         stored = self._asked(lambda: self._store.find(key), None) if may_reuse else None
         valid = stored is not None and is_reusable(stored, self._machine, self._installed)
         return stored if valid else None
 
     def _record(self, spec: RunSpec, key: RunKey) -> RunRecord:
-        stored = self._reusable(key)
+        stored = self._reusable(spec, key)
         if stored is not None:
             self._observer.finish(stored, reused=True)
             return stored
@@ -348,3 +352,9 @@ class Executor:
 
 def _now_utc() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def _data_paths(spec: RunSpec) -> list[str]:
+    """The `data_path` of a spec, and of the other side."""
+    works = [spec.work] if spec.against is None else [spec.work, spec.against.work]
+    return [path for work in works if (path := getattr(work, "data_path", None))]

@@ -8,6 +8,7 @@
 | SIGKILL, and the kernel's count of out-of-memory kills has risen | oom |
 | abort with `std::bad_alloc` as the C++ runtime's last message | oom |
 | SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS: its own faults | crashed |
+| SIGINT from OpenBLAS, which could not start its threads | crashed, with the limit |
 | any other signal | killed |
 | `NO_ROOM`: the disk of the run's folder is full | crashed, with the folder |
 | any other exit code | crashed |
@@ -33,6 +34,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cubemesh.schema.outcome import Outcome, Status
+from cubemesh.termination import NO_THREAD, PROCESS_LIMIT
 from cubemesh.units import format_seconds
 from cubemesh.worker.report.events import NO_ROOM
 
@@ -158,6 +160,8 @@ def _status(worker: WorkerExit, where: str) -> tuple[Status, str]:
         )
     if worker.exit_code >= 0:
         return Status.CRASHED, f"{whose} exited with code {worker.exit_code} {where}."
+    if worker.exit_code == -signal.SIGINT and "pthread_create failed" in worker.output:
+        return Status.CRASHED, f"{whose} ended {where}, because {NO_THREAD}. {PROCESS_LIMIT}"
     name = signal_name(-worker.exit_code)
     fault = FAULTS.get(-worker.exit_code)
     if fault is not None:

@@ -204,7 +204,10 @@ class CheckpointSettings:
     checkpoints: str | None = None
     """Folder of the checkpoints, an absolute path that every rank sees; None saves none."""
     every_steps: int | None = None
-    """Steps between checkpoints; None: one after each epoch."""
+    """Steps between checkpoints; None: one after each epoch, or by `fault_every_s`."""
+    fault_every_s: float | None = None
+    """Expected seconds between faults, from which Daly's rule gives the time between checkpoints
+    (training/checkpoint_interval.py); None: `every_steps`."""
     keep: int = 3
     """Number of most recent checkpoints to keep."""
     resume: bool = False
@@ -218,9 +221,15 @@ class CheckpointSettings:
         at_least(self, 1, "every_steps", "keep")
         if self.reshard and not self.resume:
             raise UsageError("reshard=true resumes on other devices. Set resume=true too.")
-        if self.checkpoints is None and (self.resume or self.every_steps is not None):
+        if self.fault_every_s is not None and not self.fault_every_s > 0:
+            raise UsageError(f"fault_every_s={self.fault_every_s:g}: it must be above 0.")
+        if self.every_steps is not None and self.fault_every_s is not None:
+            raise UsageError("every_steps and fault_every_s exclude each other. Set one of them.")
+        timed = self.every_steps is not None or self.fault_every_s is not None
+        if self.checkpoints is None and (self.resume or timed):
             raise UsageError(
-                "resume and every_steps need a folder of checkpoints. Set checkpoints=FOLDER."
+                "resume, every_steps and fault_every_s need a folder of checkpoints. Set "
+                "checkpoints=FOLDER."
             )
 
 

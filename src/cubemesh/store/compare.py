@@ -2,8 +2,8 @@
 
 The throughput ratio with its interval comes from `run_statistics.py`. If a side has one run, the
 spread between fresh processes is taken from stored repeats of the same workload on the same machine
-(same spec, software and code version) and from the prior of its kind of workload, if it has one.
-All differences are listed.
+(same spec, software, code version and data) and from the prior of its kind of workload, if it has
+one. All differences are listed.
 """
 
 from __future__ import annotations
@@ -135,12 +135,13 @@ def _one_machine(runs: Sequence[RunRecord], like: RunRecord) -> RunSelection:
 def stored_spread(store: Store, record: RunRecord) -> Spread | None:
     """The spread between repeated runs of the same workload on the same machine; None if none
     was repeated."""
-    repeated: dict[tuple[str, str, str], list[RunRecord]] = {}
+    repeated: dict[tuple[str, str, str, str], list[RunRecord]] = {}
     alike = RunFilter(workload=record.spec.workload_id, machine=record.key.machine_id, outcome="ok")
     for other in records_of(store, store.each_run(alike)):
         if other.key.machine_id == record.key.machine_id and other.measured:
             key = other.key
-            repeated.setdefault((key.spec_id, key.software_id, key.code_version), []).append(other)
+            same = key.spec_id, key.software_id, key.code_version, key.data_id
+            repeated.setdefault(same, []).append(other)
     groups = [runs for runs in repeated.values() if len(runs) > 1]
     source = f"of {sum(map(len, groups))} stored runs of the same workload"
     spreads = [spread_between([run_windows(r) for r in runs], source) for runs in groups]
@@ -150,13 +151,15 @@ def stored_spread(store: Store, record: RunRecord) -> Spread | None:
 def differences(
     first: Sequence[RunRecord], second: Sequence[RunRecord], machines: Sequence[Machine | None]
 ) -> list[SettingDifference]:
-    """Settings, machine, device, software, version of the code, and warnings that differ."""
+    """Settings, data, machine, device, software, version of the code, and warnings that differ."""
     a, b = first[0], second[0]
     own = settings_of(a), settings_of(b)
     names = dict.fromkeys((*own[0], *own[1]))
     rows = [
         (name, format_value(own[0].get(name)), format_value(own[1].get(name))) for name in names
     ]
+    if a.key.data_id and b.key.data_id:
+        rows.append(("data files (digest)", a.key.data_id, b.key.data_id))
     if a.key.machine_id != b.key.machine_id:
         rows.append(("machine", _machine(a, machines[0]), _machine(b, machines[1])))
     rows.append(("runs on", _devices(first), _devices(second)))

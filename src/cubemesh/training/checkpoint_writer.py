@@ -33,9 +33,16 @@ from cubemesh.training.checkpoint import (
     require_safetensors,
     save,
 )
+from cubemesh.training.checkpoint_interval import (
+    FAULT_EVERY_S,
+    CheckpointTimes,
+    IntervalRule,
+    daly_interval_s,
+)
 from cubemesh.training.history import History
 from cubemesh.training.manifest import Claim
 from cubemesh.training.tensorboard import EventFile
+from cubemesh.units import format_seconds
 
 
 class CheckpointWriter:
@@ -43,9 +50,18 @@ class CheckpointWriter:
     all but the newest `keep`, and has the `claim` to the folder."""
 
     def __init__(
-        self, folder: Path, *, rank: int, ranks: int, keep: int, claim: Claim | None = None
+        self,
+        folder: Path,
+        *,
+        rank: int,
+        ranks: int,
+        keep: int,
+        claim: Claim | None = None,
+        fault_every_s: float | None = None,
     ) -> None:
         require_safetensors()
+        self.fault_every_s = fault_every_s
+        """Expected time between faults; None: the default."""
         self.folder = folder
         self._rank, self._ranks, self._keep = rank, ranks, keep
         self._claim = claim
@@ -54,6 +70,7 @@ class CheckpointWriter:
         self._written = 0
         self._size_bytes = 0
         self._waited_s = 0.0
+        self.times = CheckpointTimes()
         self.newest: int | None = None
         """The step of the last one written."""
 
@@ -62,6 +79,7 @@ class CheckpointWriter:
         took the folder over."""
         self.wait()
         self.check()
+        self.times.begun_s.append(time.perf_counter())
         self._thread = threading.Thread(
             target=self._write, args=(checkpoint,), name="cubemesh-checkpoint"
         )
@@ -94,6 +112,7 @@ class CheckpointWriter:
             size = Figure(value=self._size_bytes, unit="B", method="of one rank, the last")
             log.figure("checkpoint_bytes", size)
             log.figure("checkpoints_written", Figure(value=self._written, unit=""))
+            self._report_times(log)
         wait = Figure(value=self._waited_s, unit="s", method="for the checkpoint before it")
         log.figure("checkpoint_wait_s", wait)
         if self._claim is not None:
@@ -108,8 +127,30 @@ class CheckpointWriter:
             remedy = "Free disk space, keep fewer (keep), or name a folder on another disk."
             log.warning(warn("checkpoint-failed", cause, remedy))
 
+    def _report_times(self, log: Log) -> None:
+        """Log what a checkpoint costs and the interval, next to that of the rule."""
+        times, fault_every_s = self.times, self.fault_every_s or FAULT_EVERY_S
+        if times.cost_s is None:
+            return
+        count = len(times.waits_s)
+        method = "median: time for which training waits, and processor time of writing"
+        log.figure(
+            "checkpoint_cost_s", Figure(value=times.cost_s, unit="s", n=count, method=method)
+        )
+        write = Figure(value=times.write_s, unit="s", n=count, method="median, in the background")
+        log.figure("checkpoint_write_s", write)
+        if times.interval_s is not None:
+            mean = Figure(value=times.interval_s, unit="s", n=count - 1, method="mean")
+            log.figure("checkpoint_interval_s", mean)
+        rule_s = daly_interval_s(times.cost_s, fault_every_s)
+        method = f"Daly 2006, for a fault every {format_seconds(fault_every_s)}"
+        log.figure("checkpoint_rule_s", Figure(value=rule_s, unit="s", method=method))
+
     def _write(self, checkpoint: Checkpoint) -> None:
+        began, busy = time.perf_counter(), time.thread_time()
         failure = self._try_to_write(checkpoint)
+        self.times.writes_s.append(time.perf_counter() - began)
+        self.times.busy_s.append(time.thread_time() - busy)
         if failure:
             self._failed[checkpoint.step] = failure
             mark_failed(self.folder, checkpoint.step, self._rank, self._ranks)
@@ -139,7 +180,9 @@ class TrainingWriter:
 
     checkpoints: CheckpointWriter | None = None
     every_steps: int | None = None
-    """Steps between checkpoints; None: one after each epoch."""
+    """Steps between checkpoints; None: one after each epoch, or by `rule`."""
+    rule: IntervalRule | None = None
+    """Plans each from the times of those before."""
     training: str = ""
     """Id of the training, which its checkpoints have too."""
     events: EventFile | None = None
@@ -150,6 +193,8 @@ class TrainingWriter:
         """Whether a checkpoint is due after `step`."""
         if self.checkpoints is None:
             return False
+        if self.rule is not None:
+            return step >= self.rule.due
         return ends_epoch if self.every_steps is None else step % self.every_steps == 0
 
     def stops(self, begin: int, end: int) -> set[int]:
@@ -159,10 +204,31 @@ class TrainingWriter:
         first = begin // self.every_steps + 1
         return set(range(first * self.every_steps, end + 1, self.every_steps))
 
-    def save(self, program: Program, history: History) -> None:
-        """Take a snapshot now and write it in the background; once per step."""
-        if self.checkpoints is None or self._saved == history.done:
+    def next_stop(self, done: int, end: int) -> int:
+        """The step after which the window that begins after `done` ends: `end`, or before that
+        where a checkpoint is due by the rule."""
+        if self.checkpoints is None or self.rule is None or not done < self.rule.due < end:
+            return end
+        return self.rule.due
+
+    def saw_window(self, step_s: float) -> None:
+        """Add the step time of a window, for the rule."""
+        if self.rule is not None:
+            self.rule.saw(step_s)
+
+    def plan_next(self, step: int, wait_s: float, group: Group) -> None:
+        """Add what the checkpoint after `step` took, and plan the next one, as rank 0 does."""
+        if self.checkpoints is None:
             return
+        self.checkpoints.times.waits_s.append(wait_s)
+        if self.rule is not None:
+            planned = self.rule.next_after(step, self.checkpoints.times)
+            self.rule.due = group.broadcast_object(planned)
+
+    def save(self, program: Program, history: History) -> bool:
+        """Take a snapshot now and write it in the background, once per step; whether it did."""
+        if self.checkpoints is None or self._saved == history.done:
+            return False
         self._saved = history.done
         snapshot = cast(SupportsSnapshots, program).snapshot()
         self.checkpoints.save(
@@ -173,6 +239,7 @@ class TrainingWriter:
                 training=self.training,
             )
         )
+        return True
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Write points of curves, by tag. A failing disk ends the curves, not the training."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -125,10 +126,11 @@ class Training:
             with self.log.phase("evaluate"), closing(self._in_order()) as batches:
                 self.history.validation.append(self._evaluate(batches, epoch))
             self.history.log_curves(classes, self.log)
-            self._compare()
             done = self._is_done()
             if done or self.writer.due(self.history.done, ends_epoch=True):
-                self.writer.save(self.program, self.history)
+                self._checkpoint(synchronized=True)
+            else:
+                self._compare()
             if not done:
                 self._pause_if_requested()
         self.history.log_curves(classes, self.log)
@@ -166,6 +168,9 @@ class Training:
             self._started = True
             with self.log.phase("warm-up"):
                 self._run_windows("warm-up", epoch, ends[:1])
+            if self.writer.checkpoints is not None:
+                method = "from the start of the run to the end of its first step"
+                self.log.figure("restart_s", Figure(value=self.log.now(), unit="s", method=method))
             ends = ends[1:]
         if ends:
             with self.log.phase("measure"):
@@ -194,7 +199,11 @@ class Training:
             log=self.log,
             waited=self.waited,
         )
-        for end in ends:
+        waiting = list(ends)
+        while waiting:
+            end = self.writer.next_stop(history.done, waiting[0])
+            if end == waiting[0]:
+                del waiting[0]
             window = watch.window(phase, end - history.done, (f"epoch-{epoch}",))
             if phase == "measure":
                 self._measured.append(window)
@@ -203,20 +212,27 @@ class Training:
             fraction = end / (self.work.epochs * self.feed.steps_per_epoch)
             self.log.progress(phase, end, window.step_s, fraction, self._note(epoch))
             ends_epoch = end == epoch * self.feed.steps_per_epoch
+            if phase == "measure":
+                self.writer.saw_window(window.step_s)
             if not ends_epoch and self.writer.due(end, ends_epoch=False):
-                synchronize_replicas(program)
-                self._compare()
-                self.writer.save(program, history)
+                self._checkpoint()
             if not ends_epoch:
                 self._pause_if_requested()
+
+    def _checkpoint(self, *, synchronized: bool = False) -> None:
+        """Compare the ranks' weights and write a checkpoint; `synchronized` after an evaluation."""
+        began = time.perf_counter()
+        if not synchronized:
+            synchronize_replicas(self.program)
+        self._compare()
+        if self.writer.save(self.program, self.history):
+            self.writer.plan_next(self.history.done, time.perf_counter() - began, self.group)
 
     def _pause_if_requested(self) -> None:
         """Write a checkpoint and raise Paused, if that is requested and checkpoints are enabled."""
         if self.writer.checkpoints is None or not self.pause.received:
             return
-        synchronize_replicas(self.program)
-        self._compare()
-        self.writer.save(self.program, self.history)
+        self._checkpoint()
         self.writer.finish(self.group)
         raise Paused(f"The training paused after step {self.history.done}.{self.writer.newest()}")
 

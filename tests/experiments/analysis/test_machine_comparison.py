@@ -96,6 +96,22 @@ def test_another_program_is_compared_and_named(compared):
     ]
 
 
+def test_other_files_under_the_same_path_are_named(record_of):
+    own, other = (
+        replace(
+            one := record_of(SPEC, step_s=0.01), run_id=name, key=replace(one.key, data_id=name)
+        )
+        for name in ("own", "other")
+    )
+    answer = machine_comparison(
+        Side(machine=H200, runs=[run("q", "own")], records={"own": own}),
+        Side(machine=H100, runs=[run("r", "other")], records={"other": other}),
+    )
+    assert texts(answer.tables[0], "other differences") == [
+        "digest of data files own here, other there"
+    ]
+
+
 def test_a_workload_of_one_machine_has_a_reason(compared):
     vgg = replace(SPEC, work=TrainSteps(network="vgg16", batch_per_device=8))
     answer = compared(SPEC, vgg)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from cubemesh.errors import UsageError
+from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.train.experiment import EXPERIMENT, Settings, answer, plan
+from cubemesh.experiments.train.goodput import Goodput, goodput_of
 from cubemesh.frameworks.contract.program import Snapshot
 from cubemesh.schema import Budget, Curve, Figure, Outcome, RunKey, RunRecord, Status, Window
 from cubemesh.training.checkpoint import Checkpoint, save
@@ -93,6 +95,30 @@ def test_resuming_is_part_of_the_spec(context, tmp_path):
     assert spec.checkpointing.checkpoints is None
 
 
+@pytest.mark.parametrize(
+    ("given", "every_steps", "fault_every_s"),
+    [
+        ({"checkpoints": "ck"}, None, 3600.0),
+        ({"checkpoints": "ck", "fault_every_s": "2m"}, None, 120.0),
+        ({"checkpoint_every": "epoch"}, None, None),
+        ({"checkpoint_every": "50"}, 50, None),
+    ],
+)
+def test_the_interval_of_checkpoints(context, given, every_steps, fault_every_s):
+    (spec,) = next(plan(request(EXPERIMENT, given).settings, context))
+    found = spec.checkpointing
+    assert found.checkpoints is not None
+    assert (found.every_steps, found.fault_every_s) == (every_steps, fault_every_s)
+
+
+@pytest.mark.parametrize(
+    "given", [{"checkpoint_every": "0"}, {"checkpoint_every": "often"}, {"fault_every_s": "0s"}]
+)
+def test_invalid_intervals_are_refused(given):
+    with pytest.raises(UsageError, match=next(iter(given))):
+        request(EXPERIMENT, given)
+
+
 def curve(name, *values, x=None):
     places = x or tuple(float(n + 1) for n in range(len(values)))
     return Curve(name=name, x_name="epoch", x=places, y=values)
@@ -123,6 +149,7 @@ def test_the_answer_has_accuracy_target_and_restarts(context, tmp_path):
         ("accuracy", pytest.approx(92)),
         ("target-reached", 2),
         ("restart", 11),
+        ("goodput", pytest.approx(100 * 2 / 9)),
     ]
     assert "top-5 99.0 %" in found.findings[0].text
     assert "the worker was killed" in found.findings[2].text
@@ -145,3 +172,36 @@ def test_the_answer_of_a_training_that_failed(context):
     assert "The loss was nan." in finding.text
     assert answer(Settings(), []).findings == ()
     assert EXPERIMENT.name == "train"
+
+
+def test_goodput_counts_the_steps_that_remain(context, tmp_path):
+    """Ten of twenty steps of the first attempt are in the checkpoint of the second; one evaluation
+    was lost with the others. Each attempt starts for 1 s, and 4 s pass between them."""
+    (spec,) = next(plan(Settings(checkpoints=str(tmp_path)), context))
+
+    def window(start_s, steps, phase="measure", rank=0):
+        return Window(
+            rank=rank, phase=phase, start_s=start_s, elapsed_s=2.0, steps=steps, samples=64
+        )
+
+    first = (
+        *(window(0.5, 1, "warm-up"), window(1.0, 9), window(1.0, 9, rank=1)),
+        *(window(3.0, 10), window(5.0, 5, "evaluate")),
+    )
+    killed = record(spec, Status.KILLED, "killed", windows=first)
+    resumed = record(
+        spec,
+        figures={"accuracy": 0.9, "epochs_trained": 1.0, "resumed_at_step": 10.0}
+        | {"checkpoint_cost_s": 0.5, "checkpoint_write_s": 1.0, "checkpoint_interval_s": 60.0}
+        | {"restart_s": 3.0},
+        windows=(window(1.0, 10), window(3.0, 5, "evaluate")),
+    )
+    resumed = dataclasses.replace(resumed, started_utc="2026-01-01T00:00:13+00:00")
+    found = goodput_of([killed, resumed])
+    assert found == Goodput(elapsed_s=22.0, useful_s=6.0, repeated_s=4.0, start_s=6.0)
+    (table,) = answer(Settings(), [killed, resumed]).tables
+    assert [row[0].text for row in table.rows] == ["2 min", "5 min", "20 min", "1 h"]
+    for row in table.rows:
+        _, interval, rule, own = (cell.value for cell in row)
+        assert own <= rule < 100
+        assert (interval > 50.0) == (row[0].text == "1 h")

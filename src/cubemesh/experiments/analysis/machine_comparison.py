@@ -49,6 +49,7 @@ SAME_WORK = {
 }
 """Setting → its name. Throughputs are comparable only where these are equal."""
 _BUDGET = {field.name for field in fields(Budget)}
+_FILES = "digest_of_data_files"
 _RESULTS = {1: "faster", 0: "no significant difference", -1: "slower"}
 
 Pair = tuple[ExperimentRun, ExperimentRun]
@@ -70,8 +71,8 @@ class MachineWorkload(Group[str]):
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Every setting except the budget."""
-        own = settings_of(self.records[0])
+        """Every setting except the budget, and the digest of the data's files."""
+        own = settings_of(self.records[0]) | {_FILES: self.records[0].key.data_id or None}
         return {name: value for name, value in own.items() if name not in _BUDGET}
 
     @property

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.answer import answer_of
@@ -20,6 +21,7 @@ from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.train.report import charts, findings, table
 from cubemesh.schema import Answer, CheckpointSettings, RunRecord, RunSpec, Status, Train
 from cubemesh.training.checkpoint import steps_in
+from cubemesh.training.checkpoint_interval import FAULT_EVERY_S
 
 FOLDER = "cubemesh-checkpoints"
 """Default folder of checkpoints, below the current folder."""
@@ -34,8 +36,10 @@ class Settings:
     """The network to train; one. `cubemesh networks` lists them."""
     checkpoints: str | None = None
     """Folder of checkpoints; default: cubemesh-checkpoints, with checkpoint_every or resume."""
-    checkpoint_every: int | None = None
-    """Steps between checkpoints; default: one checkpoint after each epoch."""
+    checkpoint_every: Literal["auto", "epoch"] | int = "auto"
+    """Steps between checkpoints; epoch: one after each; auto: Daly's rule from measured times."""
+    fault_every_s: float = FAULT_EVERY_S
+    """Expected time between faults, for checkpoint_every=auto."""
     keep: int = 3
     """Number of most recent checkpoints to keep."""
     resume: bool = False
@@ -50,6 +54,12 @@ class Settings:
     def __post_init__(self) -> None:
         if len(self.networks) != 1:
             raise UsageError(f"networks={','.join(self.networks)}: train one network at a time.")
+        if isinstance(self.checkpoint_every, int) and self.checkpoint_every < 1:
+            raise UsageError(
+                f"checkpoint_every={self.checkpoint_every}: it must be 1 or more, auto or epoch."
+            )
+        if not self.fault_every_s > 0:
+            raise UsageError(f"fault_every_s={self.fault_every_s:g}: it must be above 0.")
 
     @property
     def network(self) -> str:
@@ -59,12 +69,14 @@ class Settings:
     @property
     def checkpointing(self) -> CheckpointSettings:
         """The settings of the spec, with absolute paths: a worker may run in another folder."""
-        enabled = self.checkpoints is not None or self.resume or self.checkpoint_every is not None
+        every = self.checkpoint_every
+        enabled = self.checkpoints is not None or self.resume or every != "auto"
         folder = Path(self.checkpoints or FOLDER).expanduser().absolute()
         board = None if self.tensorboard is None else Path(self.tensorboard).expanduser().absolute()
         return CheckpointSettings(
             checkpoints=str(folder) if enabled else None,
-            every_steps=self.checkpoint_every,
+            every_steps=every if isinstance(every, int) else None,
+            fault_every_s=self.fault_every_s if enabled and every == "auto" else None,
             keep=self.keep,
             resume=self.resume,
             reshard=self.reshard,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from cubemesh.experiments.analysis.trainings import curve_line, training_of, training_s
+from cubemesh.experiments.train.goodput import goodput_finding, goodput_table
 from cubemesh.networks import rate_unit
 from cubemesh.schema import (
     Axis,
@@ -41,6 +42,7 @@ def findings(records: Sequence[RunRecord]) -> Iterator[Finding]:
             value=step,
             unit="" if step is None else "steps",
         )
+    yield from goodput_finding(records)
 
 
 def _accuracy(record: RunRecord) -> Finding:
@@ -88,7 +90,12 @@ def _ending(record: RunRecord) -> str:
 
 
 def table(records: Sequence[RunRecord]) -> Iterator[Table]:
-    """A row per epoch."""
+    """A row per epoch, and the goodput to expect."""
+    yield from _epochs(records)
+    yield from goodput_table(records)
+
+
+def _epochs(records: Sequence[RunRecord]) -> Iterator[Table]:
     accuracy = records[-1].curve("validation_accuracy") if records else None
     if accuracy is None:
         return

@@ -6,6 +6,7 @@ Files have the light colours on white; charts in a page keep CSS variables.
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import importlib.metadata
 import io
@@ -22,6 +23,7 @@ from typing import Any
 from cubemesh.durable_files import replace_file
 from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.schema import Answer, Chart
+from cubemesh.termination import PROCESS_LIMIT, can_start_threads
 from cubemesh.units import format_bytes
 from cubemesh.untrusted import clean
 from cubemesh.user_folders import cache_folder
@@ -32,6 +34,8 @@ from cubemesh.views.theme import LIGHT, resolved
 FORMATS = ("svg", "png", "csv")
 _CSV_COLUMNS = ("line", "x", "y", "low", "high", "unit", "kind", "missing", "run")
 _PIXELS_PER_UNIT = 2.0
+_THREADS = 16
+"""Threads that vl-convert may start, of its runtime and of its JavaScript engine."""
 _CHILD = """
 import json, sys, vl_convert
 function, arguments, options = json.load(sys.stdin)
@@ -101,10 +105,22 @@ def _new_bundle() -> str:
     return _call("javascript_bundle", "window.vegaEmbed = vegaEmbed;").decode()
 
 
+@functools.cache
+def _check_threads() -> None:
+    """CubemeshError where vl-convert could not start its threads: it panics, or aborts the
+    process."""
+    if not can_start_threads(_THREADS):
+        raise CubemeshError(
+            f"Charts cannot be drawn: their renderer, vl-convert, needs up to {_THREADS} threads. "
+            f"{PROCESS_LIMIT}"
+        )
+
+
 def _call(function: str, *arguments: Any, **options: Any) -> bytes:
     """What a function of vl-convert returns. Where the address space is limited it is called in a
     process of its own: without room its JavaScript engine aborts the process. CubemeshError then.
     """
+    _check_threads()
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit_bytes == resource.RLIM_INFINITY:
         import vl_convert  # here: it takes 30 MiB

@@ -32,6 +32,7 @@ from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.frameworks.contract.kv_store import KVStore, Message
 from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.serialization import to_plain
+from cubemesh.units import format_list
 from cubemesh.untrusted import clean, quoted
 from cubemesh.worker.launch.host_replies import OUTPUT_CHARACTERS, Greeting
 from cubemesh.worker.launch.ssh import READY_S, HostFault, RemoteHost
@@ -151,6 +152,7 @@ class _EventCollector:
         self._hosts, self._job, self._folder = hosts, job, Path(job.folder)
         self._owners: dict[int, str] = {}
         self._written: dict[int, int] = {}
+        self._with_outcome: set[int] = set()
         self._offsets = [offset - offsets[0] for offset in offsets]
         self._store = KVStore()
         self._faults: list[Exception] = []
@@ -199,7 +201,9 @@ class _EventCollector:
             for number, text in (reply.outputs or {}).items():
                 path = replace(self._job, rank=self._own(host, number)).output_path
                 path.write_text(text[-OUTPUT_CHARACTERS:], "utf-8")
-            self.failed |= {self._own(host, n): code for n, code in reply.exits.items()}
+            codes = {self._own(host, n): code for n, code in reply.exits.items()}
+            self._check_ended(host, codes)
+            self.failed |= codes
         except (HostFault, OSError) as fault:
             self._faults.append(fault)
         finally:  # whatever happens: the run must not wait for this host
@@ -207,6 +211,19 @@ class _EventCollector:
                 self._left -= 1
                 if not self._left or self.failed or self._faults:
                     self._ended.set()
+
+    def _check_ended(self, host: RemoteHost, codes: Mapping[int, int]) -> None:
+        """HostFault where a rank of a host that has ended reported no outcome and did not fail."""
+        each = self._job.spec.placement.devices // len(self._hosts)
+        first = each * self._hosts.index(host)
+        silent = [
+            rank
+            for rank in range(first, first + each)
+            if rank not in codes and rank not in self._with_outcome
+        ]
+        if silent:
+            ranks = format_list([f"rank {rank}" for rank in silent])
+            raise host.fault(f"ended without an outcome of {ranks}")
 
     def _serve(self, host: RemoteHost, request: Mapping[str, Any]) -> None:
         try:
@@ -227,6 +244,8 @@ class _EventCollector:
 
     def _write(self, host: RemoteHost, rank: int, event: Mapping[str, Any], offset: float) -> None:
         """Append an event to the rank's event file, whose reader checks it."""
+        if event.get("event") == "outcome":
+            self._with_outcome.add(rank)
         if event.get("event") == "rank":
             event = {**event, "clock_offset_s": offset}
         self._append(

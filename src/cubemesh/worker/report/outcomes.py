@@ -35,6 +35,7 @@ from cubemesh.schema.collective import Collective
 from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.work import NetworkWork
+from cubemesh.termination import PROCESS_LIMIT, can_start_threads
 from cubemesh.training.pausing import Paused
 from cubemesh.units import format_bytes
 from cubemesh.user_code import UserCodeError
@@ -88,9 +89,11 @@ def not_installed(framework: str) -> Outcome:
 def _crashed(error: BaseException) -> Outcome:
     words = str(error).strip().splitlines()
     first = f": {words[0].rstrip('.')}" if words else ""
+    limited = isinstance(error, (BlockingIOError, RuntimeError)) and not can_start_threads()
+    remedy = f" {PROCESS_LIMIT}" if limited else ""
     return Outcome(
         status=Status.CRASHED,
-        message=f"the worker stopped with {type(error).__name__}{first}.",
+        message=f"the worker stopped with {type(error).__name__}{first}.{remedy}",
         facts={"traceback": _traceback(error)},
     )
 

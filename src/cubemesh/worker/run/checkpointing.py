@@ -14,12 +14,14 @@ from cubemesh.errors import BusyError, CubemeshError, DataError, UsageError
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.frameworks.contract.program import Program, SupportsSnapshots, Unsupported
 from cubemesh.measure.log import Log
+from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.record import Figure
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import warn
 from cubemesh.training import checkpoint as checkpoints
 from cubemesh.training import manifest
 from cubemesh.training.checkpoint import Checkpoint
+from cubemesh.training.checkpoint_interval import IntervalRule
 from cubemesh.training.checkpoint_writer import CheckpointWriter, TrainingWriter
 from cubemesh.training.history import History
 from cubemesh.training.manifest import Claim
@@ -135,6 +137,7 @@ def training_writer(spec: RunSpec, group: Group, begin: Beginning) -> TrainingWr
             ranks=group.size,
             keep=checkpointing.keep,
             claim=begin.claim,
+            fault_every_s=checkpointing.fault_every_s,
         )
         checkpoint_writer.check()
     events = None
@@ -148,9 +151,20 @@ def training_writer(spec: RunSpec, group: Group, begin: Beginning) -> TrainingWr
     return TrainingWriter(
         checkpoints=checkpoint_writer,
         every_steps=checkpointing.every_steps,
+        rule=_rule(spec, begin),
         training=begin.training,
         events=events,
     )
+
+
+def _rule(spec: RunSpec, begin: Beginning) -> IntervalRule | None:
+    """What plans the checkpoints; None where they have a number of steps or follow epochs. Where
+    one averages the weights, as with `local-sgd`, their number would change the training."""
+    fault_every_s = spec.checkpointing.fault_every_s
+    several = spec.placement.devices > 1
+    if fault_every_s is None or (several and not strategy(spec.program.sync).same_weights):
+        return None
+    return IntervalRule(fault_every_s, due=begin.history.done + 2)
 
 
 def _newest(folder: Path, training: str, group: Group, log: Log) -> Checkpoint | None:
