@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from cubemesh.api.collectives import collectives
     from cubemesh.api.compare import compare
     from cubemesh.api.doctor import doctor
-    from cubemesh.api.export import export
-    from cubemesh.api.import_ import import_measurements
+    from cubemesh.api.export import bundle, export
+    from cubemesh.api.import_ import import_bundle, import_measurements, verify_bundle
     from cubemesh.api.inference import build_plan, export_network, infer_plan
     from cubemesh.api.jobs import (
         agent,
@@ -60,6 +60,7 @@ __all__ = [
     "agent",
     "audit_store",
     "build_plan",
+    "bundle",
     "clone_job",
     "collectives",
     "compare",
@@ -68,6 +69,7 @@ __all__ = [
     "experiment_settings",
     "export",
     "export_network",
+    "import_bundle",
     "import_measurements",
     "infer_plan",
     "job",
@@ -95,6 +97,7 @@ __all__ = [
     "topology",
     "train",
     "tune",
+    "verify_bundle",
     "watch",
 ]
 _FILES = {
@@ -103,10 +106,12 @@ _FILES = {
     "agent": "jobs",
     "audit_store": "audit",
     "build_plan": "inference",
+    "bundle": "export",
     "clone_job": "jobs",
     "edit_job": "jobs",
     "experiment_settings": "catalogue",
     "export_network": "inference",
+    "import_bundle": "import_",
     "import_measurements": "import_",
     "infer_plan": "inference",
     "job": "jobs",
@@ -126,6 +131,7 @@ _FILES = {
     "submit": "jobs",
     "telemetry": "results",
     "topology": "probe",
+    "verify_bundle": "import_",
     "watch": "jobs",
 }
 """Name → its file, where that has another name or is not in `cubemesh.api`."""
