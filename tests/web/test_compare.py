@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import report_sample
+from cubemesh import compare
 from cubemesh.schema import Figure, Train
 from cubemesh.schema.record import ScoredSamples
 from cubemesh.store import Store
@@ -117,6 +118,15 @@ def test_trainings_that_answered_the_same_samples_are_paired(
     page = member.get(f"/compare?{query}").text
     assert "1 run by McNemar" in page
     assert "smallest difference that could have been seen is" in page
+    answer = compare("d" * 12, "e" * 12, store=store).answer
+    (accuracy,) = [f for f in answer.findings if f.code == "accuracy-difference"]
+    assert accuracy.text.startswith("B has a lower accuracy: A 80.00 %, B 78.00 %; -2.00 percent")
+    assert "20 only A answers, 0 only B" in accuracy.text
+    (higher,) = compare("e" * 12, "d" * 12, store=store).answer.findings[1:]
+    assert higher.text.startswith("B has a higher accuracy")
+    (unpaired,) = compare("d" * 12, ids["c"], store=store).answer.findings[1:]
+    assert unpaired.text.startswith("No significant difference in accuracy")
+    assert "Newcombe" in unpaired.text
     mixed = member.get(f"/compare?{query}&id={ids['c']}").text
     assert "by McNemar" in mixed
     assert "by Newcombe" in mixed

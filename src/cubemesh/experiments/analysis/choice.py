@@ -107,7 +107,7 @@ def choose(records: Sequence[RunRecord], ratios: Ratios) -> Choice | str:
     others = [r for r in done if r is not best]
     pairs = len(done) * (len(done) - 1) // 2
     if criterion == "accuracy":
-        found = [_accuracy(r, best, pairs) for r in others]
+        found = [compare_accuracy(r, best, pairs) for r in others]
     else:
         found = [_throughput(ratio, pairs) for ratio in ratios(best, others)]
     standings = {r.run_id: one for r, one in zip(others, found, strict=True)}
@@ -162,13 +162,15 @@ def matched_pairs(first: RunRecord, second: RunRecord) -> MatchedPairs | None:
     )
 
 
-def _accuracy(record: RunRecord, chosen: RunRecord, pairs: int) -> Standing:
+def compare_accuracy(record: RunRecord, chosen: RunRecord, pairs: int = 1) -> Standing:
+    """The accuracy of a training less that of `chosen`, one of `pairs` comparisons; `WORSE` where
+    it is significantly below."""
     matched = matched_pairs(chosen, record)
     if matched is not None:
         level = _LEVEL / pairs
         interval = matched.interval(level)
         return Standing(
-            verdict=TIED if matched.p_value >= level else WORSE,
+            verdict=WORSE if matched.p_value < level and matched.difference < 0 else TIED,
             difference=matched.difference,
             low=interval.low,
             high=interval.high,
@@ -191,7 +193,7 @@ def _accuracy(record: RunRecord, chosen: RunRecord, pairs: int) -> Standing:
         low=low,
         high=high,
         test=NEWCOMBE,
-        smallest=high - difference,
+        smallest=high - difference if difference <= 0 else difference - low,
     )
 
 
