@@ -73,6 +73,7 @@ TEXTS = {
     "key.pem": "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIA==\n-----END PRIVATE KEY-----\n",
     "timing.json": '{"schema": 1, "latencies": {}}\n',
 }
+EMPTY_PAGE = "<!doctype html>\n<html><body>\n</body>\n</html>\n"
 NULL = ("--set", "framework=null", "--set", "ceiling=false", "--set", "steps=2")
 MADE_BY: dict[str, list[tuple[str, ...]]] = {
     "runs.sqlite": [("run", "minibatch", *NULL, "--set", "batch_sizes=1,2", "--quick")],
@@ -111,6 +112,7 @@ class Files:
                 self._run(number, *words, "--store", str(folder / name))
         with contextlib.closing(sqlite3.connect(folder / "runs.sqlite")) as database:
             self.run_ids = [run_id for (run_id,) in database.execute("select run_id from records")]
+        self._make_bundle()
         self.names = sorted(path.name for path in folder.iterdir() if path.name[0] != ".")
 
     def place(self, chance: random.Random, work: Path) -> Placed:
@@ -175,6 +177,18 @@ class Files:
         )
         plans.write_plan(self.folder / "model.plan", document, {"fp32": model})
 
+    def _make_bundle(self) -> None:
+        """A share bundle of `runs.sqlite`, with a page without content."""
+        from cubemesh.store import Store
+        from cubemesh.store.bundles import bundle_file
+        from cubemesh.store.bundles.contents import to_parts
+
+        with Store.open(str(self.folder / "runs.sqlite"), read_only=True) as store:
+            parts = to_parts(store, self.run_ids, store.machines(), store.experiment_runs())
+        bundle_file.write(
+            self.folder / "bundle.html", EMPTY_PAGE, parts, version="0", made_utc="2026-01-01"
+        )
+
     def _run(self, number: int, *words: str) -> None:
         home = self.folder.parent / f"home-{number}"
         ended = fuzz_fork.run([*words], self.folder, home, waits=False)
@@ -218,6 +232,8 @@ class Placed:
         aware = self._chance.random() < 0.7
         if aware and path.suffix == ".sqlite":
             damage_rows(self._chance, path)
+        elif aware and path.suffix == ".html":
+            damage_part(self._chance, path)
         elif aware and path.suffix in (".plan", ".safetensors"):
             damage_metadata(self._chance, path)
         else:
@@ -247,6 +263,7 @@ def _fits(name: str, hint: str) -> bool:
     if kind in ("tar", "txt"):
         return "data" in hint
     words = {
+        "html": "bundle",
         "log": "nccl",
         "npz": "npz",
         "onnx": "onnx",
@@ -330,6 +347,19 @@ def damage_metadata(chance: random.Random, path: Path) -> None:
         name = chance.choice(sorted(arrays))
         arrays[name] = np.frombuffer(damaged(chance, arrays[name].tobytes()), np.uint8)
     write_arrays(path, arrays, metadata)
+
+
+def damage_part(chance: random.Random, path: Path) -> None:
+    """Damage a part of a bundle, and compute its checksums again."""
+    from cubemesh.errors import DataError
+    from cubemesh.store.bundles import bundle_file
+    from cubemesh.store.bundles.bundle_file import Part
+
+    with contextlib.suppress(DataError):  # damaged already
+        parts = {name: Part.of(data) for name, data in bundle_file.read(path).parts.items()}
+        name = chance.choice(sorted(parts))
+        parts[name] = Part.of(damaged(chance, zlib.decompress(parts[name].data)))
+        bundle_file.write(path, EMPTY_PAGE, parts, version="0", made_utc="2026-01-01")
 
 
 def damage_rows(chance: random.Random, path: Path) -> None:

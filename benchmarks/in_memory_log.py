@@ -9,7 +9,7 @@ from cubemesh.measure.log import Log
 from cubemesh.schema.collective import SweepPoint
 from cubemesh.schema.first_steps_trace import RankTrace
 from cubemesh.schema.machine import Unknown
-from cubemesh.schema.record import Breakdown, Curve, Figure, Part, Phase, Window
+from cubemesh.schema.record import Breakdown, Curve, Figure, Part, Phase, ScoredSamples, Window
 from cubemesh.schema.series import Series
 from cubemesh.schema.warning import Warning
 
@@ -30,6 +30,7 @@ class InMemoryLog(Log):
     unknown: list[Unknown] = field(default_factory=list)
     chunks: list[Series] = field(default_factory=list)
     losses: list[Any] = field(default_factory=list)
+    scored: list[ScoredSamples] = field(default_factory=list)
     fractions: list[float] = field(default_factory=list)
     """Every fraction that `progress` reported."""
 
@@ -43,7 +44,12 @@ class InMemoryLog(Log):
         elif event == "curve":
             self.curves[fields["curve"].name] = fields["curve"]
         elif event != "enter":
-            lists = {"unmeasured": self.unknown, "series": self.chunks, "loss": self.losses}
+            lists = {
+                "unmeasured": self.unknown,
+                "series": self.chunks,
+                "loss": self.losses,
+                "scored_samples": self.scored,
+            }
             (lists[event] if event in lists else getattr(self, f"{event}s")).append(fields[event])
 
     def joined(self, name: str) -> Series:

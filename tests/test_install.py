@@ -73,6 +73,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("inference", ("build", "little-cnn")),
     ("onnxruntime", ("infer", "little-cnn.plan")),
     ("views", ("report",)),
+    ("views", ("bundle", "create", "bundle.html")),
     ("exports", ("results", "--export", "runs.parquet")),
     ("serve", ("serve", "--host", "0.0.0.0")),
 )

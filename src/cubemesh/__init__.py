@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from cubemesh.api.collectives import collectives
     from cubemesh.api.compare import compare
     from cubemesh.api.doctor import doctor
-    from cubemesh.api.export import export
-    from cubemesh.api.import_ import import_measurements
+    from cubemesh.api.export import bundle, export
+    from cubemesh.api.import_ import import_bundle, import_measurements, verify_bundle
     from cubemesh.api.inference import build_plan, export_network, infer_plan
     from cubemesh.api.jobs import (
         agent,
@@ -64,6 +64,7 @@ __all__ = [
     "agent",
     "audit_store",
     "build_plan",
+    "bundle",
     "clone_job",
     "collectives",
     "compare",
@@ -73,6 +74,7 @@ __all__ = [
     "experiment_settings",
     "export",
     "export_network",
+    "import_bundle",
     "import_measurements",
     "infer_plan",
     "job",
@@ -104,6 +106,7 @@ __all__ = [
     "topology",
     "train",
     "tune",
+    "verify_bundle",
     "watch",
 ]
 _FILES = {
@@ -113,11 +116,13 @@ _FILES = {
     "agent": "jobs",
     "audit_store": "audit",
     "build_plan": "inference",
+    "bundle": "export",
     "clone_job": "jobs",
     "delete_schedule": "jobs",
     "edit_job": "jobs",
     "experiment_settings": "catalogue",
     "export_network": "inference",
+    "import_bundle": "import_",
     "import_measurements": "import_",
     "infer_plan": "inference",
     "job": "jobs",
@@ -141,6 +146,7 @@ _FILES = {
     "telemetry": "results",
     "topology": "probe",
     "train": "run",
+    "verify_bundle": "import_",
     "watch": "jobs",
 }
 """Name → its file, where that has another name or is not in `cubemesh.api`."""

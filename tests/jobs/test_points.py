@@ -72,3 +72,46 @@ def test_a_run_that_starts_from_the_beginning_has_none_of_the_old_points() -> No
     source.start(1)
     after = events(source, loss(2, 0.5))
     assert folded([*before, *after]) == {1: {LOSS: [[2, 0.5]]}}
+
+
+def chunk(name: str, *points: tuple[float, float], rank: int = 0) -> dict[str, Any]:
+    times, values = [p[0] for p in points], [p[1] for p in points]
+    plain = {"name": name, "rank": rank, "device": "gpu", "times_s": times, "values": values}
+    return {"event": "series", "of_rank": rank, "series": plain}
+
+
+def test_sensors_are_passed_on_as_they_are_read() -> None:
+    source = PointSource()
+    source.start(1)
+    found = events(
+        source,
+        chunk("gpu_power_watts", (0.5, 300.0), (1.0, 310.0)),
+        chunk("gpu_power_watts", (1.5, 305.0)),
+        chunk("resident_bytes", (0.5, 1e9)),  # not shown
+        chunk("gpu_power_watts", (0.5, 200.0), rank=1),
+    )
+    assert folded(found) == {1: {"gpu_power_watts": [[0.5, 300.0], [1.0, 310.0], [1.5, 305.0]]}}
+
+
+def test_a_resumed_run_takes_back_the_readings_of_before() -> None:
+    source = PointSource()
+    source.start(1)
+    before = events(source, loss(2, 0.5), chunk("gpu_power_watts", (9.0, 300.0)))
+    source.start(1)
+    after = events(source, RESUMED, chunk("gpu_power_watts", (0.5, 250.0)), loss(5, 0.4))
+    assert folded([*before, *after])[1]["gpu_power_watts"] == [[0.5, 250.0]]
+
+
+def test_of_a_long_run_fewer_readings_are_passed_on_and_all_are_the_records(monkeypatch) -> None:
+    monkeypatch.setattr("cubemesh.jobs.points.MOST_READINGS", 10)
+    source = PointSource()
+    source.start(1)
+    read = [(0.5 * n, float(n)) for n in range(1000)]
+    found = events(
+        source, *(chunk("gpu_power_watts", *read[n : n + 10]) for n in range(0, 1000, 10))
+    )
+    values = [y for _, y in folded(found)[1]["gpu_power_watts"]]
+    assert values[:15] == [*range(10), 10, 12, 14, 16, 18]
+    assert len(values) < 60
+    assert set(values) < {y for _, y in read}
+    assert values[-1] > 800

@@ -16,6 +16,7 @@ from cubemesh.errors import UsageError
 from cubemesh.frameworks.contract.program import Diverged
 from cubemesh.schema.work import Train
 from cubemesh.training.loop import Training, window_sizes
+from cubemesh.training.scored_samples import right_samples
 from in_memory_log import InMemoryLog
 
 CLASSES = 10
@@ -154,6 +155,8 @@ def test_accuracy_is_the_last_epochs_with_its_interval() -> None:
     assert log.curves["validation_accuracy"].y == pytest.approx((0.3, 0.6))
     accuracy = log.figures["accuracy"]
     assert (accuracy.value, accuracy.n) == (0.6, 30)
+    (scored,) = log.scored
+    assert (scored.count, right_samples(scored).sum()) == (30, 18)
     assert accuracy.low == pytest.approx(0.4232, abs=1e-4)
     assert log.figures["top5_accuracy"].value == 0.6
     wrong, right = math.log(9 + math.e), math.log(9 + math.e) - 1

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import report_sample
+from cubemesh import compare
 from cubemesh.schema import Figure, Train
+from cubemesh.schema.record import ScoredSamples
 from cubemesh.store import Store
 from cubemesh.training.evaluation import accuracy_figure
 from cubemesh.web.app import Workbench
@@ -90,3 +94,39 @@ def test_one_run_has_nothing_to_choose_from(member: Client, ids: dict[str, str])
     for query in ("", f"?id={ids['a']}"):
         assert member.get(f"/compare{query}").status_code == 200
         assert member.get(f"/api/v1/compare{query}").json()["choice"] is None
+
+
+def test_trainings_that_answered_the_same_samples_are_paired(
+    member: Client, ids: dict[str, str], store: Store
+) -> None:
+    """800 of 1,000 and 780, all of them among the 800: a tie by intervals, not by pairs."""
+    for name, hits in (("d", 800), ("e", 780)):
+        right = np.packbits(np.arange(1000) < hits)
+        scored = ScoredSamples(
+            samples_id="same", count=1000, right=base64.b64encode(right.tobytes()).decode()
+        )
+        one = store.record(ids["c"])
+        figures = {**one.figures, "accuracy": accuracy_figure(hits, 1000)}
+        store.save(
+            dataclasses.replace(one, run_id=name * 12, figures=figures, scored_samples=scored)
+        )
+    query = f"id={'d' * 12}&id={'e' * 12}"
+    standing = member.get(f"/api/v1/compare?{query}").json()["choice"]["standings"]["e" * 12]
+    assert standing["verdict"] == "worse"
+    assert standing["test"].startswith("McNemar")
+    assert (standing["only_best"], standing["only_own"]) == (20, 0)
+    page = member.get(f"/compare?{query}").text
+    assert "1 run by McNemar" in page
+    assert "smallest difference that could have been seen is" in page
+    answer = compare("d" * 12, "e" * 12, store=store).answer
+    (accuracy,) = [f for f in answer.findings if f.code == "accuracy-difference"]
+    assert accuracy.text.startswith("B has a lower accuracy: A 80.00 %, B 78.00 %; -2.00 percent")
+    assert "20 only A answers, 0 only B" in accuracy.text
+    (higher,) = compare("e" * 12, "d" * 12, store=store).answer.findings[1:]
+    assert higher.text.startswith("B has a higher accuracy")
+    (unpaired,) = compare("d" * 12, ids["c"], store=store).answer.findings[1:]
+    assert unpaired.text.startswith("No significant difference in accuracy")
+    assert "Newcombe" in unpaired.text
+    mixed = member.get(f"/compare?{query}&id={ids['c']}").text
+    assert "by McNemar" in mixed
+    assert "by Newcombe" in mixed

@@ -230,6 +230,24 @@ def test_curves_are_those_of_the_chosen_run(member: Client, queue: JobQueue) -> 
     assert not [one for one in events if one.kind == "points"]
 
 
+def test_sensors_have_charts_below_those_of_the_training(member: Client, queue: JobQueue) -> None:
+    job_id = put(queue)
+    names = ("cpu_utilization_percent", "training_loss", "gpu_power_watts", "validation_loss")
+    points = [
+        ("points", {"run": 1, "series": name, "points": [[0.5, 70.0], [1.0, 80.0]]})
+        for name in names
+    ]
+    hold(queue).renew(events=points)
+    found = member.get(f"/api/v1/jobs/{job_id}/curves").json()["curves"]
+    assert [(one["name"], one["unit"], one["x_name"]) for one in found] == [
+        ("training loss", "", "step"),
+        ("validation loss", "", "epoch"),
+        ("GPU power", "W", "seconds"),
+        ("CPU utilization", "%", "seconds"),
+    ]
+    assert found[2]["y"] == [70.0, 80.0]
+
+
 def test_a_store_that_is_read_only_refuses_with_a_sentence(
     queue: JobQueue, store: Store, access: Any
 ) -> None:

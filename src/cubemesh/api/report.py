@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -123,39 +123,70 @@ def _report(store: Store, names: Sequence[str], machine_id: str, *, closes: bool
         raise CubemeshError(
             f"The store has no description of machine {experiment_runs[0].machine_id}."
         )
+    other_machines = tuple(
+        known[other]
+        for other in dict.fromkeys(q.machine_id for q in stored)
+        if other in known and other != machine.machine_id
+    )
+    composed = compose(
+        store, machine, experiment_runs, replayed_suites(store, machine, names), closes=closes
+    )
+    return replace(composed, other_machines=other_machines)
+
+
+def compose(
+    store: Store,
+    machine: Machine,
+    experiment_runs: Sequence[ExperimentRun],
+    suites: Mapping[str, Sequence[ExperimentRun]],
+    *,
+    others: Iterable[RunRecord] = (),
+    closes: bool = False,
+) -> Report:
+    """The report of these experiment runs of one machine, of the replays of papers' `suites`, and
+    of `others`, further runs."""
     answered = stored_results(experiment_runs, EXPERIMENTS, store)
-    experiment_runs = [one.experiment_run for one in answered]
     answers = marked([(one.answer, one.records) for one in answered])
     records = {r.run_id: r for one in answered for r in one.records}
+    for record in others:
+        records.setdefault(record.run_id, record)
     return Report(
         machine=machine,
         answers=[
             *sorted(answers, key=lambda answer: answer.simulated),
-            *_claims(store, machine, names),
+            *_claims(store, machine, suites),
         ],
         records=records,
         series=StoredSeries(store, records, closes=closes),
         made_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         version=__version__,
-        experiment_runs=tuple(experiment_runs),
+        experiment_runs=tuple(one.experiment_run for one in answered),
         answer_of={one.experiment_run.experiment_run_id: one.answer for one in answered},
-        other_machines=tuple(
-            known[other]
-            for other in dict.fromkeys(q.machine_id for q in stored)
-            if other in known and other != machine.machine_id
-        ),
     )
 
 
-def _claims(store: Store, machine: Machine, names: Sequence[str]) -> list[Answer]:
+def replayed_suites(
+    store: Store, machine: Machine, names: Sequence[str]
+) -> dict[str, list[ExperimentRun]]:
+    """The experiment runs of each paper's suite, of `names` or all, that was replayed on this
+    machine."""
+    stored = store.experiment_runs()
+    found = {
+        suite: replayed(suite, stored, machine.machine_id)
+        for suite in documents()
+        if not names or suite in names
+    }
+    return {suite: own for suite, own in found.items() if own}
+
+
+def _claims(
+    store: Store, machine: Machine, suites: Mapping[str, Sequence[ExperimentRun]]
+) -> list[Answer]:
     """The verdicts on the claims of each paper that was replayed on this machine."""
-    found = []
-    for suite in [d for d in documents() if not names or d in names]:
-        own = replayed(suite, store.experiment_runs(), machine.machine_id)
-        if own:
-            asked = [(q.experiment, store.records(q.run_ids)) for q in own]
-            found.append(replay(suite, asked, machine))
-    return found
+    return [
+        replay(suite, [(q.experiment, store.records(q.run_ids)) for q in own], machine)
+        for suite, own in suites.items()
+    ]
 
 
 def answerable(

@@ -1,4 +1,4 @@
-"""`cubemesh import`."""
+"""`cubemesh import` and `cubemesh bundle`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from typing import Annotated
 
 import typer
 
+from cubemesh.cli import completion
 from cubemesh.cli.options import AsJson, StoreAt, show, tell
+from cubemesh.errors import UsageError, unknown_name
+
+BUNDLE_ACTIONS = ("create", "verify")
 
 
 def import_(
     file: Annotated[
-        Path, typer.Argument(help="Output of nccl-tests, or of `cubemesh collectives --json`.")
+        Path,
+        typer.Argument(
+            help="A share bundle, or output of nccl-tests or of `cubemesh collectives --json`."
+        ),
     ],
     collective: Annotated[
         str | None,
@@ -21,9 +28,23 @@ def import_(
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import results of nccl-tests for comparison. Sweeps that are stored are not added again."""
-    from cubemesh.api.import_ import import_measurements
+    """Import a share bundle, or results of nccl-tests. What is stored is not added again."""
+    from cubemesh.api.import_ import import_bundle, import_measurements
+    from cubemesh.store.bundles.bundle_file import is_bundle
     from cubemesh.views import collectives as view
+
+    if is_bundle(file):
+        from cubemesh.views.report import bundle as bundle_view
+
+        if collective is not None:
+            raise UsageError(f"--collective belongs to a log of nccl-tests; {file} is a bundle.")
+        merged = import_bundle(file, store=store)
+        show(
+            bundle_view.merged_document(merged),
+            as_json,
+            lambda console: bundle_view.print_merged(console, file, merged),
+        )
+        return
 
     found = import_measurements(file, operation=collective, store=store)
     document = view.document(found) | {"new": list(found.new)}
@@ -32,3 +53,98 @@ def import_(
     if known:
         added = f"{len(found.new)} were added" if found.new else "nothing was added"
         tell(f"{known} of {sweeps} sweeps of {file} were stored already; {added}.")
+
+
+def bundle(
+    action: Annotated[str, typer.Argument(metavar="ACTION", help="create or verify.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Bundle to write or to check: an HTML file.")
+    ],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME",
+            help="With create: only these experiments or papers; default: all.",
+            autocompletion=completion.experiments_and_suites,
+        ),
+    ] = None,
+    runs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--run",
+            metavar="RUN",
+            help="Only this run, by its id or unique prefix; may be repeated.",
+        ),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help="Filter by network.", autocompletion=completion.networks),
+    ] = None,
+    framework: Annotated[
+        str | None,
+        typer.Option(help="Filter by framework.", autocompletion=completion.frameworks),
+    ] = None,
+    outcome: Annotated[str | None, typer.Option(help="Filter by outcome.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Number of most recent runs; default: all.")
+    ] = None,
+    machine_id: Annotated[
+        str,
+        typer.Option(
+            "--machine-id",
+            metavar="ID",
+            help="Machine id or unique prefix; default: the machine measured last.",
+        ),
+    ] = "",
+    no_files: Annotated[
+        bool, typer.Option("--no-files", help="Leave out files of runs, such as traces.")
+    ] = False,
+    store: StoreAt = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write runs and answers as one file that is a page and a store, or check such a file."""
+    if action not in BUNDLE_ACTIONS:
+        raise unknown_name("action of bundle", action, BUNDLE_ACTIONS, "", "actions")
+    filters = {"network": network, "framework": framework, "outcome": outcome, "limit": limit}
+    if action == "verify":
+        given = {**filters, "run": runs, "machine-id": machine_id, "no-files": no_files}
+        for name, value in {**given, "store": store}.items():
+            if value:
+                raise UsageError(f"--{name} belongs to bundle create, not to verify.")
+        if names:
+            raise UsageError(f"bundle verify takes one file; '{names[0]}' is one too many.")
+        from cubemesh.api.import_ import verify_bundle
+        from cubemesh.views.report import bundle as view
+
+        checked = verify_bundle(file)
+        show(
+            view.checked_document(checked),
+            as_json,
+            lambda console: view.print_checked(console, checked),
+        )
+        return
+    from cubemesh.api.export import bundle as gather
+    from cubemesh.views.report import bundle as view
+
+    found = gather(
+        *(names or ()),
+        run_ids=runs or (),
+        network=network,
+        framework=framework,
+        outcome=outcome,
+        limit=limit,
+        machine_id=machine_id,
+        files=not no_files,
+        store=store,
+    )
+    try:
+        sha256 = view.write_bundle(file, found)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or file} cannot be written: {error.strerror}. Choose another path."
+        ) from None
+    show(
+        view.created_document(file, found, sha256),
+        as_json,
+        lambda console: view.print_created(console, file, found),
+    )

@@ -20,7 +20,7 @@ from cubemesh.cli.catalogue import experiments, networks, published
 from cubemesh.cli.collectives import collectives
 from cubemesh.cli.compare import compare
 from cubemesh.cli.completion import join_assignments
-from cubemesh.cli.import_ import import_
+from cubemesh.cli.import_ import bundle, import_
 from cubemesh.cli.inference import build, export, infer
 from cubemesh.cli.jobs import agent, jobs, submit, watch
 from cubemesh.cli.launch import launch
@@ -66,7 +66,7 @@ app = typer.Typer(
 for verb in (
     *(doctor, probe, accept, networks, experiments, published),
     *(run, train, tune, compare, collectives, predict),
-    *(launch, results, report, serve, audit),
+    *(launch, results, report, bundle, serve, audit),
     *(submit, jobs, watch, agent),
     *(export, build, infer),
 ):

@@ -86,6 +86,12 @@ class Feed:
         assert self._batches.current is not None, "after the first batch"
         return self._batches.current.indices
 
+    @property
+    def wait_so_far_s(self) -> float:
+        """Seconds that the training thread has waited for batches, or prepared them, until the last
+        one came. Another thread may read it."""
+        return self._batches.waited_s
+
     def waited_s(self, started: float, ended: float) -> float:
         """Seconds that the training thread waited for batches, or prepared them, between two
         readings of `time.perf_counter()`: the time lost to the input."""

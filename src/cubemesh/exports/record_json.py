@@ -127,6 +127,7 @@ def record_json(record: RunRecord) -> dict[str, Any]:
                 "phases",
                 "windows",
                 "curves",
+                "scored_samples",
                 "parts",
                 "breakdowns",
                 "sweep",

@@ -10,7 +10,7 @@ kind:
 | `edited` | control, priority or settings, and who |
 | `message` | text, before the runs |
 | `run` | a run begins: run (from 1), work, network, framework, batch_per_device, expected |
-| `points` | run, series (`training_loss`, `samples_per_s`, `validation_accuracy`, …), points |
+| `points` | run, series (`training_loss`, `samples_per_s`, `gpu_power_watts`, …), points |
 | `rewind` | run, step: it resumed there; later points of its `training_loss`, all others: void |
 | `warning` | code, cause, remedy |
 | `eta` | eta_s, eta_low_s, eta_high_s, eta_exact |

@@ -1,8 +1,9 @@
 """Points of a running job: from the events of its workers to curves, the same that are stored.
 
-A loss, a window and a curve become points as they are measured. A curve event repeats the whole
-course; only what is new is passed on. A run that starts again from a checkpoint takes back the
-points after it (`rewind`), as the record that is stored at the end has them from there.
+A loss, a window, a curve and a chunk of a sensor's series become points as they are measured. A
+curve event repeats the whole course; only what is new is passed on. A run that starts again from a
+checkpoint takes back the points after it (`rewind`), as the record that is stored at the end has
+them from there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,19 @@ from typing import Any
 
 LOSS = "training_loss"
 RATE = "samples_per_s"
-"""By seconds since the run began; other curves are by step or epoch."""
+"""By seconds since the run began, as sensors are; other curves are by step or epoch."""
+SENSORS = (
+    "gpu_utilization_percent",
+    "gpu_power_watts",
+    "gpu_clock_sm_mhz",
+    "cpu_utilization_percent",
+    "cpu_package_watts",
+    "input_wait_percent",
+)
+"""Series of telemetry that are passed on, in the order in which they are shown."""
+MOST_READINGS = 7200
+"""Of a sensor, an hour, are all passed on; then every second one until there are twice as many, and
+so on."""
 Point = list[float | None]
 """x and y; None for a value that is not finite."""
 Curves = dict[int, dict[str, list[Point]]]
@@ -29,6 +42,7 @@ class PointSource:
         for run, curves in (known or {}).items():
             for name, points in curves.items():
                 self._sent[run, name] |= {p[0] for p in points if p[0] is not None}
+        self._readings: dict[tuple[int, str], int] = defaultdict(int)
         self._run = 0
         self._resumed: float | None = None
         self._begun = True
@@ -50,9 +64,21 @@ class PointSource:
             curve = event["curve"]
             pairs = zip(curve["x"], curve["y"], strict=True)
             return self._new(curve["name"], [[x, y] for x, y in pairs])
+        if kind == "series" and event["series"]["name"] in SENSORS:
+            return self._sensor(event["series"])
         if kind == "window" and event["window"]["phase"] == "measure":
             return self._new(RATE, [rate_point(event["window"])])
         return []
+
+    def _sensor(self, series: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """The readings of a chunk that are passed on."""
+        name, shown = series["name"], []
+        for x, y in zip(series["times_s"], series["values"], strict=True):
+            number = self._readings[self._run, name]
+            self._readings[self._run, name] += 1
+            if number % (1 << (number // MOST_READINGS).bit_length()) == 0:
+                shown.append([x, y])
+        return self._new(name, shown)
 
     def _new(self, name: str, points: Iterable[Point]) -> list[tuple[str, Any]]:
         found: list[tuple[str, Any]] = []

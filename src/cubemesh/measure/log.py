@@ -17,7 +17,7 @@ from typing import Any
 from cubemesh.schema.collective import SweepPoint
 from cubemesh.schema.first_steps_trace import RankTrace
 from cubemesh.schema.machine import Unknown
-from cubemesh.schema.record import Breakdown, Curve, Figure, Part, Phase, Window
+from cubemesh.schema.record import Breakdown, Curve, Figure, Part, Phase, ScoredSamples, Window
 from cubemesh.schema.series import Series
 from cubemesh.schema.warning import Warning
 
@@ -80,6 +80,10 @@ class Log(ABC):
     def curve(self, curve: Curve) -> None:
         """A whole curve; replaces an earlier one of the same name."""
         self.emit("curve", curve=curve)
+
+    def scored_samples(self, scored: ScoredSamples) -> None:
+        """Which samples of the validation set were answered correctly at the end."""
+        self.emit("scored_samples", scored_samples=scored)
 
     def loss(self, step: int, loss: float) -> None:
         """The training loss of a step, for a live display; the same is a point of the curve."""

@@ -36,6 +36,7 @@ from cubemesh.schema.record import (
     Rank,
     RunKey,
     RunRecord,
+    ScoredSamples,
     Window,
     new_run_id,
 )
@@ -98,6 +99,7 @@ def assemble(
         phases=tuple(_nouns(events, "phase", Phase)),
         figures={**measured, **logged, **energy.figures, **swept},
         curves=tuple({c.name: c for c in _nouns(own, "curve", Curve)}.values()),
+        scored_samples=next(reversed(_nouns(own, "scored_samples", ScoredSamples)), None),
         parts=tuple(_nouns(own, "part", Part)),
         rank_parts=_rank_parts(events, spec.placement.devices),
         breakdowns=tuple(_nouns(own, "breakdown", Breakdown)),

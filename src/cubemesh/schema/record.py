@@ -154,6 +154,17 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoredSamples:
+    """Which samples of the validation set were answered correctly at the end of a training."""
+
+    samples_id: str
+    """Digest of the samples and their order."""
+    count: int
+    right: str
+    """A bit a sample, in their order, the most significant of a byte first; base64."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunKey:
     """The key by which a stored run is reused in place of a new one."""
 
@@ -193,6 +204,9 @@ class RunRecord:
     phases: tuple[Phase, ...] = ()
     figures: Mapping[str, Figure] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()
+    scored_samples: ScoredSamples | None = None
+    """Of a training's last evaluation; None where samples are positions of a sequence, for more
+    than `training.scored_samples.MAX_SAMPLES`, and in records of cubemesh before it."""
     parts: tuple[Part, ...] = ()
     """Breakdown of the mean step time; with `unattributed` the parts add up to it."""
     rank_parts: tuple[tuple[Part, ...], ...] = ()

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from cubemesh.errors import BusyError, CubemeshError, StoreError
+from cubemesh.store.bundles.bundle_file import is_bundle
 from cubemesh.store.location import Location
 
 _LEAST_FREE_BYTES = 1 << 20
@@ -68,6 +69,11 @@ def _meaning(location: Location, error: BaseException | None) -> CubemeshError:
         )
     if primary == sqlite3.SQLITE_IOERR and _no_room(location):
         primary = sqlite3.SQLITE_FULL
+    if primary == sqlite3.SQLITE_NOTADB and location.path and is_bundle(location.path):
+        return StoreError(
+            f"{location.name} is a share bundle or another page, not a store. Add a bundle to a "
+            f"store with: cubemesh import {location.name}"
+        )
     if primary in _MEANINGS:
         return StoreError(f"The store {location.name} {_MEANINGS[primary]}")
     message = " ".join(str(error).split())

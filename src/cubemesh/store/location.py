@@ -76,10 +76,15 @@ def files_folder(location: Location) -> Path:
     return path.with_name(f"{path.stem}-files")
 
 
+def is_run_id(text: str) -> bool:
+    """Whether a text may be the id of a run: hexadecimal digits."""
+    return _RUN_ID.fullmatch(text) is not None
+
+
 def artifact_folder(folder: Path, run_id: str) -> Path:
     """The folder of a run's files in a folder of files. StoreError for an invalid id: a record
     may be a stranger's."""
-    if not _RUN_ID.fullmatch(run_id):
+    if not is_run_id(run_id):
         raise StoreError(f"{quoted(run_id)} is not the id of a run, which has hexadecimal digits.")
     return folder / run_id
 

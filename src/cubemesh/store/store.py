@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
@@ -83,6 +83,8 @@ MAX_ARTIFACT_BYTES = 64 << 20
 """Of a file that is kept in the database; larger ones stay in a folder of this host."""
 _RUNS_AT_A_TIME = 16
 """Whose series are read together."""
+_IDS_AT_A_TIME = 500
+"""In one statement."""
 _REUSABLE = [status.value for status in Status if status.expected]
 _AWAY = (StoreError, BusyError)
 """The store does not answer, or takes nothing."""
@@ -176,6 +178,40 @@ class Store:
         """As `save`, and if the store cannot take it the record waits in the spool, with
         `unsaved` and a StoreWarning; a run that is stored already is left as it is."""
         self._keep(Spooled(store=self.name, record=record, series=tuple(series)))
+
+    def adopt(
+        self, record: RunRecord, series: Iterable[Series], files: Mapping[str, bytes]
+    ) -> bool:
+        """Store a run of another store with its files, by their names; False if it is stored
+        already. StoreError where that fails."""
+        if self.known_runs([record.run_id]):
+            return False
+        self._follow_file()
+        paths = dict(record.artifacts)
+        for name, path in paths.items():
+            if (data := files.get(Path(path).name)) is not None:
+                paths[name] = self._adopt_file(record.run_id, Path(path).name, data)
+        return self._database.insert(replace(record, artifacts=paths), series)
+
+    def _adopt_file(self, run_id: str, name: str, data: bytes) -> str:
+        """Write a file of a run; one that an interrupted import has left is used again."""
+        with (
+            suppress(OSError, ValueError),
+            open_plain_file(self._artifact_folder(run_id), name) as left,
+        ):
+            if left.read(len(data) + 1) == data:
+                return str(self._artifact_folder(run_id) / name)
+        return self._copy_artifact(BytesIO(data), run_id, name)
+
+    def known_runs(self, run_ids: Sequence[str]) -> list[str]:
+        """Those of these ids that are stored, in this order."""
+        found: set[str] = set()
+        with self._database.read() as connection:
+            for first in range(0, len(run_ids), _IDS_AT_A_TIME):
+                some = list(run_ids[first : first + _IDS_AT_A_TIME])
+                query = select(records.c.run_id).where(records.c.run_id.in_(some))
+                found |= set(connection.execute(query).scalars())
+        return [run_id for run_id in run_ids if run_id in found]
 
     def recover(self, *, patient: bool = True) -> int:
         """Take in what waits in the spool, each run once; the number of files. What the store

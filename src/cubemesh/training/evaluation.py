@@ -24,6 +24,7 @@ from cubemesh.frameworks.contract.program import Program
 from cubemesh.measure.log import Log
 from cubemesh.schema.record import Figure, Window
 from cubemesh.statistics import Interval
+from cubemesh.training.scored_samples import SampleRecorder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,13 @@ def score(scores: NDArray[Any], labels: NDArray[np.int64]) -> EvaluationResult:
     Where each position has a label, (batch, positions, classes) and (batch, positions), a position
     is a sample, and those of padding are left out.
     """
+    return score_samples(scores, labels)[0]
+
+
+def score_samples(
+    scores: NDArray[Any], labels: NDArray[np.int64]
+) -> tuple[EvaluationResult, NDArray[np.bool_]]:
+    """As `score`, and which of the samples were answered correctly."""
     counted = labels != PADDING
     scores, labels = scores[counted].astype(np.float64), labels[counted]
     own = scores[np.arange(len(labels)), labels]
@@ -68,21 +76,35 @@ def score(scores: NDArray[Any], labels: NDArray[np.int64]) -> EvaluationResult:
     with np.errstate(invalid="ignore"):  # scores that are infinite give a loss that says so
         highest = scores.max(axis=1)
         log_sum = highest + np.log(np.exp(scores - highest[:, None]).sum(axis=1))
-    return EvaluationResult(
+    right = rank == 0
+    result = EvaluationResult(
         samples=len(labels),
-        top1=int((rank == 0).sum()),
+        top1=int(right.sum()),
         top5=int((rank < 5).sum()),
         loss_sum=float((log_sum - own).sum()),
     )
+    return result, right
 
 
-def score_all(program: Program, batches: Iterable[Batch], log: Log, mark: str) -> EvaluationResult:
+def score_all(
+    program: Program,
+    batches: Iterable[Batch],
+    log: Log,
+    mark: str,
+    recorder: SampleRecorder | None = None,
+) -> EvaluationResult:
     """Score every sample of `batches`. Scores are copied to the host, so each batch is a
-    synchronous step, and all together are one window of phase `evaluate`, marked `mark`."""
+    synchronous step, and all together are one window of phase `evaluate`, marked `mark`. The
+    answers go to a `recorder`."""
     start = program.clock()
     total, steps, samples = EvaluationResult(), 0, 0
     for batch in batches:
-        total += score(program.evaluate(program.place(batch)), batch.labels)
+        if recorder is not None:
+            recorder.see(batch)
+        result, right = score_samples(program.evaluate(program.place(batch)), batch.labels)
+        if recorder is not None:
+            recorder.add(batch.labels, right)
+        total += result
         steps += 1
         samples += batch.samples
     log.window(

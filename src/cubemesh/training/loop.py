@@ -36,7 +36,7 @@ from cubemesh.frameworks.contract.program import (
 )
 from cubemesh.measure.log import Log
 from cubemesh.measure.timing.timer import Stopwatch
-from cubemesh.schema.record import Figure, Window
+from cubemesh.schema.record import Figure, ScoredSamples, Window
 from cubemesh.schema.work import Train
 from cubemesh.training import replica_check
 from cubemesh.training.checkpoint_writer import TrainingWriter
@@ -44,6 +44,7 @@ from cubemesh.training.evaluation import EvaluationResult, score_all
 from cubemesh.training.history import TOP5_CLASSES, History
 from cubemesh.training.pausing import Paused, PauseRequest
 from cubemesh.training.schedule import Schedule
+from cubemesh.training.scored_samples import SampleRecorder
 
 WINDOWS_PER_EPOCH = 4
 WINDOWS = 12
@@ -80,6 +81,8 @@ class Training:
     _measured: list[Window] = field(default_factory=list)
     _batch: Batch | None = None
     _started: bool = False
+    _scored: ScoredSamples | None = None
+    """Of the last evaluation."""
     _same_at: int = 0
     """The last step after which the ranks' weights were equal."""
 
@@ -136,6 +139,8 @@ class Training:
         self.history.log_curves(classes, self.log)
         self.writer.finish(self.group)
         self.history.log_figures(classes, self.log)
+        if self._scored is not None:  # a training that resumes at its end evaluates nothing
+            self.log.scored_samples(self._scored)
         self._log_target()
 
     def _in_order(self) -> Batches:
@@ -281,7 +286,9 @@ class Training:
 
     def _evaluate(self, batches: Batches, epoch: int) -> EvaluationResult:
         """Score every sample, and write the curves."""
-        total = score_all(self.program, batches, self.log, mark=f"epoch-{epoch}")
+        recorder = SampleRecorder(contents=self.work.data_path is None)
+        total = score_all(self.program, batches, self.log, f"epoch-{epoch}", recorder)
+        self._scored = recorder.result()
         if not math.isfinite(total.loss):
             raise Diverged(
                 f"The validation loss was {total.loss} after epoch {epoch} of {self.work.epochs}. "

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cubemesh.exports.record_json import finite
+from cubemesh.jobs.points import SENSORS
 from cubemesh.jobs.schedules import Night, Schedule
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Agent, JobEvent, QueuedJob
@@ -201,6 +202,8 @@ class WatchPages:
         if event.kind == "eta":
             self._eta = event.value
         if event.kind == "points":
+            if event.value["series"] in SENSORS:
+                return ""
             return self._points(event.value)
         return event_line(event)
 

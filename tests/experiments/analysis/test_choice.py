@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import math
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 import report_sample
-from cubemesh.experiments.analysis.choice import TIED, UNDECIDED, WORSE, choose, pareto_front
+from cubemesh.experiments.analysis.choice import (
+    MCNEMAR,
+    NEWCOMBE,
+    TIED,
+    UNDECIDED,
+    WORSE,
+    choose,
+    matched_pairs,
+    pareto_front,
+)
 from cubemesh.schema import Figure, RunRecord, Train
 from cubemesh.schema.comparison import Ratio, classify_ratio
+from cubemesh.schema.record import ScoredSamples
+from cubemesh.statistics.matched_pairs import MatchedPairs
 from cubemesh.training.evaluation import accuracy_figure
 
 SAMPLES = 1000
@@ -133,3 +146,55 @@ def test_the_front_has_what_nothing_dominates() -> None:
     assert found.front == tuple(runs[i].run_id for i in (0, 1, 3))
     assert found.dominated == {runs[2].run_id: runs[1].run_id}
     assert not any(math.isnan(v) for values in found.values.values() for v in values)
+
+
+def answered(record: RunRecord, right: Sequence[bool], samples_id: str = "a") -> RunRecord:
+    """The same training with its answers to single samples."""
+    bits = base64.b64encode(np.packbits(np.array(right, bool)).tobytes()).decode()
+    scored = ScoredSamples(samples_id=samples_id, count=len(right), right=bits)
+    return dataclasses.replace(record, scored_samples=scored)
+
+
+def answers(wrong: range) -> list[bool]:
+    return [place not in wrong for place in range(SAMPLES)]
+
+
+def test_a_difference_on_the_same_samples_is_seen_where_intervals_overlap() -> None:
+    """The worse one answers 12 samples wrongly that the best answers, and none the other way."""
+    best = answered(trained(1, 950), answers(range(50)))
+    worse = answered(trained(2, 938), answers(range(62)))
+    found = choose([best, worse], none)
+    standing = found.standings[worse.run_id]
+    assert (standing.verdict, standing.test) == (WORSE, MCNEMAR)
+    assert (standing.only_best, standing.only_own) == (12, 0)
+    assert standing.difference == pytest.approx(-0.012)
+    assert standing.high < 0
+    assert standing.smallest == pytest.approx(0.008)  # 10 of 12
+    unpaired = choose([trained(1, 950), trained(2, 938)], none).standings[worse.run_id]
+    assert (unpaired.verdict, unpaired.test, unpaired.only_best) == (TIED, NEWCOMBE, None)
+    assert unpaired.smallest > standing.smallest
+
+
+def test_only_equal_samples_are_paired() -> None:
+    best, right = answered(trained(1, 950), answers(range(50))), answers(range(62))
+    own = answered(trained(2, 938), right)
+    key = dataclasses.replace(own.key, data_id="other files")
+    damaged = dataclasses.replace(own.scored_samples, right="!")
+    for other in (
+        answered(trained(2, 938), right, samples_id="b"),
+        answered(trained(2, 938), right[:-1]),
+        dataclasses.replace(own, key=key),
+        dataclasses.replace(own, scored_samples=damaged),
+        trained(2, 938),
+    ):
+        assert matched_pairs(best, other) is None
+    assert matched_pairs(best, own) == MatchedPairs(samples=SAMPLES, lost=12, gained=0)
+
+
+def test_pairs_are_corrected_for_their_number() -> None:
+    """Ten samples of difference: p = 0.002, significant of two runs, not of ten."""
+    best = answered(trained(1, 950), answers(range(50)))
+    others = [answered(trained(n, 940), answers(range(60))) for n in range(2, 11)]
+    assert choose([best, others[0]], none).standings[others[0].run_id].verdict == WORSE
+    of_ten = choose([best, *others], none).standings
+    assert {of_ten[r.run_id].verdict for r in others} == {TIED}

@@ -2,8 +2,10 @@
 Pareto front.
 
 Trainings on one data set are chosen by accuracy, other runs of one network by throughput. A run is
-tied with the best where the interval of their difference includes zero. Of accuracies d = a - b
-it is Newcombe's from Wilson's intervals (Statistics in Medicine 17, 1998, method 10),
+tied with the best where the interval of their difference includes zero. Where the answers of both
+to the same samples are stored, accuracies are compared by McNemar's exact test
+(statistics/matched_pairs.py). Otherwise the interval of d = a - b is Newcombe's from Wilson's
+intervals (Statistics in Medicine 17, 1998, method 10),
 
     d - √((a - a_low)² + (b_high - b)²)   to   d + √((a_high - a)² + (b - b_low)²)
 
@@ -22,13 +24,17 @@ from statistics import NormalDist
 
 from cubemesh import networks
 from cubemesh.errors import CubemeshError
-from cubemesh.schema import Figure, NetworkWork, RunRecord, Train
+from cubemesh.schema import NetworkWork, RunRecord, Train
 from cubemesh.schema.comparison import Ratio
+from cubemesh.statistics.matched_pairs import MatchedPairs
+from cubemesh.training.scored_samples import right_samples
 
 Ratios = Callable[[RunRecord, Sequence[RunRecord]], Sequence[Ratio | None]]
 """Each run's throughput over that of the first; None where it is not comparable."""
 _LEVEL = 0.05
 BEST, TIED, UNDECIDED, WORSE = "best", "tied", "not enough data", "worse"
+MCNEMAR = "McNemar's exact test, on the same samples"
+NEWCOMBE = "Newcombe's interval, as if on different samples"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +47,14 @@ class Standing:
     """Of accuracies, the run's less the best's; of throughputs their ratio."""
     low: float | None
     high: float | None
+    test: str = ""
+    """Of accuracies: `MCNEMAR` or `NEWCOMBE`."""
+    only_best: int | None = None
+    """Samples that the best alone answers correctly; None where that is not known."""
+    only_own: int | None = None
+    """Samples that the run alone answers correctly."""
+    smallest: float | None = None
+    """The smallest difference of the accuracies that would have been significant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +107,7 @@ def choose(records: Sequence[RunRecord], ratios: Ratios) -> Choice | str:
     others = [r for r in done if r is not best]
     pairs = len(done) * (len(done) - 1) // 2
     if criterion == "accuracy":
-        found = [_accuracy(r.figures[name], best.figures[name], pairs) for r in others]
+        found = [compare_accuracy(r, best, pairs) for r in others]
     else:
         found = [_throughput(ratio, pairs) for ratio in ratios(best, others)]
     standings = {r.run_id: one for r, one in zip(others, found, strict=True)}
@@ -127,7 +141,45 @@ def criterion_of(records: Sequence[RunRecord]) -> str | None:
     return "throughput" if whole and len(named) == 1 else None
 
 
-def _accuracy(own: Figure, best: Figure, pairs: int) -> Standing:
+def matched_pairs(first: RunRecord, second: RunRecord) -> MatchedPairs | None:
+    """The answers of two trainings to the same samples; None where they are not stored of both, or
+    the samples are others."""
+    own, other = first.scored_samples, second.scored_samples
+    if own is None or other is None:
+        return None
+    if (own.samples_id, own.count) != (other.samples_id, other.count):
+        return None
+    works = first.spec.work, second.spec.work
+    data = {(w.data, w.classes) for w in works if isinstance(w, Train)}
+    if len(data) != 1 or first.key.data_id != second.key.data_id:
+        return None
+    try:
+        one, two = right_samples(own), right_samples(other)
+    except ValueError:  # damaged
+        return None
+    return MatchedPairs(
+        samples=own.count, lost=int((one & ~two).sum()), gained=int((two & ~one).sum())
+    )
+
+
+def compare_accuracy(record: RunRecord, chosen: RunRecord, pairs: int = 1) -> Standing:
+    """The accuracy of a training less that of `chosen`, one of `pairs` comparisons; `WORSE` where
+    it is significantly below."""
+    matched = matched_pairs(chosen, record)
+    if matched is not None:
+        level = _LEVEL / pairs
+        interval = matched.interval(level)
+        return Standing(
+            verdict=WORSE if matched.p_value < level and matched.difference < 0 else TIED,
+            difference=matched.difference,
+            low=interval.low,
+            high=interval.high,
+            test=MCNEMAR,
+            only_best=matched.lost,
+            only_own=matched.gained,
+            smallest=matched.smallest(level),
+        )
+    own, best = record.figures["accuracy"], chosen.figures["accuracy"]
     difference = own.value - best.value
     if own.low is None or own.high is None or best.low is None or best.high is None:
         return Standing(verdict=UNDECIDED, difference=difference, low=None, high=None)
@@ -135,8 +187,14 @@ def _accuracy(own: Figure, best: Figure, pairs: int) -> Standing:
     wider = normal.inv_cdf(1 - _LEVEL / 2 / pairs) / normal.inv_cdf(1 - _LEVEL / 2)
     low = difference - wider * math.hypot(own.value - own.low, best.high - best.value)
     high = difference + wider * math.hypot(own.high - own.value, best.value - best.low)
-    verdict = TIED if high >= 0 else WORSE
-    return Standing(verdict=verdict, difference=difference, low=low, high=high)
+    return Standing(
+        verdict=TIED if high >= 0 else WORSE,
+        difference=difference,
+        low=low,
+        high=high,
+        test=NEWCOMBE,
+        smallest=high - difference if difference <= 0 else difference - low,
+    )
 
 
 def _throughput(ratio: Ratio | None, pairs: int) -> Standing:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cubemesh.errors import TARGET_MISSED
 from cubemesh.experiments.analysis.caveats import mark_simulated, noise_codes
+from cubemesh.experiments.analysis.choice import compare_accuracy, criterion_of
 from cubemesh.experiments.analysis.groups import throughput_unit
 from cubemesh.measure.timing.interleaved_ab import ratio_of
 from cubemesh.measure.timing.stopping_rule import confidence_of
@@ -16,6 +17,7 @@ from cubemesh.schema import (
     Answer,
     Cell,
     Column,
+    Figure,
     Finding,
     NetworkWork,
     OwnStep,
@@ -224,6 +226,38 @@ def _notes(record: RunRecord) -> Iterator[str]:
         yield "The two programs do not differ: this compares A with itself."
 
 
+def _accuracy_findings(found: StoredComparison) -> Iterator[Finding]:
+    """The difference of the accuracies of two trainings that were scored on the same data."""
+    if len(found.first.records) != 1 or len(found.second.records) != 1:
+        return
+    first, second = found.first.records[0], found.second.records[0]
+    if criterion_of([first, second]) != "accuracy":
+        return
+    standing = compare_accuracy(second, first)
+    if standing.difference is None or standing.low is None or standing.high is None:
+        return
+    a, b = (100 * record.figures["accuracy"].value for record in (first, second))
+    points, low, high = (100 * v for v in (standing.difference, standing.low, standing.high))
+    if low <= 0 <= high:
+        text = f"No significant difference in accuracy: A {a:.2f} %, B {b:.2f} %"
+    else:
+        text = f"B has a {'higher' if points > 0 else 'lower'} accuracy: A {a:.2f} %, B {b:.2f} %"
+    text += f"; {points:+.2f} percentage points, 95 % interval {low:+.2f} to {high:+.2f}, by "
+    text += standing.test
+    if standing.only_best is not None and standing.only_own is not None:
+        text += f": {standing.only_best:,} only A answers, {standing.only_own:,} only B"
+    if standing.smallest is not None:
+        text += f". Differences below {100 * standing.smallest:.2g} points would not be detected"
+    yield Finding.of(
+        code="accuracy-difference",
+        text=f"{text}.",
+        question="How accurate is B compared with A?",
+        figure=Figure(value=points, unit="percentage points", low=low, high=high),
+        unit="percentage points",
+        caveats=(),
+    )
+
+
 def comparison_answer(found: StoredComparison, gate: Gate | None = None) -> Answer:
     """The answer of `cubemesh compare`."""
     ratio, sides = found.ratio, (found.first, found.second)
@@ -249,6 +283,7 @@ def comparison_answer(found: StoredComparison, gate: Gate | None = None) -> Answ
                 unit="×",
                 caveats=noise_codes(records),
             ),
+            *_accuracy_findings(found),
         ),
         tables=(_sides(found), *_different(found)),
         warnings=tuple(dict.fromkeys(w for r in records for w in r.warnings)),

@@ -29,6 +29,7 @@ RATES = {
     "network_transmit_bytes": "network_transmit_bytes_per_s",
     "cpu_package_joules": "cpu_package_watts",
     "dram_joules": "dram_watts",
+    "input_wait_percent_seconds": "input_wait_percent",
 }
 """Counters that are shown as rates."""
 FROM_ZERO = frozenset({"gpu_energy_joules"})

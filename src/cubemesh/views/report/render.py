@@ -79,8 +79,8 @@ def print_files(console: Console, report: Report, page: Path, charts: Sequence[P
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def render(report: Report) -> str:
-    """The page as text."""
+def render(report: Report, *, bundled: bool = False) -> str:
+    """The page as text; one that is `bundled` with a store says how to import it."""
     other = report.against
     by_id = {**report.records, **({} if other is None else other.records)}
     records = tuple(by_id.values())
@@ -96,6 +96,7 @@ def render(report: Report) -> str:
         .get_template("report.html.j2")
         .render(
             report=report,
+            bundled=bundled,
             headline=headline.headline(report.answers, records),
             lead=headline.lead(report.answers, records),
             intervals=headline.interval_note(report.answers),

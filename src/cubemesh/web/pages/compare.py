@@ -13,6 +13,8 @@ from typing import Any
 from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.choice import (
     BEST,
+    MCNEMAR,
+    NEWCOMBE,
     TIED,
     UNDECIDED,
     WORSE,
@@ -31,6 +33,7 @@ from cubemesh.store.compare import stored_spread
 from cubemesh.store.run_statistics import ratio_of_runs, run_windows
 from cubemesh.store.select import format_value, settings_of
 from cubemesh.store.spread_prior import prior_spread
+from cubemesh.units import format_number
 from cubemesh.untrusted import clean
 from cubemesh.views.facts.run import figure_name
 from cubemesh.views.formatting import (
@@ -89,6 +92,7 @@ def view(asked: Asked) -> dict[str, Any]:
     """The comparison as one table, a column a run."""
     records = _records(asked)
     ratios = _ratios(asked.store, records)
+    choice = _choice(asked.store, records)
     names = dict.fromkeys(name for record in records for name in record.figures)
     return {
         "records": [
@@ -104,8 +108,9 @@ def view(asked: Asked) -> dict[str, Any]:
             for name in names
             if name not in ("wall_s", _THROUGHPUT)
         ],
-        "choice": _choice_view(_choice(asked.store, records), records),
+        "choice": _choice_view(choice, records),
         "front": _front_view(pareto_front(records), records),
+        "tests": _tests(choice),
         "notes": list(dict.fromkeys(clean(r.why or r.method) for r in ratios if r is not None)),
         "bars": _bars(records),
         "ids": [record.run_id for record in records],
@@ -193,6 +198,24 @@ def _choice(store: Store, records: Sequence[RunRecord]) -> Choice | str:
     return choose(records, lambda best, others: _ratios_to(store, best, others))
 
 
+def _tests(choice: Choice | str) -> str:
+    """Which test compared the accuracies with the best, and what it could have shown."""
+    if isinstance(choice, str) or choice.criterion != "accuracy":
+        return ""
+    others = [one for one in choice.standings.values() if one.test]
+    used = [(test, [o for o in others if o.test == test]) for test in (MCNEMAR, NEWCOMBE)]
+    parts = []
+    for test, own in used:
+        smallest = [100 * o.smallest for o in own if o.smallest is not None]
+        if smallest:
+            ends = dict.fromkeys(format_number(end) for end in (min(smallest), max(smallest)))
+            parts.append(
+                f"{len(own)} run{'' if len(own) == 1 else 's'} by {test}: the smallest difference "
+                f"that could have been seen is {' to '.join(ends)} percentage points"
+            )
+    return f"Accuracies are compared with the best, {'; '.join(parts)}." if parts else ""
+
+
 def _choice_view(choice: Choice | str, records: Sequence[RunRecord]) -> dict[str, Any]:
     """The choice in words, and the verdict of each run."""
     if isinstance(choice, str):
@@ -238,6 +261,8 @@ def _standing(choice: Choice, run_id: str) -> dict[str, str]:
     if one.difference is not None and choice.criterion == "accuracy":
         low, high = (None if end is None else 100 * end for end in (one.low, one.high))
         text = quantity(100 * one.difference, "percentage points", low, high)
+        if one.only_best is not None:
+            text += f"; {one.only_best:,} lost, {one.only_own:,} gained"
     elif one.difference is not None:
         text = quantity(one.difference, "×", one.low, one.high)
     words_of = {BEST: f"highest {choice.criterion}", TIED: "tied with the best"}

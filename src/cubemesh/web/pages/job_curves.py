@@ -1,11 +1,14 @@
-"""Curves of a job so far: loss, throughput and accuracy of one of its runs, for charts."""
+"""Curves of a job so far, of one of its runs, for charts: loss, throughput, accuracy, and what the
+sensors measure (use, power and clock of the GPU or processor, wait for input)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cubemesh.jobs.feed import curves_until
-from cubemesh.jobs.points import LOSS, RATE
+from cubemesh.jobs.points import LOSS, RATE, SENSORS
+from cubemesh.schema import Series
+from cubemesh.views.facts.run import series_name
 from cubemesh.views.formatting import words
 from cubemesh.views.json_output import envelope
 from cubemesh.web.page import Asked, Parameter
@@ -18,7 +21,7 @@ PARAMETERS = (
 )
 _DEFAULT_POINTS, _MOST_POINTS = 1000, 4000
 _MOST_RUN = 10**6
-X_NAMES = {LOSS: "step", RATE: "seconds"}
+X_NAMES = {LOSS: "step", RATE: "seconds", **dict.fromkeys(SENSORS, "seconds")}
 """Curve → what it is plotted against; others are by epoch."""
 
 
@@ -33,17 +36,26 @@ def document(asked: Asked) -> dict[str, Any]:
     curves = []
     for name, own in found.get(run, {}).items():
         x, y = [p[0] or 0.0 for p in own], [p[1] for p in own]
-        unit = "samples/s" if name == RATE else ""
         x_name = X_NAMES.get(name, "epoch")
-        title = "throughput" if name == RATE else words(name)
+        title, unit = ("throughput", "samples/s") if name == RATE else (words(name), "")
+        if name in SENSORS:
+            title, unit = series_name(Series(name=name))
         curve = {"series": name, **thinned(title, unit, x_name, x, y, points)}
         if name == RATE:
             curve["expected"] = expected_of(queue_of(asked), job.job_id, run)
         curves.append(curve)
-    curves.sort(key=lambda one: (one["series"] != LOSS, one["series"] != RATE, one["series"]))
+    curves.sort(key=_order)
     return envelope(
         "job_curves", job_id=job.job_id, run=run, runs=sorted(found), cursor=cursor, curves=curves
     )
+
+
+def _order(curve: dict[str, Any]) -> tuple[int, str]:
+    """Loss and throughput first, sensors last."""
+    name = curve["series"]
+    if name in SENSORS:
+        return 3 + SENSORS.index(name), name
+    return (LOSS, RATE, name).index(name), name
 
 
 def view(asked: Asked) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from cubemesh.schema.collective import SweepPoint
 from cubemesh.schema.first_steps_trace import COUNTERS, RankTrace, Sketch
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.outcome import Outcome
-from cubemesh.schema.record import Breakdown, Curve, Figure, Part, Phase, Window
+from cubemesh.schema.record import Breakdown, Curve, Figure, Part, Phase, ScoredSamples, Window
 from cubemesh.schema.serialization import from_plain
 from cubemesh.schema.series import Series
 from cubemesh.schema.warning import WARNINGS, Warning, warn
+from cubemesh.training.scored_samples import MAX_SAMPLES
 from cubemesh.untrusted import clean, parse_json, quoted
 
 MOST_EVENT_BYTES = 16 << 20
@@ -106,6 +107,7 @@ RESULTS: Mapping[str, type[Any]] = {
     "warning": Warning,
     "unmeasured": Unknown,
     "series": Series,
+    "scored_samples": ScoredSamples,
     "outcome": Outcome,
 }
 """Events with one field, of the event's own name."""
@@ -145,6 +147,9 @@ SOUND: Mapping[str, Callable[[Any], bool]] = {
     "warning": lambda w: w.code in WARNINGS,
     "replica": lambda t: all(len(sketch.sums) == COUNTERS for sketch in _sketches(t)),
     "curve": lambda c: len(c.x) == len(c.y),
+    "scored_samples": lambda s: (
+        0 < s.count <= MAX_SAMPLES and len(s.right) == 4 * (((s.count + 7) // 8 + 2) // 3)
+    ),
     "rank": lambda r: len(r.devices) <= MOST_DEVICES,
 }
 """What else must hold of an event."""

@@ -46,9 +46,9 @@ class EventLog(Log):
     """The log of a worker (measure/log.py), written to a rank's event file.
 
     Events are `{"event": NAME, "t": seconds, …}` with a result as plain data under the event's own
-    name: phase, window, figure (with "name"), curve, part, breakdown, replica, point, warning,
-    unmeasured, series, outcome. `rank` (host, device, threads), `link` (network interface and
-    transport), `library`, `enter` (a phase begins), `artifact` (the name of a file in
+    name: phase, window, figure (with "name"), curve, scored_samples, part, breakdown, replica,
+    point, warning, unmeasured, series, outcome. `rank` (host, device, threads), `link` (network
+    interface and transport), `library`, `enter` (a phase begins), `artifact` (the name of a file in
     the run's folder), `loss`, `progress` and `alive` (heartbeat) have fields of their own.
 
     While the disk is full, events wait in memory, in their order, and the file's time of change is

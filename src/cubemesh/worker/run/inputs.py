@@ -161,6 +161,24 @@ def wait(measured: Measured, fed: Feed) -> Figure:
     return Figure(value=waited_s / steps, unit="s", n=steps, method=method)
 
 
+class InputWaitMeter:
+    """A meter of the telemetry: how long the training thread has waited for batches. A wait counts
+    when it ends."""
+
+    device = "host"
+
+    def __init__(self, fed: Feed) -> None:
+        self.missing: dict[str, str] = {}
+        self._fed = fed
+
+    def read(self) -> dict[str, float]:
+        """Percent × seconds so far, a counter whose rate is in percent."""
+        return {"input_wait_percent_seconds": 100 * self._fed.wait_so_far_s}
+
+    def needs(self) -> None:
+        """None: it is no power sensor."""
+
+
 def log_images(log: Log, *read: tuple[Source, NDArray[np.bool_] | None]) -> None:
     """Log `images_skipped` (skipped) and `images_converted` over all reads, pairs of a source and
     the samples that were tried (None: all); `images_decoded_by_host` where the device decodes; and

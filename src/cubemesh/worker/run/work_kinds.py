@@ -79,7 +79,8 @@ def train(task: Task) -> None:
     with program_for(task, network, feed) as program:
         begin.restore(program, log)
         writer = checkpointing.training_writer(task.spec, task.group, begin)
-        with Telemetry(log, task.usable_cores, meters=meters) as telemetry:
+        own = (*meters, inputs.InputWaitMeter(feed))
+        with Telemetry(log, task.usable_cores, meters=own) as telemetry:
             started = time.perf_counter()
             training = Training(
                 program=program,
