@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cubemesh.store import Store
+from patience import wait_until
 
 RUN = (
     *("run", "minibatch", "--set", "framework=null", "--set", "ceiling=false"),
