@@ -21,7 +21,7 @@ import cubemesh
 from cli_forkserver import Forked
 from cubemesh.errors import UsageError
 from cubemesh.jobs.feed import curves, events_after
-from cubemesh.jobs.points import LOSS, RATE
+from cubemesh.jobs.points import LOSS, RATE, SENSORS
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import QueuedJob
@@ -151,9 +151,16 @@ def assert_no_events_are_lost(queue: JobQueue, job: QueuedJob) -> None:
 
 
 def assert_points_are_the_records(queue: JobQueue, job: QueuedJob, record: RunRecord) -> None:
-    """Curves and throughput of the feed are those that are stored, point for point."""
+    """Curves and throughput of the feed are those that are stored, point for point; sensors, too,
+    whose values are stored with 24 bits."""
     found = curves(queue, job.job_id)[1]
-    for curve in record.curves:
+    series = Store(queue.database).series(record.run_id)
+    stored = {one.name: one for one in series if one.rank == 0}
+    for name in (name for name in SENSORS if name in stored):
+        assert [p[0] for p in found[name]] == pytest.approx(stored[name].times_s, abs=1e-5)
+        assert [p[1] for p in found[name]] == pytest.approx(stored[name].values, rel=1e-6)
+    assert "cpu_utilization_percent" in found
+    for curve in (one for one in record.curves if one.name not in SENSORS):
         expected = [list(pair) for pair in zip(curve.x, curve.y, strict=True)]
         assert found[curve.name] == expected, curve.name
     windows = [w for w in record.windows if w.phase == "measure" and w.rank == 0]

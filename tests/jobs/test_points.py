@@ -89,6 +89,7 @@ def test_sensors_are_passed_on_as_they_are_read() -> None:
         chunk("gpu_power_watts", (1.5, 305.0)),
         chunk("resident_bytes", (0.5, 1e9)),  # not shown
         chunk("gpu_power_watts", (0.5, 200.0), rank=1),
+        curve("gpu_power_watts", (1.2, 305.0)),  # means of the readings, at the end
     )
     assert folded(found) == {1: {"gpu_power_watts": [[0.5, 300.0], [1.0, 310.0], [1.5, 305.0]]}}
 

@@ -60,7 +60,7 @@ class PointSource:
             self._resumed = event["figure"]["value"]
         if kind == "loss":
             return self._new(LOSS, [[event["step"], event["loss"]]])
-        if kind == "curve":
+        if kind == "curve" and event["curve"]["name"] not in SENSORS:  # its readings came before
             curve = event["curve"]
             pairs = zip(curve["x"], curve["y"], strict=True)
             return self._new(curve["name"], [[x, y] for x, y in pairs])

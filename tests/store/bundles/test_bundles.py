@@ -122,6 +122,7 @@ def test_a_stored_run_and_machine_are_never_changed(bundle, other, filled, machi
     assert other.experiment_runs() == []
 
 
+@pytest.mark.parametrize("database", ["sqlite"])
 def test_an_interrupted_import_goes_on(bundle, other, filled):
     """The file was written, its record was not."""
     _, records, _ = filled
