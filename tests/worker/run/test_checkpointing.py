@@ -136,6 +136,24 @@ def alone(folder, **settings):
     return started
 
 
+@pytest.mark.parametrize(
+    ("sync", "devices", "planned"),
+    [("none", 1, True), ("all-reduce", 2, True), ("local-sgd", 2, False)],
+)
+def test_checkpoints_that_average_the_weights_follow_epochs(tmp_path, sync, devices, planned):
+    spec = replace(
+        ONE,
+        placement=Placement(devices=devices),
+        program=ProgramSettings(sync=sync),
+        checkpointing=CheckpointSettings(checkpoints=str(tmp_path), fault_every_s=60.0),
+    )
+    begin = checkpointing.Beginning()
+    writer = checkpointing.training_writer(spec, SingleProcessGroup(), begin)
+    assert (writer.rule is not None) == planned
+    assert writer.due(3, ends_epoch=True)
+    assert writer.due(3, ends_epoch=False) == planned
+
+
 def state_of(rank=0):
     """State of a program, with an array in which ranks may differ and random numbers, in which they
     do."""
