@@ -12,7 +12,7 @@ def test_both_run_on_two_ranks_and_each_alone_and_are_timed_in_both_ways(ran):
     options = {
         "--devices": "2",
         "--batch": "2",
-        "--seconds": "0.1",
+        "--seconds": "0.02",
         "--windows": "2",
         "--warm-steps": "1",
     }

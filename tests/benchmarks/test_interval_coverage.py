@@ -83,9 +83,9 @@ def test_runs_that_differ_are_covered(runs, between):
 @pytest.mark.parametrize("runs", [1, 2, 3])
 def test_a_prior_covers_the_processes_of_workloads_like_it(runs):
     def covered(population):
-        return moderated_coverage(np.random.default_rng(runs), 1500, runs, population)
+        return moderated_coverage(np.random.default_rng(runs), 500, runs, population)
 
-    error = 3 * math.sqrt(0.05 * 0.95 / 1500)
+    error = 3 * math.sqrt(0.05 * 0.95 / 500)
     right, small, large, heavy, wild, none = map(covered, POPULATIONS)
     assert 0.95 - error <= right <= 0.95 + error
     assert 0.80 <= small < right < large

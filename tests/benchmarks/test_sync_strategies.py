@@ -12,7 +12,7 @@ def test_every_strategy_is_compared_with_the_slowest_device_without(ran):
     options = {
         "--cases": "little-cnn:2,little-cnn:3",
         "--syncs": "all-reduce,parameter-server,gathered,barrier",
-        "--seconds": "0.05",
+        "--seconds": "0.01",
         "--rounds": "2",
     }
     output, written = ran("sync_strategies", options)

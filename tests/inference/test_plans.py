@@ -24,13 +24,14 @@ from cubemesh.onnx.export import export
 from cubemesh.onnx.graph import BATCH, Graph, Operator, Value
 from cubemesh.onnx.writer import serialized
 from cubemesh.runs.locks import DeviceLocks
+from onnx_graphs import session_of
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("openvino")
 torch = pytest.importorskip("torch")
-FAST = {"seconds": 0.1}
-"""Settings of a build whose choice does not matter."""
+FAST = {"seconds": 0.01, "threads": 1}
+"""Settings of a build whose choice does not matter: a second thread would wait for work, busily."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,8 +50,9 @@ def trained(tmp_path_factory, own_locks):
         "little-cnn",
         settings={
             "checkpoints": str(folder / "ck"),
-            "epochs": "2",
+            "epochs": "1",
             "framework": "pytorch",
+            "image_size": "8",
             "threads": "1",  # steps so small take twice the processor time on two
         },
         store=str(folder / "s.sqlite"),
@@ -82,7 +84,7 @@ def fp32(trained, tmp_path_factory):
 
 
 def images(samples, seed=0):
-    return np.random.default_rng(seed).random((samples, 3, 32, 32), np.float32)
+    return np.random.default_rng(seed).random((samples, 3, 8, 8), np.float32)
 
 
 def test_scores_in_a_process_without_pytorch_are_those_of_training(trained, fp32, tmp_path):
@@ -91,19 +93,14 @@ def test_scores_in_a_process_without_pytorch_are_those_of_training(trained, fp32
 import sys
 import numpy as np
 from cubemesh import Plan
-with Plan.load(sys.argv[1]) as plan:
+with Plan.load(sys.argv[1], threads=1) as plan:
     np.save(sys.argv[3], plan.run(np.load(sys.argv[2])))
 assert "torch" not in sys.modules and "onnx" not in sys.modules, "only the engine is imported"
 """
     arguments = [str(fp32), str(tmp_path / "images.npy"), str(tmp_path / "scores.npy")]
     subprocess.run([sys.executable, "-c", program, *arguments], check=True)
     export_network(file=tmp_path / "digits.onnx", checkpoints=trained)
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(
-        tmp_path / "digits.onnx", providers=["CPUExecutionProvider"]
-    )
-    (wanted,) = session.run(None, {"image": images(7)})
+    (wanted,) = session_of(tmp_path / "digits.onnx").run(None, {"image": images(7)})
     found = np.load(tmp_path / "scores.npy")
     assert found.shape == wanted.shape
     assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
@@ -137,7 +134,7 @@ def test_the_same_timing_record_makes_the_same_bytes(trained, built, tmp_path):
 
 
 def test_any_number_of_samples(fp32):
-    with Plan.load(fp32) as plan:
+    with Plan.load(fp32, threads=1) as plan:
         every = plan.run(images(9))
         assert every.shape == (9, 10)
         for count in (1, 2, 3, 8):
@@ -156,10 +153,8 @@ def test_samples_are_split_into_the_cheapest_batches():
 
 
 def test_inputs_that_do_not_fit(built):
-    with Plan.load(built[0]) as plan:
-        with pytest.raises(
-            UsageError, match=r"image has the shape 2×1×8×8, and n×3×32×32 is needed"
-        ):
+    with Plan.load(built[0], threads=1) as plan:
+        with pytest.raises(UsageError, match=r"image has the shape 2×1×8×8, and n×3×8×8 is needed"):
             plan.run(np.zeros((2, 1, 8, 8), np.float32))
         with pytest.raises(UsageError, match="The inputs of little-cnn are image; given: picture"):
             plan.run({"picture": images(1)})
@@ -169,7 +164,7 @@ def test_inputs_that_do_not_fit(built):
 
 def elsewhere(monkeypatch, **changes):
     """Another machine."""
-    here = replace(device.this_device(), **changes)
+    here = replace(device.this_device(1), **changes)
     monkeypatch.setattr(runtime, "this_device", lambda threads=None, device="cpu": here)
     monkeypatch.setattr(
         "cubemesh.inference.build.this_device", lambda threads=None, device="cpu": here
@@ -180,12 +175,12 @@ def test_a_plan_of_another_machine_is_refused_and_built_again(built, tmp_path, m
     path, done = built
     elsewhere(monkeypatch, cpu="Another CPU")
     with pytest.raises(DataError, match=rf"and this is Another CPU.*cubemesh build --from {path}"):
-        Plan.load(path)
+        Plan.load(path, threads=1)
     again = build_plan(file=tmp_path / "here.plan", from_plan=path, **FAST)
     assert again.document.device.cpu == "Another CPU"
     assert again.document.proofs == done.document.proofs
     assert [choice.batch for choice in again.document.choices] == [1, 4]
-    with Plan.load(again.file) as plan:
+    with Plan.load(again.file, threads=1) as plan:
         assert plan.run(images(2)).shape == (2, 10)
 
 
@@ -212,7 +207,7 @@ def test_bytes_are_not_added_where_they_saturate(built, tmp_path, monkeypatch):
 def test_what_differs_is_named(built, monkeypatch, changes, sentence):
     elsewhere(monkeypatch, **changes)
     with pytest.raises(DataError, match=sentence):
-        Plan.load(built[0])
+        Plan.load(built[0], threads=1)
 
 
 def test_another_version_of_the_engine(built, tmp_path):
@@ -220,7 +215,7 @@ def test_another_version_of_the_engine(built, tmp_path):
     older = replace(document, trials=tuple(replace(t, version="0.1") for t in document.trials))
     write_plan(tmp_path / "old.plan", older, models)
     with pytest.raises(DataError, match=r"it was built with .* 0\.1, and this is "):
-        Plan.load(tmp_path / "old.plan")
+        Plan.load(tmp_path / "old.plan", threads=1)
 
 
 def test_damaged_plans_get_a_sentence(built, tmp_path):
@@ -235,17 +230,18 @@ def test_damaged_plans_get_a_sentence(built, tmp_path):
     for damaged in (*cuts, *flips, b"", b"{}"):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"damaged.plan'.*\.$"):
-            Plan.load(path)
+            Plan.load(path, threads=1)
 
 
 def test_nothing_of_a_loaded_plan_is_left_in_files(built, tmp_path, monkeypatch):
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    (tmp_path / "copy.plan").write_bytes(built[0].read_bytes())
-    with Plan.load(built[0]) as wanted, Plan.load(tmp_path / "copy.plan") as plan:
+    copy = tmp_path / "copy.plan"
+    copy.write_bytes(built[0].read_bytes())
+    with Plan.load(built[0], threads=1) as wanted, Plan.load(copy, threads=1) as plan:
         assert list(folder.iterdir()) == []
-        (tmp_path / "copy.plan").write_bytes(b"another")
+        copy.write_bytes(b"another")
         assert np.array_equal(plan.run(images(5)), wanted.run(images(5)))
 
 
@@ -255,7 +251,7 @@ def test_no_space_for_the_models_is_one_sentence(built, tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.sendfile", full)
     with pytest.raises(UsageError, match=r"No space left on device\. Set TMPDIR to a folder with"):
-        Plan.load(built[0])
+        Plan.load(built[0], threads=1)
 
 
 def test_plans_that_lie_are_refused(built, tmp_path):
@@ -279,15 +275,15 @@ def test_plans_that_lie_are_refused(built, tmp_path):
     for sentence, lie in lies.items():
         write_plan(path, lie, models)
         with pytest.raises(DataError, match=sentence):
-            Plan.load(path)
+            Plan.load(path, threads=1)
     from cubemesh.training.checkpoint import write_arrays
 
     write_arrays(path, {"x": np.zeros(1)}, {})
     with pytest.raises(DataError, match="not a plan of cubemesh"):
-        Plan.load(path)
+        Plan.load(path, threads=1)
     write_arrays(path, {"x": np.zeros(1)}, {"cubemesh.plan": json.dumps({"format": 1})})
     with pytest.raises(DataError, match="not a valid plan"):
-        Plan.load(path)
+        Plan.load(path, threads=1)
 
 
 def test_a_model_that_no_builder_writes_reaches_no_engine(built, tmp_path, monkeypatch):
@@ -300,7 +296,7 @@ def test_a_model_that_no_builder_writes_reaches_no_engine(built, tmp_path, monke
         monkeypatch.setattr(f"cubemesh.onnx.engines.{engine}.open_session", opened)
     write_plan(tmp_path / "odd.plan", document, dict.fromkeys(models, b"no model"))
     with pytest.raises(DataError, match=r"its model .* cannot be used: .*\.$"):
-        Plan.load(tmp_path / "odd.plan")
+        Plan.load(tmp_path / "odd.plan", threads=1)
 
 
 def test_a_model_that_its_engine_cannot_read_is_one_sentence(built, tmp_path):
@@ -316,7 +312,7 @@ def test_a_model_that_its_engine_cannot_read_is_one_sentence(built, tmp_path):
     )
     write_plan(tmp_path / "odd.plan", document, dict.fromkeys(models, serialized(graph)))
     with pytest.raises(EngineError, match=r"^(OpenVINO|ONNX Runtime) cannot run little-cnn: .*\.$"):
-        Plan.load(tmp_path / "odd.plan")
+        Plan.load(tmp_path / "odd.plan", threads=1)
 
 
 def test_an_engine_that_cannot_run_a_network_is_left_out(onnx_file, tmp_path, monkeypatch):
@@ -366,7 +362,12 @@ def test_an_onnx_file_and_samples_without_labels(onnx_file, tmp_path):
     assert {p.verdict for p in done.document.proofs} <= {"agrees", "differs"}
     assert all(p.samples == 32 for p in done.document.proofs)  # the others served calibration
     measured = infer_plan(
-        done.file, samples=samples, output=tmp_path / "scores.npz", iterations=150, warm_up=0.0
+        done.file,
+        samples=samples,
+        output=tmp_path / "scores.npz",
+        iterations=150,
+        warm_up=0.0,
+        threads=1,
     )
     assert measured.iterations == 150
     assert measured.latencies["p50"].value <= measured.latencies["p99"].value
@@ -378,7 +379,7 @@ def test_accuracy_that_no_model_keeps(onnx_file, tmp_path):
     of them, and every right answer is asked for."""
     image = np.random.default_rng(1).normal(size=(5000, 1, 6, 6)).astype(np.float32)
     fp32 = build_plan(str(onnx_file), tmp_path / "fp32.plan", **FAST)
-    with Plan.load(fp32.file) as plan:
+    with Plan.load(fp32.file, threads=1) as plan:
         scores = np.sort(plan.run(image), axis=1)
         closest = np.argsort(scores[:, -1] - scores[:, -2])[:400]
         image = image[closest[::-1]]  # the last ones are for the proof
@@ -437,7 +438,7 @@ def test_what_a_build_needs_is_named(onnx_file, tmp_path, built):
 def test_the_times_of_each_run_are_in_the_fields_of_trtexec(onnx_file, tmp_path):
     done = build_plan(str(onnx_file), tmp_path / "tiny.plan", **FAST)
     file = tmp_path / "times.json"
-    measured = infer_plan(done.file, iterations=5, percentiles=[60], export_times=file)
+    measured = infer_plan(done.file, iterations=5, percentiles=[60], export_times=file, threads=1)
     runs = json.loads(file.read_text())
     assert len(runs) == 5
     assert runs[0]["startH2dMs"] == 0
@@ -453,11 +454,11 @@ def test_the_times_of_each_run_are_in_the_fields_of_trtexec(onnx_file, tmp_path)
     assert measured.latencies["max"].value == pytest.approx(longest / 1e3, abs=1e-8)
     assert set(measured.latencies) == {"min", "mean", "p50", "p60", "max"}
     with pytest.raises(UsageError, match="cannot be written: Is a directory"):
-        infer_plan(done.file, iterations=1, export_times=tmp_path)
+        infer_plan(done.file, iterations=1, export_times=tmp_path, threads=1)
 
 
 def test_threads_belong_to_the_plan(onnx_file, tmp_path):
-    done = build_plan(str(onnx_file), tmp_path / "one.plan", threads=1, **FAST)
+    done = build_plan(str(onnx_file), tmp_path / "one.plan", **{**FAST, "threads": 1})
     assert done.document.device == replace(device.this_device(), threads=1)
     assert isinstance(done.document.device, PlanDevice)
     measured = infer_plan(done.file, iterations=3, threads=1)

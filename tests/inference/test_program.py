@@ -14,7 +14,6 @@ from cubemesh.experiments.inference import PLAN, compared_plan, programs
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.frameworks.contract.program import BuildRequest, SupportsInference, Unsupported
 from cubemesh.inference import device, runtime
-from cubemesh.inference.device import this_device
 from cubemesh.inference.plan_file import describe_plan, read_plan, write_plan
 from cubemesh.parallel.strategy import NoSync
 from cubemesh.schema import Infer, Placement, ProgramSettings
@@ -34,7 +33,8 @@ def file(tmp_path_factory):
             folder / "little.plan",
             batches=(1, 4),
             engines=["onnxruntime"],
-            seconds=0.1,
+            seconds=0.01,
+            threads=1,
         )
     return folder / "little.plan"
 
@@ -48,7 +48,7 @@ def request(file, network="little-cnn", image_size=None, batch=4, threads=None, 
         program=ProgramSettings(**settings),
         sync=NoSync(),
         device="cpu",
-        threads=threads or this_device().threads,
+        threads=threads or 1,
     )
 
 
@@ -65,7 +65,7 @@ def test_its_scores_are_those_of_the_plan(file):
     assert isinstance(program, SupportsInference)
     placed = program.place(Batch(images, labels=np.zeros(4, np.int64)))
     found = program.fetch(program.infer(placed))
-    with Plan.load(file) as plan:
+    with Plan.load(file, threads=1) as plan:
         assert np.array_equal(found, plan.run(images))
     program.close()
 
@@ -77,7 +77,7 @@ def test_its_scores_are_those_of_the_plan(file):
         ({"network": "cifarnet"}, "the plan is of little-cnn, and this run of cifarnet"),
         ({"image_size": 16}, "takes image 3×32×32, and this run has image 3×16×16"),
         ({"plan_checksum": "0"}, "has changed since this run was planned"),
-        ({"threads": 99}, "threads, and 99 are used"),
+        ({"threads": 99}, "threads?, and 99 are used"),
     ],
 )
 def test_what_a_plan_does_not_fit_is_refused_with_the_reason(file, changes, sentence):
@@ -90,7 +90,7 @@ def test_another_device_a_missing_file_and_no_plan(file, tmp_path, monkeypatch):
         loaded(tmp_path / "no.plan")
     with pytest.raises(Unsupported, match="set plan=FILE"):
         loaded(None)
-    elsewhere = replace(device.this_device(), cpu="Another CPU")
+    elsewhere = replace(device.this_device(1), cpu="Another CPU")
     monkeypatch.setattr(runtime, "this_device", lambda threads=None, device="cpu": elsewhere)
     with pytest.raises(Unsupported, match="and this is Another CPU"):
         loaded(file)
@@ -134,6 +134,7 @@ def test_a_run_compares_a_plan_with_an_engine(file, tmp_path, monkeypatch):
             "steps": "5",
             "seconds": "0.1",
             "warmup_seconds": "0.1",
+            "threads": "1",
         },
         store=str(tmp_path / "s.sqlite"),
     )

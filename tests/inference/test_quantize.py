@@ -92,6 +92,7 @@ def kernels_of_onnxruntime(graph, folder):
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(folder / "optimized.onnx")
     options.log_severity_level = 4
+    options.intra_op_num_threads = 1
     onnxruntime.InferenceSession(serialized(graph), options, providers=["CPUExecutionProvider"])
     return Counter(n.op_type for n in onnx.load(folder / "optimized.onnx").graph.node)
 

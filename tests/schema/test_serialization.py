@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 import json
 import types
 import typing
@@ -45,6 +46,7 @@ SIMPLE = {
 }
 
 
+@functools.cache  # built from their fields for each example otherwise
 def instances(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a type as the nouns' annotations write them."""
     if kind in SIMPLE:

@@ -4,6 +4,8 @@ import numpy as np
 
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import LocalResponseNorm
+from cubemesh.networks.zoo.gpt2 import gpt
+from cubemesh.networks.zoo.vit import vit
 
 
 def every_layer():
@@ -64,6 +66,13 @@ def mixed():
     x = net.batch_norm(net.linear(net.flatten(x), 7, bias=False))
     net.classify(net.linear(x, 5))
     return net.build()
+
+
+NARROW = {
+    "gpt2": lambda: gpt("gpt2", 8, 300, width=48, depth=12, heads=12),
+    "vit-b16": lambda: vit("vit-b16", 16, 10, width=48, depth=12, heads=12),
+}
+"""Transformers of the zoo with all their layers, each with fewer weights."""
 
 
 def trained_weights(network):

@@ -101,14 +101,21 @@ def by_reference(graph, inputs):
     return import_reference()(to_model(graph)).run(None, inputs)
 
 
-def by_onnxruntime(graph, inputs):
-    """The outputs by ONNX Runtime, which changes nothing of the graph."""
+def session_of(content, optimized=True):
+    """ONNX Runtime's session of a serialized model or its file, on one thread: others would wait
+    for work in a loop."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def by_onnxruntime(graph, inputs):
+    """The outputs by ONNX Runtime, which changes nothing of the graph."""
     # Large constants are inputs: a file of them would be written and read for each session.
     large = {n: a for n, a in graph.constants.items() if a.nbytes > LARGE_BYTES}
     moved = replace(
@@ -119,10 +126,7 @@ def by_onnxruntime(graph, inputs):
         ),
         constants={n: a for n, a in graph.constants.items() if n not in large},
     )
-    session = onnxruntime.InferenceSession(
-        serialized(moved), options, providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, {**inputs, **large})
+    return session_of(serialized(moved), optimized=False).run(None, {**inputs, **large})
 
 
 def side_by_side(one, other):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from cubemesh.errors import UsageError
 from cubemesh.forecast.attained import (
@@ -74,12 +74,12 @@ class Passes:
     memory_bound: bool
     """Whether bytes take longer than operations."""
 
-    @property
+    @cached_property
     def forward_s(self) -> float:
         """Of all layers."""
         return sum(self.forward)
 
-    @property
+    @cached_property
     def backward_s(self) -> float:
         """Of all layers."""
         return sum(layer.seconds for layer in self.backward)
@@ -89,7 +89,7 @@ class Passes:
         """All of it."""
         return self.forward_s + self.backward_s + self.update_s
 
-    @property
+    @cached_property
     def gradient_bytes(self) -> int:
         """Of all parameters."""
         return sum(layer.gradient_bytes for layer in self.backward)

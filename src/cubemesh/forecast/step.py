@@ -145,6 +145,8 @@ class _Model:
             )
         self.fabrics: dict[int, Fabric] = {1: ONE}
         self.known_passes: dict[int, Passes] = {}
+        self._scaled: dict[int, tuple[float, Passes]] = {}
+        """Batch size → the last scale, and the passes at it."""
         self.single_rate: float | None = None
         """The forecast rate of one device, computed once."""
         self.fitted: set[int] = set()
@@ -264,7 +266,11 @@ class _Model:
             )
             times = 1.0 if sheet is None else sheet.device_s / found.step_s
             self.known_passes[batch] = found.scaled(times)
-        return self.known_passes[batch].scaled(self.scale)
+        scale, scaled = self._scaled.get(batch, (None, None))
+        if scaled is None or scale != self.scale:
+            scaled = self.known_passes[batch].scaled(self.scale)
+            self._scaled[batch] = self.scale, scaled
+        return scaled
 
     def _datasheet(self, batch: int) -> DatasheetStep | None:
         """One device's step by its datasheet; None where there is none, or rates were measured."""

@@ -41,7 +41,11 @@ class Cost:
         if not isinstance(other, Cost):
             return NotImplemented
         return Cost(
-            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Cost)}
+            matrix_flops=self.matrix_flops + other.matrix_flops,
+            other_flops=self.other_flops + other.other_flops,
+            read_bytes=self.read_bytes + other.read_bytes,
+            written_bytes=self.written_bytes + other.written_bytes,
+            saved_bytes=self.saved_bytes + other.saved_bytes,
         )
 
     def __radd__(self, other: object) -> Cost:
