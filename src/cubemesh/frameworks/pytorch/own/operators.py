@@ -295,11 +295,11 @@ def _add(t: Net, node: fx.Node, *, x: Any, other: Any, alpha: Any = 1) -> Value:
         return _positions(t, node, name, other)
     if not isinstance(other, Value):
         raise Untraceable("it adds a constant, for which there is no layer type")
-    x, other = _all_of(t, x), _all_of(t, other)
-    unmoved = x.moved is None and other.moved is None
-    if x.shape == other.shape and (unmoved or torch.equal(x.places, other.places)):
-        return replace(x, name=t.add(node, layers.Add(), x.name, other.name))
-    return t.whole(t.add(node, layers.Add(), _node_of(t, node, x), _node_of(t, node, other)))
+    one, two = _all_of(t, x), _all_of(t, other)
+    unmoved = one.moved is None and two.moved is None
+    if one.shape == two.shape and (unmoved or torch.equal(one.places, two.places)):
+        return replace(one, name=t.add(node, layers.Add(), one.name, two.name))
+    return t.whole(t.add(node, layers.Add(), _node_of(t, node, one), _node_of(t, node, two)))
 
 
 def _positions(t: Net, node: fx.Node, name: str, array: Tensor) -> Value:
