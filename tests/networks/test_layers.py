@@ -29,6 +29,7 @@ from cubemesh.networks.layers import (
     SelectPosition,
     Tokens,
 )
+from cubemesh.networks.opaque import Opaque
 
 IMAGE = (6, 9, 7)
 SEQUENCE = (5, 12)
@@ -144,6 +145,7 @@ def test_every_layer_type_has_its_line_in_every_table():
         return {kind}.union(*map(leaves, children)) if children else {kind}
 
     written = {k for k in leaves(Layer) if not k.__name__.startswith("_")} - {Layer}
+    written -= {Opaque}  # has its counts in itself
     assert written == set(ALL_LAYERS.values())
     assert set(COUNTS) == set(ALL_LAYERS.values())
     assert set(SAVED_TENSOR_RULES) == set(ALL_LAYERS.values())

@@ -11,11 +11,13 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from cubemesh.errors import UsageError, unknown_name
+from cubemesh.experiments.core.settings import NOT_SET
 from cubemesh.experiments.registry import EXPERIMENTS, SUITES, entry
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.networks import NETWORKS, build, canonical_name
 from cubemesh.networks.describe import LayerRow, NetworkSummary, layer_rows, summary
 from cubemesh.papers.published import PeakShare, figures, peak_share
+from cubemesh.runs.own_networks import described
 from cubemesh.schema import Budget, Placement, ProgramSettings, PublishedFigure
 from cubemesh.schema.serialization import field_types, to_plain
 
@@ -120,7 +122,7 @@ def experiment_settings(name: str) -> ExperimentSettings:
 
 
 def fields_of(kind: type[Any]) -> dict[str, Setting]:
-    """Every field of a dataclass but its `kind`, in order, by name."""
+    """Every field of a dataclass that a setting has, in order, by name."""
     hints, texts = field_types(kind), _docstrings(kind)
     return {
         f.name: Setting(
@@ -130,7 +132,7 @@ def fields_of(kind: type[Any]) -> dict[str, Setting]:
             means=texts.get(f.name, ""),
         )
         for f in fields(kind)
-        if f.name != "kind"
+        if f.name not in NOT_SET
     }
 
 
@@ -174,10 +176,15 @@ def list_networks() -> tuple[NetworkSummary, ...]:
     return tuple(map(summary, NETWORKS))
 
 
-def network_layers(name: str) -> NetworkLayers:
-    """One network layer by layer; UsageError naming the nearest for an unknown one."""
-    found = summary(name)
-    return NetworkLayers(summary=found, layers=tuple(layer_rows(build(found.name))))
+def network_layers(name: str, *, input_shape: str = "") -> NetworkLayers:
+    """One network layer by layer; UsageError naming the nearest for an unknown one.
+
+    A network of your own (docs/own_network.md), such as `model.py:Net`, is imported and described
+    for `input_shape`, by default 3x224x224.
+    """
+    with described([name], input_shape):
+        found = summary(name)
+        return NetworkLayers(summary=found, layers=tuple(layer_rows(build(found.name))))
 
 
 @dataclass(frozen=True, kw_only=True)

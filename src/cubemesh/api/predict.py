@@ -33,6 +33,7 @@ from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.machines.files import read_text
 from cubemesh.networks import rate_unit
 from cubemesh.networks.memory import forecast as forecast_memory
+from cubemesh.runs.own_networks import described
 from cubemesh.schema import RunRecord
 from cubemesh.schema.spec import Layout, Precision
 
@@ -102,6 +103,7 @@ def predict(
     calibrate: Iterable[str | Path | RunRecord] = (),
     what_if: Settings = (),
     store: AnyStore = None,
+    input_shape: str = "",
 ) -> Prediction:
     """Predict how fast `devices` of a machine train a network, and what limits them.
 
@@ -111,7 +113,8 @@ def predict(
     sends gradients, instead of `sync` (docs/prediction.md); `input_limit` is how many samples/s a
     system reads, inf where it never waits. `calibrate` are stored runs (records, ids or prefixes)
     and CSV files of measured collectives; of two for one quantity the later counts. `what_if`
-    changes the machine or the program after calibration.
+    changes the machine or the program after calibration. `network` may be one of your own
+    (docs/own_network.md), described for `input_shape`.
 
     UsageError for a value that is not possible, DataError for a file that cannot be read.
     """
@@ -136,8 +139,10 @@ def predict(
         for name, rate in (measured or {}).items()
         if isinstance(name, str)
     ]
+    with described([network], input_shape):
+        built = networks.build(network)
     request = ForecastRequest(
-        network=networks.build(network),
+        network=built,
         system=load_system(machine),
         batch_per_device=batch_per_device,
         precision=precision,
@@ -148,7 +153,7 @@ def predict(
         software=software,
     )
     rates, stored, ceilings, known, watts = _calibrated(
-        _sources(calibrate, store), network, request
+        _sources(calibrate, store), built.name, request
     )
     request = replace(request, ceilings=ceilings)
     rates, others = rates | own, (*stored, *typed)
@@ -165,7 +170,7 @@ def predict(
     same = asked.system.device == request.system.device
     power = power_before if same else busy_power(asked.system.device)
     return Prediction(
-        network=networks.canonical_name(network),
+        network=built.name,
         request=asked,
         machine=request.system.name,
         forecast=found,

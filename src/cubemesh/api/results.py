@@ -12,6 +12,7 @@ from cubemesh.errors import UsageError
 from cubemesh.exports.table import STARTED, table_rows
 from cubemesh.frameworks import entry
 from cubemesh.networks import canonical_name
+from cubemesh.networks.own_networks import is_own, short_name
 from cubemesh.schema import RunRecord, Series
 from cubemesh.store.damage import Damage
 
@@ -78,7 +79,7 @@ def results(
 ) -> ResultTable:
     """Stored runs of this network, framework and outcome, oldest first; the newest `limit` of them.
     UsageError for a name that is unknown, StoreError where there is no store."""
-    name = network and canonical_name(network)
+    name = network and (short_name(network) if is_own(network) else canonical_name(network))
     if framework is not None:
         entry(framework)  # names the nearest where it is unknown
     with open_store(store, reading=True) as opened:

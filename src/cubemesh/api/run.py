@@ -175,6 +175,7 @@ def run(
             no_cache=no_cache,
             pythons=setting_lines(pythons),
             wait_s=parse_duration(str(wait)),
+            own_code=True,
             against=other,
             wait_quiet_s=parse_duration(str(wait_quiet)),
         )

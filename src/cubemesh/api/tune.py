@@ -117,6 +117,7 @@ def tune(
                 no_cache=no_cache,
                 pythons=setting_lines(pythons),
                 wait_s=parse_duration(str(wait)),
+                own_code=True,
             )
         except KeyboardInterrupt:
             found = latest_result("tune", opened, since_utc=start_utc)

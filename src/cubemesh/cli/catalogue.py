@@ -7,17 +7,19 @@ from typing import Annotated
 import typer
 
 from cubemesh.cli import completion
-from cubemesh.cli.options import AsJson, show
+from cubemesh.cli.options import AsJson, InputShape, show
+from cubemesh.errors import UsageError
 
 
 def networks(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="List the layers of this network.",
+            help="List the layers of this network, or of your own: FILE.py:NAME.",
             autocompletion=completion.networks,
         ),
     ] = None,
+    input_shape: InputShape = "",
     as_json: AsJson = False,
 ) -> None:
     """List the networks that can be trained. With a name, its layers and their costs."""
@@ -25,10 +27,12 @@ def networks(
     from cubemesh.views import catalogue as view
 
     if name is None:
+        if input_shape:
+            raise UsageError("--input-shape is the input of a network; name one.")
         found = list_networks()
         show(view.networks_document(found), as_json, lambda c: view.print_networks(c, found))
         return
-    one = network_layers(name)
+    one = network_layers(name, input_shape=input_shape)
     show(view.network_document(one), as_json, lambda c: view.print_network(c, one))
 
 

@@ -42,6 +42,15 @@ Settings = Annotated[
         autocompletion=completion.settings,
     ),
 ]
+InputShape = Annotated[
+    str,
+    typer.Option(
+        "--input-shape",
+        metavar="3x224x224",
+        help="Input of a network of your own: CHANNELSxHEIGHTxWIDTH, or LENGTH:VOCABULARY of "
+        "tokens.",
+    ),
+]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Measure again what is stored.")]
 Wait = Annotated[
     str,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cubemesh.cli import completion
-from cubemesh.cli.options import AsJson, StoreAt, show, whole_numbers
+from cubemesh.cli.options import AsJson, InputShape, StoreAt, show, whole_numbers
 from cubemesh.errors import UsageError
 from cubemesh.forecast.styles import STYLES
 
@@ -17,8 +17,8 @@ def predict(
     network: Annotated[
         str,
         typer.Argument(
-            help="Network; `cubemesh networks` lists them. With a layout a transformer, such as "
-            "gpt3-175b or gpt:hidden=4096,layers=32,heads=32.",
+            help="Network; `cubemesh networks` lists them; or your own, FILE.py:NAME. With a "
+            "layout a transformer, such as gpt3-175b or gpt:hidden=4096,layers=32,heads=32.",
             autocompletion=completion.networks,
         ),
     ],
@@ -147,11 +147,13 @@ def predict(
         str | None,
         typer.Option(help="flash (default), flash-v1 or unfused, which writes its scores."),
     ] = None,
+    input_shape: InputShape = "",
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict training throughput and its limits. Nothing is run."""
     from cubemesh.networks import NETWORKS
+    from cubemesh.networks.own_networks import is_own
     from cubemesh.networks.transformer_sizes import is_transformer
 
     of_layout = {
@@ -162,6 +164,7 @@ def predict(
         "--attention": attention,
     }
     of_network = {
+        "--input-shape": input_shape or None,
         "--batch-per-device": batch_per_device,
         "--framework": framework,
         "--mode": mode,
@@ -170,7 +173,8 @@ def predict(
         "--input-limit": input_limit,
         "--what-if": what_if,
     }
-    if layout or search or (is_transformer(network) and network not in NETWORKS):
+    sized = is_transformer(network) and network not in NETWORKS and not is_own(network)
+    if layout or search or sized:
         _refuse(
             of_network, "is not for a transformer with a layout; docs/transformers.md lists its"
         )
@@ -220,6 +224,7 @@ def predict(
         measured=_rates(measured or ()),
         calibrate=calibrate or (),
         what_if=what_if or (),
+        input_shape=input_shape,
         store=store,
     )
     show(view.document(found), as_json, lambda console: view.print_prediction(console, found))

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING
 from cubemesh.errors import unknown_name
 from cubemesh.experiments.core.ab_overrides import parse_against
 from cubemesh.experiments.core.planned_cost import planned_cost
-from cubemesh.experiments.core.settings import Request, request, settable, split
+from cubemesh.experiments.core.settings import (
+    Request,
+    network_names,
+    request,
+    settable,
+    split,
+)
 from cubemesh.experiments.registry import EXPERIMENTS, SUITES, Context, Experiment, Scale, entry
 from cubemesh.experiments.runner import (
     ExperimentResult,
@@ -27,11 +33,14 @@ from cubemesh.experiments.runner import (
 )
 from cubemesh.experiments.tune.apply import Tunings
 from cubemesh.machines import probe
+from cubemesh.networks import own_networks
 from cubemesh.papers.replay import documents, replay
 from cubemesh.runs import Executor, Observer
 from cubemesh.runs.interpreters import environments
+from cubemesh.runs.own_networks import describe_named
 from cubemesh.runs.quiet import check_quiet
 from cubemesh.schema import Answer, RunSpec
+from cubemesh.schema.own_network import OwnNetwork
 
 if TYPE_CHECKING:
     from cubemesh.store import Store
@@ -67,15 +76,46 @@ def run_names(
     wait_s: float = 0.0,
     wait_quiet_s: float = 0.0,
     pause_file: Path | None = None,
+    own_code: bool = False,
 ) -> list[ExperimentResult]:
     """Run all experiments of `names`, in order. `pythons` are lines FRAMEWORK=PATH
     (runs/interpreters.py), `against` lines KEY=VALUE of a program to interleave with
     (ab_overrides.py). Waits up to `wait_s` seconds for a device that another run uses, which no
     plan's time budget includes, and up to `wait_quiet_s` seconds for other programs to end. Once
-    `pause_file` exists, it ends with RunPaused (runs/executor.py). Raises UsageError before the
-    first run for an unknown name or setting, or a path that is not a Python with its
-    framework."""
-    planned = resolve(names, settings, scale, against)
+    `pause_file` exists, it ends with RunPaused (runs/executor.py). With `own_code`, networks of the
+    user's own may be named, whose code runs: only for what the user wrote in a command. Raises
+    UsageError before the first run for an unknown name or setting, or a path that is not a Python
+    with its framework."""
+    with own_networks.named(_described(settings, pythons) if own_code else ()):
+        return _run_planned(
+            resolve(names, settings, scale, against),
+            store=store,
+            observer=observer,
+            no_cache=no_cache,
+            pythons=pythons,
+            wait_s=wait_s,
+            wait_quiet_s=wait_quiet_s,
+            pause_file=pause_file,
+        )
+
+
+def _described(settings: Sequence[str], pythons: Sequence[str]) -> list[OwnNetwork]:
+    """The descriptions of the user's own networks that settings name."""
+    texts = split(settings)
+    return describe_named(network_names(texts), texts, pythons)
+
+
+def _run_planned(
+    planned: Sequence[PlannedExperiment],
+    *,
+    store: Store,
+    observer: Observer,
+    no_cache: bool,
+    pythons: Sequence[str],
+    wait_s: float,
+    wait_quiet_s: float,
+    pause_file: Path | None,
+) -> list[ExperimentResult]:
     machine = probe()
     others = environments(pythons, os.environ, machine.software)
     with Executor(

@@ -124,7 +124,7 @@ def _rate(record: RunRecord, network: str, request: ForecastRequest) -> tuple[in
         )
     devices = len(record.ranks) or record.spec.placement.devices
     workload: dict[str, tuple[object, object]] = {
-        "network": (work.network, networks.canonical_name(network)),
+        "network": (work.network, network),
         "batch_per_device": (work.batch_per_device, request.batch(devices)),
         "input": (_inputs(networks.build_for(work)), _inputs(request.network)),
     }

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cubemesh.errors import UsageError, unknown_name
+from cubemesh.networks import own_networks
 from cubemesh.networks.graph import Network
 from cubemesh.networks.zoo.alexnet import alexnet
 from cubemesh.networks.zoo.cifarnet import cifarnet
@@ -23,6 +24,7 @@ from cubemesh.networks.zoo.resnet import resnet_18, resnet_34, resnet_50, resnet
 from cubemesh.networks.zoo.translator import translator, translator_plain
 from cubemesh.networks.zoo.vgg import vgg11, vgg16, vgg19
 from cubemesh.networks.zoo.vit import vit_b16
+from cubemesh.schema.own_network import OwnNetwork
 from cubemesh.schema.work import NetworkWork
 
 __all__ = ["NETWORKS", "Network", "NetworkEntry", "build", "build_for", "canonical_name", "entry"]
@@ -206,11 +208,13 @@ NETWORKS: dict[str, NetworkEntry] = {
 def canonical_name(name: str) -> str:
     """The name as in `NETWORKS`, whatever its case, dashes and underscores.
 
-    `ResNet50`, `resnet_50` and `resnet-50` are one network. UsageError with the nearest name if
-    there is none.
+    `ResNet50`, `resnet_50` and `resnet-50` are one network. An own network is known while a command
+    that names it runs (`own_networks.py`). UsageError with the nearest name if there is none.
     """
     if name in NETWORKS:
         return name
+    if own_networks.is_own(name):
+        return own_networks.get(name).name
     wanted = _bare(name)
     for known in NETWORKS:
         if _bare(known) == wanted:
@@ -221,7 +225,8 @@ def canonical_name(name: str) -> str:
 def entry(name: str) -> NetworkEntry:
     """The entry of `name`, in any spelling that `canonical_name` accepts; UsageError if there is
     none."""
-    return NETWORKS[canonical_name(name)]
+    name = canonical_name(name)
+    return NETWORKS[name] if name in NETWORKS else _own_entry(own_networks.get(name))
 
 
 def build(
@@ -240,7 +245,7 @@ def build(
     network, or no classes.
     """
     name = canonical_name(name)
-    known = NETWORKS[name]
+    known = entry(name)
     given = {
         "image_size": image_size,
         "classes": classes,
@@ -255,6 +260,11 @@ def build(
         if size not in sizes:
             raise UsageError(
                 f"{size}={value} is not a size of {name}. Its sizes are {', '.join(sizes)}."
+            )
+        if own_networks.is_own(name) and value != sizes[size]:
+            raise UsageError(
+                f"{size}={value}: {name} was described with {size}={sizes[size]}, which its code "
+                "and the input determine. Run it once for each input (docs/own_network.md)."
             )
         sizes[size] = value
     for size, value in sizes.items():
@@ -271,12 +281,15 @@ def build(
 def rate_unit(*networks: str) -> str:
     """The unit of their throughput: `images/s` or `sequences/s`; `samples/s` if one is unknown, or
     they differ."""
-    found = {known.samples if (known := NETWORKS.get(n)) else "samples" for n in networks}
+    found = {_samples(name) for name in networks}
     return f"{found.pop() if len(found) == 1 else 'samples'}/s"
 
 
 def build_for(work: NetworkWork) -> Network:
-    """The network that `work` names, at its sizes; UsageError as in `build`."""
+    """The network that `work` names, at its sizes; UsageError as in `build`, DataError for a
+    damaged description of an own network."""
+    if work.own_network is not None:
+        return own_networks.network_of(work.own_network)
     return build(
         work.network,
         work.image_size,
@@ -285,6 +298,22 @@ def build_for(work: NetworkWork) -> Network:
         vocabulary=work.vocabulary,
         hidden=work.hidden,
     )
+
+
+def _samples(name: str) -> str:
+    return entry(name).samples if name in NETWORKS or own_networks.find(name) else "samples"
+
+
+def _own_entry(own: OwnNetwork) -> NetworkEntry:
+    network = own_networks.network_of(own)
+    (given,), classes = network.inputs, network.targets[0].classes or 0
+    if given.dtype == "integer":
+        sizes = {"sequence_length": given.shape[0], "vocabulary": given.classes or 0}
+    else:
+        sizes = {"image_size": given.shape[-1], "smallest_image_size": given.shape[-1]}
+        sizes["classes"] = classes
+    differs = f"runs as it is: {own.untraced}" if own.untraced else ""
+    return NetworkEntry(make=lambda *_: network, source=own.source, differs=differs, **sizes)
 
 
 def _bare(name: str) -> str:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from cubemesh.networks import layers
 from cubemesh.networks.graph import Head, Network, Node
 from cubemesh.networks.layers import Layer
+from cubemesh.networks.opaque import Opaque
 from cubemesh.schema.spec import Precision
 
 ELEMENT_BYTES: dict[Precision, int] = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
@@ -173,6 +174,8 @@ class GradientFlow:
         """Everything `node` saves, whether or not other nodes save it too."""
         if node.name not in self.needs_gradient:
             return []
+        if isinstance(node.layer, Opaque):
+            return [_own(node, "saved", node.layer.saved_values)]
         rule = SAVED_TENSOR_RULES[type(node.layer)]
         values = [*(node.inputs if rule.input else ()), *((node.name,) if rule.output else ())]
         values += node.inputs[-1:] if rule.last_input else ()

@@ -19,6 +19,7 @@ from cubemesh.networks.activation_memory import (
 )
 from cubemesh.networks.flops import COUNTS, LayerCost, Sizes
 from cubemesh.networks.graph import Head, Network, Node
+from cubemesh.networks.opaque import Opaque
 from cubemesh.schema.cost import Cost
 from cubemesh.schema.spec import Precision
 
@@ -59,6 +60,8 @@ def _node_cost(
         shape=node.shape,
         element_bytes=element_bytes,
     )
+    if isinstance(node.layer, Opaque):
+        return _opaque_cost(node.layer, sizes, batch, saved_bytes)
     counted = COUNTS[type(node.layer)](node.layer, sizes)
     data_gradient = Cost()
     if not flow.needs_gradient.isdisjoint(node.inputs):
@@ -70,6 +73,25 @@ def _node_cost(
         forward=counted.forward + Cost(saved_bytes=saved_bytes),
         data_gradient=data_gradient,
         weight_gradient=counted.weight_gradient,
+    )
+
+
+def _opaque_cost(layer: Opaque, sizes: Sizes, batch: int, saved_bytes: int) -> LayerCost:
+    """As counted while the module ran. What moves between its layers is unknown: weights, input,
+    saved values and scores are counted once a pass."""
+    saved = batch * layer.saved_values
+    forward = sizes.cost(
+        matrix=batch * layer.forward_flops,
+        read=sizes.parameters + sizes.x,
+        written=saved + sizes.y,
+    )
+    return LayerCost(
+        forward=forward + Cost(saved_bytes=saved_bytes),
+        weight_gradient=sizes.cost(
+            matrix=batch * layer.backward_flops,
+            read=sizes.parameters + saved + sizes.y,
+            written=sizes.parameters,
+        ),
     )
 
 

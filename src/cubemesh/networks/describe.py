@@ -11,10 +11,11 @@ import math
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from cubemesh.networks import NETWORKS, build, canonical_name
+from cubemesh.networks import build, canonical_name, entry
 from cubemesh.networks.cost import costs, totals
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import ALL_LAYERS, AveragePool, Layer, MaxPool, Shape
+from cubemesh.networks.opaque import Opaque
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ def summary(name: str, image_size: int | None = None, classes: int | None = None
     Raises UsageError as `build` does.
     """
     name = canonical_name(name)
-    line = NETWORKS[name]
+    line = entry(name)
     network = build(name, image_size, classes)
     cost = totals(network)
     return NetworkSummary(
@@ -100,7 +101,7 @@ def layer_rows(network: Network) -> list[LayerRow]:
         rows.append(
             LayerRow(
                 name=node.name,
-                layer=kinds[type(node.layer)],
+                layer=kinds.get(type(node.layer), "module"),
                 settings=settings(node.layer),
                 output_shape=node.shape,
                 parameters=sum(math.prod(network.parameters[p].shape) for p in new),
@@ -120,6 +121,8 @@ def settings(layer: Layer) -> str:
     For any layer type: a number without a default (`filters`, `features`) is shown without its
     name, others with it, and initializers are omitted.
     """
+    if isinstance(layer, Opaque):
+        return "as it is"
     shown: list[str] = []
     for field in fields(layer):
         value = getattr(layer, field.name)

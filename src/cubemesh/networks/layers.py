@@ -26,13 +26,15 @@ class Initializer:
     """How values are first drawn.
 
     `he_normal` is N(0, scale² · 2 / fan), He et al. 2015, fan in or out; `glorot_uniform` is
-    U(± scale · sqrt(6 / (fan_in + fan_out))), Glorot and Bengio 2010; `normal` is N(0, scale²).
+    U(± scale · sqrt(6 / (fan_in + fan_out))), Glorot and Bengio 2010; `normal` is N(mean, scale²).
     `networks/weights.py` draws them.
     """
 
     kind: Literal["zeros", "ones", "normal", "he_normal", "glorot_uniform"]
     scale: float = 1.0
     fan: Literal["in", "out"] = "in"
+    mean: float = 0.0
+    """Of `normal`."""
 
 
 ZEROS = Initializer(kind="zeros")

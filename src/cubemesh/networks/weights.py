@@ -65,5 +65,5 @@ def _draw_one(spec: ParameterSpec, generator: np.random.Generator) -> NDArray[np
             limit = deviation * math.sqrt(3)  # of a uniform distribution of this deviation
             part[:] = (2 * generator.random(part.size) - 1) * limit
         else:
-            part[:] = generator.standard_normal(part.size) * deviation
+            part[:] = generator.standard_normal(part.size) * deviation + spec.initializer.mean
     return values.reshape(spec.shape)

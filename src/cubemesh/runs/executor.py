@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cubemesh import termination
 from cubemesh.cgroups import oom_kills
 from cubemesh.data.data_digest import data_digest
-from cubemesh.errors import BusyError, StoreError
+from cubemesh.errors import BusyError, StoreError, UsageError
 from cubemesh.frameworks import entry
 from cubemesh.measure.telemetry.gpu_set import visible
+from cubemesh.networks import own_networks
 from cubemesh.runs.artifacts import store_artifacts
 from cubemesh.runs.assemble import assemble
 from cubemesh.runs.code_version import code_version
@@ -123,6 +124,7 @@ class Executor:
         so far, a spec that was asked before is measured again, as its next repeats."""
         for spec in specs:
             entry(spec.program.framework)
+            _check_own_code(spec)
         self._observer.plan(specs)
         try:
             for spec in specs:
@@ -348,6 +350,16 @@ class Executor:
             gpu_uuids=tuple(gpu.uuid for gpu in gpus),
         )
         return watch(server, job, self._observer)
+
+
+def _check_own_code(spec: RunSpec) -> None:
+    """UsageError for a network of the user's own that this command did not name: no code runs
+    because a store has it."""
+    for side in (spec, spec.other):
+        own = None if side is None else getattr(side.work, "own_network", None)
+        if own is not None and not own_networks.is_named(own):
+            own_networks.get(own.source)
+            raise UsageError(f"{own.source} is not as this command described it. Run it again.")
 
 
 def _now_utc() -> str:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from cubemesh.errors import UsageError
 from cubemesh.schema.collective import Collective
+from cubemesh.schema.own_network import OwnNetwork
 from cubemesh.schema.validation import at_least, check_schedule, check_target
 
 Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
@@ -49,6 +50,8 @@ class NetworkWork:
     """Images of more pixels are skipped without decoding; None: the decoder's limit, 89 million."""
     seed: int = 0
     """Seed of the initial weights, the order of samples, and dropout."""
+    own_network: OwnNetwork | None = None
+    """Description of a network of the user's own; None: it is one of cubemesh's."""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "batch_per_device", "image_size", "classes")

@@ -1,6 +1,7 @@
 """Worker process: `python -m cubemesh.worker` measures one spec on one rank.
 
     run JOB.json                         run one job in this process
+    describe REQUEST.json RESULT.json    describe an own network (describe.py)
     host                                 run this host's ranks of a job that comes on stdin
     serve --framework NAME --parent PID  fork a worker for each job on stdin (forkserver.py)
 
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from cubemesh.errors import CubemeshError
 from cubemesh.untrusted import clean
+from cubemesh.worker.describe import describe_to
 from cubemesh.worker.forkserver import serve, work
 from cubemesh.worker.launch.host_agent import HostAgent
 from cubemesh.worker.launch.launcher_env import export_torch_env
@@ -28,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run", help="run one job in this process")
     run.add_argument("job", type=Path, help="the job.json that a runner wrote")
+    describe = verbs.add_parser("describe", help="describe a network of the user's own")
+    describe.add_argument("request", type=Path)
+    describe.add_argument("result", type=Path)
     server = verbs.add_parser("serve", help="fork a worker for each job named on stdin")
     server.add_argument("--framework", required=True)
     server.add_argument("--parent", type=int, required=True, help="process id of the runner")
@@ -37,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.verb == "run":
             export_torch_env(os.environ)
             return work(given.job)
+        if given.verb == "describe":
+            return describe_to(given.request, given.result)
         if given.verb == "host":
             return HostAgent().serve()
         serve(given.framework, given.parent)

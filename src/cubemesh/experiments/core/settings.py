@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.experiments.core.experiment import Experiment
-from cubemesh.networks import canonical_name
+from cubemesh.networks import canonical_name, own_networks
 from cubemesh.schema import (
     Against,
     Budget,
@@ -38,6 +38,10 @@ from cubemesh.worker.launch.ssh import connection_command
 
 TUNED = "tuned"
 """The key that applies a tuning (tune/apply.py); not a field of a spec."""
+INPUT_SHAPE = "input_shape"
+"""The key of an own network's input (runs/own_networks.py); not a field of a spec."""
+NOT_SET = ("kind", "own_network")
+"""Fields of works that no setting has."""
 _PARTS = {"placement": Placement, "program": ProgramSettings, "budget": Budget}
 
 
@@ -71,7 +75,9 @@ def spec_fields(experiment: Experiment) -> dict[str, Any]:
     """Every spec field that can be set in this experiment, with its type."""
     fields: dict[str, Any] = {}
     for part in (*experiment.works, *_PARTS.values()):
-        fields |= {k: t for k, t in field_types(part).items() if k != "kind"}
+        fields |= {k: t for k, t in field_types(part).items() if k not in NOT_SET}
+    if any(issubclass(work, NetworkWork) for work in experiment.works):
+        fields[INPUT_SHAPE] = str
     if experiment.tunes and any(issubclass(work, NetworkWork) for work in experiment.works):
         fields[TUNED] = bool
     return fields
@@ -96,9 +102,20 @@ def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
             known = settable(experiment)
             hint = f"`cubemesh experiments {experiment.name}` lists them."
             raise unknown_name(f"setting of {experiment.name}", key, known, hint, "settings")
+    if INPUT_SHAPE in overrides and not any(map(own_networks.is_own, network_names(texts))):
+        raise UsageError(
+            f"{INPUT_SHAPE}={overrides[INPUT_SHAPE]} is the input of a network of your own, such "
+            "as networks=model.py:Net. Leave it out, or set image_size."
+        )
     if overrides.get("hosts"):
         connection_command(os.environ)  # refuses an invalid one
     return Request(experiment.settings(**given), overrides)
+
+
+def network_names(texts: Mapping[str, str]) -> list[str]:
+    """The networks that settings name."""
+    texts = {key: texts[key] for key in ("networks", "network") if key in texts}
+    return [name.strip() for text in texts.values() for name in text.split(",") if name.strip()]
 
 
 def canonical(key: str, value: Any) -> Any:
@@ -167,7 +184,7 @@ def apply(spec: RunSpec, overrides: Mapping[str, Any], *, plans_devices: bool = 
     Training on several devices uses `sync=all-reduce` unless another is set; each of several hosts
     has at least one device. If the experiment `plans_devices`, its devices and strategies are
     unchanged, and runs with fewer devices than hosts stay on this host. A program to interleave
-    with gets the same overrides.
+    with gets the same overrides. The work on an own network gets its description.
     """
     if (other := spec.other) is not None:
         other = apply(other, overrides, plans_devices=plans_devices)
@@ -175,6 +192,8 @@ def apply(spec: RunSpec, overrides: Mapping[str, Any], *, plans_devices: bool = 
         single = dataclasses.replace(spec, against=None)
         single = apply(single, overrides, plans_devices=plans_devices)
         return dataclasses.replace(single, against=against)
+    if isinstance(spec.work, NetworkWork) and (described := own_networks.find(spec.work.network)):
+        spec = dataclasses.replace(spec, work=dataclasses.replace(spec.work, own_network=described))
     changed: dict[str, Any] = {}
     collective = isinstance(spec.work, Collective)  # which needs several devices
     for part in ("work", *_PARTS):

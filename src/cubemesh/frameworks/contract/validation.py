@@ -9,6 +9,7 @@ from cubemesh.errors import UsageError, unknown_name
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Layer
+from cubemesh.networks.opaque import Opaque
 
 
 def check_weights(given: Mapping[str, Array], network: Network) -> None:
@@ -34,6 +35,12 @@ def check_weights(given: Mapping[str, Array], network: Network) -> None:
 def check_layers(network: Network, lowered: Container[type[Layer]], framework: str) -> None:
     """`Unsupported` where `network` has a layer that is not among those `framework` lowers."""
     for node in network.nodes:
+        if isinstance(node.layer, Opaque) and Opaque not in lowered:
+            why = node.layer.own.untraced if node.layer.own is not None else ""
+            raise Unsupported(
+                f"{framework} cannot run {network.name}: it is no graph of layers ({why}) and runs "
+                "as it is, in PyTorch. Set framework=pytorch or pytorch-compiled."
+            )
         if type(node.layer) not in lowered:
             raise Unsupported(
                 f"{framework} has no {type(node.layer).__name__} layer, and {network.name} needs "

@@ -39,6 +39,7 @@ from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.runtime import setup_process
 from cubemesh.kernels.cpu.allocator import release_freed_memory
 from cubemesh.kernels.cpu.compiler import compile_folder, damaged_libraries
+from cubemesh.networks.opaque import Opaque
 from cubemesh.schema.work import Infer, InferLoad
 
 __all__ = [
@@ -77,7 +78,8 @@ class CompiledProgram(PyTorchProgram):
         if request.program.precision_of:
             _trace_backward_without_autocast()
         super().__init__(request)
-        compiled = partial(torch.compile, dynamic=False, fullgraph=True, backend=BACKEND)
+        opaque = any(isinstance(node.layer, Opaque) for node in request.network.nodes)
+        compiled = partial(torch.compile, dynamic=False, fullgraph=not opaque, backend=BACKEND)
         self._frozen = compiled(self._built.evaluation.run, options={"freezing": True})
         """The evaluation, compiled at its first pass with the weights as constants."""
         self._captured = CapturedPass(self._scores, self.device) if self._kind == "cuda" else None

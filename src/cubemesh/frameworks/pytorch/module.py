@@ -35,8 +35,10 @@ from cubemesh.frameworks.pytorch.lowerings import (
     lower,
     may_overwrite,
 )
+from cubemesh.frameworks.pytorch.own.as_layer import opaque_module
 from cubemesh.networks.graph import Head, Network, Node
 from cubemesh.networks.layers import Add
+from cubemesh.networks.opaque import Opaque
 
 Values = tuple[Tensor, ...]
 _RESERVED = frozenset({*keyword.kwlist, "torch"})
@@ -125,7 +127,7 @@ def build_modules(
     Four-dimensional arrays have `memory_format`. `layer_types`: compute dtypes of single nodes,
     under an autocast to another. `replace` maps a lowered module to the one to use. Unsupported for
     a layer without a lowering."""
-    check_layers(network, LOWERINGS, "pytorch")
+    check_layers(network, {*LOWERINGS, Opaque}, "pytorch")
 
     def empty(shape: tuple[int, ...]) -> Tensor:
         layout = memory_format if len(shape) == 4 else torch.contiguous_format
@@ -136,7 +138,15 @@ def build_modules(
     overwriting = may_overwrite(network) if overwrite else frozenset[str]()
     if layer_types:  # terms of a sum may differ in dtype from each other and from the sum
         overwriting -= {n.name for n in network.nodes if isinstance(n.layer, Add)}
-    layers = _layers(network, {**parameters, **state}, overwriting, replace)
+    arrays: dict[str, Tensor] = {**parameters, **state}
+    opaque = {
+        node.name: opaque_module(
+            node, node.layer, arrays, device=device, dtype=dtype, memory_format=memory_format
+        )
+        for node in network.nodes
+        if isinstance(node.layer, Opaque)
+    }
+    layers = _layers(network, arrays, overwriting, replace, opaque)
     evaluated = tuple(h for h in network.heads if not h.train_only)[-1:]
     return BuiltNetwork(
         network=network,
@@ -154,10 +164,13 @@ def _layers(
     arrays: Mapping[str, Tensor],
     overwriting: frozenset[str],
     replace: Callable[[nn.Module], nn.Module],
+    opaque: Mapping[str, nn.Module],
 ) -> dict[str, nn.Module]:
-    """Node name → module with the network's own arrays."""
-    layers = {}
+    """Node name → module with the network's own arrays; `opaque` are complete."""
+    layers = dict(opaque)
     for node in network.nodes:
+        if node.name in opaque:
+            continue
         module = replace(lower(node, network.shapes[node.inputs[0]], node.name in overwriting))
         attributes = LSTM_ATTRIBUTES if isinstance(module, nn.LSTM) else ATTRIBUTES
         for role, name in {**node.parameters, **node.state}.items():

@@ -78,6 +78,15 @@ def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> 
             "scales the loss."
         )
         log.warning(warn("precision-mismatch", other, remedy))
+    if work.own_network is not None and work.own_network.untraced:
+        log.warning(
+            warn(
+                "no-graph",
+                f"{network.name} runs as it is: {work.own_network.untraced}.",
+                "Ignore it where its total is what you want to know. A graph would add costs, time "
+                "and memory by layer, fused kernels, other frameworks and plans.",
+            )
+        )
     if isinstance(program, SupportsCompilation):
         compiling_bytes = _compile(framework, program, sample, log)
         before_bytes = None if before_bytes is None else before_bytes + compiling_bytes

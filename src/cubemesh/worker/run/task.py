@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cubemesh import networks
+from cubemesh.errors import DataError
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.frameworks.contract.program import (
     CeilingProgram,
@@ -146,8 +147,11 @@ def _pace(task: Task) -> Pace:
 
 
 def network_of(work: NetworkWork) -> Network:
-    """The network of a work; Unsupported where its batch is too small."""
+    """The network of a work; Unsupported where its batch is too small, DataError for an own network
+    that cannot be run."""
     network = networks.build_for(work)
+    if work.own_network is not None and work.own_network.fault:
+        raise DataError(work.own_network.fault)
     if work.batch_per_device < network.smallest_batch:
         raise Unsupported(
             f"batch_per_device={work.batch_per_device} is too small for {network.name} on images "

@@ -1,0 +1,203 @@
+"""Description of a module of the user: scores, arrays, FLOPs and saved values, or its graph.
+
+The module is run once in evaluation mode, and once in training mode with its backward pass, on two
+random samples. FLOPs are those that PyTorch dispatched (torch.utils.flop_counter). Then it is
+traced (tracing.py); where that fails, it stays one opaque layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from cubemesh.frameworks.pytorch.own.source import OwnNetworkError, attempt, load, scores_of
+from cubemesh.frameworks.pytorch.own.tracing import Untraceable, trace
+from cubemesh.networks.assembly import Assembly
+from cubemesh.networks.graph_text import to_text
+from cubemesh.networks.opaque import Opaque
+from cubemesh.schema.own_network import OwnNetwork
+
+SAMPLES = 2
+"""Of the description: batch normalization needs two."""
+DIGITS = 3
+"""Significant digits of the initial values' deviation, so that rounding changes no spec."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescriptionRequest:
+    """What to describe."""
+
+    source: str
+    folder: str
+    input_shape: tuple[int, ...]
+    """Of one sample: (channels, height, width), or (length,) of tokens."""
+    vocabulary: int | None = None
+    """Of tokens; None for images."""
+
+    @property
+    def input_name(self) -> str:
+        """Name of the input in the graph."""
+        return "image" if self.vocabulary is None else "tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Counted:
+    """What one training step of the module showed."""
+
+    scores: tuple[int, ...]
+    forward_flops: int
+    backward_flops: int
+    saved_values: int
+    trained: dict[str, Tensor]
+    """Initial values of the parameters that got a gradient."""
+    updated: dict[str, Tensor]
+    """Initial values of the buffers that the forward pass wrote."""
+
+
+def describe(request: DescriptionRequest) -> OwnNetwork:
+    """The description of a module; one with a fault is described without its arrays."""
+    try:
+        return _describe(request)
+    except OwnNetworkError as error:
+        return faulty(request, str(error))
+
+
+def faulty(request: DescriptionRequest, fault: str) -> OwnNetwork:
+    """The description of a module that cannot be run."""
+    layer = Opaque(output=(1,))
+    own = OwnNetwork(source=request.source, folder=request.folder, graph="", fault=fault)
+    return replace(own, graph=_opaque_text(request, layer, {}))
+
+
+def _describe(request: DescriptionRequest) -> OwnNetwork:
+    loaded = load(request.source, request.folder)
+    module, own = (
+        loaded.module,
+        OwnNetwork(source=request.source, folder=loaded.folder, digest=loaded.digest, graph=""),
+    )
+    given = _samples(request)
+    counted = _count(own.name, module, given, request)
+    try:
+        traced = trace(own.name, module, given, request.input_name, request.vocabulary)
+    except Untraceable as reason:
+        layer = Opaque(
+            output=counted.scores,
+            trained=tuple((n, tuple(a.shape)) for n, a in counted.trained.items()),
+            updated=tuple((n, tuple(a.shape)) for n, a in counted.updated.items()),
+            forward_flops=counted.forward_flops,
+            backward_flops=counted.backward_flops,
+            saved_values=counted.saved_values,
+        )
+        arrays = {**counted.trained, **counted.updated}
+        return replace(own, graph=_opaque_text(request, layer, arrays), untraced=str(reason))
+    moments = {name: _moments(array) for name, array in traced.arrays.items()}
+    return replace(own, graph=to_text(traced.network, moments))
+
+
+def _opaque_text(request: DescriptionRequest, layer: Opaque, arrays: dict[str, Tensor]) -> str:
+    net = Assembly(request.source)
+    x = net.input(request.input_name, request.input_shape, vocabulary=request.vocabulary)
+    net.classify(net.add_layer(layer, x, name="module"))
+    return to_text(net.build(), {f"module.{n}": _moments(a) for n, a in arrays.items()})
+
+
+def _samples(request: DescriptionRequest) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    shape = (SAMPLES, *request.input_shape)
+    if request.vocabulary is None:
+        return torch.rand(shape, generator=generator)
+    return torch.randint(request.vocabulary, shape, generator=generator)
+
+
+def _count(name: str, module: nn.Module, given: Tensor, request: DescriptionRequest) -> _Counted:
+    shown = "×".join(map(str, request.input_shape))
+    what = f"images of {shown}" if request.vocabulary is None else f"{shown} tokens"
+    running = f"running it on {what}"
+    module.eval()
+    with torch.no_grad():
+        scores = attempt(name, running, lambda: scores_of(module(given)))
+    _check_scores(name, scores, running)
+    module.train()
+    parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point()}
+    before = {n: a.detach().clone() for n, a in {**parameters, **buffers}.items()}
+    saved = _SavedValues([given, *parameters.values(), *buffers.values()])
+
+    def step() -> tuple[int, int]:
+        with FlopCounterMode(display=False) as counter:
+            with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda kept: kept):
+                values = scores_of(module(given))
+            forward = counter.get_total_flops()
+            loss = F.cross_entropy(
+                values.flatten(0, -2).float(),
+                torch.zeros(math.prod(values.shape[:-1]), dtype=torch.long),
+            )
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+            return forward, counter.get_total_flops() - forward
+
+    forward, backward = attempt(name, f"training it on {what}", step)
+    trained = {n: before[n] for n, p in parameters.items() if p.grad is not None}
+    if not trained:
+        raise OwnNetworkError(f"{name} has no parameter that its scores depend on.")
+    updated = {n: before[n] for n, b in buffers.items() if not torch.equal(b, before[n])}
+    with torch.no_grad():
+        for n, buffer in buffers.items():
+            buffer.copy_(before[n])
+    module.zero_grad(set_to_none=True)
+    return _Counted(
+        scores=tuple(scores.shape[1:]),
+        forward_flops=forward // SAMPLES,
+        backward_flops=backward // SAMPLES,
+        saved_values=saved.bytes // 4 // SAMPLES,
+        trained=trained,
+        updated=updated,
+    )
+
+
+def _check_scores(name: str, scores: Tensor, running: str) -> None:
+    shape = tuple(scores.shape)
+    if len(shape) not in (2, 3) or shape[0] != SAMPLES or not scores.is_floating_point():
+        raise OwnNetworkError(
+            f"{name}: {running}, {SAMPLES} a batch, returned values of shape {shape}, and scores "
+            "of shape (batch, classes) or (batch, positions, classes) are needed."
+        )
+
+
+class _SavedValues:
+    """Bytes that a forward pass saves, each storage once, without arrays that exist anyway."""
+
+    def __init__(self, existing: Sequence[Tensor]) -> None:
+        self._seen = {a.untyped_storage().data_ptr() for a in existing}
+        self._alive: list[Tensor] = []
+        self.bytes = 0
+
+    def pack(self, array: Tensor) -> Tensor:
+        """Hook of autograd: `array` is saved."""
+        storage = array.untyped_storage()
+        if storage.data_ptr() not in self._seen:
+            self._seen.add(storage.data_ptr())
+            self._alive.append(array)  # its address stays its own
+            self.bytes += storage.nbytes()
+        return array
+
+
+def _moments(array: Tensor) -> tuple[float, float]:
+    """Mean and deviation of initial values: the mean of a constant, or where it is no noise."""
+    values = array.detach().double().flatten()
+    mean = float(values.mean())
+    deviation = float(values.std(unbiased=False)) if values.numel() > 1 else 0.0
+    if deviation <= 1e-6 * abs(mean) or values.numel() == 1:
+        return _rounded(mean), 0.0
+    noise = 4 * deviation / math.sqrt(values.numel())
+    return (_rounded(mean) if abs(mean) > noise else 0.0), _rounded(deviation)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

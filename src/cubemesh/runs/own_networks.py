@@ -1,0 +1,204 @@
+"""Own networks of a command: each is described by a process of its own before anything runs.
+
+The code of a user is executed there and in the run's worker only, never in the runner. What the
+process does is contained: it has a time limit and a session of its own, which is killed at the end
+with all that it started; its output goes into a file. A module that cannot be described has a
+description with a fault, which is the outcome of each of its runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from cubemesh.errors import UsageError
+from cubemesh.frameworks import entry
+from cubemesh.networks import own_networks
+from cubemesh.networks.assembly import Assembly
+from cubemesh.networks.graph_text import from_text, to_text
+from cubemesh.networks.opaque import Opaque
+from cubemesh.runs.interpreters import chosen, source_environment
+from cubemesh.schema.own_network import OwnNetwork
+from cubemesh.schema.serialization import from_plain
+from cubemesh.untrusted import MOST_FILE_BYTES, clean, parse_json
+
+FRAMEWORK = "pytorch"
+LIMIT_S = 120.0
+"""Time limit of a description, with the import of PyTorch."""
+IMAGE_SIZE = 224
+"""Side of the images where no input is given."""
+_TOKENS = re.compile(r"(\d{1,9}):(\d{1,9})")
+_SHAPE = re.compile(r"\d{1,6}(?:[x×]\d{1,6}){0,3}")
+
+
+def describe_named(
+    names: Iterable[str], settings: Mapping[str, str], pythons: Iterable[str] = ()
+) -> list[OwnNetwork]:
+    """A description of each own network among `names`, for the input that `settings` give.
+    UsageError for a file that does not exist, an invalid input, and where PyTorch is missing."""
+    own = [name.strip() for name in names if own_networks.is_own(name)]
+    if not own:
+        return []
+    shape, vocabulary = _input_of(settings)
+    python = chosen(pythons, os.environ).get(FRAMEWORK)
+    if python is None and not entry(FRAMEWORK).installed:
+        raise UsageError(
+            f"{own[0]} is a PyTorch module, and PyTorch is not installed. Install it with: "
+            f"{entry(FRAMEWORK).install}, or set a Python that has it: --python pytorch=PATH"
+        )
+    return [_describe(_source(name), shape, vocabulary, python) for name in dict.fromkeys(own)]
+
+
+@contextlib.contextmanager
+def described(names: Iterable[str], input_shape: str = "") -> Iterator[None]:
+    """Within it the own networks among `names` can be built by name. UsageError as of
+    `describe_named`, and for one that cannot be run."""
+    names = list(names)
+    if input_shape and not any(map(own_networks.is_own, names)):
+        raise UsageError(
+            f"--input-shape {input_shape} is the input of a network of your own, such as "
+            "model.py:Net. Leave it out."
+        )
+    own = describe_named(names, {"input_shape": input_shape})
+    for one in own:
+        if one.fault:
+            raise UsageError(one.fault)
+    with own_networks.named(own):
+        yield
+
+
+def _source(name: str) -> tuple[str, str]:
+    """(source, folder that is searched first) of a name; UsageError where it cannot be one."""
+    where, _, attribute = name.rpartition(":")
+    if not all(part.isidentifier() for part in attribute.split(".")):
+        raise UsageError(
+            f"networks={name}: '{attribute}' is no name in Python. Write FILE.py:NAME or "
+            "package.module:NAME, the name of a module, class or function."
+        )
+    if where.endswith(".py"):
+        path = Path(os.path.abspath(os.path.expanduser(where)))
+        if not path.is_file():
+            raise UsageError(f"networks={name}: there is no file {path}.")
+        return f"{path}:{attribute}", str(path.parent)
+    if not all(part.isidentifier() for part in where.split(".")):
+        raise UsageError(
+            f"networks={name}: '{where}' is neither a file ending in .py nor a module that can be "
+            "imported. Write FILE.py:NAME or package.module:NAME."
+        )
+    return name, os.getcwd()
+
+
+def _input_of(settings: Mapping[str, str]) -> tuple[tuple[int, ...], int | None]:
+    """Shape of one sample, and the vocabulary of tokens, of the settings of a command."""
+    text = settings.get("input_shape", "").strip()
+    vocabulary = _number(settings, "vocabulary")
+    length = _number(settings, "sequence_length")
+    side = _number(settings, "image_size") or IMAGE_SIZE
+    if tokens := _TOKENS.fullmatch(text):
+        length, vocabulary = int(tokens[1]), int(tokens[2])
+        if min(length, vocabulary) < 1:
+            raise UsageError(f"input_shape={text} is not valid: each size is 1 or more.")
+        return (length,), vocabulary
+    if text:
+        if not _SHAPE.fullmatch(text):
+            raise UsageError(
+                f"input_shape={text} is not valid: write CHANNELSxHEIGHTxWIDTH, as in 3x224x224, "
+                "or LENGTH:VOCABULARY for tokens, as in 1024:50257."
+            )
+        shape = tuple(int(part) for part in re.split("[x×]", text))
+        if min(shape) < 1:
+            raise UsageError(f"input_shape={text} is not valid: each size is 1 or more.")
+    else:
+        shape = (3, side, side) if length is None else (length,)
+    if len(shape) == 3 and vocabulary is None:
+        return shape, None
+    if len(shape) == 1 and vocabulary is not None:
+        return shape, vocabulary
+    raise UsageError(
+        f"input_shape={text or 'x'.join(map(str, shape))} with vocabulary={vocabulary or 'none'} "
+        "is not an input that data has. Write CHANNELSxHEIGHTxWIDTH for images, as in 3x224x224, "
+        "or LENGTH:VOCABULARY for tokens, as in 1024:50257."
+    )
+
+
+def _number(settings: Mapping[str, str], key: str) -> int | None:
+    text = settings.get(key, "").strip()
+    return int(text) if text.isdigit() and 0 < int(text) < 1 << 31 else None
+
+
+def _describe(
+    source: tuple[str, str], shape: tuple[int, ...], vocabulary: int | None, python: str | None
+) -> OwnNetwork:
+    where, folder = source
+    request = {
+        "source": where,
+        "folder": folder,
+        "input_shape": list(shape),
+        "vocabulary": vocabulary,
+    }
+    with tempfile.TemporaryDirectory(prefix="cubemesh-") as temporary:
+        own_folder = Path(temporary)
+        asked, found = own_folder / "request.json", own_folder / "result.json"
+        asked.write_text(json.dumps(request), encoding="utf-8")
+        fault = _run(asked, found, own_folder, python)
+        if not fault:
+            try:
+                if found.stat().st_size > MOST_FILE_BYTES:
+                    raise ValueError("it is too large")
+                own = from_plain(OwnNetwork, parse_json(found.read_bytes()))
+                from_text(own)
+            except (OSError, ValueError) as error:
+                fault = f"its description cannot be read: {error}"
+            else:
+                return own
+    name = own_networks.short_name(where)
+    net = Assembly(name)
+    x = net.input("tokens" if vocabulary else "image", shape, vocabulary=vocabulary)
+    net.classify(net.add_layer(Opaque(output=(1,)), x, name="module"))
+    return OwnNetwork(
+        source=where, folder=folder, graph=to_text(net.build(), {}), fault=f"{name}: {fault}"
+    )
+
+
+def _run(asked: Path, found: Path, own_folder: Path, python: str | None) -> str:
+    """Run the describing process; why it made no description, empty where it did."""
+    environment = dict(os.environ)
+    if python is not None:
+        environment = source_environment(own_folder, os.environ)
+    command = [python or sys.executable, "-P", "-m", "cubemesh.worker", "describe"]
+    with open(own_folder / "output.txt", "w+b") as output:
+        process = subprocess.Popen(
+            [*command, str(asked), str(found)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return (
+                f"importing, building and running it once took longer than {LIMIT_S:g} s. Move "
+                "what trains or loops under `if __name__ == '__main__':`."
+            )
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if found.exists():
+            return ""
+        output.seek(max(0, os.fstat(output.fileno()).st_size - 2000))
+        lines = output.read().decode(errors="replace").strip().splitlines()
+    ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    last = clean(lines[-1], 200).rstrip(".") if lines else ""
+    said = f" after it printed: {last}" if last else ""
+    return f"its code ended the process ({ended}){said}."

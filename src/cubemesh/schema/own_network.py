@@ -1,0 +1,32 @@
+"""Own network: a network of the user's own that a spec holds, described when a command named it.
+
+The description is complete: counts, forecasts and answers need neither the source nor PyTorch, so
+records of such a network are read on any machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnNetwork:
+    """Source and description of a PyTorch module."""
+
+    source: str
+    """`/folder/model.py:Net` or `package.module:build`."""
+    folder: str = ""
+    """Folder that the module is imported from; empty for an installed package."""
+    digest: str = ""
+    """Digest of the source files that are imported, so that a changed file is another network."""
+    graph: str
+    """Its layers, or the module as one layer, as JSON (networks/graph_text.py)."""
+    untraced: str = ""
+    """Why the module runs as it is, in words; empty where it became a graph of layers."""
+    fault: str = ""
+    """Why it cannot be run, as a sentence; empty where it can."""
+
+    @property
+    def name(self) -> str:
+        """Name of the network: `model.py:Net`, `package.module:build`."""
+        return self.source.rpartition("/")[2]

@@ -1,0 +1,30 @@
+"""Description of an own network in a process of its own, whose code may do anything.
+
+`python -m cubemesh.worker describe REQUEST.json RESULT.json`; what it prints is no result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from cubemesh.schema.serialization import from_plain, to_plain
+from cubemesh.worker.report import limits
+
+
+def describe_to(request_path: Path, result_path: Path) -> int:
+    """Describe the network of a request file and write the description; returns 0."""
+    from cubemesh.frameworks.pytorch.own.description import DescriptionRequest, describe
+
+    limits.name_process("cubemesh-describe")
+    limits.no_core_dump()
+    limits.first_to_be_killed()
+    request = from_plain(DescriptionRequest, json.loads(request_path.read_text(encoding="utf-8")))
+    own = describe(request)
+    part = result_path.with_suffix(".part")
+    part.write_text(json.dumps(to_plain(own)), encoding="utf-8")
+    part.rename(result_path)
+    sys.stdout.flush()
+    os._exit(0)  # threads and exit handlers of the user's code are not waited for

@@ -1,0 +1,207 @@
+"""Modules of a user: which become a graph that computes the same, what of the others is counted."""
+
+import functools
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import own_modules
+from cubemesh.errors import DataError
+from cubemesh.frameworks.pytorch.module import build_modules
+from cubemesh.frameworks.pytorch.own.description import DescriptionRequest, describe
+from cubemesh.frameworks.pytorch.own.source import OwnNetworkError, load, scores_of
+from cubemesh.networks import layers
+from cubemesh.networks.cost import totals
+from cubemesh.networks.memory import forecast
+from cubemesh.networks.opaque import Opaque
+from cubemesh.networks.own_networks import network_of
+from cubemesh.schema.serialization import from_plain, to_plain
+
+FILE = Path(own_modules.__file__)
+IMAGE, TOKENS = (3, 8, 8), (6,)
+
+
+@functools.cache
+def described(name: str, file: Path = FILE):
+    tokens = name == "Language"
+    return describe(
+        DescriptionRequest(
+            source=f"{file}:{name}",
+            folder=str(file.parent),
+            input_shape=TOKENS if tokens else IMAGE,
+            vocabulary=11 if tokens else None,
+        )
+    )
+
+
+def kinds(name: str) -> list[type]:
+    own = described(name)
+    assert (own.fault, own.untraced) == ("", "")
+    return [type(node.layer) for node in network_of(own).nodes]
+
+
+def test_a_convolutional_network_becomes_a_graph():
+    found = kinds("Residual")
+    assert found.count(layers.Convolution) == 4
+    assert found.count(layers.BatchNorm) == 3
+    assert found[-4:] == [layers.Add, layers.ReLU, layers.GlobalAveragePool, layers.Linear]
+    network = network_of(described("Residual"))
+    assert network.parameter_count == sum(p.numel() for p in own_modules.Residual().parameters())
+    assert {"block.conv1.weight", "block.shortcut.0.weight"} <= set(network.parameters)
+    assert [s.name for s in network.segments] == ["stem", "block", "mean", "fc"]
+
+
+def test_branches_become_a_graph():
+    assert kinds("Branches")[-4:] == [
+        *(layers.MaxPool, layers.GlobalAveragePool, layers.Dropout, layers.Linear)
+    ]
+
+
+def test_transformers_become_graphs():
+    vision, language = kinds("Vision"), kinds("Language")
+    assert {layers.Tokens, layers.ClassToken, layers.PositionEmbedding} <= set(vision)
+    assert {layers.Attention, layers.GELU, layers.SelectPosition} <= set(vision)
+    network = network_of(described("Language"))
+    attention = next(n.layer for n in network.nodes if isinstance(n.layer, layers.Attention))
+    assert attention == layers.Attention(heads=2, causal=True)
+    head = next(n for n in network.nodes if n.name == "head")
+    assert head.parameters["weight"] == "words.weight"  # tied
+    assert len(language) == len(network.nodes)
+
+
+def test_the_counts_of_a_graph_are_those_of_pytorch():
+    """Those of the module, which the description counts when it cannot trace it."""
+    graph = totals(network_of(described("Residual")))
+    other = described("OnlyInTraining")
+    assert "in training" in other.untraced
+    counted = totals(network_of(other))
+    assert graph.forward.matrix_flops == counted.forward.matrix_flops
+    assert graph.backward.matrix_flops == counted.backward.matrix_flops
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("Gated", "no layer type for aten.sigmoid"),
+        ("Branching", "torch.export cannot trace it"),
+        ("Dilated", "dilated convolution"),
+    ],
+)
+def test_what_has_no_graph_is_one_layer_with_its_counts(name, why):
+    own = described(name)
+    assert own.fault == ""
+    assert why in own.untraced
+    network = network_of(own)
+    (node,) = network.nodes
+    assert isinstance(node.layer, Opaque)
+    assert "module.frozen" not in network.parameters
+    cost, memory = totals(network, 4), forecast(network, 4)
+    assert cost.forward.matrix_flops > 0
+    assert cost.backward.matrix_flops > 0
+    assert memory.activation_bytes >= 4 * 4 * node.layer.saved_values
+    assert from_plain(type(own), to_plain(own)) == own
+
+
+def test_an_opaque_module_computes_with_the_arrays_of_the_program():
+    network = network_of(described("Gated"))
+    built = build_modules(network)
+    built.load(network.draw(0))
+    module = load(f"{FILE}:Gated", str(FILE.parent)).module
+    with torch.no_grad():
+        for name, array in built.parameters.items():
+            module.get_parameter(name.removeprefix("module.")).copy_(array)
+    x = torch.rand(2, *IMAGE)
+    (found,) = built.training(x)
+    assert torch.equal(found, scores_of(module.train()(x)))
+    found.sum().backward()
+    assert all(p.grad is not None for p in built.parameters.values())
+    statistics = built.state["module.norm.running_mean"]
+    assert torch.equal(statistics, module.norm.running_mean)
+    assert statistics.abs().sum() > 0
+
+
+def test_weights_begin_with_the_spread_that_the_module_gives_them():
+    network = network_of(described("Residual"))
+    torch.manual_seed(0)
+    own = own_modules.Residual().fc.weight.detach()
+    initializer = network.parameters["fc.weight"].initializer
+    assert initializer.scale == pytest.approx(float(own.std(unbiased=False)), rel=0.01)
+    drawn = network.draw(0)
+    assert (drawn["block.bn1.weight"] == 1).all()
+    assert (drawn["block.bn1.running_mean"] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_module", "returned an object of type list"),
+        ("raises", "building it raised RuntimeError: no weights here (own_modules.py, line "),
+        ("exits", "building it raised SystemExit: enough"),
+        ("number", "is of type int"),
+        ("wrong_shape", "running it on images of 3×8×8 raised RuntimeError: mat1 and mat2"),
+        ("map_of_scores", "returned values of shape (2, 4, 6, 6)"),
+        ("nothing_trained", "has no parameter that its scores depend on"),
+        ("Residul", "there is no Residul in own_modules.py; it has "),
+    ],
+)
+def test_a_broken_module_has_a_fault_in_one_sentence(name, words):
+    own = described(name)
+    assert own.fault.startswith(f"own_modules.py:{name}")
+    assert words in own.fault
+    assert "\n" not in own.fault
+    assert own.fault.endswith(".")
+    assert network_of(own).parameter_count == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import there_is_none", "ModuleNotFoundError: No module named 'there_is_none'"),
+        ("def broken(:", "SyntaxError: invalid syntax (broken.py, line 1)"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_a_fault(tmp_path, code, words):
+    (tmp_path / "broken.py").write_text(code)
+    fault = described("Net", tmp_path / "broken.py").fault
+    assert fault.startswith("broken.py:Net: importing it raised ")
+    assert words in fault
+
+
+def test_a_module_that_exists_is_taken_and_a_function_is_called():
+    assert kinds("ready") == [layers.Flatten, layers.Linear]
+    assert kinds("residual") == kinds("Residual")
+
+
+def test_the_digest_is_that_of_the_file_and_what_it_imports(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    found = set()
+    for number, width in enumerate((3, 4, 4)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "parts_of_mine.py").write_text(f"WIDTH = {width}\n")
+        (folder / "mine.py").write_text(
+            "import sys; from torch import nn\nfrom parts_of_mine import WIDTH\n"
+            "def net(): return nn.Sequential(nn.Flatten(), nn.Linear(192, WIDTH))\n"
+        )
+        sys.path.insert(0, str(folder))
+        found.add(described("net", folder / "mine.py").digest)
+        del sys.modules["parts_of_mine"], sys.modules["mine"]
+    assert len(found) == 2
+
+
+def test_a_file_that_changed_after_the_command_began_is_refused():
+    own = replace(described("Gated"), digest="0" * 16)
+    with pytest.raises(OwnNetworkError, match="changed after the command began"):
+        build_modules(network_of(own))
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "[]", '{"inputs":[],"output":"x","nodes":[],"arrays":{}}', "{" * 500]
+)
+def test_a_damaged_description_is_a_data_error(damage):
+    with pytest.raises(DataError, match="is damaged"):
+        network_of(replace(described("ready"), graph=damage))

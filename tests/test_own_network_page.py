@@ -1,0 +1,64 @@
+"""The page "your own network": its module, its commands and its Python run as they are written."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cubemesh.cli import app
+from cubemesh.runs import own_networks
+from cubemesh.schema.serialization import from_plain, to_plain
+
+pytest.importorskip("torch")
+
+PAGE = (Path(__file__).parent.parent / "docs" / "own_network.md").read_text()
+MODEL, SCRIPT = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+COMMANDS = re.findall(r"^    cubemesh (.+)$", PAGE, re.M)
+SIMULATED = (
+    *("--set", "framework=null", "--set", "script=step=0.002,per_sample=0.0001"),
+    *("--set", "batch_sizes=8", "--set", "seconds=0", "--set", "warmup_seconds=0"),
+)
+"""Of `run`: what is tested is the page, not this machine."""
+
+
+@pytest.fixture
+def page_folder(tmp_path, monkeypatch):
+    """A folder with the page's module, described here: a process would import PyTorch each time."""
+
+    def describe(asked: Path, found: Path, folder: Path, python: str | None) -> str:
+        from cubemesh.frameworks.pytorch.own.description import DescriptionRequest
+        from cubemesh.frameworks.pytorch.own.description import describe as described
+
+        request = from_plain(DescriptionRequest, json.loads(asked.read_text()))
+        found.write_text(json.dumps(to_plain(described(request))))
+        return ""
+
+    (tmp_path / "model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(own_networks, "_run", describe)
+    return tmp_path
+
+
+def test_the_page_has_commands():
+    assert {shlex.split(c)[0] for c in COMMANDS} == {"networks", "run", "predict"}
+
+
+def test_each_command_runs(page_folder):
+    for command in COMMANDS:
+        words = shlex.split(command)
+        more = [*SIMULATED, "--store", "s.sqlite"] if words[0] == "run" else []
+        done = CliRunner().invoke(app, [*words, *more])
+        assert done.exit_code == 0, done.output
+        assert "model.py:Net" in done.output
+        if "Gated" in command:
+            assert "aten.sigmoid" in done.output  # why it has no graph
+
+
+def test_the_script_prints_what_the_module_has(page_folder, capsys):
+    exec(compile(SCRIPT, "page", "exec"), {})
+    weights, flops = map(int, capsys.readouterr().out.split())
+    assert weights == 3 * 9 * 16 + 16 + 2 * 16 + 16 * 10 + 10
+    assert flops == 2 * (3 * 9 * 16 * 32 * 32 + 16 * 10)
