@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cubemesh.errors import UsageError
+from cubemesh.experiments.core.ab_overrides import parse_against
 from cubemesh.experiments.core.experiment import Context
 from cubemesh.experiments.core.settings import apply, request, split
 from cubemesh.experiments.own_step import EXPERIMENT, Settings
@@ -275,6 +276,11 @@ def test_a_plan_needs_a_step_and_measures_the_ceiling_of_its_precision(folder) -
     assert own.budget.attribution
     without = dataclasses.replace(settings, ceiling=False)
     assert [s.work.kind for s in next(EXPERIMENT.plan(without, context))] == ["own_step"]
+
+
+def test_it_cannot_be_interleaved() -> None:
+    with pytest.raises(UsageError, match="cannot be interleaved"):
+        parse_against(EXPERIMENT, {"precision": "bf16"})
 
 
 def test_a_page_names_no_code() -> None:

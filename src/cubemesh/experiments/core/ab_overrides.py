@@ -39,7 +39,7 @@ def parse_against(experiment: Experiment, texts: Mapping[str, str]) -> dict[str,
     fields, budget = spec_fields(experiment), field_types(Budget)
     if texts and not experiment.alternates:
         raise UsageError(
-            f"{experiment.name} has its own comparison of programs: leave --against out."
+            f"{experiment.name} cannot be interleaved with another program. Leave --against out."
         )
     changes = {}
     for key, text in texts.items():
