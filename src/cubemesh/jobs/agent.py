@@ -44,6 +44,8 @@ POLL_S = 0.5
 """Interval of looking for jobs."""
 GRACE_S = 60.0
 """Time for trainings to reach a checkpoint when the agent is to end."""
+SLURM_GRACE_S = 15.0
+"""The same when Slurm ends its allocation, with SIGKILL 30 s after SIGTERM (KillWait)."""
 END_S = 20.0
 """Time for a child to end its workers, before it is killed."""
 LOG_BYTES = 8192
@@ -63,7 +65,11 @@ class AgentOptions:
     """End when no queued job fits."""
     checkpoints: str | None = None
     """Folder of checkpoints of jobs, shared by the hosts; None: with the store's files."""
+    hosts: tuple[str, ...] = ()
+    """Hosts that its jobs are distributed over, this one first; empty: this one."""
     grace_s: float = GRACE_S
+    allocated: bool = False
+    """Whether it runs in the allocation of its Slurm job."""
     lease_s: float = LEASE_S
     poll_s: float = POLL_S
 
@@ -92,6 +98,8 @@ class JobAgent:
     options: AgentOptions = field(default_factory=AgentOptions)
     announce: Callable[[str], None] = lambda text: None
     _children: list[_Child] = field(default_factory=list)
+    interrupted: bool = False
+    """Whether SIGINT ended it."""
     _signals: int = 0
     _taken: int = 0
     _seen: float = -RENEW_S
@@ -140,6 +148,7 @@ class JobAgent:
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signals += 1
+        self.interrupted = self.interrupted or number == signal.SIGINT
 
     def _serve(self, folder: Path, wake: int) -> None:
         while not self._signals:
@@ -174,11 +183,12 @@ class JobAgent:
 
     def _free(self, *, everything: bool = False) -> FreeDevices:
         used = {uuid for child in self._children for uuid in child.gpus}
-        gpus = len(self.agent.devices)
+        hosts = max(1, len(self.options.hosts))
+        gpus, used_gpus = len(self.agent.devices) * hosts, len(used) * hosts
         return FreeDevices(
             hostname=self.agent.hostname,
             cpu=everything or not any(child.cpu for child in self._children),
-            gpus=gpus if everything else gpus - len(used),
+            gpus=gpus if everything else gpus - used_gpus,
             has_gpus=gpus > 0,
         )
 
@@ -221,6 +231,7 @@ class JobAgent:
             lease_s=lease.seconds,
             pause_file=str(own / "pause"),
             checkpoints=str(root / f"job-{job.job_id}"),
+            hosts=",".join(self.options.hosts),
         )
         log = open(own / "log", "w+b")  # noqa: SIM115 - open until the child is reaped
         try:
@@ -270,8 +281,11 @@ class JobAgent:
         """End the children: at a checkpoint, then by SIGTERM, then by SIGKILL."""
         for child in self._children:
             child.pause_file.touch()
+        grace_s = self.options.grace_s
+        if self.options.allocated and not self.interrupted:
+            grace_s = min(grace_s, SLURM_GRACE_S)
         steps: Sequence[tuple[float, int | None]] = (
-            (self.options.grace_s, None),
+            (grace_s, None),
             (END_S, signal.SIGTERM),
             (END_S, signal.SIGKILL),
         )

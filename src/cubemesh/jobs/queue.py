@@ -12,9 +12,10 @@ refused (lease.py).
 from __future__ import annotations
 
 import json
+import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, or_, select, update
@@ -31,7 +32,8 @@ from cubemesh.jobs.rows import (
     utc,
 )
 from cubemesh.jobs.states import ENDED, HELD, State
-from cubemesh.jobs.values import Agent, Question, QueuedJob, Wants
+from cubemesh.jobs.values import Agent, Question, QueuedJob, SlurmJob, Wants
+from cubemesh.runs.slurm import Resources
 from cubemesh.schema.serialization import from_plain
 from cubemesh.store.database import Database
 from cubemesh.store.migrations.job_tables import agents, job_runs, jobs
@@ -92,9 +94,10 @@ class JobQueue:
         restarts: int = 3,
         submitter: str = "",
         sweep: Question | None = None,
+        slurm: Resources | None = None,
     ) -> QueuedJob:
         """Queue questions that were checked (submission.py); several as one `sweep`, whose job is
-        returned."""
+        returned. With `slurm`, agents claim them only by number (slurm.py)."""
 
         def insert_all(connection: Connection) -> QueuedJob:
             now = self.clock(connection)
@@ -106,6 +109,9 @@ class JobQueue:
                 _insert(connection, now, "question", one, want, {**common, "parent_id": parent})
                 for one, want in zip(questions, wants, strict=True)
             ]
+            for job_id in each if slurm is not None else ():
+                name = f"cubemesh-{job_id}-{secrets.token_hex(4)}"
+                _put_slurm(connection, job_id, SlurmJob(name=name, resources=slurm))
             return read_job(connection, job_row(connection, parent or each[0]))
 
         return self.database.commit(insert_all)
@@ -114,7 +120,7 @@ class JobQueue:
         self, agent_id: str, free: FreeDevices, *, only: int | None = None, lease_s: float = LEASE_S
     ) -> QueuedJob | None:
         """Give the first job that fits to an agent, in the state `starting`; None without one.
-        `only` is the one job, or sweep, that may be claimed."""
+        `only` is the one job, or sweep, that may be claimed; without it no job of Slurm is."""
 
         def take(connection: Connection) -> QueuedJob | None:
             now = self.clock(connection)
@@ -172,10 +178,12 @@ class JobQueue:
         """Pause a job: a queued one at once, a training after a checkpoint, others between runs."""
         self._act(job_id, "pause", State.PAUSED, who)
 
-    def stop(self, job_id: int, *, at_checkpoint: bool = False, who: str = "") -> None:
-        """Stop a job, with `at_checkpoint` as `pause` does."""
+    def stop(
+        self, job_id: int, *, at_checkpoint: bool = False, who: str = "", why: str = ""
+    ) -> None:
+        """Stop a job, with `at_checkpoint` as `pause` does; `why` is shown of one that waits."""
         control = "stop-at-checkpoint" if at_checkpoint else "stop"
-        self._act(job_id, control, State.STOPPED, who)
+        self._act(job_id, control, State.STOPPED, who, why)
 
     def resume(self, job_id: int, *, who: str = "") -> None:
         """Queue a job again that is paused, failed, stopped or lost; it continues from its last
@@ -185,6 +193,27 @@ class JobQueue:
             change_state(connection, row, State.QUEUED, now, who=who, faults=0, not_before_s=None)
 
         self._each(job_id, queue, lambda state: state is State.PAUSED or state in ENDED[1:])
+
+    def set_slurm(self, job_id: int, number: int) -> None:
+        """Write the number of the Slurm job that was submitted for a job."""
+
+        def put(connection: Connection) -> None:
+            row = job_row(connection, job_id)
+            before = from_plain(SlurmJob, json.loads(row.slurm))
+            _put_slurm(connection, job_id, replace(before, number=number))
+            text = f"Submitted to Slurm as job {number} ({before.name})."
+            append_event(connection, job_id, self.clock(connection), "message", {"text": text})
+
+        self.database.commit(put)
+
+    def say(self, job_id: int, text: str) -> None:
+        """Append a message to the log of a job."""
+
+        def append(connection: Connection) -> None:
+            job_row(connection, job_id)
+            append_event(connection, job_id, self.clock(connection), "message", {"text": text})
+
+        self.database.commit(append)
 
     def set_priority(self, job_id: int, priority: int, *, who: str = "") -> None:
         """Change the priority of a job that has not ended."""
@@ -222,10 +251,10 @@ class JobQueue:
 
         self.database.commit(change)
 
-    def _act(self, job_id: int, control: str, after: State, who: str) -> None:
+    def _act(self, job_id: int, control: str, after: State, who: str, why: str = "") -> None:
         def act(connection: Connection, row: Row[Any], now: float) -> None:
             if State(row.state) not in HELD:
-                change_state(connection, row, after, now, who=who)
+                change_state(connection, row, after, now, who=who, why=why)
                 return
             this = update(jobs).where(jobs.c.job_id == row.job_id)
             if control == "pause" and row.state != State.PAUSING:
@@ -359,7 +388,9 @@ def _claimable(free: FreeDevices, now: float | None, only: int | None) -> Column
     ]
     if now is not None:
         conditions.append(or_(jobs.c.not_before_s.is_(None), jobs.c.not_before_s <= now))
-    if only is not None:
+    if only is None:
+        conditions.append(jobs.c.slurm.is_(None))
+    else:
         conditions.append(or_(jobs.c.job_id == only, jobs.c.parent_id == only))
     return and_(*conditions)
 
@@ -394,6 +425,11 @@ def _insert(
     value = {"before": "", "state": State.QUEUED.value, "why": "", "who": common["submitter"]}
     append_event(connection, job_id, now, "state", value)
     return job_id
+
+
+def _put_slurm(connection: Connection, job_id: int, slurm: SlurmJob) -> None:
+    text = json.dumps(asdict(slurm), sort_keys=True)
+    connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(slurm=text))
 
 
 def _agent_of(row: Row[Any], now: float) -> Agent:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, func, insert, select, text, update
 
 from cubemesh.errors import StoreError, UsageError
 from cubemesh.jobs.states import ENDED, HELD, State, check_transition, state_of_sweep
-from cubemesh.jobs.values import Question, QueuedJob, Wants
+from cubemesh.jobs.values import Question, QueuedJob, SlurmJob, Wants
 from cubemesh.schema.serialization import from_plain
 from cubemesh.store.migrations.job_tables import job_events, job_runs, jobs
 
@@ -52,6 +52,7 @@ def job_of(row: Row[Any], children: Mapping[int, State], run_ids: tuple[str, ...
     try:
         question = from_plain(Question, json.loads(row.question))
         progress = json.loads(row.progress)
+        slurm = from_plain(SlurmJob, json.loads(row.slurm)) if row.slurm else None
     except (ValueError, TypeError) as error:
         raise StoreError(f"Job {row.job_id} is damaged: {error}") from error
     state = State(row.state)
@@ -80,6 +81,7 @@ def job_of(row: Row[Any], children: Mapping[int, State], run_ids: tuple[str, ...
         made_utc=row.made_utc,
         started_utc=row.started_utc,
         ended_utc=row.ended_utc,
+        slurm=slurm,
     )
 
 

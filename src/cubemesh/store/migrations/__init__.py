@@ -15,10 +15,14 @@ from sqlalchemy import Connection
 from cubemesh.store.migrations.job_tables import add_job_tables
 from cubemesh.store.migrations.list_tables import add_list_tables
 from cubemesh.store.migrations.renamed_fields import rename_fields
+from cubemesh.store.migrations.slurm_column import add_slurm_column
 
 Migration: TypeAlias = Callable[[Connection], None]
 
-MIGRATIONS: tuple[Migration, ...] = (rename_fields, add_list_tables, add_job_tables)
+MIGRATIONS: tuple[Migration, ...] = (
+    *(rename_fields, add_list_tables, add_job_tables),
+    add_slurm_column,
+)
 """In order, never changed once released."""
 RECOMPUTED: frozenset[Migration] = frozenset({rename_fields, add_list_tables})
 """Those after which the ids in the records, and the tables computed from records (`runs`,

@@ -8,6 +8,7 @@ from typing import Any
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.registry import EXPERIMENTS
+from cubemesh.jobs import slurm
 from cubemesh.jobs.feed import curves_until, newest_events
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import ENDED, State
@@ -92,6 +93,7 @@ def _clone(queue: JobQueue, store: Store, job: QueuedJob) -> int:
         host=wants.host,
         priority=job.priority,
         restarts=job.restarts,
+        slurm=slurm.resources_of(queue, job),
     )
     return made.job_id
 
@@ -109,11 +111,11 @@ def _priority(text: str) -> int:
 
 
 _CHANGES: dict[str, Callable[[JobQueue, int], None]] = {
-    "pause": lambda queue, job_id: queue.pause(job_id, who=submitter()),
-    "resume": lambda queue, job_id: queue.resume(job_id, who=submitter()),
-    "stop": lambda queue, job_id: queue.stop(job_id, who=submitter()),
-    "stop-at-checkpoint": lambda queue, job_id: queue.stop(
-        job_id, at_checkpoint=True, who=submitter()
+    "pause": lambda queue, job_id: slurm.pause(queue, job_id, who=submitter()),
+    "resume": lambda queue, job_id: slurm.resume(queue, job_id, who=submitter()),
+    "stop": lambda queue, job_id: slurm.stop(queue, job_id, who=submitter()),
+    "stop-at-checkpoint": lambda queue, job_id: slurm.stop(
+        queue, job_id, at_checkpoint=True, who=submitter()
     ),
 }
 _ACTIONS = (*_CHANGES, "clone", "priority")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cubemesh.errors import unknown_name
+from cubemesh.jobs import slurm
 from cubemesh.jobs.states import State
 from cubemesh.units import format_seconds
 from cubemesh.untrusted import clean
@@ -51,7 +52,7 @@ def document(asked: Asked) -> dict[str, Any]:
     page = _page(asked)
     return envelope(
         "jobs",
-        jobs=[job_json(job) for job in page["jobs"]],
+        jobs=[job_json(job) for job in slurm.explained(page["jobs"])],
         next=page["next"],
         counts={str(state): count for state, count in page["counts"].items()},
         agents=[vars(agent) for agent in page["agents"]],
