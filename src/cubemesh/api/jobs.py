@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
@@ -35,6 +34,7 @@ from cubemesh.jobs.submission import (
     with_devices,
 )
 from cubemesh.jobs.values import Agent, JobEvent, Question, QueuedJob
+from cubemesh.jobs.wakeup import EVENTS, Wakeup
 from cubemesh.runs.slurm import Resources
 from cubemesh.store import Store
 from cubemesh.units import parse_duration
@@ -218,8 +218,8 @@ def clone_job(
 
 def watch(job_id: int, cursor: int = 0, *, store: AnyStore = None) -> Iterator[JobEvent]:
     """The events of a job after `cursor`, as they come, until it has ended or is paused."""
-    with job_queue(store) as queue:
-        yield from feed.follow(queue, job_id, cursor, wait=lambda: time.sleep(FOLLOW_S))
+    with job_queue(store) as queue, closing(Wakeup(queue.database, EVENTS)) as wakeup:
+        yield from feed.follow(queue, job_id, cursor, wait=lambda: wakeup.wait(job_id, FOLLOW_S))
 
 
 def agent(

@@ -1,7 +1,7 @@
 """Agent of a host: claims jobs that fit its free devices; each runs in a process of its own,
 forked by its forkserver.
 
-    every second, and when a child ends:
+    when a job is queued (PostgreSQL), when a child ends, and twice a second (5 s if notified):
         jobs of lost holders are queued again → children that ended are reaped → free devices: claim
     SIGTERM, SIGINT: no more claims; trainings stop at a checkpoint and are queued again; then it
     ends. A second signal ends the children at once.
@@ -34,6 +34,7 @@ from cubemesh.jobs.lease import Lease, LeaseLost
 from cubemesh.jobs.queue import LEASE_S, RENEW_S, FreeDevices, JobQueue
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Agent, QueuedJob
+from cubemesh.jobs.wakeup import LISTENING_S, QUEUE, Wakeup
 from cubemesh.machines import probe
 from cubemesh.measure.telemetry.gpu_set import visible
 from cubemesh.runs.run_dirs import RunFolders, default_runs_folder
@@ -72,6 +73,8 @@ class AgentOptions:
     """Whether it runs in the allocation of its Slurm job."""
     lease_s: float = LEASE_S
     poll_s: float = POLL_S
+    listening_s: float = LISTENING_S
+    """Interval of looking for jobs while the database notifies of them."""
 
 
 @dataclass(kw_only=True)
@@ -106,6 +109,7 @@ class JobAgent:
 
     def __post_init__(self) -> None:
         self.queue = JobQueue(self.store.database)
+        self.wakeup = Wakeup(self.store.database, QUEUE)
         self._machine = probe()
         gpus = [gpu.uuid for gpu in visible(self._machine.gpus, os.environ)]
         slots = self.options.slots or max(len(gpus), self._machine.cpu.usable_cores or 1)
@@ -142,6 +146,7 @@ class JobAgent:
             os.close(wake)
             os.close(waker)
             folders.close()
+            self.wakeup.close()
             with contextlib.suppress(StoreError, BusyError):
                 self.queue.register(replace(self.agent, state="ended"))
         return self._taken
@@ -162,7 +167,7 @@ class JobAgent:
                     return
             except (StoreError, BusyError) as error:  # it may be back in a moment
                 self.announce(f"The store does not answer: {error}")
-            self._wait(wake, self.options.poll_s)
+            self._wait(wake, self.options.poll_s, jobs=True)
 
     def _seen_now(self) -> None:
         if time.monotonic() - self._seen >= RENEW_S:
@@ -302,13 +307,18 @@ class JobAgent:
                 if self._children:
                     self._wait(wake, self.options.poll_s)
 
-    def _wait(self, wake: int, seconds: float) -> None:
-        """Wait until a child ends, or a signal comes, at most so long."""
+    def _wait(self, wake: int, seconds: float, *, jobs: bool = False) -> None:
+        """Wait until a child ends, or a signal comes, or with `jobs` one is queued, at most so
+        long."""
         with selectors.DefaultSelector() as selector:
             selector.register(wake, selectors.EVENT_READ)
             if self.server.alive:
                 selector.register(self.server.connection, selectors.EVENT_READ)
+            if jobs and self.wakeup.listen():
+                selector.register(self.wakeup, selectors.EVENT_READ)
+                seconds = self.options.listening_s
             selector.select(seconds)
+            self.wakeup.pending()
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 1024)
 

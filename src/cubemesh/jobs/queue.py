@@ -109,9 +109,10 @@ class JobQueue:
                 _insert(connection, now, "question", one, want, {**common, "parent_id": parent})
                 for one, want in zip(questions, wants, strict=True)
             ]
-            for job_id in each if slurm is not None else ():
-                name = f"cubemesh-{job_id}-{secrets.token_hex(4)}"
-                _put_slurm(connection, job_id, SlurmJob(name=name, resources=slurm))
+            if slurm is not None:
+                for job_id in each:
+                    name = f"cubemesh-{job_id}-{secrets.token_hex(4)}"
+                    _put_slurm(connection, job_id, SlurmJob(name=name, resources=slurm))
             return read_job(connection, job_row(connection, parent or each[0]))
 
         return self.database.commit(insert_all)

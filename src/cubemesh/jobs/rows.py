@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Row, func, insert, select, text, update
 from cubemesh.errors import StoreError, UsageError
 from cubemesh.jobs.states import ENDED, HELD, State, check_transition, state_of_sweep
 from cubemesh.jobs.values import Question, QueuedJob, SlurmJob, Wants
+from cubemesh.jobs.wakeup import EVENTS, QUEUE, notify
 from cubemesh.schema.serialization import from_plain
 from cubemesh.store.migrations.job_tables import job_events, job_runs, jobs
 
@@ -115,6 +116,9 @@ def append_event(connection: Connection, job_id: int, time_s: float, kind: str, 
         "value": json.dumps(value, allow_nan=False, separators=(",", ":")),
     }
     connection.execute(insert(job_events).values(row))
+    notify(connection, EVENTS, job_id)
+    if kind == "state" and value["state"] == State.QUEUED:
+        notify(connection, QUEUE, job_id)
     return int(row["sequence"])
 
 
