@@ -21,22 +21,14 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, or_, select, update
 
 from cubemesh.errors import UsageError
-from cubemesh.jobs.rows import (
-    append_event,
-    change_state,
-    database_time,
-    job_of,
-    job_row,
-    question_text,
-    read_job,
-    utc,
-)
+from cubemesh.jobs.rows import append_event, change_state, job_of, job_row, question_text, read_job
 from cubemesh.jobs.states import ENDED, HELD, State
 from cubemesh.jobs.values import Agent, Question, QueuedJob, SlurmJob, Wants
 from cubemesh.runs.slurm import Resources
 from cubemesh.schema.serialization import from_plain
-from cubemesh.store.database import Database
+from cubemesh.store.database import Database, database_time, utc
 from cubemesh.store.migrations.job_tables import agents, job_runs, jobs
+from cubemesh.team.audit_log import append_entry
 
 LEASE_S = 30.0
 """A holder that has not renewed its lease for so long has lost the job."""
@@ -113,7 +105,10 @@ class JobQueue:
                 for job_id in each:
                     name = f"cubemesh-{job_id}-{secrets.token_hex(4)}"
                     _put_slurm(connection, job_id, SlurmJob(name=name, resources=slurm))
-            return read_job(connection, job_row(connection, parent or each[0]))
+            about = sweep or questions[0]
+            first = parent or each[0]
+            append_entry(connection, now, submitter, "submit", job_id=first, detail=about.text)
+            return read_job(connection, job_row(connection, first))
 
         return self.database.commit(insert_all)
 
@@ -193,7 +188,8 @@ class JobQueue:
         def queue(connection: Connection, row: Row[Any], now: float) -> None:
             change_state(connection, row, State.QUEUED, now, who=who, faults=0, not_before_s=None)
 
-        self._each(job_id, queue, lambda state: state is State.PAUSED or state in ENDED[1:])
+        concerns = lambda state: state is State.PAUSED or state in ENDED[1:]  # noqa: E731
+        self._each(job_id, queue, concerns, who, "resume")
 
     def set_slurm(self, job_id: int, number: int) -> None:
         """Write the number of the Slurm job that was submitted for a job."""
@@ -225,7 +221,7 @@ class JobQueue:
             value = {"priority": priority, "who": who}
             append_event(connection, row.job_id, now, "edited", value)
 
-        self._each(job_id, change, lambda state: state not in ENDED)
+        self._each(job_id, change, lambda state: state not in ENDED, who, f"priority {priority}")
 
     def edit(self, job_id: int, question: Question, wants: Wants, *, who: str = "") -> None:
         """Change the question of a job: of a running one at its next checkpoint, from which it
@@ -249,6 +245,7 @@ class JobQueue:
             connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(columns))
             value = {"settings": list(question.settings), "who": who}
             append_event(connection, job_id, now, "edited", value)
+            append_entry(connection, now, who, "edit", job_id=job_id, detail=question.text)
 
         self.database.commit(change)
 
@@ -264,19 +261,24 @@ class JobQueue:
             connection.execute(this.values(control=control))
             append_event(connection, row.job_id, now, "edited", {"control": control, "who": who})
 
-        self._each(job_id, act, lambda state: state not in ENDED and state is not after)
+        concerns = lambda state: state not in ENDED and state is not after  # noqa: E731
+        self._each(job_id, act, concerns, who, control)
 
     def _each(
         self,
         job_id: int,
         act: Callable[[Connection, Row[Any], float], None],
         concerns: Callable[[State], bool],
+        who: str,
+        action: str,
     ) -> None:
-        """Apply `act` to a job, or to those jobs of a sweep whose state it concerns."""
+        """Apply `act` to a job, or to those jobs of a sweep whose state it concerns; as an `action`
+        of `who` in the audit log."""
 
         def all_of_them(connection: Connection) -> None:
             now = self.clock(connection)
             row = job_row(connection, job_id)
+            append_entry(connection, now, who, action, job_id=job_id, detail=row.name)
             if row.kind != "sweep":
                 act(connection, row, now)
                 return

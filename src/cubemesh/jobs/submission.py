@@ -61,9 +61,11 @@ def submit_question(
     priority: int = 0,
     restarts: int = 3,
     slurm: Resources | None = None,
+    who: str | None = None,
 ) -> QueuedJob:
     """Check a question and queue it, or every job of a sweep; with `slurm` each is submitted to
-    Slurm. UsageError for anything invalid, before anything is queued."""
+    Slurm. `who` submits it, by default the user of this process. UsageError for anything invalid,
+    before anything is queued."""
     _check_number("--priority", priority, -MOST_PRIORITY, MOST_PRIORITY)
     _check_number("--restarts", restarts, 0, MOST_RESTARTS)
     if slurm is not None:
@@ -86,7 +88,7 @@ def submit_question(
         wants,
         priority=priority,
         restarts=restarts,
-        submitter=submitter(),
+        submitter=submitter() if who is None else who,
         sweep=whole if len(each) > 1 else None,
         slurm=slurm,
     )
