@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -121,7 +122,8 @@ class Workbench:
                 seen = request.headers.get("last-event-id", "")
                 given += [("after", seen)] if seen else []
                 asked = page.asked(self._store, request.path_params, given, person=person)
-                return self.hub.response(*page.load_streaming().watched(asked))
+                allowed = partial(self.app.lets_in, request.scope) if self._access.team else None
+                return self.hub.response(*page.load_streaming().watched(asked), allowed)
             asked = page.asked(self._store, request.path_params, given, person=person)
             return json_response(page.load().document(asked))
 

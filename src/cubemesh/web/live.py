@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict
@@ -52,9 +53,10 @@ class Hub:
         *,
         poll_s: float = POLL_S,
         listening_s: float = LISTENING_S,
+        recheck_s: float = HEARTBEAT_S,
     ) -> None:
         self._queue, self._most = queue, most
-        self._poll_s, self._listening_s = poll_s, listening_s
+        self._poll_s, self._listening_s, self._recheck_s = poll_s, listening_s, recheck_s
         self._wakeup = Wakeup(queue.database, EVENTS)
         self._listener: asyncio.Task[None] | None = None
         self._channels: dict[int, _Channel] = {}
@@ -64,13 +66,18 @@ class Hub:
         self.listening = False
         """Whether the database notifies of events."""
 
-    def response(self, job_id: int, cursor: int) -> Response:
-        """The stream of a job after `cursor`; status 503 where there are too many."""
+    def response(
+        self, job_id: int, cursor: int, allowed: Callable[[], bool] | None = None
+    ) -> Response:
+        """The stream of a job after `cursor`; status 503 where there are too many. It ends when
+        `allowed`, asked every `recheck_s`, is false."""
         if self.watchers >= self._most:
             text = f"More than {self._most} pages are watched live. Try again later.\n"
             return Response(text, 503, headers={"retry-after": "10"}, media_type="text/plain")
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._events(job_id, cursor), headers=headers, media_type=KIND)
+        return StreamingResponse(
+            self._events(job_id, cursor, allowed), headers=headers, media_type=KIND
+        )
 
     def close(self) -> None:
         """End all streams: the server ends. Browsers connect again, with their cursors."""
@@ -78,7 +85,10 @@ class Hub:
         for channel in self._channels.values():
             channel.notify()
 
-    async def _events(self, job_id: int, cursor: int) -> AsyncIterator[bytes]:
+    async def _events(
+        self, job_id: int, cursor: int, allowed: Callable[[], bool] | None
+    ) -> AsyncIterator[bytes]:
+        checked = time.monotonic()
         if job_id not in self._channels:
             self._channels[job_id] = _Channel(self._queue, job_id, cursor, self._pause_s)
         if self._listener is None and self._wakeup.possible:
@@ -89,6 +99,10 @@ class Hub:
         try:
             yield _AGAIN
             while not self._closed:
+                if allowed is not None and time.monotonic() - checked >= self._recheck_s:
+                    if not await run_in_threadpool(allowed):
+                        return
+                    checked = time.monotonic()
                 changed, ended = channel.changed, channel.ended
                 found = await channel.after(cursor)
                 if found:

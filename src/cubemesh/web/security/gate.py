@@ -106,6 +106,15 @@ class Gate:
         scope[PERSON] = bearer or session
         return None
 
+    def lets_in(self, scope: Scope) -> bool:
+        """Whether who sent a request may still log in. While the database does not
+        answer, it is not asked again."""
+        headers = headers_of(scope)
+        try:
+            return (self._with_token(headers) or self._with_session(headers)) is not None
+        except (BusyError, StoreError):
+            return True
+
     def _with_token(self, headers: Mapping[str, str]) -> Person | None:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         return self._access.person_of_token(token.strip()) if scheme.lower() == "bearer" else None
