@@ -25,6 +25,7 @@ from chromium import browser  # noqa: F401 - a fixture
 from cli_forkserver import Forkserver
 from golden import Golden, make_golden
 from record_fixtures import *  # noqa: F403 - fixtures
+from slurm_cluster import slurm  # noqa: F401 - a fixture
 
 # No test depends on time: on a busy machine an example may take long.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -30,6 +30,7 @@ RUNGS = [
     ("inference",),
     ("worker",),
     ("store",),
+    ("team",),
     ("papers.published",),
     ("runs",),
     ("experiments",),

@@ -9,9 +9,9 @@ from cubemesh.errors import UsageError
 from cubemesh.jobs.feed import events_after, follow
 from cubemesh.jobs.lease import Lease, LeaseLost
 from cubemesh.jobs.queue import LEASE_S, FreeDevices, JobQueue
-from cubemesh.jobs.rows import database_time
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Question, QueuedJob, Wants
+from cubemesh.store.database import database_time
 from scripted_clock import Clock
 
 FREE = FreeDevices(hostname="here")

@@ -159,13 +159,13 @@ def test_a_deleted_schedule_queues_nothing_more(
     made = add(schedules)
     clock.now = TODAY + DAY_S + 2 * HOUR_S
     (job_id,) = schedules.submit_due("a", FREE)
-    schedules.delete(made.schedule_id)
+    schedules.delete(made.schedule_id, who="ada")
     clock.now += DAY_S
     assert schedules.submit_due("a", FREE) == []
     assert schedules.list() == []
     assert queue.get(job_id).job_id == job_id
     with pytest.raises(UsageError, match=f"no schedule {made.schedule_id}"):
-        schedules.delete(made.schedule_id)
+        schedules.delete(made.schedule_id, who="ada")
 
 
 @pytest.mark.parametrize("text", ["2", "24:00", "02:60", "two", ""])

@@ -222,3 +222,25 @@ def test_settings_are_renamed_to_those_that_exist():
 
 if __name__ == "__main__":
     KILLED[sys.argv[1]](sys.argv[2])
+
+
+def test_an_older_store_gets_the_tables_of_jobs_and_teams(old: Path) -> None:
+    with Store.open(str(old)) as store:
+        inspected = inspect(store.database.engine)
+        assert {"jobs", "team_users", "team_audit_log"} <= set(inspected.get_table_names())
+        assert "slurm" in {column["name"] for column in inspected.get_columns("jobs")}
+
+
+def test_jobs_of_version_4_get_the_column_of_slurm(path: Path) -> None:
+    with Store.open(str(path)):
+        pass
+    with sqlite3.connect(path) as plain:
+        plain.execute("alter table jobs drop column slurm")
+        plain.execute("drop table team_users")
+        plain.execute("drop table team_audit_log")
+        plain.execute("update cubemesh_store set version = 4")
+    with Store.open(str(path)) as store:
+        inspected = inspect(store.database.engine)
+        assert "slurm" in {column["name"] for column in inspected.get_columns("jobs")}
+        assert inspected.has_table("team_users")
+    assert version(path) == len(MIGRATIONS) + 1

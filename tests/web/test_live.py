@@ -213,3 +213,20 @@ def test_events_are_a_table_without_scripts(client: Client, filled: Path) -> Non
     with Store.open(str(filled), read_only=True) as store:
         events, _ = events_after(JobQueue(store.database), 1)
     assert [one.sequence for one in events] == list(range(1, len(events) + 1))
+
+
+def test_a_stream_ends_when_its_reader_may_not_read_any_more(queue: JobQueue) -> None:
+    lease = running(queue)
+    report(lease, 0, 3)
+    found: list[str] = []
+
+    async def read() -> None:
+        hub = Hub(queue, poll_s=0.01, recheck_s=0.0)
+        body: Any = hub.response(lease.job_id, 0, lambda: not any("id: 1\n" in x for x in found))
+        async for chunk in body.body_iterator:
+            found.append(chunk.decode())
+            report(lease, 3, 4)  # wakes it again
+
+    asyncio.run(read())
+    assert "id: 1\n" in "".join(found)
+    assert "event: end" not in "".join(found)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from cubemesh.api.arguments import (
     scale_of,
     setting_lines,
 )
-from cubemesh.errors import UsageError
+from cubemesh.errors import CubemeshError, UsageError, unknown_name
 from cubemesh.jobs import feed
+from cubemesh.jobs import slurm as in_slurm
 from cubemesh.jobs.agent import AgentOptions, JobAgent, check_slots
 from cubemesh.jobs.forkserver import JobServer
 from cubemesh.jobs.points import Curves
@@ -35,6 +36,8 @@ from cubemesh.jobs.submission import (
     with_devices,
 )
 from cubemesh.jobs.values import Agent, JobEvent, Question, QueuedJob
+from cubemesh.jobs.wakeup import EVENTS, Wakeup
+from cubemesh.runs.slurm import Resources
 from cubemesh.store import Store
 from cubemesh.units import parse_duration
 
@@ -59,6 +62,7 @@ def submit(
     on_host: str | None = None,
     priority: int = 0,
     restarts: int = 3,
+    slurm: Mapping[str, Any] | None = None,
     **more_settings: Any,
 ) -> QueuedJob:
     """Queue what `run` would run, for an agent (`agent`) to run. The arguments are those of `run`;
@@ -67,7 +71,9 @@ def submit(
     A setting of one number or word that is given several values, `learning_rate="0.1,0.01"`, makes
     a sweep: a job for each combination; `sweep` does so for any setting. `devices` is a number of
     GPUs, "cpu" or "auto"; `on_host` the only host that may run it. Jobs of a higher `priority` come
-    first. A job whose process is lost is queued again up to `restarts` times.
+    first. A job whose process is lost is queued again up to `restarts` times. `slurm` submits each
+    job to Slurm, where an agent runs it alone; it has the resources as `launch` takes them,
+    `{"partition": "gpu", "time": "8:00:00"}`, and without `gpus_per_node` those of `devices`.
 
     UsageError before anything is queued, as of `run`.
     """
@@ -92,6 +98,7 @@ def submit(
             host=on_host,
             priority=priority,
             restarts=restarts,
+            slurm=None if slurm is None else _resources(slurm, str(devices)),
         )
 
 
@@ -181,7 +188,19 @@ def list_schedules(*, store: AnyStore = None) -> list[Schedule]:
 def delete_schedule(schedule_id: int, *, store: AnyStore = None) -> None:
     """End a nightly schedule; what it queued stays. UsageError where there is none."""
     with job_queue(store, writing=True) as queue:
-        Schedules(queue).delete(schedule_id)
+        Schedules(queue).delete(schedule_id, who=submitter())
+
+
+def _resources(given: Mapping[str, Any], devices: str) -> Resources:
+    """The resources of a Slurm job; UsageError for an unknown one."""
+    known = [field.name for field in fields(Resources)]
+    for name in given:
+        if name not in known:
+            raise unknown_name("resource of Slurm", name, known, plural="resources")
+    values = {name: value for name, value in given.items() if value is not None}
+    if "gpus_per_node" not in values and devices.isdecimal():
+        values["gpus_per_node"] = -(-int(devices) // max(1, values.get("nodes", 1)))
+    return Resources(**values)
 
 
 def list_jobs(
@@ -195,13 +214,14 @@ def list_jobs(
     """The newest jobs, newest first; of these states, of this sweep, older than `before`."""
     wanted = [_state(name) for name in states]
     with job_queue(store) as queue:
-        return queue.list(states=wanted, parent_id=parent_id, limit=limit, before=before)
+        found = queue.list(states=wanted, parent_id=parent_id, limit=limit, before=before)
+        return in_slurm.explained(found)
 
 
 def job(job_id: int, *, store: AnyStore = None) -> QueuedJob:
     """One job; UsageError where there is none."""
     with job_queue(store) as queue:
-        return queue.get(job_id)
+        return in_slurm.explained([queue.get(job_id)])[0]
 
 
 def job_curves(job_id: int, *, store: AnyStore = None) -> Curves:
@@ -220,22 +240,22 @@ def list_agents(*, store: AnyStore = None) -> list[Agent]:
 def pause_job(job_id: int, *, store: AnyStore = None) -> QueuedJob:
     """Pause a job: a training after a checkpoint, others between two runs; the job after that."""
     with job_queue(store, writing=True) as queue:
-        queue.pause(job_id, who=submitter())
+        in_slurm.pause(queue, job_id, who=submitter())
         return queue.get(job_id)
 
 
 def resume_job(job_id: int, *, store: AnyStore = None) -> QueuedJob:
     """Queue a job again that is paused, failed, stopped or lost; it continues from its last
-    checkpoint."""
+    checkpoint. A job in Slurm is submitted again."""
     with job_queue(store, writing=True) as queue:
-        queue.resume(job_id, who=submitter())
+        in_slurm.resume(queue, job_id, who=submitter())
         return queue.get(job_id)
 
 
 def stop_job(job_id: int, *, at_checkpoint: bool = False, store: AnyStore = None) -> QueuedJob:
-    """Stop a job at once, or at its next checkpoint."""
+    """Stop a job at once, or at its next checkpoint. What waits in Slurm is cancelled there."""
     with job_queue(store, writing=True) as queue:
-        queue.stop(job_id, at_checkpoint=at_checkpoint, who=submitter())
+        in_slurm.stop(queue, job_id, at_checkpoint=at_checkpoint, who=submitter())
         return queue.get(job_id)
 
 
@@ -268,7 +288,7 @@ def clone_job(
     store: AnyStore = None,
 ) -> QueuedJob:
     """Queue the same question again, with some settings changed; the new job. A sweep is cloned as
-    a sweep."""
+    a sweep, a job in Slurm with its resources."""
     with open_store(store) as opened:
         queue = JobQueue(opened.database)
         before = queue.get(job_id)
@@ -282,13 +302,14 @@ def clone_job(
             host=wants.host,
             priority=before.priority if priority is None else priority,
             restarts=before.restarts,
+            slurm=in_slurm.resources_of(queue, before),
         )
 
 
 def watch(job_id: int, cursor: int = 0, *, store: AnyStore = None) -> Iterator[JobEvent]:
     """The events of a job after `cursor`, as they come, until it has ended or is paused."""
-    with job_queue(store) as queue:
-        yield from feed.follow(queue, job_id, cursor, wait=lambda: time.sleep(FOLLOW_S))
+    with job_queue(store) as queue, closing(Wakeup(queue.database, EVENTS)) as wakeup:
+        yield from feed.follow(queue, job_id, cursor, wait=lambda: wakeup.wait(job_id, FOLLOW_S))
 
 
 def agent(
@@ -300,11 +321,13 @@ def agent(
     until_idle: bool = False,
     checkpoints: str | Path | None = None,
     grace: str | float = "1m",
+    hosts: str | Iterable[str] = (),
     announce: Any = lambda text: None,
 ) -> int:
     """Run queued jobs on this host until a signal, or one job (`once`), or until none fits
-    (`until_idle`), or until the job or sweep `only` has ended; the number of jobs it took.
-    `announce` gets a sentence about each. Call it from the main thread."""
+    (`until_idle`), or until the job or sweep `only` has ended; the number of jobs it took. `hosts`
+    are those that its jobs are distributed over, unless their settings name some. `announce` gets a
+    sentence about each job. Call it from the main thread."""
     return run_agent(
         JobServer.spawn,
         store=store,
@@ -314,6 +337,7 @@ def agent(
         until_idle=until_idle,
         checkpoints=checkpoints,
         grace=grace,
+        hosts=hosts,
         announce=announce,
     )
 
@@ -328,6 +352,7 @@ def run_agent(
     until_idle: bool,
     checkpoints: str | Path | None,
     grace: str | float,
+    hosts: str | Iterable[str],
     announce: Any,
 ) -> int:
     """As `agent`, with a forkserver that `start_server` starts before the store is opened."""
@@ -340,14 +365,30 @@ def run_agent(
         once=once,
         until_idle=until_idle,
         checkpoints=None if checkpoints is None else os.fspath(checkpoints),
+        hosts=tuple(named_hosts(hosts)),
         grace_s=parse_duration(str(grace)),
     )
     with closing(start_server()) as server, open_store(store) as opened:
         location = opened.name if store is None else os.fspath(store)
+        if only is not None:
+            queue = JobQueue(opened.database)
+            in_slurm.entered_allocation(queue, only, os.environ)
+            allocated = in_slurm.number_in(queue.get(only), os.environ) > 0
+            options = replace(options, allocated=allocated)
         runner = JobAgent(
             store=opened, location=location, server=server, options=options, announce=announce
         )
-        return runner.run()
+        taken = runner.run()
+        if only is not None:
+            try:
+                why = in_slurm.left_allocation(
+                    runner.queue, only, os.environ, interrupted=runner.interrupted
+                )
+            except CubemeshError as error:
+                why = str(error)
+            if why:
+                announce(why)
+        return taken
 
 
 @contextmanager
@@ -355,6 +396,12 @@ def job_queue(store: AnyStore = None, *, writing: bool = False) -> Iterator[JobQ
     """The queue of a store."""
     with open_store(store, reading=not writing) as opened:
         yield JobQueue(opened.database)
+
+
+def named_hosts(hosts: str | Iterable[str]) -> list[str]:
+    """The names of hosts; UsageError as of `run`."""
+    text = "".join(host_lines(hosts)).partition("=")[2]
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _state(name: str) -> State:

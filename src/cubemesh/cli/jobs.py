@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cubemesh.cli import completion
+from cubemesh.cli.launch import Account, CpusPerTask, Partition
 from cubemesh.cli.options import (
     AsJson,
     Hosts,
@@ -56,6 +57,23 @@ def submit(
     restarts: Annotated[
         int, typer.Option(help="How often a job is queued again after its process was lost.")
     ] = 3,
+    slurm: Annotated[
+        bool,
+        typer.Option("--slurm", help="Submit each job to Slurm, where an agent runs it alone."),
+    ] = False,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="With --slurm: number of nodes; default: 1.")
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None,
+        typer.Option(min=0, help="With --slurm: GPUs per node; default: those of --devices."),
+    ] = None,
+    cpus_per_task: CpusPerTask = None,
+    time: Annotated[
+        str | None, typer.Option(help="With --slurm: time limit; default: 1:00:00.")
+    ] = None,
+    partition: Partition = None,
+    account: Account = None,
     no_cache: NoCache = False,
     against: Annotated[
         list[str] | None,
@@ -107,12 +125,23 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Queue an experiment as a job, which an agent runs, once or every night. `cubemesh agent`
-    starts one."""
+    starts one, and Slurm does with --slurm."""
     from cubemesh.api.jobs import schedule
     from cubemesh.api.jobs import submit as submit_job
     from cubemesh.views import job_pages
     from cubemesh.views.json_output import envelope
 
+    resources = {
+        name: value
+        for name, value in (
+            *(("nodes", nodes), ("gpus_per_node", gpus_per_node), ("time", time)),
+            *(("cpus_per_task", cpus_per_task), ("partition", partition), ("account", account)),
+        )
+        if value is not None
+    }
+    if resources and not slurm:
+        option = "--" + next(iter(resources)).replace("_", "-")
+        raise UsageError(f"{option} belongs to --slurm. Add --slurm, or leave {option} out.")
     if nightly is not None:
         if sweep or hosts:
             raise UsageError("--nightly queues one job of one host: leave out --sweep and --hosts.")
@@ -158,12 +187,13 @@ def submit(
         hosts=() if hosts is None else hosts,
         wait=wait,
         wait_quiet=wait_quiet,
+        slurm=resources if slurm else None,
         store=store,
     )
     show(
         envelope("job", job=job_pages.job_json(job)),
         as_json,
-        lambda console: job_pages.print_submitted(console, job),
+        lambda console: job_pages.print_submitted(console, job, in_slurm=slurm),
     )
 
 
@@ -312,6 +342,7 @@ def agent(
             metavar="DURATION", help="At SIGTERM: time for trainings to reach a checkpoint."
         ),
     ] = "1m",
+    hosts: Hosts = None,
     store: StoreAt = None,
 ) -> None:
     """Run queued jobs on this host, until Ctrl-C or SIGTERM; their trainings then stop at a
@@ -327,6 +358,7 @@ def agent(
         until_idle=until_idle,
         checkpoints=checkpoints,
         grace=grace,
+        hosts=() if hosts is None else hosts,
         store=store,
         announce=tell,
     )

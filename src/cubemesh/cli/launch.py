@@ -9,6 +9,15 @@ import typer
 from cubemesh.cli.options import AsJson, show
 from cubemesh.errors import UsageError, unknown_name
 
+CpusPerTask = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="CPUs per node (Slurm task), at least one per GPU; default: 4 per GPU, or 1."
+    ),
+]
+Partition = Annotated[str | None, typer.Option(help="Slurm partition.")]
+Account = Annotated[str | None, typer.Option(help="Slurm account.")]
+
 
 def launch(
     context: typer.Context,
@@ -21,16 +30,10 @@ def launch(
         int, typer.Option(min=1, help="Number of nodes, which become the hosts of the command.")
     ] = 1,
     gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs per node.")] = 0,
-    cpus_per_task: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="CPUs per node (Slurm task), at least one per GPU; default: 4 per GPU, or 1.",
-        ),
-    ] = None,
+    cpus_per_task: CpusPerTask = None,
     time: Annotated[str, typer.Option(help="Time limit, such as 1:30:00.")] = "1:00:00",
-    partition: Annotated[str | None, typer.Option(help="Slurm partition.")] = None,
-    account: Annotated[str | None, typer.Option(help="Slurm account.")] = None,
+    partition: Partition = None,
+    account: Account = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the script and submit nothing.")
     ] = False,

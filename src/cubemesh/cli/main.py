@@ -30,7 +30,7 @@ from cubemesh.cli.predict import predict
 from cubemesh.cli.report import report
 from cubemesh.cli.results import results
 from cubemesh.cli.run import run
-from cubemesh.cli.serve import serve
+from cubemesh.cli.serve import serve, users
 from cubemesh.cli.train import train
 from cubemesh.cli.tune import tune
 from cubemesh.errors import CubemeshError, StoreWarning
@@ -67,7 +67,7 @@ for verb in (
     *(doctor, probe, accept, networks, experiments, published),
     *(run, train, tune, compare, collectives, predict),
     *(launch, results, report, bundle, serve, audit),
-    *(submit, jobs, watch, agent),
+    *(submit, jobs, watch, agent, users),
     *(export, build, infer),
 ):
     app.command()(verb)

@@ -1,4 +1,4 @@
-"""`cubemesh serve`."""
+"""`cubemesh serve` and `users`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from cubemesh.errors import UsageError
 if TYPE_CHECKING:
     from cubemesh.web.server import Ready
 
+USER_ACTIONS = ("list", "add", "role", "token", "revoke")
 _PACKAGES = ("starlette", "uvicorn", "jinja2", "altair", "vl_convert")
 
 
@@ -63,6 +64,12 @@ def serve(
             "--demo", help="Offer three short trainings; without --store in a store of their own."
         ),
     ] = False,
+    team: Annotated[
+        bool,
+        typer.Option(
+            "--team", help="Log in the users of a PostgreSQL store, each with a token and a role."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the stored runs, answers and machines in a browser, and run jobs. Ends with Ctrl-C."""
@@ -87,6 +94,7 @@ def serve(
         lambda ready: _show(ready, open_browser, as_json),
         agent=not no_agent,
         demo=demo,
+        team=team,
         announce=tell,
     )
 
@@ -118,3 +126,69 @@ def _has_display() -> bool:
     """Whether a person sits at this machine."""
     shown = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     return sys.stdout.isatty() and shown
+
+
+def users(
+    action: Annotated[
+        str, typer.Argument(metavar="ACTION", help="list, add, role, token, revoke.")
+    ] = "list",
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the user.")] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(help="With add and role: viewer, member or admin; default of add: member."),
+    ] = None,
+    store: StoreAt = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the users of a PostgreSQL store, add one, change a role or token, or revoke one."""
+    from cubemesh.api.arguments import open_store
+    from cubemesh.errors import unknown_name
+    from cubemesh.jobs.submission import submitter
+    from cubemesh.team.roles import Role, role_named
+    from cubemesh.team.users import Users
+    from cubemesh.views.json_output import envelope
+
+    if action not in USER_ACTIONS:
+        raise unknown_name("action of users", action, USER_ACTIONS, "", "actions")
+    if action != "list" and name is None:
+        raise UsageError(f"Which user? Give the name: cubemesh users {action} ann")
+    if action == "list" and name is not None:
+        raise UsageError(f"list takes no name, and {name} is one. `cubemesh users` lists all.")
+    if role is not None and action not in ("add", "role"):
+        raise UsageError(f"--role belongs to add and role, not to {action}.")
+    if role is None and action == "role":
+        raise UsageError(f"Which role? As in: cubemesh users role {name} --role viewer")
+    wanted = Role.MEMBER if role is None else role_named(role)
+    token = None
+    with open_store(store) as opened:
+        known = Users(opened.database)
+        if name is not None:
+            if action == "add":
+                token = known.add(name, wanted, who=submitter())
+            elif action == "token":
+                token = known.new_token(name, who=submitter())
+            elif action == "role":
+                known.set_role(name, wanted, who=submitter())
+            else:
+                known.revoke(name, who=submitter())
+        found = [one for one in known.all() if name in (None, one.name)]
+    listed = [
+        {
+            "name": one.name,
+            "role": one.role.label,
+            "made_utc": one.made_utc,
+            "revoked_utc": one.revoked_utc,
+        }
+        for one in found
+    ]
+    if as_json:
+        show(envelope("users", users=listed, token=token), True, lambda console: None)
+        return
+    for one in listed:
+        revoked = f", revoked {one['revoked_utc']}" if one["revoked_utc"] else ""
+        print(f"{one['name']}: {one['role']}{revoked}")
+    if not listed:
+        print("No users. Add one with: cubemesh users add NAME --role member")
+    if token is not None:
+        print(f"token: {token}")
+        tell("the token is shown this once; it logs in at the address of `cubemesh serve --team`.")

@@ -1,7 +1,7 @@
 """Agent of a host: claims jobs that fit its free devices; each runs in a process of its own,
 forked by its forkserver.
 
-    every second, and when a child ends:
+    when a job is queued (PostgreSQL), when a child ends, and twice a second (5 s if notified):
         jobs of lost holders are queued again → children that ended are reaped → schedules that are
         due are queued (schedules.py) → free devices: claim
     SIGTERM, SIGINT: no more claims; trainings stop at a checkpoint and are queued again; then it
@@ -36,6 +36,7 @@ from cubemesh.jobs.queue import LEASE_S, RENEW_S, FreeDevices, JobQueue
 from cubemesh.jobs.schedules import Schedules
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Agent, QueuedJob
+from cubemesh.jobs.wakeup import LISTENING_S, QUEUE, Wakeup
 from cubemesh.machines import probe
 from cubemesh.measure.telemetry.gpu_set import visible
 from cubemesh.runs.quiet import foreign_load
@@ -49,6 +50,8 @@ SCHEDULES_S = 30.0
 """Interval of looking for schedules that are due."""
 GRACE_S = 60.0
 """Time for trainings to reach a checkpoint when the agent is to end."""
+SLURM_GRACE_S = 15.0
+"""The same when Slurm ends its allocation, with SIGKILL 30 s after SIGTERM (KillWait)."""
 END_S = 20.0
 """Time for a child to end its workers, before it is killed."""
 LOG_BYTES = 8192
@@ -68,10 +71,16 @@ class AgentOptions:
     """End when no queued job fits."""
     checkpoints: str | None = None
     """Folder of checkpoints of jobs, shared by the hosts; None: with the store's files."""
+    hosts: tuple[str, ...] = ()
+    """Hosts that its jobs are distributed over, this one first; empty: this one."""
     grace_s: float = GRACE_S
+    allocated: bool = False
+    """Whether it runs in the allocation of its Slurm job."""
     lease_s: float = LEASE_S
     poll_s: float = POLL_S
     schedules_s: float = SCHEDULES_S
+    listening_s: float = LISTENING_S
+    """Interval of looking for jobs while the database notifies of them."""
 
 
 @dataclass(kw_only=True)
@@ -98,6 +107,8 @@ class JobAgent:
     options: AgentOptions = field(default_factory=AgentOptions)
     announce: Callable[[str], None] = lambda text: None
     _children: list[_Child] = field(default_factory=list)
+    interrupted: bool = False
+    """Whether SIGINT ended it."""
     _signals: int = 0
     _taken: int = 0
     _seen: float = -RENEW_S
@@ -106,6 +117,7 @@ class JobAgent:
 
     def __post_init__(self) -> None:
         self.queue = JobQueue(self.store.database)
+        self.wakeup = Wakeup(self.store.database, QUEUE)
         self._machine = probe()
         gpus = [gpu.uuid for gpu in visible(self._machine.gpus, os.environ)]
         slots = self.options.slots or max(len(gpus), self._machine.cpu.usable_cores or 1)
@@ -142,12 +154,14 @@ class JobAgent:
             os.close(wake)
             os.close(waker)
             folders.close()
+            self.wakeup.close()
             with contextlib.suppress(StoreError, BusyError):
                 self.queue.register(replace(self.agent, state="ended"))
         return self._taken
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signals += 1
+        self.interrupted = self.interrupted or number == signal.SIGINT
 
     def _serve(self, folder: Path, wake: int) -> None:
         while not self._signals:
@@ -162,7 +176,7 @@ class JobAgent:
                     return
             except (StoreError, BusyError) as error:  # it may be back in a moment
                 self.announce(f"The store does not answer: {error}")
-            self._wait(wake, self.options.poll_s)
+            self._wait(wake, self.options.poll_s, jobs=True)
 
     def _seen_now(self) -> None:
         if time.monotonic() - self._seen >= RENEW_S:
@@ -203,11 +217,12 @@ class JobAgent:
 
     def _free(self, *, everything: bool = False) -> FreeDevices:
         used = {uuid for child in self._children for uuid in child.gpus}
-        gpus = len(self.agent.devices)
+        hosts = max(1, len(self.options.hosts))
+        gpus, used_gpus = len(self.agent.devices) * hosts, len(used) * hosts
         return FreeDevices(
             hostname=self.agent.hostname,
             cpu=everything or not any(child.cpu for child in self._children),
-            gpus=gpus if everything else gpus - len(used),
+            gpus=gpus if everything else gpus - used_gpus,
             has_gpus=gpus > 0,
         )
 
@@ -250,6 +265,7 @@ class JobAgent:
             lease_s=lease.seconds,
             pause_file=str(own / "pause"),
             checkpoints=str(root / f"job-{job.job_id}"),
+            hosts=",".join(self.options.hosts),
         )
         log = open(own / "log", "w+b")  # noqa: SIM115 - open until the child is reaped
         try:
@@ -299,8 +315,11 @@ class JobAgent:
         """End the children: at a checkpoint, then by SIGTERM, then by SIGKILL."""
         for child in self._children:
             child.pause_file.touch()
+        grace_s = self.options.grace_s
+        if self.options.allocated and not self.interrupted:
+            grace_s = min(grace_s, SLURM_GRACE_S)
         steps: Sequence[tuple[float, int | None]] = (
-            (self.options.grace_s, None),
+            (grace_s, None),
             (END_S, signal.SIGTERM),
             (END_S, signal.SIGKILL),
         )
@@ -317,13 +336,18 @@ class JobAgent:
                 if self._children:
                     self._wait(wake, self.options.poll_s)
 
-    def _wait(self, wake: int, seconds: float) -> None:
-        """Wait until a child ends, or a signal comes, at most so long."""
+    def _wait(self, wake: int, seconds: float, *, jobs: bool = False) -> None:
+        """Wait until a child ends, or a signal comes, or with `jobs` one is queued, at most so
+        long."""
         with selectors.DefaultSelector() as selector:
             selector.register(wake, selectors.EVENT_READ)
             if self.server.alive:
                 selector.register(self.server.connection, selectors.EVENT_READ)
+            if jobs and self.wakeup.listen():
+                selector.register(self.wakeup, selectors.EVENT_READ)
+                seconds = self.options.listening_s
             selector.select(seconds)
+            self.wakeup.pending()
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 1024)
 

@@ -46,6 +46,8 @@ class Assignment:
     pause_file: str
     checkpoints: str
     """Folder of the checkpoints of this job."""
+    hosts: str = ""
+    """Hosts that it is distributed over, between commas."""
 
 
 def handle_signals() -> None:
@@ -93,7 +95,7 @@ def run_job_of(given: Assignment, store: Store) -> None:
                 store.recover()
                 results = run_names(
                     question.names,
-                    _lines(job, given.checkpoints),
+                    [*_lines(job, given.checkpoints), *_hosts(job, given.hosts)],
                     scale=None if question.scale is None else Scale(question.scale),
                     store=store,
                     observer=recorder,
@@ -160,6 +162,12 @@ def _end(lease: Lease, results: Sequence[ExperimentResult], why: str) -> None:
         lease.end(State.FAILED, f"No run could be measured: {first.outcome.message}")
     else:
         lease.end(State.DONE, why)
+
+
+def _hosts(job: QueuedJob, hosts: str) -> list[str]:
+    """The setting `hosts` of an agent of several, unless the job names its own."""
+    named = any(line.partition("=")[0].strip() == "hosts" for line in job.question.settings)
+    return [f"hosts={hosts}"] if hosts and not named else []
 
 
 def _lines(job: QueuedJob, checkpoints: str) -> list[str]:

@@ -33,9 +33,9 @@ from sqlalchemy import Connection, Row, delete, func, select
 
 from cubemesh.jobs.points import Curves, folded
 from cubemesh.jobs.queue import JobQueue
-from cubemesh.jobs.rows import utc
 from cubemesh.jobs.states import ENDED, State
 from cubemesh.jobs.values import JobEvent
+from cubemesh.store.database import utc
 from cubemesh.store.migrations.job_tables import job_events, jobs
 
 MOST_EVENTS = 1000

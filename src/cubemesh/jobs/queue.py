@@ -12,29 +12,23 @@ refused (lease.py).
 from __future__ import annotations
 
 import json
+import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, or_, select, update
 
 from cubemesh.errors import UsageError
-from cubemesh.jobs.rows import (
-    append_event,
-    change_state,
-    database_time,
-    job_of,
-    job_row,
-    question_text,
-    read_job,
-    utc,
-)
+from cubemesh.jobs.rows import append_event, change_state, job_of, job_row, question_text, read_job
 from cubemesh.jobs.states import ENDED, HELD, State
-from cubemesh.jobs.values import Agent, Question, QueuedJob, Wants
+from cubemesh.jobs.values import Agent, Question, QueuedJob, SlurmJob, Wants
+from cubemesh.runs.slurm import Resources
 from cubemesh.schema.serialization import from_plain
-from cubemesh.store.database import Database
+from cubemesh.store.database import Database, database_time, utc
 from cubemesh.store.migrations.job_tables import agents, job_runs, jobs
+from cubemesh.team.audit_log import append_entry
 
 LEASE_S = 30.0
 """A holder that has not renewed its lease for so long has lost the job."""
@@ -92,9 +86,10 @@ class JobQueue:
         restarts: int = 3,
         submitter: str = "",
         sweep: Question | None = None,
+        slurm: Resources | None = None,
     ) -> QueuedJob:
         """Queue questions that were checked (submission.py); several as one `sweep`, whose job is
-        returned."""
+        returned. With `slurm`, agents claim them only by number (slurm.py)."""
 
         def insert_all(connection: Connection) -> QueuedJob:
             now = self.clock(connection)
@@ -106,7 +101,14 @@ class JobQueue:
                 insert_job(connection, now, "question", one, want, {**common, "parent_id": parent})
                 for one, want in zip(questions, wants, strict=True)
             ]
-            return read_job(connection, job_row(connection, parent or each[0]))
+            if slurm is not None:
+                for job_id in each:
+                    name = f"cubemesh-{job_id}-{secrets.token_hex(4)}"
+                    _put_slurm(connection, job_id, SlurmJob(name=name, resources=slurm))
+            about = sweep or questions[0]
+            first = parent or each[0]
+            append_entry(connection, now, submitter, "submit", job_id=first, detail=about.text)
+            return read_job(connection, job_row(connection, first))
 
         return self.database.commit(insert_all)
 
@@ -114,7 +116,7 @@ class JobQueue:
         self, agent_id: str, free: FreeDevices, *, only: int | None = None, lease_s: float = LEASE_S
     ) -> QueuedJob | None:
         """Give the first job that fits to an agent, in the state `starting`; None without one.
-        `only` is the one job, or sweep, that may be claimed."""
+        `only` is the one job, or sweep, that may be claimed; without it no job of Slurm is."""
 
         def take(connection: Connection) -> QueuedJob | None:
             now = self.clock(connection)
@@ -172,10 +174,12 @@ class JobQueue:
         """Pause a job: a queued one at once, a training after a checkpoint, others between runs."""
         self._act(job_id, "pause", State.PAUSED, who)
 
-    def stop(self, job_id: int, *, at_checkpoint: bool = False, who: str = "") -> None:
-        """Stop a job, with `at_checkpoint` as `pause` does."""
+    def stop(
+        self, job_id: int, *, at_checkpoint: bool = False, who: str = "", why: str = ""
+    ) -> None:
+        """Stop a job, with `at_checkpoint` as `pause` does; `why` is shown of one that waits."""
         control = "stop-at-checkpoint" if at_checkpoint else "stop"
-        self._act(job_id, control, State.STOPPED, who)
+        self._act(job_id, control, State.STOPPED, who, why)
 
     def resume(self, job_id: int, *, who: str = "") -> None:
         """Queue a job again that is paused, failed, stopped or lost; it continues from its last
@@ -184,7 +188,29 @@ class JobQueue:
         def queue(connection: Connection, row: Row[Any], now: float) -> None:
             change_state(connection, row, State.QUEUED, now, who=who, faults=0, not_before_s=None)
 
-        self._each(job_id, queue, lambda state: state is State.PAUSED or state in ENDED[1:])
+        concerns = lambda state: state is State.PAUSED or state in ENDED[1:]  # noqa: E731
+        self._each(job_id, queue, concerns, who, "resume")
+
+    def set_slurm(self, job_id: int, number: int) -> None:
+        """Write the number of the Slurm job that was submitted for a job."""
+
+        def put(connection: Connection) -> None:
+            row = job_row(connection, job_id)
+            before = from_plain(SlurmJob, json.loads(row.slurm))
+            _put_slurm(connection, job_id, replace(before, number=number))
+            text = f"Submitted to Slurm as job {number} ({before.name})."
+            append_event(connection, job_id, self.clock(connection), "message", {"text": text})
+
+        self.database.commit(put)
+
+    def say(self, job_id: int, text: str) -> None:
+        """Append a message to the log of a job."""
+
+        def append(connection: Connection) -> None:
+            job_row(connection, job_id)
+            append_event(connection, job_id, self.clock(connection), "message", {"text": text})
+
+        self.database.commit(append)
 
     def set_priority(self, job_id: int, priority: int, *, who: str = "") -> None:
         """Change the priority of a job that has not ended."""
@@ -195,7 +221,7 @@ class JobQueue:
             value = {"priority": priority, "who": who}
             append_event(connection, row.job_id, now, "edited", value)
 
-        self._each(job_id, change, lambda state: state not in ENDED)
+        self._each(job_id, change, lambda state: state not in ENDED, who, f"priority {priority}")
 
     def edit(self, job_id: int, question: Question, wants: Wants, *, who: str = "") -> None:
         """Change the question of a job: of a running one at its next checkpoint, from which it
@@ -219,13 +245,14 @@ class JobQueue:
             connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(columns))
             value = {"settings": list(question.settings), "who": who}
             append_event(connection, job_id, now, "edited", value)
+            append_entry(connection, now, who, "edit", job_id=job_id, detail=question.text)
 
         self.database.commit(change)
 
-    def _act(self, job_id: int, control: str, after: State, who: str) -> None:
+    def _act(self, job_id: int, control: str, after: State, who: str, why: str = "") -> None:
         def act(connection: Connection, row: Row[Any], now: float) -> None:
             if State(row.state) not in HELD:
-                change_state(connection, row, after, now, who=who)
+                change_state(connection, row, after, now, who=who, why=why)
                 return
             this = update(jobs).where(jobs.c.job_id == row.job_id)
             if control == "pause" and row.state != State.PAUSING:
@@ -234,19 +261,24 @@ class JobQueue:
             connection.execute(this.values(control=control))
             append_event(connection, row.job_id, now, "edited", {"control": control, "who": who})
 
-        self._each(job_id, act, lambda state: state not in ENDED and state is not after)
+        concerns = lambda state: state not in ENDED and state is not after  # noqa: E731
+        self._each(job_id, act, concerns, who, control)
 
     def _each(
         self,
         job_id: int,
         act: Callable[[Connection, Row[Any], float], None],
         concerns: Callable[[State], bool],
+        who: str,
+        action: str,
     ) -> None:
-        """Apply `act` to a job, or to those jobs of a sweep whose state it concerns."""
+        """Apply `act` to a job, or to those jobs of a sweep whose state it concerns; as an `action`
+        of `who` in the audit log."""
 
         def all_of_them(connection: Connection) -> None:
             now = self.clock(connection)
             row = job_row(connection, job_id)
+            append_entry(connection, now, who, action, job_id=job_id, detail=row.name)
             if row.kind != "sweep":
                 act(connection, row, now)
                 return
@@ -359,7 +391,9 @@ def _claimable(free: FreeDevices, now: float | None, only: int | None) -> Column
     ]
     if now is not None:
         conditions.append(or_(jobs.c.not_before_s.is_(None), jobs.c.not_before_s <= now))
-    if only is not None:
+    if only is None:
+        conditions.append(jobs.c.slurm.is_(None))
+    else:
         conditions.append(or_(jobs.c.job_id == only, jobs.c.parent_id == only))
     return and_(*conditions)
 
@@ -395,6 +429,11 @@ def insert_job(
     value = {"before": "", "state": State.QUEUED.value, "why": "", "who": common["submitter"]}
     append_event(connection, job_id, now, "state", value)
     return job_id
+
+
+def _put_slurm(connection: Connection, job_id: int, slurm: SlurmJob) -> None:
+    text = json.dumps(asdict(slurm), sort_keys=True)
+    connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(slurm=text))
 
 
 def _agent_of(row: Row[Any], now: float) -> Agent:

@@ -5,41 +5,20 @@ Every function works in a transaction that its caller has begun.
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, text, update
+from sqlalchemy import Connection, Row, func, insert, select, update
 
 from cubemesh.errors import StoreError, UsageError
 from cubemesh.jobs.states import ENDED, HELD, State, check_transition, state_of_sweep
-from cubemesh.jobs.values import Question, QueuedJob, Wants
+from cubemesh.jobs.values import Question, QueuedJob, SlurmJob, Wants
+from cubemesh.jobs.wakeup import EVENTS, QUEUE, notify
 from cubemesh.schema.serialization import from_plain
+from cubemesh.store.database import utc
 from cubemesh.store.migrations.job_tables import job_events, job_runs, jobs
-
-_CLOCKS = {
-    "sqlite": "SELECT (julianday('now') - 2440587.5) * 86400.0",
-    "postgresql": "SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision)",
-}
-
-
-def database_time(connection: Connection) -> float:
-    """Unix time of the database: the one clock that all hosts share."""
-    sql = _CLOCKS.get(connection.dialect.name)
-    if sql is None:
-        raise StoreError(
-            f"Jobs need a store in SQLite or PostgreSQL, and this is {connection.dialect.name}. "
-            "Name another store with --store."
-        )
-    return float(connection.execute(text(sql)).scalar_one())
-
-
-def utc(time_s: float) -> str:
-    """A Unix time as ISO 8601."""
-    moment = datetime.datetime.fromtimestamp(time_s, datetime.UTC)
-    return moment.isoformat(timespec="milliseconds")
 
 
 def question_text(question: Question) -> str:
@@ -52,6 +31,7 @@ def job_of(row: Row[Any], children: Mapping[int, State], run_ids: tuple[str, ...
     try:
         question = from_plain(Question, json.loads(row.question))
         progress = json.loads(row.progress)
+        slurm = from_plain(SlurmJob, json.loads(row.slurm)) if row.slurm else None
     except (ValueError, TypeError) as error:
         raise StoreError(f"Job {row.job_id} is damaged: {error}") from error
     state = State(row.state)
@@ -80,6 +60,7 @@ def job_of(row: Row[Any], children: Mapping[int, State], run_ids: tuple[str, ...
         made_utc=row.made_utc,
         started_utc=row.started_utc,
         ended_utc=row.ended_utc,
+        slurm=slurm,
     )
 
 
@@ -113,6 +94,9 @@ def append_event(connection: Connection, job_id: int, time_s: float, kind: str, 
         "value": json.dumps(value, allow_nan=False, separators=(",", ":")),
     }
     connection.execute(insert(job_events).values(row))
+    notify(connection, EVENTS, job_id)
+    if kind == "state" and value["state"] == State.QUEUED:
+        notify(connection, QUEUE, job_id)
     return int(row["sequence"])
 
 

@@ -28,6 +28,7 @@ from cubemesh.jobs.rows import question_text, utc
 from cubemesh.jobs.values import Question, Wants
 from cubemesh.schema.serialization import from_plain
 from cubemesh.store.migrations.schedule_tables import schedule_nights, schedules
+from cubemesh.team.audit_log import append_entry
 
 DAY_S = 86_400
 WITHIN_S = 4 * 3600
@@ -110,7 +111,7 @@ class Schedules:
             )
 
         def put(connection: Connection) -> int:
-            row = {
+            row: dict[str, Any] = {
                 "name": question.text[:MOST_NAME],
                 "question": question_text(question),
                 "at_s": at_s % DAY_S,
@@ -126,6 +127,7 @@ class Schedules:
             }
             key = connection.execute(insert(schedules).values(row)).inserted_primary_key
             assert key is not None
+            append_entry(connection, row["made_s"], submitter, "schedule", detail=question.text)
             return int(key[0])
 
         made = self.queue.database.commit(put)
@@ -148,7 +150,7 @@ class Schedules:
                     )
         return [_schedule_of(row, tuple(nights[row.schedule_id]), now) for row in rows]
 
-    def delete(self, schedule_id: int) -> None:
+    def delete(self, schedule_id: int, *, who: str) -> None:
         """End a schedule; its jobs and its nights stay. UsageError where there is none."""
 
         def end(connection: Connection) -> None:
@@ -158,6 +160,7 @@ class Schedules:
                 raise UsageError(
                     f"There is no schedule {schedule_id}. `cubemesh jobs schedules` lists them."
                 )
+            append_entry(connection, now, who, "unschedule", detail=str(schedule_id))
 
         self.queue.database.commit(end)
 

@@ -14,6 +14,7 @@ from cubemesh.experiments.registry import Context, Scale
 from cubemesh.experiments.runner import plan_first
 from cubemesh.experiments.session import resolve
 from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.jobs import slurm as in_slurm
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.schedules import Schedule, Schedules, parse_hour
 from cubemesh.jobs.sweep import combinations
@@ -21,6 +22,7 @@ from cubemesh.jobs.values import Device, Question, QueuedJob, Wants
 from cubemesh.machines import probe
 from cubemesh.runs import Executor
 from cubemesh.runs.interpreters import environments
+from cubemesh.runs.slurm import Resources
 from cubemesh.store import Store
 
 CHECKPOINTING = ("checkpoints", "checkpoint_every", "resume")
@@ -59,11 +61,20 @@ def submit_question(
     host: str | None = None,
     priority: int = 0,
     restarts: int = 3,
+    slurm: Resources | None = None,
+    who: str | None = None,
 ) -> QueuedJob:
-    """Check a question and queue it, or every job of a sweep. UsageError for anything invalid,
+    """Check a question and queue it, or every job of a sweep; with `slurm` each is submitted to
+    Slurm. `who` submits it, by default the user of this process. UsageError for anything invalid,
     before anything is queued."""
     _check_number("--priority", priority, -MOST_PRIORITY, MOST_PRIORITY)
     _check_number("--restarts", restarts, 0, MOST_RESTARTS)
+    if slurm is not None:
+        if host is not None:
+            raise UsageError(
+                f"--on-host {host} contradicts --slurm, which chooses the host. Leave one out."
+            )
+        in_slurm.check_location(queue.database.location)
     swept = tuple(sweep)
     each = combinations(question.names, question.settings, swept)
     questions, wants = [], []
@@ -73,14 +84,18 @@ def submit_question(
         questions.append(one)
         wants.append(want)
     whole = replace(question, settings=(*question.settings, *swept))
-    return queue.submit(
+    job = queue.submit(
         questions,
         wants,
         priority=priority,
         restarts=restarts,
-        submitter=submitter(),
+        submitter=submitter() if who is None else who,
         sweep=whole if len(each) > 1 else None,
+        slurm=slurm,
     )
+    if slurm is not None:
+        in_slurm.submit_each(queue, job)
+    return queue.get(job.job_id)
 
 
 def schedule_question(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cubemesh.jobs.states import State
+from cubemesh.runs.slurm import Resources
 
 Device = Literal["any", "cpu", "gpu", "none"]
 
@@ -48,6 +49,17 @@ class Wants:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlurmJob:
+    """The Slurm job that runs an agent for a job."""
+
+    name: str
+    """Its name in Slurm, of this job alone. Slurm's numbers are used again after a restart."""
+    resources: Resources
+    number: int | None = None
+    """Its number; None before it is submitted."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class QueuedJob:
     """A job of the queue, as it was when it was read."""
 
@@ -84,6 +96,8 @@ class QueuedJob:
     made_utc: str = ""
     started_utc: str | None = None
     ended_utc: str | None = None
+    slurm: SlurmJob | None = None
+    """None for a job that any agent may claim."""
 
 
 @dataclass(frozen=True, kw_only=True)

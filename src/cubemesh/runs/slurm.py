@@ -1,7 +1,8 @@
 """Slurm: job scripts with explicit resources, and their submission by sbatch.
 
 Every resource is written out, so that nothing depends on a site's defaults. One task per node:
-cubemesh starts its ranks itself, on other nodes by srun (multi_host_launcher.py).
+cubemesh starts its ranks itself, on other nodes by srun (multi_host_launcher.py). A job that is
+named can be requeued: it gets SIGINT `END_SIGNAL_S` before its time limit.
 """
 
 from __future__ import annotations
@@ -12,16 +13,21 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.untrusted import clean, quoted
 
-ON_HOSTS = ("run", "train", "collectives")
+ON_HOSTS = ("run", "train", "collectives", "agent")
 """Verbs that can run on several hosts."""
 CPUS_PER_GPU = 4
 """Cores for each GPU by default: one launches kernels, the others prepare batches."""
+END_SIGNAL_S = 120
+"""How long before its time limit a named job gets SIGINT; Slurm may send it a minute earlier."""
+_ANSWER_S = 10
+"""How long a command of Slurm may take."""
+_LONG_ENOUGH_S = 4 * END_SIGNAL_S
 _TIME = re.compile(r"([0-9]+-)?[0-9]+(:[0-9]{2}){0,2}")
 _NAME = re.compile(r"[A-Za-z0-9_.,=:-]+")
 _VERB = re.compile(r"[a-z]+(-[a-z]+)*")
@@ -45,6 +51,19 @@ class Resources:
         """CPUs of each node."""
         return self.cpus_per_task or max(1, CPUS_PER_GPU * self.gpus_per_node)
 
+    @property
+    def time_s(self) -> int:
+        """The time limit in seconds."""
+        days, dash, rest = self.time.rpartition("-")
+        parts = [int(part) for part in rest.split(":")]
+        if dash:
+            hours, minutes, seconds = (*parts, 0, 0)[:3]
+        elif len(parts) == 3:
+            hours, minutes, seconds = parts
+        else:
+            hours, (minutes, seconds) = 0, (*parts, 0)[:2]
+        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
     def __post_init__(self) -> None:
         if self.cpus < self.gpus_per_node:
             raise UsageError(
@@ -63,10 +82,16 @@ class Resources:
                 raise UsageError(f"--{name} '{value}' is not a valid Slurm {name} name.")
 
 
-def script(resources: Resources, command: Sequence[str], python: str, source: str = "") -> str:
+def script(
+    resources: Resources,
+    command: Sequence[str],
+    python: str,
+    source: str = "",
+    name: str | None = None,
+) -> str:
     """Job script that runs `cubemesh` with the arguments `command`, by the interpreter `python`
-    with `source` on its path. UsageError for a command that cannot run on several nodes, and for
-    words that a line of the script cannot hold."""
+    with `source` on its path. With a `name` it can be requeued. UsageError for a command that
+    cannot run on several nodes, and for words that a line of the script cannot hold."""
     if not command:
         raise UsageError(
             "No command. Write it after --, such as: cubemesh launch --slurm -- run quick."
@@ -84,7 +109,7 @@ def script(resources: Resources, command: Sequence[str], python: str, source: st
             f"cubemesh {command[0]} runs on one node. {', '.join(ON_HOSTS)} run on several."
         )
     asked = {
-        "job-name": f"cubemesh-{command[0]}",
+        "job-name": name or f"cubemesh-{command[0]}",
         "nodes": resources.nodes,
         "ntasks-per-node": 1,
         "gpus-per-node": resources.gpus_per_node or None,
@@ -96,6 +121,10 @@ def script(resources: Resources, command: Sequence[str], python: str, source: st
     }
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH --{k}={v}" for k, v in asked.items() if v is not None]
+    if name is not None:
+        lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append"]
+        if resources.time_s >= _LONG_ENOUGH_S:
+            lines.append(f"#SBATCH --signal=B:INT@{END_SIGNAL_S}")
     lines += ["", "set -euo pipefail"]
     if source:
         lines.append(f"export PYTHONPATH={shlex.quote(source)}")
@@ -109,9 +138,9 @@ def script(resources: Resources, command: Sequence[str], python: str, source: st
     return "\n".join([*lines, f"exec {words}", ""])
 
 
-def own_script(resources: Resources, command: Sequence[str]) -> str:
+def own_script(resources: Resources, command: Sequence[str], name: str | None = None) -> str:
     """Job script for this Python and this cubemesh."""
-    return script(resources, command, sys.executable, os.environ.get("PYTHONPATH", ""))
+    return script(resources, command, sys.executable, os.environ.get("PYTHONPATH", ""), name)
 
 
 def submit(text: str) -> int:
@@ -135,3 +164,66 @@ def submit(text: str) -> int:
         message = clean((done.stderr or done.stdout).strip(), 1000)
         raise CubemeshError(f"sbatch refused the job: {message}")
     return int(number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A job that has not ended, as `squeue` lists it."""
+
+    name: str
+    number: int
+    state: str
+    """`PENDING`, `RUNNING` and so on."""
+    reason: str
+    """Why it waits: `Priority`, `Resources` and so on; `None` where it does not."""
+    start: str
+    """When it is expected to start; `N/A` where that is not known."""
+
+
+def listed(names: Iterable[str]) -> dict[str, Listed]:
+    """The jobs of these names that Slurm has and that have not ended. CubemeshError where squeue
+    does not answer."""
+    form = "%j|%i|%T|%r|%S"
+    text = _answer(["squeue", "--noheader", f"--format={form}", f"--name={','.join(names)}"])
+    found = {}
+    for line in text.splitlines():
+        name, number, state, reason, start = (*clean(line, 1000).split("|"), "", "", "", "")[:5]
+        if number.isdecimal():
+            found[name] = Listed(
+                name=name, number=int(number), state=state, reason=reason.strip(), start=start
+            )
+    return found
+
+
+def cancel(names: Iterable[str]) -> None:
+    """Cancel the jobs of these names. CubemeshError where scancel does not answer."""
+    for name in names:
+        _answer(["scancel", "--quiet", f"--name={name}"])
+
+
+def requeue(number: int) -> None:
+    """End a job and put it into Slurm's queue again. CubemeshError where Slurm refuses."""
+    _answer(["scontrol", "requeue", str(number)])
+
+
+def _answer(command: Sequence[str]) -> str:
+    """What a command of Slurm prints; CubemeshError where there is none, or it fails."""
+    program = command[0]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_ANSWER_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except FileNotFoundError:
+        raise CubemeshError(f"{program} is not installed here.") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CubemeshError(f"{program} does not answer: {error}") from None
+    if done.returncode:
+        message = clean((done.stderr or done.stdout).strip(), 1000)
+        raise CubemeshError(f"{program} failed: {message}")
+    return done.stdout

@@ -6,6 +6,7 @@ a server was dropped, so it may run twice.
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -243,3 +244,26 @@ class Database:
                 read_only=False,
                 busy_timeout_s=busy_timeout_s,
             ).close()
+
+
+_CLOCKS = {
+    "sqlite": "SELECT (julianday('now') - 2440587.5) * 86400.0",
+    "postgresql": "SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision)",
+}
+
+
+def database_time(connection: Connection) -> float:
+    """Unix time of the database: the one clock that all hosts share."""
+    sql = _CLOCKS.get(connection.dialect.name)
+    if sql is None:
+        raise StoreError(
+            f"Jobs need a store in SQLite or PostgreSQL, and this is {connection.dialect.name}. "
+            "Name another store with --store."
+        )
+    return float(connection.execute(text(sql)).scalar_one())
+
+
+def utc(time_s: float) -> str:
+    """A Unix time as ISO 8601."""
+    moment = datetime.datetime.fromtimestamp(time_s, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds")

@@ -23,6 +23,7 @@ from cubemesh.store.list_rows import (
 from cubemesh.store.migrations import MIGRATIONS, RECOMPUTED, Migration
 from cubemesh.store.migrations.job_tables import add_job_tables
 from cubemesh.store.migrations.schedule_tables import add_schedule_tables
+from cubemesh.store.migrations.team_tables import add_team_tables
 from cubemesh.store.tables import (
     COMPUTED,
     about,
@@ -96,6 +97,7 @@ def prepare(connection: Connection, migrations: Sequence[Migration] = MIGRATIONS
         metadata.create_all(connection)
         add_job_tables(connection)
         add_schedule_tables(connection)
+        add_team_tables(connection)
         connection.execute(insert(about).values(version=latest, opened_utc=now))
         return
     refuse_newer(version, migrations)

@@ -60,6 +60,7 @@ def print_job(console: Console, job: QueuedJob) -> None:
         "progress": _progress(job),
         "priority": str(job.priority),
         "needs": _needs(job),
+        "slurm": "" if job.slurm is None else f"job {job.slurm.number} ({job.slurm.name})",
         "attempts": f"{job.attempt} ({job.faults} after a fault, {job.restarts} allowed)",
         "submitted": f"{job.made_utc} by {job.submitter}",
         "started": job.started_utc or "",
@@ -74,13 +75,20 @@ def print_job(console: Console, job: QueuedJob) -> None:
     console.print(table)
 
 
-def print_submitted(console: Console, job: QueuedJob) -> None:
+def print_submitted(console: Console, job: QueuedJob, *, in_slurm: bool = False) -> None:
     """What was queued, and how to run and watch it."""
     if job.children:
         first, last = job.children[0], job.children[-1]
         console.print(f"queued sweep {job.job_id}: {len(job.children)} jobs, {first} to {last}")
     else:
         console.print(f"queued job {job.job_id}")
+    if in_slurm:
+        number = "" if job.slurm is None else f" as job {job.slurm.number} ({job.slurm.name})"
+        console.print(
+            f"Submitted to Slurm{number}. `cubemesh jobs` shows why a job waits there; watch one "
+            f"with `cubemesh watch {(job.children or (job.job_id,))[0]}`."
+        )
+        return
     console.print(f"Run it with `cubemesh agent`, watch it with `cubemesh watch {job.job_id}`.")
 
 

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cubemesh.errors import CubemeshError
+from cubemesh.jobs.submission import submitter
+from cubemesh.team.roles import Person, Role
 from cubemesh.untrusted import shown_path
 
 SESSION_S = 30 * 24 * 3600
@@ -59,13 +61,18 @@ def _is_private(path: Path) -> bool:
 
 
 class Access:
-    """Who may use a server: the owners of its token, of a one-time code, or of a cookie."""
+    """Who may use a server: the owners of its token, of a one-time code, or of a cookie. They act
+    as who started it, an administrator."""
+
+    team = False
+    """Whether others log in too, which needs the store (team_access.py)."""
 
     def __init__(
         self, token: str, *, cookie: str = "cubemesh", clock: Callable[[], float] = time.time
     ) -> None:
         self.cookie = cookie
         """Name of the cookie."""
+        self.owner = Person(name=submitter(), role=Role.ADMIN)
         self._token = token
         self._key = hashlib.sha256(b"cubemesh session " + token.encode()).digest()
         self._codes: set[str] = set()
@@ -80,13 +87,25 @@ class Access:
 
     def accepts_code(self, code: str) -> bool:
         """Whether the code is one that was not used yet; it is used now."""
-        found = [one for one in self._codes if _same(one, code)]
+        found = [one for one in self._codes if is_same(one, code)]
         self._codes.difference_update(found)
         return bool(found)
 
     def accepts_token(self, token: str) -> bool:
         """Whether this is the token."""
-        return _same(self._token, token)
+        return is_same(self._token, token)
+
+    def person_of_token(self, token: str) -> Person | None:
+        """Who has this token; None for a wrong one."""
+        return self.owner if self.accepts_token(token) else None
+
+    def session_of_token(self, token: str) -> str | None:
+        """The value of a cookie for who has this token; None for a wrong one."""
+        return self.new_session() if self.accepts_token(token) else None
+
+    def person_of_session(self, value: str) -> Person | None:
+        """Who has a cookie with this value; None for one that is not valid."""
+        return self.owner if self.accepts_session(value) else None
 
     def new_session(self) -> str:
         """The value of a cookie that is valid from now on."""
@@ -97,7 +116,7 @@ class Access:
         """Whether a cookie with this value is signed by this server's token, and still valid."""
         text, _, signature = value.rpartition(".")
         end = text.partition(".")[0]
-        signed = _same(self._signature(text), signature)
+        signed = is_same(self._signature(text), signature)
         return signed and end.isdecimal() and int(end) > self._clock()
 
     def fail(self, address: str) -> None:
@@ -116,6 +135,6 @@ class Access:
         return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
 
 
-def _same(known: str, given: str) -> bool:
+def is_same(known: str, given: str) -> bool:
     """Compare in a time that does not depend on where they differ."""
     return hmac.compare_digest(known.encode(), given.encode(errors="replace"))

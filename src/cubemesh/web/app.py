@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -20,15 +21,23 @@ from starlette.types import Scope
 from cubemesh.errors import BusyError, CubemeshError, UsageError
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.store import Store
+from cubemesh.team.roles import Person, Role
 from cubemesh.untrusted import clean
 from cubemesh.web.access import SESSION_S, Access
 from cubemesh.web.forms import read_form
 from cubemesh.web.live import KIND, Hub
 from cubemesh.web.openapi import openapi
-from cubemesh.web.page import API, Acted, NotFoundError, Page, RefusedFormError
+from cubemesh.web.page import (
+    API,
+    Acted,
+    ForbiddenError,
+    NotFoundError,
+    Page,
+    RefusedFormError,
+)
 from cubemesh.web.pages import PAGES
 from cubemesh.web.rendering import page_response
-from cubemesh.web.security.gate import Gate, Rules
+from cubemesh.web.security.gate import PERSON, Gate, Rules
 from cubemesh.web.security.limits import MOST_FIELDS, TOO_LARGE, TooLargeError
 from cubemesh.web.static_files import static_response
 
@@ -53,19 +62,25 @@ class Workbench:
         self._secure = secure
         self._token_file = token_file
         self._demo = demo
-        routes = [
-            Route("/healthz", _healthz),
-            Route("/static/{name}", static_response),
-            Route("/login", self._login, methods=["GET", "POST"]),
-            Route("/logout", self._logout, methods=["POST"]),
-            Route(f"{API}/openapi.json", _openapi),
-        ]
+        routes: list[Route] = []
+        self.roles: dict[tuple[str, str], Role | None] = {}
+        """(path, method) → the least role that it needs; None for one that needs no login."""
+
+        def route(path: str, handler: Any, role: Role | None, *methods: str) -> None:
+            routes.append(Route(path, handler, methods=methods))
+            self.roles |= {(path, method): role for method in methods}
+
+        route("/healthz", _healthz, None, "GET")
+        route("/static/{name}", static_response, None, "GET")
+        route("/login", self._login, None, "GET", "POST")
+        route("/logout", self._logout, Role.VIEWER, "POST")
+        route(f"{API}/openapi.json", _openapi, Role.VIEWER, "GET")
         for page in PAGES:
-            routes.append(Route(page.path, self._page(page)))
-            routes.append(Route(page.api_path, self._twin(page)))
+            route(page.path, self._page(page), page.role, "GET")
+            route(page.api_path, self._twin(page), page.role, "GET")
             if page.acts:
-                routes.append(Route(page.path, self._act(page), methods=["POST"]))
-                routes.append(Route(page.api_path, self._act(page), methods=["POST"]))
+                route(page.path, self._act(page), page.acts, "POST")
+                route(page.api_path, self._act(page), page.acts, "POST")
         inner = Starlette(
             routes=routes,
             middleware=[Middleware(GZipMiddleware, minimum_size=_LEAST_COMPRESSED_BYTES)],
@@ -84,38 +99,47 @@ class Workbench:
 
     def _page(self, page: Page) -> Callable[[Request], Response]:
         def respond(request: Request) -> Response:
+            person = person_with(request, page.role)
             given = request.query_params.multi_items()
-            asked = page.asked(self._store, request.path_params, given, demo=self._demo)
+            asked = page.asked(
+                self._store, request.path_params, given, person=person, demo=self._demo
+            )
             shown = page.load().view(asked)
             if isinstance(ready := shown.get("response"), Response):
                 return ready
             query = f"?{request.url.query}" if request.url.query else ""
             path = "/home" if request.url.path == "/" else request.url.path
-            around = self._around(page) | {"twin": f"{API}{path}{query}"}
+            around = self._around(page, person) | {"twin": f"{API}{path}{query}"}
             return page_response(page.module, around | shown, styled=page.styled)
 
         return respond
 
     def _twin(self, page: Page) -> Callable[[Request], Response]:
         def respond(request: Request) -> Response:
+            person = person_with(request, page.role)
             given = request.query_params.multi_items()
             if page.streams and KIND in request.headers.get("accept", ""):
                 seen = request.headers.get("last-event-id", "")
                 given += [("after", seen)] if seen else []
-                asked = page.asked(self._store, request.path_params, given)
-                return self.hub.response(*page.load_streaming().watched(asked))
-            asked = page.asked(self._store, request.path_params, given)
+                asked = page.asked(self._store, request.path_params, given, person=person)
+                allowed = partial(self.app.lets_in, request.scope) if self._access.team else None
+                return self.hub.response(*page.load_streaming().watched(asked), allowed)
+            asked = page.asked(self._store, request.path_params, given, person=person)
             return json_response(page.load().document(asked))
 
         return respond
 
     def _act(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        least = page.acts or Role.ADMIN
+
         async def respond(request: Request) -> Response:
+            person_with(request, least)
             form = read_form(request.headers.get("content-type", ""), await request.body())
             return await run_in_threadpool(acted, request, form)
 
         def acted(request: Request, form: dict[str, tuple[str, ...]]) -> Response:
-            asked = page.asked(self._store, request.path_params, ())
+            person = person_with(request, least)
+            asked = page.asked(self._store, request.path_params, (), person=person)
             is_json = request.url.path.startswith(f"{API}/")
             try:
                 found: Acted = page.load_acting().act(asked, form)
@@ -125,17 +149,22 @@ class Workbench:
                     return json_response({"error": clean(str(error)), "fields": fields}, 400)
                 if error.view is None:
                     raise
-                return page_response(page.module, {**self._around(page), **error.view}, status=400)
+                return page_response(
+                    page.module, {**self._around(page, person), **error.view}, status=400
+                )
             if is_json:
                 return json_response(found.document)
             return RedirectResponse(found.address, 303)
 
         return respond
 
-    def _around(self, page: Page | None = None) -> dict[str, Any]:
+    def _around(self, page: Page | None = None, person: Person | None = None) -> dict[str, Any]:
         """What the frame of every page shows."""
+        role = Role.VIEWER if person is None else person.role
         return {
-            "menu": [one for one in PAGES if one.menu],
+            "menu": [one for one in PAGES if one.menu and role >= one.role],
+            "person": person if self._access.team else None,
+            "may_audit": role >= Role.ADMIN,
             "here": page,
             "title": "" if page is None else page.title,
             "store_name": clean(self._store.name),
@@ -156,20 +185,22 @@ class Workbench:
                 given = parse_qs(body, max_num_fields=MOST_FIELDS).get("token", [""])[-1]
             except ValueError:
                 given = ""
-            good, wrong = self._access.accepts_token(given.strip()), "This is not the token."
+            session = await run_in_threadpool(self._access.session_of_token, given.strip())
+            wrong = "This is not a token." if self._access.team else "This is not the token."
         else:
             code = request.query_params.get("code", "")
             if not code:
                 return self._ask(200, "")
             good = request.method == "GET" and self._access.accepts_code(code)
+            session = self._access.new_session() if good else None
             wrong = "This link was used already, or is of an earlier start."
-        if not good:
+        if session is None:
             self._access.fail(address)
             return self._ask(401, wrong)
         response = RedirectResponse("/", 303)
         response.set_cookie(
             self._access.cookie,
-            self._access.new_session(),
+            session,
             max_age=SESSION_S,
             httponly=True,
             samesite="strict",
@@ -189,7 +220,8 @@ class Workbench:
             "title": "Log in",
             "menu": [],
             "problem": problem,
-            "token_file": self._token_file,
+            "token_file": "" if self._access.team else self._token_file,
+            "team": self._access.team,
             "store_name": "",
         }
         return page_response("login", shown, status=status)
@@ -206,7 +238,8 @@ class Workbench:
             return json_response({"error": text}, status)
         return page_response(
             "error",
-            self._around() | {"title": "Error", "status": status, "text": text},
+            self._around(None, request.scope.get(PERSON))
+            | {"title": "Error", "status": status, "text": text},
             status=status,
         )
 
@@ -222,7 +255,8 @@ class Workbench:
     def _error(self, request: Request, error: Exception) -> Response:
         """A deliberate error: its sentence, and the status of its class."""
         status = 500
-        for kind, code in ((NotFoundError, 404), (UsageError, 400), (BusyError, 503)):
+        kinds = ((NotFoundError, 404), (ForbiddenError, 403), (UsageError, 400), (BusyError, 503))
+        for kind, code in kinds:
             if isinstance(error, kind):
                 status = code
                 break
@@ -235,6 +269,17 @@ class Workbench:
         return self._shown_error(
             request, 500, "The server failed at this page. Its terminal has the traceback."
         )
+
+
+def person_with(request: Request, least: Role) -> Person:
+    """Who asks; ForbiddenError for one with a lower role than `least`."""
+    person: Person = request.scope[PERSON]
+    if person.role < least:
+        raise ForbiddenError(
+            f"{clean(person.name, 80)} is a {person.role.label}, and this needs the role "
+            f"{least.label}. Ask an administrator of this server."
+        )
+    return person
 
 
 def json_response(document: dict[str, Any], status: int = 200) -> Response:

@@ -1,6 +1,7 @@
 """Live events of jobs as server-sent events: each job is read once for all who watch it.
 
-    store ── every quarter of a second, while someone watches ──▶ newest events, encoded once
+    store ── when PostgreSQL notifies of one, else every quarter of a second, while someone
+             watches ──▶ newest events, encoded once
                                                                     └──▶ watchers, by their cursors
 
 A stream begins after a cursor (`after`, or Last-Event-ID of a browser that connects again). The
@@ -12,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import bisect
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict
 
 from starlette.concurrency import run_in_threadpool
@@ -23,6 +26,7 @@ from cubemesh.jobs.feed import events_after
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import ENDED, State
 from cubemesh.jobs.values import JobEvent
+from cubemesh.jobs.wakeup import AGAIN_S, EVENTS, LISTENING_S, Wakeup
 
 KIND = "text/event-stream"
 MOST_STREAMS = 250
@@ -42,20 +46,38 @@ Encoded = tuple[int, bytes]
 class Hub:
     """The streams of a server."""
 
-    def __init__(self, queue: JobQueue, most: int = MOST_STREAMS) -> None:
+    def __init__(
+        self,
+        queue: JobQueue,
+        most: int = MOST_STREAMS,
+        *,
+        poll_s: float = POLL_S,
+        listening_s: float = LISTENING_S,
+        recheck_s: float = HEARTBEAT_S,
+    ) -> None:
         self._queue, self._most = queue, most
+        self._poll_s, self._listening_s, self._recheck_s = poll_s, listening_s, recheck_s
+        self._wakeup = Wakeup(queue.database, EVENTS)
+        self._listener: asyncio.Task[None] | None = None
         self._channels: dict[int, _Channel] = {}
         self._closed = False
         self.watchers = 0
         """Number of open streams."""
+        self.listening = False
+        """Whether the database notifies of events."""
 
-    def response(self, job_id: int, cursor: int) -> Response:
-        """The stream of a job after `cursor`; status 503 where there are too many."""
+    def response(
+        self, job_id: int, cursor: int, allowed: Callable[[], bool] | None = None
+    ) -> Response:
+        """The stream of a job after `cursor`; status 503 where there are too many. It ends when
+        `allowed`, asked every `recheck_s`, is false."""
         if self.watchers >= self._most:
             text = f"More than {self._most} pages are watched live. Try again later.\n"
             return Response(text, 503, headers={"retry-after": "10"}, media_type="text/plain")
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._events(job_id, cursor), headers=headers, media_type=KIND)
+        return StreamingResponse(
+            self._events(job_id, cursor, allowed), headers=headers, media_type=KIND
+        )
 
     def close(self) -> None:
         """End all streams: the server ends. Browsers connect again, with their cursors."""
@@ -63,15 +85,24 @@ class Hub:
         for channel in self._channels.values():
             channel.notify()
 
-    async def _events(self, job_id: int, cursor: int) -> AsyncIterator[bytes]:
+    async def _events(
+        self, job_id: int, cursor: int, allowed: Callable[[], bool] | None
+    ) -> AsyncIterator[bytes]:
+        checked = time.monotonic()
         if job_id not in self._channels:
-            self._channels[job_id] = _Channel(self._queue, job_id, cursor)
+            self._channels[job_id] = _Channel(self._queue, job_id, cursor, self._pause_s)
+        if self._listener is None and self._wakeup.possible:
+            self._listener = asyncio.create_task(self._listen())
         channel = self._channels[job_id]
         channel.watchers += 1
         self.watchers += 1
         try:
             yield _AGAIN
             while not self._closed:
+                if allowed is not None and time.monotonic() - checked >= self._recheck_s:
+                    if not await run_in_threadpool(allowed):
+                        return
+                    checked = time.monotonic()
                 changed, ended = channel.changed, channel.ended
                 found = await channel.after(cursor)
                 if found:
@@ -91,20 +122,63 @@ class Hub:
             if not channel.watchers:
                 channel.close()
                 del self._channels[job_id]
+            if not self._channels and self._listener is not None:
+                self._listener.cancel()
+                self._listener = None
+
+    def _pause_s(self) -> float:
+        """How long a channel waits between two looks, unless it is woken."""
+        return self._listening_s if self.listening else self._poll_s
+
+    async def _listen(self) -> None:
+        """Wake the channels of jobs that the database notifies of, while someone watches."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                if not await run_in_threadpool(self._wakeup.listen):
+                    await asyncio.sleep(AGAIN_S)
+                    continue
+                readable, file = asyncio.Event(), self._wakeup.fileno()
+                loop.add_reader(file, readable.set)
+                self.listening = True
+                try:
+                    self._wake(self._channels)  # for what came before
+                    while self._wakeup.listening:
+                        await readable.wait()
+                        readable.clear()
+                        self._wake(self._wakeup.pending())
+                finally:
+                    self.listening = False
+                    loop.remove_reader(file)
+                    self._wake(self._channels)  # they poll from now on
+        finally:
+            self._wakeup.close()
+
+    def _wake(self, jobs: Iterable[int]) -> None:
+        for job_id in jobs:
+            if job_id in self._channels:
+                self._channels[job_id].wake()
 
 
 class _Channel:
     """The newest events of one job, read while it is watched."""
 
-    def __init__(self, queue: JobQueue, job_id: int, cursor: int) -> None:
+    def __init__(
+        self, queue: JobQueue, job_id: int, cursor: int, pause_s: Callable[[], float]
+    ) -> None:
         self.watchers = 0
         self.ended = False
         """Whether the job has ended and its last events were read."""
         self.changed = asyncio.Event()
-        self._queue, self._job_id = queue, job_id
+        self._queue, self._job_id, self._pause_s = queue, job_id, pause_s
+        self._woken = asyncio.Event()
         self._floor = self._cursor = cursor
         self._recent: list[Encoded] = []
         self._task = asyncio.create_task(self._follow())
+
+    def wake(self) -> None:
+        """Look for new events at once."""
+        self._woken.set()
 
     def notify(self) -> None:
         """Wake all watchers."""
@@ -125,6 +199,7 @@ class _Channel:
     async def _follow(self) -> None:
         state: State | None = None
         while True:
+            self._woken.clear()  # before looking: what comes later wakes again
             try:
                 if state is None:  # later ones are events
                     state = await run_in_threadpool(self._state)
@@ -145,7 +220,8 @@ class _Channel:
             if events or self.ended:
                 self.notify()
             if len(events) < _BATCH:
-                await asyncio.sleep(POLL_S)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), self._pause_s())
 
     def _state(self) -> State:
         return self._queue.get(self._job_id).state

@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.store import Store
+from cubemesh.team.roles import Person, Role
 from cubemesh.untrusted import clean
 from cubemesh.web.security.limits import MOST_FIELDS
 
@@ -31,6 +32,10 @@ class NotFoundError(UsageError):
     """What an address names is not in the store."""
 
 
+class ForbiddenError(UsageError):
+    """The role of the person does not allow this."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """A request for a page."""
@@ -40,6 +45,8 @@ class Asked:
     """The parts of the path in braces."""
     given: Mapping[str, tuple[str, ...]]
     """The parameters that are not empty."""
+    person: Person
+    """Who asks."""
     demo: bool = False
     """Whether the pages offer demonstrations."""
 
@@ -130,12 +137,15 @@ class Page:
     """Its file in `pages/`, and its template. It is imported when it is first asked for."""
     summary: str
     """What it shows."""
+    role: Role
+    """The least role that may read it."""
     menu: bool = False
     """Whether the header of every page has a link to it."""
     styled: bool = False
     """Whether it has parts of the report with style attributes."""
-    acts: bool = False
-    """Whether it has forms that change something (`ActingModule`)."""
+    acts: Role | None = None
+    """The least role that may send its forms, which change something (`ActingModule`); None for
+    one without such forms."""
     media: str = "text/html"
     """Its media type; an image is given by its view as `response`."""
     streams: bool = False
@@ -165,6 +175,7 @@ class Page:
         path: Mapping[str, str],
         pairs: Iterable[tuple[str, str]],
         *,
+        person: Person,
         demo: bool = False,
     ) -> Asked:
         """A request with its parameters checked; UsageError for an unknown one."""
@@ -179,4 +190,4 @@ class Page:
                 raise UsageError(f"Give at most {MOST_FIELDS} parameters.")
             if value:
                 given[name] = (*given.get(name, ()), value) if known[name].repeats else (value,)
-        return Asked(store=store, path=path, given=given, demo=demo)
+        return Asked(store=store, path=path, given=given, person=person, demo=demo)

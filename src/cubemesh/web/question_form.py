@@ -125,8 +125,11 @@ def _planned(experiment: str) -> Mapping[str, Any]:
     }
 
 
-def submit_form(queue: JobQueue, store: Store, experiment: str, form: Form) -> QueuedJob:
-    """Queue the question of a form. RefusedFormError names what is wrong, by field."""
+def submit_form(
+    queue: JobQueue, store: Store, experiment: str, form: Form, *, who: str
+) -> QueuedJob:
+    """Queue the question of a form, which `who` sends. RefusedFormError names what is wrong, by
+    field."""
     kinds = {
         **spec_fields(EXPERIMENTS[experiment]),
         **field_types(EXPERIMENTS[experiment].settings),
@@ -158,7 +161,7 @@ def submit_form(queue: JobQueue, store: Store, experiment: str, form: Form) -> Q
     devices = one(form, "on_devices", "auto")
     try:
         return submit_question(
-            queue, store, question, sweep=sweep, devices=devices, priority=priority
+            queue, store, question, sweep=sweep, devices=devices, priority=priority, who=who
         )
     except (BusyError, StoreError):
         raise

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cubemesh.errors import UsageError
+from cubemesh.jobs import slurm
 from cubemesh.jobs.feed import newest_events
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import State
@@ -29,9 +30,10 @@ def job_of(asked: Asked) -> QueuedJob:
     if not text.isdecimal() or len(text) > _MOST_DIGITS:
         raise NotFoundError(f"'{clean(text, 40)}' is not the number of a job.")
     try:
-        return queue_of(asked).get(int(text))
+        job = queue_of(asked).get(int(text))
     except UsageError:
         raise NotFoundError(f"There is no job {int(text)}. The page Jobs lists them.") from None
+    return slurm.explained([job])[0]
 
 
 def job_address(job_id: int) -> str:
@@ -62,7 +64,7 @@ def rows_of(jobs: Iterable[QueuedJob]) -> list[dict[str, Any]]:
             "why": clean(job.why, 200),
             "parent_id": job.parent_id,
         }
-        for job in jobs
+        for job in slurm.explained(jobs)
     ]
 
 

@@ -24,6 +24,7 @@ from cubemesh.errors import BusyError, CubemeshError, StoreError, UsageError
 from cubemesh.jobs.hosted import HostedAgent, runs_here
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.store import Store
+from cubemesh.team.users import Users
 from cubemesh.user_folders import state_folder
 from cubemesh.web.access import Access, token_of
 from cubemesh.web.app import Workbench
@@ -31,6 +32,7 @@ from cubemesh.web.demo import demo_store
 from cubemesh.web.pages import PAGES
 from cubemesh.web.security.gate import Rules
 from cubemesh.web.security.hosts import is_loopback
+from cubemesh.web.team_access import TeamAccess
 
 FIRST_PORT = 8400
 """The port without --port, or the first free one after it."""
@@ -90,11 +92,13 @@ def serve_pages(
     *,
     agent: bool = False,
     demo: bool = False,
+    team: bool = False,
     announce: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Serve the store until a signal ends it; `ready` is called when it accepts connections. With
     `agent`, an agent runs jobs on this host meanwhile, unless one does already; `demo` offers
-    demonstrations, in a store of their own unless one is named; `announce` gets a sentence.
+    demonstrations, in a store of their own unless one is named; with `team` the users of the store
+    log in; `announce` gets a sentence.
 
     BusyError for a port that another program uses, StoreError for a store that cannot be opened,
     UsageError for options that do not fit together.
@@ -106,11 +110,10 @@ def serve_pages(
         port = bound.getsockname()[1]
         token_file = state_folder() / "serve-token"
         secure = listening.tls_cert is not None or bool(listening.proxies)
-        access = Access(
-            token_of(token_file), cookie=f"{'__Host-' if secure else ''}cubemesh-{port}"
-        )
+        token, cookie = token_of(token_file), f"{'__Host-' if secure else ''}cubemesh-{port}"
         rules = Rules(host_names=(listening.host, *listening.host_names), proxies=listening.proxies)
         with _opened(location) as (store, writable):
+            access = _team(store, token, cookie) if team else Access(token, cookie=cookie)
             bench = Workbench(
                 store, access, rules, secure=secure, token_file=str(token_file), demo=demo
             )
@@ -133,6 +136,16 @@ def serve_pages(
                 own.stop()
     finally:
         bound.close()
+
+
+def _team(store: Store, token: str, cookie: str) -> TeamAccess:
+    users = Users(store.database)
+    if all(user.revoked_utc for user in users.all()):
+        raise UsageError(
+            "The store has no users who could log in. Add one with: cubemesh users add NAME "
+            "--role member"
+        )
+    return TeamAccess(users, token, cookie=cookie)
 
 
 @contextmanager

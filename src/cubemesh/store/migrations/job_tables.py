@@ -1,6 +1,7 @@
 """Tables of jobs, and the migration to version 4, which adds them.
 
-A row of `jobs` changes as the job does; `job_events` is append-only. Times that decide are Unix
+A row of `jobs` changes as the job does; `job_events` is append-only. The column `slurm` is of
+version 5 (slurm_column.py). Times that decide are Unix
 times of the database's clock: the clocks of hosts differ.
 """
 
@@ -49,6 +50,7 @@ jobs = Table(
     Column("made_utc", String(40), nullable=False),
     Column("started_utc", String(40)),
     Column("ended_utc", String(40)),
+    Column("slurm", Text),
     Index("jobs_by_state", "state", "priority", "job_id"),
     sqlite_autoincrement=True,
 )

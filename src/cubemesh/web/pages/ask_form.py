@@ -74,7 +74,9 @@ def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
     experiment = _experiment(asked)
     fields = dict(form)
     try:
-        job = submit_form(queue_of(asked), asked.store, experiment.name, fields)
+        job = submit_form(
+            queue_of(asked), asked.store, experiment.name, fields, who=asked.person.name
+        )
     except RefusedFormError as error:
         values = {name: given[-1] for name, given in fields.items()}
         error.view = _view(experiment, values, error.fields, str(error))

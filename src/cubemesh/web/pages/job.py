@@ -8,20 +8,22 @@ from typing import Any
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.registry import EXPERIMENTS
+from cubemesh.jobs import slurm
 from cubemesh.jobs.feed import curves_until, newest_events
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import ENDED, State
-from cubemesh.jobs.submission import MOST_PRIORITY, cloned, submit_question, submitter
+from cubemesh.jobs.submission import MOST_PRIORITY, cloned, submit_question
 from cubemesh.jobs.values import QueuedJob
 from cubemesh.schema import RunRecord
 from cubemesh.store import Store
+from cubemesh.team.roles import Person, Role
 from cubemesh.units import format_seconds
 from cubemesh.untrusted import clean
 from cubemesh.views.job_pages import event_line, job_json
 from cubemesh.views.json_output import envelope
 from cubemesh.web.forms import check_fields, one
 from cubemesh.web.listing import outcome_words
-from cubemesh.web.page import Acted, Asked, Parameter
+from cubemesh.web.page import Acted, Asked, ForbiddenError, Parameter
 from cubemesh.web.question_form import NOT_FROM_PAGES
 from cubemesh.web.queued import (
     dot_of,
@@ -55,7 +57,7 @@ def document(asked: Asked) -> dict[str, Any]:
     return envelope(
         "job",
         job=job_json(job),
-        actions=[name for name, _ in actions_of(job)],
+        actions=[name for name, _ in _allowed(asked.person, job)],
         why_slow=None if measured is None else why_slow(asked.store, measured),
     )
 
@@ -68,21 +70,26 @@ def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
     action = one(fields, "action")
     if action not in _ACTIONS:
         raise UsageError(f"action={clean(action, 40)}: give one of {', '.join(_ACTIONS)}.")
-    before, queue = job_of(asked), queue_of(asked)
+    before, queue, who = job_of(asked), queue_of(asked), asked.person.name
+    if action != "clone" and not _may_change(asked.person, before):
+        raise ForbiddenError(
+            f"Job {before.job_id} is {clean(before.submitter, 80)}'s: a member may change own jobs "
+            "and clone any. An administrator may change all."
+        )
     if action == "clone":
-        job_id = _clone(queue, asked.store, before)
+        job_id = _clone(queue, asked.store, before, who)
     else:
         job_id = before.job_id
         if action == "priority":
-            queue.set_priority(job_id, _priority(one(fields, "priority")), who=submitter())
+            queue.set_priority(job_id, _priority(one(fields, "priority")), who=who)
         else:
-            _CHANGES[action](queue, job_id)
+            _CHANGES[action](queue, job_id, who)
     return Acted(
         address=job_address(job_id), document=envelope("job", job=job_json(queue.get(job_id)))
     )
 
 
-def _clone(queue: JobQueue, store: Store, job: QueuedJob) -> int:
+def _clone(queue: JobQueue, store: Store, job: QueuedJob, who: str) -> int:
     wants = job.wants
     made = submit_question(
         queue,
@@ -92,6 +99,8 @@ def _clone(queue: JobQueue, store: Store, job: QueuedJob) -> int:
         host=wants.host,
         priority=job.priority,
         restarts=job.restarts,
+        slurm=slurm.resources_of(queue, job),
+        who=who,
     )
     return made.job_id
 
@@ -108,12 +117,12 @@ def _priority(text: str) -> int:
     return found
 
 
-_CHANGES: dict[str, Callable[[JobQueue, int], None]] = {
-    "pause": lambda queue, job_id: queue.pause(job_id, who=submitter()),
-    "resume": lambda queue, job_id: queue.resume(job_id, who=submitter()),
-    "stop": lambda queue, job_id: queue.stop(job_id, who=submitter()),
-    "stop-at-checkpoint": lambda queue, job_id: queue.stop(
-        job_id, at_checkpoint=True, who=submitter()
+_CHANGES: dict[str, Callable[[JobQueue, int, str], None]] = {
+    "pause": lambda queue, job_id, who: slurm.pause(queue, job_id, who=who),
+    "resume": lambda queue, job_id, who: slurm.resume(queue, job_id, who=who),
+    "stop": lambda queue, job_id, who: slurm.stop(queue, job_id, who=who),
+    "stop-at-checkpoint": lambda queue, job_id, who: slurm.stop(
+        queue, job_id, at_checkpoint=True, who=who
     ),
 }
 _ACTIONS = (*_CHANGES, "clone", "priority")
@@ -134,6 +143,19 @@ def actions_of(job: QueuedJob) -> list[tuple[str, str]]:
     return [*found, ("clone", "Run again")]
 
 
+def _may_change(person: Person, job: QueuedJob) -> bool:
+    """Whether a person may change a job: an administrator any, a member their own."""
+    own = person.role >= Role.MEMBER and job.submitter == person.name
+    return own or person.role >= Role.ADMIN
+
+
+def _allowed(person: Person, job: QueuedJob) -> list[tuple[str, str]]:
+    """The actions that a person may take."""
+    if _may_change(person, job):
+        return actions_of(job)
+    return [one for one in actions_of(job) if one[0] == "clone" and person.role >= Role.MEMBER]
+
+
 def view(asked: Asked) -> dict[str, Any]:
     """The page of a job, or of a sweep with its jobs."""
     job, queue = job_of(asked), queue_of(asked)
@@ -148,9 +170,9 @@ def view(asked: Asked) -> dict[str, Any]:
         "dot": dot_of(job.state),
         "why": clean(job.why, 1000),
         "agent": _agent(queue, job),
-        "actions": actions_of(job),
-        "ask": _form(job),
-        "can_reorder": job.state not in ENDED,
+        "actions": _allowed(asked.person, job),
+        "ask": _form(job) if asked.person.role >= Role.MEMBER else "",
+        "can_reorder": job.state not in ENDED and _may_change(asked.person, job),
         "left": left_text(job),
         "left_interval": (
             f"{format_seconds(now['eta_low_s'])} to {format_seconds(now['eta_high_s'])}"

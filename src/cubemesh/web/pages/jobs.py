@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from cubemesh.errors import UsageError, unknown_name
+from cubemesh.jobs import slurm
 from cubemesh.jobs.schedules import Schedule, Schedules
 from cubemesh.jobs.states import State
+from cubemesh.team.roles import Role
 from cubemesh.units import format_seconds
 from cubemesh.untrusted import clean
 from cubemesh.views.job_pages import job_json, night_text, schedule_json, when_text
@@ -55,7 +57,7 @@ def document(asked: Asked) -> dict[str, Any]:
     page = _page(asked)
     return envelope(
         "jobs",
-        jobs=[job_json(job) for job in page["jobs"]],
+        jobs=[job_json(job) for job in slurm.explained(page["jobs"])],
         next=page["next"],
         counts={str(state): count for state, count in page["counts"].items()},
         agents=[vars(agent) for agent in page["agents"]],
@@ -64,7 +66,8 @@ def document(asked: Asked) -> dict[str, Any]:
 
 
 def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
-    """End a nightly schedule: `action` is unschedule, `schedule` its number."""
+    """End a nightly schedule, which everyone's nights depend on: `action` is unschedule, `schedule`
+    its number."""
     fields = dict(form)
     check_fields(fields, ("action", "schedule"))
     action, number = one(fields, "action"), one(fields, "schedule")
@@ -72,7 +75,7 @@ def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
         raise UsageError(f"action={clean(action, 40)}: give unschedule.")
     if not number.isdecimal() or int(number) > _MOST_NUMBER:
         raise UsageError(f"schedule={clean(number, 40)}: give the number of a schedule.")
-    Schedules(queue_of(asked)).delete(int(number))
+    Schedules(queue_of(asked)).delete(int(number), who=asked.person.name)
     return Acted(address="/jobs", document=envelope("schedules", deleted=int(number)))
 
 
@@ -106,6 +109,7 @@ def view(asked: Asked) -> dict[str, Any]:
             if one.state != "ended"
         ],
         "schedules": [_schedule_row(one) for one in page["schedules"]],
+        "may_unschedule": asked.person.role >= Role.ADMIN,
         "moving": any(not state.ended and state is not State.PAUSED for state in counts),
     }
 

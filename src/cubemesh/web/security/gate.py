@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Protocol
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cubemesh.errors import BusyError, StoreError
+from cubemesh.team.roles import Person
+from cubemesh.untrusted import clean
 from cubemesh.web.access import Access
 from cubemesh.web.security.hosts import is_allowed_client, is_allowed_host
 from cubemesh.web.security.limits import TOO_LARGE, is_too_long, limited
@@ -21,6 +25,8 @@ from cubemesh.web.security.policy import CONTENT_POLICY, HEADERS
 OPEN_PATHS = ("/login", "/healthz")
 """Paths that need no login, besides those of `OPEN_FOLDER`."""
 OPEN_FOLDER = "/static/"
+PERSON = "cubemesh.person"
+"""Key of a scope: who has logged in, None at open paths."""
 
 
 class Refusal(Protocol):
@@ -59,7 +65,10 @@ class Gate:
             return
         headers = headers_of(scope)
         guarded = _with_headers(send)
-        refused = self._refused(scope, headers)
+        try:
+            refused = self._refused(scope, headers) or await self._not_let_in(scope, headers)
+        except (BusyError, StoreError) as error:  # of the users of a team
+            refused = 503, clean(str(error))
         if refused is not None:
             await self._refusal(scope, *refused)(scope, receive, guarded)
             return
@@ -80,23 +89,42 @@ class Gate:
             return 405, "This method is not known."
         if is_too_long(dict(headers), scope):
             return 413, TOO_LARGE
-        bearer = self._has_token(headers)
-        if scope["method"] not in SAFE_METHODS and not bearer and not is_own_origin(headers):
-            return 403, "This request does not come from a page of this server."
-        if not (bearer or is_open(scope["path"]) or self._has_session(headers)):
-            return 401, "Log in first."
         return None
 
-    def _has_token(self, headers: Mapping[str, str]) -> bool:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and self._access.accepts_token(token.strip())
+    async def _not_let_in(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str] | None:
+        """As `_refused`, of a request of who has not logged in, or of a page of another server. The
+        person is stored in the scope."""
+        find = self._with_token, self._with_session
+        bearer, session = [
+            await run_in_threadpool(one, headers) if self._access.team else one(headers)
+            for one in find
+        ]
+        if scope["method"] not in SAFE_METHODS and not bearer and not is_own_origin(headers):
+            return 403, "This request does not come from a page of this server."
+        if not (bearer or session or is_open(scope["path"])):
+            return 401, "Log in first."
+        scope[PERSON] = bearer or session
+        return None
 
-    def _has_session(self, headers: Mapping[str, str]) -> bool:
+    def lets_in(self, scope: Scope) -> bool:
+        """Whether who sent a request may still log in. While the database does not
+        answer, it is not asked again."""
+        headers = headers_of(scope)
+        try:
+            return (self._with_token(headers) or self._with_session(headers)) is not None
+        except (BusyError, StoreError):
+            return True
+
+    def _with_token(self, headers: Mapping[str, str]) -> Person | None:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        return self._access.person_of_token(token.strip()) if scheme.lower() == "bearer" else None
+
+    def _with_session(self, headers: Mapping[str, str]) -> Person | None:
         try:
             found = SimpleCookie(headers.get("cookie", "")).get(self._access.cookie)
         except CookieError:
-            return False
-        return found is not None and self._access.accepts_session(found.value)
+            return None
+        return None if found is None else self._access.person_of_session(found.value)
 
 
 def is_open(path: str) -> bool:
