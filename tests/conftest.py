@@ -192,10 +192,12 @@ def _stored_benchmarks() -> dict[str, tuple[int, int]]:
 
 
 @pytest.fixture(autouse=True)
-def _keep_denormals() -> None:
-    """PyTorch programs flush denormal numbers in the process, and hypothesis draws such numbers."""
+def _setup_torch() -> None:
+    """PyTorch programs flush denormal numbers in the process, and hypothesis draws such numbers.
+    Networks of tests are small: a second thread would wait for work in a loop most of the time."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
