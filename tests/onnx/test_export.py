@@ -113,7 +113,8 @@ def checkpoints(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     cubemesh.train(
         "little-cnn",
-        settings={"checkpoints": str(folder / "made"), "epochs": "1", "framework": "pytorch"},
+        settings={"checkpoints": str(folder / "made"), "checkpoint_every": "epoch"}
+        | {"epochs": "1", "framework": "pytorch"},
         store=str(folder / "s.sqlite"),
     )
     return folder / "made"
