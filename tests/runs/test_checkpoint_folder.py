@@ -33,6 +33,7 @@ SETTINGS = {
     "device": "cpu",
     "threads": "1",
     "keep": "9",
+    "checkpoint_every": "epoch",
 }
 EACH = 1438 // 128
 """Steps of an epoch."""
