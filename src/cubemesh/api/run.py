@@ -219,7 +219,7 @@ class AcceptResult(RunResult):
 
     @property
     def exit_code(self) -> int:
-        """Of the command: 0 for pass, 99 for fail, 1 if nothing could be judged, 1 or 75 where
+        """Of the command: 0 for pass, 99 for fail, 1 if not judged, 1 or 75 where
         records wait in the spool."""
         if self.verdict is AcceptanceVerdict.FAIL:
             return TARGET_MISSED

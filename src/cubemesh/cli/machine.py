@@ -136,7 +136,7 @@ def accept(
     as_json: AsJson = False,
 ) -> None:
     """Test this machine: speed, links, disk, correctness and a burn-in, each figure judged. Exit
-    code 99 if it fails, 1 if nothing could be judged."""
+    code 99 if it fails, 1 if it could not be judged."""
     from cubemesh.api.doctor import doctor as diagnose
     from cubemesh.api.run import accept as run_acceptance
     from cubemesh.cli.report import write_page
