@@ -17,7 +17,7 @@ from cubemesh.team.roles import Role
 from cubemesh.web.pages import PAGES
 from web_pages import HOSTILE, OWN, Client
 
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+METHODS = ("GET", "POST", "DELETE")
 
 
 def client_of(bench: Any, token: str) -> Client:
@@ -52,7 +52,7 @@ def test_a_route_refuses_lower_roles_and_no_other(
     for path in {path for path, _ in bench.roles}:
         address = re.sub(r"{\w*}", "1", path.replace("{experiment}", "train"))
         for method in METHODS:
-            known = (path, "GET" if method == "HEAD" else method)
+            known = (path, method)
             least = bench.roles.get(known)
             status = client.ask(method, address).status_code
             if known not in bench.roles:

@@ -6,15 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import text
 
+from cli_forkserver import Forkserver
 from cubemesh.errors import UsageError
 from cubemesh.store import Store
 from cubemesh.team.audit_log import entries
 from cubemesh.team.roles import Role
 from cubemesh.team.users import Users
 from cubemesh.web.team_access import TeamAccess
+from patience import PATIENCE_S
+from served import COMMAND, ready
 from web_pages import OWN, Client
 
 SAME = {"origin": OWN, "sec-fetch-site": "same-origin"}
@@ -132,3 +136,24 @@ def test_the_verb_adds_changes_and_revokes(cubemesh: Any, location: str, tmp_pat
     file = str(tmp_path / "results.sqlite")
     assert cubemesh("users", "add", "ann", "--store", file).returncode == 2
     assert cubemesh("serve", "--team", "--port", "0", "--store", file).returncode == 2
+
+
+def test_a_server_of_a_team_logs_in_its_users_and_who_started_it(
+    forkserver: Forkserver, location: str, tokens: dict[Role, str]
+) -> None:
+    options = ("--team", "--no-agent", "--port", "0")
+    with ready(forkserver.start(*COMMAND, location, *options)) as (_, started):
+        given: dict[str, Any] = {
+            "base_url": started["address"],
+            "headers": {"origin": started["address"]},
+            "timeout": PATIENCE_S,
+        }
+        with httpx.Client(**given) as browser:
+            assert "cubemesh users add" in browser.get("/").text
+            done = browser.post("/login", data={"token": tokens[Role.MEMBER]})
+            assert done.status_code == 303
+            assert "member (member)" in browser.get("/jobs").text
+            assert browser.get("/audit-log").status_code == 403
+        with httpx.Client(**given) as browser:
+            assert browser.get(started["login"]).status_code == 303
+            assert "log in" in browser.get("/audit-log").text
