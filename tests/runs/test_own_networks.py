@@ -206,7 +206,7 @@ def test_a_module_is_described_and_run_as_it_is(tmp_path, monkeypatch, small_mac
     own = describe_named(["own_modules:Gated"], {"input_shape": "3x8x8"})
     assert own[0].fault == ""
     assert own[0].folder == os.getcwd()
-    spec = null_spec(framework="pytorch", steps=2, windows=2, attribution=True)
+    spec = null_spec(framework="pytorch", steps=2, windows=2)
     spec = replace(spec, work=replace(spec.work, network="own_modules:Gated"))
     with (
         own_networks.named(own),
@@ -218,4 +218,3 @@ def test_a_module_is_described_and_run_as_it_is(tmp_path, monkeypatch, small_mac
     assert record.figure("throughput_per_s") > 0
     assert record.figure("model_flops_per_s") > 0
     assert "no-graph" in {w.code for w in record.warnings}
-    assert record.parts

@@ -19,6 +19,7 @@ from cubemesh.frameworks.pytorch.runtime import (
     setup_process,
 )
 from cubemesh.kernels.cpu.allocator import release_freed_memory
+from cubemesh.networks.opaque import Opaque
 
 __all__ = [
     "build",
@@ -38,7 +39,7 @@ __all__ = [
 
 def build(request: BuildRequest) -> PyTorchProgram:
     """The program for `request`. Unsupported for a synchronized batch normalization where ranks do
-    not step together."""
+    not step together, and in a module that runs as it is."""
     sync = request.sync
     unsynchronized = (
         isinstance(sync, (WeightServerSync, ModelParallelSync)) and request.group.size > 1
@@ -47,6 +48,12 @@ def build(request: BuildRequest) -> PyTorchProgram:
         raise Unsupported(
             f"batch_norm=global: with sync={sync.name} the ranks do not compute the same layers at "
             "the same time. Leave batch_norm out, or set sync=all-reduce."
+        )
+    as_it_is = any(isinstance(node.layer, Opaque) for node in request.network.nodes)
+    if as_it_is and request.group.size > 1 and request.program.batch_norm == "global":
+        raise Unsupported(
+            f"batch_norm=global: {request.network.name} runs as it is, with its own batch "
+            "normalization. Leave batch_norm out."
         )
     if isinstance(sync, ModelParallelSync) and sync.group.size > 1:
         return ModelParallelProgram(request, sync)

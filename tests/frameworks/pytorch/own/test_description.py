@@ -124,6 +124,13 @@ def test_an_opaque_module_computes_with_the_arrays_of_the_program():
     assert statistics.abs().sum() > 0
 
 
+def test_a_lazy_module_is_shaped_by_its_description():
+    network = network_of(described("Dilated"))
+    built = build_modules(network)
+    built.load(network.draw(0))
+    assert built.training(torch.rand(2, *IMAGE))[0].shape == (2, 10)
+
+
 def test_weights_begin_with_the_spread_that_the_module_gives_them():
     network = network_of(described("Residual"))
     torch.manual_seed(0)

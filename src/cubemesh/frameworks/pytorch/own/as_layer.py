@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from cubemesh.frameworks.pytorch.own.source import Scores, load_described
 from cubemesh.networks.graph import Node
@@ -26,9 +27,12 @@ def opaque_module(
     it has, such as frozen weights and tables, has the values that its code gave it."""
     assert layer.own is not None, "a network made of a description"
     module = load_described(layer.own)
+    new = {role: arrays[name] for role, name in {**node.parameters, **node.state}.items()}
+    for role, (_, _, array) in _places(module):
+        if role in new and is_lazy(array):  # of a lazy module: its first batch would shape it
+            array.materialize(tuple(new[role].shape))
     module.to(device=device, dtype=dtype)
     module.to(memory_format=memory_format)  # type: ignore[call-overload]
-    new = {role: arrays[name] for role, name in {**node.parameters, **node.state}.items()}
     places = dict(_places(module))
     by_old = {id(places[role][2]): array for role, array in new.items()}
     for owner, attribute, old in _all_places(module):
