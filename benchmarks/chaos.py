@@ -12,7 +12,7 @@ end, waiting activities complete, and it is checked that
 
     every record that a command acknowledged is in its store exactly once
     every training, resumed to its end, has the weights of an undisturbed one, bit for bit
-    every job was done exactly once, and every page is whole
+    every job was done exactly once, or failed and names the full disk; every page is whole
     no process, lock, folder of a run, spooled record or listening socket is left
 
 Without PostgreSQL, PyTorch or the permission to mount, that part is left out, and printed. The exit
@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import fcntl
 import importlib.util
 import json
@@ -68,6 +69,8 @@ MOST_PAUSE_S = 3.0
 PATIENCE_S = 900.0
 """Within so long after the last fault everything ends."""
 DISK_BYTES = 48 << 20
+FULL = (os.strerror(errno.ENOSPC), "the disk of the run's folder")
+"""What a job says that failed on a full disk."""
 NULL = {"framework": "null", "ceiling": False, "script": "real=1,step=0.001", "seconds": 0.05}
 TRAINING = (
     *("train", "little-cnn", "--epochs", "4", "--restarts", "1000000", "--wait", "1h", "--resume"),
@@ -373,8 +376,12 @@ def _jobs(world: World, store: str) -> Iterator[str]:
         for job in jobs:
             events, _ = events_after(queue, job, limit=1_000_000)
             states = [event.value["state"] for event in events if event.kind == "state"]
-            if states.count("done") != 1 or queue.get(job).state is not State.DONE:
-                yield f"job {job} of {store}: {', '.join(states)}"
+            found = queue.get(job)
+            full = any(words in found.why for words in FULL)
+            if found.state is State.FAILED and full:
+                world.done["job failed on a full disk"] += 1
+            elif states.count("done") != 1 or found.state is not State.DONE:
+                yield f"job {job} of {store}: {', '.join(states)}; {found.why}"
 
 
 def _left(world: World) -> Iterator[str]:
