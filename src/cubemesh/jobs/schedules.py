@@ -24,9 +24,10 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 
 from cubemesh.errors import StoreError, UsageError
 from cubemesh.jobs.queue import MOST_NAME, FreeDevices, JobQueue, insert_job
-from cubemesh.jobs.rows import question_text, utc
+from cubemesh.jobs.rows import question_text
 from cubemesh.jobs.values import Question, Wants
 from cubemesh.schema.serialization import from_plain
+from cubemesh.store.database import utc
 from cubemesh.store.migrations.schedule_tables import schedule_nights, schedules
 from cubemesh.team.audit_log import append_entry
 
