@@ -46,7 +46,7 @@ WORKS: dict[str, tuple[tuple[str, ...], ...]] = {
     "networks": ((), ("resnet-18",)),
     "experiments": ((), ("minibatch",)),
     "published": (("resnet-50", "--limit", "3"),),
-    "run": (("minibatch", *NULL, "--set", "batch_sizes=8", "--set", "ceiling=false"),),
+    "run": (("minibatch", *NULL, "--set", "batch_sizes=8,16", "--set", "ceiling=false"),),
     "accept": ((*NULL, *DISK, "--quick", "--burn-in", "0"),),
     "train": (("little-cnn", *NULL, "--epochs", "1"),),
     "tune": (("little-cnn", "--set", "frameworks=null", "--minutes", "100", *FEW),),
@@ -60,6 +60,7 @@ WORKS: dict[str, tuple[tuple[str, ...], ...]] = {
     "results": ((), ("--json",), ("--export", "runs.csv")),
     "audit": ((),),
     "import": (("nccl.log",),),
+    "users": ((),),
 }
 """Verb → command lines that need no extra, in the order in which they run."""
 NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -107,8 +108,9 @@ PLAN = PlanDocument(
     chosen=(0,),
 )
 """A plan for an engine that is not installed."""
-REFUSED = {("serve", "--host", "0.0.0.0")}
-"""Command lines that are refused when nothing is missing: a server does not end by itself."""
+REFUSED = {("serve", "--host", "0.0.0.0"), ("users",)}
+"""Command lines that are refused when nothing is missing: a server does not end by itself, and a
+file has no users."""
 MOST_LINES = 4
 """Of an output without a measurement: what is missing, a heading, other load on the machine."""
 LINKED = (
