@@ -5,8 +5,9 @@
     step 4, …     batch copied into the graph's static inputs ─ replay
 
 Launching some hundred kernels separately takes the host longer than a GPU needs for a small batch;
-replaying a graph takes microseconds. The captured network has its fusions (`fused_network.py`),
-where they are faster; gradient synchronization is captured with it.
+replaying a graph takes microseconds. Each segment of the captured network runs by the fastest of
+PyTorch's operations, fused kernels (`fused_network.py`) and Inductor (`segmented_loss.py`);
+gradient synchronization is captured with it.
 
 A step that cannot be captured (on a CPU, with a dynamic loss scale, with a synchronization that
 differs from step to step) runs eagerly, and `not_captured` has the reason. Fusions are used on a
@@ -14,8 +15,11 @@ CPU too."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,16 +28,27 @@ from cubemesh.frameworks.contract.gradient_sync import FinishesInOrder
 from cubemesh.frameworks.contract.program import BuildRequest, Capabilities
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
-from cubemesh.frameworks.pytorch.compiled import SYNC_FEATURES, is_out_of_memory, preload
+from cubemesh.frameworks.pytorch.compiled import (
+    SYNC_FEATURES,
+    cache_in_use,
+    compiler_for,
+    compiler_processes,
+    is_out_of_memory,
+    preload,
+    run_with_cache_repair,
+    set_up_compiler,
+)
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, without_gradients
 from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
 from cubemesh.frameworks.pytorch.fused_network import FusedNetwork
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed, low_precision_types
-from cubemesh.frameworks.pytorch.precision.loss_scaling import DynamicScaling
+from cubemesh.frameworks.pytorch.precision.loss_scaling import DynamicScaling, StaticScaling
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.runtime import on_stream, other_precision, setup_process
+from cubemesh.frameworks.pytorch.segmented_loss import SegmentedLoss
 from cubemesh.kernels.cpu.allocator import release_freed_memory
+from cubemesh.schema.record import Breakdown, TimeRow
 from cubemesh.schema.work import Training
 
 __all__ = [
@@ -63,6 +78,7 @@ class CapturedProgram(PyTorchProgram):
     def __init__(self, request: BuildRequest) -> None:
         self._stream: torch.cuda.Stream | None = None
         if request.device.startswith("cuda"):
+            set_up_compiler()
             torch.cuda.set_device(request.device)  # here: leaving a stream restores its device
             self._stream = torch.cuda.Stream(request.device)  # type: ignore[no-untyped-call]
         with self._capture_stream():
@@ -70,6 +86,12 @@ class CapturedProgram(PyTorchProgram):
         self.fused = FusedNetwork(self._built)
         if self._gradients is not None:
             self.fused.place_of = self._gradients.place_of
+        self.segments = SegmentedLoss(
+            self._built,
+            self.fused,
+            partial(total_loss, self._weights),
+            merge=self._gradients is None,
+        )
         self._static_types = low_precision_types(request)
         self._why_not = self._reason()
         self._rate_changed = False
@@ -87,6 +109,26 @@ class CapturedProgram(PyTorchProgram):
     def missing_kernels(self) -> str:
         """See `SupportsCapture`."""
         return self.fused.unavailable_reason
+
+    @property
+    def implementations(self) -> Breakdown | None:
+        """See `SupportsCapture`."""
+        rows = [
+            TimeRow(
+                name=f"{choice.segment}: {choice.implementation}",
+                seconds=choice.milliseconds[choice.implementation] / 1e3,
+                calls=1,
+            )
+            for choice in self.segments.choices
+        ]
+        if not rows:
+            return None
+        return Breakdown(
+            name="segment",
+            rows=tuple(sorted(rows, key=lambda row: -row.seconds)),
+            method="fastest implementation of each segment, both passes, timed by itself before "
+            "the run in a CUDA graph",
+        )
 
     def _reason(self) -> str:
         if not isinstance(self._work, Training):
@@ -109,16 +151,33 @@ class CapturedProgram(PyTorchProgram):
         self._done = 0
 
     def compile(self, placed: Placed) -> bool | None:
-        """Autotune the fusions; call `load` after it."""
+        """Autotune the fusions and choose the implementation of each segment; call `load` after
+        it."""
         if self._why_not and self._kind == "cuda":
             return None
         with self._capture_stream(), self._autocast:
             self.fused.tune(*placed[:-1])
+        if self._kind == "cuda":
+            self._choose_implementations(placed)
         self.synchronize()
         torch.manual_seed(self._seed)  # so that dropout draws the same numbers
         if self._kind == "cuda":
             torch.cuda.empty_cache()
         return None
+
+    def _choose_implementations(self, placed: Placed) -> None:
+        assert self._optimizer is not None
+        if isinstance(self._scaling, StaticScaling):
+            self.segments.loss_scale = self._scaling.scale()
+        with compiler_processes(self._kind), self._capture_stream():
+            with self._autocast:
+                self.segments.choose(placed, compiler_for(self.device), _retried)
+            if self._gradients is not None:
+                self._gradients.paused = True  # these gradients are not synchronized
+            _retried(lambda: self._forward(placed).backward())  # compiles neighbours as one
+            self._optimizer.zero_grad(set_to_none=True)
+            if self._gradients is not None:
+                self._gradients.paused = False
 
     def train_step(self, placed: Placed) -> None:
         """Queue a replay of the captured step; the first steps, and a batch of another shape, run
@@ -187,9 +246,8 @@ class CapturedProgram(PyTorchProgram):
             super()._apply()
 
     def _forward(self, placed: Placed) -> Tensor:
-        *inputs, labels = placed
         with self._autocast:
-            return total_loss(self._weights, self.fused(*inputs), labels)
+            return self.segments(*placed)
 
     def set_learning_rate(self, rate: float) -> None:
         """See `SupportsLearningRate`. A step is captured again once its rate is constant
@@ -210,7 +268,8 @@ class CapturedProgram(PyTorchProgram):
     def close(self) -> None:
         """Drop every array and the graph."""
         self._reset_capture()
-        del self.fused
+        self.segments.close()
+        del self.fused, self.segments
         super().close()
 
 
@@ -232,6 +291,11 @@ def capabilities() -> Capabilities:
         batch_norms=frozenset({"device"}),
         deterministic=False,
     )
+
+
+def _retried(run: Callable[[], Any]) -> Any:
+    """Call `run`, which compiles; without a damaged library of the compiler's cache if needed."""
+    return run_with_cache_repair(run, cache_in_use)
 
 
 def _same_shapes(one: Placed, other: Placed) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,11 +74,11 @@ class CompiledProgram(PyTorchProgram):
     profiles_layers = False  # a compiled kernel may compute several layers
 
     def __init__(self, request: BuildRequest) -> None:
-        _set_up_compiler()
+        set_up_compiler()
         if request.program.precision_of:
             _trace_backward_without_autocast()
         super().__init__(request)
-        compiled = partial(torch.compile, dynamic=False, fullgraph=True, backend=BACKEND)
+        compiled = _compiler()
         self._frozen = compiled(self._built.evaluation.run, options={"freezing": True})
         """The evaluation, compiled at its first pass with the weights as constants."""
         self._captured = CapturedPass(self._scores, self.device) if self._kind == "cuda" else None
@@ -91,8 +92,8 @@ class CompiledProgram(PyTorchProgram):
         if isinstance(self._work, Infer | InferLoad):
             return None  # the first pass compiles, with the weights
         hits, misses = _cache_counts()
-        with _compiler_processes(self._kind):
-            run_with_cache_repair(lambda: self._run_once(placed), _cache_in_use)
+        with compiler_processes(self._kind):
+            run_with_cache_repair(lambda: self._run_once(placed), cache_in_use)
             self.synchronize()
         self._loss = torch.full((), float("nan"))
         torch.manual_seed(self._seed)  # so that dropout draws the same numbers
@@ -170,6 +171,12 @@ def capabilities() -> Capabilities:
     )
 
 
+def compiler_for(device: str) -> Callable[..., Any] | None:
+    """Compiles a function for fixed shapes at its first call; None where a device cannot be
+    compiled for."""
+    return None if _is_too_old(device) or _missing_for(device) else _compiler()
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` or its cause means that memory was refused: the compiler wraps errors."""
     seen: BaseException | None = error
@@ -182,14 +189,18 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def preload() -> None:
     """Import the compiler too, set to use no other process, so that none outlives a worker."""
-    _set_up_compiler()
+    set_up_compiler()
     runtime.preload()
     with runtime.nvml_device_check():
         for name in ("compile_fx", "codegen.cpp", "codegen.cpp_wrapper_cpu", "codegen.triton"):
             importlib.import_module(f"torch._inductor.{name}")
 
 
-def _set_up_compiler() -> None:
+def _compiler() -> Callable[..., Any]:
+    return partial(torch.compile, dynamic=False, fullgraph=True, backend=BACKEND)
+
+
+def set_up_compiler() -> None:
     """Set the compiler's cache and that it compiles in this process. It reads its cache folder at
     import, so this comes before any import of it."""
     if _CACHE_VARIABLE not in os.environ:
@@ -201,7 +212,7 @@ def _set_up_compiler() -> None:
 
 
 @contextmanager
-def _compiler_processes(kind: str) -> Iterator[None]:
+def compiler_processes(kind: str) -> Iterator[None]:
     """Compile the kernels of the first program of a GPU in one process per usable core, which end
     with the block: on one core they take most of the time. Later programs are mostly in the cache,
     and starting the processes takes seconds. The C++ of a CPU is one library."""
@@ -233,7 +244,7 @@ def _trace_backward_without_autocast() -> None:
     config.backward_pass_autocast = "off"  # type: ignore[attr-defined]
 
 
-def run_with_cache_repair(run: Callable[[], None], cache_in_use: Callable[[], Path | None]) -> None:
+def run_with_cache_repair(run: Callable[[], Any], cache_in_use: Callable[[], Path | None]) -> Any:
     """Call `run`, which compiles; if a library of the cache cannot be loaded, delete it and call
     `run` again. Other errors, and a second one for the same library, are raised."""
     discarded: set[Path] = set()
@@ -260,8 +271,8 @@ def damaged_cache_library(
     return next((path for path in named if path.is_relative_to(cache) and path.is_file()), None)
 
 
-def _cache_in_use() -> Path | None:
-    """TorchInductor's cache folder, which it reads at its first import: call `_set_up_compiler`
+def cache_in_use() -> Path | None:
+    """TorchInductor's cache folder, which it reads at its first import: call `set_up_compiler`
     before. None if this PyTorch has no such function."""
     try:
         found = importlib.import_module("torch._inductor.runtime.cache_dir_utils")

@@ -81,6 +81,8 @@ def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> 
     if isinstance(program, SupportsCompilation):
         compiling_bytes = _compile(framework, program, sample, log)
         before_bytes = None if before_bytes is None else before_bytes + compiling_bytes
+    if isinstance(program, SupportsCapture) and (chosen := program.implementations) is not None:
+        log.breakdown(chosen)
     with log.phase("weights"):
         program.load(network.draw(work.seed))
     since = "the weights were loaded" if memory.reset_peak() else "the process began"
