@@ -3,8 +3,8 @@ r"""Throughput of the captured step relative to stock PyTorch at its best, for n
 Each case is a network and a batch size on one GPU, in 16 bits, with data on the device and SGD with
 momentum. The peers are stock modules (torchvision's; GPT-2 by hand with PyTorch's attention)
 trained under autocast, channels last, with a fused optimizer: eager; by `torch.compile`, the loss
-compiled with the network; the same with the whole step captured by hand as one CUDA graph; and of GPT-2 with
-a vocabulary padded to 50,304. All programs of a case train in this process in windows by turns, in
+compiled with the network; the same with the whole step captured by hand as one CUDA graph; and of
+GPT-2 with a vocabulary padded to 50,304. All programs of a case train in this process in windows by turns, in
 random order; each round is one observation of a ratio, and the interval is that of their median.
 
     python benchmarks/zoo_against_peers.py --cases vgg16:64,gpt2:16
@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -77,6 +78,8 @@ class Line:
     network: str
     batch: int
     peer: str
+    segments: dict[str, str]
+    """Segment → its implementation in cubemesh's program."""
     found: Comparison | None = None
     absent: str = ""
 
@@ -221,14 +224,14 @@ def random_batch(network: Network, samples: int, seed: int = 0) -> Batch:
     return Batch(x, labels=rng.integers(0, target.classes or 1, (samples, *target.shape)))
 
 
-def compare_case(
-    name: str, samples: int, args: argparse.Namespace, show: Callable[[str, Side], None]
-) -> list[Line]:
+def compare_case(name: str, samples: int, args: argparse.Namespace) -> list[Line]:
     """All lines of a case, printed."""
     network = networks.build(name)
     batch = random_batch(network, samples)
     print(f"{name}, batch size {samples}, {args.precision}", flush=True)
     mine, program = ours(request_for(network, samples, args.precision), batch)
+    choices = {c.segment: c.implementation for c in program.segments.choices}
+    line = partial(Line, network=name, batch=samples, segments=choices)
     for choice in program.segments.choices:
         times = ", ".join(f"{n} {ms:.3f}" for n, ms in choice.milliseconds.items())
         print(f"  {choice.segment}: {choice.implementation} ({times} ms)")
@@ -243,20 +246,18 @@ def compare_case(
         except RuntimeError as error:
             sides.pop(peer, None)
             torch.cuda.empty_cache()
-            lines.append(Line(network=name, batch=samples, peer=peer, absent=str(error)[:200]))
+            lines.append(line(peer=peer, absent=str(error)[:200]))
     window_s(mine, SETTLING_STEPS)
     steps = max(2, math.ceil(WINDOW_S / window_s(mine, SETTLING_STEPS)))
     found = in_rounds(sides, args.rounds, steps)
     own = found.pop(OURS)
     for peer, seconds in found.items():
         compared = compare_rounds(seconds, own, steps)
-        lines.append(Line(network=name, batch=samples, peer=peer, found=compared))
-    for line in lines:
-        print(text(line), flush=True)
-    for peer, side in sides.items():
-        show(f"{name}-{samples}-{peer}", side)
+        lines.append(line(peer=peer, found=compared))
+    for one in lines:
+        print(text(one), flush=True)
     program.close()
-    del mine, program, side, sides
+    del mine, program, sides
     gc.collect()
     torch.cuda.empty_cache()
     torch.compiler.reset()
@@ -335,9 +336,18 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def main(show: Callable[[str, Side], None] = lambda name, side: None) -> int:
-    """Compare and print; the result does not change the exit code. `show` is called with the name
-    and the program of each side after a case."""
+def write(args: argparse.Namespace, lines: list[Line], losses: dict[str, Any]) -> None:
+    """Write what was found so far to the file of `--json`, if given."""
+    if args.json:
+        options = {k: v for k, v in vars(args).items() if k not in ("json", "dtype")}
+        found = {"schema": 1, "torch": version("torch"), "gpu": torch.cuda.get_device_name()}
+        with open(args.json, "w") as file:
+            rows = [asdict(line) for line in lines]
+            json.dump({**found, **options, "lines": rows, "losses": losses}, file, indent=2)
+
+
+def main() -> int:
+    """Compare and print; the result does not change the exit code."""
     args = arguments()
     if not torch.cuda.is_available():
         print("absent: a GPU that PyTorch can use")
@@ -345,9 +355,10 @@ def main(show: Callable[[str, Side], None] = lambda name, side: None) -> int:
     torch.backends.cudnn.benchmark = True
     lines, losses = [], {}
     for name, batch in args.cases:
-        lines += compare_case(name, int(batch), args, show)
+        lines += compare_case(name, int(batch), args)
         if args.losses:
             losses[f"{name}:{batch}"] = paired_losses(name, int(batch), args)
+        write(args, lines, losses)
     ratios: dict[str, float] = {}
     for line in lines:
         if line.found is not None:
@@ -355,12 +366,6 @@ def main(show: Callable[[str, Side], None] = lambda name, side: None) -> int:
             ratios[case] = min(ratios.get(case, math.inf), line.found.low)
     for case, ratio in ratios.items():
         print(f"{case}: at least {ratio:.3f} of the best peer")
-    if args.json:
-        options = {k: v for k, v in vars(args).items() if k not in ("json", "dtype")}
-        found = {"schema": 1, "torch": version("torch"), "gpu": torch.cuda.get_device_name()}
-        with open(args.json, "w") as file:
-            rows = [asdict(line) for line in lines]
-            json.dump({**found, **options, "lines": rows, "losses": losses}, file, indent=2)
     return 0
 
 

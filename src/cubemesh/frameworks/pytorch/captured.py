@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -44,8 +45,17 @@ from cubemesh.frameworks.pytorch.distributed.launch import launch
 from cubemesh.frameworks.pytorch.fused_network import FusedNetwork
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed, low_precision_types
 from cubemesh.frameworks.pytorch.precision.loss_scaling import DynamicScaling, StaticScaling
+from cubemesh.frameworks.pytorch.precision.low_precision_weights import (
+    UPDATED,
+    LowPrecisionWeights,
+)
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
-from cubemesh.frameworks.pytorch.runtime import on_stream, other_precision, setup_process
+from cubemesh.frameworks.pytorch.runtime import (
+    AUTOCAST_TYPES,
+    on_stream,
+    other_precision,
+    setup_process,
+)
 from cubemesh.frameworks.pytorch.segmented_loss import SegmentedLoss
 from cubemesh.kernels.cpu.allocator import release_freed_memory
 from cubemesh.schema.record import Breakdown, TimeRow
@@ -71,6 +81,9 @@ their state."""
 
 class CapturedProgram(PyTorchProgram):
     """The eager program with fusions, its step replayed as one CUDA graph."""
+
+    _copies: LowPrecisionWeights | None = None
+    """Of large weights, from `compile` on."""
 
     overwrites = False  # the next replay may read a captured array again
     profiles_layers = False  # a fused kernel computes several layers
@@ -155,6 +168,8 @@ class CapturedProgram(PyTorchProgram):
         it."""
         if self._why_not and self._kind == "cuda":
             return None
+        if self._kind == "cuda":
+            placed = self._as_captured(placed)
         with self._capture_stream(), self._autocast:
             self.fused.tune(*placed[:-1])
         if self._kind == "cuda":
@@ -167,17 +182,41 @@ class CapturedProgram(PyTorchProgram):
 
     def _choose_implementations(self, placed: Placed) -> None:
         assert self._optimizer is not None
-        if isinstance(self._scaling, StaticScaling):
-            self.segments.loss_scale = self._scaling.scale()
+        self.segments.loss_scale = self._loss_scale
+        self._copy_weights()
         with compiler_processes(self._kind), self._capture_stream():
             with self._autocast:
                 self.segments.choose(placed, compiler_for(self.device), _retried)
             if self._gradients is not None:
                 self._gradients.paused = True  # these gradients are not synchronized
             _retried(lambda: self._forward(placed).backward())  # compiles neighbours as one
-            self._optimizer.zero_grad(set_to_none=True)
+            self._zero_grad()
             if self._gradients is not None:
                 self._gradients.paused = False
+
+    def _copy_weights(self) -> None:
+        """Keep large weights in low precision too, on one device and under autocast: on several,
+        gradients are synchronized in buckets."""
+        dtype = AUTOCAST_TYPES.get(self._settings.precision)
+        if self._gradients is not None or dtype is None or find_spec("triton") is None:
+            return
+        if isinstance(self._optimizer, UPDATED):
+            weights = self.fused.product_weights()
+            own = (weight for weight in weights if weight is not self.segments.loss_weight)
+            self._copies = LowPrecisionWeights(own, dtype)
+            self.fused.use_copies(self._copies)
+            self.segments.copies = self._copies
+
+    def _zero_grad(self) -> None:
+        assert self._optimizer is not None
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._copies is not None:
+            self._copies.zero_grad()
+
+    def _backward(self, placed: Placed) -> None:
+        self._zero_grad()
+        super()._backward(placed)
+        self.fused.join()
 
     def train_step(self, placed: Placed) -> None:
         """Queue a replay of the captured step; the first steps, and a batch of another shape, run
@@ -188,17 +227,24 @@ class CapturedProgram(PyTorchProgram):
         if self._graph is None:
             self._done += 1
             if self._done <= STEPS_BEFORE_CAPTURE:
-                self._eager_step(placed)
+                self._eager_step(self._as_captured(placed))
                 return
             self._capture(placed)
         if not _same_shapes(placed, self._static):
-            self._eager_step(placed)
+            self._eager_step(self._as_captured(placed))
             return
         assert self._graph is not None
         for own, given in zip(self._static, placed, strict=True):
             own.copy_(given, non_blocking=True)
         self._graph.replay()
         self._loss = self._captured_loss
+
+    def _as_captured(self, placed: Placed) -> Placed:
+        """Arrays in the types of the captured step's: others would compile segments again."""
+        types = (*self._static_types, None)
+        return tuple(
+            array.to(dtype or array.dtype) for array, dtype in zip(placed, types, strict=True)
+        )
 
     def _eager_step(self, placed: Placed) -> None:
         with self._capture_stream():
@@ -218,7 +264,7 @@ class CapturedProgram(PyTorchProgram):
             for array, dtype in zip(placed, (*self._static_types, None), strict=True)
         )
         # None, so that gradients are allocated in the graph's memory pool.
-        self._optimizer.zero_grad(set_to_none=True)
+        self._zero_grad()
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
@@ -244,6 +290,12 @@ class CapturedProgram(PyTorchProgram):
     def _apply(self) -> None:
         with without_gradients(self._built.parameters, self._updated):
             super()._apply()
+        if self._copies is not None and self._optimizer is not None:
+            self._copies.update(self._optimizer, self._loss_scale)
+
+    @property
+    def _loss_scale(self) -> float:
+        return self._scaling.scale() if isinstance(self._scaling, StaticScaling) else 1.0
 
     def _forward(self, placed: Placed) -> Tensor:
         with self._autocast:
@@ -263,12 +315,15 @@ class CapturedProgram(PyTorchProgram):
         for group in self._optimizer.param_groups if self._optimizer else ():
             if "capturable" in group:  # keeps its step count on the device
                 group["capturable"] = self._kind == "cuda"
+        if self._copies is not None:
+            self._copies.refresh()
         self._reset_capture()
 
     def close(self) -> None:
         """Drop every array and the graph."""
         self._reset_capture()
         self.segments.close()
+        self._copies = None
         del self.fused, self.segments
         super().close()
 

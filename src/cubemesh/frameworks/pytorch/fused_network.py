@@ -26,6 +26,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from cubemesh.frameworks.pytorch.module import BuiltNetwork
+from cubemesh.frameworks.pytorch.precision.low_precision_weights import LowPrecisionWeights
 from cubemesh.frameworks.pytorch.precision.master_weight_cast import (
     PlaceOf,
     cast_together,
@@ -88,6 +89,8 @@ class FusedNetwork:
         self.place_of: PlaceOf = no_destination
         """The array that a weight's gradient is written to."""
         self._segments = _weights_by_segment(self.steps, self.operations)
+        self._copies: dict[int, Tensor] = {}
+        """Number of a step → the low-precision copy of its weight."""
         self._sums: Tensor | None = None
         """The sums of all batch normalizations, on a GPU."""
 
@@ -156,14 +159,39 @@ class FusedNetwork:
             step = self.steps[number]
             given = [values[name].pop() for name in step.inputs]
             name = step.name if isinstance(step, Node) else step.last.name
-            if self._is_cast(number, kind):
+            if number in self._copies and torch.is_autocast_enabled(kind):
+                made: Tensor | Sequence[Tensor] = self._product(number, self._copies[number])(
+                    *given
+                )
+            elif self._is_cast(number, kind):
                 if number not in weights:  # the first of its segment
                     weights.update(self._cast_weights(number, given[0]))
-                made: Tensor | Sequence[Tensor] = self._product(number, weights[number])(*given)
+                made = self._product(number, weights[number])(*given)
             else:
                 made = apply(number, given)
             del given
             values[name] = [made] * self.reads[name] if isinstance(made, Tensor) else list(made)
+
+    def product_weights(self) -> list[nn.Parameter]:
+        """The weights of convolutions and products that a single step reads."""
+        found = [weights[number] for number, weights in self._segments.items()]
+        return [weight for weight in found if isinstance(weight, nn.Parameter)]
+
+    def use_copies(self, weights: LowPrecisionWeights) -> None:
+        """Read the low-precision copies of weights, where there are any."""
+        for number, segment in list(self._segments.items()):
+            copy = weights.copy_of(segment[number])
+            if copy is not None:
+                self._copies[number] = copy
+                del self._segments[number]
+        for segment in self._segments.values():
+            for number in self._copies:
+                segment.pop(number, None)
+
+    def join(self) -> None:
+        """Make the current stream wait for all weight gradients."""
+        if self.side_stream is not None:
+            self.side_stream.join()
 
     def _is_cast(self, number: int, kind: str) -> bool:
         """Whether the weight of a step is cast with its segment's."""

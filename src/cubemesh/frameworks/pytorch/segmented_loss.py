@@ -34,6 +34,7 @@ from cubemesh.frameworks.pytorch.distributed.graph_partition import (
 from cubemesh.frameworks.pytorch.fused_network import FusedNetwork, Values
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.module import BuiltNetwork
+from cubemesh.frameworks.pytorch.precision.low_precision_weights import LowPrecisionWeights
 from cubemesh.frameworks.pytorch.precision.master_weight_cast import no_destination
 from cubemesh.kernels.cuda_events import step_ms
 from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
@@ -87,8 +88,10 @@ class SegmentedLoss:
     ) -> None:
         """`merge`: neighbouring segments are compiled as one."""
         self._built, self.fused, self._loss, self._merge = built, fused, loss, merge
+        self.copies = LowPrecisionWeights((), torch.float32)
+        """Of weights that layers read in low precision."""
         self.loss_scale = 1.0
-        """The constant by which the loss is multiplied."""
+        """The gradient of the loss in the backward pass."""
         self.choices: tuple[Choice, ...] = ()
         """By segment; empty before `choose`."""
         self._shapes: list[torch.Size] = []
@@ -143,6 +146,15 @@ class SegmentedLoss:
         self.choices = tuple(choices)
         self._build_plan(parts, compiler)
         self._shapes = [array.shape for array in placed]
+
+    @property
+    def loss_weight(self) -> Tensor | None:
+        """The weight of the product that may be computed with the loss."""
+        if self._linear is None:
+            return None
+        weight = self._built.layers[self._linear.name].weight
+        assert isinstance(weight, Tensor)
+        return weight
 
     def close(self) -> None:
         """Drop the compiled code and the network."""
@@ -203,7 +215,11 @@ class SegmentedLoss:
         for name, array in arrays.items():
             array.requires_grad_(array.is_floating_point() and name not in inputs)
         owned = {p for node in part.stage.nodes for p in node.parameters.values()}
-        wanted = [self._built.parameters[name] for name in self._built.parameters if name in owned]
+        wanted: list[Tensor] = []
+        for name, weight in self._built.parameters.items():
+            if name in owned:
+                copy = self.copies.copy_of(weight)
+                wanted.append(weight if copy is None else copy)
         wanted += [array for array in arrays.values() if array.requires_grad]
         if not wanted:
             return {self._own(part): 0.0}
@@ -271,9 +287,10 @@ class SegmentedLoss:
         return run
 
     def _by_fused_loss(self) -> Run:
+        weight = self.loss_weight
         assert self._linear is not None
-        (read,), weight = self._linear.inputs, self._built.layers[self._linear.name].weight
-        assert isinstance(weight, Tensor)
+        assert weight is not None
+        (read,) = self._linear.inputs
 
         def run(values: Values, labels: Tensor) -> Tensor:
             x = values[read].pop().flatten(0, -2)
@@ -304,7 +321,8 @@ class SegmentedLoss:
             results=heads if last else tuple(results),
         )
         loss = self._loss if last else None
-        function = compiler(stage_function(self._built, stage, self._built.layers, loss))
+        layers = {node.name: self.copies.layer(self._built.layers[node.name]) for node in nodes}
+        function = compiler(stage_function(self._built, stage, layers, loss))
 
         def run(values: Values, labels: Tensor) -> Tensor | None:
             given = []

@@ -22,8 +22,8 @@ def linear_cross_entropy(
     x: Tensor, weight: Tensor, labels: Tensor, ignored: int, scale: float = 1.0
 ) -> Tensor:
     """The mean cross-entropy of softmax(x · weightᵀ), x (rows, features), over the rows whose label
-    is not `ignored`; a scalar in float32. `scale`: the gradient of the loss that is expected, by
-    which gradients are scaled before they are rounded; any other is correct too."""
+    is not `ignored`; a scalar in float32. `scale`: the gradient that the loss will have in the
+    backward pass, which does not read it: other gradients are scaled before they are rounded."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind):
         x = x.to(torch.get_autocast_dtype(kind))
@@ -48,16 +48,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         cross_entropy(logits, classes, labels, counted, losses, ignored, scale, gradient)
         if gradient:
             ctx.save_for_backward(x, padded, logits)
-        ctx.scale, ctx.classes, ctx.dtype = scale, classes, weight.dtype
+        ctx.classes, ctx.dtype = classes, weight.dtype
         return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         x, padded, gradient = ctx.saved_tensors
-        factor = grad_output / ctx.scale
         dx = dweight = None
         if ctx.needs_input_grad[0]:
-            dx = torch.mm(gradient, padded) * factor.to(x.dtype)
+            dx = torch.mm(gradient, padded)
         if ctx.needs_input_grad[1]:
-            dweight = torch.mm(gradient.t(), x)[: ctx.classes].to(ctx.dtype).mul_(factor)
+            dweight = torch.mm(gradient.t(), x)[: ctx.classes].to(ctx.dtype)
         return dx, dweight, None, None, None
