@@ -4,8 +4,9 @@ Each case is a network and a batch size on one GPU, in 16 bits, with data on the
 momentum. The peers are stock modules (torchvision's; GPT-2 by hand with PyTorch's attention)
 trained under autocast, channels last, with a fused optimizer: eager; by `torch.compile`, the loss
 compiled with the network; the same with the whole step captured by hand as one CUDA graph; and of
-GPT-2 with a vocabulary padded to 50,304. All programs of a case train in this process in windows by turns, in
-random order; each round is one observation of a ratio, and the interval is that of their median.
+GPT-2 with a vocabulary padded to 50,304. All programs of a case train in this process, their
+windows interleaved in random order; each round is one observation of a ratio, and the interval is
+that of their median.
 
     python benchmarks/zoo_against_peers.py --cases vgg16:64,gpt2:16
     python benchmarks/zoo_against_peers.py --cases resnet-50:256 --peers "compiled, graph"

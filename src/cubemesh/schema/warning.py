@@ -40,7 +40,7 @@ WARNINGS: dict[str, str] = {
     "wrong-results": "a collective returned wrong results",
     "event-refused": "something that a rank or host reported was refused",
     "not-captured": "the step was not captured and ran kernel by kernel",
-    "missing-kernels": "fused CPU kernels could not be compiled and were not used",
+    "missing-kernels": "fused or compiled kernels could not be compiled and were not used",
     "precision-mismatch": "a part was computed in another precision than requested",
     SIMULATED: "the runs were simulated (null framework); nothing was computed",
     INCONSISTENT: "figures contradict each other; what they concern has no verdict",

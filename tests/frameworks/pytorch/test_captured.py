@@ -59,6 +59,19 @@ def test_on_a_cpu_the_step_is_eager_with_a_reason(make_request, make_batch):
         np.testing.assert_allclose(array, plain_state[name], rtol=1e-6, atol=1e-9)
 
 
+def test_implementations_are_a_breakdown_longest_first(make_request, tiny):
+    ours = captured.build(make_request(tiny))
+    ours.segments.choices = tuple(
+        segmented_loss.Choice(segment=name, implementation="Inductor", milliseconds=times)
+        for name, times in (("a", {"Inductor": 1.0, "operations": 2.0}), ("b", {"Inductor": 3.0}))
+    )
+    rows = ours.implementations.rows
+    assert [(row.name, row.seconds) for row in rows] == [
+        ("b: Inductor", 3e-3),
+        ("a: Inductor", 1e-3),
+    ]
+
+
 def test_work_that_does_not_train_is_not_captured(make_request, tiny):
     work = Forward(network="little-cnn", batch_per_device=4)
     request = dataclasses.replace(make_request(tiny), work=work)

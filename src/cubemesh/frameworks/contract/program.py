@@ -273,8 +273,8 @@ class SupportsCapture(Protocol):
 
     @property
     def missing_kernels(self) -> str:
-        """Why its own kernels could not be compiled, in a sentence; empty where they are, or where
-        none could be used."""
+        """Why kernels could not be compiled, in a sentence; empty where they are, or where none
+        could be used."""
 
     @property
     def implementations(self) -> Breakdown | None:

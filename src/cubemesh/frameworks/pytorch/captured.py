@@ -84,6 +84,8 @@ class CapturedProgram(PyTorchProgram):
 
     _copies: LowPrecisionWeights | None = None
     """Of large weights, from `compile` on."""
+    _no_compiler = ""
+    """Why Inductor was not tried; empty where it was, or nothing was to be compiled."""
 
     overwrites = False  # the next replay may read a captured array again
     profiles_layers = False  # a fused kernel computes several layers
@@ -121,7 +123,7 @@ class CapturedProgram(PyTorchProgram):
     @property
     def missing_kernels(self) -> str:
         """See `SupportsCapture`."""
-        return self.fused.unavailable_reason
+        return self.fused.unavailable_reason or self._no_compiler
 
     @property
     def implementations(self) -> Breakdown | None:
@@ -183,16 +185,21 @@ class CapturedProgram(PyTorchProgram):
     def _choose_implementations(self, placed: Placed) -> None:
         assert self._optimizer is not None
         self.segments.loss_scale = self._loss_scale
+        compiler, self._no_compiler = compiler_for(self.device)
         self._copy_weights()
         with compiler_processes(self._kind), self._capture_stream():
             with self._autocast:
-                self.segments.choose(placed, compiler_for(self.device), _retried)
+                self.segments.choose(placed, compiler, _retried)
             if self._gradients is not None:
                 self._gradients.paused = True  # these gradients are not synchronized
-            _retried(lambda: self._forward(placed).backward())  # compiles neighbours as one
+            _retried(partial(self._run_once, placed))  # compiles neighbours as one
             self._zero_grad()
             if self._gradients is not None:
                 self._gradients.paused = False
+
+    def _run_once(self, placed: Placed) -> None:
+        """A forward and a backward pass."""
+        self._forward(placed).backward()  # type: ignore[no-untyped-call]
 
     def _copy_weights(self) -> None:
         """Keep large weights in low precision too, on one device and under autocast: on several,

@@ -171,10 +171,13 @@ def capabilities() -> Capabilities:
     )
 
 
-def compiler_for(device: str) -> Callable[..., Any] | None:
-    """Compiles a function for fixed shapes at its first call; None where a device cannot be
-    compiled for."""
-    return None if _is_too_old(device) or _missing_for(device) else _compiler()
+def compiler_for(device: str) -> tuple[Callable[..., Any] | None, str]:
+    """What compiles a function for a device, for fixed shapes, at its first call; None where that
+    is impossible, with what must be installed, if that helps."""
+    if _is_too_old(device):
+        return None, ""
+    missing = _missing_for(device)
+    return (None, missing) if missing else (_compiler(), "")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ steps, which the host only replays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 
@@ -151,7 +151,7 @@ class FusedNetwork:
             for name, array in zip(self._inputs, inputs, strict=True)
         }
 
-    def run(self, numbers: Iterable[int], values: Values, apply: Apply | None = None) -> None:
+    def run(self, numbers: range, values: Values, apply: Apply | None = None) -> None:
         """Run the steps `numbers`: take what they read from `values`, and add what they compute."""
         apply, kind = apply or self.apply, "cpu" if self._on_cpu else "cuda"
         weights: dict[int, Tensor] = {}
@@ -165,7 +165,7 @@ class FusedNetwork:
                 )
             elif self._is_cast(number, kind):
                 if number not in weights:  # the first of its segment
-                    weights.update(self._cast_weights(number, given[0]))
+                    weights.update(self._cast_weights(number, given[0], numbers))
                 made = self._product(number, weights[number])(*given)
             else:
                 made = apply(number, given)
@@ -199,13 +199,14 @@ class FusedNetwork:
             self.casts_by_segment and torch.is_autocast_enabled(kind) and number in self._segments
         )
 
-    def _cast_weights(self, number: int, x: Tensor) -> dict[int, Tensor]:
-        """Number of each convolution and product of the same segment → its weight, in the type of
-        autocast; `x`: the input of the first of them."""
+    def _cast_weights(self, number: int, x: Tensor, numbers: range) -> dict[int, Tensor]:
+        """Number of each convolution and product of the same segment, of those in `numbers` → its
+        weight, in the type of autocast; `x`: the input of the first of them."""
         if x.device.type == "cuda" and self.side_stream is None and len(x) <= SIDE_STREAM_BATCH:
             self.side_stream = SideStream(x.device)
         join = (lambda: None) if self.side_stream is None else self.side_stream.join
-        weights, dtype = self._segments[number], torch.get_autocast_dtype(x.device.type)
+        weights = {n: weight for n, weight in self._segments[number].items() if n in numbers}
+        dtype = torch.get_autocast_dtype(x.device.type)
         made = cast_together(list(weights.values()), dtype, join, self.place_of)
         return dict(zip(weights, made, strict=True))
 

@@ -8,7 +8,7 @@
 
 `choose` times both passes of each on arrays of the run, in CUDA graphs; segments of equal layers
 and shapes are timed once. A segment whose batch normalizations run by kernels is not compiled:
-Inductor was slower in every such network, and compiling takes a minute. On one device neighbouring
+ResNets were slower by Inductor, and compiling takes a minute. On one device neighbouring
 segments that Inductor computes are compiled as one, so that it fuses across their borders; on
 several each is compiled by itself, so that gradients are synchronized while others are computed.
 """
@@ -134,9 +134,10 @@ class SegmentedLoss:
             key = _signature(part, given)
             if key not in known:
                 known[key] = self._times(part, given, labels, compiler, retry)
-            best = min(known[key], key=lambda one, times=known[key]: times[one])
+            times = known[key]
+            best = min(times, key=times.__getitem__)
             choices.append(
-                Choice(segment=part.stage.name, implementation=best, milliseconds=dict(known[key]))
+                Choice(segment=part.stage.name, implementation=best, milliseconds=dict(times))
             )
             if not part.last:
                 with torch.no_grad():

@@ -42,11 +42,12 @@ class FusedConvRelu(nn.Module):
         pools = self.pool is None or FusedMaxPool(self.pool).usable
         kernels = self.conv.bias is not None and pools and self.conv.out_channels % 16 == 0
         cudnn = kernels and self.pool is None and not isinstance(self.conv.padding, str)
-        return (
-            "operations",
-            *(["kernels"] if kernels else []),
-            *(["cudnn"] if cudnn else []),
-        )
+        found: list[Method] = ["operations"]
+        if kernels:
+            found.append("kernels")
+        if cudnn:
+            found.append("cudnn")
+        return tuple(found)
 
     def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
         """(batch, channels, height, width) → (batch, filters, out_height, out_width); with `weight`
@@ -54,9 +55,14 @@ class FusedConvRelu(nn.Module):
         conv = self.conv
         weight = conv.weight if weight is None else weight
         if self.method == "operations":
-            run = self.folded or (lambda x, weight: conv._conv_forward(x, weight, conv.bias))
-            y: Tensor = F.relu(run(x, weight))
-            return y if self.pool is None else self.pool(y)
+            if self.folded is None:
+                y = F.relu(conv._conv_forward(x, weight, conv.bias))
+            else:
+                y = F.relu(self.folded(x, weight))
+            if self.pool is None:
+                return y
+            pooled: Tensor = self.pool(y)
+            return pooled
         dtype = _compute_type(x)
         x, weight = x.to(dtype), weight.to(dtype)
         if self.method == "cudnn":
@@ -121,6 +127,7 @@ class _ConvRelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, op: FusedConvRelu) -> Tensor:
         conv = op.conv
+        assert not isinstance(conv.padding, str)
         y: Tensor = torch.cudnn_convolution_relu(
             x, weight, bias.to(x.dtype), conv.stride, conv.padding, conv.dilation, conv.groups
         )

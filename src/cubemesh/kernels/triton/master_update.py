@@ -26,7 +26,7 @@ def sgd(
     """g = gradient / scale + decay · w; v = momentum · v + g; w −= rate · v, without momentum
     rate · g."""
     n, moving = master.numel(), velocity is not None
-    sgd_kernel[(-(-n // BLOCK),)](
+    master_sgd_kernel[(-(-n // BLOCK),)](
         master, gradient, copy, velocity if moving else master, n, rate, momentum, decay,
         1 / scale, moving, BLOCK, num_warps=WARPS,
     )  # fmt: skip
@@ -49,14 +49,14 @@ def adam(
 ) -> None:
     """Adam, or with `decoupled` decay AdamW. `corrections`: 1 − β₁ᵗ, and the root of 1 − β₂ᵗ."""
     n = master.numel()
-    adam_kernel[(-(-n // BLOCK),)](
+    master_adam_kernel[(-(-n // BLOCK),)](
         master, gradient, copy, first, second, corrections, n, rate, *betas, epsilon, decay,
         1 / scale, decoupled, BLOCK, num_warps=WARPS,
     )  # fmt: skip
 
 
 @triton.jit
-def sgd_kernel(
+def master_sgd_kernel(
     master, gradient, copy, velocity, n, rate, momentum, decay, factor,
     moving: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
@@ -74,7 +74,7 @@ def sgd_kernel(
 
 
 @triton.jit
-def adam_kernel(
+def master_adam_kernel(
     master, gradient, copy, first, second, corrections, n, rate, beta1, beta2, epsilon, decay,
     factor, decoupled: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
