@@ -59,6 +59,38 @@ def test_on_a_cpu_the_step_is_eager_with_a_reason(make_request, make_batch):
         np.testing.assert_allclose(array, plain_state[name], rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("missing", ["", "Install gcc."])
+def test_segments_are_chosen_before_the_first_step(
+    missing, make_request, make_batch, tiny, monkeypatch
+):
+    """On a CPU, with the compiler and CUDA events replaced."""
+    compiled_functions = []
+
+    def compiler(function):
+        compiled_functions.append(function)
+        return function
+
+    times = iter([2.0, 1.0] * 4)
+    monkeypatch.setattr(
+        segmented_loss, "step_ms", lambda forward, wanted: forward() and next(times)
+    )
+    monkeypatch.setattr(
+        captured, "compiler_for", lambda device: (None if missing else compiler, missing)
+    )
+    request = make_request(tiny, precision="fp64", learning_rate=0.1)
+    ours, plain = captured.build(request), build(request)
+    batch = make_batch(tiny)
+    ours._choose_implementations(ours.place(batch))
+    assert all(p.grad is None for p in ours._built.parameters.values())
+    assert missing in ours.missing_kernels
+    assert bool(compiled_functions) == (not missing)
+    for program in (ours, plain):
+        program.load(tiny.draw(0))
+        for _ in range(3):
+            program.train_step(program.place(batch))
+    assert ours.loss() == pytest.approx(plain.loss(), rel=1e-9)
+
+
 def test_implementations_are_a_breakdown_longest_first(make_request, tiny):
     ours = captured.build(make_request(tiny))
     ours.segments.choices = tuple(
