@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from cubemesh.networks import fusion
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.fusion import fused_steps, norm_fusions, reads, relu_fusions, score_fusions
+from cubemesh.networks.fusion import (
+    conv_fusions,
+    fused_steps,
+    norm_fusions,
+    reads,
+    relu_fusions,
+    score_fusions,
+)
 from cubemesh.networks.graph import Node
 from cubemesh.networks.layers import Add, BatchNorm, Convolution, MaxPool, ReLU
 
@@ -37,7 +44,7 @@ def graphs(draw):
 
 
 @settings(max_examples=40, deadline=None)
-@given(graphs(), st.booleans())
+@given(graphs(), st.sampled_from(["none", "pairs", "chains"]))
 def test_every_layer_runs_once_after_what_it_reads(network, relus):
     steps = fused_steps(network, relus=relus)
     needed = network.needed()
@@ -72,7 +79,7 @@ def test_nothing_that_is_fused_away_is_read_and_every_norm_is_in_a_fusion(networ
 def test_a_relu_is_fused_with_a_pooling_or_a_convolution_that_has_no_other_reader(network):
     needed = network.needed()
     layers = {node.name: node.layer for node in needed}
-    read = reads(network, fused_steps(network, relus=True))
+    read = reads(network, fused_steps(network, relus="pairs"))
     in_norms = {name for found in norm_fusions(network) for name in found.nodes}
     for found in relu_fusions(network):
         assert found.first.name not in read
@@ -117,6 +124,28 @@ def test_a_normalized_value_with_two_readers_is_not_fused(twice):
     assert len(found.nodes) == 1
 
 
+@settings(max_examples=40, deadline=None)
+@given(graphs())
+def test_a_convolution_is_fused_with_its_relu_and_the_pooling_after_it(network):
+    layers = {node.name: node.layer for node in network.needed()}
+    read = reads(network, fused_steps(network, relus="chains"))
+    in_norms = {name for found in norm_fusions(network) for name in found.nodes}
+    for found in conv_fusions(network):
+        assert all(name not in read for name in found.nodes[:-1])
+        assert in_norms.isdisjoint(found.nodes)
+        kinds = [type(layers[name]) for name in found.nodes]
+        assert kinds == [Convolution, ReLU, *([MaxPool] if found.pool else [])]
+        assert found.last.name == found.nodes[-1]
+
+
+def test_a_convolution_without_bias_is_left_to_pooling():
+    net = NetworkBuilder("unbiased")
+    x = net.input("image", (3, 8, 8))
+    x = net.max_pool(net.relu(net.conv(x, 4, kernel=3, bias=False)), 2)
+    net.classify(net.linear(net.flatten(x), 3))
+    assert conv_fusions(net.build()) == ()
+
+
 def perceptron(*, bias=False, features=1, head=False):
     """Scores by a perceptron; with `head` the hidden layer is read twice."""
     net = NetworkBuilder("scores")
@@ -150,6 +179,7 @@ def test_it_knows_no_network_by_name():
         "__future__",
         "collections",
         "dataclasses",
+        "typing",
         "cubemesh.networks.graph",
         "cubemesh.networks.layers",
     }

@@ -6,6 +6,7 @@
     ReLU ─ max pooling                in either order, because the maximum of rectified values is
     max pooling ─ ReLU                the rectified maximum
     convolution ─ ReLU                if the ReLU is in none of these
+    convolution ─ ReLU ─ max pooling  in place of the last three, where a kernel computes all
     sum of pairs ─ tanh ─ product     if the product has one output per pair: the scores of additive
                                       attention, without an array of all pairs
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Literal
 
 from cubemesh.networks.graph import Network, Node
 from cubemesh.networks.layers import (
@@ -72,6 +74,23 @@ class ReluFusion:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConvFusion:
+    """A convolution with its ReLU, and the max pooling after it."""
+
+    conv: Node
+    last: Node
+    """The layer whose value the fusion makes."""
+    nodes: tuple[str, ...]
+    """All of its layers, in the order they ran."""
+    pool: Node | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Its input."""
+        return self.conv.inputs
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScoreFusion:
     """The scores of additive attention: a perceptron of one hidden layer on each pair of a query
     and a key."""
@@ -92,9 +111,12 @@ class ScoreFusion:
         return self.pairs.inputs
 
 
-Fusion = NormFusion | ReluFusion | ScoreFusion
+Fusion = NormFusion | ReluFusion | ConvFusion | ScoreFusion
 Step = Node | Fusion
 """A unit of execution: a layer, or several as one."""
+Relus = Literal["none", "pairs", "chains"]
+"""Fusions of ReLUs outside those of normalizations: none, with a max pooling or else a convolution
+(`ReluFusion`), or of a convolution with its ReLU and max pooling (`ConvFusion`)."""
 
 
 def norm_fusions(network: Network) -> tuple[NormFusion, ...]:
@@ -130,6 +152,26 @@ def relu_fusions(network: Network) -> tuple[ReluFusion, ...]:
     return tuple(found[node.name] for node in nodes if node.name in found)
 
 
+def conv_fusions(network: Network) -> tuple[ConvFusion, ...]:
+    """Each convolution with a bias that only a ReLU reads, with the max pooling if only that reads
+    the ReLU, in execution order."""
+    nodes = network.needed()
+    readers = _readers(network, nodes)
+    found = []
+    for node in nodes:
+        relu = _only(readers[node.name], set())
+        with_bias = isinstance(node.layer, Convolution) and node.layer.bias
+        if not with_bias or relu is None or not isinstance(relu.layer, ReLU):
+            continue
+        pool = _only(readers[relu.name], set())
+        if pool is not None and not isinstance(pool.layer, MaxPool):
+            pool = None
+        layers = (node, relu) if pool is None else (node, relu, pool)
+        names = tuple(layer.name for layer in layers)
+        found.append(ConvFusion(conv=node, last=layers[-1], nodes=names, pool=pool))
+    return tuple(found)
+
+
 def score_fusions(network: Network) -> tuple[ScoreFusion, ...]:
     """All that training can use, in the order they run."""
     nodes = network.needed()
@@ -147,12 +189,13 @@ def score_fusions(network: Network) -> tuple[ScoreFusion, ...]:
     return tuple(found)
 
 
-def fused_steps(network: Network, *, relus: bool = False) -> tuple[Step, ...]:
-    """What all heads depend on, in the order it runs, fused where it can be; `relus` with max
-    pooling and convolutions too."""
+def fused_steps(network: Network, *, relus: Relus = "none") -> tuple[Step, ...]:
+    """What all heads depend on, in the order it runs, fused where it can be."""
     fusions: tuple[Fusion, ...] = (*norm_fusions(network), *score_fusions(network))
-    if relus:
+    if relus == "pairs":
         fusions += relu_fusions(network)
+    if relus == "chains":
+        fusions += conv_fusions(network)
     inside = {name for fusion in fusions for name in fusion.nodes}
     last = {fusion.last.name: fusion for fusion in fusions}
     steps: list[Step] = []

@@ -133,8 +133,8 @@ class TimeRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """Time of a step by one grouping: `category`, `layer`, `runtime call`. Rows may overlap in
-    time, so they need not add up to the step."""
+    """Time of a step by one grouping: `category`, `layer`, `segment`, `runtime call`. Rows may
+    overlap in time, so they need not add up to the step."""
 
     name: str
     rows: tuple[TimeRow, ...]

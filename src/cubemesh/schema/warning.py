@@ -41,7 +41,7 @@ WARNINGS: dict[str, str] = {
     "event-refused": "something that a rank or host reported was refused",
     "not-captured": "the step was not captured and ran kernel by kernel",
     "no-graph": "the network runs as it is; it could not become a graph of layers",
-    "missing-kernels": "fused CPU kernels could not be compiled and were not used",
+    "missing-kernels": "fused or compiled kernels could not be compiled and were not used",
     "precision-mismatch": "a part was computed in another precision than requested",
     SIMULATED: "the runs were simulated (null framework); nothing was computed",
     INCONSISTENT: "figures contradict each other; what they concern has no verdict",

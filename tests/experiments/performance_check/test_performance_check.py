@@ -142,8 +142,7 @@ def test_a_gpu_trains_in_its_16_bit_precision(machine, play, measure, capability
     steps = [s for s in planned if isinstance(s.work, TrainSteps)]
     assert {s.program.precision for s in steps} == {precision}
     assert {s.work.network for s in steps} == {"resnet-50", "gpt2"}
-    known = {s.work.network: s.program.framework for s in steps}
-    assert known == {"resnet-50": "pytorch-captured", "gpt2": "pytorch-compiled"}
+    assert {s.program.framework for s in steps} == {"pytorch-captured"}
 
 
 def test_a_small_gpu_gets_a_batch_size_that_fits_six_programs(machine, play, measure):

@@ -105,6 +105,19 @@ def test_work_by_category_layer_and_runtime_call(record_of):
     assert [row[1].value for row in table(answer, "Runtime").rows] == pytest.approx([9, 1])
 
 
+def test_the_implementation_of_each_segment_is_named(record_of):
+    record = profiled(record_of, compute=100)
+    rows = (
+        TimeRow(name="h0: Inductor", seconds=0.002, calls=1),
+        TimeRow(name="loss: fused loss", seconds=0.001, calls=1),
+    )
+    chosen = Breakdown(name="segment", rows=rows, method="")
+    record = dataclasses.replace(record, breakdowns=(chosen, *record.breakdowns))
+    found = table(EXPERIMENT.answer(Settings(), [record]), "Implementation of each segment")
+    assert [row[0].text for row in found.rows] == ["h0: Inductor", "loss: fused loss"]
+    assert [row[1].value for row in found.rows] == pytest.approx([2, 1])
+
+
 def test_a_point_without_attribution_has_a_reason(record_of):
     spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))
     refused = record_of(spec, status=Status.UNSUPPORTED, message="reads no profile of jax")

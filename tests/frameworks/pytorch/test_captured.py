@@ -10,12 +10,14 @@ torch = pytest.importorskip("torch")
 from cubemesh import networks
 from cubemesh.frameworks.contract.group import SingleProcessGroup
 from cubemesh.frameworks.contract.program import SupportsCapture, Unsupported
-from cubemesh.frameworks.pytorch import build, captured, compiled
+from cubemesh.frameworks.pytorch import build, captured, compiled, segmented_loss
+from cubemesh.frameworks.pytorch.precision import low_precision_weights
 from cubemesh.frameworks.pytorch.program import PyTorchProgram
 from cubemesh.kernels.triton import conv1x1_bn_stats
 from cubemesh.kernels.triton.autotune import GpuAutotuner
 from cubemesh.kernels.triton.batch_norm import launch
 from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings, RunSpec
 from cubemesh.schema.work import FirstSteps, Forward, TrainSteps
@@ -48,12 +50,58 @@ def test_on_a_cpu_the_step_is_eager_with_a_reason(make_request, make_batch):
     ours = captured.build(request)
     assert isinstance(ours, SupportsCapture)
     assert "CPU" in ours.not_captured
+    assert ours.implementations is None
     ours.close()
     losses, state = trained(captured.build, request, batches)
     plain, plain_state = trained(build, request, batches)
     assert losses == pytest.approx(plain, rel=1e-9)
     for name, array in state.items():
         np.testing.assert_allclose(array, plain_state[name], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("missing", ["", "Install gcc."])
+def test_segments_are_chosen_before_the_first_step(
+    missing, make_request, make_batch, tiny, monkeypatch
+):
+    """On a CPU, with the compiler and CUDA events replaced."""
+    compiled_functions = []
+
+    def compiler(function):
+        compiled_functions.append(function)
+        return function
+
+    times = iter([2.0, 1.0] * 4)
+    monkeypatch.setattr(
+        segmented_loss, "step_ms", lambda forward, wanted: forward() and next(times)
+    )
+    monkeypatch.setattr(
+        captured, "compiler_for", lambda device: (None if missing else compiler, missing)
+    )
+    request = make_request(tiny, precision="fp64", learning_rate=0.1)
+    ours, plain = captured.build(request), build(request)
+    batch = make_batch(tiny)
+    ours._choose_implementations(ours.place(batch))
+    assert all(p.grad is None for p in ours._built.parameters.values())
+    assert missing in ours.missing_kernels
+    assert bool(compiled_functions) == (not missing)
+    for program in (ours, plain):
+        program.load(tiny.draw(0))
+        for _ in range(3):
+            program.train_step(program.place(batch))
+    assert ours.loss() == pytest.approx(plain.loss(), rel=1e-9)
+
+
+def test_implementations_are_a_breakdown_longest_first(make_request, tiny):
+    ours = captured.build(make_request(tiny))
+    ours.segments.choices = tuple(
+        segmented_loss.Choice(segment=name, implementation="Inductor", milliseconds=times)
+        for name, times in (("a", {"Inductor": 1.0, "operations": 2.0}), ("b", {"Inductor": 3.0}))
+    )
+    rows = ours.implementations.rows
+    assert [(row.name, row.seconds) for row in rows] == [
+        ("b: Inductor", 3e-3),
+        ("a: Inductor", 1e-3),
+    ]
 
 
 def test_work_that_does_not_train_is_not_captured(make_request, tiny):
@@ -201,8 +249,8 @@ def test_replayed_training_equals_eager_training(
 @gpu
 @needs_gpu
 @pytest.mark.parametrize("optimizer", ["sgd", "rmsprop", "adam", "adamw", "lars"])
-def test_every_optimizer_is_captured(optimizer, make_request, make_batch):
-    network = networks.build("little-cnn")
+def test_every_optimizer_is_captured(optimizer, make_request, make_batch, without_dropout):
+    network = without_dropout(networks.build("little-cnn"))  # Inductor draws other numbers
     request = make_request(network, device=GPU, precision="fp64")  # or a gradient near zero, and
     # with it a weight by RMSprop, goes either way
     work = dataclasses.replace(request.work, optimizer=optimizer, learning_rate=1e-3)
@@ -214,6 +262,94 @@ def test_every_optimizer_is_captured(optimizer, make_request, make_batch):
     for name, array in state.items():
         away = np.linalg.norm(array - plain_state[name])
         assert away < 1e-5 * np.linalg.norm(plain_state[name]) + 1e-9, name
+
+
+def choosing(monkeypatch, *wanted):
+    """Make the first of `wanted` that a segment supports the fastest."""
+    times = segmented_loss.SegmentedLoss._times
+
+    def forced(self, *args):
+        found = times(self, *args)
+        order = {name: float(place) for place, name in enumerate(wanted, start=1)}
+        return {name: order.get(name, 9.0) for name in found}
+
+    monkeypatch.setattr(segmented_loss.SegmentedLoss, "_times", forced)
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize(
+    ("precision", "kind", "wanted"),
+    [
+        ("bf16", "tokens", ("operations",)),
+        ("fp16", "tokens", ("fused loss", "operations")),
+        ("bf16", "tokens", ("fused loss", "Inductor")),
+        ("bf16", "images", ("kernels", "operations")),
+        ("fp16", "images", ("kernels", "Inductor")),
+        ("bf16", "images", ("Inductor",)),
+    ],
+)
+def test_every_implementation_trains_like_the_eager_program(
+    kind, wanted, precision, make_request, make_batch, without_dropout, monkeypatch
+):
+    choosing(monkeypatch, *wanted)
+    monkeypatch.setattr(low_precision_weights, "FEWEST_VALUES", 1000)
+    monkeypatch.setattr(segmented_loss, "FEWEST_LOSS_CLASSES", 500)
+    network = gpt("small", 64, 500, width=64, depth=2, heads=2)
+    if kind == "images":
+        network = without_dropout(networks.build("vgg11", 32, 10))
+    request = make_request(
+        network,
+        device=GPU,
+        precision=precision,
+        layout="nhwc",
+        learning_rate=0.02,
+        loss_scale=128.0 if precision == "fp16" else None,
+    )
+    batches = [make_batch(network, 16, step % 2) for step in range(STEPS)]
+    batches.insert(5, make_batch(network, 7, 3))  # not captured
+    ours = captured.build(request)
+    ours.compile(ours.place(batches[0]))
+    chosen = {row.name.split(": ")[1] for row in ours.implementations.rows}
+    assert chosen <= set(wanted)
+    assert ours._copies
+    ours.close()
+    losses, state = trained(captured.build, request, batches)
+    plain, plain_state = trained(build, request, batches)
+    assert losses == pytest.approx(plain, rel=1e-2)
+    for name, array in state.items():
+        away = np.linalg.norm(array - plain_state[name])
+        assert away < 2e-2 * np.linalg.norm(plain_state[name]) + 1e-3, name
+
+
+@gpu
+@needs_gpu
+def test_a_snapshot_has_the_state_of_weights_with_copies(make_request, make_batch, monkeypatch):
+    monkeypatch.setattr(low_precision_weights, "FEWEST_VALUES", 1000)
+    network = gpt("small", 32, 100, width=64, depth=1, heads=2)
+    request = make_request(network, device=GPU, precision="bf16")
+    work = dataclasses.replace(request.work, optimizer="adamw", learning_rate=1e-3)
+    request = dataclasses.replace(request, work=work)
+    batches = [make_batch(network, 8, step) for step in range(8)]
+    ours, plain = captured.build(request), build(request)
+    ours.compile(ours.place(batches[0]))
+    assert ours._copies
+    losses = []
+    ours.load(network.draw(0))
+    for step, batch in enumerate(batches):
+        if step == 4:
+            snapshot = ours.snapshot()
+        ours.train_step(ours.place(batch))
+        losses.append(ours.loss())
+    plain.restore(snapshot)
+    assert plain.snapshot().arrays.keys() == snapshot.arrays.keys()
+    for program in (ours, plain):
+        program.restore(snapshot)
+        again = []
+        for batch in batches[4:]:
+            program.train_step(program.place(batch))
+            again.append(program.loss())
+        assert again == pytest.approx(losses[4:], rel=1e-3)
 
 
 @gpu

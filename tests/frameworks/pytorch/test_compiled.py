@@ -271,4 +271,4 @@ def test_other_errors_do_not_delete_a_library(tmp_path, monkeypatch):
     ):
         assert compiled.damaged_cache_library(RuntimeError(words), unasked) is None
     monkeypatch.setitem(sys.modules, "torch._inductor.runtime.cache_dir_utils", None)
-    assert compiled._cache_in_use() is None
+    assert compiled.cache_in_use() is None

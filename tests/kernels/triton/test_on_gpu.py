@@ -12,6 +12,8 @@ from torch import nn
 
 from cubemesh.kernels.fused.additive_attention import FusedAttentionScores
 from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
+from cubemesh.kernels.fused.conv_relu import FusedConvRelu
+from cubemesh.kernels.fused.linear_cross_entropy import linear_cross_entropy
 from cubemesh.kernels.fused.pool import FusedMaxPool
 
 pytestmark = [
@@ -259,3 +261,61 @@ def test_pooling(dtype, kernel, stride, padding, ceil):
     grad_output = torch.randn_like(want)
     (ours,), (plain,) = (torch.autograd.grad(r, x, grad_output) for r in (y, want))
     assert relative(ours, plain.double()) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pool", [None, nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1)])
+def test_a_convolution_with_bias_relu_and_pooling(dtype, pool):
+    """In 16 bits against PyTorch's own rounding: one that tips a ReLU is no error of a kernel."""
+    conv = nn.Conv2d(16, 48, 3, padding=1, device="cuda").to(memory_format=torch.channels_last)
+    x = image((5, 16, 23, 18), dtype)
+    op = FusedConvRelu(conv, pool)
+    found = {}
+    for method in op.methods:
+        op.method = method
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype != torch.float32):
+            y = op(x)
+        slope = torch.linspace(-1, 1, y.numel(), device="cuda").view_as(y).to(y.dtype)
+        grads = torch.autograd.grad(y, [x, conv.weight, conv.bias], slope)
+        assert [g.dtype for g in grads] == [dtype, torch.float32, torch.float32]
+        found[method] = [y.detach(), *grads]
+    assert ("cudnn" in found) == (pool is None)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 2e-5
+    for method in set(found) - {"operations"}:
+        for ours, want in zip(found[method], found["operations"], strict=True):
+            assert relative(ours, want.double()) < tolerance, method
+
+
+@pytest.mark.parametrize(("classes", "tolerance"), [(50257, 6e-3), (130, 6e-3)])
+@pytest.mark.parametrize("scale", [1.0, 512.0])
+def test_cross_entropy_of_a_product(classes, tolerance, scale):
+    x = torch.randn(37, 64, device="cuda", requires_grad=True)
+    weight = (torch.randn(classes, 64, device="cuda") / 8).requires_grad_()
+    labels = torch.randint(0, classes, (37,), device="cuda")
+    labels[5], labels[6] = -1, classes - 1
+    logits = x.double() @ weight.double().t()
+    want = nn.functional.cross_entropy(logits, labels, ignore_index=-1)
+    plain = torch.autograd.grad(want * scale, [x, weight])
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = linear_cross_entropy(x, weight, labels, -1, scale)
+    ours = torch.autograd.grad(loss, [x, weight], torch.full_like(loss, scale))
+    assert loss.item() == pytest.approx(want.item(), rel=1e-3)
+    for one, other in zip(ours, plain, strict=True):
+        assert one.dtype == torch.float32
+        assert relative(one, other) < tolerance
+    with torch.no_grad():
+        assert linear_cross_entropy(x, weight, labels, -1).item() == pytest.approx(
+            want.item(), rel=1e-5
+        )
+
+
+def test_cross_entropy_in_single_precision():
+    x = torch.randn(9, 32, device="cuda", requires_grad=True)
+    weight = torch.randn(5000, 32, device="cuda", requires_grad=True)
+    labels = torch.randint(0, 5000, (9,), device="cuda")
+    want = nn.functional.cross_entropy(x.double() @ weight.double().t(), labels)
+    loss = linear_cross_entropy(x, weight, labels, -1)
+    assert loss.item() == pytest.approx(want.item(), rel=1e-5)
+    plain = torch.autograd.grad(want, [x, weight])
+    for one, other in zip(torch.autograd.grad(loss, [x, weight]), plain, strict=True):
+        assert relative(one, other) < 1e-5

@@ -50,6 +50,9 @@ SEEN = {
         "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>",
         "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4>",
         "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 64, 4>>",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1",
+        "void cudnn::fusion::compute_dot_do_o_specialized<true, 64>(void const*)",
+        "void cudnn::fusion::convert_dq_to_16bits<true>(void const*, void*, unsigned int)",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
         "aten::mkldnn_rnn_layer",
     ),
@@ -120,6 +123,9 @@ OWN = {
     "batch_norm": POINTWISE,
     "crop": POINTWISE,
     "scores": POINTWISE,
+    "relu": POINTWISE,
+    "cross_entropy": POINTWISE,
+    "master": OPTIMIZER,
 }
 """A word in the name of a Triton kernel → its category."""
 KERNELS = {

@@ -43,8 +43,6 @@ from cubemesh.units import format_list, format_seconds
 FASTEST = ("pytorch-captured", "jax", "tensorflow", "keras")
 """Frameworks in the order of preference: the first that is installed is the fastest known
 (benchmarks/LOG.md)."""
-FASTEST_SEQUENCES = "pytorch-compiled"
-"""The fastest known for token sequences on a GPU, where `pytorch-captured` fuses no kernels."""
 STOCK = ("pytorch", "pytorch-compiled")
 WORKLOADS_GPU = {"resnet-50": 256, "gpt2": 8}
 WORKLOADS_CPU = {"little-cnn": 64, "resnet-18": 4}
@@ -217,7 +215,7 @@ def _base_specs(settings: Settings, context: Context) -> list[RunSpec]:
     """The fastest known program of each workload."""
     specs = []
     for network, batch in _workloads(settings, context):
-        framework = _installed(settings, network, context)[0]
+        framework = _installed(settings)[0]
         program = ProgramSettings(
             framework=framework,
             precision=settings.precision or _precision(context),
@@ -233,16 +231,14 @@ def _base_specs(settings: Settings, context: Context) -> list[RunSpec]:
     return specs
 
 
-def _installed(settings: Settings, network: str, context: Context) -> list[str]:
-    """The frameworks for a network, the fastest known first; those not installed are left out."""
+def _installed(settings: Settings) -> list[str]:
+    """The frameworks to run, the fastest known first; those not installed are left out."""
     if settings.frameworks:
         fastest, *others = dict.fromkeys(settings.frameworks)
         for other in others:
             check_shared_process(fastest, other)
         return [fastest, *others]
-    sequences = context.has_gpu and not network_entry(network).image_size
-    preferred = (FASTEST_SEQUENCES, *FASTEST) if sequences else FASTEST
-    fastest = next((name for name in preferred if FRAMEWORKS[name].installed), "")
+    fastest = next((name for name in FASTEST if FRAMEWORKS[name].installed), "")
     if not fastest:
         raise UsageError(
             "No framework that computes is installed. Install PyTorch: "
@@ -288,7 +284,7 @@ def _stock(settings: Settings, spec: RunSpec, context: Context) -> list[RunSpec]
     own = spec.program.framework
     names = [
         name
-        for name in _installed(settings, _network(spec), context)
+        for name in _installed(settings)
         if name != own and entry(name).shares_process(entry(own))
     ]
     return [replace(spec, program=replace(spec.program, framework=name)) for name in names]

@@ -105,6 +105,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             *attributions(groups),
             *work_by(groups, "category", "Work of a step by category"),
             *longest_layers(groups),
+            *work_by(groups, "segment", "Implementation of each segment"),
             *work_by(groups, "runtime call", "Runtime calls in a step"),
         ),
         charts=(*charts(groups), *rooflines(r for g in groups if (r := profiled_record(g)))),

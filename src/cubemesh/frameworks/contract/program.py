@@ -18,6 +18,7 @@ from cubemesh.frameworks.contract.gradient_sync import Bucket, GradientSync, Syn
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.networks.graph import Network
 from cubemesh.schema.profile import Profile
+from cubemesh.schema.record import Breakdown
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import Ceiling, NetworkWork
 
@@ -273,8 +274,12 @@ class SupportsCapture(Protocol):
 
     @property
     def missing_kernels(self) -> str:
-        """Why its own kernels could not be compiled, in a sentence; empty where they are, or where
-        none could be used."""
+        """Why kernels could not be compiled, in a sentence; empty where they are, or where none
+        could be used."""
+
+    @property
+    def implementations(self) -> Breakdown | None:
+        """The implementation chosen for each segment, with its time; None where none was tried."""
 
 
 @runtime_checkable

@@ -5,8 +5,9 @@
     step 4, …     batch copied into the graph's static inputs ─ replay
 
 Launching some hundred kernels separately takes the host longer than a GPU needs for a small batch;
-replaying a graph takes microseconds. The captured network has its fusions (`fused_network.py`),
-where they are faster; gradient synchronization is captured with it.
+replaying a graph takes microseconds. Each segment of the captured network runs by the fastest of
+PyTorch's operations, fused kernels (`fused_network.py`) and Inductor (`segmented_loss.py`);
+gradient synchronization is captured with it.
 
 A step that cannot be captured (on a CPU, with a dynamic loss scale, with a synchronization that
 differs from step to step) runs eagerly, and `not_captured` has the reason. Fusions are used on a
@@ -14,8 +15,12 @@ CPU too."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,16 +29,36 @@ from cubemesh.frameworks.contract.gradient_sync import FinishesInOrder
 from cubemesh.frameworks.contract.program import BuildRequest, Capabilities
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
-from cubemesh.frameworks.pytorch.compiled import SYNC_FEATURES, is_out_of_memory, preload
+from cubemesh.frameworks.pytorch.compiled import (
+    SYNC_FEATURES,
+    cache_in_use,
+    compiler_for,
+    compiler_processes,
+    is_out_of_memory,
+    preload,
+    run_with_cache_repair,
+    set_up_compiler,
+)
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, without_gradients
 from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
 from cubemesh.frameworks.pytorch.fused_network import FusedNetwork
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed, low_precision_types
-from cubemesh.frameworks.pytorch.precision.loss_scaling import DynamicScaling
+from cubemesh.frameworks.pytorch.precision.loss_scaling import DynamicScaling, StaticScaling
+from cubemesh.frameworks.pytorch.precision.low_precision_weights import (
+    UPDATED,
+    LowPrecisionWeights,
+)
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
-from cubemesh.frameworks.pytorch.runtime import on_stream, other_precision, setup_process
+from cubemesh.frameworks.pytorch.runtime import (
+    AUTOCAST_TYPES,
+    on_stream,
+    other_precision,
+    setup_process,
+)
+from cubemesh.frameworks.pytorch.segmented_loss import SegmentedLoss
 from cubemesh.kernels.cpu.allocator import release_freed_memory
+from cubemesh.schema.record import Breakdown, TimeRow
 from cubemesh.schema.work import Training
 
 __all__ = [
@@ -57,12 +82,18 @@ their state."""
 class CapturedProgram(PyTorchProgram):
     """The eager program with fusions, its step replayed as one CUDA graph."""
 
+    _copies: LowPrecisionWeights | None = None
+    """Of large weights, from `compile` on."""
+    _no_compiler = ""
+    """Why Inductor was not tried; empty where it was, or nothing was to be compiled."""
+
     overwrites = False  # the next replay may read a captured array again
     profiles_layers = False  # a fused kernel computes several layers
 
     def __init__(self, request: BuildRequest) -> None:
         self._stream: torch.cuda.Stream | None = None
         if request.device.startswith("cuda"):
+            set_up_compiler()
             torch.cuda.set_device(request.device)  # here: leaving a stream restores its device
             self._stream = torch.cuda.Stream(request.device)  # type: ignore[no-untyped-call]
         with self._capture_stream():
@@ -70,6 +101,12 @@ class CapturedProgram(PyTorchProgram):
         self.fused = FusedNetwork(self._built)
         if self._gradients is not None:
             self.fused.place_of = self._gradients.place_of
+        self.segments = SegmentedLoss(
+            self._built,
+            self.fused,
+            partial(total_loss, self._weights),
+            merge=self._gradients is None,
+        )
         self._static_types = low_precision_types(request)
         self._why_not = self._reason()
         self._rate_changed = False
@@ -86,7 +123,27 @@ class CapturedProgram(PyTorchProgram):
     @property
     def missing_kernels(self) -> str:
         """See `SupportsCapture`."""
-        return self.fused.unavailable_reason
+        return self.fused.unavailable_reason or self._no_compiler
+
+    @property
+    def implementations(self) -> Breakdown | None:
+        """See `SupportsCapture`."""
+        rows = [
+            TimeRow(
+                name=f"{choice.segment}: {choice.implementation}",
+                seconds=choice.milliseconds[choice.implementation] / 1e3,
+                calls=1,
+            )
+            for choice in self.segments.choices
+        ]
+        if not rows:
+            return None
+        return Breakdown(
+            name="segment",
+            rows=tuple(sorted(rows, key=lambda row: -row.seconds)),
+            method="fastest implementation of each segment, both passes, timed by itself before "
+            "the run in a CUDA graph",
+        )
 
     def _reason(self) -> str:
         if not isinstance(self._work, Training):
@@ -109,16 +166,64 @@ class CapturedProgram(PyTorchProgram):
         self._done = 0
 
     def compile(self, placed: Placed) -> bool | None:
-        """Autotune the fusions; call `load` after it."""
+        """Autotune the fusions and choose the implementation of each segment; call `load` after
+        it."""
         if self._why_not and self._kind == "cuda":
             return None
+        if self._kind == "cuda":
+            placed = self._as_captured(placed)
         with self._capture_stream(), self._autocast:
             self.fused.tune(*placed[:-1])
+        if self._kind == "cuda":
+            self._choose_implementations(placed)
         self.synchronize()
         torch.manual_seed(self._seed)  # so that dropout draws the same numbers
         if self._kind == "cuda":
             torch.cuda.empty_cache()
         return None
+
+    def _choose_implementations(self, placed: Placed) -> None:
+        assert self._optimizer is not None
+        self.segments.loss_scale = self._loss_scale
+        compiler, self._no_compiler = compiler_for(self.device)
+        self._copy_weights()
+        with compiler_processes(self._kind), self._capture_stream():
+            with self._autocast:
+                self.segments.choose(placed, compiler, _retried)
+            if self._gradients is not None:
+                self._gradients.paused = True  # these gradients are not synchronized
+            _retried(partial(self._run_once, placed))  # compiles neighbours as one
+            self._zero_grad()
+            if self._gradients is not None:
+                self._gradients.paused = False
+
+    def _run_once(self, placed: Placed) -> None:
+        """A forward and a backward pass."""
+        self._forward(placed).backward()  # type: ignore[no-untyped-call]
+
+    def _copy_weights(self) -> None:
+        """Keep large weights in low precision too, on one device and under autocast: on several,
+        gradients are synchronized in buckets."""
+        dtype = AUTOCAST_TYPES.get(self._settings.precision)
+        if self._gradients is not None or dtype is None or find_spec("triton") is None:
+            return
+        if isinstance(self._optimizer, UPDATED):
+            weights = self.fused.product_weights()
+            own = (weight for weight in weights if weight is not self.segments.loss_weight)
+            self._copies = LowPrecisionWeights(own, dtype)
+            self.fused.use_copies(self._copies)
+            self.segments.copies = self._copies
+
+    def _zero_grad(self) -> None:
+        assert self._optimizer is not None
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._copies is not None:
+            self._copies.zero_grad()
+
+    def _backward(self, placed: Placed) -> None:
+        self._zero_grad()
+        super()._backward(placed)
+        self.fused.join()
 
     def train_step(self, placed: Placed) -> None:
         """Queue a replay of the captured step; the first steps, and a batch of another shape, run
@@ -129,17 +234,24 @@ class CapturedProgram(PyTorchProgram):
         if self._graph is None:
             self._done += 1
             if self._done <= STEPS_BEFORE_CAPTURE:
-                self._eager_step(placed)
+                self._eager_step(self._as_captured(placed))
                 return
             self._capture(placed)
         if not _same_shapes(placed, self._static):
-            self._eager_step(placed)
+            self._eager_step(self._as_captured(placed))
             return
         assert self._graph is not None
         for own, given in zip(self._static, placed, strict=True):
             own.copy_(given, non_blocking=True)
         self._graph.replay()
         self._loss = self._captured_loss
+
+    def _as_captured(self, placed: Placed) -> Placed:
+        """Arrays in the types of the captured step's: others would compile segments again."""
+        types = (*self._static_types, None)
+        return tuple(
+            array.to(dtype or array.dtype) for array, dtype in zip(placed, types, strict=True)
+        )
 
     def _eager_step(self, placed: Placed) -> None:
         with self._capture_stream():
@@ -159,7 +271,7 @@ class CapturedProgram(PyTorchProgram):
             for array, dtype in zip(placed, (*self._static_types, None), strict=True)
         )
         # None, so that gradients are allocated in the graph's memory pool.
-        self._optimizer.zero_grad(set_to_none=True)
+        self._zero_grad()
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
@@ -185,11 +297,16 @@ class CapturedProgram(PyTorchProgram):
     def _apply(self) -> None:
         with without_gradients(self._built.parameters, self._updated):
             super()._apply()
+        if self._copies is not None and self._optimizer is not None:
+            self._copies.update(self._optimizer, self._loss_scale)
+
+    @property
+    def _loss_scale(self) -> float:
+        return self._scaling.scale() if isinstance(self._scaling, StaticScaling) else 1.0
 
     def _forward(self, placed: Placed) -> Tensor:
-        *inputs, labels = placed
         with self._autocast:
-            return total_loss(self._weights, self.fused(*inputs), labels)
+            return self.segments(*placed)
 
     def set_learning_rate(self, rate: float) -> None:
         """See `SupportsLearningRate`. A step is captured again once its rate is constant
@@ -205,12 +322,16 @@ class CapturedProgram(PyTorchProgram):
         for group in self._optimizer.param_groups if self._optimizer else ():
             if "capturable" in group:  # keeps its step count on the device
                 group["capturable"] = self._kind == "cuda"
+        if self._copies is not None:
+            self._copies.refresh()
         self._reset_capture()
 
     def close(self) -> None:
         """Drop every array and the graph."""
         self._reset_capture()
-        del self.fused
+        self.segments.close()
+        self._copies = None
+        del self.fused, self.segments
         super().close()
 
 
@@ -232,6 +353,11 @@ def capabilities() -> Capabilities:
         batch_norms=frozenset({"device"}),
         deterministic=False,
     )
+
+
+def _retried(run: Callable[[], Any]) -> Any:
+    """Call `run`, which compiles; without a damaged library of the compiler's cache if needed."""
+    return run_with_cache_repair(run, cache_in_use)
 
 
 def _same_shapes(one: Placed, other: Placed) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.runtime import setup_process
 from cubemesh.kernels.cpu.allocator import release_freed_memory
 from cubemesh.kernels.cpu.compiler import compile_folder, damaged_libraries
+from cubemesh.networks.graph import Network
 from cubemesh.networks.opaque import Opaque
 from cubemesh.schema.work import Infer, InferLoad
 
@@ -74,12 +76,11 @@ class CompiledProgram(PyTorchProgram):
     profiles_layers = False  # a compiled kernel may compute several layers
 
     def __init__(self, request: BuildRequest) -> None:
-        _set_up_compiler()
+        set_up_compiler()
         if request.program.precision_of:
             _trace_backward_without_autocast()
         super().__init__(request)
-        opaque = any(isinstance(node.layer, Opaque) for node in request.network.nodes)
-        compiled = partial(torch.compile, dynamic=False, fullgraph=not opaque, backend=BACKEND)
+        compiled = _compiler(request.network)
         self._frozen = compiled(self._built.evaluation.run, options={"freezing": True})
         """The evaluation, compiled at its first pass with the weights as constants."""
         self._captured = CapturedPass(self._scores, self.device) if self._kind == "cuda" else None
@@ -93,8 +94,8 @@ class CompiledProgram(PyTorchProgram):
         if isinstance(self._work, Infer | InferLoad):
             return None  # the first pass compiles, with the weights
         hits, misses = _cache_counts()
-        with _compiler_processes(self._kind):
-            run_with_cache_repair(lambda: self._run_once(placed), _cache_in_use)
+        with compiler_processes(self._kind):
+            run_with_cache_repair(lambda: self._run_once(placed), cache_in_use)
             self.synchronize()
         self._loss = torch.full((), float("nan"))
         torch.manual_seed(self._seed)  # so that dropout draws the same numbers
@@ -172,6 +173,15 @@ def capabilities() -> Capabilities:
     )
 
 
+def compiler_for(device: str) -> tuple[Callable[..., Any] | None, str]:
+    """What compiles a function for a device, for fixed shapes, at its first call; None where that
+    is impossible, with what must be installed, if that helps."""
+    if _is_too_old(device):
+        return None, ""
+    missing = _missing_for(device)
+    return (None, missing) if missing else (_compiler(), "")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` or its cause means that memory was refused: the compiler wraps errors."""
     seen: BaseException | None = error
@@ -184,14 +194,21 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def preload() -> None:
     """Import the compiler too, set to use no other process, so that none outlives a worker."""
-    _set_up_compiler()
+    set_up_compiler()
     runtime.preload()
     with runtime.nvml_device_check():
         for name in ("compile_fx", "codegen.cpp", "codegen.cpp_wrapper_cpu", "codegen.triton"):
             importlib.import_module(f"torch._inductor.{name}")
 
 
-def _set_up_compiler() -> None:
+def _compiler(network: Network | None = None) -> Callable[..., Any]:
+    """`torch.compile` for fixed shapes; a module that could not become a graph may have code that
+    it cannot compile, which then runs as it is."""
+    opaque = network is not None and any(isinstance(n.layer, Opaque) for n in network.nodes)
+    return partial(torch.compile, dynamic=False, fullgraph=not opaque, backend=BACKEND)
+
+
+def set_up_compiler() -> None:
     """Set the compiler's cache and that it compiles in this process. It reads its cache folder at
     import, so this comes before any import of it."""
     if _CACHE_VARIABLE not in os.environ:
@@ -203,7 +220,7 @@ def _set_up_compiler() -> None:
 
 
 @contextmanager
-def _compiler_processes(kind: str) -> Iterator[None]:
+def compiler_processes(kind: str) -> Iterator[None]:
     """Compile the kernels of the first program of a GPU in one process per usable core, which end
     with the block: on one core they take most of the time. Later programs are mostly in the cache,
     and starting the processes takes seconds. The C++ of a CPU is one library."""
@@ -235,7 +252,7 @@ def _trace_backward_without_autocast() -> None:
     config.backward_pass_autocast = "off"  # type: ignore[attr-defined]
 
 
-def run_with_cache_repair(run: Callable[[], None], cache_in_use: Callable[[], Path | None]) -> None:
+def run_with_cache_repair(run: Callable[[], Any], cache_in_use: Callable[[], Path | None]) -> Any:
     """Call `run`, which compiles; if a library of the cache cannot be loaded, delete it and call
     `run` again. Other errors, and a second one for the same library, are raised."""
     discarded: set[Path] = set()
@@ -262,8 +279,8 @@ def damaged_cache_library(
     return next((path for path in named if path.is_relative_to(cache) and path.is_file()), None)
 
 
-def _cache_in_use() -> Path | None:
-    """TorchInductor's cache folder, which it reads at its first import: call `_set_up_compiler`
+def cache_in_use() -> Path | None:
+    """TorchInductor's cache folder, which it reads at its first import: call `set_up_compiler`
     before. None if this PyTorch has no such function."""
     try:
         found = importlib.import_module("torch._inductor.runtime.cache_dir_utils")

@@ -5,8 +5,8 @@ the same modules and arrays. `kernels/` has the implementations:
 
     GPU    batch normalization with residual add and ReLU, max pooling with a stored argmax, a first
            convolution of few channels by space to depth, 1×1 convolutions that compute the sums of
-           the batch normalization after them, additive attention scores; weights cast to low
-           precision a segment at a time
+           the batch normalization after them, convolution with bias, ReLU and max pooling,
+           additive attention scores; weights cast to low precision a segment at a time
     CPU    the same batch normalization and max pooling, convolution with ReLU, 1×1 convolution with
            batch normalization, convolution by Winograd or GEMM, dropout by Philox
 
@@ -26,6 +26,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from cubemesh.frameworks.pytorch.module import BuiltNetwork
+from cubemesh.frameworks.pytorch.precision.low_precision_weights import LowPrecisionWeights
 from cubemesh.frameworks.pytorch.precision.master_weight_cast import (
     PlaceOf,
     cast_together,
@@ -35,12 +36,21 @@ from cubemesh.kernels.cpu.autotune import CpuAutotuner
 from cubemesh.kernels.fused.additive_attention import FusedAttentionScores
 from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
 from cubemesh.kernels.fused.conv import FusedConv, alternative_algorithm
+from cubemesh.kernels.fused.conv_relu import FusedConvRelu
 from cubemesh.kernels.fused.dropout import FusedDropout
 from cubemesh.kernels.fused.pool import FusedMaxPool
 from cubemesh.kernels.fused.side_stream import SideStream, convolve
 from cubemesh.kernels.fused.space_to_depth_conv import SpaceToDepthConv
 from cubemesh.kernels.triton.conv1x1_bn_stats import Conv1x1WithStats
-from cubemesh.networks.fusion import NormFusion, ReluFusion, ScoreFusion, Step, fused_steps, reads
+from cubemesh.networks.fusion import (
+    ConvFusion,
+    NormFusion,
+    ReluFusion,
+    ScoreFusion,
+    Step,
+    fused_steps,
+    reads,
+)
 from cubemesh.networks.graph import Node
 
 SIDE_STREAM_BATCH = 128
@@ -48,6 +58,10 @@ SIDE_STREAM_BATCH = 128
 nothing at 256, and loses 1.6 % at 512 (benchmarks/LOG.md)."""
 
 Run = Callable[..., Tensor]
+Apply = Callable[[int, list[Tensor]], Tensor | Sequence[Tensor]]
+"""(number of a step, its inputs) → its result, one for each reader where it is a sequence."""
+Values = dict[str, list[Tensor]]
+"""Name of a value → what its remaining readers receive."""
 
 
 class FusedNetwork:
@@ -56,10 +70,10 @@ class FusedNetwork:
     def __init__(self, built: BuiltNetwork) -> None:
         network = built.network
         self._on_cpu = all(p.device.type == "cpu" for p in built.parameters.values())
-        self.steps = fused_steps(network, relus=self._on_cpu)
-        self._reads = reads(network, self.steps)
+        self.steps = fused_steps(network, relus="pairs" if self._on_cpu else "chains")
+        self.reads = reads(network, self.steps)
         self._inputs = [i.name for i in network.inputs]
-        self._heads = [head.value for head in network.heads]
+        self.heads = [head.value for head in network.heads]
         self.operations: list[nn.Module] = []
         """The operation of each step."""
         self.norms: dict[str, FusedBatchNorm] = {}
@@ -75,6 +89,8 @@ class FusedNetwork:
         self.place_of: PlaceOf = no_destination
         """The array that a weight's gradient is written to."""
         self._segments = _weights_by_segment(self.steps, self.operations)
+        self._copies: dict[int, Tensor] = {}
+        """Number of a step → the low-precision copy of its weight."""
         self._sums: Tensor | None = None
         """The sums of all batch normalizations, on a GPU."""
 
@@ -87,13 +103,18 @@ class FusedNetwork:
                 norm,
                 add=step.residual is not None,
                 relu=step.relu,
-                readers=self._reads[step.last.name],
+                readers=self.reads[step.last.name],
             )
             return fused
         if isinstance(step, ScoreFusion):
             product = layers[step.last.name]
             assert isinstance(product, nn.Linear)
             return FusedAttentionScores(product)
+        if isinstance(step, ConvFusion):
+            conv, pool = layers[step.conv.name], step.pool and layers[step.pool.name]
+            assert isinstance(conv, nn.Conv2d)
+            assert pool is None or isinstance(pool, nn.MaxPool2d)
+            return FusedConvRelu(conv, pool)
         relu = isinstance(step, ReluFusion)
         layer = layers[step.main.name if isinstance(step, ReluFusion) else step.name]
         if isinstance(layer, nn.MaxPool2d):
@@ -109,36 +130,68 @@ class FusedNetwork:
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Images (batch, channels, height, width), or what else the network's inputs are → the
         value of each head, (batch, classes)."""
-        return self._forward(inputs, self._apply)
+        return self._forward(inputs, self.apply)
 
-    def _apply(self, number: int, given: list[Tensor]) -> Tensor | Sequence[Tensor]:
+    def apply(self, number: int, given: list[Tensor]) -> Tensor | Sequence[Tensor]:
+        """The result of a step; one for each reader where it is a sequence."""
         made: Tensor | Sequence[Tensor] = self.operations[number](*given)
         return made
 
-    def _forward(
-        self,
-        inputs: Sequence[Tensor],
-        apply: Callable[[int, list[Tensor]], Tensor | Sequence[Tensor]],
-    ) -> tuple[Tensor, ...]:
-        values = {
-            name: [array] * self._reads[name]
-            for name, array in zip(self._inputs, inputs, strict=True)
-        }
+    def _forward(self, inputs: Sequence[Tensor], apply: Apply) -> tuple[Tensor, ...]:
+        values = self.begin(inputs)
+        self.run(range(len(self.steps)), values, apply)
+        return tuple(values[name].pop() for name in self.heads)
+
+    def begin(self, inputs: Sequence[Tensor]) -> Values:
+        """The values before the first step."""
         if self._sums is not None:
             self._sums.zero_()
+        return {
+            name: [array] * self.reads[name]
+            for name, array in zip(self._inputs, inputs, strict=True)
+        }
+
+    def run(self, numbers: range, values: Values, apply: Apply | None = None) -> None:
+        """Run the steps `numbers`: take what they read from `values`, and add what they compute."""
+        apply, kind = apply or self.apply, "cpu" if self._on_cpu else "cuda"
         weights: dict[int, Tensor] = {}
-        for number, step in enumerate(self.steps):
+        for number in numbers:
+            step = self.steps[number]
             given = [values[name].pop() for name in step.inputs]
             name = step.name if isinstance(step, Node) else step.last.name
-            if self._is_cast(number, inputs[0].device.type):
+            if number in self._copies and torch.is_autocast_enabled(kind):
+                made: Tensor | Sequence[Tensor] = self._product(number, self._copies[number])(
+                    *given
+                )
+            elif self._is_cast(number, kind):
                 if number not in weights:  # the first of its segment
-                    weights.update(self._cast_weights(number, inputs[0]))
-                made: Tensor | Sequence[Tensor] = self._product(number, weights[number])(*given)
+                    weights.update(self._cast_weights(number, given[0], numbers))
+                made = self._product(number, weights[number])(*given)
             else:
                 made = apply(number, given)
             del given
-            values[name] = [made] * self._reads[name] if isinstance(made, Tensor) else list(made)
-        return tuple(values[name].pop() for name in self._heads)
+            values[name] = [made] * self.reads[name] if isinstance(made, Tensor) else list(made)
+
+    def product_weights(self) -> list[nn.Parameter]:
+        """The weights of convolutions and products that a single step reads."""
+        found = [weights[number] for number, weights in self._segments.items()]
+        return [weight for weight in found if isinstance(weight, nn.Parameter)]
+
+    def use_copies(self, weights: LowPrecisionWeights) -> None:
+        """Read the low-precision copies of weights, where there are any."""
+        for number, segment in list(self._segments.items()):
+            copy = weights.copy_of(segment[number])
+            if copy is not None:
+                self._copies[number] = copy
+                del self._segments[number]
+        for segment in self._segments.values():
+            for number in self._copies:
+                segment.pop(number, None)
+
+    def join(self) -> None:
+        """Make the current stream wait for all weight gradients."""
+        if self.side_stream is not None:
+            self.side_stream.join()
 
     def _is_cast(self, number: int, kind: str) -> bool:
         """Whether the weight of a step is cast with its segment's."""
@@ -146,24 +199,21 @@ class FusedNetwork:
             self.casts_by_segment and torch.is_autocast_enabled(kind) and number in self._segments
         )
 
-    def _cast_weights(self, number: int, network_input: Tensor) -> dict[int, Tensor]:
-        """Number of each convolution and product of the same segment → its weight, in the type of
-        autocast."""
-        if (
-            network_input.device.type == "cuda"
-            and self.side_stream is None
-            and len(network_input) <= SIDE_STREAM_BATCH
-        ):
-            self.side_stream = SideStream(network_input.device)
+    def _cast_weights(self, number: int, x: Tensor, numbers: range) -> dict[int, Tensor]:
+        """Number of each convolution and product of the same segment, of those in `numbers` → its
+        weight, in the type of autocast; `x`: the input of the first of them."""
+        if x.device.type == "cuda" and self.side_stream is None and len(x) <= SIDE_STREAM_BATCH:
+            self.side_stream = SideStream(x.device)
         join = (lambda: None) if self.side_stream is None else self.side_stream.join
-        weights, dtype = self._segments[number], torch.get_autocast_dtype(network_input.device.type)
+        weights = {n: weight for n, weight in self._segments[number].items() if n in numbers}
+        dtype = torch.get_autocast_dtype(x.device.type)
         made = cast_together(list(weights.values()), dtype, join, self.place_of)
         return dict(zip(weights, made, strict=True))
 
     def _product(self, number: int, weight: Tensor) -> Run:
         """The operation of a step, with `weight` in place of its own."""
         op = self.operations[number]
-        if isinstance(op, SpaceToDepthConv):
+        if isinstance(op, (SpaceToDepthConv, FusedConvRelu)):
             return partial(op, weight=weight)
         if isinstance(op, Conv1x1WithStats):
             return partial(op, weight=weight, side_stream=self.side_stream)
@@ -192,7 +242,7 @@ class FusedNetwork:
 
         def tuned(number: int, given: list[Tensor]) -> Tensor | Sequence[Tensor]:
             tuning.choose(number, given, network_input=self._reads_input(number))
-            return self._apply(number, given)
+            return self.apply(number, given)
 
         self.casts_by_segment = False
         cached = torch.is_autocast_cache_enabled()
@@ -224,7 +274,7 @@ class FusedNetwork:
                 if one is not None:
                     self.operations[producer], self.operations[number] = nn.Identity(), one
                     given[0] = x
-            return self._apply(number, given)
+            return self.apply(number, given)
 
         with torch.no_grad():
             self._forward(inputs, tuned)
@@ -238,7 +288,7 @@ class FusedNetwork:
         for number, step in enumerate(self.steps):
             if isinstance(step, NormFusion):
                 made = step.norm.inputs[0]
-                if made in numbers and self._reads[made] == 1:
+                if made in numbers and self.reads[made] == 1:
                     found[number] = numbers[made]
         return found
 
@@ -252,11 +302,16 @@ def _weights_by_segment(
 ) -> dict[int, dict[int, Tensor]]:
     """Number of each convolution and product → those of its segment, with their weights; a weight
     shared by several layers is left to autocast."""
-    weights = {n: op.weight for n, op in enumerate(run) if isinstance(op, (nn.Conv2d, nn.Linear))}
+    weights = {}
+    for number, op in enumerate(run):
+        product = op.conv if isinstance(op, FusedConvRelu) else op
+        if isinstance(product, (nn.Conv2d, nn.Linear)):
+            weights[number] = product.weight
     shared = [id(parameter) for op in run for parameter in op.parameters()]
     segments: dict[str, dict[int, Tensor]] = {}
     for number, weight in weights.items():
         step = steps[number]
-        if isinstance(step, Node) and shared.count(id(weight)) == 1:
-            segments.setdefault(step.segment, {})[number] = weight
+        node = step.conv if isinstance(step, ConvFusion) else step
+        if isinstance(node, Node) and shared.count(id(weight)) == 1:
+            segments.setdefault(node.segment, {})[number] = weight
     return {number: own for own in segments.values() for number in own}

@@ -50,15 +50,9 @@ class _Pool(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, op: FusedMaxPool) -> Tensor:
         x, pool = channels_last(x), op.pool
         batch, channels = x.shape[:2]
-        size = F.max_pool2d(
-            torch.empty(1, 1, *x.shape[2:], device="meta"),
-            pool.kernel_size,
-            pool.stride,
-            pool.padding,
-            ceil_mode=pool.ceil_mode,
-        ).shape[2:]
-        y = _image((batch, channels, *size), x.dtype, x.device)
-        argmax = _image((batch, channels, *size), torch.uint8, x.device)
+        size = pooled_size(x, pool)
+        y = image((batch, channels, *size), x.dtype, x.device)
+        argmax = image((batch, channels, *size), torch.uint8, x.device)
         ctx.save_for_backward(argmax)
         ctx.op, ctx.shape, ctx.dtype = op, x.shape, x.dtype
         if x.device.type == "cpu":
@@ -66,13 +60,13 @@ class _Pool(torch.autograd.Function):
         else:
             from cubemesh.kernels.triton.pool import max_pool_forward_kernel
 
-            _launch(max_pool_forward_kernel, (x, y, argmax), y, x.shape[2:], size, pool)
+            launch(max_pool_forward_kernel, (x, x, y, argmax), y, x.shape[2:], size, pool, False)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         (argmax,) = ctx.saved_tensors
-        dx = _image(ctx.shape, ctx.dtype, grad_output.device)
+        dx = image(ctx.shape, ctx.dtype, grad_output.device)
         grad_output, op = channels_last(grad_output), ctx.op
         if grad_output.device.type == "cpu":
             cpu_kernels.pool_backward(grad_output, argmax, dx, _window(op.pool))
@@ -80,27 +74,39 @@ class _Pool(torch.autograd.Function):
             from cubemesh.kernels.triton.pool import max_pool_backward_kernel
 
             arrays = (grad_output, argmax, dx)
-            _launch(max_pool_backward_kernel, arrays, dx, ctx.shape[2:], argmax.shape[2:], op.pool)
+            launch(max_pool_backward_kernel, arrays, dx, ctx.shape[2:], argmax.shape[2:], op.pool)
         return dx, None
 
 
-def _launch(
+def pooled_size(x: Tensor, pool: nn.MaxPool2d) -> torch.Size:
+    """Height and width of the pooled `x`."""
+    return F.max_pool2d(
+        torch.empty(1, 1, *x.shape[2:], device="meta"),
+        pool.kernel_size,
+        pool.stride,
+        pool.padding,
+        ceil_mode=pool.ceil_mode,
+    ).shape[2:]
+
+
+def launch(
     kernel: Any,
     arrays: tuple[Tensor, ...],
     output: Tensor,
     size: tuple[int, ...],
     out_size: tuple[int, ...],
     pool: nn.MaxPool2d,
+    *more: bool,
 ) -> None:
-    """One program per block of rows of `output`, whose channels are a multiple of 16."""
+    """Launch a kernel of `triton/pool.py`: one program per block of rows of `output`, whose
+    channels are a multiple of 16."""
     channels = output.shape[1]
     rows = output.numel() // channels
     cols = max(c for c in (16, 32, 64) if channels % c == 0)
     block = BLOCK // cols
     grid = (-(-rows // block), channels // cols)
-    kernel[grid](
-        *arrays, rows, channels, *size, *out_size, *_window(pool), block, cols, num_warps=8
-    )
+    sizes = (rows, channels, *size, *out_size, *_window(pool), *more)
+    kernel[grid](*arrays, *sizes, block, cols, num_warps=8)
 
 
 def _window(pool: nn.MaxPool2d) -> tuple[int, ...]:
@@ -108,7 +114,8 @@ def _window(pool: nn.MaxPool2d) -> tuple[int, ...]:
     return (*_pair(pool.kernel_size), *_pair(pool.stride), *_pair(pool.padding))
 
 
-def _image(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def image(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialized channels-last array."""
     return torch.empty(shape, dtype=dtype, device=device, memory_format=torch.channels_last)
 
 

@@ -48,6 +48,10 @@ class SpaceToDepthConv(nn.Module):
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         return F.conv2d(self.folded(x, dtype), weight, self.conv.bias)
 
+    def without_bias(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The same in the type of both, without adding the bias."""
+        return F.conv2d(self.folded(x, x.dtype), self.folded_weight(weight), None)
+
     def folded(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The image by blocks, channels last: (row in block, column in block, channel), zeros."""
         stride, before = self._stride, self._before

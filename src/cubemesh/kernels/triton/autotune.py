@@ -6,6 +6,7 @@ have been timed; until then each receives what PyTorch's own operations compute.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from cubemesh.kernels.cuda_events import both_passes_ms
 from cubemesh.kernels.fused.additive_attention import MOST_VALUES, FusedAttentionScores
 from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
+from cubemesh.kernels.fused.conv_relu import FusedConvRelu, Method
 from cubemesh.kernels.fused.pool import FusedMaxPool
 from cubemesh.kernels.fused.space_to_depth_conv import SpaceToDepthConv, can_fold
 from cubemesh.kernels.triton import conv1x1_bn_stats
@@ -33,6 +35,7 @@ class GpuAutotuner:
 
     _kernels_of_shape: ClassVar[dict[object, TritonBatchNorm | None]] = {}
     _convs_of_shape: ClassVar[dict[object, tuple[TritonBatchNorm, MatmulTiling] | None]] = {}
+    _methods_of_shape: ClassVar[dict[object, tuple[Method, bool]]] = {}
 
     def __init__(self, operations: list[nn.Module], producers: Mapping[int, int]) -> None:
         """`producers`: number of an operation → of the one whose result only it reads."""
@@ -54,6 +57,8 @@ class GpuAutotuner:
         elif isinstance(op, FusedAttentionScores) and op.usable(*given):
             fused, own = (partial(_run, op, kernels, *given) for kernels in (True, False))
             op.kernels = _faster(fused, own, *given, op.product.weight)
+        elif isinstance(op, FusedConvRelu) and channels_last_floats(x):
+            self._choose_conv_relu(op, x, network_input)
         elif isinstance(op, nn.Conv2d) and network_input:
             size = (x.shape[2], x.shape[3])
             if can_fold(op, size) and x.is_contiguous(memory_format=torch.channels_last):
@@ -62,6 +67,21 @@ class GpuAutotuner:
                     self._replacements[number] = folded
         elif number in self._producers.values() and conv1x1_bn_stats.supports(op):
             self._conv_inputs[number] = torch.empty_like(x, device="meta")
+
+    def _choose_conv_relu(self, op: FusedConvRelu, x: Tensor, network_input: bool) -> None:
+        conv, size = op.conv, (x.shape[2], x.shape[3])
+        key = (x.device, x.shape, x.dtype, network_input, repr(conv), repr(op.pool))
+        folded = SpaceToDepthConv(conv, size) if network_input and can_fold(conv, size) else None
+        if key not in self._methods_of_shape:
+            wanted = [*conv.parameters(), *([] if network_input else [x])]
+            found: dict[tuple[Method, bool], float] = {}
+            for method in op.methods:
+                for folds in (False, True) if folded and method != "cudnn" else (False,):
+                    op.method, op.folded = method, folded if folds else None
+                    found[method, folds] = _milliseconds(partial(op, x), *wanted)
+            self._methods_of_shape[key] = min(found, key=lambda way: found[way])
+        op.method, folds = self._methods_of_shape[key]
+        op.folded = folded if folds else None
 
     def _choose_batch_norm(self, number: int, op: FusedBatchNorm, x: Tensor) -> None:
         key = (x.device, x.shape, x.dtype, op.add, op.relu, min(op.readers, 2))
@@ -108,10 +128,14 @@ class GpuAutotuner:
 
 def usable(x: Tensor) -> bool:
     """Whether the kernels accept an array: channels-last, of 16- or 32-bit floats."""
+    return channels_last_floats(x) and x.shape[1] % CHANNELS == 0
+
+
+def channels_last_floats(x: Tensor) -> bool:
+    """The same for any number of channels."""
     return (
         x.dim() == 4
         and x.is_contiguous(memory_format=torch.channels_last)
-        and x.shape[1] % CHANNELS == 0
         and x.numel() < MOST_VALUES
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
     )
@@ -124,10 +148,19 @@ def _run(op: FusedMaxPool | FusedAttentionScores, kernels: bool, *given: Tensor)
 
 def _faster(one: Callable[[], Tensor], other: Callable[[], Tensor], *wanted: Tensor) -> bool:
     """Whether `one` is faster than `other`, forward and backward, for the gradients of `wanted`."""
+    return _milliseconds(one, *wanted) < _milliseconds(other, *wanted)
+
+
+def _milliseconds(run: Callable[[], Tensor], *wanted: Tensor) -> float:
+    """Of both passes, for the gradients of `wanted`; infinity where the memory does not suffice, or
+    a library does not support the operation."""
     required = [array.requires_grad for array in wanted]
     for array in wanted:
         array.requires_grad_()
-    one_ms, other_ms = (sum(both_passes_ms(run, wanted)) for run in (one, other))
-    for array, before in zip(wanted, required, strict=True):
-        array.requires_grad_(before)
-    return one_ms < other_ms
+    try:
+        return sum(both_passes_ms(run, wanted))
+    except RuntimeError:
+        return math.inf
+    finally:
+        for array, before in zip(wanted, required, strict=True):
+            array.requires_grad_(before)

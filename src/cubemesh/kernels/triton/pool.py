@@ -3,7 +3,8 @@
 
 Arrays are channels-last: a matrix of rows (batch, height, width) by channels. Of equal values the
 first is the argmax, as in PyTorch. The backward pass writes each gradient once, from the few
-windows that cover its cell.
+windows that cover its cell. With `bias_relu` a bias and a ReLU come before the pooling; a result of
+zero has no argmax (255), since no gradient passes.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import triton.language as tl
 
 @triton.jit
 def max_pool_forward_kernel(
-    x, y, argmax, rows, channels, height, width, out_height, out_width,
+    x, bias, y, argmax, rows, channels, height, width, out_height, out_width,
     kernel_h: tl.constexpr, kernel_w: tl.constexpr, stride_h: tl.constexpr,
     stride_w: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,
-    block_rows: tl.constexpr, block_cols: tl.constexpr,
+    bias_relu: tl.constexpr, block_rows: tl.constexpr, block_cols: tl.constexpr,
 ):  # fmt: skip
-    """y and argmax (rows = batch · out_height · out_width) from x."""
+    """y and argmax (rows = batch · out_height · out_width) from x; the bias and its sum are rounded
+    to the type of x."""
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     cols = tl.program_id(1) * block_cols + tl.arange(0, block_cols)
     image, within = row // (out_height * out_width), row % (out_height * out_width)
@@ -27,15 +29,23 @@ def max_pool_forward_kernel(
     left = within % out_width * stride_w - pad_w
     best = tl.full([block_rows, block_cols], float("-inf"), tl.float32)
     place = tl.zeros([block_rows, block_cols], tl.int32)
+    dtype = x.dtype.element_ty
+    if bias_relu:
+        added = tl.load(bias + cols).to(dtype).to(tl.float32)[None, :]
     for i in tl.static_range(kernel_h):
         for j in tl.static_range(kernel_w):
             h, w = top + i, left + j
             inside = (row < rows) & (h >= 0) & (h < height) & (w >= 0) & (w < width)
             at = ((image * height + h) * width + w)[:, None] * channels + cols[None, :]
             value = tl.load(x + at, mask=inside[:, None], other=float("-inf")).to(tl.float32)
+            if bias_relu:
+                value = (value + added).to(dtype).to(tl.float32)
             wins = (value > best) | (value != value)
             best = tl.where(wins, value, best)
             place = tl.where(wins, i * kernel_w + j, place)
+    if bias_relu:
+        place = tl.where(best <= 0, 255, place)
+        best = tl.where(best <= 0, 0.0, best)
     at = row[:, None] * channels + cols[None, :]
     keep = (row < rows)[:, None]
     tl.store(y + at, best.to(y.dtype.element_ty), mask=keep)

@@ -25,7 +25,10 @@ _RULES: tuple[tuple[str, str], ...] = (
         COMMUNICATION,
         r"nccl|c10d::|gloo|all_?reduce|all_?gather|reduce_?scatter|^memcpy ptop|of_ranks_kernel",
     ),
-    (OPTIMIZER, r"multi_tensor_apply|_fused_(sgd|adam|adamw|adagrad)|fused_?(sgd|adam)|_foreach_"),
+    (
+        OPTIMIZER,
+        r"multi_tensor_apply|_fused_(sgd|adam|adamw|adagrad)|(fused|master)_?(sgd|adam)|_foreach_",
+    ),
     (
         COPIES,
         r"^memcpy|^memset|copy_device_to_device|direct_copy_kernel|copykernel|catarraybatched",
@@ -36,12 +39,16 @@ _RULES: tuple[tuple[str, str], ...] = (
     (POINTWISE, r"^triton_|cpp_fused|## call compiledfxgraph"),
     (POINTWISE, r"batch_?norm|bn_(fw|bw)|layer_?norm|group_?norm|rmsnorm|local_?response|lrn"),
     (POINTWISE, r"softmax|nll_loss|cross_entropy|dropout|bernoulli|distribution|philox"),
+    (MATRIX, r"sdpa|cudnn::fusion::(compute_dot_do_o|convert_dq)"),  # cuDNN's attention
     (
         CONVOLUTION,
         r"conv(?!ert)|fprop|dgrad|wgrad|winograd|implicit_|cudnn_infer|xmma.*(nhwc|nchw)|"
         r"fft\d?d?_|flip_filter|cudnn::\w+::(scalepackedtensor|kern_precompute_indices)",
     ),
-    (MATRIX, r"gemm|gemv|nvjet|cublas|cutlass|splitk|s\d+_xmma|wgmma|flash|fmha|attention|mha_"),
+    (
+        MATRIX,
+        r"gemm|gemv|nvjet|cublas|cutlass|splitk|s\d+_xmma|wgmma|flash|fmha|attention|mha_",
+    ),
     (
         MATRIX,
         r"^(aten|mkl|mkldnn|onednn)::_?(mkl_)?(addmm|mm|bmm|baddbmm|matmul|linear|einsum|lstm|"
@@ -49,7 +56,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ),
     (
         POINTWISE,
-        r"elementwise|crop_kernel|scores_\w+_kernel|reduce_kernel|vectorized|unrolled|indexing|"
+        r"elementwise|crop_kernel|relu_\w*kernel|scores_\w+_kernel|reduce_kernel|vectorized|unrolled|indexing|"
         r"index_|embedding|gather|scatter|fill|cumsum|sort|^detach$",
     ),
     (

@@ -90,6 +90,8 @@ def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> 
     if isinstance(program, SupportsCompilation):
         compiling_bytes = _compile(framework, program, sample, log)
         before_bytes = None if before_bytes is None else before_bytes + compiling_bytes
+    if isinstance(program, SupportsCapture) and log.rank == 0:
+        _log_implementations(program, log)
     with log.phase("weights"):
         program.load(network.draw(work.seed))
     since = "the weights were loaded" if memory.reset_peak() else "the process began"
@@ -99,9 +101,9 @@ def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> 
         log.warning(
             warn(
                 "missing-kernels",
-                f"The fused CPU kernels were not used. {program.missing_kernels}",
-                "Install a C++ compiler that works (apt install g++) or set CXX to one, and run "
-                "the same command again.",
+                f"Some kernels were not used. {program.missing_kernels}",
+                "Install a C++ compiler that works (apt install g++) or set CXX to one, or what "
+                "the cause names, and run the same command again.",
             )
         )
     if isinstance(program, SupportsCapture) and program.not_captured:
@@ -119,6 +121,12 @@ def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> 
         _check_limit(peak, spec.budget.memory_limit_bytes)
     program.close()
     staleness.log_staleness(sync, log)
+
+
+def _log_implementations(program: SupportsCapture, log: EventLog) -> None:
+    """Log the implementation of each segment, where several were tried."""
+    if (chosen := program.implementations) is not None:
+        log.breakdown(chosen)
 
 
 def _log_loss_scale(program: Program, log: EventLog) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cubemesh.frameworks.pytorch.module import BuiltNetwork, define, identifiers, write_forward
 from cubemesh.networks.graph import Network, Node
@@ -45,15 +45,24 @@ class Stage:
 
 def partition(network: Network, compile_by: CompileBy) -> tuple[Stage, ...]:
     """The stages of `network`, in execution order: one, or one per segment."""
-    heads = tuple(dict.fromkeys(head.value for head in network.heads))
+    if compile_by == "network":
+        return stages_of(network, [("", network.needed())])
+    return stages_of(network, parts_of(network))
+
+
+def parts_of(network: Network) -> list[tuple[str, tuple[Node, ...]]]:
+    """Name and nodes of each segment that some head needs."""
     needed = network.needed()
     parts = [
         (segment.name, tuple(node for node in needed if node.name in segment.nodes))
         for segment in network.segments
     ]
-    if compile_by == "network":
-        parts = [("", tuple(needed))]
-    parts = [(name, nodes) for name, nodes in parts if nodes]
+    return [(name, nodes) for name, nodes in parts if nodes]
+
+
+def stages_of(network: Network, parts: Sequence[tuple[str, tuple[Node, ...]]]) -> tuple[Stage, ...]:
+    """A stage for each of `parts`: names and nodes, which are all that the heads need."""
+    heads = tuple(dict.fromkeys(head.value for head in network.heads))
     stages: list[Stage] = []
     read_later = set(heads)
     for number, (name, nodes) in reversed(list(enumerate(parts, start=1))):
@@ -85,21 +94,31 @@ def build_stages(
     """The stages of a built network, each compiled by `compiled`."""
     network, stages = built.network, partition(built.network, compile_by)
     names = identifiers(network)
-    called = {}
-    for stage in stages:
-        code = write_forward(names, stage.inputs, stage.nodes, stage.results, built.layer_types)
-        if stage is stages[-1]:
-            code += _write_loss(names, stage, network)
-        scope: dict[str, Any] = {f"run_{names[n.name]}": built.layers[n.name] for n in stage.nodes}
-        defined = define(
-            code, f"{network.name}, {stage.name}", {**scope, "loss_of": loss, "torch": torch}
+    called = {
+        f"run_{stage.name}": compiled(
+            stage_function(built, stage, built.layers, loss if stage is stages[-1] else None)
         )
-        called[f"run_{stage.name}"] = compiled(
-            defined["forward_to_loss" if stage is stages[-1] else "forward"]
-        )
+        for stage in stages
+    }
     code = _write_calls(names, stages, [i.name for i in network.inputs])
     run = define(code, f"{network.name}, by stages", called)["forward"]
     return StagedLoss(code=code, stages=stages, run=run)
+
+
+def stage_function(
+    built: BuiltNetwork, stage: Stage, layers: Mapping[str, nn.Module], loss: Loss | None
+) -> Callable[..., Any]:
+    """A stage as a Python function from its inputs to its results or, with a `loss`, from inputs
+    and labels to the loss; `layers` by node."""
+    network, names = built.network, identifiers(built.network)
+    code = write_forward(names, stage.inputs, stage.nodes, stage.results, built.layer_types)
+    if loss is not None:
+        code += _write_loss(names, stage, network)
+    scope: dict[str, Any] = {f"run_{names[n.name]}": layers[n.name] for n in stage.nodes}
+    scope |= {"loss_of": loss, "torch": torch}
+    defined = define(code, f"{network.name}, {stage.name}", scope)
+    function: Callable[..., Any] = defined["forward" if loss is None else "forward_to_loss"]
+    return function
 
 
 def _write_loss(names: Mapping[str, str], stage: Stage, network: Network) -> str:
