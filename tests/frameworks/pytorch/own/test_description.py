@@ -13,16 +13,21 @@ import own_modules
 from cubemesh.errors import DataError
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.own.description import DescriptionRequest, describe
-from cubemesh.frameworks.pytorch.own.source import OwnNetworkError, load, scores_of
+from cubemesh.frameworks.pytorch.own.source import load, scores_of
 from cubemesh.networks import layers
 from cubemesh.networks.cost import totals
 from cubemesh.networks.memory import forecast
 from cubemesh.networks.opaque import Opaque
 from cubemesh.networks.own_networks import network_of
 from cubemesh.schema.serialization import from_plain, to_plain
+from cubemesh.user_code import UserCodeError, UserObject
 
 FILE = Path(own_modules.__file__)
 IMAGE, TOKENS = (3, 8, 8), (6,)
+
+
+def code(name: str, file: Path = FILE) -> UserObject:
+    return UserObject(name=f"{file}:{name}", folder=str(file.parent))
 
 
 @functools.cache
@@ -30,8 +35,7 @@ def described(name: str, file: Path = FILE):
     tokens = name == "Language"
     return describe(
         DescriptionRequest(
-            source=f"{file}:{name}",
-            folder=str(file.parent),
+            named=code(name, file),
             input_shape=TOKENS if tokens else IMAGE,
             vocabulary=11 if tokens else None,
         )
@@ -110,7 +114,7 @@ def test_an_opaque_module_computes_with_the_arrays_of_the_program():
     network = network_of(described("Gated"))
     built = build_modules(network)
     built.load(network.draw(0))
-    module = load(f"{FILE}:Gated", str(FILE.parent)).module
+    module = load(code("Gated"))
     with torch.no_grad():
         for name, array in built.parameters.items():
             module.get_parameter(name.removeprefix("module.")).copy_(array)
@@ -147,7 +151,7 @@ def test_weights_begin_with_the_spread_that_the_module_gives_them():
     [
         ("no_module", "returned an object of type list"),
         ("raises", "building it raised RuntimeError: no weights here (own_modules.py, line "),
-        ("exits", "building it raised SystemExit: enough"),
+        ("exits", "building it called sys.exit('enough') (own_modules.py, line "),
         ("number", "is of type int"),
         ("wrong_shape", "running it on images of 3×8×8 raised RuntimeError: mat1 and mat2"),
         ("map_of_scores", "returned values of shape (2, 4, 6, 6)"),
@@ -202,7 +206,7 @@ def test_the_digest_is_that_of_the_file_and_what_it_imports(tmp_path, monkeypatc
 
 def test_a_file_that_changed_after_the_command_began_is_refused():
     own = replace(described("Gated"), digest="0" * 16)
-    with pytest.raises(OwnNetworkError, match="changed after the command began"):
+    with pytest.raises(UserCodeError, match="changed after the command began"):
         build_modules(network_of(own))
 
 
