@@ -74,30 +74,36 @@ def test_a_digest_covers_the_files_near_it_that_are_imported(folder: Path, name:
     assert digest(named) != before
 
 
-def test_a_digest_covers_files_elsewhere_on_the_path_and_not_installed_packages(
+def test_a_digest_covers_files_elsewhere_on_the_path_but_no_installed_package(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The module is one of an installed package."""
-    site, other = folder / "site-packages", folder / "other"
-    for path in (site / "made_here", site / "used_here", other):
-        path.mkdir(parents=True)
-        (path / "__init__.py").write_text("")
-        monkeypatch.syspath_prepend(str(path.parent))
-    monkeypatch.syspath_prepend(str(other))
-    (other / "elsewhere_here.py").write_text("")
-    (site / "made_here" / "net.py").write_text(
-        "import json, used_here, elsewhere_here\nfrom . import parts\n"
-    )
-    (site / "made_here" / "parts.py").write_text("")
+    other, installed = folder / "libs", folder / "site-packages"
+    for path in (other, installed):
+        path.mkdir()
+        (path / f"{path.name[:4]}_here.py").write_text("")
+        monkeypatch.syspath_prepend(str(path))
+    (folder / "train_here.py").write_text("import json, libs_here, site_here\n")
+    named = locate("train_here.py:make", "step")
+    before = digest(named)
+    (installed / "site_here.py").write_text("SIZE = 1\n")
+    assert digest(named) == before
+    (other / "libs_here.py").write_text("SIZE = 1\n")
+    assert digest(named) != before
+
+
+def test_an_installed_package_is_found_by_python_and_digested_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = folder / "site-packages" / "made_here"
+    package.mkdir(parents=True)
+    for name in ("__init__", "net", "parts"):
+        (package / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(str(package.parent))
     named = locate("made_here.net:Net", "networks")
-    assert named.folder == "", "Python finds it"
-    found = [digest(named)]
-    for file in (other / "elsewhere_here.py", site / "made_here/parts.py"):
-        file.write_text("SIZE = 1\n")
-        found.append(digest(named))
-    assert len({*found}) == 3
-    (site / "used_here" / "__init__.py").write_text("SIZE = 1\n")
-    assert digest(named) == found[-1]
+    assert named.folder == ""
+    before = digest(named)
+    (package / "parts.py").write_text("SIZE = 1\n")
+    assert digest(named) != before
 
 
 def test_a_file_that_is_gone_has_no_digest(folder: Path) -> None:

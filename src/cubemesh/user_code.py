@@ -1,7 +1,7 @@
 """User code: an object of the user's own Python, named `file.py:name` or `package.module:name`.
 
     locate   in the process that plans: finds the file and imports nothing
-    digest   of that file and of the files of the user that it imports, for the key of a run
+    digest   of that file and of the user's files that it imports, for the key of a run
     load     in a worker: imports it and returns the object
     attempt  in a worker: calls it
 
@@ -129,26 +129,31 @@ def locate(text: str, setting: str, *, elsewhere: bool = False) -> UserObject:
 
 
 def digest(named: UserObject) -> str:
-    """Sixteen hexadecimal digits of the content of its file and of the files that it imports: those
-    of its package, and all that belong to no installed package. Empty where the file is gone."""
+    """Sixteen hexadecimal digits of the content of its file and of the files that it imports, but
+    for installed packages; of a module of an installed package, that of the files of the package.
+    Empty where the file is gone."""
     waiting = named.files
     if not waiting:
         return ""
-    first = waiting[0]
-    package = first.parent if first.name == "__init__.py" else first
+    first, folder = waiting[0], waiting[0].parent
+    is_installed = _is_installed(first)
+    if is_installed and first.name == "__init__.py":
+        waiting = [*sorted(folder.rglob("*.py")), *waiting]
     found = dict[Path, bytes]()
     while waiting and len(found) < MOST_FILES:
         file = waiting.pop()
-        if file in found or (_is_installed(file) and not file.is_relative_to(package)):
+        if file in found:
             continue
         try:
             found[file] = file.read_bytes()
         except OSError:
             continue
-        waiting += _imported_files(file, found[file], named.path)
+        if not is_installed:
+            imported = _imported_files(file, found[file], named.path)
+            waiting += [f for f in imported if not _is_installed(f)]
     total = hashlib.sha256(named.attribute.encode())
     for file in sorted(found):
-        name = os.path.relpath(file, first.parent)
+        name = os.path.relpath(file, folder)
         total.update(f"\0{name}\0{len(found[file])}\0".encode())
         total.update(found[file])
     return total.hexdigest()[:16]
@@ -261,6 +266,7 @@ def _files_of(module: str, path: list[str], *, partly: bool = False) -> list[Pat
     folders of `path` without importing anything. Empty where the module is not found; `partly`:
     then those of its packages."""
     found: list[Path] = []
+    file: str | None = None
     places: list[str] | None = path
     for part in module.split("."):
         try:
@@ -272,9 +278,10 @@ def _files_of(module: str, path: list[str], *, partly: bool = False) -> list[Pat
         if spec is None:
             return found if partly else []
         places = spec.submodule_search_locations and list(spec.submodule_search_locations)
-        if spec.has_location and spec.origin:
-            found.append(Path(spec.origin).absolute())
-    return found
+        file = spec.origin if spec.has_location else None
+        if file is not None:
+            found.append(Path(file).absolute())
+    return found if partly or file is not None else []
 
 
 def _imported_files(file: Path, text: bytes, path: list[str]) -> Iterator[Path]:

@@ -11,6 +11,7 @@ from cubemesh.experiments.core.settings import apply
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import stored_result
 from cubemesh.experiments.session import resolve, run_names
+from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.contract.validation import check_layers
 from cubemesh.networks import build, build_for, entry, own_networks, rate_unit
@@ -179,8 +180,8 @@ def test_an_input_shape_needs_an_own_network():
         cubemesh.network_layers("little-cnn", input_shape="3x8x8")
 
 
+@pytest.mark.skipif(not FRAMEWORKS["pytorch"].installed, reason="PyTorch is not installed")
 def test_a_description_has_a_time_limit(monkeypatch):
-    pytest.importorskip("torch")
     monkeypatch.setattr(descriptions, "LIMIT_S", 0.01)
     (own,) = describe_named([f"{MODULES}:loops"], {"input_shape": "3x8x8"})
     assert "took longer than 0.01 s" in own.fault
