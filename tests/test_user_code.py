@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.user_code import UserCodeError, UserObject, digest, load, locate
+from cubemesh.user_code import UserCodeError, UserObject, attempt, digest, load, locate
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with a file that imports another and a package."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("train_here", "helper_here", "package_here"):
+    for name in ("train_here", "helper_here", "package_here", "broken_here"):
         for module in [m for m in sys.modules if m.split(".")[0] == name]:
             monkeypatch.delitem(sys.modules, module)
     (tmp_path / "helper_here.py").write_text("SIZE = 3\n")
@@ -37,7 +37,11 @@ def test_a_file_is_named_relative_to_the_working_folder(folder: Path) -> None:
 
 def test_a_module_is_found_without_importing_its_package(folder: Path) -> None:
     named = locate("package_here.steps:Made.size", "step")
-    assert (named.folder, named.path) == (str(folder), folder / "package_here/steps.py")
+    package = folder / "package_here"
+    assert (named.folder, named.files) == (
+        str(folder),
+        [package / "__init__.py", package / "steps.py"],
+    )
     assert "package_here" not in sys.modules
     assert load(named) == 4
 
@@ -47,6 +51,7 @@ def test_a_module_is_found_without_importing_its_package(folder: Path) -> None:
     [
         ("train_here", "FILE.py:NAME"),
         ("train_here.py:not a name", "FILE.py:NAME"),
+        ("train_here.py:a-b", "with the name of an object in Python"),
         ("missing.py:make", "there is no file"),
         ("missing.module:make", "there is no module missing.module"),
         ("model.onnx.3:make", "neither a file"),
@@ -69,6 +74,38 @@ def test_a_digest_covers_the_files_near_it_that_are_imported(folder: Path, name:
     assert digest(named) != before
 
 
+def test_a_digest_covers_files_elsewhere_on_the_path_but_no_installed_package(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, installed = folder / "libs", folder / "site-packages"
+    for path in (other, installed):
+        path.mkdir()
+        (path / f"{path.name[:4]}_here.py").write_text("")
+        monkeypatch.syspath_prepend(str(path))
+    (folder / "train_here.py").write_text("import json, libs_here, site_here\n")
+    named = locate("train_here.py:make", "step")
+    before = digest(named)
+    (installed / "site_here.py").write_text("SIZE = 1\n")
+    assert digest(named) == before
+    (other / "libs_here.py").write_text("SIZE = 1\n")
+    assert digest(named) != before
+
+
+def test_an_installed_package_is_found_by_python_and_digested_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = folder / "site-packages" / "made_here"
+    package.mkdir(parents=True)
+    for name in ("__init__", "net", "parts"):
+        (package / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(str(package.parent))
+    named = locate("made_here.net:Net", "networks")
+    assert named.folder == ""
+    before = digest(named)
+    (package / "parts.py").write_text("SIZE = 1\n")
+    assert digest(named) != before
+
+
 def test_a_file_that_is_gone_has_no_digest(folder: Path) -> None:
     named = locate("train_here.py:make", "step")
     (folder / "train_here.py").unlink()
@@ -79,10 +116,21 @@ def test_a_file_that_is_gone_has_no_digest(folder: Path) -> None:
     ("text", "sentence"),
     [
         ("import nowhere_to_be_found", "raised ModuleNotFoundError: No module named 'nowhere_to"),
-        ("1 / 0", "raised ZeroDivisionError: division by zero while its module was imported"),
-        ("def f(:\n", "raised SyntaxError"),
-        ("import sys; sys.exit(3)", "called sys.exit(3) while its module was imported"),
-        ("other = 1", "does not exist"),
+        ("1 / 0", "importing it raised ZeroDivisionError: division by zero (broken_here.py, "),
+        ("def f(:\n", "raised SyntaxError: invalid syntax"),
+        ("import sys; sys.exit(3)", "importing it called sys.exit(3)"),
+        (
+            "raise OSError('a\\n\x1b[31mb.')",
+            "importing it raised OSError: a \N{REPLACEMENT CHARACTER}[31mb (",
+        ),
+        (
+            "class Odd(BaseException): pass\nraise Odd",
+            "importing it raised Odd (broken_here.py, line 3)",
+        ),
+        (
+            "import os; other = 1\ndef made(): pass",
+            "there is no make in broken_here.py; it has made.",
+        ),
     ],
 )
 def test_what_an_import_does_wrong_is_one_sentence(folder: Path, text: str, sentence: str) -> None:
@@ -90,7 +138,25 @@ def test_what_an_import_does_wrong_is_one_sentence(folder: Path, text: str, sent
     with pytest.raises(UserCodeError) as raised:
         load(locate("broken_here.py:make", "step"))
     message = str(raised.value)
-    assert message.startswith("broken_here.py:make ")
+    assert message.startswith("broken_here.py:make: ")
     assert sentence in message
-    assert ("(broken_here.py, line 2)" in message) == ("other" not in text)
+    assert ("(broken_here.py, line " in message) == ("other" not in text)
     assert message.count("\n") == 0
+
+
+@pytest.mark.parametrize("name", ["MemoryError", "KeyboardInterrupt"])
+def test_refused_memory_and_an_interrupt_are_no_fault_of_the_code(folder: Path, name: str) -> None:
+    file = folder / "broken_here.py"
+    file.write_text(f"raise {name}\n")
+    named = locate("broken_here.py:make", "step")
+    with pytest.raises((MemoryError, KeyboardInterrupt)):
+        load(named)
+    with pytest.raises(ZeroDivisionError):  # which a framework recognizes
+        attempt(named, "calling it", lambda: 1 / 0, lambda _: True)
+    file.write_text("def make(): return 1\n")
+    assert load(named)() == 1, "what failed to import is not in sys.modules"
+
+
+def test_a_module_may_be_missing_where_another_python_imports_it(folder: Path) -> None:
+    named = locate("missing.module:Net", "networks", elsewhere=True)
+    assert named == UserObject(name="missing.module:Net", folder=str(folder))

@@ -1,35 +1,47 @@
 """User code: an object of the user's own Python, named `file.py:name` or `package.module:name`.
 
     locate   in the process that plans: finds the file and imports nothing
-    digest   of that file and of the files near it that it imports, for the key of a run
+    digest   of that file and of the user's files that it imports, for the key of a run
     load     in a worker: imports it and returns the object
+    attempt  in a worker: calls it
 
 User code runs in workers alone, so whatever it does (an endless loop, `sys.exit`, a crash) is the
-outcome of a run. What `load` raises is a UserCodeError, one sentence with the line.
+outcome of a run. What `load` and `attempt` raise is a UserCodeError, one sentence with the line;
+only a refused allocation and an interrupt are raised as they are.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib
-import importlib.machinery
 import importlib.util
 import os
+import re
 import sys
-import traceback
-from collections.abc import Iterator
+import sysconfig
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from traceback import TracebackException
+from typing import Any, NoReturn
 
-from cubemesh.errors import UsageError
+from cubemesh.errors import DataError, UsageError
+from cubemesh.untrusted import clean, quoted
 
+Recognizer = Callable[[BaseException], bool]
+"""Whether an error of a framework is a refused allocation."""
 MOST_FILES = 1000
 """Most files that a digest covers."""
+MOST_WORDS = 300
+"""Most characters of an error's text in a sentence."""
+MOST_NAMES = 8
+"""Most names of a module in a sentence."""
 
 
-class UserCodeError(Exception):
+class UserCodeError(DataError):
     """User code could not be imported, or raised; the message is one sentence."""
 
 
@@ -40,7 +52,8 @@ class UserObject:
     name: str
     """`/home/me/train.py:make_step` or `my_package.steps:make_step`."""
     folder: str
-    """Folder that is first on the path of its imports: of the file, or of the top package."""
+    """Folder that is first on the path of its imports: of the file, or of the top package; empty
+    for an installed package."""
 
     @property
     def source(self) -> str:
@@ -58,31 +71,40 @@ class UserObject:
         return self.source.endswith(".py")
 
     @property
-    def path(self) -> Path | None:
-        """The file; None where it is gone."""
+    def files(self) -> list[Path]:
+        """The file, after those of the packages that it is in; empty where it is gone."""
         if self.is_file:
-            path = Path(self.source)
-            return path if path.is_file() else None
-        return _file_of(self.source, [self.folder, *sys.path])
+            return [path] if (path := Path(self.source)).is_file() else []
+        return _files_of(self.source, self.path)
+
+    @property
+    def path(self) -> list[str]:
+        """Folders that its imports are found in."""
+        return [self.folder, *sys.path] if self.folder else sys.path
 
     @property
     def short(self) -> str:
         """`train.py:make_step`."""
-        return f"{os.path.basename(self.source)}:{self.attribute}" if self.is_file else self.name
+        return short_name(self.name)
 
 
-def locate(text: str, setting: str) -> UserObject:
+def short_name(name: str) -> str:
+    """A name without the folder of its file."""
+    return name.strip().rpartition("/")[2]
+
+
+def locate(text: str, setting: str, *, elsewhere: bool = False) -> UserObject:
     """The object that `text` names, of a file relative to the working folder. UsageError, naming
     the `setting`, for an invalid name or a missing file; whether the file has the object is known
-    when it is loaded."""
+    when it is loaded. A module may be missing if Python `elsewhere` imports it."""
     source, colon, attribute = text.strip().rpartition(":")
     if not colon or not source or not all(map(str.isidentifier, attribute.split("."))):
         raise UsageError(
             f"{setting}={text} does not name an object. Write FILE.py:NAME or PACKAGE.MODULE:NAME, "
-            f"as in {setting}=train.py:make_step."
+            "with the name of an object in Python."
         )
     if source.endswith(".py"):
-        path = Path(source).expanduser().absolute()
+        path = Path(os.path.abspath(os.path.expanduser(source)))
         if not path.is_file():
             raise UsageError(f"{setting}={text}: there is no file {path}.")
         return UserObject(name=f"{path}:{attribute}", folder=str(path.parent))
@@ -91,23 +113,33 @@ def locate(text: str, setting: str) -> UserObject:
             f"{setting}={text}: {source} is neither a file that ends in .py nor the name of a "
             "module."
         )
-    found = _file_of(source, [os.getcwd(), *sys.path])
-    if found is None:
+    here = os.getcwd()
+    found = _files_of(source, [here, *sys.path])
+    if found:
+        levels = source.count(".") + (found[-1].name == "__init__.py")
+        folder = "" if _is_installed(found[-1]) else str(found[-1].parents[levels])
+    elif elsewhere:
+        folder = here
+    else:
         raise UsageError(
-            f"{setting}={text}: there is no module {source} in {os.getcwd()} or on the path of "
-            "Python. Run the command in the folder of the package, or set PYTHONPATH."
+            f"{setting}={text}: there is no module {source} in {here} or on the path of Python. "
+            "Run the command in the folder of the package, or set PYTHONPATH."
         )
-    levels = source.count(".") + (found.name == "__init__.py")
-    return UserObject(name=f"{source}:{attribute}", folder=str(found.parents[levels]))
+    return UserObject(name=f"{source}:{attribute}", folder=folder)
 
 
 def digest(named: UserObject) -> str:
-    """Sixteen hexadecimal digits of the content of its file and of the files of the same folder or
-    package that it imports; empty where the file is gone."""
-    path = named.path
-    if path is None:
+    """Sixteen hexadecimal digits of the content of its file and of the files that it imports, but
+    for installed packages; of a module of an installed package, that of the files of the package.
+    Empty where the file is gone."""
+    waiting = named.files
+    if not waiting:
         return ""
-    found, waiting = dict[Path, bytes](), [path]
+    first, folder = waiting[0], waiting[0].parent
+    is_installed = _is_installed(first)
+    if is_installed and first.name == "__init__.py":
+        waiting = [*sorted(folder.rglob("*.py")), *waiting]
+    found = dict[Path, bytes]()
     while waiting and len(found) < MOST_FILES:
         file = waiting.pop()
         if file in found:
@@ -116,113 +148,158 @@ def digest(named: UserObject) -> str:
             found[file] = file.read_bytes()
         except OSError:
             continue
-        waiting += _imported_files(file, found[file], Path(named.folder))
+        if not is_installed:
+            imported = _imported_files(file, found[file], named.path)
+            waiting += [f for f in imported if not _is_installed(f)]
     total = hashlib.sha256(named.attribute.encode())
     for file in sorted(found):
-        name = os.path.relpath(file, named.folder)
+        name = os.path.relpath(file, folder)
         total.update(f"\0{name}\0{len(found[file])}\0".encode())
         total.update(found[file])
     return total.hexdigest()[:16]
 
 
-def load(named: UserObject) -> Any:
+def load(named: UserObject, is_out_of_memory: Recognizer | None = None) -> Any:
     """Import the object. UserCodeError where that fails."""
-    if named.folder not in sys.path:
+    if named.folder and named.folder not in sys.path:
         sys.path.insert(0, named.folder)
-    try:
-        module = _module_of_file(named) if named.is_file else importlib.import_module(named.source)
-    except (Exception, SystemExit) as error:
-        raise failure(named, "while its module was imported", error) from error
-    found: Any = module
+    module = attempt(named, "importing it", lambda: _import(named), is_out_of_memory)
+    found = module
     for part in named.attribute.split("."):
         if not hasattr(found, part):
-            names = ", ".join(n for n in vars(module) if not n.startswith("_")) or "no names"
-            raise UserCodeError(f"{named.short} does not exist; {named.source} has {names}.")
+            known = [name for name, value in vars(module).items() if _is_own(name, value, module)]
+            offers = ", ".join(known[:MOST_NAMES]) or "nothing that can be called"
+            file = short_name(named.source)
+            raise UserCodeError(f"{named.short}: there is no {part} in {file}; it has {offers}.")
         found = getattr(found, part)
     return found
 
 
-def failure(named: UserObject, when: str, error: BaseException) -> UserCodeError:
-    """The UserCodeError for what user code raised, `when` in words: `in step 7`."""
-    if isinstance(error, UserCodeError):
-        return error
+def attempt(
+    named: UserObject,
+    doing: str,
+    call: Callable[[], Any],
+    is_out_of_memory: Recognizer | None = None,
+) -> Any:
+    """The result of `call`, user code; what it raises as of `fail`."""
+    try:
+        return call()
+    except BaseException as error:
+        fail(named, doing, error, is_out_of_memory)
+
+
+def fail(
+    named: UserObject,
+    doing: str,
+    error: BaseException,
+    is_out_of_memory: Recognizer | None = None,
+) -> NoReturn:
+    """Raise UserCodeError for what user code raised while `doing` something: `step 7`. A refused
+    allocation, which a framework recognizes, and an interrupt are raised as they are."""
+    if isinstance(error, (UserCodeError, MemoryError, KeyboardInterrupt)) or (
+        is_out_of_memory is not None and is_out_of_memory(error)
+    ):
+        raise error
+    trace = TracebackException.from_exception(error, lookup_lines=False)
     if isinstance(error, SystemExit):
-        did = f"called sys.exit({error.code!r})"
+        did = f"called sys.exit({quoted(error.code)})"
     else:
-        words = str(error).strip().splitlines()
-        first = f": {words[0].rstrip('.')}" if words else ""
-        did = f"raised {type(error).__name__}{first}"
-    found = UserCodeError(f"{named.short} {did} {when}{_line(named, error)}.")
-    found.__cause__ = error
-    return found
+        words = clean(" ".join(str(trace).split()), MOST_WORDS).rstrip(".")
+        did = f"raised {type(error).__name__}{words and f': {words}'}"
+    lines = [f for f in trace.stack if f.filename[:1] != "<" and not _is_installed(f.filename)]
+    place = f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno})" if lines else ""
+    if isinstance(error, SyntaxError) and error.filename:  # its text has the place
+        place = ""
+    raise UserCodeError(clean(f"{named.short}: {doing} {did}{place}.")) from error
 
 
-def _line(named: UserObject, error: BaseException) -> str:
-    """` (train.py, line 12)`: the innermost line of the user's own files."""
-    if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        return f" ({os.path.basename(error.filename)}, line {error.lineno})"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if os.path.abspath(f.filename).startswith(named.folder + os.sep)]
-    if not own:
-        return ""
-    return f" ({os.path.basename(own[-1].filename)}, line {own[-1].lineno})"
-
-
-def _module_of_file(named: UserObject) -> Any:
-    """The module of a file, under the name that an import of it beside it would have, unless
-    another module has that."""
+def _import(named: UserObject) -> Any:
+    """The module of the object; that of a file under the name that an import of it would have,
+    unless another module has that."""
+    if not named.is_file:
+        return importlib.import_module(named.source)
     path = named.source
-    stem = Path(path).stem
-    name = stem if stem not in sys.modules else f"user_code_{stem}"
+    name = re.sub(r"\W", "_", Path(path).stem)
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) != path:
+        name = f"user_code_{name}"
+    if getattr(sys.modules.get(name), "__file__", None) == path:
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
+    assert spec is not None, "it ends in .py"
+    assert spec.loader is not None, "it is a file"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+    sys.modules[name] = module  # as for any import; dataclasses and pickle look it up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
     return module
 
 
-def _file_of(module: str, path: list[str]) -> Path | None:
-    """The Python file of a module, found without importing anything; None for none."""
+def _is_own(name: str, value: Any, module: Any) -> bool:
+    """Whether a name of a module is one to call, and not imported from elsewhere."""
+    return (
+        not name.startswith("_")
+        and callable(value)
+        and (not hasattr(value, "__name__") or getattr(value, "__module__", "") == module.__name__)
+    )
+
+
+@functools.cache
+def _installed_folders() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    folders = {sysconfig.get_path(name) for name in names} | {os.path.dirname(__file__)}
+    return tuple(f"{folder}{os.sep}" for folder in folders)
+
+
+def _is_installed(file: Path | str) -> bool:
+    """Whether a file is Python's, of an installed package, or of cubemesh."""
+    return bool(
+        {"site-packages", "dist-packages"} & {*Path(file).parts}
+        or str(file).startswith(_installed_folders())
+    )
+
+
+def _files_of(module: str, path: list[str], *, partly: bool = False) -> list[Path]:
+    """The Python files of a module and, before it, of the packages that it is in, found in the
+    folders of `path` without importing anything. Empty where the module is not found; `partly`:
+    then those of its packages."""
+    found: list[Path] = []
+    file: str | None = None
     places: list[str] | None = path
-    spec = None
-    parts = module.split(".")
-    for n in range(1, len(parts) + 1):
-        if places is None:
-            return None
+    for part in module.split("."):
         try:
-            spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:n]), places)
+            spec = None if places is None else PathFinder.find_spec(part, places)
+            if spec is None and places is path:  # of an import hook, as for an editable install
+                spec = importlib.util.find_spec(part)
         except (ImportError, ValueError):
-            return None
+            spec = None
         if spec is None:
-            return None
-        locations = spec.submodule_search_locations
-        places = None if locations is None else list(locations)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return None
-    return Path(spec.origin).absolute()
+            return found if partly else []
+        places = spec.submodule_search_locations and list(spec.submodule_search_locations)
+        file = spec.origin if spec.has_location else None
+        if file is not None:
+            found.append(Path(file).absolute())
+    return found if partly or file is not None else []
 
 
-def _imported_files(file: Path, text: bytes, folder: Path) -> Iterator[Path]:
-    """Files below `folder` that a file imports."""
+def _imported_files(file: Path, text: bytes, path: list[str]) -> Iterator[Path]:
+    """Files that a file imports, with those of their packages, which may have none."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return
     for node in ast.walk(tree):
-        names: list[tuple[Path, str]] = []
         if isinstance(node, ast.Import):
-            names = [(folder, alias.name) for alias in node.names]
+            for alias in node.names:
+                yield from _files_of(alias.name, path, partly=True)
         elif isinstance(node, ast.ImportFrom):
-            root = file.parents[node.level - 1] if 0 < node.level <= len(file.parents) else folder
-            base = node.module or ""
-            names = [(root, base), *((root, f"{base}.{a.name}".strip(".")) for a in node.names)]
-        for root, name in names:
-            parts = [p for p in name.split(".") if p]
-            for n in range(len(parts) + 1):
-                place = root.joinpath(*parts[:n])
-                candidates = [place / "__init__.py"] if n == 0 else []
-                if n:
-                    candidates = [place / "__init__.py", place.with_name(f"{place.name}.py")]
-                yield from (c for c in candidates if c.is_file() and folder in c.parents)
+            places = path
+            if 0 < node.level <= len(file.parents):
+                package = file.parents[node.level - 1]
+                places = [str(package)]
+                yield package / "__init__.py"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}" if node.module else alias.name
+                yield from _files_of(name, places, partly=True)

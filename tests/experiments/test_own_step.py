@@ -1,10 +1,14 @@
-"""`own-step`: steps of one's own in real workers, good and broken, and the answer about them."""
+"""`own-step`: steps of one's own in real workers, good and broken, and the answer about them.
+
+A network of one's own is described and run by the same workers, so that PyTorch is imported once.
+"""
 
 import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cubemesh.errors import UsageError
@@ -12,7 +16,10 @@ from cubemesh.experiments.core.ab_overrides import parse_against
 from cubemesh.experiments.core.experiment import Context
 from cubemesh.experiments.core.settings import apply, request, split
 from cubemesh.experiments.own_step import EXPERIMENT, Settings
+from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.networks import own_networks
 from cubemesh.runs import Executor
+from cubemesh.runs.own_networks import describe_named
 from cubemesh.schema import (
     Answer,
     Budget,
@@ -22,6 +29,7 @@ from cubemesh.schema import (
     RunRecord,
     RunSpec,
     Status,
+    TrainSteps,
     Window,
 )
 from cubemesh.store import Store
@@ -31,7 +39,8 @@ from cubemesh.web.question_form import form_of, submit_form
 from cubemesh.worker.run.own_step import input_wait, scalar
 from record_fixtures import MACHINE
 
-pytest.importorskip("torch")
+if not FRAMEWORKS["pytorch"].installed:  # and not imported here, which takes seconds
+    pytest.skip("PyTorch is not installed", allow_module_level=True)
 BUDGET = Budget(steps=10, seconds=0.0, windows=6, warmup_seconds=0.0)
 
 CODE = """
@@ -195,6 +204,22 @@ def test_a_command_of_the_page_is_measured(executor, tmp_path) -> None:
     assert record.figure("step_flops") == 2 * 256**3
 
 
+def test_a_network_is_described_by_its_process_and_run_as_it_is(executor, monkeypatch) -> None:
+    folder = Path(__file__).parent.parent / "support"
+    monkeypatch.chdir(folder)
+    own = describe_named(["own_modules:Gated"], {"input_shape": "3x8x8"})
+    assert (own[0].fault, own[0].folder) == ("", str(folder))
+    work = TrainSteps(network="own_modules:Gated", batch_per_device=8)
+    budget = dataclasses.replace(BUDGET, steps=2, windows=2)
+    spec = RunSpec(work=work, program=ProgramSettings(framework="pytorch"), budget=budget)
+    with own_networks.named(own):
+        (record,) = executor.run([apply(spec, {"device": "cpu"})])
+    assert record.ok, record.outcome
+    assert record.figure("throughput_per_s") > 0
+    assert record.figure("model_flops_per_s") > 0
+    assert "no-graph" in {w.code for w in record.warnings}
+
+
 def test_a_step_without_operators_is_measured_without_a_breakdown(measured) -> None:
     record = measured("plain", dataclasses.replace(BUDGET, attribution=True))
     assert record.ok, record.outcome
@@ -218,8 +243,12 @@ def test_an_edited_file_is_measured_again(executor, folder, measured) -> None:
 @pytest.mark.parametrize(
     ("name", "status", "sentence"),
     [
-        ("raises", Status.CRASHED, "raised ZeroDivisionError: division by zero in step 7 (own_"),
-        ("exits", Status.CRASHED, "called sys.exit(5) in step 7 (own_steps.py, line "),
+        (
+            "raises",
+            Status.CRASHED,
+            "step 7 raised ZeroDivisionError: division by zero (own_steps.py, line ",
+        ),
+        ("exits", Status.CRASHED, "step 7 called sys.exit(5) (own_steps.py, line "),
         ("leaves", Status.CRASHED, "the worker exited with code 5 during "),
         ("forks", Status.CRASHED, "forked a process that returned from the step"),
         ("forks_and_raises", Status.CRASHED, "forked a process that returned from the step"),
@@ -228,9 +257,17 @@ def test_an_edited_file_is_measured_again(executor, folder, measured) -> None:
         ("diverges", Status.DIVERGED, "the step returned nan"),
         ("refuses_memory", Status.OOM, "out of memory"),
         ("makes_a_number", Status.CRASHED, "returned an object of type int; it must return a"),
-        ("fails_while_made", Status.CRASHED, "no such data set while the step was made (own_st"),
+        (
+            "fails_while_made",
+            Status.CRASHED,
+            "making the step raised RuntimeError: no such data set (own_st",
+        ),
         ("a_number", Status.CRASHED, "is of type int; it must be a function"),
-        ("not_there", Status.CRASHED, "own_steps.py:not_there does not exist; "),
+        (
+            "not_there",
+            Status.CRASHED,
+            "there is no not_there in own_steps.py; it has make_step, plain, ",
+        ),
     ],
 )
 def test_a_broken_step_is_an_outcome(measured, name, status, sentence) -> None:
@@ -288,7 +325,7 @@ def test_a_page_names_no_code() -> None:
     fields = {f.name for part in ("own", "common", "others") for f in form[part]}
     assert {"step", "import_from"}.isdisjoint(fields)
     with pytest.raises((RefusedFormError, UsageError)):
-        submit_form(None, None, "own-step", {"step": ("train.py:make",)})  # type: ignore[arg-type]
+        submit_form(None, None, "own-step", {"step": ("train.py:make",)}, who="me")  # type: ignore[arg-type]
 
 
 def test_the_wait_is_that_of_batches_in_measured_windows() -> None:
@@ -300,12 +337,12 @@ def test_the_wait_is_that_of_batches_in_measured_windows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "number"), [(1, 1.0), (0.5, 0.5), (None, None), ("1", None), ([1.0], None)]
+    ("value", "number"),
+    [
+        *((1, 1.0), (0.5, 0.5), (None, None), ("1", None), ([1.0], None)),
+        *((np.ones(()), 1.0), (np.ones(2), None)),
+    ],
 )
 def test_a_loss_is_a_number_or_an_array_of_one(value, number) -> None:
-    import numpy as np
-    import torch
-
+    """A tensor is the loss of a step that diverges, above."""
     assert scalar(value) == number
-    assert scalar(torch.ones(1)) == scalar(np.ones(())) == 1.0
-    assert scalar(torch.ones(2)) is scalar(np.ones(2)) is None

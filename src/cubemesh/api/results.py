@@ -12,9 +12,10 @@ from cubemesh.errors import UsageError
 from cubemesh.exports.table import STARTED, table_rows
 from cubemesh.frameworks import entry
 from cubemesh.networks import canonical_name
-from cubemesh.networks.own_networks import is_own, short_name
+from cubemesh.networks.own_networks import is_own
 from cubemesh.schema import RunRecord, Series
 from cubemesh.store.damage import Damage
+from cubemesh.user_code import short_name
 
 if TYPE_CHECKING:
     import pandas

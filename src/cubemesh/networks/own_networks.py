@@ -15,6 +15,7 @@ from cubemesh.errors import UsageError
 from cubemesh.networks.graph import Network
 from cubemesh.networks.graph_text import from_text
 from cubemesh.schema.own_network import OwnNetwork
+from cubemesh.user_code import short_name
 
 _named: dict[str, OwnNetwork] = {}
 
@@ -23,11 +24,6 @@ def is_own(name: str) -> bool:
     """Whether `name` has the form of an own network, `model.py:Net` or `package.module:build`, and
     not that of a transformer by its sizes, `gpt:hidden=4096`."""
     return ":" in name and "=" not in name
-
-
-def short_name(name: str) -> str:
-    """The name without the folder of a file."""
-    return name.strip().rpartition("/")[2]
 
 
 @contextmanager

@@ -27,8 +27,9 @@ from cubemesh.networks.graph_text import from_text, to_text
 from cubemesh.networks.opaque import Opaque
 from cubemesh.runs.interpreters import chosen, source_environment
 from cubemesh.schema.own_network import OwnNetwork
-from cubemesh.schema.serialization import from_plain
+from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.untrusted import MOST_FILE_BYTES, clean, parse_json
+from cubemesh.user_code import UserObject, locate
 
 FRAMEWORK = "pytorch"
 LIMIT_S = 120.0
@@ -54,7 +55,9 @@ def describe_named(
             f"{own[0]} is a PyTorch module, and PyTorch is not installed. Install it with: "
             f"{entry(FRAMEWORK).install}, or set a Python that has it: --python pytorch=PATH"
         )
-    return [_describe(_source(name), shape, vocabulary, python) for name in dict.fromkeys(own)]
+    elsewhere = python is not None
+    found = [locate(name, "networks", elsewhere=elsewhere) for name in dict.fromkeys(own)]
+    return [_describe(named, shape, vocabulary, python) for named in found]
 
 
 @contextlib.contextmanager
@@ -73,27 +76,6 @@ def described(names: Iterable[str], input_shape: str = "") -> Iterator[None]:
             raise UsageError(one.fault)
     with own_networks.named(own):
         yield
-
-
-def _source(name: str) -> tuple[str, str]:
-    """(source, folder that is searched first) of a name; UsageError where it cannot be one."""
-    where, _, attribute = name.rpartition(":")
-    if not all(part.isidentifier() for part in attribute.split(".")):
-        raise UsageError(
-            f"networks={name}: '{attribute}' is no name in Python. Write FILE.py:NAME or "
-            "package.module:NAME, the name of a module, class or function."
-        )
-    if where.endswith(".py"):
-        path = Path(os.path.abspath(os.path.expanduser(where)))
-        if not path.is_file():
-            raise UsageError(f"networks={name}: there is no file {path}.")
-        return f"{path}:{attribute}", str(path.parent)
-    if not all(part.isidentifier() for part in where.split(".")):
-        raise UsageError(
-            f"networks={name}: '{where}' is neither a file ending in .py nor a module that can be "
-            "imported. Write FILE.py:NAME or package.module:NAME."
-        )
-    return name, os.getcwd()
 
 
 def _input_of(settings: Mapping[str, str]) -> tuple[tuple[int, ...], int | None]:
@@ -135,12 +117,10 @@ def _number(settings: Mapping[str, str], key: str) -> int | None:
 
 
 def _describe(
-    source: tuple[str, str], shape: tuple[int, ...], vocabulary: int | None, python: str | None
+    named: UserObject, shape: tuple[int, ...], vocabulary: int | None, python: str | None
 ) -> OwnNetwork:
-    where, folder = source
     request = {
-        "source": where,
-        "folder": folder,
+        "named": to_plain(named),
         "input_shape": list(shape),
         "vocabulary": vocabulary,
     }
@@ -159,12 +139,14 @@ def _describe(
                 fault = f"its description cannot be read: {error}"
             else:
                 return own
-    name = own_networks.short_name(where)
-    net = Assembly(name)
+    net = Assembly(named.short)
     x = net.input("tokens" if vocabulary else "image", shape, vocabulary=vocabulary)
     net.classify(net.add_layer(Opaque(output=(1,)), x, name="module"))
     return OwnNetwork(
-        source=where, folder=folder, graph=to_text(net.build(), {}), fault=f"{name}: {fault}"
+        source=named.name,
+        folder=named.folder,
+        graph=to_text(net.build(), {}),
+        fault=f"{named.short}: {fault}",
     )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cubemesh.user_code import short_name
+
 
 @dataclass(frozen=True, kw_only=True)
 class OwnNetwork:
@@ -29,4 +31,4 @@ class OwnNetwork:
     @property
     def name(self) -> str:
         """Name of the network: `model.py:Net`, `package.module:build`."""
-        return self.source.rpartition("/")[2]
+        return short_name(self.source)

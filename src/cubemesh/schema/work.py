@@ -6,7 +6,6 @@ is watched are the other parts of a spec (spec.py).
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +13,7 @@ from cubemesh.errors import UsageError
 from cubemesh.schema.collective import Collective
 from cubemesh.schema.own_network import OwnNetwork
 from cubemesh.schema.validation import at_least, check_schedule, check_target
+from cubemesh.user_code import short_name
 
 Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
 RateScaling = Literal["none", "linear"]
@@ -269,7 +269,7 @@ class OwnStep:
     @property
     def name(self) -> str:
         """`train.py:make_step`, without the folder."""
-        return os.path.basename(self.step)
+        return short_name(self.step)
 
     def __post_init__(self) -> None:
         at_least(self, 1, "samples")

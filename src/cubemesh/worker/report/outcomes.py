@@ -10,7 +10,7 @@
 | `NotInstalled`, and `ModuleNotFoundError` of the framework itself | not_installed |
 | `DataError`: a fault of the files, not of the spec | crashed, with the error's message |
 | `ReplicasDiffer`: a fault of the machine | the same |
-| `UserCodeError`: a fault of the user's own code | the same, with the traceback |
+| `UserCodeError`: a fault of the user's own code | the same, with the traceback of the code |
 | anything else | crashed, with the last lines of the traceback |
 """
 
@@ -69,9 +69,8 @@ def outcome_from_error(
     if isinstance(error, ModuleNotFoundError) and error.name == framework.requires:
         return not_installed(spec.program.framework)
     if isinstance(error, UserCodeError):
-        return Outcome(
-            status=Status.CRASHED, message=str(error), facts={"traceback": _traceback(error)}
-        )
+        facts = {"traceback": _traceback(error)} if error.__cause__ else {}
+        return Outcome(status=Status.CRASHED, message=str(error), facts=facts)
     if isinstance(error, (DataError, ReplicasDiffer)):
         return Outcome(status=Status.CRASHED, message=str(error))
     return _crashed(error)

@@ -18,7 +18,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from cubemesh.frameworks.contract.program import (
     Diverged,
@@ -31,7 +31,7 @@ from cubemesh.measure.timing.step_timestamps import StampedSteps
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.record import Figure, Window
 from cubemesh.schema.work import OwnStep
-from cubemesh.user_code import UserCodeError, UserObject, failure, load
+from cubemesh.user_code import UserCodeError, UserObject, attempt, fail, load
 from cubemesh.worker.report import memory
 from cubemesh.worker.run.inputs import HostClock
 from cubemesh.worker.run.job_file import trace_file, trace_name
@@ -59,7 +59,7 @@ class UserStep:
         self._batches: Iterable[Any] | None = None
         self._following: Iterator[Any] = iter(())
         self._taken = 0
-        made = self._guarded(lambda: self._make(task.device))
+        made = self._guarded(lambda: self._make(task.device), "making the step")
         self._step = self._parts_of(made)
 
     @property
@@ -72,7 +72,7 @@ class UserStep:
         if self._batches is None:
             return None
         before = monotonic_s()
-        batch = self._guarded(self._next)
+        batch = self._guarded(self._next, f"taking batch {self._taken + 1:,}")
         self.waits.append((before, monotonic_s() - before))
         return batch
 
@@ -80,12 +80,11 @@ class UserStep:
         """One step; returns what the step returns."""
         self.steps += 1
         try:
-            result = self._step() if self._batches is None else self._step(batch)
-        except (Exception, SystemExit) as error:
-            self._failed(error)
-        if os.getpid() != self._pid:
+            return self._step() if self._batches is None else self._step(batch)
+        except BaseException as error:
+            fail(self._named, f"step {self.steps:,}", error, self._is_out_of_memory)
+        finally:
             self._end_fork()
-        return result
 
     def queue(self, batch: Any) -> None:
         """One step, whose result is dropped."""
@@ -104,7 +103,7 @@ class UserStep:
             )
 
     def _make(self, device: str) -> Any:
-        maker = load(self._named)
+        maker = load(self._named, self._is_out_of_memory)
         if not callable(maker):
             raise UserCodeError(
                 f"{self._named.short} is of type {type(maker).__name__}; it must be a function "
@@ -140,28 +139,19 @@ class UserStep:
         self._taken += 1
         return found
 
-    def _guarded(self, ask: Callable[[], Any]) -> Any:
+    def _guarded(self, ask: Callable[[], Any], doing: str) -> Any:
         try:
-            found = ask()
-        except (Exception, SystemExit) as error:
-            self._failed(error)
-        if os.getpid() != self._pid:
-            self._end_fork()
-        return found
-
-    def _failed(self, error: BaseException) -> NoReturn:
-        if os.getpid() != self._pid:
-            self._end_fork()
-        if isinstance(error, MemoryError) or self._is_out_of_memory(error):
-            raise error
-        when = f"in step {self.steps:,}" if self.steps else "while the step was made"
-        raise failure(self._named, when, error) from error
-
-    def _end_fork(self) -> NoReturn:
-        try:
-            self._forked.touch()
+            return attempt(self._named, doing, ask, self._is_out_of_memory)
         finally:
-            os._exit(0)
+            self._end_fork()
+
+    def _end_fork(self) -> None:
+        """End this process if the code forked it."""
+        if os.getpid() != self._pid:
+            try:
+                self._forked.touch()
+            finally:
+                os._exit(0)
 
 
 def own_step(task: Task) -> None:

@@ -1,7 +1,6 @@
 """Modules of a user: which become a graph that computes the same, what of the others is counted."""
 
 import functools
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,25 +12,29 @@ import own_modules
 from cubemesh.errors import DataError
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.own.description import DescriptionRequest, describe
-from cubemesh.frameworks.pytorch.own.source import OwnNetworkError, load, scores_of
+from cubemesh.frameworks.pytorch.own.source import load, scores_of
 from cubemesh.networks import layers
 from cubemesh.networks.cost import totals
 from cubemesh.networks.memory import forecast
 from cubemesh.networks.opaque import Opaque
 from cubemesh.networks.own_networks import network_of
 from cubemesh.schema.serialization import from_plain, to_plain
+from cubemesh.user_code import UserCodeError, UserObject, digest
 
 FILE = Path(own_modules.__file__)
 IMAGE, TOKENS = (3, 8, 8), (6,)
 
 
+def code(name: str) -> UserObject:
+    return UserObject(name=f"{FILE}:{name}", folder=str(FILE.parent))
+
+
 @functools.cache
-def described(name: str, file: Path = FILE):
+def described(name: str):
     tokens = name == "Language"
     return describe(
         DescriptionRequest(
-            source=f"{file}:{name}",
-            folder=str(file.parent),
+            named=code(name),
             input_shape=TOKENS if tokens else IMAGE,
             vocabulary=11 if tokens else None,
         )
@@ -110,7 +113,7 @@ def test_an_opaque_module_computes_with_the_arrays_of_the_program():
     network = network_of(described("Gated"))
     built = build_modules(network)
     built.load(network.draw(0))
-    module = load(f"{FILE}:Gated", str(FILE.parent)).module
+    module = load(code("Gated"))
     with torch.no_grad():
         for name, array in built.parameters.items():
             module.get_parameter(name.removeprefix("module.")).copy_(array)
@@ -147,7 +150,7 @@ def test_weights_begin_with_the_spread_that_the_module_gives_them():
     [
         ("no_module", "returned an object of type list"),
         ("raises", "building it raised RuntimeError: no weights here (own_modules.py, line "),
-        ("exits", "building it raised SystemExit: enough"),
+        ("exits", "building it called sys.exit('enough') (own_modules.py, line "),
         ("number", "is of type int"),
         ("wrong_shape", "running it on images of 3×8×8 raised RuntimeError: mat1 and mat2"),
         ("map_of_scores", "returned values of shape (2, 4, 6, 6)"),
@@ -164,45 +167,15 @@ def test_a_broken_module_has_a_fault_in_one_sentence(name, words):
     assert network_of(own).parameter_count == 0
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("import there_is_none", "ModuleNotFoundError: No module named 'there_is_none'"),
-        ("def broken(:", "SyntaxError: invalid syntax (broken.py, line 1)"),
-    ],
-)
-def test_a_file_that_cannot_be_imported_is_a_fault(tmp_path, code, words):
-    (tmp_path / "broken.py").write_text(code)
-    fault = described("Net", tmp_path / "broken.py").fault
-    assert fault.startswith("broken.py:Net: importing it raised ")
-    assert words in fault
-
-
 def test_a_module_that_exists_is_taken_and_a_function_is_called():
     assert kinds("ready") == [layers.Flatten, layers.Linear]
     assert kinds("residual") == kinds("Residual")
 
 
-def test_the_digest_is_that_of_the_file_and_what_it_imports(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    found = set()
-    for number, width in enumerate((3, 4, 4)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / "parts_of_mine.py").write_text(f"WIDTH = {width}\n")
-        (folder / "mine.py").write_text(
-            "import sys; from torch import nn\nfrom parts_of_mine import WIDTH\n"
-            "def net(): return nn.Sequential(nn.Flatten(), nn.Linear(192, WIDTH))\n"
-        )
-        sys.path.insert(0, str(folder))
-        found.add(described("net", folder / "mine.py").digest)
-        del sys.modules["parts_of_mine"], sys.modules["mine"]
-    assert len(found) == 2
-
-
 def test_a_file_that_changed_after_the_command_began_is_refused():
+    assert described("Gated").digest == digest(code("Gated"))
     own = replace(described("Gated"), digest="0" * 16)
-    with pytest.raises(OwnNetworkError, match="changed after the command began"):
+    with pytest.raises(UserCodeError, match="changed after the command began"):
         build_modules(network_of(own))
 
 

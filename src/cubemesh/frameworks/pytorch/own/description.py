@@ -16,12 +16,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from cubemesh.frameworks.pytorch.own.source import OwnNetworkError, attempt, load, scores_of
+from cubemesh.frameworks.pytorch.own.source import load, scores_of
 from cubemesh.frameworks.pytorch.own.tracing import Untraceable, trace
 from cubemesh.networks.assembly import Assembly
 from cubemesh.networks.graph_text import to_text
 from cubemesh.networks.opaque import Opaque
 from cubemesh.schema.own_network import OwnNetwork
+from cubemesh.user_code import UserCodeError, UserObject, attempt, digest
 
 SAMPLES = 2
 """Of the description: batch normalization needs two."""
@@ -33,8 +34,7 @@ DIGITS = 3
 class DescriptionRequest:
     """What to describe."""
 
-    source: str
-    folder: str
+    named: UserObject
     input_shape: tuple[int, ...]
     """Of one sample: (channels, height, width), or (length,) of tokens."""
     vocabulary: int | None = None
@@ -64,25 +64,22 @@ def describe(request: DescriptionRequest) -> OwnNetwork:
     """The description of a module; one with a fault is described without its arrays."""
     try:
         return _describe(request)
-    except OwnNetworkError as error:
+    except UserCodeError as error:
         return faulty(request, str(error))
 
 
 def faulty(request: DescriptionRequest, fault: str) -> OwnNetwork:
     """The description of a module that cannot be run."""
-    layer = Opaque(output=(1,))
-    own = OwnNetwork(source=request.source, folder=request.folder, graph="", fault=fault)
-    return replace(own, graph=_opaque_text(request, layer, {}))
+    named, graph = request.named, _opaque_text(request, Opaque(output=(1,)), {})
+    return OwnNetwork(source=named.name, folder=named.folder, graph=graph, fault=fault)
 
 
 def _describe(request: DescriptionRequest) -> OwnNetwork:
-    loaded = load(request.source, request.folder)
-    module, own = (
-        loaded.module,
-        OwnNetwork(source=request.source, folder=loaded.folder, digest=loaded.digest, graph=""),
-    )
+    named = request.named
+    module = load(named)
+    own = OwnNetwork(source=named.name, folder=named.folder, digest=digest(named), graph="")
     given = _samples(request)
-    counted = _count(own.name, module, given, request)
+    counted = _count(module, given, request)
     try:
         traced = trace(own.name, module, given, request.input_name, request.vocabulary)
     except Untraceable as reason:
@@ -101,7 +98,7 @@ def _describe(request: DescriptionRequest) -> OwnNetwork:
 
 
 def _opaque_text(request: DescriptionRequest, layer: Opaque, arrays: dict[str, Tensor]) -> str:
-    net = Assembly(request.source)
+    net = Assembly(request.named.name)
     x = net.input(request.input_name, request.input_shape, vocabulary=request.vocabulary)
     net.classify(net.add_layer(layer, x, name="module"))
     return to_text(net.build(), {f"module.{n}": _moments(a) for n, a in arrays.items()})
@@ -115,14 +112,15 @@ def _samples(request: DescriptionRequest) -> Tensor:
     return torch.randint(request.vocabulary, shape, generator=generator)
 
 
-def _count(name: str, module: nn.Module, given: Tensor, request: DescriptionRequest) -> _Counted:
+def _count(module: nn.Module, given: Tensor, request: DescriptionRequest) -> _Counted:
+    named = request.named
     shown = "×".join(map(str, request.input_shape))
     what = f"images of {shown}" if request.vocabulary is None else f"{shown} tokens"
     running = f"running it on {what}"
     module.eval()
     with torch.no_grad():
-        scores = attempt(name, running, lambda: scores_of(module(given)))
-    _check_scores(name, scores, running)
+        scores = attempt(named, running, lambda: scores_of(module(given)))
+    _check_scores(named.short, scores, running)
     module.train()
     parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
     buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point()}
@@ -142,10 +140,10 @@ def _count(name: str, module: nn.Module, given: Tensor, request: DescriptionRequ
                 loss.backward()  # type: ignore[no-untyped-call]
             return forward, counter.get_total_flops() - forward
 
-    forward, backward = attempt(name, f"training it on {what}", step)
+    forward, backward = attempt(named, f"training it on {what}", step)
     trained = {n: before[n] for n, p in parameters.items() if p.grad is not None}
     if not trained:
-        raise OwnNetworkError(f"{name} has no parameter that its scores depend on.")
+        raise UserCodeError(f"{named.short} has no parameter that its scores depend on.")
     updated = {n: before[n] for n, b in buffers.items() if not torch.equal(b, before[n])}
     with torch.no_grad():
         for n, buffer in buffers.items():
@@ -164,7 +162,7 @@ def _count(name: str, module: nn.Module, given: Tensor, request: DescriptionRequ
 def _check_scores(name: str, scores: Tensor, running: str) -> None:
     shape = tuple(scores.shape)
     if len(shape) not in (2, 3) or shape[0] != SAMPLES or not scores.is_floating_point():
-        raise OwnNetworkError(
+        raise UserCodeError(
             f"{name}: {running}, {SAMPLES} a batch, returned values of shape {shape}, and scores "
             "of shape (batch, classes) or (batch, positions, classes) are needed."
         )
