@@ -140,7 +140,8 @@ def users(
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the users of a PostgreSQL store, add one, change a role or token, or revoke one."""
+    """Manage the users of a team. List the users of a PostgreSQL store, add or revoke one, or
+    change a role or token."""
     from cubemesh.api.arguments import open_store
     from cubemesh.errors import unknown_name
     from cubemesh.jobs.submission import submitter
