@@ -192,4 +192,4 @@ def users(
         print("No users. Add one with: cubemesh users add NAME --role member")
     if token is not None:
         print(f"token: {token}")
-        tell("the token is shown this once; it logs in at the address of `cubemesh serve --team`.")
+        tell("this token is shown only once. It logs in to `cubemesh serve --team`.")

@@ -86,7 +86,7 @@ def findings(
         text = f"Pass: {len(passed)} of {_count(judged, 'judged check')} passed."
     if without := open_checks - len(inconclusive):
         have = "has" if without == 1 else "have"
-        text += f" {_count(without, 'check')} {have} no reference (see their notes)."
+        text += f" {_count(without, 'check')} {have} no reference; see the notes of the checks."
     if out or missing:
         were = "was" if len(out) + len(missing) == 1 else "were"
         text += f" {_count(len(out) + len(missing), 'measurement')} {were} left out."
@@ -95,7 +95,7 @@ def findings(
         question=QUESTION,
         text=text,
         value=float(len(passed)),
-        unit=f"of {judged} checks passed",
+        unit=f"of {_count(judged, 'check')} passed",
         remedy="" if verdict is not AcceptanceVerdict.NOT_JUDGED else _more_evidence(unfinished),
     )
     for check in failed:
