@@ -70,7 +70,7 @@ def print_table(console: Console, table: Table) -> None:
         [heading, *(row[i].text for row in shown.rows if i < len(row) and not row[i].gap)]
         for i, heading in enumerate(headings)
     ]
-    widths = [max(map(cell_len, column)) for column in columns]
+    widths: Sequence[int] = [max(map(cell_len, column)) for column in columns]
     wrap = console.is_terminal
     if wrap:
         widths = fitted_widths(columns, widths, console.width)
