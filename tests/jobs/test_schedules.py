@@ -7,7 +7,6 @@ import pytest
 from cli_forkserver import Forked
 from cubemesh.errors import UsageError
 from cubemesh.jobs.queue import FreeDevices, JobQueue
-from cubemesh.jobs.rows import database_time
 from cubemesh.jobs.schedules import (
     DAY_S,
     MOST_SKIPPED,
@@ -19,6 +18,7 @@ from cubemesh.jobs.schedules import (
 from cubemesh.jobs.submission import schedule_question
 from cubemesh.jobs.values import Question, Wants
 from cubemesh.store import Store
+from cubemesh.store.database import database_time
 from patience import wait_until
 from scripted_clock import Clock
 

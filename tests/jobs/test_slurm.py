@@ -178,7 +178,7 @@ def test_a_job_that_slurm_has_lost_is_submitted_again(path: str, programs: Path)
     (programs / "queue").write_text(f"{name_of(job)}|42|PENDING|Resources|2027-01-01T08:00:00\n")
     in_slurm._listed.forget()
     why = cubemesh.job(job.job_id, store=path).why
-    assert why == "Slurm job 42 waits: Resources, expected to start 2027-01-01T08:00:00."
+    assert why == "Slurm job 42 waits: Resources; expected start 2027-01-01 08:00."
 
 
 def test_without_slurm_the_state_is_that_of_the_store(

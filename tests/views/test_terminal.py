@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from cubemesh.experiments.runner import ExperimentResult
-from cubemesh.schema import Answer, ExperimentRun, Outcome, Status
+from cubemesh.schema import Answer, Cell, Column, ExperimentRun, Outcome, Status, Table
 from cubemesh.views import terminal
 from cubemesh.worker.report.outcomes import not_installed
 
@@ -114,3 +114,21 @@ def test_a_list_of_results_has_each_reason_once(console, made):
     missing = [made.record(b, outcome=not_installed("pytorch")) for b in (8, 16, 32)]
     terminal.print_results(console, missing)
     assert text(console).count("cubemesh[torch]") == 1
+
+
+def test_a_wide_table_wraps_on_a_terminal():
+    columns = (Column(name="check"), Column(name="rate", unit="GB/s"), Column(name="note"))
+    cells = (Cell(text="copy in device memory"), Cell(value=3.5), Cell(text="set disk_gb_per_s"))
+    table = Table(title="Checks", columns=columns, rows=(cells,))
+    wide = Console(file=io.StringIO(), width=30, highlight=False)
+    terminal.print_table(wide, table)
+    assert "  copy in device memory          3.5  set disk_gb_per_s" in text(wide)
+    narrow = Console(file=io.StringIO(), width=30, force_terminal=True, color_system=None)
+    terminal.print_table(narrow, table)
+    assert text(narrow).splitlines()[1:] == [
+        "  check         rate  note",
+        "              (GB/s)",
+        "  copy in        3.5  set",
+        "  device              disk_gb_",
+        "  memory              per_s",
+    ]

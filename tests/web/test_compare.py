@@ -117,7 +117,7 @@ def test_trainings_that_answered_the_same_samples_are_paired(
     assert (standing["only_best"], standing["only_own"]) == (20, 0)
     page = member.get(f"/compare?{query}").text
     assert "1 run by McNemar" in page
-    assert "smallest difference that could have been seen is" in page
+    assert "smallest detectable difference: " in page
     answer = compare("d" * 12, "e" * 12, store=store).answer
     (accuracy,) = [f for f in answer.findings if f.code == "accuracy-difference"]
     assert accuracy.text.startswith("B has a lower accuracy: A 80.00 %, B 78.00 %; -2.00 percent")

@@ -306,7 +306,7 @@ def test_a_nightly_schedule_is_shown_and_ended(member: Client, queue: JobQueue) 
     assert later.submit_due("a", FreeDevices(hostname="here"), lambda: "<busy>") == []
     page = member.get("/jobs").text
     assert "02:00 to 06:00 UTC, when idle" in page
-    assert "skipped, no agent that it fits ran" in page
+    assert "skipped, no suitable agent was running" in page
     document = member.get("/api/v1/jobs").json()["schedules"]
     assert [(one["schedule_id"], one["at"]) for one in document] == [(made.schedule_id, "02:00")]
     form = {"action": "unschedule", "schedule": str(made.schedule_id)}

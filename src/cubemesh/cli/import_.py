@@ -102,7 +102,8 @@ def bundle(
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write runs and answers as one file that is a page and a store, or check such a file."""
+    """Write runs as one file, or check one. The file is an HTML page for any browser and a store
+    for `cubemesh import`."""
     if action not in BUNDLE_ACTIONS:
         raise unknown_name("action of bundle", action, BUNDLE_ACTIONS, "", "actions")
     filters = {"network": network, "framework": framework, "outcome": outcome, "limit": limit}

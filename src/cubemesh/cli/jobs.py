@@ -59,7 +59,7 @@ def submit(
     ] = 3,
     slurm: Annotated[
         bool,
-        typer.Option("--slurm", help="Submit each job to Slurm, where an agent runs it alone."),
+        typer.Option("--slurm", help="Submit each job to Slurm, in an allocation of its own."),
     ] = False,
     nodes: Annotated[
         int | None, typer.Option(min=1, help="With --slurm: number of nodes; default: 1.")
@@ -108,13 +108,15 @@ def submit(
         typer.Option(
             "--nightly",
             metavar="HH:MM",
-            help="Queue it every night from this hour (UTC) on, when the host of an agent is idle.",
+            help="Queue it once a night, from this time (UTC) on, when an agent's host is idle.",
         ),
     ] = None,
     within: Annotated[
         str,
         typer.Option(
-            "--within", metavar="DURATION", help="With --nightly: then the night is skipped."
+            "--within",
+            metavar="DURATION",
+            help="With --nightly: skip the night if no host is idle within this time.",
         ),
     ] = "4h",
     any_load: Annotated[
@@ -124,8 +126,8 @@ def submit(
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """Queue an experiment as a job, which an agent runs, once or every night. `cubemesh agent`
-    starts one, and Slurm does with --slurm."""
+    """Queue an experiment as a job, once or every night. `cubemesh agent` runs queued jobs on a
+    host; with --slurm, each job runs in an allocation of its own."""
     from cubemesh.api.jobs import schedule
     from cubemesh.api.jobs import submit as submit_job
     from cubemesh.views import job_pages
@@ -223,8 +225,8 @@ def jobs(
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs, show one, or change it: pause, resume, stop, edit, clone, priority; list or end
-    nightly schedules."""
+    """List jobs, or change one. Pause, resume, stop, edit, clone or reorder a job; list the agents
+    and the nightly schedules."""
     from cubemesh.api import jobs as api
     from cubemesh.errors import unknown_name
     from cubemesh.views import job_pages

@@ -135,8 +135,8 @@ def accept(
     pythons: Pythons = None,
     as_json: AsJson = False,
 ) -> None:
-    """Test this machine: speed, links, disk, correctness and a burn-in, each figure judged. Exit
-    code 99 if it fails, 1 if it could not be judged."""
+    """Run an acceptance test of this machine. It measures speed, links, disk, repeatable results
+    and a burn-in, and judges each figure. Exit code: 0 passed, 99 failed, 1 not judged."""
     from cubemesh.api.doctor import doctor as diagnose
     from cubemesh.api.run import accept as run_acceptance
     from cubemesh.cli.report import write_page

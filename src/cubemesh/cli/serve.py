@@ -140,7 +140,8 @@ def users(
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the users of a PostgreSQL store, add one, change a role or token, or revoke one."""
+    """Manage the users of a team. List the users of a PostgreSQL store, add or revoke one, or
+    change a role or token."""
     from cubemesh.api.arguments import open_store
     from cubemesh.errors import unknown_name
     from cubemesh.jobs.submission import submitter
@@ -191,4 +192,4 @@ def users(
         print("No users. Add one with: cubemesh users add NAME --role member")
     if token is not None:
         print(f"token: {token}")
-        tell("the token is shown this once; it logs in at the address of `cubemesh serve --team`.")
+        tell("this token is shown only once. It logs in to `cubemesh serve --team`.")

@@ -40,7 +40,7 @@ MOST_SKIPPED = 366
 """Nights that are recorded at once after a time without agents; of more, the newest."""
 NIGHTS = 14
 """Newest nights that a list shows."""
-NO_AGENT = "no agent that it fits ran"
+NO_AGENT = "no suitable agent was running"
 
 
 @dataclass(frozen=True, kw_only=True)

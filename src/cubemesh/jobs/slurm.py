@@ -137,7 +137,8 @@ def _reason(job: QueuedJob, own: SlurmJob, known: slurm.Listed | None) -> str:
     if job.state.held:
         return ""
     if known.state == "PENDING":
-        start = "" if known.start in ("", "N/A") else f", expected to start {known.start}"
+        hour = known.start.removesuffix(":00").replace("T", " ")
+        start = "" if known.start in ("", "N/A") else f"; expected start {hour}"
         reason = "just submitted" if known.reason in ("", "None") else known.reason
         return f"Slurm job {known.number} waits: {reason}{start}."
     return f"Slurm job {known.number} is {known.state.lower()}; its agent has not claimed it yet."

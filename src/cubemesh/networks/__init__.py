@@ -312,7 +312,7 @@ def _own_entry(own: OwnNetwork) -> NetworkEntry:
     else:
         sizes = {"image_size": given.shape[-1], "smallest_image_size": given.shape[-1]}
         sizes["classes"] = classes
-    differs = f"runs as it is: {own.untraced}" if own.untraced else ""
+    differs = f"It runs as it is: {own.untraced}" if own.untraced else ""
     return NetworkEntry(make=lambda *_: network, source=own.source, differs=differs, **sizes)
 
 

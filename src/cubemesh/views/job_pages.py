@@ -118,12 +118,12 @@ def schedule_json(schedule: Schedule) -> dict[str, Any]:
 def when_text(schedule: Schedule) -> str:
     """`02:00 to 06:00 UTC, when idle`."""
     end = (schedule.at_s + schedule.within_s) % 86_400
-    idle = "when idle" if schedule.when_idle else "whatever else runs"
+    idle = "when idle" if schedule.when_idle else "even when busy"
     return f"{schedule.at} to {end // 3600:02d}:{end % 3600 // 60:02d} UTC, {idle}"
 
 
 def night_text(night: Night) -> str:
-    """`2026-11-25: job 41`, `2026-11-25: skipped, no agent that it fits ran`."""
+    """`2026-11-25: job 41`, `2026-11-25: skipped, no suitable agent was running`."""
     what = f"skipped, {night.why}" if night.job_id is None else f"job {night.job_id}"
     return f"{night.night}: {what}"
 

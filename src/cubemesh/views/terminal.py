@@ -6,6 +6,7 @@ text from outside have no effect.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -69,14 +70,48 @@ def print_table(console: Console, table: Table) -> None:
         [heading, *(row[i].text for row in shown.rows if i < len(row) and not row[i].gap)]
         for i, heading in enumerate(headings)
     ]
-    widths = [max(map(cell_len, column)) for column in columns]
-    _print_row(console, headings, widths, numeric, style=SOFT)
+    widths: Sequence[int] = [max(map(cell_len, column)) for column in columns]
+    wrap = console.is_terminal
+    if wrap:
+        widths = fitted_widths(columns, widths, console.width)
+    _print_row(console, headings, widths, numeric, style=SOFT, wrap=wrap)
     for row in shown.rows:
         *cells, last = [cell.text for cell in row]
         if row[-1].gap and last != GAP:
-            _print_row(console, cells, widths, numeric, reason=last)
+            _print_row(console, cells, widths, numeric, reason=last, wrap=wrap)
         else:
-            _print_row(console, [*cells, last], widths, numeric)
+            _print_row(console, [*cells, last], widths, numeric, wrap=wrap)
+
+
+def fitted_widths(
+    columns: Sequence[Sequence[str]], widths: Sequence[int], width: int
+) -> Sequence[int]:
+    """Widths of columns for a table of at most `width` characters: the widest columns wrap between
+    words, or if need be after a hyphen. The given widths where that is not enough."""
+    excess = len(_SPACE) * len(columns) + sum(widths) - width
+    for parts in (_words, _pieces):
+        least = [
+            max((cell_len(part) for text in column for part in parts(text)), default=0)
+            for column in columns
+        ]
+        if excess > sum(widths) - sum(least):
+            continue
+        fitted = list(widths)
+        for _ in range(excess):
+            slack = [i for i, low in enumerate(least) if fitted[i] > low]
+            fitted[max(slack, key=fitted.__getitem__)] -= 1
+        return fitted
+    return widths
+
+
+def _words(text: str) -> Sequence[str]:
+    """The words of a text; `3.5 ± 0.2` and `2 %` are one."""
+    return re.split(r"(?<!±) +(?![±%])", text)
+
+
+def _pieces(text: str) -> Sequence[str]:
+    """Its words, and the parts of those with hyphens."""
+    return [part for word in _words(text) for part in re.findall(r"[^\s_-]*[_-]+(?=\w)|\S.*", word)]
 
 
 def print_machine(console: Console, machine: Machine) -> None:
@@ -237,16 +272,39 @@ def _print_row(
     *,
     style: str = "",
     reason: str = "",
+    wrap: bool = False,
 ) -> None:
-    cells = []
-    for index, (text, width, right) in enumerate(zip(texts, widths, numeric, strict=False)):
-        padding = " " * (width - cell_len(text))
-        # The first column names the row, so it is always on the left.
-        cells.append(padding + text if right and index > 0 else text + padding)
-    line = Text("  " + _SPACE.join([*cells, ""]), style=style)
-    line.append(reason, style=SOFT)
-    line.rstrip()
-    console.print(line, soft_wrap=True)
+    wrapped = [
+        _wrapped(text, width) if wrap else [text]
+        for text, width in zip(texts, widths, strict=False)
+    ]
+    for place in range(max(map(len, wrapped), default=1)):
+        cells = []
+        for index, (lines, width, right) in enumerate(zip(wrapped, widths, numeric, strict=False)):
+            text = lines[place] if place < len(lines) else ""
+            padding = " " * (width - cell_len(text))
+            # The first column names the row, so it is always on the left.
+            cells.append(padding + text if right and index > 0 else text + padding)
+        line = Text("  " + _SPACE.join([*cells, ""]), style=style)
+        if place == 0:
+            line.append(reason, style=SOFT)
+        line.rstrip()
+        console.print(line, soft_wrap=True)
+
+
+def _wrapped(text: str, width: int) -> Sequence[str]:
+    """Lines of a text that are at most so wide, if its words are."""
+    lines = [""]
+    for word in _words(text):
+        space = " "
+        for part in [word] if cell_len(word) <= width else _pieces(word):
+            joined = f"{lines[-1]}{space}{part}" if lines[-1] else part
+            if lines[-1] and cell_len(joined) > width:
+                lines.append(part)
+            else:
+                lines[-1] = joined
+            space = ""
+    return lines
 
 
 def _line(console: Console, text: str, style: str = "") -> None:

@@ -202,7 +202,8 @@ def checks(found: Answer) -> list[dict[str, str]]:
     """The rows of the table, by column, as text."""
     (table,) = [t for t in found.tables if t.title == CHECKS]
     names = [column.name for column in table.columns]
-    return [dict(zip(names, [cell.text for cell in row], strict=True)) for row in table.rows]
+    rows = [dict(zip(names, [cell.text for cell in row], strict=True)) for row in table.rows]
+    return [{**row, "against": row["reference"].partition(":")[0]} for row in rows]
 
 
 def test_a_sound_machine_passes_with_every_part_judged(measured) -> None:
@@ -301,7 +302,7 @@ def test_without_references_a_machine_does_not_pass(measured) -> None:
     found = accepted(records, fleet=2, settings=settings)
     assert verdict_of(found) is AcceptanceVerdict.NOT_JUDGED
     assert {row["verdict"] for row in checks(found) if row["against"] == "fleet"} == {"not judged"}
-    assert "2 earlier runs of this model; 3 are needed" in {row["reason"] for row in checks(found)}
+    assert "2 earlier runs of this model; 3 are needed" in {row["note"] for row in checks(found)}
     assert verdict_of(accepted(records, fleet=3, settings=settings)) is AcceptanceVerdict.PASS
 
 
@@ -322,7 +323,7 @@ def test_a_low_figure_beside_other_programs_is_not_judged(measured) -> None:
     assert failures(found) == []
     (row,) = [r for r in checks(found) if r["check"] == "disk read" and r["against"] == "datasheet"]
     assert row["verdict"] == "not judged"
-    assert "busy-host" in row["reason"]
+    assert "busy-host" in row["note"]
     assert verdict_of(found) is AcceptanceVerdict.NOT_JUDGED, "no pass without this verdict"
     assert "disk read" in found.findings[0].text
 
@@ -332,7 +333,7 @@ def test_a_threshold_inside_the_interval_is_not_judged(measured) -> None:
     found = accepted(measured(settings), fleet=0, settings=settings)
     (row,) = [r for r in checks(found) if r["check"] == "disk read" and r["against"] == "datasheet"]
     assert (row["verdict"], failures(found)) == ("not judged", [])
-    assert "contains the threshold" in row["reason"]
+    assert "contains the threshold" in row["note"]
     assert verdict_of(found) is AcceptanceVerdict.NOT_JUDGED
 
 

@@ -247,7 +247,7 @@ def _datasheet(record: RunRecord, given: Thresholds) -> Iterator[Check]:
         if given.disk_bytes_per_s is None:
             why = "no stated rate of the disk: set disk_gb_per_s"
         else:
-            stated, why = given.disk_bytes_per_s, "disk_gb_per_s"
+            stated, why = given.disk_bytes_per_s, "set by disk_gb_per_s"
     elif part in ("matrix-product", "memory-copy"):
         device = rank.device_name if rank else ""
         sheet = find(device)

@@ -324,7 +324,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 EXPERIMENT = Experiment(
     name="acceptance",
-    question="Is this machine as fast as it should be, evenly, steadily and correctly?",
+    question="Is this machine as fast as it should be, and are its results correct?",
     settings=Settings,
     works=(Ceiling, Collective, TrainSteps, Input),
     varies={

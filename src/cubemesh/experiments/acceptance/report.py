@@ -85,15 +85,17 @@ def findings(
         verdict = AcceptanceVerdict.PASS
         text = f"Pass: {len(passed)} of {_count(judged, 'judged check')} passed."
     if without := open_checks - len(inconclusive):
-        text += f" {_count(without, 'check')} without a reference; the table has the reasons."
+        have = "has" if without == 1 else "have"
+        text += f" {_count(without, 'check')} {have} no reference; see the notes of the checks."
     if out or missing:
-        text += f" {_count(len(out) + len(missing), 'measurement')} left out."
+        were = "was" if len(out) + len(missing) == 1 else "were"
+        text += f" {_count(len(out) + len(missing), 'measurement')} {were} left out."
     yield Finding(
         code=CODES[verdict],
         question=QUESTION,
         text=text,
         value=float(len(passed)),
-        unit=f"of {judged} checks passed",
+        unit=f"of {_count(judged, 'check')} passed",
         remedy="" if verdict is not AcceptanceVerdict.NOT_JUDGED else _more_evidence(unfinished),
     )
     for check in failed:
@@ -171,10 +173,7 @@ def tables(
     checks: Sequence[Check], out: Sequence[LeftOut], missing: Sequence[Part]
 ) -> Iterator[Table]:
     """The checks, failed and inconclusive ones first; and what was left out."""
-    columns = (
-        *("check", "verdict", "measured", "against", "reference", "measured ÷ reference"),
-        *("threshold", "reason"),
-    )
+    columns = ("check", "verdict", "measured", "reference", "ratio", "at least", "note")
     if checks:
         yield Table(
             title=CHECKS,
@@ -205,12 +204,17 @@ def _row(check: Check) -> tuple[Cell, ...]:
         Cell(text=_what(check), run_id=check.run_id),
         Cell(text=check.verdict.value),
         _figure_cell(check.figure),
-        Cell(text=check.against.value),
-        _figure_cell(check.reference),
+        Cell(text=_reference(check)),
         Cell.of(check.ratio) if check.ratio else Cell(text="–"),
         Cell(text="–") if check.threshold is None else Cell(value=check.threshold),
         Cell(text=check.why or "–"),
     )
+
+
+def _reference(check: Check) -> str:
+    """`fleet: 650 TFLOP/s (± 0.4 %)`."""
+    figure = _figure_cell(check.reference).text if check.reference else ""
+    return f"{check.against.value}: {figure}" if figure else check.against.value
 
 
 def _figure_cell(figure: Figure | None) -> Cell:
@@ -234,16 +238,17 @@ def notes(given: Thresholds) -> Iterator[str]:
     }
     stated = (f"{format_number(100 * share)} % of {name}" for name, share in thresholds.items())
     yield (
-        f"Thresholds: {format_list(stated)}. A check passes if the whole 95 % interval of its "
-        "ratio is at or above the threshold and fails if the whole interval is below; otherwise it "
-        "is not judged. One failed check fails the machine, and it passes only if no "
-        "check that has a reference is open."
+        "The ratio is measured ÷ reference. A check passes if the whole 95 % interval of its ratio "
+        "is at or above the threshold and fails if the whole interval is below; otherwise it is "
+        f"not judged. Thresholds: {format_list(stated)}. The machine fails if one check fails; it "
+        "passes only if every check that has a reference passes."
     )
     yield (
-        f"The fleet is the geometric mean of at least {FEWEST_IN_FLEET} earlier runs of the same "
-        "work on the same model of machine, this one included, with the interval of that mean."
+        "The reference of the fleet is the geometric mean, with its interval, of at least "
+        f"{FEWEST_IN_FLEET} earlier runs of the same work on machines of this model, this one "
+        "included."
     )
     yield (
-        "Matrix products and copies are those of the first device; all devices are compared with "
-        "one another by the training that runs on each of them at the same time."
+        "Matrix products and copies are measured on the first device. All devices are compared by "
+        "a training that runs on each of them at the same time."
     )

@@ -282,6 +282,12 @@ _SERIES_UNITS: Mapping[str, str] = {
     "_celsius": "°C",
 }
 
+_SERIES_WORDS: Mapping[str, str] = {
+    "gpu_clock_sm_mhz": "GPU SM clock",
+    "cpu_package_watts": "CPU package power",
+}
+"""Series whose names are not the words of their keys."""
+
 
 def series_name(series: Series) -> tuple[str, str]:
     """The name of a series for readers, and its unit, from the ending of its key."""
@@ -294,7 +300,8 @@ def series_name(series: Series) -> tuple[str, str]:
     known_device = series.device == "host" or name.startswith(series.device)
     where = "" if known_device else f", {series.device}"
     rank = f", rank {series.rank}" if series.rank else ""
-    return clean(f"{formatting.words(name)}{where}{rank}"), unit
+    words = _SERIES_WORDS.get(series.name) or formatting.words(name)
+    return clean(f"{words}{where}{rank}"), unit
 
 
 def figure_name(name: str) -> str:

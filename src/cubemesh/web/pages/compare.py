@@ -210,10 +210,10 @@ def _tests(choice: Choice | str) -> str:
         if smallest:
             ends = dict.fromkeys(format_number(end) for end in (min(smallest), max(smallest)))
             parts.append(
-                f"{len(own)} run{'' if len(own) == 1 else 's'} by {test}: the smallest difference "
-                f"that could have been seen is {' to '.join(ends)} percentage points"
+                f"{len(own)} run{'' if len(own) == 1 else 's'} by {test} (smallest detectable "
+                f"difference: {' to '.join(ends)} percentage points)"
             )
-    return f"Accuracies are compared with the best, {'; '.join(parts)}." if parts else ""
+    return f"Accuracies are compared with the best: {'; '.join(parts)}." if parts else ""
 
 
 def _choice_view(choice: Choice | str, records: Sequence[RunRecord]) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def _standing(choice: Choice, run_id: str) -> dict[str, str]:
         low, high = (None if end is None else 100 * end for end in (one.low, one.high))
         text = quantity(100 * one.difference, "percentage points", low, high)
         if one.only_best is not None:
-            text += f"; {one.only_best:,} lost, {one.only_own:,} gained"
+            text += f"; {one.only_best:,} right only in the best, {one.only_own:,} only here"
     elif one.difference is not None:
         text = quantity(one.difference, "×", one.low, one.high)
     words_of = {BEST: f"highest {choice.criterion}", TIED: "tied with the best"}

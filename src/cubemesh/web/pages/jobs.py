@@ -119,7 +119,7 @@ def _schedule_row(schedule: Schedule) -> dict[str, Any]:
         "schedule_id": schedule.schedule_id,
         "name": clean(schedule.name, 120),
         "when": when_text(schedule),
-        "host": clean(schedule.wants.host or "any", 80),
+        "host": clean(schedule.wants.host or "any host", 80),
         "next_utc": schedule.next_utc,
         "nights": [
             {"job_id": night.job_id, "text": clean(night_text(night), 300)}
