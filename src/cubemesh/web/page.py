@@ -146,6 +146,8 @@ class Page:
     acts: Role | None = None
     """The least role that may send its forms, which change something (`ActingModule`); None for
     one without such forms."""
+    folder: str = ""
+    """The folder of its file in `pages/`, if it has one."""
     media: str = "text/html"
     """Its media type; an image is given by its view as `response`."""
     streams: bool = False
@@ -158,7 +160,8 @@ class Page:
 
     def load(self) -> PageModule:
         """Its file."""
-        found = importlib.import_module(f"cubemesh.web.pages.{self.module}")
+        folder = f"{self.folder}." if self.folder else ""
+        found = importlib.import_module(f"cubemesh.web.pages.{folder}{self.module}")
         return cast(PageModule, found)
 
     def load_acting(self) -> ActingModule:

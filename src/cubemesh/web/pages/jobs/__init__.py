@@ -1,0 +1,1 @@
+"""Pages of the queue: the forms that fill it, its jobs, and each of them."""
