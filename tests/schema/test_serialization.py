@@ -75,11 +75,16 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         if kind is Budget:
             fields["heartbeat_timeout_s"] = st.floats(2.0, 1e6)
         if kind is CheckpointSettings:
-            folder = {"checkpoints": st.just("/tmp")}
+            fields["checkpoints"] = st.just("/tmp")
+            planned, fixed = {"every_steps": st.none()}, {"fault_every_s": st.none()}
             resumed = {"resume": st.just(True), "reshard": st.booleans()}
             anew = {"reshard": st.just(False)}
-            return st.builds(kind, **fields | folder | anew) | st.builds(
-                kind, **fields | folder | resumed
+            return st.one_of(
+                *(
+                    st.builds(kind, **fields | a | b)
+                    for a in (planned, fixed)
+                    for b in (resumed, anew)
+                )
             )
         if kind is InferPrecision:
             fields["accuracy"] = st.floats(0.01, 1.0)
