@@ -77,7 +77,7 @@ def _operation(page: Page) -> dict[str, Any]:
     ]
     found = {"application/json": {"schema": {"$ref": "#/components/schemas/Document"}}}
     return {
-        "operationId": page.module.replace(".", "-"),
+        "operationId": page.module,
         "summary": page.summary,
         "parameters": asked,
         "responses": {

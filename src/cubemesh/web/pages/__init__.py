@@ -150,7 +150,7 @@ PAGES: tuple[Page, ...] = (
     Page(
         path="/machines/{machine_id}/badge.svg",
         title="Badge",
-        module="machine.badge",
+        module="badge",
         role=Role.VIEWER,
         summary="The verdict of the machine's last acceptance test, with its date, as an image.",
         media="image/svg+xml",
