@@ -119,7 +119,7 @@ LINKED = (
 )
 """Extras whose environment runs every verb. PyTorch has a test of its own; the other frameworks are
 not in the environment of the tests."""
-LONG = {"train", "tune", "submit", "agent", "jobs", "watch"}
+LONG = {"accept", "train", "tune", "submit", "agent", "jobs", "watch"}
 """Verbs that are run in the bare environments only: they import no package that others do not."""
 
 
