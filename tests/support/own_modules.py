@@ -124,6 +124,18 @@ class Shuffled(nn.Module):
         return self.fc(x.chunk(2, 1)[0].mean((2, 3)))
 
 
+class Halves(nn.Module):
+    """One half of the features gates the other, as in a gated linear unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(192, 12), nn.Linear(6, 10)
+
+    def forward(self, x):
+        values, gate = self.fc(x.flatten(1)).chunk(2, -1)
+        return self.head(values * torch.sigmoid(gate))
+
+
 class ChannelsLast(nn.Module):
     """A block with the channels last and a learned scale of its branch, as in ConvNeXt."""
 

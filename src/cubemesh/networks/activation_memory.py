@@ -106,6 +106,13 @@ def _moments(layer: layers.LayerNorm, node: Node) -> list[SavedTensor]:
     return [_own(node, "statistics", 2 * math.prod(node.shape[:-1]), "fp32")]
 
 
+def _sigmoids(layer: layers.Activation, node: Node) -> list[SavedTensor]:
+    """Of x · σ(1.702 x), which is no operator of its own."""
+    if layer.function != "quick-gelu":
+        return []
+    return [_own(node, "sigmoid", math.prod(node.shape))]
+
+
 def _scales(layer: layers.RMSNorm, node: Node) -> list[SavedTensor]:
     """The inverse root of the mean square of each position."""
     return [_own(node, "scales", math.prod(node.shape[:-1]), "fp32")]
@@ -169,7 +176,7 @@ SAVED_TENSOR_RULES: dict[type[Layer], SavedTensorRule] = {
     layers.Transpose: SavedTensorRule(),
     layers.SelectChannels: SavedTensorRule(),
     layers.Sigmoid: SavedTensorRule(output=True),
-    layers.Activation: SavedTensorRule(input=True),
+    layers.Activation: SavedTensorRule(input=True, own=_sigmoids),
     layers.Multiply: SavedTensorRule(input=True),
     layers.Scale: SavedTensorRule(input=True),
 }

@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from cubemesh.frameworks.contract.group import SingleProcessGroup
+from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import synchronized
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.networks import layers as S  # noqa: N812
 from cubemesh.networks.builder import NetworkBuilder
@@ -153,8 +155,11 @@ def test_dropout_in_training_only():
     net = NetworkBuilder("one")
     net.classify(net.add_layer(layer, net.input("x", (4, 3))))
     built = build_modules(net.build(), dtype=torch.float64)
-    (found,) = built.training(ones)
-    assert {tuple(sample.unique().tolist()) for sample in found} == {(0.0,), (2.0,)}
+    of_ranks = synchronized(
+        built.layers["dropout1"], group=SingleProcessGroup(), norm=False, dropout=True
+    )
+    for found in (built.training(ones)[0], of_ranks(ones)):
+        assert {tuple(sample.unique().tolist()) for sample in found} == {(0.0,), (2.0,)}
     assert torch.equal(built.training.eval()(ones)[0], ones)
     x = torch.randn(3, *SEQUENCE, dtype=torch.float64)
     net = NetworkBuilder("one")

@@ -92,6 +92,8 @@ def test_gates_and_functions_written_in_several_operators_become_layers():
 
 def test_channels_are_shuffled_and_last():
     assert of_kind("Shuffled", layers.SelectChannels)[-1].channels == (0, 4, 1, 5)
+    one, other = of_kind("Halves", layers.SelectChannels)
+    assert {one.channels, other.channels} == {tuple(range(6)), tuple(range(6, 12))}
     found = kinds("ChannelsLast")
     assert {layers.Tokens, layers.LayerNorm, layers.Scale} <= set(found)
     assert of_kind("ChannelsLast", layers.ToImage) == [layers.ToImage(size=(4, 4))]

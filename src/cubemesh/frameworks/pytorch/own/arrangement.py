@@ -76,14 +76,30 @@ def node_of(t: Net, node: fx.Node, value: Any) -> str:
             return t.add(node, layers.ToImage(size=(shape[2], shape[3])), value.name)
         if torch.equal(value.places, turned):
             return t.add(node, layers.Transpose(), value.name)
-    axis = 1 if len(given) == 3 else -1
-    if len(shape) == len(given) + 1 and value.places.numel():
-        first = value.places.select(0, 0).movedim(axis - 1 if axis > 0 else -1, 0).flatten(1)[:, 0]
-        channels = first // math.prod(given[1:]) if axis == 1 else first % given[-1]
-        if torch.equal(value.places, places.index_select(axis, channels)):
-            layer = layers.SelectChannels(channels=tuple(channels.tolist()))
-            return t.add(node, layer, value.name)
+    channels = _channels(value, given)
+    if channels is not None:
+        return t.add(node, layers.SelectChannels(channels=channels), value.name)
     raise Untraceable(f"it moves the values of {value.name} as no layer type does")
+
+
+def _channels(value: Value, given: layers.Shape) -> tuple[int, ...] | None:
+    """The channels of an image, or the features of each row, that a value consists of; None where
+    it is something else."""
+    places = torch.arange(math.prod(value.shape)).view(value.shape)
+    if value.places.dim() != places.dim() or not value.places.numel():
+        return None
+    sample = value.places[0]
+    if len(given) == 3:
+        axis, found = 1, sample.flatten(1)[:, 0] // math.prod(given[1:])
+    else:
+        axis, found = -1, sample.reshape(-1, sample.shape[-1])[0] % given[-1]
+    if int(found.max()) >= places.shape[axis]:
+        return None
+    return (
+        tuple(found.tolist())
+        if torch.equal(value.places, places.index_select(axis, found))
+        else None
+    )
 
 
 def _rows(t: Net, value: Any) -> tuple[Value, Tensor | None]:

@@ -6,6 +6,7 @@ rotary embedding: see `values.py`.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import replace
@@ -115,7 +116,7 @@ def _of_two(t: Net, node: fx.Node, layer: Layer, x: Value, other: Value) -> Valu
     """A layer of two values of one shape, element by element."""
     if tuple(x.places.shape) != tuple(other.places.shape):
         raise Untraceable(f"{node.target} of values of two shapes has no layer type")
-    if x.shape == other.shape:
+    if x.shape == other.shape and x.places.numel() == math.prod(x.shape):
         unmoved = x.moved is None and other.moved is None
         if unmoved or torch.equal(x.places, other.places):
             one, two = all_of(t, x), all_of(t, other)
