@@ -12,7 +12,7 @@ from cubemesh.batches import PADDING, Batch
 from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
-from cubemesh.networks.layers import Dropout
+from cubemesh.networks.layers import Attention, Dropout
 from cubemesh.parallel.strategy import NoSync
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import Train, TrainSteps
@@ -95,6 +95,8 @@ def without_dropout() -> Callable[[Network], Network]:
         nodes = (
             dataclasses.replace(node, layer=Dropout(rate=0.0))
             if isinstance(node.layer, Dropout)
+            else dataclasses.replace(node, layer=dataclasses.replace(node.layer, dropout=0.0))
+            if isinstance(node.layer, Attention)
             else node
             for node in network.nodes
         )

@@ -28,7 +28,7 @@ from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import BatchNorm, Convolution, LayerNorm
 from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.networks.zoo.vit import vit
-from layer_samples import mixed
+from layer_samples import decoder, gated, mixed
 
 LIMIT = 1e-9
 RATE = 0.01
@@ -48,9 +48,14 @@ SMALLER = {
     "gpt2": lambda: gpt("gpt2", 12, 20, width=24, depth=2, heads=3),
     "vit-b16": lambda: vit("vit-b16", 32, CLASSES, width=24, depth=2, heads=3),
     "mixed": mixed,
+    "gated": gated,
+    "decoder": decoder,
 }
 """Where sizes alone do not make a network small, one of its family; and one of our own."""
-QUICK = {*("little-cnn", "cifarnet", "mixed", "vit-b16", "gpt2", "translator", "translator-plain")}
+QUICK = {
+    *("little-cnn", "cifarnet", "mixed", "vit-b16", "gpt2", "translator", "translator-plain"),
+    *("gated", "decoder"),
+}
 
 
 def build(name):
@@ -65,7 +70,7 @@ def build(name):
     return networks.build(name, **sizes)
 
 
-def cases(quick=QUICK, names=(*networks.NETWORKS, "mixed")):
+def cases(quick=QUICK, names=(*networks.NETWORKS, "mixed", "gated", "decoder")):
     """(framework, name) of each; of pytorch-compiled little always runs, for it traces slowly."""
     found = []
     for framework in OTHERS:

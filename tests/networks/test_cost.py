@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cubemesh.networks import NETWORKS, build
+from cubemesh.networks import NETWORKS, build, layers
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.cost import costs, totals
 from cubemesh.networks.flops import LayerCost
@@ -348,4 +348,87 @@ def test_a_position_embedding_is_added():
 def test_a_position_is_a_view_whose_gradient_is_not():
     assert of_sequence(lambda net, x: net.select(x)) == LayerCost(
         data_gradient=Cost(read_bytes=4 * 24, written_bytes=4 * V)
+    )
+
+
+def test_gates_and_functions():
+    silu = of_sequence(lambda net, x: net.add_layer(layers.Activation(function="silu"), x))
+    assert silu == LayerCost(
+        forward=Cost(other_flops=5 * V, read_bytes=4 * V, written_bytes=4 * V, saved_bytes=4 * V),
+        data_gradient=Cost(other_flops=10 * V, read_bytes=8 * V, written_bytes=4 * V),
+    )
+    sigmoid = of_sequence(lambda net, x: net.add_layer(layers.Sigmoid(), x))
+    assert sigmoid.forward.other_flops == 4 * V
+    assert sigmoid.forward.saved_bytes == 4 * V  # its output
+    scale = of_sequence(lambda net, x: net.add_layer(layers.Scale(), x))
+    assert scale == LayerCost(
+        forward=Cost(
+            other_flops=V, read_bytes=4 * (V + 12), written_bytes=4 * V, saved_bytes=4 * V
+        ),
+        data_gradient=Cost(other_flops=V, read_bytes=4 * (V + 12), written_bytes=4 * V),
+        weight_gradient=Cost(other_flops=2 * V, read_bytes=8 * V, written_bytes=48),
+    )
+
+
+def test_a_product_of_an_image_and_its_channels():
+    # 2 · 6 · 3 · 3 = 108 values and 12 factors.
+    net = NetworkBuilder("net")
+    image = net.conv(net.input("x", (3, 3, 3)), 6, kernel=1)
+    net.classify(
+        net.flatten(net.add_layer(layers.Multiply(), image, net.global_average_pool(image)))
+    )
+    network = net.build()
+    cost = costs(network, 2)[network.nodes[2].name]
+    assert cost.forward == Cost(other_flops=108, read_bytes=480, written_bytes=432, saved_bytes=480)
+    assert cost.data_gradient.other_flops == 3 * 108
+
+
+def test_rms_norm_and_rotary_embedding():
+    norm = of_sequence(lambda net, x: net.add_layer(layers.RMSNorm(), x))
+    assert norm == LayerCost(
+        forward=Cost(
+            other_flops=4 * V,
+            read_bytes=4 * (V + 12),
+            written_bytes=4 * (V + 10),
+            saved_bytes=4 * (V + 10),
+        ),
+        data_gradient=Cost(
+            other_flops=6 * V, read_bytes=4 * (2 * V + 12 + 10), written_bytes=4 * V
+        ),
+        weight_gradient=Cost(other_flops=3 * V, read_bytes=4 * (2 * V + 10), written_bytes=48),
+    )
+    rotary = of_sequence(lambda net, x: net.add_layer(layers.RotaryEmbedding(heads=2), x))
+    assert rotary.total.other_flops == 6 * V
+    assert rotary.forward.saved_bytes == 0
+
+
+def test_what_only_moves_values():
+    assert of_sequence(lambda net, x: net.add_layer(layers.Transpose(), x)) == LayerCost()
+    image = layers.ToImage(size=(5, 1))
+    assert of_sequence(lambda net, x: net.add_layer(image, x)) == LayerCost()
+    some = layers.SelectChannels(channels=(0, 2, 4))
+    assert of_sequence(lambda net, x: net.add_layer(some, x)) == LayerCost(
+        forward=Cost(read_bytes=4 * 30, written_bytes=4 * 30),
+        data_gradient=Cost(read_bytes=4 * 30, written_bytes=4 * V),
+    )
+
+
+def test_separate_inputs_cost_what_packed_ones_do():
+    net = NetworkBuilder("net")
+    x = net.linear(net.input("x", (5, 3)), 4)
+    layer = layers.Attention(heads=2)
+    net.classify(net.flatten(net.add_layer(layer, x, net.linear(x, 4), net.linear(x, 4))))
+    separate = costs(net.build(), 2)["attention1"].forward
+    packed = of_sequence(lambda net, x: net.attention(x, 2)).forward
+    assert (separate.matrix_flops, separate.moved_bytes) == (
+        packed.matrix_flops,
+        packed.moved_bytes,
+    )
+
+
+def test_a_sample_dropout_saves_a_factor_a_sample():
+    dropout = layers.Dropout(rate=0.1, per_sample=True)
+    cost = of_sequence(lambda net, x: net.add_layer(dropout, x))
+    assert cost.forward == Cost(
+        other_flops=V, read_bytes=4 * V, written_bytes=4 * V, saved_bytes=4 * 2
     )

@@ -8,6 +8,7 @@ from cubemesh.networks.flops import COUNTS
 from cubemesh.networks.layers import (
     ALL_LAYERS,
     GELU,
+    Activation,
     Add,
     Attention,
     AveragePool,
@@ -24,10 +25,18 @@ from cubemesh.networks.layers import (
     Linear,
     LocalResponseNorm,
     MaxPool,
+    Multiply,
     PositionEmbedding,
     ReLU,
+    RMSNorm,
+    RotaryEmbedding,
+    Scale,
+    SelectChannels,
     SelectPosition,
+    Sigmoid,
+    ToImage,
     Tokens,
+    Transpose,
 )
 from cubemesh.networks.opaque import Opaque
 
@@ -104,6 +113,18 @@ def test_parameters_and_state():
         (ClassToken(), SEQUENCE, (6, 12), {"token": (12,)}),
         (PositionEmbedding(), SEQUENCE, SEQUENCE, {"weight": SEQUENCE}),
         (SelectPosition(position=4), SEQUENCE, (12,), {}),
+        (PositionEmbedding(rows=9, first=4), SEQUENCE, SEQUENCE, {"weight": (9, 12)}),
+        (RMSNorm(), SEQUENCE, SEQUENCE, {"weight": (12,)}),
+        (RotaryEmbedding(heads=3), SEQUENCE, SEQUENCE, {}),
+        (ToImage(size=(5, 1)), SEQUENCE, (12, 5, 1), {}),
+        (Transpose(), SEQUENCE, (12, 5), {}),
+        (SelectChannels(channels=(3, 1)), SEQUENCE, (5, 2), {}),
+        (SelectChannels(channels=(3, 1)), IMAGE, (2, 9, 7), {}),
+        (Sigmoid(), IMAGE, IMAGE, {}),
+        (Activation(function="silu"), SEQUENCE, SEQUENCE, {}),
+        (Scale(), IMAGE, IMAGE, {"weight": (6,)}),
+        (Scale(), SEQUENCE, SEQUENCE, {"weight": (12,)}),
+        (GlobalAveragePool(), SEQUENCE, (12,), {}),
     ],
 )
 def test_shapes_and_parameters_of_sequence_layers(layer, given, expected, parameters):
@@ -132,11 +153,29 @@ def test_shapes_and_parameters_of_sequence_layers(layer, given, expected, parame
         (Embedding(vocabulary=9, features=4), [SEQUENCE], r"needs tokens \(length,\)"),
         (Tokens(), [SEQUENCE], r"Tokens needs \(channels, height, width\)"),
         (SelectPosition(position=5), [SEQUENCE], "no position 5 in 5"),
+        (Attention(heads=2, key_value_heads=1), [SEQUENCE], "1 of keys and values"),
+        (Attention(heads=2), [SEQUENCE, SEQUENCE, (4, 12)], "three sequences of one length"),
+        (PositionEmbedding(rows=9, first=5), [SEQUENCE], "9 rows has no row 9"),
+        (RotaryEmbedding(heads=4), [SEQUENCE], "12 features do not divide into pairs in 4"),
+        (ToImage(size=(2, 3)), [SEQUENCE], "5 positions are no image"),
+        (SelectChannels(channels=(6,)), [IMAGE], "channels 0 to 5"),
+        (Multiply(), [IMAGE, (9,)], r"Multiply .*\(9,\)"),
     ],
 )
 def test_what_does_not_fit_is_refused(layer, inputs, message):
     with pytest.raises(UsageError, match=message):
         layer.output_shape(*inputs)
+
+
+def test_attention_has_queries_keys_and_values_in_one_or_three_inputs():
+    assert Attention(heads=2).output_shape(SEQUENCE, SEQUENCE, SEQUENCE) == SEQUENCE
+    grouped = Attention(heads=4, key_value_heads=2)
+    assert grouped.output_shape(SEQUENCE, (5, 6), (5, 6)) == SEQUENCE
+
+
+def test_a_product_has_values_of_one_shape_or_one_a_channel():
+    assert Multiply().output_shape(SEQUENCE, SEQUENCE) == SEQUENCE
+    assert Multiply().output_shape(IMAGE, (6,)) == IMAGE
 
 
 def test_every_layer_type_has_its_line_in_every_table():

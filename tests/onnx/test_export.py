@@ -15,7 +15,7 @@ from cubemesh.onnx.operators import OPERATORS
 from cubemesh.schema import CheckpointSettings, RunSpec, Train
 from cubemesh.training.checkpoint import Checkpoint, save
 from cubemesh.training.manifest import claim
-from layer_samples import NARROW, mixed, trained_weights
+from layer_samples import NARROW, decoder, gated, mixed, trained_weights
 from onnx_graphs import cheap_weights, session_of
 
 torch = pytest.importorskip("torch")
@@ -70,8 +70,9 @@ def test_every_network_of_the_zoo_has_the_scores_of_pytorch(name):
         assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
-def test_settings_that_the_zoo_leaves_out():
-    network = mixed()
+@pytest.mark.parametrize("make", [mixed, gated, decoder])
+def test_settings_that_the_zoo_leaves_out(make):
+    network = make()
     weights, inputs = trained_weights(network), inputs_of(network, 3)
     session = session_of(export.model(network, weights).SerializeToString())
     (found,) = session.run(None, inputs)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from cubemesh.networks import layers
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import LocalResponseNorm
 from cubemesh.networks.zoo.gpt2 import gpt
@@ -47,6 +48,44 @@ def recurrent():
     context = net.mix(scores, source)
     other = net.mix(net.pair_product(target, source), source)
     net.classify(net.linear(net.add(context, other), 9))
+    return net.build()
+
+
+def gated():
+    """Of images: functions, gates, learned scales, channels and positions in other orders."""
+    net = NetworkBuilder("gated")
+    x = net.input("image", (3, 6, 6))
+    x = net.batch_norm(net.conv(x, 8, kernel=3, padding=1, bias=False))
+    x = net.add_layer(layers.Activation(function="silu"), x)
+    gate = net.add_layer(layers.Sigmoid(), net.linear(net.global_average_pool(x), 8))
+    x = net.add_layer(layers.Multiply(), x, gate)
+    x = net.add_layer(layers.SelectChannels(channels=(0, 4, 1, 5, 3, 7)), x)
+    for function in ("hard-swish", "relu6", "leaky-relu", "mish", "quick-gelu"):
+        x = net.add_layer(layers.Activation(function=function, slope=0.1), x)
+    x = net.add_layer(layers.Dropout(rate=0.2, per_sample=True), x)
+    x = net.add_layer(layers.Scale(), net.conv(x, 6, kernel=1))
+    y = net.add_layer(layers.Transpose(), net.tokens(x))
+    y = net.add_layer(layers.Transpose(), net.linear(y, 36))
+    y = net.add_layer(layers.Scale(), net.add_layer(layers.Activation(function="hard-sigmoid"), y))
+    y = net.add_layer(layers.ToImage(size=(6, 6)), y)
+    net.classify(net.linear(net.global_average_pool(net.add(x, y)), 5))
+    return net.build()
+
+
+def decoder():
+    """Of tokens: rotary and learned positions, grouped queries, gated products."""
+    net = NetworkBuilder("decoder")
+    x = net.add_layer(layers.RMSNorm(), net.embedding(net.token_input("tokens", 6, 9), 16))
+    x = net.add_layer(layers.PositionEmbedding(rows=9, first=2), x)
+    y = x = net.add_layer(layers.PositionEmbedding(rows=3, first=1, shared=True), x)
+    q = net.add_layer(layers.RotaryEmbedding(heads=4, base=100.0), net.linear(y, 16))
+    k = net.add_layer(layers.RotaryEmbedding(heads=2, base=100.0), net.linear(y, 8))
+    attention = layers.Attention(heads=4, causal=True, dropout=0.1, key_value_heads=2)
+    x = net.add(x, net.add_layer(attention, q, k, net.linear(y, 8)))
+    y = net.add_layer(layers.Activation(function="squared-relu"), net.linear(x, 12))
+    y = net.add_layer(layers.Multiply(), net.tanh(y), net.linear(x, 12))
+    y = net.add_layer(layers.SelectChannels(channels=(3, 0, 1)), y)
+    net.classify(net.linear(net.global_average_pool(y), 5))
     return net.build()
 
 

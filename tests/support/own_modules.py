@@ -84,8 +84,142 @@ class Language(nn.Module):
         return {"logits": self.head(x)}
 
 
+class Gates(nn.Module):
+    """Gates of channels and of values, functions by several operators, and stochastic depth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.depthwise = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, 1, 1, groups=8)
+        self.down, self.up, self.fc = nn.Conv2d(8, 2, 1), nn.Conv2d(2, 8, 1), nn.Linear(8, 10)
+
+    def forward(self, x):
+        x = self.conv(x)
+        x = x * torch.sigmoid(x)
+        y = F.hardswish(self.depthwise(x), inplace=True)
+        gate = self.up(F.relu6(self.down(y.mean((2, 3), keepdim=True))))
+        y = F.hardsigmoid(gate) * y
+        if self.training:
+            noise = torch.empty(len(x), 1, 1, 1).bernoulli_(0.75)
+            y = y * noise.div_(0.75)
+        y = y + x
+        return self.fc(self.written_gelu(y).mean((2, 3)) * y.mean((2, 3)))
+
+    def written_gelu(self, x):
+        return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
+
+
+class Shuffled(nn.Module):
+    """Halves of channels that are shuffled, as in ShuffleNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv = nn.Conv2d(3, 8, 1), nn.Conv2d(4, 4, 1)
+        self.fc = nn.Linear(4, 10)
+
+    def forward(self, x):
+        one, other = self.stem(x).chunk(2, 1)
+        x = torch.cat([one, self.conv(other)], 1)
+        batch, channels, height, width = x.shape
+        x = x.view(batch, 2, channels // 2, height, width).transpose(1, 2).reshape(x.shape)
+        return self.fc(x.chunk(2, 1)[0].mean((2, 3)))
+
+
+class Halves(nn.Module):
+    """One half of the features gates the other, as in a gated linear unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(192, 12), nn.Linear(6, 10)
+
+    def forward(self, x):
+        values, gate = self.fc(x.flatten(1)).chunk(2, -1)
+        return self.head(values * torch.sigmoid(gate))
+
+
+class ChannelsLast(nn.Module):
+    """A block with the channels last and a learned scale of its branch, as in ConvNeXt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.linear = nn.Conv2d(3, 6, 2, 2), nn.LayerNorm(6), nn.Linear(6, 6)
+        self.scale, self.fc = nn.Parameter(torch.full((6, 1, 1), 0.1)), nn.Linear(6, 10)
+
+    def forward(self, x):
+        x = self.stem(x)
+        y = self.linear(self.norm(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+        return self.fc((x + self.scale * y).mean((2, 3)))
+
+
+class Mixer(nn.Module):
+    """A product across positions, and the mean of all positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.mix, self.fc = nn.Conv2d(3, 6, 2, 2), nn.Linear(16, 16), nn.Linear(6, 10)
+
+    def forward(self, x):
+        x = self.stem(x).flatten(2).transpose(1, 2)
+        return self.fc((x + self.mix(x.transpose(1, 2)).transpose(1, 2)).mean(1))
+
+
+class Decoder(nn.Module):
+    """Rotary positions, grouped queries, a constant mask, gated products and two more tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.types, self.places = (nn.Embedding(n, 16) for n in (11, 2, 20))
+        self.q, self.k, self.v = nn.Linear(16, 16), nn.Linear(16, 8), nn.Linear(16, 8)
+        self.norm, self.scale = nn.RMSNorm(16, 1e-5), nn.Parameter(torch.ones(16))
+        self.gate, self.up, self.head = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 11)
+
+    def forward(self, tokens):
+        batch, length = tokens.shape
+        x = self.words(tokens) + self.types(torch.ones(1, length, dtype=torch.long))
+        x = self.norm(x + self.places(torch.arange(3, 3 + length)))
+        q, k, v = (
+            part(x).view(batch, length, -1, 4).transpose(1, 2) for part in (self.q, self.k, self.v)
+        )
+        angles = torch.outer(torch.arange(length), 500.0 ** (-torch.arange(0, 4, 2) / 4))
+        cos, sin = (torch.cat([f, f], -1) for f in (angles.cos(), angles.sin()))
+        q, k = ((part * cos) + (self.turned(part) * sin) for part in (q, k))
+        k, v = self.repeated(k), self.repeated(v)
+        seen = torch.ones(length, length, dtype=torch.bool).tril()
+        dropout = 0.1 if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout)
+        x = x + y.transpose(1, 2).reshape(batch, length, 16)
+        x = self.scale * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+        return self.head(F.silu(self.gate(x)) * self.up(x))
+
+    def turned(self, x):
+        return torch.cat([-x[..., 2:], x[..., :2]], -1)
+
+    def repeated(self, x):
+        every = x[:, :, None].expand(-1, -1, 2, -1, -1)
+        return every.reshape(len(x), -1, *x.shape[2:])
+
+
+class Softmax(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 10)
+        self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def changed(self, x):
+        return x.softmax(1)
+
+    def forward(self, x):
+        return self.fc(self.changed(self.conv(x)).mean((2, 3)))
+
+
+class Rooted(Softmax):
+    """A function of each value that is no activation."""
+
+    def changed(self, x):
+        return x**3 + 1
+
+
 class Gated(nn.Module):
-    """A product of values, for which there is no layer type; with statistics and frozen weights."""
+    """A product with frozen weights, for which there is no layer type; with statistics."""
 
     def __init__(self) -> None:
         super().__init__()

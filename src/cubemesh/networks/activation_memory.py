@@ -91,6 +91,8 @@ def _lrn_parts(layer: layers.LocalResponseNorm, node: Node) -> list[SavedTensor]
 
 
 def _mask(layer: layers.Dropout, node: Node) -> list[SavedTensor]:
+    if layer.per_sample:
+        return [_own(node, "mask", 1)]
     return [_own(node, "mask", math.prod(node.shape), "mask")]
 
 
@@ -102,6 +104,18 @@ def _indices(layer: layers.MaxPool, node: Node) -> list[SavedTensor]:
 def _moments(layer: layers.LayerNorm, node: Node) -> list[SavedTensor]:
     """Mean and inverse deviation of each position."""
     return [_own(node, "statistics", 2 * math.prod(node.shape[:-1]), "fp32")]
+
+
+def _sigmoids(layer: layers.Activation, node: Node) -> list[SavedTensor]:
+    """Of x · σ(1.702 x), which is no operator of its own."""
+    if layer.function != "quick-gelu":
+        return []
+    return [_own(node, "sigmoid", math.prod(node.shape))]
+
+
+def _scales(layer: layers.RMSNorm, node: Node) -> list[SavedTensor]:
+    """The inverse root of the mean square of each position."""
+    return [_own(node, "scales", math.prod(node.shape[:-1]), "fp32")]
 
 
 def _log_sums(layer: layers.Attention, node: Node) -> list[SavedTensor]:
@@ -156,6 +170,15 @@ SAVED_TENSOR_RULES: dict[type[Layer], SavedTensorRule] = {
     layers.PairSum: SavedTensorRule(),
     layers.PairProduct: SavedTensorRule(input=True),
     layers.Mix: SavedTensorRule(last_input=True, own=_weights),
+    layers.RMSNorm: SavedTensorRule(input=True, own=_scales),
+    layers.RotaryEmbedding: SavedTensorRule(),  # its tables are the network's, not the batch's
+    layers.ToImage: SavedTensorRule(),
+    layers.Transpose: SavedTensorRule(),
+    layers.SelectChannels: SavedTensorRule(),
+    layers.Sigmoid: SavedTensorRule(output=True),
+    layers.Activation: SavedTensorRule(input=True, own=_sigmoids),
+    layers.Multiply: SavedTensorRule(input=True),
+    layers.Scale: SavedTensorRule(input=True),
 }
 
 

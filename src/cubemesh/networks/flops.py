@@ -158,7 +158,13 @@ def _concat(layer: layers.Concat, s: Sizes) -> LayerCost:
 
 
 def _dropout(layer: layers.Dropout, s: Sizes) -> LayerCost:
-    """2 a value each way: times the mask, times 1 / (1 − rate)."""
+    """2 a value each way: times the mask, times 1 / (1 − rate). Of a whole sample 1: times its
+    factor, which is counted with nothing."""
+    if layer.per_sample:
+        return LayerCost(
+            forward=s.cost(other=s.x, read=s.x, written=s.y),
+            data_gradient=s.cost(other=s.x, read=s.y, written=s.x),
+        )
     mask = s.y * MASK_BYTES
     return LayerCost(
         forward=s.cost(other=2 * s.x, read=s.x, written=s.y, written_bytes=mask),
@@ -166,7 +172,7 @@ def _dropout(layer: layers.Dropout, s: Sizes) -> LayerCost:
     )
 
 
-def _view(layer: layers.Flatten | layers.Tokens, s: Sizes) -> LayerCost:
+def _view(layer: Layer, s: Sizes) -> LayerCost:
     """Nothing: the same bytes under another shape."""
     return LayerCost()
 
@@ -238,12 +244,12 @@ def _attention(layer: layers.Attention, s: Sizes) -> LayerCost:
     length, features = s.shape
     scores = layer.heads * length * s.y // features
     logarithms = layer.heads * s.y // features
-    work = 4 * length * s.y
+    work, dropped = 4 * length * s.y, 2 * scores if layer.dropout else 0
     return LayerCost(
-        forward=s.cost(matrix=work, other=6 * scores, read=s.x, written=s.y + logarithms),
+        forward=s.cost(matrix=work, other=6 * scores + dropped, read=s.x, written=s.y + logarithms),
         data_gradient=s.cost(
             matrix=2 * work,
-            other=3 * scores + 2 * s.y,
+            other=3 * scores + dropped + 2 * s.y,
             read=s.x + 2 * s.y + logarithms,
             written=s.x,
         ),
@@ -272,9 +278,11 @@ def _class_token(layer: layers.ClassToken, s: Sizes) -> LayerCost:
 
 
 def _position_embedding(layer: layers.PositionEmbedding, s: Sizes) -> LayerCost:
-    """1 per y forward; backward the gradient as it is, and its sum over the batch."""
+    """1 per y forward; backward the gradient as it is, and its sum over the batch. Forward reads
+    the rows that are added."""
+    rows = 1 if layer.shared else s.shape[0]
     return LayerCost(
-        forward=s.cost(other=s.y, read=s.x + s.parameters, written=s.y),
+        forward=s.cost(other=s.y, read=s.x + rows * s.shape[1], written=s.y),
         weight_gradient=s.cost(other=s.y, read=s.y, written=s.parameters),
     )
 
@@ -289,6 +297,87 @@ def _tanh(layer: layers.Tanh, s: Sizes) -> LayerCost:
     return LayerCost(
         forward=s.cost(other=s.x, read=s.x, written=s.y),
         data_gradient=s.cost(other=3 * s.x, read=2 * s.y, written=s.x),
+    )
+
+
+def _sigmoid(layer: layers.Sigmoid, s: Sizes) -> LayerCost:
+    """4 a value forward (negation, exponential, plus 1, division), 3 backward: dy · y · (1 − y)."""
+    return LayerCost(
+        forward=s.cost(other=4 * s.x, read=s.x, written=s.y),
+        data_gradient=s.cost(other=3 * s.x, read=2 * s.y, written=s.x),
+    )
+
+
+_ACTIVATIONS = {
+    "silu": (5, 10),
+    "quick-gelu": (6, 11),
+    "mish": (5, 14),
+    "hard-sigmoid": (4, 3),
+    "hard-swish": (5, 6),
+    "relu6": (2, 2),
+    "leaky-relu": (2, 2),
+    "squared-relu": (2, 3),
+}
+"""Operations a value of each function, forward and backward."""
+
+
+def _activation(layer: layers.Activation, s: Sizes) -> LayerCost:
+    """A value forward and backward, by function: silu 5 (σ 4, times x), 10 (σ again 4,
+    σ · (1 + x · (1 − σ)) 5, times dy); quick-gelu 1 more each; mish 5 (exponential, plus 1,
+    logarithm, tanh, times x), 14; hard-sigmoid 4 (plus 3, two bounds, division), 3; hard-swish 5,
+    6; relu6 and leaky-relu 2, 2; squared-relu 2, 3."""
+    forward, backward = _ACTIVATIONS[layer.function]
+    return LayerCost(
+        forward=s.cost(other=forward * s.x, read=s.x, written=s.y),
+        data_gradient=s.cost(other=backward * s.x, read=2 * s.y, written=s.x),
+    )
+
+
+def _multiply(layer: layers.Multiply, s: Sizes) -> LayerCost:
+    """1 per y forward; backward two products, and the sum over the positions where the second has a
+    value for each channel."""
+    second = s.x - s.y
+    summed = s.y if second < s.y else 0
+    return LayerCost(
+        forward=s.cost(other=s.y, read=s.x, written=s.y),
+        data_gradient=s.cost(other=2 * s.y + summed, read=s.x + s.y, written=s.x),
+    )
+
+
+def _scale(layer: layers.Scale, s: Sizes) -> LayerCost:
+    """1 a value forward and in the data gradient; 2 in the weight gradient, a product and its
+    sum."""
+    return LayerCost(
+        forward=s.cost(other=s.x, read=s.x + s.parameters, written=s.y),
+        data_gradient=s.cost(other=s.x, read=s.y + s.parameters, written=s.x),
+        weight_gradient=s.cost(other=2 * s.x, read=2 * s.x, written=s.parameters),
+    )
+
+
+def _rms_norm(layer: layers.RMSNorm, s: Sizes) -> LayerCost:
+    """Forward 4 a value: the mean of squares 2, the scale 1, the weight 1. Weight gradient 3: x̂ 1,
+    dy · x̂ summed 2. Data gradient 6: dy · weight 1, its product with x̂ summed 2, and
+    (dy · weight − x̂ · mean) · scale 3."""
+    statistics = s.x // s.shape[-1]
+    return LayerCost(
+        forward=s.cost(other=4 * s.x, read=s.x + s.parameters, written=s.y + statistics),
+        data_gradient=s.cost(other=6 * s.x, read=2 * s.x + s.parameters + statistics, written=s.x),
+        weight_gradient=s.cost(other=3 * s.x, read=2 * s.x + statistics, written=s.parameters),
+    )
+
+
+def _rotary_embedding(layer: layers.RotaryEmbedding, s: Sizes) -> LayerCost:
+    """3 a value each way: two products and their sum. The tables of cosines and sines are small."""
+    return LayerCost(
+        forward=s.cost(other=3 * s.x, read=s.x, written=s.y),
+        data_gradient=s.cost(other=3 * s.x, read=s.y, written=s.x),
+    )
+
+
+def _select_channels(layer: layers.SelectChannels, s: Sizes) -> LayerCost:
+    """A copy forward; backward the gradient among zeros."""
+    return LayerCost(
+        forward=s.cost(read=s.y, written=s.y), data_gradient=s.cost(read=s.y, written=s.x)
     )
 
 
@@ -368,5 +457,14 @@ COUNTS: dict[type[Layer], Callable[[Any, Sizes], LayerCost]] = {
     layers.PairSum: _pair_sum,
     layers.PairProduct: _pair_product,
     layers.Mix: _mix,
+    layers.RMSNorm: _rms_norm,
+    layers.RotaryEmbedding: _rotary_embedding,
+    layers.ToImage: _view,
+    layers.Transpose: _view,
+    layers.SelectChannels: _select_channels,
+    layers.Sigmoid: _sigmoid,
+    layers.Activation: _activation,
+    layers.Multiply: _multiply,
+    layers.Scale: _scale,
 }
 """Layer type → (layer, sizes) → cost of all three passes, without what is saved."""

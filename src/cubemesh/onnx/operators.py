@@ -19,6 +19,7 @@ from cubemesh.batches import Array
 from cubemesh.networks import layers
 from cubemesh.networks.graph import Node
 from cubemesh.networks.layers import Layer, Pair, Shape
+from cubemesh.networks.layers.sequences import rotation_tables
 from cubemesh.onnx.graph import Attribute, Operator
 
 L = TypeVar("L", bound=Layer)
@@ -180,6 +181,9 @@ def _pool(operator: str, **more: Any) -> Write:
 
 
 def _global_average_pool(to: Operators, layer: Layer, inputs: tuple[str, ...]) -> None:
+    if len(to.shapes[0]) == 2:
+        to.call("ReduceMean", *inputs, to.integers("axes", 1), keepdims=0)
+        return
     to.call("Flatten", to.call("GlobalAveragePool", *inputs, to="mean"), axis=1)
 
 
@@ -204,12 +208,28 @@ def _gelu(to: Operators, layer: layers.GELU, inputs: tuple[str, ...]) -> None:
 def _attention(to: Operators, layer: layers.Attention, inputs: tuple[str, ...]) -> None:
     length, features = to.shape
     width = features // layer.heads
-    heads = to.reshape(inputs[0], 0, length, 3, layer.heads, width, to="heads")
-    separate = to.transpose(heads, 2, 0, 3, 1, 4, to="separate")
-    queries, keys, values = (
-        to.call("Gather", separate, to.constant(f"{part}.index", n, np.int64), to=part, axis=0)
-        for n, part in enumerate(("queries", "keys", "values"))
-    )
+    if len(inputs) == 3:
+        shared = layer.key_value_heads or layer.heads
+        queries, keys, values = (
+            to.transpose(
+                to.reshape(x, 0, length, heads, width, to=f"{part}.heads"), 0, 2, 1, 3, to=part
+            )
+            for part, x, heads in zip(
+                ("queries", "keys", "values"), inputs, (layer.heads, shared, shared), strict=True
+            )
+        )
+        if shared != layer.heads:
+            every = np.repeat(np.arange(shared), layer.heads // shared)
+            which = to.constant("heads.index", every, np.int64)
+            keys = to.call("Gather", keys, which, to="keys.every", axis=1)
+            values = to.call("Gather", values, which, to="values.every", axis=1)
+    else:
+        heads = to.reshape(inputs[0], 0, length, 3, layer.heads, width, to="heads")
+        separate = to.transpose(heads, 2, 0, 3, 1, 4, to="separate")
+        queries, keys, values = (
+            to.call("Gather", separate, to.constant(f"{part}.index", n, np.int64), to=part, axis=0)
+            for n, part in enumerate(("queries", "keys", "values"))
+        )
     columns = to.transpose(keys, 0, 1, 3, 2, to="keys.transposed")
     scaled = to.call("Mul", queries, to.constant("scale", width**-0.5), to="queries.scaled")
     scores = to.call("MatMul", scaled, columns, to="scores")
@@ -238,8 +258,14 @@ def _class_token(to: Operators, layer: layers.ClassToken, inputs: tuple[str, ...
     to.call("Concat", token, *inputs, axis=1)
 
 
-def _position_embedding(to: Operators, layer: Layer, inputs: tuple[str, ...]) -> None:
-    to.call("Add", *inputs, to.weight("weight"))
+def _position_embedding(
+    to: Operators, layer: layers.PositionEmbedding, inputs: tuple[str, ...]
+) -> None:
+    weight = to.weight("weight")
+    if layer.rows:
+        rows = np.arange(layer.first, layer.first + (1 if layer.shared else to.shape[0]))
+        weight = to.call("Gather", weight, to.integers("rows", *rows), to="added", axis=0)
+    to.call("Add", *inputs, weight)
 
 
 def _select_position(to: Operators, layer: layers.SelectPosition, inputs: tuple[str, ...]) -> None:
@@ -292,6 +318,90 @@ def _mix(to: Operators, layer: layers.Mix, inputs: tuple[str, ...]) -> None:
     to.call("MatMul", to.call("Softmax", plain, to="shares", axis=-1), values)
 
 
+def _rms_norm(to: Operators, layer: layers.RMSNorm, inputs: tuple[str, ...]) -> None:
+    (x,) = inputs
+    squares = to.call("Mul", x, x, to="squares")
+    mean = to.call("ReduceMean", squares, to.integers("axes", -1), to="mean", keepdims=1)
+    shifted = to.call("Add", mean, to.constant("epsilon", layer.epsilon), to="shifted")
+    normalized = to.call("Div", x, to.call("Sqrt", shifted, to="root"), to="normalized")
+    to.call("Mul", normalized, to.weight("weight"))
+
+
+def _rotary_embedding(
+    to: Operators, layer: layers.RotaryEmbedding, inputs: tuple[str, ...]
+) -> None:
+    length, features = to.shape
+    size = features // layer.heads
+    tables = rotation_tables(length, size, layer.base)
+    cosines, sines = (
+        to.constant(name, table) for name, table in zip(("cosines", "sines"), tables, strict=True)
+    )
+    heads = to.reshape(inputs[0], 0, length, layer.heads, 2, size // 2, to="heads")
+    one, other = (
+        to.call("Gather", heads, to.constant(f"{part}.index", n, np.int64), to=part, axis=3)
+        for n, part in enumerate(("one", "other"))
+    )
+
+    def product(x: str, table: str, part: str) -> str:
+        return to.call("Mul", x, table, to=part)
+
+    halves = [
+        to.call("Sub", product(one, cosines, "a"), product(other, sines, "b"), to="first_half"),
+        to.call("Add", product(other, cosines, "c"), product(one, sines, "d"), to="second_half"),
+    ]
+    to.reshape(to.call("Concat", *halves, to="turned", axis=-1), 0, length, features)
+
+
+def _to_image(to: Operators, layer: layers.ToImage, inputs: tuple[str, ...]) -> None:
+    to.reshape(to.transpose(inputs[0], 0, 2, 1, to="columns"), 0, *to.shape)
+
+
+def _transpose(to: Operators, layer: Layer, inputs: tuple[str, ...]) -> None:
+    to.transpose(inputs[0], 0, 2, 1)
+
+
+def _select_channels(to: Operators, layer: layers.SelectChannels, inputs: tuple[str, ...]) -> None:
+    axis = 1 if len(to.shape) == 3 else len(to.shape)
+    to.call("Gather", *inputs, to.integers("channels", *layer.channels), axis=axis)
+
+
+def _multiply(to: Operators, layer: Layer, inputs: tuple[str, ...]) -> None:
+    x, y = inputs
+    if len(to.shapes[1]) < len(to.shapes[0]):
+        y = to.call("Unsqueeze", y, to.integers("axes", 2, 3), to="factors")
+    to.call("Mul", x, y)
+
+
+def _scale(to: Operators, layer: Layer, inputs: tuple[str, ...]) -> None:
+    weight = to.weight("weight")
+    if len(to.shape) == 3:
+        weight = to.call("Unsqueeze", weight, to.integers("axes", 1, 2), to="factors")
+    to.call("Mul", *inputs, weight)
+
+
+def _activation(to: Operators, layer: layers.Activation, inputs: tuple[str, ...]) -> None:
+    (x,) = inputs
+    match layer.function:
+        case "silu":
+            to.call("Mul", x, to.call("Sigmoid", x, to="sigmoid"))
+        case "quick-gelu":
+            scaled = to.call("Mul", x, to.constant("factor", 1.702), to="scaled")
+            to.call("Mul", x, to.call("Sigmoid", scaled, to="sigmoid"))
+        case "mish":
+            to.call("Mish", x)
+        case "hard-sigmoid":
+            to.call("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+        case "hard-swish":
+            to.call("HardSwish", x)
+        case "relu6":
+            to.call("Clip", x, to.constant("least", 0.0), to.constant("most", 6.0))
+        case "leaky-relu":
+            to.call("LeakyRelu", x, alpha=layer.slope)
+        case "squared-relu":
+            positive = to.call("Relu", x, to="positive")
+            to.call("Mul", positive, positive)
+
+
 OPERATORS: dict[type[Layer], Write] = {
     layers.Convolution: _convolution,
     layers.Linear: _linear,
@@ -318,6 +428,15 @@ OPERATORS: dict[type[Layer], Write] = {
     layers.PairSum: _pair_sum,
     layers.PairProduct: _pair_product,
     layers.Mix: _mix,
+    layers.RMSNorm: _rms_norm,
+    layers.RotaryEmbedding: _rotary_embedding,
+    layers.ToImage: _to_image,
+    layers.Transpose: _transpose,
+    layers.SelectChannels: _select_channels,
+    layers.Sigmoid: _plain("Sigmoid"),
+    layers.Activation: _activation,
+    layers.Multiply: _multiply,
+    layers.Scale: _scale,
 }
 """Layer type → its operators."""
 

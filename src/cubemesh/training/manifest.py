@@ -20,7 +20,7 @@ from typing import Any, cast
 from cubemesh import networks
 from cubemesh.durable_files import write_durably
 from cubemesh.errors import DataError, UsageError
-from cubemesh.networks.layers import BatchNorm, Dropout
+from cubemesh.networks.layers import Attention, BatchNorm, Dropout
 from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.schema.spec import RunSpec
@@ -170,7 +170,8 @@ def _check_reshardable(before: Mapping[str, Any], spec: RunSpec) -> None:
                 "has state of its own, which cannot be resharded. Resume on as many devices as "
                 "before."
             )
-    layers = {type(node.layer) for node in networks.build_for(work).nodes}
+    nodes = networks.build_for(work).nodes
+    layers = {type(node.layer) for node in nodes}
     sides = [_steps_of(settings, BatchNorm in layers) for settings in (before, now)]
     if differing := _differing(*sides):
         words = [f"{name}={one} (now {other})" for name, (one, other) in differing.items()]
@@ -180,6 +181,11 @@ def _check_reshardable(before: Mapping[str, Any], spec: RunSpec) -> None:
             "--reshard continues a training on other devices, and otherwise as it was: "
             f"{', '.join(words)}. Set them as before; on devices={now['devices']} {fits} the "
             "global batch."
+        )
+    if any(isinstance(node.layer, Attention) and node.layer.dropout for node in nodes):
+        raise UsageError(
+            f"--reshard: {work.network} has attention with dropout, and each device draws its own "
+            "numbers, which cannot be resharded. Resume on as many devices as before."
         )
     if Dropout in layers and not now["deterministic"]:
         raise UsageError(

@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from cubemesh.frameworks.contract.group import SingleProcessGroup
+from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import synchronized
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.networks import layers as S  # noqa: N812
 from cubemesh.networks.builder import NetworkBuilder
@@ -37,6 +39,28 @@ def attended(x, heads, causal):
     return torch.cat(heads_out, -1)
 
 
+def rotated(x, heads, base):
+    """Each pair of features as a complex number, times a number of length 1."""
+    size = x.shape[-1] // heads
+    one, other = x.unflatten(-1, (heads, 2, size // 2)).unbind(-2)
+    angles = torch.outer(
+        torch.arange(x.shape[1], dtype=torch.float64),
+        base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size),
+    )
+    turned = torch.complex(one, other) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.stack([turned.real, turned.imag], -2).flatten(-3)
+
+
+FUNCTIONS = {
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+    "quick-gelu": lambda x: x / (1 + torch.exp(-1.702 * x)),
+    "mish": lambda x: x * torch.tanh(torch.log(1 + torch.exp(x))),
+    "hard-sigmoid": lambda x: (x / 6 + 0.5).clamp(0, 1),
+    "hard-swish": lambda x: x * (x / 6 + 0.5).clamp(0, 1),
+    "relu6": lambda x: x.clamp(0, 6),
+    "leaky-relu": lambda x: torch.where(x < 0, 0.2 * x, x),
+    "squared-relu": lambda x: torch.where(x < 0, 0 * x, x * x),
+}
 IMAGE, SEQUENCE = (6, 3, 4), (5, 12)
 CASES = {
     "layer-norm": (S.LayerNorm(epsilon=1e-3), SEQUENCE, normalized),
@@ -52,13 +76,97 @@ CASES = {
     ),
     "position-embedding": (S.PositionEmbedding(), SEQUENCE, lambda x, p: x + p["weight"]),
     "select-position": (S.SelectPosition(position=2), SEQUENCE, lambda x, p: x[:, 2]),
+    "rows-of-a-table": (
+        S.PositionEmbedding(rows=9, first=3),
+        SEQUENCE,
+        lambda x, p: x + p["weight"][3:8],
+    ),
+    "one-row": (
+        S.PositionEmbedding(rows=2, first=1, shared=True),
+        SEQUENCE,
+        lambda x, p: x + p["weight"][1],
+    ),
+    "rms-norm": (
+        S.RMSNorm(epsilon=1e-3),
+        SEQUENCE,
+        lambda x, p: x / ((x * x).sum(-1, keepdim=True) / 12 + 1e-3) ** 0.5 * p["weight"],
+    ),
+    "rotary-embedding": (
+        S.RotaryEmbedding(heads=2, base=50.0),
+        SEQUENCE,
+        lambda x, p: rotated(x, 2, 50.0),
+    ),
+    "to-image": (
+        S.ToImage(size=(3, 4)),
+        (12, 6),
+        lambda x, p: torch.einsum("bhwc->bchw", x.view(3, 3, 4, 6)),
+    ),
+    "transpose": (S.Transpose(), SEQUENCE, lambda x, p: torch.einsum("blf->bfl", x)),
+    "select-channels": (
+        S.SelectChannels(channels=(4, 0)),
+        IMAGE,
+        lambda x, p: torch.stack([x[:, 4], x[:, 0]], 1),
+    ),
+    "select-features": (
+        S.SelectChannels(channels=(4, 0)),
+        SEQUENCE,
+        lambda x, p: torch.stack([x[..., 4], x[..., 0]], -1),
+    ),
+    "sigmoid": (S.Sigmoid(), IMAGE, lambda x, p: 1 / (1 + torch.exp(-x))),
+    "scale": (S.Scale(), IMAGE, lambda x, p: torch.einsum("bchw,c->bchw", x, p["weight"])),
+    "scale-features": (S.Scale(), SEQUENCE, lambda x, p: x * p["weight"]),
+    "mean": (S.GlobalAveragePool(), SEQUENCE, lambda x, p: x.sum(1) / 5),
+    **{
+        name: (S.Activation(function=name, slope=0.2), SEQUENCE, lambda x, p, f=function: f(x))
+        for name, function in FUNCTIONS.items()
+    },
 }
 
 
 def test_every_layer_of_sequences_is_compared():
     compared = {type(layer) for layer, *_ in CASES.values()} | {S.Embedding}
-    compared |= {S.Tanh, S.LSTM, S.PairSum, S.PairProduct, S.Mix}  # below
-    assert compared == set(S.SEQUENCE_LAYERS.values())
+    compared |= {S.Tanh, S.LSTM, S.PairSum, S.PairProduct, S.Mix, S.Multiply}  # below
+    assert compared - {S.GlobalAveragePool} == set(S.SEQUENCE_LAYERS.values())
+
+
+def test_a_gate_multiplies_each_channel():
+    image, gate = torch.randn(3, *IMAGE, dtype=torch.float64), torch.rand(3, 6, dtype=torch.float64)
+    found, _ = built_of(lambda net, x, y: net.add_layer(S.Multiply(), x, y), x=image, y=gate)
+    assert torch.equal(found, torch.einsum("bchw,bc->bchw", image, gate))
+
+
+def test_separate_queries_keys_and_values_attend_as_packed_ones():
+    packed = torch.randn(3, *SEQUENCE, dtype=torch.float64)
+    q, k, v = packed.chunk(3, -1)
+    layer = S.Attention(heads=2, causal=True)
+    found, _ = built_of(lambda net, *x: net.add_layer(layer, *x), q=q, k=k, v=v)
+    torch.testing.assert_close(found, attended(packed, 2, True), rtol=1e-9, atol=1e-9)
+    grouped = S.Attention(heads=2, key_value_heads=1)
+    k, v = k[..., :2], v[..., :2]
+    found, _ = built_of(lambda net, *x: net.add_layer(grouped, *x), q=q, k=k, v=v)
+    repeated = attended(torch.cat([q, k, k, v, v], -1), 2, False)
+    torch.testing.assert_close(found, repeated, rtol=1e-9, atol=1e-9)
+
+
+def test_dropout_in_training_only():
+    """Of whole samples, and of the softmax of an attention."""
+    ones = torch.ones(64, 4, 3, dtype=torch.float64)
+    layer = S.Dropout(rate=0.5, per_sample=True)
+    net = NetworkBuilder("one")
+    net.classify(net.add_layer(layer, net.input("x", (4, 3))))
+    built = build_modules(net.build(), dtype=torch.float64)
+    of_ranks = synchronized(
+        built.layers["dropout1"], group=SingleProcessGroup(), norm=False, dropout=True
+    )
+    for found in (built.training(ones)[0], of_ranks(ones)):
+        assert {tuple(sample.unique().tolist()) for sample in found} == {(0.0,), (2.0,)}
+    assert torch.equal(built.training.eval()(ones)[0], ones)
+    x = torch.randn(3, *SEQUENCE, dtype=torch.float64)
+    net = NetworkBuilder("one")
+    net.classify(net.add_layer(S.Attention(heads=2, dropout=0.5), net.input("x", SEQUENCE)))
+    built = build_modules(net.build(), dtype=torch.float64)
+    assert not torch.equal(built.training(x)[0], built.training(x)[0])
+    torch.testing.assert_close(built.training.eval()(x)[0], attended(x, 2, False))
 
 
 def test_an_embedding_returns_the_row_of_each_token():

@@ -29,7 +29,7 @@ from cubemesh.experiments.sequential_equivalence.sketch_distance import (
     sum_of,
     weights_in,
 )
-from cubemesh.networks.layers import BatchNorm, Dropout
+from cubemesh.networks.layers import Attention, BatchNorm, Dropout
 from cubemesh.schema import NetworkWork, RankTrace, RunRecord
 from cubemesh.units import format_list
 
@@ -148,6 +148,12 @@ def _of_layer(run: RunRecord, name: str, far: float) -> DivergenceCause:
             name="dropout",
             text=f"{seen}: every rank draws its own mask",
             remedy="Set deterministic=true, which draws one mask for the global batch.",
+        )
+    if isinstance(layer, Attention) and layer.dropout:
+        return DivergenceCause(
+            name="dropout of attention",
+            text=f"{seen}: every rank draws its own mask for its softmax",
+            remedy="Compare a network without dropout in its attention.",
         )
     return DivergenceCause(
         name="the forward pass",

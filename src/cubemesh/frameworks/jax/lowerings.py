@@ -22,6 +22,7 @@ from cubemesh.frameworks.contract.validation import check_values_per_channel
 from cubemesh.frameworks.jax.runtime import JaxNumerics
 from cubemesh.frameworks.pooling import far_padding, window_cells
 from cubemesh.networks import layers
+from cubemesh.networks.layers.sequences import rotation_tables
 
 DIMENSIONS = {"nchw": ("NCHW", "OIHW", "NCHW"), "nhwc": ("NHWC", "HWIO", "NHWC")}
 """Layout of a program → order of the axes of a convolution's input, weight and result."""
@@ -156,7 +157,8 @@ def _dropout(layer: layers.Dropout, context: JaxContext, x: jax.Array) -> jax.Ar
         return x
     if layer.rate == 1:
         return jnp.zeros_like(x)
-    mask = jax.random.bernoulli(context.key(), np.float32(1 - layer.rate), x.shape)
+    shape = (len(x), *[1] * (x.ndim - 1)) if layer.per_sample else x.shape
+    mask = jax.random.bernoulli(context.key(), np.float32(1 - layer.rate), shape)
     return jnp.where(mask, x / (1 - layer.rate), jnp.zeros_like(x))
 
 
@@ -193,7 +195,8 @@ def _average_pool(layer: layers.AveragePool, context: JaxContext, x: jax.Array) 
 def _global_average_pool(
     layer: layers.GlobalAveragePool, context: JaxContext, x: jax.Array
 ) -> jax.Array:
-    return x.astype(context.numerics.arrays).mean(context.positions).astype(x.dtype)
+    axes = context.positions if x.ndim == 4 else (1,)
+    return x.astype(context.numerics.arrays).mean(axes).astype(x.dtype)
 
 
 def _layer_norm(layer: layers.LayerNorm, context: JaxContext, x: jax.Array) -> jax.Array:
@@ -205,28 +208,94 @@ def _layer_norm(layer: layers.LayerNorm, context: JaxContext, x: jax.Array) -> j
     return (y + context.arrays["bias"]).astype(x.dtype)
 
 
-def _attention(layer: layers.Attention, context: JaxContext, x: jax.Array) -> jax.Array:
+def _rms_norm(layer: layers.RMSNorm, context: JaxContext, x: jax.Array) -> jax.Array:
+    """x / √(mean of x² + ε) · weight, in the arrays' type."""
+    full = x.astype(context.numerics.arrays)
+    scale = lax.rsqrt(lax.square(full).mean(-1, keepdims=True) + layer.epsilon)
+    return (full * scale * context.arrays["weight"]).astype(x.dtype)
+
+
+def _attention(layer: layers.Attention, context: JaxContext, *inputs: jax.Array) -> jax.Array:
     """Written out: `jax.nn.dot_product_attention` has a float32 softmax even in float64."""
+    x, *others = context.to_product_type(*inputs)
     batch, length, width = x.shape
-    (x,) = context.to_product_type(x)
-    size = width // (3 * layer.heads)
-    packed = x.reshape(batch, length, 3, layer.heads, size)
-    q, k, v = (packed[:, :, i] for i in range(3))
-    precision = context.numerics.precision
+    if others:
+        keys = layer.key_value_heads or layer.heads
+        q = x.reshape(batch, length, layer.heads, -1)
+        k, v = (
+            jnp.repeat(part.reshape(batch, length, keys, -1), layer.heads // keys, axis=2)
+            for part in others
+        )
+    else:
+        width //= 3
+        packed = x.reshape(batch, length, 3, layer.heads, -1)
+        q, k, v = (packed[:, :, i] for i in range(3))
+    precision, size = context.numerics.precision, width // layer.heads
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, precision=precision) / math.sqrt(size)
     scores = scores.astype(context.numerics.arrays)
     if layer.causal:
         seen = jnp.tril(jnp.ones((length, length), bool))
         scores = jnp.where(seen, scores, -jnp.inf)
-    shares = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
-    y = jnp.einsum("bhqk,bkhd->bqhd", shares, v, precision=precision)
-    return y.reshape(batch, length, width // 3)
+    shares = jax.nn.softmax(scores, axis=-1)
+    if layer.dropout:
+        shares = _dropout(layers.Dropout(rate=layer.dropout), context, shares)
+    y = jnp.einsum("bhqk,bkhd->bqhd", shares.astype(x.dtype), v, precision=precision)
+    return y.reshape(batch, length, width)
+
+
+def _rotary_embedding(
+    layer: layers.RotaryEmbedding, context: JaxContext, x: jax.Array
+) -> jax.Array:
+    tables = rotation_tables(x.shape[1], x.shape[2] // layer.heads, layer.base)
+    cosines, sines = (table.astype(x.dtype) for table in tables)
+    one, other = jnp.split(x.reshape(*x.shape[:2], layer.heads, -1), 2, axis=-1)
+    turned = [one * cosines - other * sines, other * cosines + one * sines]
+    return jnp.concatenate(turned, -1).reshape(x.shape)
 
 
 def _tokens(layer: layers.Tokens, context: JaxContext, x: jax.Array) -> jax.Array:
     if context.layout == "nchw":
         x = x.transpose(0, 2, 3, 1)
     return x.reshape(len(x), -1, x.shape[-1])
+
+
+def _to_image(layer: layers.ToImage, context: JaxContext, x: jax.Array) -> jax.Array:
+    x = x.reshape(len(x), *layer.size, x.shape[-1])
+    return x.transpose(0, 3, 1, 2) if context.layout == "nchw" else x
+
+
+def _select_channels(layer: layers.SelectChannels, context: JaxContext, x: jax.Array) -> jax.Array:
+    axis = context.channels(x) if x.ndim == 4 else x.ndim - 1
+    return jnp.take(x, np.array(layer.channels), axis=axis)
+
+
+def _multiply(layer: layers.Multiply, context: JaxContext, x: jax.Array, y: jax.Array) -> jax.Array:
+    return x * (y if y.ndim == x.ndim else jnp.expand_dims(y, context.positions))
+
+
+def _scale(layer: layers.Scale, context: JaxContext, x: jax.Array) -> jax.Array:
+    weight = context.arrays["weight"].astype(x.dtype)
+    return x * (context.per_channel(weight, x) if x.ndim == 4 else weight)
+
+
+def _activation(layer: layers.Activation, context: JaxContext, x: jax.Array) -> jax.Array:
+    match layer.function:
+        case "silu":
+            return jax.nn.silu(x)
+        case "quick-gelu":
+            return x * jax.nn.sigmoid(1.702 * x)
+        case "mish":
+            return x * jnp.tanh(jax.nn.softplus(x))
+        case "hard-sigmoid":
+            return jax.nn.relu6(x + 3) / 6
+        case "hard-swish":
+            return x * (jax.nn.relu6(x + 3) / 6)
+        case "relu6":
+            return jax.nn.relu6(x)
+        case "leaky-relu":
+            return jax.nn.leaky_relu(x, layer.slope)
+        case "squared-relu":
+            return lax.square(jax.nn.relu(x))
 
 
 def _embedding(layer: layers.Embedding, context: JaxContext, tokens: jax.Array) -> jax.Array:
@@ -241,7 +310,8 @@ def _class_token(layer: layers.ClassToken, context: JaxContext, x: jax.Array) ->
 def _position_embedding(
     layer: layers.PositionEmbedding, context: JaxContext, x: jax.Array
 ) -> jax.Array:
-    return x + context.arrays["weight"].astype(x.dtype)
+    rows = slice(layer.first, layer.first + (1 if layer.shared else x.shape[1]))
+    return x + context.arrays["weight"][rows].astype(x.dtype)
 
 
 def _lstm(
@@ -309,4 +379,13 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.PairSum: lambda layer, context, q, k: q[:, :, None] + k[:, None],
     layers.PairProduct: _pair_product,
     layers.Mix: _mix,
+    layers.RMSNorm: _rms_norm,
+    layers.RotaryEmbedding: _rotary_embedding,
+    layers.ToImage: _to_image,
+    layers.Transpose: lambda layer, context, x: x.swapaxes(1, 2),
+    layers.SelectChannels: _select_channels,
+    layers.Sigmoid: lambda layer, context, x: jax.nn.sigmoid(x),
+    layers.Activation: _activation,
+    layers.Multiply: _multiply,
+    layers.Scale: _scale,
 }

@@ -161,9 +161,11 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.ReLU: lambda layer, context, x: keras.layers.ReLU()(x),
     layers.Add: lambda layer, context, x, y: keras.layers.Add()([x, y]),
     layers.Concat: _concat,
-    layers.Dropout: lambda layer, context, x: keras.layers.Dropout(layer.rate, seed=context.seed)(
-        x
-    ),
+    layers.Dropout: lambda layer, context, x: keras.layers.Dropout(
+        layer.rate,
+        noise_shape=(None, *[1] * (len(x.shape) - 1)) if layer.per_sample else None,
+        seed=context.seed,
+    )(x),
     layers.Flatten: _flatten,
     layers.MaxPool: _max_pool,
     layers.AveragePool: _average_pool,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from cubemesh.networks import layers
 from cubemesh.networks.graph import Network, Node
+from cubemesh.networks.layers.sequences import rotation_tables
 
 Lowering = Callable[[Any, layers.Shape, bool], nn.Module]
 """(layer, shape of one sample of its first input, in_place) → module."""
@@ -50,8 +51,9 @@ class ChannelMeans(nn.Module):
     """The mean of each channel over all positions."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) → (batch, channels)."""
-        return x.mean((2, 3))
+        """(batch, channels, height, width) → (batch, channels), or (batch, length, features) →
+        (batch, features)."""
+        return x.mean((2, 3) if x.dim() == 4 else 1)
 
 
 class ChannelResponseNorm(nn.LocalResponseNorm):
@@ -89,21 +91,70 @@ class PatchResponseNorm(nn.Module):
 class SelfAttention(nn.Module):
     """Scaled dot-product self-attention, by PyTorch's fastest available kernel."""
 
-    def __init__(self, heads: int, causal: bool) -> None:
+    def __init__(self, heads: int, key_value_heads: int, causal: bool, dropout: float) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
+        self.heads, self.key_value_heads = heads, key_value_heads or heads
+        self.causal, self.dropout = causal, dropout
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Queries, keys and values (batch, length, 3 · features) → (batch, length, features)."""
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        """Queries, keys and values (batch, length, 3 · features), or each by itself → (batch,
+        length, features)."""
         batch, length, width = x.shape
-        packed = x.view(batch, length, 3, self.heads, width // (3 * self.heads))
-        q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        return y.transpose(1, 2).reshape(batch, length, width // 3)
+        if not others:
+            width //= 3
+            packed = x.view(batch, length, 3, self.heads, width // self.heads)
+            q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            q = x.view(batch, length, self.heads, -1).transpose(1, 2)
+            k, v = (
+                part.view(batch, length, self.key_value_heads, -1).transpose(1, 2)
+                for part in others
+            )
+        y = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=self.causal,
+            enable_gqa=self.key_value_heads != self.heads,
+        )
+        return y.transpose(1, 2).reshape(batch, length, width)
 
     def extra_repr(self) -> str:
         """What `print` shows between the brackets."""
         return f"heads={self.heads}, causal={self.causal}"
+
+
+class Rotation(nn.Module):
+    """Rotary position embedding of each head."""
+
+    def __init__(self, heads: int, base: float, shape: layers.Shape) -> None:
+        super().__init__()
+        self.heads, self.base = heads, base
+        self.length, self.size = shape[0], shape[1] // heads
+        self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, features), unchanged in shape."""
+        heads = x.view(*x.shape[:2], self.heads, self.size)
+        cosines, sines = self._cosines_and_sines(x)
+        one, other = heads.chunk(2, -1)
+        turned = torch.cat([one * cosines - other * sines, other * cosines + one * sines], -1)
+        return turned.view(x.shape)
+
+    def _cosines_and_sines(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        key = (x.device, x.dtype)
+        if key not in self._tables:
+            cosines, sines = rotation_tables(self.length, self.size, self.base)
+            self._tables[key] = (
+                torch.from_numpy(cosines).to(*key),
+                torch.from_numpy(sines).to(*key),
+            )
+        return self._tables[key]
+
+    def extra_repr(self) -> str:
+        """What `print` shows between the brackets."""
+        return f"heads={self.heads}, base={self.base:g}"
 
 
 class Patches(nn.Module):
@@ -112,6 +163,128 @@ class Patches(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) → (batch, height · width, channels)."""
         return x.flatten(2).transpose(1, 2)
+
+
+class Image(nn.Module):
+    """A sequence as the positions of an image."""
+
+    def __init__(self, size: layers.Pair) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, height · width, features) → (batch, features, height, width)."""
+        return x.transpose(1, 2).reshape(len(x), -1, *self.size)
+
+    def extra_repr(self) -> str:
+        """What `print` shows between the brackets."""
+        return str(self.size)
+
+
+class Transposition(nn.Module):
+    """Positions and features exchanged."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, features) → (batch, features, length)."""
+        return x.transpose(1, 2)
+
+
+class Selection(nn.Module):
+    """Channels of an image, or features of a sequence, by their numbers."""
+
+    def __init__(self, channels: tuple[int, ...]) -> None:
+        super().__init__()
+        self.channels = channels
+        self._indices: dict[torch.device, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width), or features in the last of fewer axes."""
+        if x.device not in self._indices:
+            self._indices[x.device] = torch.tensor(self.channels, device=x.device)
+        return x.index_select(1 if x.dim() == 4 else -1, self._indices[x.device])
+
+    def extra_repr(self) -> str:
+        """What `print` shows between the brackets."""
+        return f"{len(self.channels)} channels"
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _hard_sigmoid(x: Tensor) -> Tensor:
+    """In float64 written out: the gradient of PyTorch's kernel has an error of 3e-8 there."""
+    return F.relu6(x + 3) / 6 if x.dtype == torch.float64 else F.hardsigmoid(x)
+
+
+def _squared_relu(x: Tensor) -> Tensor:
+    return torch.relu(x).square()
+
+
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "quick-gelu": _quick_gelu,
+    "mish": F.mish,
+    "hard-sigmoid": _hard_sigmoid,
+    "hard-swish": F.hardswish,
+    "relu6": F.relu6,
+    "squared-relu": _squared_relu,
+}
+
+
+class Activation(nn.Module):
+    """A function of each value."""
+
+    def __init__(self, function: str) -> None:
+        super().__init__()
+        self.name, self.function = function, _FUNCTIONS[function]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape, unchanged."""
+        return self.function(x)
+
+    def extra_repr(self) -> str:
+        """What `print` shows between the brackets."""
+        return self.name
+
+
+class Product(nn.Module):
+    """The product of two values."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Two of one shape, or (batch, channels, height, width) and (batch, channels)."""
+        return x * (y if y.dim() == x.dim() else y[:, :, None, None])
+
+
+class LearnedScale(nn.Module):
+    """A learned factor for each channel or feature."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width), or features in the last of fewer axes."""
+        return x * (self.weight[:, None, None] if x.dim() == 4 else self.weight)
+
+
+class SampleDropout(nn.Module):
+    """Dropout of whole samples (stochastic depth)."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, …), unchanged in shape."""
+        if not self.training or not self.rate:
+            return x
+        ones = torch.ones([len(x)] + [1] * (x.dim() - 1), dtype=x.dtype, device=x.device)
+        return x * F.dropout(ones, self.rate)
+
+    def extra_repr(self) -> str:
+        """What `print` shows between the brackets."""
+        return f"rate={self.rate}"
 
 
 class PrependedToken(nn.Module):
@@ -129,13 +302,15 @@ class PrependedToken(nn.Module):
 class AddedPositions(nn.Module):
     """Learned position embeddings, added."""
 
-    def __init__(self, shape: layers.Shape) -> None:
+    def __init__(self, layer: layers.PositionEmbedding, shape: layers.Shape) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(shape))
+        self.weight = nn.Parameter(torch.empty(layer.rows or shape[0], shape[1]))
+        self.rows = slice(layer.first, layer.first + (1 if layer.shared else shape[0]))
+        self.every = self.rows == slice(0, len(self.weight))
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, features), unchanged in shape."""
-        return x + self.weight
+        return x + (self.weight if self.every else self.weight[self.rows])
 
 
 class Position(nn.Module):
@@ -233,24 +408,39 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.ReLU: lambda layer, shape, in_place: nn.ReLU(inplace=in_place),
     layers.Add: lambda layer, shape, in_place: Sum(in_place),
     layers.Concat: lambda layer, shape, _: Concatenation(),
-    layers.Dropout: lambda layer, shape, _: nn.Dropout(layer.rate),
+    layers.Dropout: lambda layer, shape, _: (
+        SampleDropout(layer.rate) if layer.per_sample else nn.Dropout(layer.rate)
+    ),
     layers.Flatten: lambda layer, shape, _: nn.Flatten(),
     layers.MaxPool: _max_pool,
     layers.AveragePool: _average_pool,
     layers.GlobalAveragePool: lambda layer, shape, _: ChannelMeans(),
     layers.LayerNorm: lambda layer, shape, _: nn.LayerNorm(shape[-1], eps=layer.epsilon),
     layers.GELU: lambda layer, shape, _: nn.GELU("none" if layer.form == "erf" else "tanh"),
-    layers.Attention: lambda layer, shape, _: SelfAttention(layer.heads, layer.causal),
+    layers.Attention: lambda layer, shape, _: SelfAttention(
+        layer.heads, layer.key_value_heads, layer.causal, layer.dropout
+    ),
     layers.Tokens: lambda layer, shape, _: Patches(),
     layers.Embedding: lambda layer, shape, _: nn.Embedding(layer.vocabulary, layer.features),
     layers.ClassToken: lambda layer, shape, _: PrependedToken(shape[1]),
-    layers.PositionEmbedding: lambda layer, shape, _: AddedPositions(shape),
+    layers.PositionEmbedding: lambda layer, shape, _: AddedPositions(layer, shape),
     layers.SelectPosition: lambda layer, shape, _: Position(layer.position),
     layers.Tanh: lambda layer, shape, _: nn.Tanh(),
     layers.LSTM: lambda layer, shape, _: Recurrence(shape[1], layer.hidden),
     layers.PairSum: lambda layer, shape, _: Pairs(product=False),
     layers.PairProduct: lambda layer, shape, _: Pairs(product=True),
     layers.Mix: lambda layer, shape, _: WeightedMean(),
+    layers.RMSNorm: lambda layer, shape, _: nn.RMSNorm(shape[-1], eps=layer.epsilon),
+    layers.RotaryEmbedding: lambda layer, shape, _: Rotation(layer.heads, layer.base, shape),
+    layers.ToImage: lambda layer, shape, _: Image(layer.size),
+    layers.Transpose: lambda layer, shape, _: Transposition(),
+    layers.SelectChannels: lambda layer, shape, _: Selection(layer.channels),
+    layers.Sigmoid: lambda layer, shape, _: nn.Sigmoid(),
+    layers.Activation: lambda layer, shape, _: (
+        nn.LeakyReLU(layer.slope) if layer.function == "leaky-relu" else Activation(layer.function)
+    ),
+    layers.Multiply: lambda layer, shape, _: Product(),
+    layers.Scale: lambda layer, shape, _: LearnedScale(shape[0 if len(shape) == 3 else -1]),
 }
 
 ATTRIBUTES = {"running_variance": "running_var"}

@@ -182,13 +182,17 @@ def _layers(
 
 
 def _add_layer(root: nn.Module, name: str, layer: nn.Module) -> None:
-    """Make `layer` the submodule called `name`, in containers for the parts before its dots."""
+    """Make `layer` the submodule called `name`, in containers for the parts before its dots. One
+    whose name continues that of another layer is inside of it."""
     *path, last = name.split(".")
     for part in path:
         if part not in root._modules:
             root.add_module(part, nn.Module())
         root = root.get_submodule(part)
+    before = root._modules.get(last)
     root.add_module(last, layer)
+    for part, inside in before.named_children() if before is not None else ():
+        layer.add_module(part, inside)
 
 
 def write_forward(

@@ -22,6 +22,7 @@ from cubemesh.frameworks.contract.validation import check_values_per_channel
 from cubemesh.frameworks.pooling import far_padding, window_shares
 from cubemesh.frameworks.tensorflow.runtime import TensorFlowNumerics
 from cubemesh.networks import layers
+from cubemesh.networks.layers.sequences import rotation_tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +203,10 @@ def _dropout(layer: layers.Dropout, context: TensorFlowContext, x: Any) -> Any:
         return x
     if layer.rate == 1:
         return tf.zeros_like(x)
-    return tf.nn.experimental.stateless_dropout(x, layer.rate, context.seed(), rng_alg="philox")
+    shape = [x.shape[0], *[1] * (len(x.shape) - 1)] if layer.per_sample else None
+    return tf.nn.experimental.stateless_dropout(
+        x, layer.rate, context.seed(), rng_alg="philox", noise_shape=shape
+    )
 
 
 def _flatten(layer: layers.Flatten, context: TensorFlowContext, x: Any) -> Any:
@@ -245,7 +249,8 @@ def _average_pool(layer: layers.AveragePool, context: TensorFlowContext, x: Any)
 def _global_average_pool(
     layer: layers.GlobalAveragePool, context: TensorFlowContext, x: Any
 ) -> Any:
-    return tf.cast(tf.reduce_mean(context.to_array_type(x), context.positions), x.dtype)
+    axes = context.positions if len(x.shape) == 4 else 1
+    return tf.cast(tf.reduce_mean(context.to_array_type(x), axes), x.dtype)
 
 
 def _layer_norm(layer: layers.LayerNorm, context: TensorFlowContext, x: Any) -> Any:
@@ -265,25 +270,100 @@ def _gelu(layer: layers.GELU, context: TensorFlowContext, x: Any) -> Any:
     return 0.5 * x * (1.0 + tf.tanh(math.sqrt(2 / math.pi) * cubed))
 
 
-def _attention(layer: layers.Attention, context: TensorFlowContext, x: Any) -> Any:
+def _rms_norm(layer: layers.RMSNorm, context: TensorFlowContext, x: Any) -> Any:
+    """x / √(mean of x² + ε) · weight, in the type of statistics."""
+    full = context.to_array_type(x)
+    squares = tf.reduce_mean(tf.square(full), -1, keepdims=True)
+    y = full * tf.math.rsqrt(squares + layer.epsilon) * context.arrays["weight"]
+    return tf.cast(y, x.dtype)
+
+
+def _attention(layer: layers.Attention, context: TensorFlowContext, *inputs: Any) -> Any:
     """The softmax in the type of statistics."""
-    (x,) = context.to_product_type(x)
+    x, *others = context.to_product_type(*inputs)
     batch, length, width = x.shape
-    size = width // (3 * layer.heads)
-    packed = tf.reshape(x, [batch, length, 3, layer.heads, size])
-    q, k, v = tf.unstack(tf.transpose(packed, [2, 0, 3, 1, 4]))
+    if others:
+        keys = layer.key_value_heads or layer.heads
+        q = _heads(x, layer.heads)
+        k, v = (tf.repeat(_heads(part, keys), layer.heads // keys, axis=1) for part in others)
+    else:
+        width //= 3
+        packed = tf.reshape(x, [batch, length, 3, layer.heads, width // layer.heads])
+        q, k, v = tf.unstack(tf.transpose(packed, [2, 0, 3, 1, 4]))
+    size = width // layer.heads
     scores = context.to_array_type(tf.matmul(q, k, transpose_b=True)) / math.sqrt(size)
     if layer.causal:
         seen = np.tril(np.ones((length, length), bool))
         scores = tf.where(seen, scores, tf.constant(-np.inf, scores.dtype))
-    y = tf.matmul(tf.cast(tf.nn.softmax(scores), x.dtype), v)
-    return tf.reshape(tf.transpose(y, [0, 2, 1, 3]), [batch, length, width // 3])
+    shares = tf.nn.softmax(scores)
+    if layer.dropout:
+        shares = _dropout(layers.Dropout(rate=layer.dropout), context, shares)
+    y = tf.matmul(tf.cast(shares, x.dtype), v)
+    return tf.reshape(tf.transpose(y, [0, 2, 1, 3]), [batch, length, width])
+
+
+def _heads(x: Any, heads: int) -> Any:
+    """(batch, length, features) → (batch, heads, length, features of a head)."""
+    batch, length, width = x.shape
+    return tf.transpose(tf.reshape(x, [batch, length, heads, width // heads]), [0, 2, 1, 3])
+
+
+def _rotary_embedding(layer: layers.RotaryEmbedding, context: TensorFlowContext, x: Any) -> Any:
+    batch, length, width = x.shape
+    size = width // layer.heads
+    cosines, sines = (tf.constant(t, x.dtype) for t in rotation_tables(length, size, layer.base))
+    one, other = tf.split(tf.reshape(x, [batch, length, layer.heads, size]), 2, axis=-1)
+    turned = tf.concat([one * cosines - other * sines, other * cosines + one * sines], -1)
+    return tf.reshape(turned, x.shape)
 
 
 def _tokens(layer: layers.Tokens, context: TensorFlowContext, x: Any) -> Any:
     if context.layout == "nchw":
         x = tf.transpose(x, [0, 2, 3, 1])
     return tf.reshape(x, [x.shape[0], -1, x.shape[-1]])
+
+
+def _to_image(layer: layers.ToImage, context: TensorFlowContext, x: Any) -> Any:
+    x = tf.reshape(x, [x.shape[0], *layer.size, x.shape[-1]])
+    return tf.transpose(x, [0, 3, 1, 2]) if context.layout == "nchw" else x
+
+
+def _select_channels(layer: layers.SelectChannels, context: TensorFlowContext, x: Any) -> Any:
+    axis = context.channels(x) if len(x.shape) == 4 else len(x.shape) - 1
+    return tf.gather(x, np.array(layer.channels), axis=axis)
+
+
+def _multiply(layer: layers.Multiply, context: TensorFlowContext, x: Any, y: Any) -> Any:
+    if len(y.shape) < len(x.shape):
+        y = tf.reshape(
+            y, [*y.shape[:1], 1, 1, y.shape[1]] if context.layout == "nhwc" else [*y.shape, 1, 1]
+        )
+    return tf.multiply(*context.same_type(x, y))
+
+
+def _scale(layer: layers.Scale, context: TensorFlowContext, x: Any) -> Any:
+    weight = tf.cast(context.arrays["weight"], x.dtype)
+    return x * (context.per_channel(weight, x) if len(x.shape) == 4 else weight)
+
+
+def _activation(layer: layers.Activation, context: TensorFlowContext, x: Any) -> Any:
+    match layer.function:
+        case "silu":
+            return x * tf.sigmoid(x)
+        case "quick-gelu":
+            return x * tf.sigmoid(1.702 * x)
+        case "mish":
+            return x * tf.tanh(tf.math.softplus(x))
+        case "hard-sigmoid":
+            return tf.nn.relu6(x + 3) / 6
+        case "hard-swish":
+            return x * (tf.nn.relu6(x + 3) / 6)
+        case "relu6":
+            return tf.nn.relu6(x)
+        case "leaky-relu":
+            return tf.nn.leaky_relu(x, layer.slope)
+        case "squared-relu":
+            return tf.square(tf.nn.relu(x))
 
 
 def _class_token(layer: layers.ClassToken, context: TensorFlowContext, x: Any) -> Any:
@@ -293,7 +373,8 @@ def _class_token(layer: layers.ClassToken, context: TensorFlowContext, x: Any) -
 
 
 def _position_embedding(layer: layers.PositionEmbedding, context: TensorFlowContext, x: Any) -> Any:
-    return x + tf.cast(context.arrays["weight"], x.dtype)
+    rows = slice(layer.first, layer.first + (1 if layer.shared else x.shape[1]))
+    return x + tf.cast(context.arrays["weight"][rows], x.dtype)
 
 
 def _lstm(layer: layers.LSTM, context: TensorFlowContext, x: Any, begin: Any = None) -> Any:
@@ -366,4 +447,13 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.PairSum: _pair_sum,
     layers.PairProduct: _pair_product,
     layers.Mix: _mix,
+    layers.RMSNorm: _rms_norm,
+    layers.RotaryEmbedding: _rotary_embedding,
+    layers.ToImage: _to_image,
+    layers.Transpose: lambda layer, context, x: tf.transpose(x, [0, 2, 1]),
+    layers.SelectChannels: _select_channels,
+    layers.Sigmoid: lambda layer, context, x: tf.sigmoid(x),
+    layers.Activation: _activation,
+    layers.Multiply: _multiply,
+    layers.Scale: _scale,
 }

@@ -30,8 +30,13 @@ def code(name: str) -> UserObject:
 
 
 @functools.cache
+<<<<<<< HEAD
 def described(name: str):
     tokens = name == "Language"
+=======
+def described(name: str, file: Path = FILE):
+    tokens = name in ("Language", "Decoder")
+>>>>>>> mods
     return describe(
         DescriptionRequest(
             named=code(name),
@@ -76,6 +81,48 @@ def test_transformers_become_graphs():
     assert len(language) == len(network.nodes)
 
 
+def of_kind(name: str, kind: type) -> list:
+    assert kind in kinds(name)
+    return [n.layer for n in network_of(described(name)).nodes if isinstance(n.layer, kind)]
+
+
+def test_gates_and_functions_written_in_several_operators_become_layers():
+    found = of_kind("Gates", layers.Activation)
+    assert [layer.function for layer in found] == ["silu", "hard-swish", "relu6", "hard-sigmoid"]
+    assert [layer.form for layer in of_kind("Gates", layers.GELU)] == ["tanh"]
+    assert len(of_kind("Gates", layers.Multiply)) == 2
+    convolutions = of_kind("Gates", layers.Convolution)
+    assert convolutions[-1].groups == 8  # depthwise
+    assert len(convolutions) == 2  # those of one position are matrix products
+    (dropout,) = of_kind("Gates", layers.Dropout)
+    assert dropout == layers.Dropout(rate=0.25, per_sample=True)  # stochastic depth
+
+
+def test_channels_are_shuffled_and_last():
+    assert of_kind("Shuffled", layers.SelectChannels)[-1].channels == (0, 4, 1, 5)
+    one, other = of_kind("Halves", layers.SelectChannels)
+    assert {one.channels, other.channels} == {tuple(range(6)), tuple(range(6, 12))}
+    found = kinds("ChannelsLast")
+    assert {layers.Tokens, layers.LayerNorm, layers.Scale} <= set(found)
+    assert of_kind("ChannelsLast", layers.ToImage) == [layers.ToImage(size=(4, 4))]
+    assert {layers.Transpose, layers.GlobalAveragePool} <= set(kinds("Mixer"))
+
+
+def test_a_decoder_has_rotary_positions_and_grouped_queries():
+    assert of_kind("Decoder", layers.RotaryEmbedding) == [
+        layers.RotaryEmbedding(heads=4, base=500.0),
+        layers.RotaryEmbedding(heads=2, base=500.0),
+    ]
+    assert of_kind("Decoder", layers.Attention) == [
+        layers.Attention(heads=4, causal=True, dropout=0.1, key_value_heads=2)
+    ]
+    assert [norm.epsilon for norm in of_kind("Decoder", layers.RMSNorm)] == [1e-5, 1e-6]
+    words, types, places = (None, *of_kind("Decoder", layers.PositionEmbedding))
+    assert words is None
+    assert (types.rows, types.first, types.shared) == (2, 1, True)
+    assert (places.rows, places.first, places.shared) == (20, 3, False)
+
+
 def test_the_counts_of_a_graph_are_those_of_pytorch():
     """Those of the module, which the description counts when it cannot trace it."""
     graph = totals(network_of(described("Residual")))
@@ -89,7 +136,9 @@ def test_the_counts_of_a_graph_are_those_of_pytorch():
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("Gated", "no layer type for aten.sigmoid"),
+        ("Gated", "the weight is frozen"),
+        ("Softmax", "no layer type for aten.softmax"),
+        ("Rooted", "no layer type for the function of each value"),
         ("Branching", "torch.export cannot trace it"),
         ("Dilated", "dilated convolution"),
     ],

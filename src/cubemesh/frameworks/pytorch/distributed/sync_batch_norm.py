@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cubemesh.frameworks.contract.group import Group
+from cubemesh.frameworks.pytorch.lowerings import SampleDropout
 
 
 def synchronized(layer: nn.Module, *, group: Group, norm: bool, dropout: bool) -> nn.Module:
@@ -31,6 +32,8 @@ def synchronized(layer: nn.Module, *, group: Group, norm: bool, dropout: bool) -
         return SyncBatchNorm(layer, group)
     if dropout and isinstance(layer, nn.Dropout):
         return SyncDropout(layer.p, group)
+    if dropout and isinstance(layer, SampleDropout):
+        return SyncDropout(layer.rate, group, per_sample=True)
     return layer
 
 
@@ -38,16 +41,17 @@ class SyncDropout(nn.Module):
     """Dropout of this rank's rows of the global batch; every rank's generator must have the same
     seed."""
 
-    def __init__(self, rate: float, group: Group) -> None:
+    def __init__(self, rate: float, group: Group, *, per_sample: bool = False) -> None:
         super().__init__()
-        self.rate, self._group = rate, group
+        self.rate, self._group, self._per_sample = rate, group, per_sample
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, …), unchanged in shape."""
         if not self.training or self.rate == 0.0:
             return x
         batch, rank = x.shape[0], self._group.rank
-        global_shape = (batch * self._group.size, *x.shape[1:])
+        shape = [1] * (x.dim() - 1) if self._per_sample else x.shape[1:]
+        global_shape = (batch * self._group.size, *shape)
         drawn = torch.rand(global_shape, device=x.device)  # fp32: the same mask in every precision
         keep = drawn[rank * batch : (rank + 1) * batch] >= self.rate
         return x * keep.to(x.dtype).div_(1.0 - self.rate)

@@ -62,10 +62,21 @@ class _Counted:
 
 def describe(request: DescriptionRequest) -> OwnNetwork:
     """The description of a module; one with a fault is described without its arrays."""
+    return describe_and_compare(request)[0]
+
+
+def describe_and_compare(request: DescriptionRequest) -> tuple[OwnNetwork, float | None]:
+    """The description, and the largest relative difference of the graph's outputs from the
+    module's; None where it has no graph."""
     try:
         return _describe(request)
+<<<<<<< HEAD
     except UserCodeError as error:
         return faulty(request, str(error))
+=======
+    except OwnNetworkError as error:
+        return faulty(request, str(error)), None
+>>>>>>> mods
 
 
 def faulty(request: DescriptionRequest, fault: str) -> OwnNetwork:
@@ -74,10 +85,19 @@ def faulty(request: DescriptionRequest, fault: str) -> OwnNetwork:
     return OwnNetwork(source=named.name, folder=named.folder, graph=graph, fault=fault)
 
 
+<<<<<<< HEAD
 def _describe(request: DescriptionRequest) -> OwnNetwork:
     named = request.named
     module = load(named)
     own = OwnNetwork(source=named.name, folder=named.folder, digest=digest(named), graph="")
+=======
+def _describe(request: DescriptionRequest) -> tuple[OwnNetwork, float | None]:
+    loaded = load(request.source, request.folder)
+    module, own = (
+        loaded.module,
+        OwnNetwork(source=request.source, folder=loaded.folder, digest=loaded.digest, graph=""),
+    )
+>>>>>>> mods
     given = _samples(request)
     counted = _count(module, given, request)
     try:
@@ -92,9 +112,10 @@ def _describe(request: DescriptionRequest) -> OwnNetwork:
             saved_values=counted.saved_values,
         )
         arrays = {**counted.trained, **counted.updated}
-        return replace(own, graph=_opaque_text(request, layer, arrays), untraced=str(reason))
+        graph = _opaque_text(request, layer, arrays)
+        return replace(own, graph=graph, untraced=str(reason)), None
     moments = {name: _moments(array) for name, array in traced.arrays.items()}
-    return replace(own, graph=to_text(traced.network, moments))
+    return replace(own, graph=to_text(traced.network, moments)), traced.difference
 
 
 def _opaque_text(request: DescriptionRequest, layer: Opaque, arrays: dict[str, Tensor]) -> str:

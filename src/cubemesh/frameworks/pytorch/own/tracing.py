@@ -25,11 +25,13 @@ from torch import Tensor, fx, nn
 
 from cubemesh.errors import CubemeshError
 from cubemesh.frameworks.pytorch.module import build_modules
-from cubemesh.frameworks.pytorch.own.operators import LAYERS, VIEWS, Untraceable, Value
+from cubemesh.frameworks.pytorch.own.arrangement import by_elements
+from cubemesh.frameworks.pytorch.own.operators import DEFERRED, LAYERS, OF_CONSTANTS, VIEWS
 from cubemesh.frameworks.pytorch.own.source import scores_of
+from cubemesh.frameworks.pytorch.own.values import Expression, Rows, Symbolic, Untraceable, Value
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network, Segment
-from cubemesh.networks.layers import Dropout, Layer
+from cubemesh.networks.layers import Attention, Dropout, Layer
 from cubemesh.untrusted import clean
 
 TOLERANCE = 1e-5
@@ -44,6 +46,8 @@ class Traced:
     network: Network
     arrays: dict[str, Tensor]
     """By the graph's names of parameters and state."""
+    difference: float = 0.0
+    """Largest of an output from the module's, relative as in `TOLERANCE`."""
 
 
 def trace(
@@ -60,7 +64,7 @@ def trace(
         try:
             tracer = Tracer(name, exported, module, given, input_name, vocabulary)
             traced = tracer.trace()
-            _check(traced, module, given)
+            traced = replace(traced, difference=_difference(traced, module, given))
         except Untraceable:
             raise
         except Exception as error:  # of an operator in a form that is not foreseen
@@ -87,6 +91,7 @@ class Tracer:
         self._exported = exported
         self._parameters = dict(module.named_parameters(remove_duplicate=False))
         self._buffers = dict(module.named_buffers(remove_duplicate=False))
+        self._leaves = {n for n, part in module.named_modules() if not any(part.children())}
         self._owner: dict[int, str] = {}
         """Array, by its id → its name in the graph."""
         self._alive: list[Tensor] = []
@@ -94,6 +99,8 @@ class Tracer:
         self._values: dict[fx.Node, Any] = {}
         self._names: Counter[str] = Counter([input_name])
         self._used = _reachable(exported)
+        self._settled: dict[fx.Node, Value] = {}
+        """The last operator of an expression → its value."""
         self.net.input(input_name, tuple(given.shape[1:]), vocabulary=vocabulary)
         self._input = self.whole(input_name)
 
@@ -111,9 +118,11 @@ class Tracer:
                     self._values[node] = self._exported.constants[constants[node.name]]
                 else:
                     self._values[node] = self._input
+            elif node.op == "get_attr":  # what a part runs in another mode
+                self._values[node] = getattr(self._exported.graph_module, str(node.target))
             elif node.op == "call_function" and node in self._used:
                 self._values[node] = self._call(node)
-        value = self._values[_output(self._exported)]
+        value = self.settled(self._values[_output(self._exported)])
         if not isinstance(value, Value) or not self.is_whole(value):
             raise Untraceable("its scores are not the result of a layer")
         if value.name == self._input.name:
@@ -131,6 +140,17 @@ class Tracer:
         if value.moved is None:
             return True
         return tuple(value.moved.shape) == value.shape and value.in_order
+
+    def settled(self, value: Any) -> Any:
+        """A node's value for an expression; what is none as it is."""
+        if not isinstance(value, Expression):
+            return value
+        if value.node not in self._settled:
+            layer = value.layer()
+            if layer is None:
+                return value.value
+            self._settled[value.node] = by_elements(self, value.node, value.value, layer)
+        return self._settled[value.node]
 
     def add(self, node: fx.Node, layer: Layer, *inputs: str, **arrays: Tensor | None) -> str:
         """Add a layer for `node`; `arrays` are its parameters and state by role."""
@@ -157,11 +177,14 @@ class Tracer:
         name = str(node.target)
         if name in VIEWS or getattr(node.target, "__name__", "") == "getitem":
             return self._moved(node)
+        constant = not any(isinstance(self._values.get(i), Symbolic) for i in node.all_input_nodes)
+        if constant and name not in OF_CONSTANTS:
+            return self._computed(node)
         if name not in LAYERS:
-            if not any(isinstance(self._values.get(i), Value) for i in node.all_input_nodes):
-                return self._computed(node)
             raise Untraceable(f"there is no layer type for {name} ({_where(node)})")
         arguments = _arguments(node, self._values)
+        if name not in DEFERRED:
+            arguments = {key: self.settled(value) for key, value in arguments.items()}
         try:
             result = LAYERS[name](self, node, **arguments)
         except CubemeshError as error:
@@ -173,6 +196,10 @@ class Tracer:
     def _moved(self, node: fx.Node) -> Any:
         """The result of an operator that only moves values."""
         given = self._values[node.all_input_nodes[0]]
+        factor = given if isinstance(given, Expression) and given.factor is not None else None
+        given = given.value if factor is not None else self.settled(given)
+        if isinstance(given, Rows):  # added to each position, however they are arranged
+            return given
 
         def run(places: Any) -> Any:
             rest = [self._values[a] if isinstance(a, fx.Node) else a for a in node.args[1:]]
@@ -180,6 +207,10 @@ class Tracer:
 
         if isinstance(given, Value):
             moved = run(given.places)
+            if factor is not None and isinstance(moved, Tensor):
+                return replace(factor, value=given.at(moved))
+            if factor is not None:
+                return [replace(factor, value=given.at(places)) for places in moved]
             if isinstance(moved, Tensor):
                 return given.at(moved)
             return [given.at(places) for places in moved]
@@ -196,7 +227,8 @@ class Tracer:
     def _name(self, node: fx.Node) -> str:
         path, kind = _module_of(node)
         operator = str(node.target).split(".")[1].strip("_")  # of aten
-        name = path if path and kind.startswith("torch.nn.") else f"{path}.{operator}".strip(".")
+        is_leaf = kind.startswith("torch.nn.") and path in self._leaves
+        name = path if path and is_leaf else f"{path}.{operator}".strip(".")
         self._names[name] += 1
         number = self._names[name]
         return name if number == 1 else f"{name}_{number}"
@@ -249,8 +281,27 @@ def _in_place(node: fx.Node) -> bool:
 
 
 def _operators(exported: Any) -> list[str]:
-    used = _reachable(exported)
-    return [str(n.target) for n in exported.graph.nodes if n.op == "call_function" and n in used]
+    """The operators of the scores, without copies and the random numbers of stochastic depth."""
+    used = _reachable(exported) - _sample_noise(exported)
+    names = [str(n.target) for n in exported.graph.nodes if n.op == "call_function" and n in used]
+    return [name for name in names if name not in _COPIES]
+
+
+_COPIES = frozenset(f"aten.{name}.default" for name in ("contiguous", "clone", "alias", "detach"))
+
+
+def _sample_noise(exported: Any) -> set[fx.Node]:
+    """The operators that draw a factor for each sample, and those that multiply by it."""
+    noise = {n for n in exported.graph.nodes if str(n.target) == "aten.bernoulli_.float"}
+    noise |= {n.args[0] for n in noise}
+    factors: set[fx.Node] = set()
+    for node in exported.graph.nodes:
+        inputs = set(node.all_input_nodes)
+        if inputs and inputs <= noise:
+            noise.add(node)
+        elif inputs & noise and str(node.target).startswith("aten.mul"):
+            factors.add(node)
+    return noise | factors
 
 
 def _arguments(node: fx.Node, values: dict[fx.Node, Any]) -> dict[str, Any]:
@@ -305,21 +356,29 @@ def _in_segments(network: Network) -> Network:
     )
 
 
-def _check(traced: Traced, module: nn.Module, given: Tensor) -> None:
-    """Untraceable unless the graph computes what the module does."""
+def _difference(traced: Traced, module: nn.Module, given: Tensor) -> float:
+    """Largest difference of the graph's outputs from the module's; Untraceable above the
+    tolerance."""
     built = build_modules(traced.network)
     built.load({name: array.numpy() for name, array in traced.arrays.items()})
-    random = any(isinstance(n.layer, Dropout) and n.layer.rate for n in traced.network.nodes)
+    random = any(
+        (isinstance(n.layer, Dropout) and n.layer.rate)
+        or (isinstance(n.layer, Attention) and n.layer.dropout)
+        for n in traced.network.nodes
+    )
+    differences = []
     for training in (False, True) if not random else (False,):
         module.train(training)
         built.training.train(training)
         with torch.no_grad():
             expected = scores_of(module(given))
             (found,) = built.training(given)
-        largest = float((found - expected).abs().max())
-        if not largest <= TOLERANCE * max(1.0, float(expected.abs().max())):
+        largest = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+        if not largest <= TOLERANCE:
             mode = "training" if training else "evaluation"
             raise Untraceable(f"its graph differs from it by {largest:.2g} in {mode}")
+        differences.append(largest)
+    return max(differences)
 
 
 @contextmanager

@@ -1,0 +1,334 @@
+"""Layer types of sequences: (length, features) of a sample, of tokens (length,)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from cubemesh.errors import UsageError
+from cubemesh.networks.layers.base import (
+    GLOROT,
+    ONES,
+    SMALL_NORMAL,
+    ZEROS,
+    Initializer,
+    Layer,
+    Pair,
+    ParameterSpec,
+    Shape,
+    image_shape,
+    sequence_shape,
+    weight_and_bias,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm(Layer):
+    """Normalization over the last axis of each position (Ba, Kiros and Hinton 2016), by the biased
+    variance, then a learned scale and shift."""
+
+    category: ClassVar[str] = "normalization"
+    epsilon: float = 1e-5
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """`weight` and `bias`, one value a feature."""
+        return weight_and_bias((inputs[0][-1],), ONES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSNorm(Layer):
+    """x / √(mean of x² + ε) over the last axis of each position, then a learned scale (Zhang and
+    Sennrich 2019)."""
+
+    category: ClassVar[str] = "normalization"
+    epsilon: float = 1e-6
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """`weight`, one value a feature."""
+        return {"weight": ParameterSpec(shape=inputs[0][-1:], initializer=ONES)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GELU(Layer):
+    """x · Φ(x) (Hendrycks and Gimpel 2016), Φ by the error function, or approximated as
+    ½ (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
+
+    form: Literal["erf", "tanh"] = "erf"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Layer):
+    """softmax(Q Kᵀ / √d) V in each of `heads` heads of d features (Vaswani et al. 2017).
+
+    Its one input holds queries, keys and values side by side, each with its heads side by side; or
+    they are three inputs. `causal`: a position sees itself and those before it. `dropout`: the rate
+    of the softmax's values that training zeroes. `key_value_heads`: fewer heads of keys and values,
+    each read by equally many heads of queries (grouped queries, Ainslie et al. 2023); 0 is as many.
+    """
+
+    category: ClassVar[str] = "attention"
+    heads: int
+    causal: bool = False
+    dropout: float = 0.0
+    key_value_heads: int = 0
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(length, features), from (length, 3 · features), or from (length, features) and twice
+        (length, features · key_value_heads / heads)."""
+        length, features = sequence_shape(self, inputs[0])
+        if len(inputs) == 1 and not self.key_value_heads:
+            if features % (3 * self.heads):
+                raise UsageError(
+                    f"Attention: {features} features do not divide into queries, keys and values "
+                    f"of {self.heads} heads each."
+                )
+            return (length, features // 3)
+        shared = self.key_value_heads or self.heads
+        keys = (length, features // self.heads * shared)
+        if features % self.heads or self.heads % shared or inputs[1:] != (keys, keys):
+            raise UsageError(
+                f"Attention of {self.heads} heads, {shared} of keys and values, needs three "
+                f"sequences of one length and width of a head, was given {inputs}."
+            )
+        return (length, features)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryEmbedding(Layer):
+    """Rotates each head's features by the position (Su et al. 2021): the pair of features i and
+    i + d/2 of a head of d features by the angle position · base^(−2i/d)."""
+
+    heads: int
+    base: float = 10000.0
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """As the input (length, features)."""
+        length, features = sequence_shape(self, inputs[0])
+        if features % (2 * self.heads):
+            raise UsageError(
+                f"RotaryEmbedding: {features} features do not divide into pairs in {self.heads} "
+                "heads."
+            )
+        return (length, features)
+
+
+def rotation_tables(
+    length: int, size: int, base: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cosines and sines (length, 1, size / 2) of a rotary embedding in heads of `size` features."""
+    import numpy as np
+
+    frequencies = base ** (-2 * np.arange(size // 2) / size)
+    angles = np.outer(np.arange(length), frequencies)[:, None]
+    return np.cos(angles), np.sin(angles)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens(Layer):
+    """An image's positions as a sequence, row by row."""
+
+    category: ClassVar[str] = "view"
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(height · width, channels)."""
+        channels, height, width = image_shape(self, inputs[0])
+        return (height * width, channels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToImage(Layer):
+    """A sequence as the positions of an image, row by row: the reverse of `Tokens`."""
+
+    category: ClassVar[str] = "view"
+    size: Pair
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(features, height, width), from (height · width, features)."""
+        length, features = sequence_shape(self, inputs[0])
+        if length != math.prod(self.size):
+            raise UsageError(f"ToImage: {length} positions are no image of {self.size}.")
+        return (features, *self.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transpose(Layer):
+    """Positions as features and features as positions."""
+
+    category: ClassVar[str] = "view"
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(features, length)."""
+        length, features = sequence_shape(self, inputs[0])
+        return (features, length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding(Layer):
+    """A learned vector for each token of a vocabulary."""
+
+    category: ClassVar[str] = "embedding"
+    vocabulary: int
+    features: int
+    initializer: Initializer = SMALL_NORMAL
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(length, features), from tokens (length,)."""
+        if len(inputs[0]) != 1:
+            raise UsageError(f"Embedding needs tokens (length,), was given {inputs[0]}.")
+        return (inputs[0][0], self.features)
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """`weight` (vocabulary, features)."""
+        shape = (self.vocabulary, self.features)
+        return {"weight": ParameterSpec(shape=shape, initializer=self.initializer)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassToken(Layer):
+    """A learned position put before all others (Devlin et al. 2018), to be classified by."""
+
+    category: ClassVar[str] = "copy"
+    initializer: Initializer = ZEROS
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(1 + length, features)."""
+        length, features = sequence_shape(self, inputs[0])
+        return (1 + length, features)
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """`token` (features,)."""
+        return {"token": ParameterSpec(shape=(inputs[0][1],), initializer=self.initializer)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionEmbedding(Layer):
+    """Adds a learned vector to each position: a row of a table of `rows`, by default as many as the
+    sequence is long, from row `first` on; `shared`: that row to every position."""
+
+    rows: int = 0
+    first: int = 0
+    shared: bool = False
+    initializer: Initializer = SMALL_NORMAL
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """As the input."""
+        length, features = sequence_shape(self, inputs[0])
+        last = self.first + (1 if self.shared else length)
+        if last > (self.rows or length):
+            raise UsageError(
+                f"PositionEmbedding: a table of {self.rows or length} rows has no row {last - 1}."
+            )
+        return (length, features)
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """`weight` (rows, features)."""
+        length, features = inputs[0]
+        shape = (self.rows or length, features)
+        return {"weight": ParameterSpec(shape=shape, initializer=self.initializer)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectPosition(Layer):
+    """One position of a sequence."""
+
+    category: ClassVar[str] = "view"
+    position: int = 0
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(features,)."""
+        length, features = sequence_shape(self, inputs[0])
+        if not 0 <= self.position < length:
+            raise UsageError(f"SelectPosition: there is no position {self.position} in {length}.")
+        return (features,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tanh(Layer):
+    """tanh(x)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTM(Layer):
+    """Long short-term memory (Hochreiter and Schmidhuber 1997, with Gers' forget gate), one layer,
+    in one direction:
+
+        i, f, g, o = W x + b + R h + c,  cell = σ(f) · cell + σ(i) · tanh(g),  h = σ(o) · tanh(cell)
+
+    The four lie below one another in that order, with two biases, as cuDNN has them. A second input
+    is the first h; without it, and the first cell always, it is zero.
+    """
+
+    category: ClassVar[str] = "recurrence"
+    hidden: int
+    initializer: Initializer = GLOROT
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(length, hidden): h at every position."""
+        length, _ = sequence_shape(self, inputs[0])
+        if len(inputs) == 2 and inputs[1] != (self.hidden,):
+            raise UsageError(f"LSTM begins from ({self.hidden},), was given {inputs[1]}.")
+        return (length, self.hidden)
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """`weight` (4 · hidden, features), `hidden_weight` (4 · hidden, hidden), `bias` and
+        `hidden_bias` (4 · hidden,)."""
+        rows, features = 4 * self.hidden, inputs[0][1]
+        return {
+            "weight": ParameterSpec(shape=(rows, features), initializer=self.initializer),
+            "hidden_weight": ParameterSpec(shape=(rows, self.hidden), initializer=self.initializer),
+            "bias": ParameterSpec(shape=(rows,), initializer=ZEROS),
+            "hidden_bias": ParameterSpec(shape=(rows,), initializer=ZEROS),
+        }
+
+
+def _query_key(layer: Layer, inputs: tuple[Shape, ...]) -> tuple[int, int, int]:
+    """Positions of both, and their features."""
+    queries, keys = inputs
+    if len(queries) != 2 or len(keys) != 2 or queries[1] != keys[1]:
+        raise UsageError(
+            f"{type(layer).__name__} needs two sequences of the same width, was given {inputs}."
+        )
+    return queries[0], keys[0], keys[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSum(Layer):
+    """The sum of each query and each key."""
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(queries, keys, features)."""
+        return _query_key(self, inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairProduct(Layer):
+    """The inner product of each query and each key."""
+
+    category: ClassVar[str] = "attention"
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(queries, keys, 1)."""
+        return (*_query_key(self, inputs)[:2], 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix(Layer):
+    """The mean of the values, weighted for each query by the softmax of its scores."""
+
+    category: ClassVar[str] = "attention"
+    keys: int
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(queries, features), from scores (queries, keys, 1) and values (keys, features)."""
+        scores, values = inputs
+        if len(scores) != 3 or len(values) != 2 or not scores[1] == self.keys == values[0]:
+            raise UsageError(
+                "Mix needs scores (queries, keys, 1) and values (keys, features), was given "
+                f"{inputs}."
+            )
+        return (scores[0], values[1])
