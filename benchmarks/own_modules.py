@@ -214,13 +214,13 @@ def described(candidate: Candidate) -> Row:
     )
     from cubemesh.networks.layers import ALL_LAYERS
     from cubemesh.networks.own_networks import network_of
+    from cubemesh.user_code import locate
 
     started = time.monotonic()
     length, _, vocabulary = candidate.input_shape.partition(":")
     own, difference = describe_and_compare(
         DescriptionRequest(
-            source=candidate.source,
-            folder=str(FILE.parent),
+            named=locate(candidate.source, "networks"),
             input_shape=tuple(int(part) for part in length.split("x")),
             vocabulary=int(vocabulary) if vocabulary else None,
         )

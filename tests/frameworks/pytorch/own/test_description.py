@@ -30,13 +30,8 @@ def code(name: str) -> UserObject:
 
 
 @functools.cache
-<<<<<<< HEAD
 def described(name: str):
-    tokens = name == "Language"
-=======
-def described(name: str, file: Path = FILE):
     tokens = name in ("Language", "Decoder")
->>>>>>> mods
     return describe(
         DescriptionRequest(
             named=code(name),

@@ -70,13 +70,8 @@ def describe_and_compare(request: DescriptionRequest) -> tuple[OwnNetwork, float
     module's; None where it has no graph."""
     try:
         return _describe(request)
-<<<<<<< HEAD
     except UserCodeError as error:
-        return faulty(request, str(error))
-=======
-    except OwnNetworkError as error:
         return faulty(request, str(error)), None
->>>>>>> mods
 
 
 def faulty(request: DescriptionRequest, fault: str) -> OwnNetwork:
@@ -85,19 +80,10 @@ def faulty(request: DescriptionRequest, fault: str) -> OwnNetwork:
     return OwnNetwork(source=named.name, folder=named.folder, graph=graph, fault=fault)
 
 
-<<<<<<< HEAD
-def _describe(request: DescriptionRequest) -> OwnNetwork:
+def _describe(request: DescriptionRequest) -> tuple[OwnNetwork, float | None]:
     named = request.named
     module = load(named)
     own = OwnNetwork(source=named.name, folder=named.folder, digest=digest(named), graph="")
-=======
-def _describe(request: DescriptionRequest) -> tuple[OwnNetwork, float | None]:
-    loaded = load(request.source, request.folder)
-    module, own = (
-        loaded.module,
-        OwnNetwork(source=request.source, folder=loaded.folder, digest=loaded.digest, graph=""),
-    )
->>>>>>> mods
     given = _samples(request)
     counted = _count(module, given, request)
     try:
