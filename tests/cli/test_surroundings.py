@@ -277,6 +277,9 @@ def few_processes():
     group.rmdir()
 
 
+@pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="OpenBLAS starts no thread on one core"
+)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_limit_of_processes_is_named(tmp_path, few_processes, processes):
     """OpenBLAS without its threads interrupts its own process, as Ctrl-C would: that of the command
