@@ -18,13 +18,18 @@ def test_the_answer_of_a_replay(steps, machine):
     assert answer.experiment == "doc-001"
     total, failed = answer.findings
     assert (total.code, total.value, total.unit) == ("claims", 0, "of 24 claims")
-    assert in_order(total.text, "1", "23")
+    assert in_order(total.text, "24", "0 hold here", "1 does not", "forecast")
     assert (failed.code, failed.value) == ("failed-claim", pytest.approx(1.2))
     assert failed.text.startswith("001-3")
     (table,) = answer.tables
     assert len(table.rows) == 24
     assert [row[0].text for row in table.rows[:14]] == [f"001-{i}" for i in range(1, 15)]
     assert all(len(row) == len(table.columns) for row in table.rows)
+    basis = {row[0].text: (row[1].text, row[2].text) for row in table.rows}
+    assert basis["001-3"] == ("does not hold", "measured")
+    assert basis["001-14"] == ("holds", "published")
+    assert basis["001-9"] == ("holds", "forecast")
+    assert basis["001-4"] == ("cannot be tested here", "–")
     assert answer.run_ids == tuple(r.run_id for r in records)
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from cubemesh.experiments.analysis.caveats import mark_simulated
 from cubemesh.experiments.registry import EXPERIMENTS, SUITES
-from cubemesh.papers.claims import CHECKS, check_claim
+from cubemesh.papers.claims import check_claim
 from cubemesh.papers.claims.evidence import Evidence
 from cubemesh.papers.published import claims
 from cubemesh.schema import (
     Answer,
+    Basis,
     Cell,
     Claim,
     ClaimState,
@@ -35,10 +36,15 @@ MAX_CONDITIONS = 72
 
 
 def replay(
-    suite: str, experiments: Iterable[tuple[str, Sequence[RunRecord]]], machine: Machine | None
+    suite: str,
+    experiments: Iterable[tuple[str, Sequence[RunRecord]]],
+    machine: Machine | None,
+    *,
+    reduced: Collection[str] = (),
 ) -> Answer:
     """Verdicts of all claims of the paper that `suite` replays, each from the records of its own
-    experiment. `experiments` are pairs of an experiment and its records."""
+    experiment. `experiments` are pairs of an experiment and its records; those of `reduced` ran
+    with --quick."""
     paper = SUITES[suite].paper
     stored: dict[str, dict[str, RunRecord]] = {}
     for experiment, records in experiments:
@@ -46,8 +52,11 @@ def replay(
     verdicts = [
         check_claim(
             claim,
-            Evidence(records=tuple(stored.get(claim.experiment, {}).values()), machine=machine),
-            EXPERIMENTS,
+            Evidence(
+                records=tuple(stored.get(claim.experiment, {}).values()),
+                machine=machine,
+                reduced=claim.experiment in reduced,
+            ),
         )
         for claim in claims()
         if claim.document == paper
@@ -60,9 +69,12 @@ def replay(
         tables=(_table(verdicts),),
         run_ids=tuple(dict.fromkeys(run_id for own in stored.values() for run_id in own)),
         notes=(
-            "Ratios, directions and curvature are tested on any machine, absolute figures on the "
-            "paper's device only. A value holds if its 95 % interval comes within 10 % of the "
-            "paper's.",
+            "Ratios and directions are tested on any machine, absolute figures on the paper's "
+            "device only. A value holds if its 95 % interval, or the nine-in-ten band of its "
+            "forecast, comes within 10 % of the paper's. A run with --quick settles no claim.",
+            "Basis of a verdict: measured here; a forecast for the paper's machine, from "
+            "datasheets and links; a specification of the catalogue from another source; or "
+            "published by the source that the paper quotes.",
         ),
     )
     return mark_simulated(answer, [record for own in stored.values() for record in own.values()])
@@ -85,14 +97,18 @@ def documents() -> list[str]:
 
 
 def _findings(paper: str, verdicts: list[Verdict]) -> Iterable[Finding]:
-    states = Counter(v.state for v in verdicts)
-    holds, fails = states[ClaimState.HOLDS], states[ClaimState.DOES_NOT_HOLD]
-    untestable = states[ClaimState.CANNOT_BE_TESTED_HERE]
+    states = Counter((v.state, v.basis is Basis.MEASURED) for v in verdicts)
+    holds, fails = states[ClaimState.HOLDS, True], states[ClaimState.DOES_NOT_HOLD, True]
+    also, neither = states[ClaimState.HOLDS, False], states[ClaimState.DOES_NOT_HOLD, False]
+    untestable = len(verdicts) - holds - fails - also - neither
     yield Finding(
         code="claims",
         text=f"Of the {len(verdicts)} claims of {cite(paper)}, {holds} "
         f"{'holds' if holds == 1 else 'hold'} here, {fails} "
-        f"{'does' if fails == 1 else 'do'} not, and {untestable} cannot be tested here.",
+        f"{'does' if fails == 1 else 'do'} not, and {untestable} cannot be tested here. By "
+        f"forecast or specification of the paper's machines, {also} "
+        f"{'holds' if also == 1 else 'hold'} and {neither} "
+        f"{'does' if neither == 1 else 'do'} not.",
         value=holds,
         unit=f"of {len(verdicts)} claims",
     )
@@ -106,7 +122,8 @@ def _findings(paper: str, verdicts: list[Verdict]) -> Iterable[Finding]:
             caveats=tuple(dict.fromkeys(code for v in noisy for code in v.caveats)),
         )
     for verdict in verdicts:
-        if verdict.state is ClaimState.DOES_NOT_HOLD and verdict.measured is not None:
+        fails = verdict.state is ClaimState.DOES_NOT_HOLD
+        if fails and verdict.basis is Basis.MEASURED and verdict.measured is not None:
             m = verdict.measured
             yield Finding.of(
                 code="failed-claim",
@@ -120,29 +137,32 @@ def _findings(paper: str, verdicts: list[Verdict]) -> Iterable[Finding]:
 
 def _unreliable(verdict: Verdict) -> bool:
     """Whether a claim was settled by noisy runs."""
-    return bool(verdict.caveats) and verdict.state is not ClaimState.CANNOT_BE_TESTED_HERE
+    settled = verdict.state is not ClaimState.CANNOT_BE_TESTED_HERE
+    return bool(verdict.caveats) and settled and verdict.basis is Basis.MEASURED
 
 
 def _table(verdicts: list[Verdict]) -> Table:
-    names = ("claim", "verdict", "paper", "measured", "claim text", "reason")
-    ordered = sorted(verdicts, key=lambda v: v.claim.id not in CHECKS)  # those with a check first
+    names = ("claim", "verdict", "basis", "paper", "measured", "forecast", "claim text", "reason")
     return Table(
-        title="", columns=tuple(Column(name=n) for n in names), rows=tuple(map(_row, ordered))
+        title="", columns=tuple(Column(name=n) for n in names), rows=tuple(map(_row, verdicts))
     )
 
 
 def _row(verdict: Verdict) -> tuple[Cell, ...]:
-    claim, measured = verdict.claim, verdict.measured
-    figure = Cell(text="–")
-    if measured is not None:
-        figure = Cell.of(measured, run_id=verdict.run_id)
+    claim, untested = verdict.claim, verdict.state is ClaimState.CANNOT_BE_TESTED_HERE
+    measured, forecast = (
+        Cell(text="–") if figure is None else Cell.of(figure, run_id=run_id)
+        for figure, run_id in ((verdict.measured, verdict.run_id), (verdict.forecast, ""))
+    )
     what = ": ".join(t for t in (claim.network, claim.quantity) if t)
     words = "; ".join(t for t in (what, claim.system, claim.conditions) if t)
     return (
         Cell(text=claim.id),
         Cell(text=f"{verdict.state}, noisy" if _unreliable(verdict) else str(verdict.state)),
+        Cell(text="–" if untested else str(verdict.basis)),
         Cell(text=_values(claim)),
-        figure,
+        measured,
+        forecast,
         Cell(text=textwrap.shorten(words, MAX_CONDITIONS, placeholder=" …")),
         Cell(text=verdict.reason),
     )

@@ -23,7 +23,7 @@ from cubemesh.schema.machine import (
 )
 from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.profile import Profile, ProfileEvent
-from cubemesh.schema.published import Claim, ClaimState, PublishedFigure, Verdict
+from cubemesh.schema.published import Basis, Claim, ClaimState, PublishedFigure, Verdict
 from cubemesh.schema.record import (
     Breakdown,
     Curve,
@@ -71,6 +71,7 @@ __all__ = [
     "Against",
     "Answer",
     "Axis",
+    "Basis",
     "Breakdown",
     "Budget",
     "Cache",

@@ -111,6 +111,15 @@ class ClaimState(StrEnum):
     CANNOT_BE_TESTED_HERE = "cannot be tested here"
 
 
+class Basis(StrEnum):
+    """What settles a claim."""
+
+    MEASURED = "measured"
+    FORECAST = "forecast"
+    SPECIFICATION = "specification"
+    PUBLISHED = "published"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The result of testing one claim, and the reason."""
@@ -122,6 +131,9 @@ class Verdict:
     reason: str
     measured: Figure | None = None
     """The same quantity as measured, also if it decides nothing."""
+    forecast: Figure | None = None
+    """The same quantity of the paper's machine by forecast, specification or published figures."""
+    basis: Basis = Basis.MEASURED
     run_id: str = ""
     """A run behind the measured figure."""
     caveats: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from cubemesh.experiments.core.experiment import Context, Scale
 from cubemesh.experiments.cpu_modes.experiment import EXPERIMENT, Settings, modes
 from cubemesh.experiments.cpu_modes.report import CpuMode, gain
 from cubemesh.experiments.registry import SUITES
-from cubemesh.papers.claims import check_claim
+from cubemesh.papers.claims import check_records
 from cubemesh.papers.claims.evidence import Evidence
 from cubemesh.papers.published import claims
 from cubemesh.schema import ClaimState, NumaNode, Status, warn
@@ -120,13 +120,13 @@ def test_unsupported_configurations_have_a_reason(two_cores, play, record_of):
 def test_the_claim_about_a_knl_cannot_be_tested(two_cores, play, record_of):
     claim = next(c for c in claims() if c.id == "004-13")
     records = measured(two_cores, play, record_of, {(2, "none", "nhwc"): 0.05})
-    verdict = check_claim(claim, Evidence(records=tuple(records)), ())
+    verdict = check_records(claim, Evidence(records=tuple(records)))
     assert verdict.state is ClaimState.CANNOT_BE_TESTED_HERE
     assert "firmware" in verdict.reason
     assert "2 threads, nhwc" in verdict.reason
     assert verdict.measured.value == pytest.approx(2, rel=0.05)
     assert gain([]) is None
-    assert check_claim(claim, Evidence(records=()), ()).measured is None
+    assert check_records(claim, Evidence(records=())).measured is None
 
 
 def test_it_is_in_the_suites():

@@ -12,7 +12,7 @@ from cubemesh.experiments.power.experiment import BATCHES, EXPERIMENT, Settings
 from cubemesh.experiments.power.pareto_front import PowerPoint, PowerSetting, pareto_front
 from cubemesh.experiments.power.report import remedy
 from cubemesh.experiments.registry import Context, Scale
-from cubemesh.papers.claims import check_claim
+from cubemesh.papers.claims import check_records
 from cubemesh.papers.claims.evidence import Evidence
 from cubemesh.papers.published import claims
 from cubemesh.schema import (
@@ -214,18 +214,18 @@ def test_the_pareto_front_is_what_no_setting_dominates(points):
 def test_the_claim_about_the_cost_of_sampling(record_of, machine):
     claim = next(c for c in claims() if c.id == "004-12")
     cheap = run(record_of, 32, 400.0, 300.0)
-    found = check_claim(claim, Evidence(records=(cheap,), machine=machine), {"power"})
+    found = check_records(claim, Evidence(records=(cheap,), machine=machine))
     assert found.state is ClaimState.HOLDS
     assert found.measured.value == 0.3
     costly = replace(
         cheap, figures={**cheap.figures, "telemetry_cpu_percent": Figure(value=9.0, unit="%")}
     )
-    found = check_claim(claim, Evidence(records=(cheap, costly), machine=machine), {"power"})
+    found = check_records(claim, Evidence(records=(cheap, costly), machine=machine))
     assert found.state is ClaimState.DOES_NOT_HOLD
     blind = replace(
         cheap, figures={k: f for k, f in cheap.figures.items() if k != "mean_power_watts"}
     )
-    unread = check_claim(claim, Evidence(records=(blind,), machine=machine), {"power"})
+    unread = check_records(claim, Evidence(records=(blind,), machine=machine))
     assert unread.state is ClaimState.CANNOT_BE_TESTED_HERE
-    nothing = check_claim(claim, Evidence(records=(), machine=machine), {"power"})
+    nothing = check_records(claim, Evidence(records=(), machine=machine))
     assert nothing.state is ClaimState.CANNOT_BE_TESTED_HERE

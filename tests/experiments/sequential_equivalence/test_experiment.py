@@ -29,8 +29,9 @@ from cubemesh.frameworks import pytorch
 from cubemesh.frameworks.contract.group import SingleProcessGroup
 from cubemesh.measure.telemetry.gpu_processes import GpuProcessWatch
 from cubemesh.networks.graph import Network
-from cubemesh.papers.claims import check_claim
+from cubemesh.papers.claims import check_records
 from cubemesh.papers.claims.evidence import Evidence
+from cubemesh.papers.claims.several_devices import same_error_rates
 from cubemesh.papers.published import claims
 from cubemesh.parallel import strategies
 from cubemesh.runs.assemble import assemble
@@ -347,17 +348,18 @@ def test_error_rates_of_two_machines_are_compared(folder, one_device):
 def test_the_claim_of_equal_error_rates_is_compared_with_the_runs(folder, one_device):
     claim = next(c for c in claims() if c.id == "004-14")
     records = (one_device(CASES[GOOD][0]), record(folder / GOOD, CASES[GOOD][0]))
-    found = check_claim(claim, Evidence(records=records), ())
+    few = check_records(claim, Evidence(records=records))
+    assert (few.state, few.code) == (ClaimState.CANNOT_BE_TESTED_HERE, "fewer-iterations")
+    assert in_order(few.reason, "60,000 of cifarnet", "little-cnn after 4")
+    as_many = {"little-cnn": 4}
+    found = same_error_rates(claim, Evidence(records=records), as_many)
     assert found.state is ClaimState.HOLDS
     assert in_order(found.reason, "little-cnn", "4")
     wrong = dataclasses.replace(records[1].figures["accuracy"], value=0.99, low=0.98, high=1.0)
     other = dataclasses.replace(records[1], figures={"accuracy": wrong})
-    assert check_claim(claim, Evidence(records=(records[0], other)), ()).state is (
-        ClaimState.DOES_NOT_HOLD
-    )
-    assert check_claim(claim, Evidence(records=records[:1]), ()).state is (
-        ClaimState.CANNOT_BE_TESTED_HERE
-    )
+    worse = same_error_rates(claim, Evidence(records=(records[0], other)), as_many)
+    assert worse.state is ClaimState.DOES_NOT_HOLD
+    assert check_records(claim, Evidence(records=records[:1])).code == "not-measured"
 
 
 def test_repeated_settings_are_run_once(machine, play, record_of):

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cubemesh.experiments.registry import EXPERIMENTS
-from cubemesh.papers.claims import check_claim
+from cubemesh.papers.claims import check_records
 from cubemesh.papers.claims.evidence import Evidence
 from cubemesh.papers.published import claims
 from cubemesh.schema import Machine, RunRecord, Verdict
@@ -18,8 +17,6 @@ def verdict() -> Callable[..., Verdict]:
     def check(
         claim_id: str, records: tuple[RunRecord, ...], machine: Machine | None = None
     ) -> Verdict:
-        return check_claim(
-            CLAIMS[claim_id], Evidence(records=records, machine=machine), EXPERIMENTS
-        )
+        return check_records(CLAIMS[claim_id], Evidence(records=records, machine=machine))
 
     return check

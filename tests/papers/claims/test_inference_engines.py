@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from cubemesh.experiments.registry import EXPERIMENTS
-from cubemesh.papers.claims import check_claim
+from cubemesh.papers.claims import check_records
 from cubemesh.papers.claims.evidence import Evidence
 from cubemesh.papers.published import claims
 from cubemesh.schema import Figure, Infer, InferPrecision, ProgramSettings, RunSpec
@@ -40,7 +39,7 @@ def verdict(record_of):
         else:
             spec = RunSpec(work=InferPrecision(network="little-cnn", batch_per_device=1))
             records = (dataclasses.replace(record_of(spec), figures=figures),)
-        return check_claim(CLAIMS[claim], Evidence(records=records), EXPERIMENTS)
+        return check_records(CLAIMS[claim], Evidence(records=records))
 
     return judge
 

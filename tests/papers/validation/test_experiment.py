@@ -6,8 +6,8 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.scaling.forecast import forecast_for
+from cubemesh.papers.claims.forecasts import FORECASTS, checked_claims
 from cubemesh.papers.published import claims
-from cubemesh.papers.validation.claims import FORECASTS, checked_claims
 from cubemesh.papers.validation.experiment import EXPERIMENT, Settings, gather, stored
 from cubemesh.papers.validation.rows import family, rows
 from cubemesh.schema import Answer, Placement, ProgramSettings, Rank, RunSpec, TrainSteps

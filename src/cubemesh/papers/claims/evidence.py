@@ -37,6 +37,8 @@ class Evidence:
 
     records: tuple[RunRecord, ...]
     machine: Machine | None = None
+    reduced: bool = False
+    """Whether they are of a run with --quick, which settles no claim."""
 
     def steps(self, network: str, side: int | None = None) -> dict[int, Group[int]]:
         """Timed training steps of `network` by batch size, on images of `side` pixels (None: its
@@ -133,9 +135,9 @@ CLOSE = 0.1
 """Largest relative difference between a measured and a paper's value that agree."""
 
 
-def never(claim: Claim, evidence: Evidence, reason: str) -> Verdict:
-    """A claim that no measurement can settle."""
-    raise Untested("not-testable", reason)
+def elsewhere(claim: Claim, evidence: Evidence, needs: str) -> Verdict:
+    """A claim about other machines, which no measurement here settles."""
+    raise Untested("other-device", f"it needs {needs}")
 
 
 def settled(

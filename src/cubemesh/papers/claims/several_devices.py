@@ -8,7 +8,7 @@ an all-reduce follows from the network alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cubemesh import networks
@@ -47,20 +47,31 @@ NEAR_LINEAR = 90.0
 
 
 def speed_up(
-    claim: Claim, evidence: Evidence, network: str, devices: int, batch: int | None = None
+    claim: Claim,
+    evidence: Evidence,
+    network: str,
+    devices: int,
+    batch: int | None = None,
+    sync: str = "",
 ) -> Verdict:
-    """Speed-up of `devices` over one, in weak scaling."""
-    figure, groups, what = _efficiency(evidence, ScalingMode.WEAK, network, devices, batch)
+    """Speed-up of `devices` over one, in weak scaling, with a strategy (empty: any)."""
+    figure, groups, what = _efficiency(evidence, ScalingMode.WEAK, network, devices, batch, sync)
     return close(claim, scaled(figure, devices / 100, "x"), what, *groups)
 
 
 def speed_up_below(
-    claim: Claim, evidence: Evidence, names: tuple[str, ...], devices: int
+    claim: Claim,
+    evidence: Evidence,
+    names: tuple[str, ...],
+    devices: int,
+    batch: int,
+    sync: str,
 ) -> Verdict:
     """Whether the speed-up of each of these networks is below the claim's value."""
 
     def one(network: str) -> Verdict:
-        figure, groups, what = _efficiency(evidence, ScalingMode.WEAK, network, devices)
+        mode = ScalingMode.WEAK
+        figure, groups, what = _efficiency(evidence, mode, network, devices, batch, sync)
         own = scaled(figure, devices / 100, "x")
         return sided(claim, own, claim.values[0], -1.0, what, *groups)
 
@@ -68,13 +79,19 @@ def speed_up_below(
 
 
 def slower_with_more(
-    claim: Claim, evidence: Evidence, names: tuple[str, ...], devices: int, fewer: int
+    claim: Claim,
+    evidence: Evidence,
+    names: tuple[str, ...],
+    devices: int,
+    fewer: int,
+    batch: int,
+    sync: str,
 ) -> Verdict:
     """Whether more devices train each of these networks slower than fewer do."""
 
     def one(network: str) -> Verdict:
         more, less = (
-            _efficiency(evidence, ScalingMode.WEAK, network, count)[1][0]
+            _efficiency(evidence, ScalingMode.WEAK, network, count, batch, sync)[1][0]
             for count in (devices, fewer)
         )
         what = f"{network}, throughput of {devices} devices over {fewer}"
@@ -138,19 +155,32 @@ def suffers_more(claim: Claim, evidence: Evidence, network: str, than: str, othe
 
 
 def _efficiency(
-    evidence: Evidence, mode: ScalingMode, network: str, devices: int, batch: int | None = None
+    evidence: Evidence,
+    mode: ScalingMode,
+    network: str,
+    devices: int,
+    batch: int | None = None,
+    sync: str = "",
 ) -> tuple[Figure, tuple[ScalingGroup, ScalingGroup], str]:
-    """Efficiency of a point, its runs and those of one device, and its label."""
+    """Efficiency of a point, its runs and those of one device, and its label; `Untested` with the
+    efficiency of another strategy where only that was measured."""
+    other: Untested | None = None
     for curve in curves(evidence.records, mode):
         if curve.key.network != network or batch not in (None, curve.key.batch):
             continue
-        group = next((g for g in curve.together if g.key[0] == devices and g.throughput), None)
-        if group is None or curve.one is None:
-            continue
-        figure = efficiency(group, curve.one)
-        if figure is not None:
+        for group in curve.together:
+            if group.key[0] != devices or not group.throughput or curve.one is None:
+                continue
+            figure = efficiency(group, curve.one)
+            if figure is None:
+                continue
             what = f"{network}, {mode.constant} {curve.key.batch}, {devices} devices over one"
-            return figure, (group, curve.one), what
+            if sync in ("", group.key[1]):
+                return figure, (group, curve.one), what
+            reason = f"a claim about {sync}; measured here with {group.key[1]}: efficiency, {what}"
+            other = Untested("other-strategy", reason, figure, (group, curve.one))
+    if other is not None:
+        raise other
     at = f" at {mode.constant} {batch}" if batch else ""
     raise Untested("not-measured", f"{network}{at} was not measured on {devices} devices")
 
@@ -171,9 +201,13 @@ def _link(record: RunRecord) -> tuple[str, str]:
     return f"{work.network} {work.batch_per_device}", record.spec.placement.link
 
 
-def loss_by_rate(claim: Claim, evidence: Evidence) -> Verdict:
-    """Whether the loss grows with the devices with a constant rate, and not with a scaled one."""
+def loss_by_rate(claim: Claim, evidence: Evidence, epochs: int, batch: int) -> Verdict:
+    """Whether the loss grows with the devices with a constant rate, and not with a scaled one,
+    after the paper's epochs at its batch size."""
     records = [r for r in evidence.records if isinstance(r.spec.work, Train)]
+    if any((w.epochs, w.batch_per_device) != (epochs, batch) for w in map(_train, records)):
+        reason = f"it needs {epochs} epochs at batch size {batch}; trained otherwise here"
+        raise Untested("other-epochs", reason)
     constant, linear = policies(records)
     grows, equals = constant.worst(), linear.worst()
     if grows is None or equals is None:
@@ -185,8 +219,14 @@ def loss_by_rate(claim: Claim, evidence: Evidence) -> Verdict:
     return replace(verdict, run_id=records[-1].run_id)
 
 
-def same_error_rates(claim: Claim, evidence: Evidence) -> Verdict:
-    """Whether several devices reach the error rate of one after the same iterations."""
+def _train(record: RunRecord) -> Train:
+    assert isinstance(record.spec.work, Train)
+    return record.spec.work
+
+
+def same_error_rates(claim: Claim, evidence: Evidence, iterations: Mapping[str, int]) -> Verdict:
+    """Whether several devices reach the error rate of one after the paper's iterations of each
+    network."""
     several = [
         c for c in comparisons(comparable(evidence.records)) if c.run.spec.placement.devices > 1
     ]
@@ -202,6 +242,13 @@ def same_error_rates(claim: Claim, evidence: Evidence) -> Verdict:
         f"error rates of {len(several)} trainings on several devices and on one: "
         f"{format_list(trained)} iterations"
     )
+    longest = dict.fromkeys(iterations, 0)
+    for work in works:
+        if isinstance(work, FirstSteps) and work.network in longest:
+            longest[work.network] = max(longest[work.network], work.iterations)
+    if fewer := [f"{n:,} of {name}" for name, n in iterations.items() if longest[name] < n]:
+        reason = f"it needs {format_list(fewer)} iterations; {reason}"
+        raise Untested("fewer-iterations", reason, error_rate(run))
     verdict = settled(claim, not off, "error-rates", reason, error_rate(run))
     return replace(verdict, run_id=run.run_id)
 

@@ -102,7 +102,8 @@ def same_device(first: str, second: str) -> bool:
 
 
 def _model(name: str) -> set[str]:
-    words = set(re.findall(r"[A-Z0-9]+", name.upper())) - _MAKERS
+    upper = re.sub(r"\bK40[CMT]\b", "K40", name.upper())  # the board's cooling
+    words = set(re.findall(r"[A-Z0-9]+", upper)) - _MAKERS
     return {word for word in words if not _FORMS.fullmatch(word)}
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.scaling.forecast import forecast_for
-from cubemesh.papers.validation.claims import checked_claims
+from cubemesh.papers.claims.forecasts import checked_claims
 from cubemesh.papers.validation.fitting import published_left_out
 from cubemesh.papers.validation.one_device import one_device_judged
 from cubemesh.papers.validation.report import (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from cubemesh.experiments.analysis.groups import throughput_unit
 from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.request import Point as Forecast
+from cubemesh.papers.claims.forecasts import ClaimForecast
 from cubemesh.papers.published import claims
-from cubemesh.papers.validation.claims import ClaimForecast
 from cubemesh.papers.validation.fitting import source
 from cubemesh.papers.validation.one_device import OneDeviceForecast, OneDeviceRow, corrected
 from cubemesh.papers.validation.rows import RowForecast, mean_and_ninth, rows

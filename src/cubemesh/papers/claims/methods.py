@@ -1,0 +1,241 @@
+"""Checks of methods, definitions and wishes: whether a replay followed the paper's method, and what
+it found.
+
+A method or wish *holds* where the records of the replay show that it was followed; what they lack
+is named otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from cubemesh.experiments.analysis.ratios import ratio
+from cubemesh.papers.claims.evidence import Evidence, Untested, settled, sided
+from cubemesh.schema import (
+    Basis,
+    Claim,
+    Figure,
+    Forward,
+    NetworkWork,
+    RunRecord,
+    Train,
+    TrainSteps,
+    Verdict,
+)
+from cubemesh.units import format_list
+
+SAME = 0.02
+"""Largest relative difference of two computations of one figure."""
+MOST_STEPS = 100
+FULL_UTILIZATION = 80.0
+"""Utilization in percent from which a device counts as full (001-24)."""
+
+
+def failures_are_outcomes(claim: Claim, evidence: Evidence) -> Verdict:
+    """Whether each run without a figure has an outcome instead, and which frameworks ran all
+    networks."""
+    runs = [r for r in evidence.records if isinstance(r.spec.work, TrainSteps)]
+    if not runs:
+        raise Untested("not-measured", "no framework was measured")
+    failed = [r for r in runs if "throughput_per_s" not in r.figures]
+    unnamed = [r for r in failed if r.ok]
+    frameworks = Counter(r.spec.program.framework for r in runs if "throughput_per_s" in r.figures)
+    most = max(frameworks.values(), default=0)
+    all_of = [name for name, count in frameworks.items() if count == most]
+    reason = (
+        f"{len(failed)} of {len(runs)} runs have no figure, each with its outcome; most networks "
+        f"ran with {format_list(sorted(all_of))}"
+    )
+    figure = Figure(value=len(failed), unit="runs")
+    return settled(claim, not unnamed, "followed", reason, figure)
+
+
+def mean_of_runs(claim: Claim, evidence: Evidence) -> Verdict:
+    """Whether forward passes and training steps were averaged over as many steps as in the paper,
+    at its batch size."""
+    counts = {}
+    for kind in (Forward, TrainSteps):
+        own = [
+            r
+            for r in evidence.records
+            if isinstance(r.spec.work, kind)
+            and r.spec.work.batch_per_device == 64
+            and "throughput_per_s" in r.figures
+        ]
+        counts[kind] = [sum(w.steps for w in r.windows if w.phase == "measure") for r in own]
+    if not all(counts.values()):
+        raise Untested("not-measured", "forward and training were not both measured at 64 samples")
+    least = min(min(steps) for steps in counts.values())
+    figure = Figure(value=least, unit="runs")
+    reason = f"fewest steps of a mean, at 64 samples: {least}"
+    if least < MOST_STEPS:
+        raise Untested("fewer-runs", f"{reason}; the paper's are {MOST_STEPS}", figure)
+    return settled(claim, True, "followed", reason, figure)
+
+
+def copy_starves(claim: Claim, evidence: Evidence) -> Verdict:
+    """Whether copying each batch from the host costs more, relative to the step, at the smallest
+    batch size than at the largest: on a GPU, for the network with the most batch sizes."""
+    resident = _by_batch(evidence, "device")
+    copied = _by_batch(evidence, "host")
+    batches = sorted(resident.keys() & copied.keys())
+    if len(batches) < 2:
+        reason = "no network was measured with data on the host and on the device"
+        raise Untested("not-measured", reason)
+    small, large = batches[0], batches[-1]
+    losses = [ratio(copied[b], resident[b]) for b in (small, large)]
+    what = (
+        f"throughput with data on the host over data on the device, batch size {small[1]} over "
+        f"{large[1]}"
+    )
+    if all(rank.device == "cpu" for r in evidence.records for rank in r.ranks):
+        raise Untested("no-gpu", "a claim about copies from CPU to GPU")
+    return sided(claim, ratio(*losses), 1.0, -1.0, what)
+
+
+def _by_batch(evidence: Evidence, location: str) -> dict[tuple[str, int], Figure]:
+    """Throughput by network and batch size, with data there; of one network."""
+    found: dict[tuple[str, int], Figure] = {}
+    for record in evidence.records:
+        work = record.spec.work
+        on = record.spec.program.data_location == location
+        if isinstance(work, TrainSteps) and on and "throughput_per_s" in record.figures:
+            key = (f"{work.network} {work.image_size or ''}", work.batch_per_device)
+            found[key] = record.figures["throughput_per_s"]
+    if not found:
+        return {}
+    name = Counter(name for name, _ in found).most_common(1)[0][0]
+    return {key: figure for key, figure in found.items() if key[0] == name}
+
+
+def full_utilization(claim: Claim, evidence: Evidence) -> Verdict:
+    """The definition of a fully utilized GPU, which cubemesh shares."""
+    figure = Figure(value=FULL_UTILIZATION, unit="%")
+    holds = claim.values == (FULL_UTILIZATION,)
+    verdict = settled(claim, holds, "definition", "the threshold that cubemesh uses too", figure)
+    return replace(verdict, measured=None, basis=Basis.SPECIFICATION)
+
+
+def best_batch_of_each(claim: Claim, evidence: Evidence) -> Verdict:
+    """Whether several frameworks trained one network on several devices, each at the best of
+    several batch sizes."""
+    sizes: dict[str, set[int]] = {}
+    for record in evidence.records:
+        work, devices = record.spec.work, record.spec.placement.devices
+        if isinstance(work, TrainSteps) and devices > 1 and "throughput_per_s" in record.figures:
+            sizes.setdefault(record.spec.program.framework, set()).add(work.batch_per_device)
+    if len(sizes) < 2:
+        reason = "it needs two frameworks that train on several devices"
+        raise Untested("not-measured", reason)
+    reason = "; ".join(f"{name}: {format_list(map(str, sorted(s)))}" for name, s in sizes.items())
+    figure = Figure(value=len(sizes), unit="frameworks")
+    return settled(claim, True, "followed", f"batch sizes per device, {reason}", figure)
+
+
+def throughput_formula(claim: Claim, evidence: Evidence) -> Verdict:
+    """Whether throughput is batch size × steps × devices / time in every run, recomputed from its
+    windows."""
+    off, count = 0.0, 0
+    for record in evidence.records:
+        work = record.spec.work
+        if not isinstance(work, TrainSteps) or "throughput_per_s" not in record.figures:
+            continue
+        windows = [w for w in record.windows if w.phase == "measure" and w.rank == 0]
+        seconds, steps = sum(w.elapsed_s for w in windows), sum(w.steps for w in windows)
+        if not seconds or not steps:
+            continue
+        computed = (record.spec.global_batch or 0) * steps / seconds
+        off = max(off, abs(computed / record.figures["throughput_per_s"].value - 1))
+        count += 1
+    if not count:
+        raise Untested("not-measured", "no training steps were timed")
+    figure = Figure(value=100 * off, unit="%")
+    reason = f"largest difference of {count} runs from batch × N / M, in percent"
+    return settled(claim, off <= SAME, "followed", reason, figure)
+
+
+def batch_and_rate(claim: Claim, evidence: Evidence) -> Verdict:
+    """Whether trainings at several batch sizes and learning rates show their influence on speed
+    and accuracy."""
+    trained = (r for r in evidence.records if isinstance(r.spec.work, Train))
+    runs = [r for r in trained if "accuracy" in r.figures]
+    batches = sorted({_train(r).batch_per_device for r in runs})
+    rates = sorted({_train(r).learning_rate for r in runs})
+    if len(batches) < 2 or len(rates) < 2:
+        reason = "it needs trainings at two batch sizes and two learning rates"
+        raise Untested("not-measured", reason)
+    accuracies = [100 * r.figures["accuracy"].value for r in runs]
+    figure = Figure(value=max(accuracies) - min(accuracies), unit="%")
+    reason = (
+        f"answered: batch sizes {batches[0]} to {batches[-1]} and learning rates {rates[0]:g} to "
+        f"{rates[-1]:g}; accuracy {min(accuracies):.1f} to {max(accuracies):.1f} %"
+    )
+    return settled(claim, True, "answered", reason, figure)
+
+
+def _train(record: RunRecord) -> Train:
+    assert isinstance(record.spec.work, Train)
+    return record.spec.work
+
+
+def power_domains(claim: Claim, evidence: Evidence) -> Verdict:
+    """What the measured power covers: GPUs alone, or processor packages and DRAM; never the
+    network."""
+    powers = [r.figures["mean_power_watts"] for r in evidence.records
+              if "mean_power_watts" in r.figures]  # fmt: skip
+    if not powers:
+        raise Untested("no-power-sensor", "no power sensor is readable here")
+    covered = sorted({figure.method for figure in powers})
+    return settled(claim, True, "followed", f"power of {format_list(covered)}", powers[0])
+
+
+def reader(claim: Claim, evidence: Evidence, network: str) -> Verdict:
+    """Whether images are decoded faster than the claim's rate, by the fastest stage that decodes
+    for this network."""
+    found = [
+        r
+        for r in evidence.records
+        if isinstance(r.spec.work, NetworkWork)
+        and r.spec.work.network == network
+        and getattr(r.spec.work, "stage", "") == "decode"
+        and "throughput_per_s" in r.figures
+    ]
+    if not found:
+        raise Untested("not-measured", f"the input of {network} was not measured")
+    best = max(found, key=lambda r: r.figures["throughput_per_s"].value)
+    where = best.spec.program.decode_location
+    what = f"images decoded for {network} on the {where}"
+    return sided(claim, best.figures["throughput_per_s"], claim.values[0], 1.0, what)
+
+
+def more_epochs(claim: Claim, evidence: Evidence) -> Verdict:
+    """Whether asynchronous training takes more epochs to an accuracy than synchronous training on
+    as many devices."""
+    epochs: dict[tuple[str, int, int], dict[str, RunRecord]] = {}
+    for record in evidence.records:
+        work, placement = record.spec.work, record.spec.placement
+        if isinstance(work, Train) and placement.devices > 1 and _reached(record):
+            key = work.network, work.batch_per_device, placement.devices
+            epochs.setdefault(key, {})[record.spec.program.sync] = record
+    pairs = [
+        (key, found["asynchronous"], found["all-reduce"])
+        for key, found in epochs.items()
+        if {"asynchronous", "all-reduce"} <= found.keys()
+    ]
+    if not pairs:
+        reason = "it needs trainings to an accuracy on several devices, asynchronous and all-reduce"
+        raise Untested("not-measured", reason)
+    key, stale, fresh = max(pairs, key=lambda pair: pair[0][2])
+    over, under = (r.figures["epochs_trained"].value for r in (stale, fresh))
+    reason = (
+        f"{key[0]} on {key[2]} devices: {over:g} epochs asynchronous, {under:g} with all-reduce"
+    )
+    return settled(claim, over > under, "epochs", reason, Figure(value=over / under, unit="x"))
+
+
+def _reached(record: RunRecord) -> bool:
+    """Whether a training reached its target accuracy."""
+    target = _train(record).target_accuracy
+    accuracy = record.figure("accuracy")
+    return target is not None and accuracy is not None and accuracy >= target
