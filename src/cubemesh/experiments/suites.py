@@ -105,6 +105,9 @@ SUITES: dict[str, Suite] = {
         ),
         SuiteEntry("strategies", {"networks": "resnet-50"}, "figure 4", quick=False),
         SuiteEntry("lr-scaling", {}, "figures 5 and 6"),
+        SuiteEntry(
+            "time-to-accuracy", {"sync": "all-reduce,asynchronous"}, "figure 4", quick=False
+        ),
     ),
     "doc-002": _replay(
         "002",
@@ -113,6 +116,7 @@ SUITES: dict[str, Suite] = {
         SuiteEntry("collectives", {}, "section 4.4"),
         SuiteEntry("interconnect", {}, "figures 5 to 7", quick=False),
         SuiteEntry("seq2seq", {}, "figure 15", quick=False),
+        SuiteEntry("input-pipeline", {"networks": "alexnet"}, "section 5.3", quick=False),
         SuiteEntry("inference", {}, "section 5.10", quick=False),
         SuiteEntry("inference-precision", {}, "section 5.10", quick=False),
     ),
@@ -132,6 +136,11 @@ SUITES: dict[str, Suite] = {
             quick=False,
         ),
         SuiteEntry("time-to-accuracy", {}, "time to train", quick=False),
+        SuiteEntry(
+            "batch-accuracy",
+            {"batch_sizes": "16,64,256", "learning_rates": "1e-4,1e-3"},
+            "future work",
+        ),
     ),
     "doc-004": _replay(
         "004",
