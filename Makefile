@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 REPORT ?= cubemesh-report.html
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak fuzz check docs man format clean
+.PHONY: help run test soak fuzz check docs man documents format clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -38,6 +38,9 @@ docs: .venv/.docs ## build the documentation site, with a search, in build/docs
 
 man: .venv/.run ## write the manual page docs/cubemesh.1 from the command line
 	$(BIN)/python docs/site/man_page.py > docs/cubemesh.1
+
+documents: .venv/.run ## write docs/documents.md from docs/documents.toml
+	$(BIN)/python docs/site/documents_page.py > docs/documents.md
 
 format: .venv/.dev ## put the code into its format
 	$(BIN)/ruff check --fix .

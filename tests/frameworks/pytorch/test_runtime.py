@@ -127,6 +127,16 @@ def test_a_run_sets_threads_and_the_precision_of_products():
     assert not torch.backends.cudnn.allow_tf32
 
 
+def test_cudnn_times_its_algorithms_unless_a_run_is_deterministic(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    runtime.prepare("cpu", "fp32", 1)
+    assert torch.backends.cudnn.benchmark
+    runtime.prepare("cpu", "fp32", 1, deterministic=True)
+    assert not torch.backends.cudnn.benchmark
+    runtime.prepare("cpu", "fp32", 1)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def test_the_cpu_is_last_and_offers_no_tf32():
     able = runtime.capabilities()
     assert able.devices[-1] == "cpu"

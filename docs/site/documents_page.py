@@ -1,0 +1,134 @@
+"""Page of the five documents: writes docs/documents.md from docs/documents.toml. `make documents`
+stores it.
+
+python docs/site/documents_page.py > docs/documents.md
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from cubemesh.schema.published import PAPERS, SHORT_PAPERS
+
+DOCS = Path(__file__).parent.parent
+SOURCE = DOCS / "documents.toml"
+STATES = {
+    "works": "cubemesh does it, and the evidence shows it",
+    "partial": "a part of it works; what is missing is named",
+    "missing": "nothing of it is there",
+    "superseded": "it no longer exists; what serves in its place is named",
+}
+"""State of a row → its meaning."""
+DOCUMENTS = {**{id: f"{title} [{id}]" for id, title in PAPERS.items()}, "suites": "Replays"}
+"""Document of a row → heading of its table."""
+
+
+def documents_page() -> str:
+    """The page as text."""
+    return "\n".join(_lines(load())) + "\n"
+
+
+def load() -> dict[str, Any]:
+    """The contents of docs/documents.toml."""
+    return tomllib.loads(SOURCE.read_text(encoding="utf-8"))
+
+
+def _lines(content: Mapping[str, Any]) -> Iterator[str]:
+    rows = content["row"]
+    yield "# The five documents"
+    yield ""
+    yield content["introduction"].strip().format(rows=len(rows))
+    yield ""
+    yield from _table(("state", "meaning"), STATES.items())
+    yield ""
+    counts = {d: Counter(r["state"] for r in rows if r["document"] == d) for d in DOCUMENTS}
+    yield from _table(
+        ("document", "rows", *STATES),
+        (
+            *((DOCUMENTS[d], c.total(), *(c[s] for s in STATES)) for d, c in counts.items()),
+            ("total", len(rows), *(sum(c[s] for c in counts.values()) for s in STATES)),
+        ),
+    )
+    yield ""
+    yield "## What is still true"
+    yield ""
+    yield "Statements of the documents that cubemesh measured again, on other hardware:"
+    yield ""
+    yield from _table(
+        ("statement", "stated by", "still true", "measured", "evidence"),
+        (
+            (
+                result["statement"],
+                ", ".join(f"{SHORT_PAPERS[d]} [{d}]" for d in result["documents"]),
+                result["holds"],
+                result["measured"],
+                _evidence(result["evidence"]),
+            )
+            for result in content["result"]
+        ),
+    )
+    for document, title in DOCUMENTS.items():
+        yield ""
+        yield f"## {title}"
+        yield ""
+        if document in PAPERS:
+            yield f"Suite `doc-{document}`."
+            yield ""
+        yield from _table(
+            ("row", "place", "describes", "state", "evidence", "missing, or in its place"),
+            (
+                (
+                    row["number"],
+                    row["place"],
+                    row["described"],
+                    row["state"],
+                    _evidence(row["evidence"]),
+                    _remarks(row),
+                )
+                for row in rows
+                if row["document"] == document
+            ),
+        )
+
+
+def _remarks(row: Mapping[str, Any]) -> str:
+    """What is missing, then what serves in its place."""
+    texts = [row["lacks"]] if "lacks" in row else []
+    if "replacement" in row:
+        texts.append(f"In its place: {row['replacement']}")
+    return "<br>".join(texts)
+
+
+def _evidence(references: Iterable[Mapping[str, str]]) -> str:
+    return "<br>".join(_reference(*pair) for one in references for pair in one.items())
+
+
+def _reference(kind: str, value: str) -> str:
+    """A reference as Markdown, with links relative to docs/."""
+    if kind == "command":
+        return f"`{value}`"
+    path, _, place = value.partition("::" if kind == "test" else "#")
+    link = path.removeprefix("docs/") if path.startswith("docs/") else f"../{path}"
+    if kind == "test":
+        return f"[`{place}`]({link})"
+    return f"[`{PurePosixPath(path).name}`]({link}{'#' if place else ''}{place})"
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
+    columns = tuple(heads)
+    yield _line(columns)
+    yield "|" + "---|" * len(columns)
+    yield from map(_line, rows)
+
+
+def _line(cells: Iterable[Any]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(documents_page())
