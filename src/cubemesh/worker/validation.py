@@ -22,6 +22,7 @@ from cubemesh.schema.collective import Collective
 from cubemesh.schema.spec import ProgramSettings, RunSpec
 from cubemesh.schema.work import (
     Forward,
+    ForwardBackward,
     Infer,
     InferLoad,
     InferPrecision,
@@ -170,6 +171,11 @@ def _check_devices(spec: RunSpec, able: Capabilities, kind: str) -> None:
         return
     if isinstance(spec.work, Infer | InferLoad | InferPrecision):
         raise Unsupported(f"devices={place.devices}: inference runs on one device. Set devices=1.")
+    if isinstance(spec.work, ForwardBackward):
+        raise Unsupported(
+            f"devices={place.devices}: a forward and backward pass without an update runs on one "
+            "device. Set devices=1, or measure training steps."
+        )
     if program.batch_norm not in able.batch_norms:
         _refuse("batch_norm", program.batch_norm, able.batch_norms, program.framework)
     if kind == "cpu" and (place.pinning != "none" or place.numa_node is not None):
