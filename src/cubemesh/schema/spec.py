@@ -142,6 +142,9 @@ class Budget:
 
     steps: int = 20
     """Minimum of measured steps, after the warm-up."""
+    exact_steps: bool = False
+    """Whether exactly `steps` steps are measured, in at most `windows` windows, whatever `seconds`
+    and `target_ci` ask for: a fixed amount of work."""
     seconds: float = 2.0
     """Minimum of measured seconds, after the warm-up."""
     windows: int = 12
