@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from answers import codes, column, finding, findings, in_order, texts, values
-from cubemesh.experiments import interconnect, strategies
+from cubemesh.experiments import strategies
+from cubemesh.experiments.interconnect import experiment as interconnect
 from cubemesh.experiments.registry import Context
 from cubemesh.schema import Figure, Gpu, Part, Rank, Status
 

@@ -52,7 +52,7 @@ EXPERIMENT_MODULES: dict[str, str] = {
     "weak-scaling": "experiments.scaling.weak",
     "strong-scaling": "experiments.scaling.strong",
     "strategies": "experiments.strategies",
-    "interconnect": "experiments.interconnect",
+    "interconnect": "experiments.interconnect.experiment",
     "sequential-equivalence": "experiments.sequential_equivalence.experiment",
     "lr-scaling": "experiments.lr_scaling.experiment",
     "time-to-accuracy": "experiments.time_to_accuracy",
