@@ -31,6 +31,7 @@ EXPERIMENT_MODULES: dict[str, str] = {
     "tune": "experiments.tune.experiment",
     "batch-accuracy": "experiments.batch_accuracy.experiment",
     "frameworks": "experiments.frameworks",
+    "best-batch": "experiments.best_batch",
     "image-size": "experiments.image_size",
     "input-pipeline": "experiments.input_pipeline.experiment",
     "model-size": "experiments.model_size",
