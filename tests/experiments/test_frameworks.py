@@ -11,6 +11,7 @@ from cubemesh.experiments.registry import Context, Scale
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.runs import Executor
 from cubemesh.schema import (
+    ExperimentRun,
     Forward,
     ForwardBackward,
     Infer,
@@ -20,6 +21,7 @@ from cubemesh.schema import (
     TrainSteps,
     warn,
 )
+from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.worker.report.outcomes import not_installed
 
 
@@ -265,6 +267,8 @@ def test_passes_and_scale_are_stored_with_a_simulated_matrix(tmp_path):
         answered = run_experiment(EXPERIMENT, request(EXPERIMENT, texts), context, executor, store)
         (stored,) = store.experiment_runs()
     assert stored.scale == "quick"
+    before = {key: value for key, value in to_plain(stored).items() if key != "scale"}
+    assert from_plain(ExperimentRun, before).scale is None, "of an earlier version"
     assert [r.spec.work.kind for r in answered.records] == [
         "infer",
         "forward_backward",

@@ -142,13 +142,13 @@ class Budget:
 
     steps: int = 20
     """Minimum of measured steps, after the warm-up."""
-    exact_steps: bool = False
-    """Whether exactly `steps` steps are measured, in at most `windows` windows, whatever `seconds`
-    and `target_ci` ask for: a fixed amount of work."""
     seconds: float = 2.0
     """Minimum of measured seconds, after the warm-up."""
     windows: int = 12
     """Minimum number of groups of steps; the confidence interval is computed from them."""
+    exact_steps: bool = False
+    """Whether exactly `steps` steps are measured, in at most `windows` windows, whatever `seconds`
+    and `target_ci` ask for: a fixed amount of work."""
     warmup_seconds: float = 20.0
     """The warm-up ends when the step time stops drifting, and after this long at the latest."""
     repeats: int = 1
