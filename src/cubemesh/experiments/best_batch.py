@@ -273,8 +273,8 @@ def _findings(settings: Settings, found: Sequence[BestBatch], matrix: Matrix) ->
             if group.throughput is None:
                 where = f"{one.setup.name} on {format_devices(devices)}"
                 reasons.setdefault(group.why, []).append(where)
-    for why, where in reasons.items():
-        yield Finding(code="failed-run", text=f"{format_list(where)}: {why}.")
+    for why, places in reasons.items():
+        yield Finding(code="failed-run", text=f"{format_list(places)}: {why}.")
 
 
 def _fastest(found: Sequence[BestBatch]) -> Iterator[Finding]:

@@ -239,7 +239,7 @@ def _findings(matrices: Mapping[Pass, Matrix]) -> Iterator[Finding]:
             yield found
     yield from _shares(matrices, name)
     seen: set[str] = set()
-    for own in reversed(matrices.values()):
+    for own in reversed(list(matrices.values())):
         for variant, why, networks in own.gaps():
             where = "" if variant in why else f"{variant}, {format_list(networks)}: "
             text = f"{where}{why}."

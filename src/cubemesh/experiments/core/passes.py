@@ -14,16 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cubemesh.schema import Forward, ForwardBackward, Infer, NetworkWork, RunRecord, TrainSteps
+from cubemesh.schema import Forward, ForwardBackward, Infer, RunRecord, TrainSteps
 
 Pass = Literal["inference", "forward", "forward-backward", "training"]
+TimedWork = Infer | Forward | ForwardBackward | TrainSteps
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassKind:
     """A line of `PASSES`."""
 
-    work: type[NetworkWork]
+    work: type[TimedWork]
     title: str
     """Of its table and chart."""
     short: str
@@ -49,7 +50,7 @@ VARIES = {"scenario": "passes"}
 """Spec fields that such an experiment sets → the setting to use instead."""
 
 
-def work_of(name: Pass, **fields: Any) -> NetworkWork:
+def work_of(name: Pass, **fields: Any) -> TimedWork:
     """The work that measures a pass."""
     kind = PASSES[name].work
     return Infer(scenario="offline", **fields) if kind is Infer else kind(**fields)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from cubemesh.experiments.analysis.answer import cell_or_dash, failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, throughput_unit
@@ -102,9 +103,10 @@ def cpu_tables(data: ScalingData, found: Sequence[Compared]) -> Iterator[Table]:
     """A row for the CPU and for each number of devices."""
     if not found:
         return
-    groups = [g for _, cpu, points in found for g in (cpu, *points)]
-    rows = []
+    groups: list[Group[Any]] = []
+    rows: list[tuple[Cell, ...]] = []
     for curve, cpu, points in found:
+        groups += [cpu, *points]
         name = data.name(curve)
         rows.append(_row(name, "CPU, all cores", cpu, None))
         rows += [_row(name, _device(g), g, _ratio(g, cpu)) for g in points]

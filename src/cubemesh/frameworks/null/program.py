@@ -93,7 +93,7 @@ class NullProgram:
             program.precision,
             program.layout,
             f"{request.threads}-threads",
-            request.work.kind.replace("_", "-"),
+            str(getattr(request.work, "kind", "")).replace("_", "-"),
         )
         self._network = request.network
         self._seed = request.work.seed
