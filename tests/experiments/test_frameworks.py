@@ -3,13 +3,25 @@ import re
 
 import pytest
 
-from answers import in_order, texts, values
+from answers import finding, findings, in_order, texts, values
+from cubemesh.errors import UsageError
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.frameworks import EXPERIMENT, NETWORKS, Settings, known
 from cubemesh.experiments.registry import Context, Scale
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.runs import Executor
-from cubemesh.schema import Forward, ProgramSettings, RunSpec, Status, TrainSteps, warn
+from cubemesh.schema import (
+    ExperimentRun,
+    Forward,
+    ForwardBackward,
+    Infer,
+    ProgramSettings,
+    RunSpec,
+    Status,
+    TrainSteps,
+    warn,
+)
+from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.worker.report.outcomes import not_installed
 
 
@@ -181,6 +193,89 @@ def test_each_framework_has_its_usual_layout(machine, play, record_of):
 def test_compiled_frameworks_name_one_that_exists():
     for line in FRAMEWORKS.values():
         assert line.compiles is None or line.compiles in FRAMEWORKS
+
+
+PAPERS_PASSES = ("inference", "forward-backward")
+
+
+def test_the_papers_passes_are_inference_and_forward_backward(machine, play, record_of):
+    context = Context(machine=machine, scale=Scale.FULL)
+    settings = Settings(networks=("alexnet",), frameworks=("pytorch",), passes=PAPERS_PASSES)
+    planned, sent = play(EXPERIMENT.plan(settings, context), record_of)
+    assert [type(s.work) for s in planned] == [Infer, ForwardBackward]
+    assert planned[0].work.scenario == "offline"
+    assert {(s.batch_per_device, s.budget.steps) for s in planned} == {(64, 100)}
+    titles = [table.title for table in EXPERIMENT.answer(settings, sent).tables]
+    assert titles[:2] == ["Forward in evaluation mode, without the loss", "Forward + backward"]
+
+
+def test_frameworks_are_ranked_by_the_pass_with_most_parts(record_of):
+    def timed(kind, framework, step_s, **fields):
+        work = kind(network="alexnet", batch_per_device=64, **fields)
+        spec = RunSpec(work=work, program=ProgramSettings(framework=framework))
+        return record_of(spec, step_s=step_s)
+
+    records = [
+        timed(Infer, "pytorch", 0.01, scenario="offline"),
+        timed(Infer, "jax", 0.03, scenario="offline"),
+        timed(ForwardBackward, "pytorch", 0.10),
+        timed(ForwardBackward, "jax", 0.05),
+    ]
+    answer = EXPERIMENT.answer(Settings(passes=PAPERS_PASSES), records)
+    fastest = finding(answer, "fastest-framework")
+    assert fastest.text.startswith("alexnet makes a forward and backward pass fastest with jax")
+    assert fastest.question == "Which framework is fastest in the forward and backward pass?"
+    share = finding(answer, "inference-share")
+    assert (share.value, share.unit) == (pytest.approx(60), "% of a forward and backward pass")
+    assert [chart.name for chart in answer.charts] == [
+        "frameworks-inference",
+        "frameworks-forward-backward",
+    ]
+    assert len([note for note in answer.notes if "evaluation mode" in note]) == 1
+    training = EXPERIMENT.answer(Settings(), matrix(record_of, STEPS))
+    assert not findings(training, "inference-share")
+
+
+def test_a_pass_must_be_named():
+    with pytest.raises(UsageError, match="inference, forward, forward-backward"):
+        Settings(passes=())
+    with pytest.raises(UsageError, match="passes=backward is not valid"):
+        request(EXPERIMENT, {"passes": "backward"})
+    with pytest.raises(UsageError, match="--set passes"):
+        request(EXPERIMENT, {"scenario": "offline"})
+
+
+def test_passes_and_scale_are_stored_with_a_simulated_matrix(tmp_path):
+    """Each pass with times of its own, in workers of the null framework."""
+    from cubemesh.experiments.runner import run_experiment
+    from cubemesh.machines import probe
+    from cubemesh.store import Store
+
+    machine = probe()
+    texts = {
+        "networks": "little-cnn",
+        "frameworks": "null",
+        "batch_sizes": "8",
+        "passes": "inference,forward-backward,training",
+        "script": "infer.step=0.01,forward-backward.step=0.03,train-steps.step=0.04",
+    }
+    with (
+        Store.open(str(tmp_path / "s.sqlite")) as store,
+        Executor(store, machine=machine, runs_folder=tmp_path / "runs") as executor,
+    ):
+        context = Context(machine=machine, scale=Scale.QUICK)
+        answered = run_experiment(EXPERIMENT, request(EXPERIMENT, texts), context, executor, store)
+        (stored,) = store.experiment_runs()
+    assert stored.scale == "quick"
+    before = {key: value for key, value in to_plain(stored).items() if key != "scale"}
+    assert from_plain(ExperimentRun, before).scale is None, "of an earlier version"
+    assert [r.spec.work.kind for r in answered.records] == [
+        "infer",
+        "forward_backward",
+        "train_steps",
+    ]
+    times = [table.rows[0][1].value for table in answered.answer.tables]
+    assert times == pytest.approx([10, 30, 40])
 
 
 def test_a_small_matrix_for_real(tmp_path):

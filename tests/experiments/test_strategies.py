@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from answers import codes, column, finding, findings, in_order, texts, values
-from cubemesh.experiments import interconnect, strategies
-from cubemesh.experiments.registry import Context
+from cubemesh.experiments import strategies
+from cubemesh.experiments.interconnect import experiment as interconnect
+from cubemesh.experiments.registry import Context, Scale
 from cubemesh.schema import Figure, Gpu, Part, Rank, Status
 
 STRATEGIES, INTERCONNECT = strategies.EXPERIMENT, interconnect.EXPERIMENT
@@ -155,3 +156,82 @@ def test_links_are_compared_for_each_strategy_and_number_of_devices(machine, pla
         for sync in ("all-reduce", "local-sgd")
         for devices in (2, 4)
     ]
+
+
+def test_each_link_has_a_curve_from_one_device_on(machine, play, measured):
+    """Figures 5 and 6 of paper 002."""
+    gpus = tuple(Gpu(index=n, name="NVIDIA H200", uuid=f"GPU-{n}") for n in range(4))
+    large = dataclasses.replace(
+        machine, gpus=gpus, cpu=dataclasses.replace(machine.cpu, usable_cores=8)
+    )
+
+    def run(spec):
+        devices, slow = spec.placement.devices, spec.placement.link != "auto"
+        made = measured(spec, 0.010 if devices == 1 else 0.020 if slow else 0.0125)
+        figure = made.figures["throughput_per_s"]
+        return dataclasses.replace(
+            made,
+            figures=made.figures | {"throughput_per_s": figure.scaled(devices, "samples/s")},
+        )
+
+    settings = interconnect.Settings(
+        networks=("inception-v3",), links=("auto", "shared-memory"), scaling=True
+    )
+    planned, sent = play(INTERCONNECT.plan(settings, Context(machine=large)), run)
+    assert [(s.placement.devices, s.placement.link, s.program.sync) for s in planned] == [
+        (1, "auto", "none"),
+        *((n, link, "all-reduce") for n in (2, 4) for link in ("auto", "shared-memory")),
+    ]
+    assert {s.batch_per_device for s in planned} == {128}
+    answer = INTERCONNECT.answer(settings, sent)
+    found = next(t for t in answer.tables if "by devices" in t.title)
+    assert values(found, "devices") == [1, 2, 4, 2, 4]
+    assert values(found, "speed-up")[1:] == pytest.approx([1.6, 3.2, 1, 2], rel=0.01)
+    assert values(found, "vs first link")[-1] == pytest.approx(0.625, rel=0.01)
+    reached = finding(answer, "link-scaling")
+    assert in_order(reached.text, "inception-v3, 128", "4 devices", "auto", "shared-memory")
+    assert reached.value == pytest.approx(3.2, rel=0.01)
+    curve = answer.charts[0]
+    assert [line.name for line in curve.lines][:2] == ["auto", "shared-memory"]
+    assert [[p.x for p in line.points] for line in curve.lines] == [[1, 2, 4]] * 3
+    cost = finding(answer, "link-cost")
+    assert cost.value == pytest.approx(1.6, rel=0.01)
+    assert "1 device" not in cost.text, "one device uses no link"
+
+
+def test_curves_are_those_of_each_framework_and_width(machine, play, measured):
+    """Figures 7 and 15 of paper 002."""
+    settings = interconnect.Settings(
+        networks=("translator-plain",),
+        frameworks=("pytorch", "jax"),
+        hidden_sizes=(64, 512),
+        devices=(2,),
+        scaling=True,
+    )
+    planned, sent = play(INTERCONNECT.plan(settings, Context(machine=machine)), measured)
+    assert len(planned) == 2 * 2 * 2
+    answer = INTERCONNECT.answer(settings, sent)
+    names = set(
+        texts(next(t for t in answer.tables if "by devices" in t.title), "network, batch size")
+    )
+    batches = {s.work.hidden: s.batch_per_device for s in planned}
+    assert names == {
+        f"translator-plain, hidden size {hidden}, {batches[hidden]}, {framework}"
+        for hidden in (64, 512)
+        for framework in ("pytorch", "jax")
+    }
+    assert len(findings(answer, "link-scaling")) == 4
+    assert len({chart.name for chart in answer.charts}) == len(answer.charts)
+
+
+def test_a_named_network_is_smaller_on_a_cpu(machine):
+    named = interconnect.Settings(networks=("inception-v3", "translator"))
+    on_cpu = interconnect.cases(named, Context(machine=machine))
+    assert [(c.batch, c.hidden) for c in on_cpu[1:]] == [(32, 128), (16, 256), (8, 512)]
+    assert on_cpu[0].batch == 16
+    assert on_cpu[0].image_size < 299
+    full = interconnect.cases(named, Context(machine=machine, scale=Scale.FULL))
+    assert [(c.batch, c.hidden) for c in full[1:]] == [(256, 512), (128, 1024), (64, 2048)]
+    width = interconnect.Settings(networks=("translator",), hidden_sizes=(512,))
+    (case,) = interconnect.cases(width, Context(machine=machine, scale=Scale.FULL))
+    assert case.batch == 256, "that of the width in the paper"

@@ -11,10 +11,10 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.frameworks.contract.program import OutOfMemory, Unsupported
+from cubemesh.frameworks.contract.program import OutOfMemory, SupportsCompilation, Unsupported
 from cubemesh.networks.layers import LAYERS, SEQUENCE_LAYERS
 from cubemesh.schema.spec import ProgramSettings, RunSpec
-from cubemesh.schema.work import WORK_KINDS, Ceiling, TrainSteps
+from cubemesh.schema.work import WORK_KINDS, Ceiling, ForwardBackward, Infer, TrainSteps
 from cubemesh.worker.validation import check_supported
 from layer_samples import decoder, every_layer, every_sequence_layer, gated, of_tokens, recurrent
 
@@ -124,6 +124,42 @@ def test_every_supported_precision_layout_and_optimizer_takes_a_step_on_the_cpu(
         scores = program.evaluate(program.place(make_batch(request.network)))
         assert scores.dtype in (np.float32, np.float64), case
         program.close()
+
+
+def test_forward_and_backward_update_nothing(framework, name, request_for, make_batch, tiny):
+    """The loss is that of the forward pass, again and again: no weight changes."""
+    passes = ForwardBackward(network=tiny.name, batch_per_device=4)
+    program = framework.build(request_for(tiny, work=passes))
+    if isinstance(program, SupportsCompilation):
+        program.compile(program.place(make_batch(tiny)))
+    weights = tiny.draw(0)
+    program.load(weights)
+    placed = program.place(make_batch(tiny))
+    losses = []
+    for _ in range(3):
+        program.forward_backward(placed)
+        program.synchronize()
+        losses.append(program.loss())
+    after = program.state()
+    assert all(np.array_equal(after[name], weights[name]) for name in tiny.parameters)
+    if name != "null":  # its losses are scripted
+        program.forward(placed)
+        assert losses == pytest.approx([program.loss()] * 3, rel=1e-5)
+    program.close()
+
+
+def test_an_inference_pass_has_the_scores_of_an_evaluation(
+    framework, name, request_for, make_batch, tiny
+):
+    work = Infer(network=tiny.name, batch_per_device=4, scenario="offline")
+    program = framework.build(request_for(tiny, work=work))
+    if isinstance(program, SupportsCompilation):
+        program.compile(program.place(make_batch(tiny)))
+    program.load(tiny.draw(0))
+    placed = program.place(make_batch(tiny))
+    found = program.fetch(program.infer(placed))
+    assert np.allclose(found, program.evaluate(placed), rtol=1e-4, atol=1e-5)
+    program.close()
 
 
 def test_a_placed_batch_is_a_copy(framework, request_for, make_batch):

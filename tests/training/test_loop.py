@@ -47,6 +47,8 @@ class Pupil:
     def forward(self, placed: Batch) -> None:
         raise AssertionError("training does not call forward")
 
+    forward_backward = forward
+
     def evaluate(self, placed: Batch) -> np.ndarray:
         assert self._queued == 0, "evaluated with steps in flight"
         self.evaluated.append(placed.samples)

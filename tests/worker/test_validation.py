@@ -16,7 +16,7 @@ from cubemesh.schema.spec import (
     ProgramSettings,
     RunSpec,
 )
-from cubemesh.schema.work import Ceiling, Forward, Input, Train, TrainSteps
+from cubemesh.schema.work import Ceiling, Forward, ForwardBackward, Input, Train, TrainSteps
 from cubemesh.worker.validation import check_names, check_supported, supported_strategies
 
 ABLE = Capabilities(
@@ -48,6 +48,22 @@ def refusal(spec, able):
     except Unsupported as refused:
         return str(refused)
     return ""
+
+
+def test_passes_without_an_update_run_on_one_device():
+    able = replace(ALL, works=ALL.works | {"forward_backward"})
+    one = RunSpec(work=ForwardBackward(**FEED))
+    assert refusal(one, able) == ""
+    assert "Set devices=1" in refusal(replace(one, placement=Placement(devices=2)), able)
+
+
+def test_a_fixed_number_of_steps_needs_lockstep_and_does_not_alternate():
+    exact = Budget(exact_steps=True)
+    assert refusal(replace(SPEC, budget=exact), ALL) == ""
+    free = replace(program(sync="asynchronous"), placement=Placement(devices=2), budget=exact)
+    assert "sync=asynchronous" in refusal(free, ALL)
+    against = Against(work=SPEC.work, placement=SPEC.placement, program=SPEC.program)
+    assert "exact_steps" in refusal(replace(SPEC, budget=exact, against=against), ALL)
 
 
 def test_supported_settings_pass():

@@ -1,17 +1,20 @@
-"""Framework benchmark: step time of each framework and network, forward and in training.
+"""Framework benchmark: time of each framework and network, forward and in training.
 
 The matrix of Addfor 2016 [000]: seven networks, batch size 64, the mean of 100 runs, forward and
-forward+backward separately. Both are measured. Their difference is not the backward pass: a
-training step also updates the weights, and its forward pass saves activations. A mean is elapsed
-time over steps. Each framework has images in its usual layout. Unsupported combinations are shown
-with their reason, missing frameworks with the command that installs them.
+forward+backward separately. `passes` are what is measured (core/passes.py): by default the forward
+pass in training mode and the training step; `inference` and `forward-backward` are those of the
+paper. The difference of the default two is not the backward pass: a training step also updates the
+weights, and its forward pass saves activations. A mean is elapsed time over steps. Each framework
+has images in its usual layout. Unsupported combinations are shown with their reason, missing
+frameworks with the command that installs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import Group, caveats, titled
 from cubemesh.experiments.analysis.matrix import CellKey, Matrix
@@ -25,6 +28,7 @@ from cubemesh.experiments.analysis.published_rows import (
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
+from cubemesh.experiments.core.passes import PASSES, VARIES, WORKS, Pass, of_pass, work_of
 from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.schema import (
     Answer,
@@ -32,12 +36,10 @@ from cubemesh.schema import (
     Budget,
     Figure,
     Finding,
-    Forward,
     NetworkWork,
     ProgramSettings,
     RunRecord,
     RunSpec,
-    TrainSteps,
 )
 from cubemesh.statistics import FEWEST_FOR_INTERVAL
 from cubemesh.units import format_list
@@ -52,6 +54,10 @@ BATCH = 64
 STEPS = 100
 REDUCED_STEPS = 10
 QUESTION = "Which framework trains fastest?"
+MISSING_PASSES = (
+    "passes= has no value: name some of inference, forward, forward-backward and training, or "
+    "leave it out."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +70,27 @@ class Settings:
     """Frameworks to run them with; default: all."""
     batch_sizes: tuple[int, ...] = ()
     """Batch sizes; default: the paper's 64, less on a CPU."""
+    passes: tuple[Pass, ...] = ("forward", "training")
+    """Passes to time: inference (forward in evaluation mode, without the loss), forward (in
+    training mode, with the loss), forward-backward (without an update), training."""
     steps: int | None = None
     """Minimum number of steps to average; default: the paper's 100, fewer on a CPU."""
 
+    def __post_init__(self) -> None:
+        if not self.passes:
+            raise UsageError(MISSING_PASSES)
+
 
 def plan(settings: Settings, context: Context) -> Plan:
-    """Forward passes, then training steps, of each network with each framework."""
+    """The passes of each network with each framework."""
     batches = settings.batch_sizes or (reduction.batch(BATCH, context),)
     quick = context.scale is Scale.QUICK
     networks = settings.networks or (QUICK_NETWORKS if quick else NETWORKS)
     budget = _budget(settings, context)
     yield [
         RunSpec(
-            work=kind(
+            work=work_of(
+                name,
                 network=network,
                 batch_per_device=batch,
                 image_size=reduction.image_size(network, context),
@@ -87,7 +101,7 @@ def plan(settings: Settings, context: Context) -> Plan:
         for network in dict.fromkeys(networks)
         for batch in dict.fromkeys(batches)
         for framework in dict.fromkeys(settings.frameworks or known())
-        for kind in (Forward, TrainSteps)
+        for name in dict.fromkeys(settings.passes)
     ]
 
 
@@ -112,48 +126,78 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
 
 
 def _answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
-    forward, training = _matrix(records, Forward), _matrix(records, TrainSteps)
-    published = time_rows(training.groups)
-    expected = NETWORKS if training.groups and not settings.networks else ()
+    matrices = {name: _matrix(records, name) for name in PASSES}
+    matrices = {name: matrix for name, matrix in matrices.items() if matrix.groups}
+    ranked = matrices[_ranked(matrices)] if matrices else Matrix(())
+    published = time_rows(_published(matrices).groups)
+    expected = NETWORKS if ranked.groups and not settings.networks else ()
     at = f", {batch_size(records[0])[0]}" if records else ""
     y = Axis(name="step", unit="ms", from_zero=True)
-    passes = (
-        (forward, "Forward", "forward"),
-        (training, "Forward + backward + update", "forward-backward"),
-    )
     return answer_of(
         EXPERIMENT,
         titled(f"Frameworks and networks{at}", records),
         records,
-        findings=_findings(forward, training),
+        findings=_findings(matrices),
         tables=(
-            *(m.table(title, "ms", _step_ms) for m, title, _ in passes if m.groups),
+            *(m.table(PASSES[name].title, "ms", _step_ms) for name, m in matrices.items()),
             *nearest_table(published, FORWARD_BACKWARD_TIME),
         ),
         charts=tuple(
             chart
-            for m, title, name in passes
-            for chart in m.chart(f"frameworks-{name}", f"{title}: step time", y, _step_ms)
+            for name, m in matrices.items()
+            for chart in m.chart(f"frameworks-{name}", f"{PASSES[name].title}: time", y, _step_ms)
         ),
         warnings=(
             *reduction.reductions(
                 records,
                 batch_per_device=BATCH,
                 steps=STEPS,
-                missing=[n for n in expected if n not in training.networks],
+                missing=[n for n in expected if n not in ranked.networks],
             ),
             *above_peak(published),
         ),
         notes=(
-            "Mean step time, elapsed time over steps; ± is the 95 % interval over the windows of "
+            "Mean time, elapsed time over steps; ± is the 95 % interval over the windows of "
             "one process. Frameworks run in separate processes, which can differ by more "
             "(repeats=3 shows it): differences below 3 % are not significant.",
-            "Forward passes (in training mode, with the loss) and training steps are measured "
-            "separately. Their difference is not the backward pass: a training step also updates "
-            "the weights and saves activations.",
+            *_definitions(matrices),
             *_layouts(records),
         ),
     )
+
+
+def _ranked(matrices: Mapping[Pass, Matrix]) -> Pass:
+    """The pass by which frameworks are ranked: the one with most parts."""
+    return list(matrices)[-1]
+
+
+def _published(matrices: Mapping[Pass, Matrix]) -> Matrix:
+    """The matrix that published times of forward+backward are nearest to."""
+    for name in ("forward-backward", "training"):
+        if name in matrices:
+            return matrices[name]
+    return Matrix(())
+
+
+def _definitions(matrices: Mapping[Pass, Matrix]) -> Iterator[str]:
+    """What the passes include."""
+    if "inference" in matrices:
+        yield (
+            "The inference pass is in evaluation mode: batch normalization by running statistics, "
+            "no dropout, no loss, and in bf16 and fp16 weights of 16 bits. Batches are queued, and "
+            "their scores stay on the device."
+        )
+    if "forward-backward" in matrices:
+        yield (
+            "Forward + backward is in training mode, with the loss; every gradient is computed, "
+            "and no weight is updated."
+        )
+    if {"forward", "training"} <= set(matrices):
+        yield (
+            "Forward passes (in training mode, with the loss) and training steps are measured "
+            "separately. Their difference is not the backward pass: a training step also updates "
+            "the weights and saves activations."
+        )
 
 
 def _layouts(records: Sequence[RunRecord]) -> Iterator[str]:
@@ -170,8 +214,8 @@ def _layouts(records: Sequence[RunRecord]) -> Iterator[str]:
         )
 
 
-def _matrix(records: Sequence[RunRecord], kind: type[NetworkWork]) -> Matrix:
-    return Matrix.of((r for r in records if isinstance(r.spec.work, kind)), _key)
+def _matrix(records: Sequence[RunRecord], name: Pass) -> Matrix:
+    return Matrix.of((r for r in records if of_pass(r, name)), _key)
 
 
 def _key(record: RunRecord) -> CellKey:
@@ -183,21 +227,30 @@ def _step_ms(group: Group[CellKey]) -> Figure | None:
     return group.step_ms
 
 
-def _findings(forward: Matrix, training: Matrix) -> Iterator[Finding]:
-    if any(len(training.row(n)) > 1 for n in training.networks):
-        yield from _fastest(training)
-    for name, line in FRAMEWORKS.items():
-        if line.compiles and (found := training.gains(name, line.compiles)):
+def _findings(matrices: Mapping[Pass, Matrix]) -> Iterator[Finding]:
+    if not matrices:
+        return
+    name = _ranked(matrices)
+    ranked = matrices[name]
+    if any(len(ranked.row(n)) > 1 for n in ranked.networks):
+        yield from _fastest(ranked, name)
+    for framework, line in FRAMEWORKS.items():
+        if line.compiles and (found := ranked.gains(framework, line.compiles)):
             yield found
-    yield from _forward_share(forward, training)
-    for variant, why, networks in training.gaps():
-        where = "" if variant in why else f"{variant}, {format_list(networks)}: "
-        yield Finding(code="failed-run", text=f"{where}{why}.")
+    yield from _shares(matrices, name)
+    seen: set[str] = set()
+    for own in reversed(list(matrices.values())):
+        for variant, why, networks in own.gaps():
+            where = "" if variant in why else f"{variant}, {format_list(networks)}: "
+            text = f"{where}{why}."
+            if text not in seen:
+                seen.add(text)
+                yield Finding(code="failed-run", text=text)
 
 
-def _fastest(training: Matrix) -> Iterator[Finding]:
-    """Number of networks on which each framework is fastest, then the two fastest on each network.
-    Networks with a noisy run are not ranked."""
+def _fastest(training: Matrix, name: Pass) -> Iterator[Finding]:
+    """Number of networks on which each framework is fastest, then the two fastest on each network,
+    by the times of the pass `name`. Networks with a noisy run are not ranked."""
     wins: dict[str, int] = {}
     lines, noisy, compared = [], [], []
     for network in training.networks:
@@ -214,7 +267,8 @@ def _fastest(training: Matrix) -> Iterator[Finding]:
     for (network, a, b, found), verdict in zip(compared, judged, strict=True):
         if verdict.sign > 0:
             wins[a] = wins.get(a, 0) + 1
-            text = f"{network} trains fastest with {a}: {format_ratio(found)} the speed of {b}."
+            does = "trains" if name == "training" else f"makes a {PASSES[name].short}"
+            text = f"{network} {does} fastest with {a}: {format_ratio(found)} the speed of {b}."
             code = "fastest-framework"
         else:
             text = f"{network}: no significant difference of {a} and {b}, {format_ratio(found)}; "
@@ -229,9 +283,9 @@ def _fastest(training: Matrix) -> Iterator[Finding]:
             )
         )
     if ranked == 1:
-        lines = [replace(lines[0], question=QUESTION)]
+        lines = [replace(lines[0], question=_question(name))]
     elif wins:
-        yield _most_often_fastest(wins, ranked)
+        yield _most_often_fastest(wins, ranked, name)
     elif ranked:
         yield Finding(
             code="no-fastest-framework",
@@ -248,24 +302,37 @@ def _fastest(training: Matrix) -> Iterator[Finding]:
         )
 
 
-def _most_often_fastest(wins: dict[str, int], ranked: int) -> Finding:
+def _question(name: Pass) -> str:
+    if name == "training":
+        return QUESTION
+    return f"Which framework is fastest in the {PASSES[name].short}?"
+
+
+def _most_often_fastest(wins: dict[str, int], ranked: int, name: Pass) -> Finding:
     most = max(wins.values())
     best = format_list(name for name, times in wins.items() if times == most)
     several = list(wins.values()).count(most) > 1
     each = " each" if several else ""
     return Finding(
         code="fastest-frameworks",
-        question=QUESTION,
+        question=_question(name),
         text=f"{best} {'are' if several else 'is'} fastest on {most} of {ranked} networks{each}.",
         value=most,
         unit=f"of {ranked}: {best}",
     )
 
 
-def _forward_share(forward: Matrix, training: Matrix) -> Iterator[Finding]:
+def _shares(matrices: Mapping[Pass, Matrix], ranked: Pass) -> Iterator[Finding]:
+    """The time of each pass relative to that of the ranked one."""
+    for name, matrix in matrices.items():
+        if name != ranked:
+            yield from _share(name, matrix, ranked, matrices[ranked])
+
+
+def _share(name: Pass, part: Matrix, ranked: Pass, whole: Matrix) -> Iterator[Finding]:
     shares = []
-    for group in training.groups:
-        own = forward.at(*group.key)
+    for group in whole.groups:
+        own = part.at(*group.key)
         a, b = (own.step_ms if own else None), group.step_ms
         if own and a and b:
             shares.append((ratio(a, b), own, group))
@@ -273,18 +340,20 @@ def _forward_share(forward: Matrix, training: Matrix) -> Iterator[Finding]:
         return
     low, high = (pick(shares, key=lambda s: s[0].value) for pick in (min, max))
     percents = [f"{100 * s.value:.0f} %" for s, *_ in (low, high)]
-    span = f"{percents[0]} of the time of a training step."
+    of = f"of the time of a {PASSES[ranked].short}"
+    span = f"{percents[0]} {of}."
     if percents[0] != percents[1]:
         ends = [
             f"{percent} ({', '.join(end[2].key)})"
             for percent, end in zip(percents, (low, high), strict=True)
         ]
-        span = f"from {ends[0]} to {ends[1]} of the time of a training step."
+        span = f"from {ends[0]} to {ends[1]} {of}."
+    article = "An" if name == "inference" else "A"
     yield Finding(
-        code="forward-share",
-        text=f"A forward pass takes {span}",
+        code=f"{name}-share",
+        text=f"{article} {PASSES[name].short} takes {span}",
         value=100 * high[0].value,
-        unit="% of a step",
+        unit=f"% of a {'step' if ranked == 'training' else PASSES[ranked].short}",
         caveats=caveats(*low[1:], *high[1:]),
     )
 
@@ -293,8 +362,9 @@ EXPERIMENT = Experiment(
     name="frameworks",
     question="How fast does each framework run each network, forward and in training?",
     settings=Settings,
-    works=(Forward, TrainSteps),
-    varies={"framework": "frameworks", "network": "networks", "batch_per_device": "batch_sizes"},
+    works=WORKS,
+    varies={"framework": "frameworks", "network": "networks", "batch_per_device": "batch_sizes"}
+    | VARIES,
     plan=plan,
     answer=answer,
     papers="[000] (its matrix and bar charts), [002], figure 14",

@@ -75,6 +75,7 @@ def run_experiment(
         started_utc=started_utc,
         run_ids=(),
         complete=False,
+        scale=str(context.scale),
         suite=suite,
         reproduces=reproduces,
     )

@@ -50,6 +50,8 @@ def _replay(paper: str, contents: str, *entries: SuiteEntry) -> Suite:
 def _batch_sizes(network: str) -> SuiteEntry:
     """The figure of a network in Addfor 2016 [000]: its throughput by batch size."""
     more = {"min_largest_batch": "16"} if network == "alexnet" else {"ceiling": "false"}
+    if network == "vgg16":  # the paper times its forward+backward pass at 64 and 128
+        more["passes"] = "forward-backward,training"
     sizes = {"networks": network, "min_batch_size": "4", "max_batch_size": "128"}
     return SuiteEntry(
         "minibatch", sizes | more, "minibatch efficiency", quick=network in QUICK_NETWORKS
@@ -90,7 +92,11 @@ SUITES: dict[str, Suite] = {
     "doc-000": _replay(
         "000",
         "matrix of frameworks and networks, batch sizes",
-        SuiteEntry("frameworks", {}, "framework and network"),
+        SuiteEntry(
+            "frameworks",
+            {"passes": "inference,forward-backward,training"},
+            "framework and network",
+        ),
         *map(_batch_sizes, NETWORKS),
     ),
     "doc-001": _replay(
@@ -114,7 +120,30 @@ SUITES: dict[str, Suite] = {
         "links, collectives, translators, inference, a cluster",
         SuiteEntry("cluster", {}, "table 1"),
         SuiteEntry("collectives", {}, "section 4.4"),
-        SuiteEntry("interconnect", {}, "figures 5 to 7", quick=False),
+        SuiteEntry("best-batch", {}, "figure 14", quick=False),
+        SuiteEntry(
+            "interconnect",
+            {"networks": "inception-v3", "precision": "bf16", "scaling": "true"},
+            "figure 5",
+            quick=False,
+        ),
+        SuiteEntry(
+            "interconnect",
+            {"networks": "translator", "scaling": "true"},
+            "figures 6 and 7",
+            quick=False,
+        ),
+        SuiteEntry(
+            "interconnect",
+            {
+                "networks": "translator-plain",
+                "hidden_sizes": "512",
+                "frameworks": "pytorch,jax",
+                "scaling": "true",
+            },
+            "figure 15",
+            quick=False,
+        ),
         SuiteEntry("seq2seq", {}, "figure 15", quick=False),
         SuiteEntry("input-pipeline", {"networks": "alexnet"}, "section 5.3", quick=False),
         SuiteEntry("inference", {}, "section 5.10", quick=False),
@@ -123,6 +152,12 @@ SUITES: dict[str, Suite] = {
     "doc-003": _replay(
         "003",
         "scaling over devices, cost of the network",
+        SuiteEntry(
+            "weak-scaling",
+            {"networks": "googlenet", "samples": "8192", "cpu": "true"},
+            "figure 2",
+            quick=False,
+        ),
         SuiteEntry(
             "weak-scaling",
             {"networks": "googlenet,inception-v3,inception-bn"},

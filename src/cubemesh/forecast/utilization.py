@@ -24,7 +24,15 @@ from cubemesh.networks import build_for
 from cubemesh.networks.cost import totals
 from cubemesh.schema.record import Figure, RunRecord
 from cubemesh.schema.warning import Warning
-from cubemesh.schema.work import Ceiling, Forward, Infer, OwnStep, Train, TrainSteps
+from cubemesh.schema.work import (
+    Ceiling,
+    Forward,
+    ForwardBackward,
+    Infer,
+    OwnStep,
+    Train,
+    TrainSteps,
+)
 from cubemesh.units import format_quantity
 
 
@@ -58,7 +66,7 @@ def with_utilization(record: RunRecord, measured: Sequence[RunRecord]) -> RunRec
     if isinstance(work, OwnStep) and rate is not None and record.ranks:
         return _with_own_utilization(record, rate, work.samples, measured)
     if (
-        not isinstance(work, (TrainSteps, Forward, Infer, Train))
+        not isinstance(work, (TrainSteps, Forward, ForwardBackward, Infer, Train))
         or rate is None
         or not record.ranks
     ):

@@ -55,7 +55,8 @@ class FrameworkEntry:
     trains: bool = True
     """False for an inference engine."""
     infers: bool = True
-    """Whether its programs take `Infer` work with any weights."""
+    """Whether `inference` and `inference-load` compare it: its programs take their work with any
+    weights."""
     read_script: Callable[[str], object] | None = None
     """Parses `ProgramSettings.script` (UsageError where it is invalid), where it simulates one."""
 

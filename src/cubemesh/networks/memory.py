@@ -37,7 +37,7 @@ from cubemesh.networks.memory_simulation import StepSimulation
 from cubemesh.networks.workspaces import Workspaces, convolution_workspaces, library_bytes
 from cubemesh.schema.forecast import MemoryForecast
 from cubemesh.schema.spec import Layout, Precision, RunSpec
-from cubemesh.schema.work import Optimizer, Training
+from cubemesh.schema.work import ForwardBackward, Optimizer, Training
 
 OPTIMIZER_ARRAYS: dict[Optimizer, int] = {"sgd": 1, "rmsprop": 1, "adam": 2, "adamw": 2, "lars": 1}
 """Arrays of the weights' size that each optimizer stores."""
@@ -49,7 +49,7 @@ def forecast(
     network: Network,
     batch: int,
     precision: Precision = "fp32",
-    optimizer: Optimizer = "sgd",
+    optimizer: Optimizer | None = "sgd",
     training: bool = True,
     *,
     device: DeviceKind = "cpu",
@@ -58,7 +58,8 @@ def forecast(
     """Bytes one device needs for steps of `batch` samples, at the peak of a step.
 
     `layout` matters on a GPU only, where convolutions transpose other layouts. Without `training`
-    it is the forward pass and the loss only, which save nothing. UsageError for a batch below 1.
+    it is the forward pass and the loss only, which save nothing; without an optimizer a step ends
+    after the backward pass. UsageError for a batch below 1.
     """
     if batch < 1:
         raise UsageError(f"batch={batch} is too small: a batch has 1 sample or more.")
@@ -77,7 +78,9 @@ def forecast(
     return MemoryForecast(
         weight_bytes=parameter_bytes + state_bytes + fullest["weights"],
         gradient_bytes=fullest["gradients"],
-        optimizer_bytes=OPTIMIZER_ARRAYS[optimizer] * parameter_bytes if training else 0,
+        optimizer_bytes=OPTIMIZER_ARRAYS[optimizer] * parameter_bytes
+        if training and optimizer
+        else 0,
         activation_bytes=fullest["activations"],
         workspace_bytes=fullest["workspace"],
         input_bytes=batch * _sample_bytes(network, width),
@@ -89,7 +92,7 @@ def largest_batch(
     network: Network,
     limit_bytes: int,
     precision: Precision = "fp32",
-    optimizer: Optimizer = "sgd",
+    optimizer: Optimizer | None = "sgd",
     training: bool = True,
     *,
     device: DeviceKind = "cpu",
@@ -118,7 +121,7 @@ class MemorySettings(TypedDict):
     """The settings of a spec, besides network and batch size, that determine its memory."""
 
     precision: Precision
-    optimizer: Optimizer
+    optimizer: Optimizer | None
     training: bool
     device: DeviceKind
     layout: Layout
@@ -129,8 +132,8 @@ def memory_settings(spec: RunSpec, device: str) -> MemorySettings:
     work = spec.work
     return MemorySettings(
         precision=spec.program.precision,
-        optimizer=work.optimizer if isinstance(work, Training) else "sgd",
-        training=isinstance(work, Training),
+        optimizer=work.optimizer if isinstance(work, Training) else None,
+        training=isinstance(work, Training | ForwardBackward),
         device="cuda" if device.startswith("cuda") else "cpu",
         layout=spec.program.layout,
     )

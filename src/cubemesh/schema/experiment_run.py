@@ -30,6 +30,9 @@ class ExperimentRun:
     """Its runs, in the order of the plan."""
     complete: bool = False
     """Whether every planned run is stored."""
+    scale: str | None = None
+    """How thorough it was: `quick`, `default` or `full`; None where it was stored without. A quick
+    run gives no verdicts on claims."""
     suite: str | None = None
     """The suite it is part of."""
     reproduces: str = ""

@@ -146,6 +146,9 @@ class Budget:
     """Minimum of measured seconds, after the warm-up."""
     windows: int = 12
     """Minimum number of groups of steps; the confidence interval is computed from them."""
+    exact_steps: bool = False
+    """Whether exactly `steps` steps are measured, in at most `windows` windows, whatever `seconds`
+    and `target_ci` ask for: a fixed amount of work."""
     warmup_seconds: float = 20.0
     """The warm-up ends when the step time stops drifting, and after this long at the latest."""
     repeats: int = 1

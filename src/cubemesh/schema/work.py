@@ -68,6 +68,14 @@ class Forward(NetworkWork):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForwardBackward(NetworkWork):
+    """The forward pass in training mode, the loss and the backward pass, without an update: each
+    pass computes the gradients anew."""
+
+    kind: Literal["forward_backward"] = "forward_backward"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Infer(NetworkWork):
     """Inference: the scores of one batch after another in evaluation mode. The latency of each
     batch is measured, or their throughput."""
@@ -278,6 +286,7 @@ class OwnStep:
 Work = (
     TrainSteps
     | Forward
+    | ForwardBackward
     | Infer
     | InferLoad
     | InferPrecision
@@ -293,6 +302,7 @@ Training = TrainSteps | Train | FirstSteps
 WORK_KINDS: dict[str, type[Work]] = {
     "train_steps": TrainSteps,
     "forward": Forward,
+    "forward_backward": ForwardBackward,
     "infer": Infer,
     "infer_load": InferLoad,
     "infer_precision": InferPrecision,

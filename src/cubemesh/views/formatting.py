@@ -19,6 +19,7 @@ from cubemesh.schema import (
     Ceiling,
     Collective,
     Forward,
+    ForwardBackward,
     Input,
     Machine,
     NetworkWork,
@@ -159,6 +160,7 @@ def run_name(spec: RunSpec) -> str:
     work = spec.work
     if isinstance(work, NetworkWork):
         forward = " forward" if isinstance(work, Forward) else ""
+        forward = " forward and backward" if isinstance(work, ForwardBackward) else forward
         name = f"{work.network}{forward}"
         if isinstance(work, Input):  # no network runs: it only gives the size of its images
             name = f"input: {INPUT_STAGES[work.stage]}, images for {work.network}"

@@ -22,6 +22,7 @@ from cubemesh.schema.collective import Collective
 from cubemesh.schema.spec import ProgramSettings, RunSpec
 from cubemesh.schema.work import (
     Forward,
+    ForwardBackward,
     Infer,
     InferLoad,
     InferPrecision,
@@ -166,10 +167,21 @@ def _check_devices(spec: RunSpec, able: Capabilities, kind: str) -> None:
         )
     if sync.needs is not None and sync.needs not in able.sync_features:
         _refuse("sync", program.sync, supported_strategies(able), program.framework)
+    if spec.budget.exact_steps and sync.free_running:
+        raise Unsupported(
+            f"exact_steps=true needs ranks that make as many steps as one another; with "
+            f"sync={program.sync} each makes as many as it can. Leave exact_steps out, or set "
+            "sync=all-reduce."
+        )
     if place.devices == 1:
         return
     if isinstance(spec.work, Infer | InferLoad | InferPrecision):
         raise Unsupported(f"devices={place.devices}: inference runs on one device. Set devices=1.")
+    if isinstance(spec.work, ForwardBackward):
+        raise Unsupported(
+            f"devices={place.devices}: a forward and backward pass without an update runs on one "
+            "device. Set devices=1, or measure training steps."
+        )
     if program.batch_norm not in able.batch_norms:
         _refuse("batch_norm", program.batch_norm, able.batch_norms, program.framework)
     if kind == "cpu" and (place.pinning != "none" or place.numa_node is not None):
@@ -253,6 +265,10 @@ def _check_alternating(spec: RunSpec) -> None:
         raise Unsupported("load tests do not alternate; interleave latencies (run inference).")
     if isinstance(spec.work, Train | InferPrecision):
         raise Unsupported("training over epochs does not alternate; compare steps (train_steps).")
+    if spec.budget.exact_steps:
+        raise Unsupported(
+            "two programs alternate as long as their ratio needs. Leave exact_steps out."
+        )
     if max(spec.placement.devices, other.placement.devices) > 1:
         raise Unsupported(f"two programs alternate on one device. {remedy}")
     for name in ("pinning", "numa_node"):

@@ -10,6 +10,8 @@ from cubemesh.schema import (
     Breakdown,
     Ceiling,
     Forward,
+    ForwardBackward,
+    Infer,
     Part,
     Placement,
     ProgramSettings,
@@ -202,6 +204,21 @@ def test_full_measures_the_forward_pass_too(machine, play, record_of):
     answer = EXPERIMENT.answer(Settings(batch_sizes=(8,)), sent)
     assert values(answer.tables[0], "forward pass") == [pytest.approx(10)]
     assert len(answer.charts[0].lines) == 2
+
+
+def test_other_passes_have_a_column_and_a_curve_of_their_own(machine, play, record_of):
+    context = Context(machine=machine)
+    settings = Settings(
+        batch_sizes=(8,), ceiling=False, passes=("training", "inference", "forward-backward")
+    )
+    asked, sent = play(EXPERIMENT.plan(settings, context), record_of)
+    assert [type(s.work) for s in asked] == [Infer, ForwardBackward, TrainSteps]
+    answer = EXPERIMENT.answer(settings, sent)
+    for name in ("inference pass", "forward and backward pass"):
+        assert values(answer.tables[0], name) == [pytest.approx(10)]
+        assert f"little-cnn, {name}" in [line.name for line in answer.charts[0].lines]
+    with pytest.raises(UsageError, match="Name training too"):
+        Settings(passes=("inference",))
 
 
 def records_fed(record_of, on, step_s, utilization):

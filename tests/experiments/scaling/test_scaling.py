@@ -22,7 +22,18 @@ from cubemesh.experiments.scaling.design import (
     constant_batch,
     curves,
 )
-from cubemesh.schema import Gpu, Part, Placement, ProgramSettings, Rank, RunSpec, Status, TrainSteps
+from cubemesh.experiments.scaling.training_time import epochs
+from cubemesh.schema import (
+    Budget,
+    Gpu,
+    Part,
+    Placement,
+    ProgramSettings,
+    Rank,
+    RunSpec,
+    Status,
+    TrainSteps,
+)
 
 WEAK, STRONG = weak_scaling.EXPERIMENT, strong_scaling.EXPERIMENT
 
@@ -251,6 +262,112 @@ def test_invalid_settings():
         weak_scaling.Settings(strategies=("none",))
     with pytest.raises(UsageError, match="1 or more"):
         strong_scaling.Settings(devices=(0,))
+
+
+@pytest.fixture
+def fixed(several):
+    """A record whose measured steps follow one another without a pause."""
+
+    def make(spec, **words):
+        record = several(spec, **words)
+        windows = []
+        for rank in {w.rank for w in record.windows}:
+            now = 0.0
+            for window in (w for w in record.windows if w.rank == rank):
+                windows.append(dataclasses.replace(window, start_s=now))
+                now += window.elapsed_s
+        return dataclasses.replace(record, windows=tuple(windows))
+
+    return make
+
+
+def test_every_number_of_devices_trains_the_same_samples(machine, play, fixed):
+    """As in paper 003: batch sizes grow, iterations shrink, and the time is reported."""
+    settings = weak_scaling.Settings(devices=(2, 4), batch_sizes=(32,), samples=1024)
+    planned, sent = play(
+        WEAK.plan(settings, Context(machine=machine)),
+        # 12 windows of 10 steps, whatever the steps of the budget
+        lambda s: fixed(s, step_s=0.012 if s.placement.devices == 1 else 0.007),
+    )
+    together = [s for s in planned if s.placement.devices == 1 or s.program.sync != "none"]
+    assert [(s.placement.devices, s.budget.steps) for s in together] == [(1, 32), (2, 16), (4, 8)]
+    assert {s.budget.steps * s.global_batch for s in planned} == {1024}
+    assert all(s.budget.exact_steps for s in planned)
+    answer = WEAK.answer(settings, sent)
+    times = table(answer, "iterations", "training time")
+    assert values(times, "iterations") == [32, 16, 8]
+    assert values(times, "samples") == [1024] * 3
+    assert values(times, "training time") == pytest.approx([1.44, 0.84, 0.84], rel=0.01)
+    found = finding(answer, "training-time")
+    assert found.value == pytest.approx(12 / 7, rel=0.01)
+    assert in_order(found.text, "1,024 samples", "32 iterations", "4 devices", "8 iterations")
+    (chart,) = [c for c in answer.charts if c.name == "weak-scaling-training-time"]
+    assert [p.x for p in chart.lines[0].points] == [1, 2, 4]
+
+
+def test_samples_that_are_no_whole_number_of_steps_are_refused(machine, play, fixed):
+    context = Context(machine=machine)
+    uneven = weak_scaling.Settings(devices=(4,), batch_sizes=(32,), samples=1000)
+    with pytest.raises(UsageError, match="samples=1024"):
+        play(WEAK.plan(uneven, context), fixed)
+    with pytest.raises(UsageError, match="1 or more"):
+        weak_scaling.Settings(samples=0)
+    with pytest.raises(UsageError, match="strategies=asynchronous"):
+        weak_scaling.Settings(samples=64, strategies=("asynchronous",))
+
+
+def test_epochs_are_those_of_the_training_set(record_of):
+    def passes(network, steps, **fields):
+        work = TrainSteps(network=network, batch_per_device=64, **fields)
+        return epochs(record_of(RunSpec(work=work, budget=Budget(steps=steps))))
+
+    assert passes("resnet-50", 2000) == pytest.approx(128_000 / 1_281_167)
+    assert passes("little-cnn", 100, data="cifar-10") == pytest.approx(6400 / 50_000)
+    assert passes("resnet-50", 2000, image_size=64) is None
+
+
+def test_devices_are_compared_with_the_whole_cpu(machine, play, several):
+    """Figure 2 of paper 003: a CPU server, one GPU and four."""
+    gpus = tuple(Gpu(index=n, name="NVIDIA H200", uuid=f"GPU-{n}") for n in range(4))
+    settings = weak_scaling.Settings(
+        networks=("googlenet",), devices=(4,), batch_sizes=(64,), cpu=True, independent=False
+    )
+
+    def run(spec):
+        if spec.placement.device == "cpu":
+            return several(spec, step_s=0.53)
+        return several(spec, step_s=0.1 if spec.placement.devices == 1 else 0.1076)
+
+    planned, sent = play(
+        WEAK.plan(settings, Context(machine=dataclasses.replace(machine, gpus=gpus))), run
+    )
+    assert [(s.placement.device, s.placement.devices) for s in planned] == [
+        ("auto", 1),
+        ("auto", 4),
+        ("cpu", 1),
+    ]
+    assert planned[-1].placement.threads is None
+    answer = WEAK.answer(settings, sent)
+    compared = table(answer, "trained on", "vs CPU")
+    assert texts(compared, "trained on") == ["CPU, all cores", "1 device", "4 devices (all-reduce)"]
+    assert values(compared, "vs CPU")[1:] == pytest.approx([5.3, 19.7], rel=0.01)
+    found = finding(answer, "cpu-speed-up")
+    assert found.value == pytest.approx(19.7, rel=0.01)
+    assert in_order(found.text, "googlenet", "1 device", "5.30", "4 devices", "19.70", "CPU")
+    assert len(table(answer, "speed-up", "efficiency").rows) == 2, "the CPU is no point of a curve"
+
+
+def test_a_cpu_that_did_not_train_has_its_reason(machine, play, several):
+    def run(spec):
+        if spec.placement.device == "cpu":
+            return several(spec, status=Status.OOM, message="out of memory")
+        return several(spec)
+
+    settings = strong_scaling.Settings(devices=(2,), global_batch_sizes=(64,), cpu=True)
+    _, sent = play(STRONG.plan(settings, Context(machine=machine)), run)
+    failed = findings(STRONG.answer(settings, sent), "failed-run")
+    assert any(in_order(f.text, "little-cnn", "on the CPU", "out of memory") for f in failed)
+    assert not findings(STRONG.answer(settings, sent), "cpu-speed-up")
 
 
 def test_forecasts_are_compared_with_measurements(several):

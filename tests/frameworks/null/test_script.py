@@ -108,6 +108,9 @@ def test_the_documentation_lists_every_setting_and_event():
 
 
 def test_a_setting_may_apply_under_one_condition_only():
+    of_passes = read_script("step=0.01,forward-backward.step=0.02")
+    assert of_passes.under("fp32", "infer").step == 0.01
+    assert of_passes.under("fp32", "forward-backward").step == 0.02
     script = read_script("step=0.01,bf16.step=0.002,2-threads.jitter=0.5,nhwc.loss=2:1")
     assert script.step == 0.01
     assert script.under("bf16", "nchw", "1-threads").step == 0.002

@@ -20,7 +20,7 @@ from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings, RunSpec
-from cubemesh.schema.work import FirstSteps, Forward, TrainSteps
+from cubemesh.schema.work import FirstSteps, Forward, ForwardBackward, Infer, TrainSteps
 from cubemesh.worker.validation import check_supported
 
 gpu = pytest.mark.gpu
@@ -440,3 +440,47 @@ def test_settings_that_need_single_layers_are_refused(framework, asked, work, sa
     )
     with pytest.raises(Unsupported, match=says):
         check_supported(spec, able)
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_replayed_passes_without_an_update_equal_eager_ones(precision, make_request, make_batch):
+    """Losses of both passes batch by batch; no weight changes, and every gradient is there."""
+    network = networks.build("resnet-18", 64, 10)
+    work = ForwardBackward(network=network.name, batch_per_device=32)
+    request = make_request(network, device=GPU, precision=precision, work=work)
+    ours, plain = captured.build(request), build(request)
+    batches = [make_batch(network, 32, seed) for seed in range(STEPS)]
+    ours.compile(ours.place(batches[0]))
+    weights = network.draw(0)
+    for program in (ours, plain):
+        program.load(weights)
+    assert ours.not_captured == ""
+    for batch in batches:
+        for program in (ours, plain):
+            program.forward_backward(program.place(batch))
+        assert ours.loss() == pytest.approx(plain.loss(), rel=2e-5 if precision == "fp32" else 3e-2)
+    after = ours.state()
+    assert all(np.array_equal(after[name], weights[name]) for name in network.parameters)
+    for program in (ours, plain):
+        program.close()
+
+
+@gpu
+@needs_gpu
+def test_an_inference_pass_is_one_graph_with_the_scores_of_the_eager_one(make_request, make_batch):
+    network = networks.build("resnet-18", 64, 10)
+    work = Infer(network=network.name, batch_per_device=8, scenario="offline")
+    request = make_request(network, device=GPU, work=work)
+    ours, plain = captured.build(request), build(request)
+    for seed in (0, 1):  # new weights: the graph is captured again
+        for program in (ours, plain):
+            program.load(network.draw(seed))
+        for number in range(4):
+            batch = make_batch(network, 8, number)
+            found, wanted = (p.fetch(p.infer(p.place(batch))) for p in (ours, plain))
+            assert np.allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert ours.not_captured == ""
+    for program in (ours, plain):
+        program.close()

@@ -97,6 +97,19 @@ def test_enough_steps_seconds_and_windows_but_not_many_more(
     assert log.fractions[-1] == 1
 
 
+@given(st.floats(1e-4, 20), BUDGETS)
+@settings(deadline=None, max_examples=30)
+def test_a_fixed_amount_of_work_is_measured_exactly(
+    step_s: float, budget: dict[str, float]
+) -> None:
+    measured, log, _ = run(repeat(step_s), exact_steps=True, target_ci=1e-9, **budget)
+    steps = [w.steps for w in measured.windows]
+    assert sum(steps) == budget["steps"]
+    assert len(steps) == min(budget["steps"], budget["windows"])
+    assert max(steps) - min(steps) <= 1
+    assert log.fractions[-1] == 1
+
+
 @given(st.floats(1e-4, 2), BUDGETS)
 @settings(deadline=None, max_examples=30)
 def test_windows_follow_one_another_and_wait_once_each(

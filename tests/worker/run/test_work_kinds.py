@@ -20,6 +20,7 @@ from cubemesh.schema import (
     Ceiling,
     Figure,
     Forward,
+    ForwardBackward,
     Infer,
     Input,
     Outcome,
@@ -148,7 +149,9 @@ def test_a_latency_is_not_attributed(tmp_path, budget):
     assert "Leave attribution and trace out" in ended.message
 
 
-@pytest.mark.parametrize("work", [TrainSteps(**FEED), Forward(**FEED, data="digits")])
+@pytest.mark.parametrize(
+    "work", [TrainSteps(**FEED), Forward(**FEED, data="digits"), ForwardBackward(**FEED)]
+)
 @pytest.mark.parametrize("data_location", ["host", "device"])
 def test_steps_are_measured(tmp_path, work, data_location):
     events = events_of(tmp_path, work, data_location=data_location)

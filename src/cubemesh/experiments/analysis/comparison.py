@@ -181,7 +181,8 @@ def _name(record: RunRecord) -> str:
     work = record.spec.work
     if not isinstance(work, NetworkWork):
         return work.name if isinstance(work, OwnStep) else work.kind
-    forward = " forward" if work.kind == "forward" else ""
+    passes = {"forward": " forward", "forward_backward": " forward and backward"}
+    forward = passes.get(work.kind, "")
     return f"{work.network}{forward}, batch size {work.batch_per_device}"
 
 

@@ -7,11 +7,12 @@ on the same device in the same precision.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from cubemesh.experiments.analysis.groups import Group, group_by
+from cubemesh.experiments.core.passes import PASSES, Pass
 from cubemesh.experiments.minibatch.curvature import Curvature, curvatures
 from cubemesh.experiments.minibatch.input_bound import DataLocations
 from cubemesh.networks import build_for, rate_unit
@@ -19,7 +20,6 @@ from cubemesh.networks.cost import totals
 from cubemesh.schema import (
     Ceiling,
     Figure,
-    Forward,
     NetworkWork,
     RunRecord,
     TrainSteps,
@@ -42,7 +42,8 @@ class MinibatchData:
     """Data on the requested location; on the host if both were requested."""
     device: BatchGroups = ()
     """Data on the device, if both were requested."""
-    forward: BatchGroups = ()
+    passes: Mapping[Pass, BatchGroups] = field(default_factory=dict)
+    """The other passes that were timed."""
     rate: float | None = None
     """The fastest matrix product, FLOP/s, of all devices together."""
     devices: int = 1
@@ -99,7 +100,11 @@ def minibatch_data(
         network=network,
         training=by_batch(TrainSteps, ("host",) if both else ("host", "device")),
         device=by_batch(TrainSteps, ("device",)) if both else (),
-        forward=by_batch(Forward, ("host", "device")),
+        passes={
+            name: groups
+            for name, kind in PASSES.items()
+            if name != "training" and (groups := by_batch(kind.work, ("host", "device")))
+        },
         rate=None if rate is None else rate * devices,
         devices=devices,
     )

@@ -25,6 +25,7 @@ from cubemesh.experiments.analysis.published_rows import (
     published_sweep,
 )
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
+from cubemesh.experiments.core.passes import PASSES, VARIES, WORKS, Pass, work_of
 from cubemesh.experiments.minibatch import report
 from cubemesh.experiments.minibatch.analysis import (
     BatchGroups,
@@ -49,7 +50,6 @@ from cubemesh.schema import (
     Answer,
     Ceiling,
     Column,
-    Forward,
     NetworkWork,
     ProgramSettings,
     RunRecord,
@@ -83,8 +83,11 @@ class Settings:
     """Training data: synthetic, digits, cifar-10."""
     data_location: DataLocations = "host"
     """Location of the data: host (every batch is copied to the device), device, or both."""
+    passes: tuple[Pass, ...] = ("training",)
+    """Passes to time at each batch size, training among them: inference (forward in evaluation
+    mode, without the loss), forward, forward-backward (without an update), training."""
     forward: bool | None = None
-    """Whether to measure the forward pass separately. Default: with --full only."""
+    """Whether to add the pass forward. Default: with --full only."""
     ceiling: bool = True
     """Whether to measure the device's fastest matrix product, for comparison."""
     profile: bool | None = None
@@ -94,6 +97,11 @@ class Settings:
     def __post_init__(self) -> None:
         if self.min_batch_size < 1:
             raise UsageError(f"min_batch_size={self.min_batch_size}: it must be 1 or more.")
+        if "training" not in self.passes:
+            raise UsageError(
+                f"passes={','.join(self.passes)}: the sweep is by training steps. Name training "
+                "too, or use run frameworks --set batch_sizes=… for other passes alone."
+            )
 
 
 def plan(settings: Settings, context: Context) -> Plan:
@@ -161,20 +169,21 @@ def default_batch_sizes(settings: Settings) -> tuple[int, ...]:
 
 
 def _specs(settings: Settings, network: str, batch: int, context: Context) -> list[RunSpec]:
-    """Training steps for each data location; the forward pass is measured once."""
+    """Training steps for each data location; every other pass is measured once."""
     programs = programs_by_location(settings.data_location)
     forward = context.scale is Scale.FULL if settings.forward is None else settings.forward
-    works: list[tuple[type[TrainSteps | Forward], ProgramSettings]] = [
-        *([(Forward, programs[0])] if forward else []),
-        *((TrainSteps, program) for program in programs),
+    requested = {*settings.passes, *(("forward",) if forward else ())}
+    works: list[tuple[Pass, ProgramSettings]] = [
+        *((name, programs[0]) for name in PASSES if name in requested and name != "training"),
+        *(("training", program) for program in programs),
     ]
     return [
         RunSpec(
-            work=kind(network=network, batch_per_device=batch, data=settings.data),
+            work=work_of(name, network=network, batch_per_device=batch, data=settings.data),
             program=program,
             budget=context.budget,
         )
-        for kind, program in works
+        for name, program in works
     ]
 
 
@@ -244,8 +253,8 @@ EXPERIMENT = Experiment(
     name="minibatch",
     question="How do throughput, time per sample and memory change with the batch size?",
     settings=Settings,
-    works=(TrainSteps, Forward),
-    varies={"batch_per_device": "batch_sizes", "network": "networks"},
+    works=WORKS,
+    varies={"batch_per_device": "batch_sizes", "network": "networks"} | VARIES,
     plan=plan,
     grows=True,
     answer=answer,

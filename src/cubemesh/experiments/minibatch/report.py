@@ -16,6 +16,7 @@ from cubemesh.experiments.analysis.utilization_columns import (
     utilization_cells,
     utilization_columns,
 )
+from cubemesh.experiments.core.passes import PASSES
 from cubemesh.experiments.minibatch.analysis import BatchGroups, MinibatchData
 from cubemesh.experiments.minibatch.curvature import curvature_findings, superlinear_doublings
 from cubemesh.experiments.minibatch.input_bound import (
@@ -51,7 +52,9 @@ def findings(data: MinibatchData) -> Iterator[Finding]:
     if len(measured) > 1:
         yield from _knee_findings(data)
         yield from superlinear_doublings(groups, "a step")
-        yield from superlinear_doublings(data.forward, "a forward pass")
+        for name, own in data.passes.items():
+            article = "an" if name == "inference" else "a"
+            yield from superlinear_doublings(own, f"{article} {PASSES[name].short}")
     yield from curvature_findings(data.curvatures)
     if data.rate:
         yield _matmul_finding(data, best, top)
@@ -138,8 +141,7 @@ def table(data: MinibatchData, title: str = "") -> Table:
     ]
     if any(device_utilization(g) for g in data.training):
         columns.append(Column(name="utilization", unit="%"))
-    if data.forward:
-        columns.append(Column(name="forward pass", unit="ms"))
+    columns += [Column(name=PASSES[name].short, unit="ms") for name in data.passes]
     if data.device:
         columns.append(Column(name="data on device", unit=data.unit))
     if data.rate:
@@ -172,9 +174,10 @@ def _row(group: Group[int], data: MinibatchData, names: list[str]) -> tuple[Cell
             value=None if memory is None else memory / 2**20, reason="" if memory else "unknown"
         ),
         "utilization": utilization_cell(group),
-        "forward pass": _cell_of(data.forward, group.key, milliseconds=True),
         "data on device": _cell_of(data.device, group.key, milliseconds=False),
     }
+    for kind, own in data.passes.items():
+        cells[PASSES[kind].short] = _cell_of(own, group.key, milliseconds=True)
     if data.rate:
         cells["matmul use"] = share_cell(100 * data.matmul_fraction(group, figure), group.run_id)
     return tuple(cells[name] for name in names)
@@ -194,7 +197,9 @@ def charts(data: MinibatchData) -> Iterator[Chart]:
     if not points:
         return
     lines = [Line(name=f"{network}, data on host" if data.device else network, points=points)]
-    for groups, name in ((data.device, "data on device"), (data.forward, "forward pass")):
+    others = [(data.device, "data on device")]
+    others += [(own, PASSES[kind].short) for kind, own in data.passes.items()]
+    for groups, name in others:
         if groups:
             own = tuple(g.point(g.key, g.throughput) for g in groups)
             lines.append(Line(name=f"{network}, {name}", points=own))
@@ -232,10 +237,20 @@ def notes(data: MinibatchData) -> Iterator[str]:
         "interval over the windows of one process; processes can differ by more (repeats=3 "
         "measures it)."
     )
-    if data.forward:
+    if "inference" in data.passes:
+        yield (
+            "The inference pass is a forward pass in evaluation mode, without the loss, of batches "
+            "that are queued."
+        )
+    if "forward" in data.passes:
         yield (
             "The forward pass is measured in a run of its own; the rest of a step is the backward "
             "pass and the update."
+        )
+    if "forward-backward" in data.passes:
+        yield (
+            "The forward and backward pass is measured in a run of its own, in training mode and "
+            "with the loss; it computes every gradient and updates nothing."
         )
     if any(one.significant for one in data.curvatures):
         yield (

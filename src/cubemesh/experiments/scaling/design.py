@@ -15,6 +15,11 @@ process is pinned to them. The mode decides the batch size of each device:
 | `strong` | global batch size | B / N | B |
 | `constant-batch` | batch size per host | B / devices per host | B · hosts |
 
+With `samples` each point trains the same number of samples: its steps are that number over the
+global batch size, and its training time is that of all of them (paper 003: batch sizes grow with
+the GPUs, iterations shrink). With `cpu` the host's CPU is measured too, all its cores as one
+device, for the ratio of CPU to devices (003, figure 2).
+
 Weak scaling is in the papers 001, 002 and 004 (section 5.4), strong scaling in 004 (section 5.3),
 constant-batch in 003: `batch-size` of MXNet's GoogLeNet is that of a host's process.
 """
@@ -33,6 +38,7 @@ from cubemesh.experiments.core.experiment import Context, Plan, Scale
 from cubemesh.frameworks import entry
 from cubemesh.parallel.strategies import strategy
 from cubemesh.schema import (
+    Budget,
     NetworkWork,
     Placement,
     ProgramSettings,
@@ -150,6 +156,29 @@ class ScalingSettings(MultiDeviceSettings):
     """Whether to measure the devices at the same time without synchronization, too."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CurveSettings(ScalingSettings):
+    """Settings of weak and strong scaling."""
+
+    samples: int | None = None
+    """Number of samples that every point trains, however many devices it has; its steps are that
+    number over the global batch size. Default: as many steps as the budget asks for."""
+    cpu: bool = False
+    """Whether to measure the host's CPU too, all its cores as one device."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples is None:
+            return
+        if self.samples < 1:
+            raise UsageError(f"samples={self.samples}: it must be 1 or more.")
+        if free := [s for s in self.strategies if strategy(s).free_running]:
+            raise UsageError(
+                f"samples={self.samples} fixes the steps of every device, and with "
+                f"strategies={free[0]} each makes as many as it can. Leave one of the two out."
+            )
+
+
 def specs(
     settings: ScalingSettings,
     mode: ScalingMode,
@@ -165,6 +194,10 @@ def specs(
         for framework in dict.fromkeys(settings.frameworks)
         for threads in dict.fromkeys(settings.threads)
         for spec in _curve_specs(settings, mode, case, framework, threads, counts, context)
+    ] + [
+        _cpu_spec(settings, mode, case, framework, context)
+        for case in dict.fromkeys(cases if _measures_cpu(settings) else ())
+        for framework in dict.fromkeys(settings.frameworks)
     ]
 
 
@@ -183,6 +216,7 @@ def _curve_specs(
         batch = batch_per_device(mode, case.batch, devices, hosts)
         if batch is None:
             continue
+        base = budget_of(settings, context, batch * devices)
         together = settings.strategies if devices > 1 else (NO_SYNC,)
         independent = (NO_SYNC,) if devices > 1 and settings.independent else ()
         for sync in (*dict.fromkeys(together), *independent):
@@ -196,8 +230,52 @@ def _curve_specs(
                 program=ProgramSettings(
                     framework=framework, layout=entry(framework).layout, sync=sync
                 ),
-                budget=replace(context.budget, attribution=True) if profiled else context.budget,
+                budget=replace(base, attribution=True) if profiled else base,
             )
+
+
+def _cpu_spec(
+    settings: ScalingSettings,
+    mode: ScalingMode,
+    case: ScalingCase,
+    framework: str,
+    context: Context,
+) -> RunSpec:
+    """The run of a case on all cores of the host's CPU."""
+    batch = batch_per_device(mode, case.batch, 1)
+    assert batch is not None
+    return RunSpec(
+        work=TrainSteps(network=case.network, batch_per_device=batch, image_size=case.image_size),
+        placement=Placement(device="cpu"),
+        program=ProgramSettings(framework=framework, layout=entry(framework).layout),
+        budget=budget_of(settings, context, batch),
+    )
+
+
+def _measures_cpu(settings: ScalingSettings) -> bool:
+    return isinstance(settings, CurveSettings) and settings.cpu
+
+
+def on_all_cores(record: RunRecord) -> bool:
+    """Whether a record is that of the whole CPU, rather than of a point of a curve."""
+    place = record.spec.placement
+    return place.device == "cpu" and place.devices == 1 and place.threads is None
+
+
+def budget_of(settings: ScalingSettings, context: Context, global_batch: int) -> Budget:
+    """The budget of a point; with a number of samples, exactly its steps. UsageError where they are
+    no whole number."""
+    samples = settings.samples if isinstance(settings, CurveSettings) else None
+    if samples is None:
+        return context.budget
+    steps, left = divmod(samples, global_batch)
+    if left or not steps:
+        raise UsageError(
+            f"samples={samples} is not a whole number of steps of {global_batch} samples, "
+            f"a global batch size of this scaling. Set samples={(steps + 1) * global_batch} or "
+            "another multiple of the largest global batch size."
+        )
+    return replace(context.budget, steps=steps, exact_steps=True, seconds=0.0, target_ci=None)
 
 
 def on_cpu(device: Device, context: Context) -> bool:
@@ -301,7 +379,7 @@ def curves(records: Sequence[RunRecord], mode: ScalingMode) -> list[ScalingCurve
     """The curves of records of training steps, in order of first occurrence."""
     found: dict[CurveKey, list[RunRecord]] = {}
     for record in records:
-        if isinstance(record.spec.work, TrainSteps):
+        if isinstance(record.spec.work, TrainSteps) and not on_all_cores(record):
             found.setdefault(curve_key(record, mode), []).append(record)
     return [ScalingCurve(key, tuple(group_by(own, _point))) for key, own in found.items()]
 

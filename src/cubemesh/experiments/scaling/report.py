@@ -25,6 +25,12 @@ from cubemesh.experiments.scaling.analysis import (
     profiled_record,
     step_overhead,
 )
+from cubemesh.experiments.scaling.cpu_baseline import (
+    compared,
+    cpu_charts,
+    cpu_findings,
+    cpu_tables,
+)
 from cubemesh.experiments.scaling.design import (
     MAX_DEVICES,
     NO_SYNC,
@@ -34,6 +40,13 @@ from cubemesh.experiments.scaling.design import (
     ScalingMode,
     ScalingSettings,
     curves,
+    on_all_cores,
+)
+from cubemesh.experiments.scaling.training_time import (
+    fixed_groups,
+    time_charts,
+    time_findings,
+    time_tables,
 )
 from cubemesh.measure.attribution.attribution import PARTS, UNATTRIBUTED
 from cubemesh.networks import rate_unit
@@ -71,17 +84,29 @@ def scaling_answer(
 ) -> Answer:
     """Findings, tables and charts from the records of one scaling experiment."""
     data = ScalingData(mode=mode, curves=tuple(curves(records, mode)))
+    on_cpu = compared(data, records)
     return answer_of(
         experiment,
         titled(f"{str(mode).capitalize()} scaling", records),
         records,
-        findings=(*_findings(data), *_forecast_finding(data.forecasts)),
+        findings=(
+            *_findings(data),
+            *time_findings(data),
+            *cpu_findings(data, on_cpu),
+            *_forecast_finding(data.forecasts),
+        ),
         tables=(
             *([_points_table(data)] if data.curves else []),
+            *time_tables(data),
+            *cpu_tables(data, on_cpu),
             *parts_table(data),
             *([_forecast_table(data.forecasts)] if data.forecasts else []),
         ),
-        charts=charts(data),
+        charts=(
+            *charts(data),
+            *time_charts(data, f"{mode}-scaling"),
+            *cpu_charts(data, on_cpu, f"{mode}-scaling"),
+        ),
         warnings=_reduced(data, settings, published),
         notes=_notes(data, records),
     )
@@ -556,8 +581,20 @@ def _notes(data: ScalingData, records: Sequence[RunRecord]) -> Iterator[str]:
         "same time without synchronization. Intervals come from resampling runs and windows of "
         "both points."
     )
-    if any(rank.device == "cpu" for r in records for rank in r.ranks):
-        threads = sorted({r.spec.placement.threads or 0 for r in records})
+    if fixed_groups(data):
+        yield (
+            "Every number of devices trains the same samples. The training time is from the first "
+            "of their iterations to the end of the last, after the warm-up; the wall time has the "
+            "start of the process and the warm-up, too."
+        )
+    if any(map(on_all_cores, records)):
+        yield (
+            "The CPU is that of the host, all its cores as one device, at the batch size of one "
+            "device and in the same framework."
+        )
+    groups = [r for r in records if not on_all_cores(r)]
+    if any(rank.device == "cpu" for r in groups for rank in r.ranks):
+        threads = sorted({r.spec.placement.threads or 0 for r in groups})
         cores = ", ".join(str(n or "all") for n in threads)
         yield (
             f"A device is {cores} core{'' if threads == [1] else 's'} of the CPU, to which its "

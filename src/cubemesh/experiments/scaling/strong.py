@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.scaling.design import (
     VARIES,
+    CurveSettings,
     ScalingCase,
     ScalingMode,
-    ScalingSettings,
     chosen_cases,
     specs,
 )
@@ -34,7 +34,7 @@ SMALL = (ScalingCase("little-cnn", 64),)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ScalingSettings):
+class Settings(CurveSettings):
     """Settings of `strong-scaling` besides the fields of its specs."""
 
     global_batch_sizes: tuple[int, ...] = ()

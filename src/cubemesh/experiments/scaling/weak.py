@@ -14,9 +14,9 @@ from typing import Literal
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.scaling.design import (
     VARIES,
+    CurveSettings,
     ScalingCase,
     ScalingMode,
-    ScalingSettings,
     chosen_cases,
     specs,
 )
@@ -38,7 +38,7 @@ SMALL = (ScalingCase("little-cnn", 64),)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ScalingSettings):
+class Settings(CurveSettings):
     """Settings of `weak-scaling` besides the fields of its specs."""
 
     batch_sizes: tuple[int, ...] = ()

@@ -25,6 +25,7 @@ from cubemesh.schema.work import Ceiling, NetworkWork
 WorkKind = Literal[
     "train_steps",
     "forward",
+    "forward_backward",
     "infer",
     "infer_load",
     "infer_precision",
@@ -110,8 +111,9 @@ class BuildRequest:
 class Program(Protocol):
     """A network that one framework trains on one device.
 
-    Its arrays are undefined until `load`. Steps are queued: `train_step` and `forward` may return
-    before the device has finished; `synchronize` waits. They take what `place` returned.
+    Its arrays are undefined until `load`. Steps are queued: `train_step`, `forward` and
+    `forward_backward` may return before the device has finished; `synchronize` waits. They take
+    what `place` returned.
     """
 
     device: str
@@ -128,12 +130,17 @@ class Program(Protocol):
     def forward(self, placed: Any) -> None:
         """Queue the forward pass and loss in training mode, storing nothing for a backward."""
 
+    def forward_backward(self, placed: Any) -> None:
+        """Queue the forward pass and loss in training mode and the backward pass; every gradient is
+        computed, and nothing is updated."""
+
     def evaluate(self, placed: Any) -> Array:
         """Scores in evaluation mode, on the host: (batch, classes), or (batch, positions,
         classes) where each position has a label; in at least float32."""
 
     def loss(self) -> float:
-        """The loss of the last `train_step` or `forward`; waits for it. It may be NaN."""
+        """The loss of the last `train_step`, `forward` or `forward_backward`; waits for it. It may
+        be NaN."""
 
     def synchronize(self) -> None:
         """Wait until everything queued is done."""

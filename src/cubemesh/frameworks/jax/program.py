@@ -92,6 +92,8 @@ class JaxProgram:
         self._begin = jax.jit(self._make_carry, **results)
         self._step = jax.jit(step, donate_argnums=0, **results)
         self._pass = jax.jit(make_forward(self._function), donate_argnums=(1, 2), **results)
+        both = make_forward_backward(self._function, self._scaling)
+        self._both = jax.jit(both, donate_argnums=(1, 2), **results)
         self._scores = jax.jit(self._function.scores)
         self._captured_scores: Any = None
         """The same with `_WITH_CONVOLUTIONS`, until it is tried."""
@@ -135,6 +137,14 @@ class JaxProgram:
         """Queue the forward pass and the loss."""
         carry = self._loaded()
         state, key, self._loss = self._pass(carry.parameters, carry.state, carry.key, *placed)
+        self._carry = carry._replace(state=state, key=key)
+
+    def forward_backward(self, placed: Placed) -> None:
+        """Queue forward and backward pass; the gradients are dropped."""
+        carry = self._loaded()
+        scale = self._scaling.scale(carry.scaling) if self._scaling else 1.0
+        given = (carry.parameters, carry.state, carry.key, scale)
+        state, key, self._loss, _ = self._both(*given, *placed)
         self._carry = carry._replace(state=state, key=key)
 
     def evaluate(self, placed: Placed) -> Array:
@@ -239,7 +249,8 @@ class JaxProgram:
     def close(self) -> None:
         """Drop every array and every compiled function."""
         self._carry, self._loss, self._last_scores = None, float("nan"), None
-        for compiled in (self._begin, self._step, self._pass, self._scores, self._turn):
+        steps = (self._step, self._pass, self._both)
+        for compiled in (self._begin, *steps, self._scores, self._turn):
             compiled.clear_cache()
 
 
@@ -247,12 +258,7 @@ def make_step(
     function: JaxFunction, optimizer: JaxOptimizer | None, scaling: JaxLossScaling | None = None
 ) -> Any:
     """The training step: (carry, each input, labels) → (carry, loss)."""
-
-    def scaled_loss(
-        parameters: Any, scale: Any, *rest: Any
-    ) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-        loss, state = function.loss(parameters, *rest)
-        return (loss if scaling is None else scale * loss), (loss, state)
+    scaled_loss = _make_scaled_loss(function, scaling)
 
     def step(carry: Carry, *placed: jax.Array) -> tuple[Carry, jax.Array]:
         if optimizer is None:
@@ -275,6 +281,18 @@ def make_step(
         return Carry(parameters, state, slots, key, scaled), loss
 
     return step
+
+
+def _make_scaled_loss(function: JaxFunction, scaling: JaxLossScaling | None) -> Any:
+    """(parameters, scale, rest of the loss's arguments) → (loss × scale, (loss, state))."""
+
+    def scaled_loss(
+        parameters: Any, scale: Any, *rest: Any
+    ) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+        loss, state = function.loss(parameters, *rest)
+        return (loss if scaling is None else scale * loss), (loss, state)
+
+    return scaled_loss
 
 
 def _exact(gradients: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -300,6 +318,21 @@ def make_forward(function: JaxFunction) -> Any:
         return state, key, loss
 
     return forward
+
+
+def make_forward_backward(function: JaxFunction, scaling: JaxLossScaling | None = None) -> Any:
+    """Forward and backward pass: (parameters, state, key, scale of the loss, each input, labels) →
+    (state, key, loss, gradients). XLA would leave out gradients that are not results."""
+    scaled_loss = _make_scaled_loss(function, scaling)
+
+    def both(parameters: Any, state: Any, key: jax.Array, scale: Any, *placed: jax.Array) -> Any:
+        key, own_key = jax.random.split(key)
+        gradients, (loss, state) = jax.grad(scaled_loss, has_aux=True)(
+            parameters, scale, state, placed[:-1], placed[-1], own_key
+        )
+        return state, key, loss, gradients
+
+    return both
 
 
 def _aligned_copy(array: Array, dtype: np.dtype[Any]) -> Array:

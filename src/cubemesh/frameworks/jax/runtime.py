@@ -67,7 +67,10 @@ def capabilities() -> Capabilities:
         precisions["cuda"] = frozenset({"fp64", "fp32", "fp16"} | of_ampere)
     return Capabilities(
         works=frozenset(
-            {"train_steps", "forward", "infer", "infer_load", "train", "input", "ceiling"}
+            {
+                *("train_steps", "forward", "forward_backward", "train"),
+                *("infer", "infer_load", "input", "ceiling"),
+            }
         ),
         devices=(*(f"cuda:{i}" for i in range(len(gpus))), "cpu"),
         precisions=precisions,

@@ -43,7 +43,7 @@ def capabilities() -> Capabilities:
     able = runtime.capabilities()
     return dataclasses.replace(
         able,
-        works=able.works - {"infer", "infer_load"},
+        works=able.works - {"infer_load"},
         precisions={"cpu": frozenset(POLICIES)},
         sync_features=frozenset(),
     )
@@ -71,6 +71,8 @@ class KerasProgram(CpuProgram):
         self.model, self._evaluated = self._models(request.network)
         self._weights = [h.weight for h in request.network.heads]
         self._pass = tf.function(self._make_pass, autograph=False)
+        self._both = tf.function(self._make_both, autograph=False)
+        self._scores = tf.function(self._make_scores, autograph=False)
 
     def _models(self, network: Network) -> tuple[Any, Any]:
         """The model with every head, and that of the evaluated head; they share layers."""
@@ -108,6 +110,30 @@ class KerasProgram(CpuProgram):
         """The forward pass in training mode, and the loss."""
         self._check_loaded()
         self._loss = self._pass(*placed)
+
+    def forward_backward(self, placed: Any) -> None:
+        """Forward and backward pass in training mode; the gradients are dropped."""
+        self._check_loaded()
+        self._loss, _ = self._both(*placed)
+
+    def _make_both(self, images: Any, labels: Any) -> Any:
+        """The loss and the gradients, as the step of `fit` computes them."""
+        with tf.GradientTape() as tape:
+            loss = self._make_pass(images, labels)
+        return loss, tape.gradient(loss, self.model.trainable_weights)
+
+    def infer(self, placed: Any) -> Any:
+        """See `SupportsInference`: the graph of `predict`, without its copies to the host."""
+        self._check_loaded()
+        return self._scores(placed[0])
+
+    def _make_scores(self, images: Any) -> Any:
+        return self._evaluated(images, training=False)
+
+    def fetch(self, scores: Any) -> Array:
+        """See `SupportsInference`."""
+        found: Array = np.asarray(scores)
+        return found.astype(self._dtype)
 
     def _make_pass(self, images: Any, labels: Any) -> Any:
         """The forward pass and loss of `fit`; Keras has no method for it alone."""
@@ -156,7 +182,8 @@ class KerasProgram(CpuProgram):
 
     def close(self) -> None:
         """Drop the models and their arrays."""
-        del self.model, self._evaluated, self._variables, self._pass
+        del self.model, self._evaluated, self._variables
+        del self._pass, self._both, self._scores
         self._loss = float("nan")
 
 

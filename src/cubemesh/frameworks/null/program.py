@@ -41,7 +41,9 @@ _DEFAULT_COPY_BYTES = 1 << 28
 def capabilities() -> Capabilities:
     """Everything, on a CPU, since nothing is computed."""
     return Capabilities(
-        works=frozenset({"train_steps", "forward", "infer", "train", "input", "ceiling"}),
+        works=frozenset(
+            {"train_steps", "forward", "forward_backward", "infer", "train", "input", "ceiling"}
+        ),
         devices=("cpu",),
         precisions={"cpu": frozenset({"fp64", "fp32", "tf32", "bf16", "fp16"})},
         layouts=frozenset({"nchw", "nhwc"}),
@@ -88,7 +90,10 @@ class NullProgram:
         self.device = request.device
         program = request.program
         self._script = read_script(program.script).under(
-            program.precision, program.layout, f"{request.threads}-threads"
+            program.precision,
+            program.layout,
+            f"{request.threads}-threads",
+            str(getattr(request.work, "kind", "")).replace("_", "-"),
         )
         self._network = request.network
         self._seed = request.work.seed
@@ -131,6 +136,8 @@ class NullProgram:
     def forward(self, placed: NDArray[np.int64]) -> None:
         """The same as a training step."""
         self.train_step(placed)
+
+    forward_backward = forward
 
     def infer(self, placed: NDArray[np.int64]) -> NDArray[np.int64]:
         """The same as a training step; `fetch` takes no time."""

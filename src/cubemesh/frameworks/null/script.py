@@ -16,8 +16,9 @@ A script is settings and events, separated by commas:
 | memory=2e9 | bytes reported as peak | unknown |
 | real=1 | sleep, instead of advancing the simulated clock | 0 |
 
-A setting applies to one precision, layout or number of threads only, with that as a prefix and a
-dot: `bf16.step=0.001, nhwc.per_sample=1e-6, 1-threads.loss=2.3:2.3`.
+A setting applies to one precision, layout, number of threads or kind of pass only, with that as a
+prefix and a dot: `bf16.step=0.001, nhwc.per_sample=1e-6, 1-threads.loss=2.3:2.3,
+forward-backward.step=0.002`. Kinds of pass are infer, forward, forward-backward and train-steps.
 
 An event is `kind@step`, steps counted from 1: it happens when that step starts.
 
@@ -44,6 +45,8 @@ from cubemesh.errors import UsageError, unknown_name
 from cubemesh.schema.spec import Layout, Precision
 
 EVENTS = ("segfault", "kill", "exit", "hang", "allocate", "error", "nan")
+PASSES = ("infer", "forward", "forward-backward", "train-steps")
+"""Kinds of pass that a setting may apply to."""
 EXAMPLE = "Example: step=0.002,jitter=0.05,segfault@40"
 
 _LOSS_STEPS = 100
@@ -79,7 +82,8 @@ class Script:
     """Settings for one condition only: the condition, the setting, its value."""
 
     def under(self, *conditions: str) -> Script:
-        """The script under these conditions: a precision, a layout, a number of threads."""
+        """The script under these conditions: a precision, a layout, a number of threads, a kind of
+        pass."""
         own = {name: value for where, name, value in self.only if where in conditions}
         return dataclasses.replace(self, **own)  # type: ignore[arg-type]
 
@@ -144,8 +148,9 @@ def read_script(text: str | None) -> Script:
 
 
 def _condition(text: str) -> str:
-    """`text`, where it is a precision, a layout, or a number of threads as in `2-threads`."""
-    words = (*get_args(Precision), *get_args(Layout))
+    """`text`, where it is a precision, a layout, a kind of pass, or a number of threads as in
+    `2-threads`."""
+    words = (*get_args(Precision), *get_args(Layout), *PASSES)
     if text not in words and re.fullmatch(r"\d+-threads", text) is None:
         raise unknown_name("script condition", text, (*words, "1-threads"), EXAMPLE)
     return text

@@ -73,7 +73,7 @@ class OnnxProgram:
         """UsageError: an engine does not train."""
         raise UsageError("an inference engine does not train.")
 
-    forward = train_step
+    forward = forward_backward = train_step
 
     def loss(self) -> float:
         """NaN: nothing is trained."""

@@ -11,11 +11,12 @@ gradient synchronization is captured with it.
 
 A step that cannot be captured (on a CPU, with a dynamic loss scale, with a synchronization that
 differs from step to step) runs eagerly, and `not_captured` has the reason. Fusions are used on a
-CPU too."""
+CPU too. A forward and backward pass without an update is captured like a step. An inference pass
+is PyTorch's own operations, on a GPU as one graph (`captured_pass.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -25,9 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cubemesh.batches import Array
 from cubemesh.frameworks.contract.gradient_sync import FinishesInOrder
 from cubemesh.frameworks.contract.program import BuildRequest, Capabilities
 from cubemesh.frameworks.pytorch import runtime
+from cubemesh.frameworks.pytorch.captured_pass import CapturedPass
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.compiled import (
     SYNC_FEATURES,
@@ -59,7 +62,7 @@ from cubemesh.frameworks.pytorch.runtime import (
 from cubemesh.frameworks.pytorch.segmented_loss import SegmentedLoss
 from cubemesh.kernels.cpu.allocator import release_freed_memory
 from cubemesh.schema.record import Breakdown, TimeRow
-from cubemesh.schema.work import Training
+from cubemesh.schema.work import ForwardBackward, Infer, InferLoad, Training
 
 __all__ = [
     "build",
@@ -107,6 +110,9 @@ class CapturedProgram(PyTorchProgram):
             partial(total_loss, self._weights),
             merge=self._gradients is None,
         )
+        self._infers = isinstance(self._work, Infer | InferLoad)
+        captured = self._infers and self._kind == "cuda"
+        self._captured_scores = CapturedPass(self._scores, self.device) if captured else None
         self._static_types = low_precision_types(request)
         self._why_not = self._reason()
         self._rate_changed = False
@@ -146,10 +152,12 @@ class CapturedProgram(PyTorchProgram):
         )
 
     def _reason(self) -> str:
-        if not isinstance(self._work, Training):
-            return "only training steps are captured"
+        if not isinstance(self._work, Training | ForwardBackward | Infer | InferLoad):
+            return "a forward pass in training mode is not captured by itself"
         if self._kind != "cuda":
             return "CUDA graphs need a GPU, and this is a CPU"
+        if self._infers:
+            return ""
         if isinstance(self._scaling, DynamicScaling):
             return (
                 "a dynamic loss scale depends on each step's gradients; set a static loss_scale "
@@ -168,7 +176,7 @@ class CapturedProgram(PyTorchProgram):
     def compile(self, placed: Placed) -> bool | None:
         """Autotune the fusions and choose the implementation of each segment; call `load` after
         it."""
-        if self._why_not and self._kind == "cuda":
+        if self._infers or (self._why_not and self._kind == "cuda"):
             return None
         if self._kind == "cuda":
             placed = self._as_captured(placed)
@@ -183,7 +191,6 @@ class CapturedProgram(PyTorchProgram):
         return None
 
     def _choose_implementations(self, placed: Placed) -> None:
-        assert self._optimizer is not None
         self.segments.loss_scale = self._loss_scale
         compiler, self._no_compiler = compiler_for(self.device)
         self._copy_weights()
@@ -215,8 +222,8 @@ class CapturedProgram(PyTorchProgram):
             self.segments.copies = self._copies
 
     def _zero_grad(self) -> None:
-        assert self._optimizer is not None
-        self._optimizer.zero_grad(set_to_none=True)
+        for parameter in self._built.parameters.values():
+            parameter.grad = None
         if self._copies is not None:
             self._copies.zero_grad()
 
@@ -224,6 +231,27 @@ class CapturedProgram(PyTorchProgram):
         self._zero_grad()
         super()._backward(placed)
         self.fused.join()
+
+    def forward_backward(self, placed: Placed) -> None:
+        """Queue a replay of both passes, as `train_step` does of a step."""
+        self.train_step(placed)
+
+    def infer(self, placed: Placed) -> Tensor:
+        """See `SupportsInference`. On a GPU the pass is one CUDA graph."""
+        if self._captured_scores is None:
+            return super().infer(placed)
+        with torch.no_grad():
+            return self._captured_scores(*placed[:-1])
+
+    def _scores(self, *inputs: Tensor) -> Tensor:
+        scores: Tensor = self._built.evaluation(*inputs)[0]
+        return scores
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """See `Program`."""
+        super().load(weights)
+        if self._captured_scores is not None:
+            self._captured_scores.reset()
 
     def train_step(self, placed: Placed) -> None:
         """Queue a replay of the captured step; the first steps, and a batch of another shape, run
@@ -255,6 +283,14 @@ class CapturedProgram(PyTorchProgram):
 
     def _eager_step(self, placed: Placed) -> None:
         with self._capture_stream():
+            self._launch_step(placed)
+
+    def _launch_step(self, placed: Placed) -> None:
+        """Queue the kernels of a step, or of both passes where the work has no update."""
+        if isinstance(self._work, ForwardBackward):
+            super().forward_backward(placed)
+            self.fused.join()
+        else:
             super().train_step(placed)
 
     def _capture_stream(self) -> AbstractContextManager[None]:
@@ -265,7 +301,6 @@ class CapturedProgram(PyTorchProgram):
 
     def _capture(self, placed: Placed) -> None:
         """Capture a step, which does not execute it; the replay does."""
-        assert self._optimizer is not None
         self._static = tuple(
             torch.empty_like(array, dtype=dtype or array.dtype)
             for array, dtype in zip(placed, (*self._static_types, None), strict=True)
@@ -275,7 +310,7 @@ class CapturedProgram(PyTorchProgram):
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            super().train_step(self._static)
+            self._launch_step(self._static)
         self._graph, self._captured_loss = graph, self._loss
 
     def _finish_sync(self, gradients: GradientBuckets) -> None:
@@ -331,7 +366,7 @@ class CapturedProgram(PyTorchProgram):
         self._reset_capture()
         self.segments.close()
         self._copies = None
-        del self.fused, self.segments
+        del self.fused, self.segments, self._captured_scores
         super().close()
 
 
@@ -347,7 +382,7 @@ def capabilities() -> Capabilities:
     able = runtime.capabilities()
     return replace(
         able,
-        works=able.works - {"first_steps", "infer", "infer_load", "infer_precision", "own_step"},
+        works=able.works - {"first_steps", "infer_load", "infer_precision", "own_step"},
         precision_by_layer=False,
         sync_features=SYNC_FEATURES,
         batch_norms=frozenset({"device"}),

@@ -42,7 +42,7 @@ from cubemesh.kernels.cpu.allocator import release_freed_memory
 from cubemesh.kernels.cpu.compiler import compile_folder, damaged_libraries
 from cubemesh.networks.graph import Network
 from cubemesh.networks.opaque import Opaque
-from cubemesh.schema.work import Infer, InferLoad
+from cubemesh.schema.work import ForwardBackward, Infer, InferLoad
 
 __all__ = [
     "build",
@@ -120,7 +120,10 @@ class CompiledProgram(PyTorchProgram):
             self._captured.reset()
 
     def _run_once(self, placed: Placed) -> None:
-        """A forward pass and, in training, a backward pass."""
+        """A forward pass and, if the work has one, a backward pass."""
+        if isinstance(self._work, ForwardBackward):
+            self.forward_backward(placed)
+            return
         if self._optimizer is None:
             self.forward(placed)
             return

@@ -160,21 +160,31 @@ class PyTorchProgram:
 
     def _backward(self, placed: Placed) -> None:
         """Queue forward pass, backward pass and gradient synchronization."""
-        optimizer, scaling = self._optimizer, self._scaling
+        optimizer = self._optimizer
         if optimizer is None:
             raise UsageError("a program for forward passes has no optimizer and cannot train.")
         optimizer.zero_grad(set_to_none=True)
         if self._gradients is not None:
             self._gradients.start()
-        loss = self._forward(placed)
-        if scaling is None:
-            loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            scaling.backward(loss)
+        self._forward_and_backward(placed)
         if self._gradients is not None:
             self._gradients.check_complete()
             self._finish_sync(self._gradients)
+
+    def _forward_and_backward(self, placed: Placed) -> None:
+        """Queue both passes."""
+        loss = self._forward(placed)
+        if self._scaling is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            self._scaling.backward(loss)
         self._loss = loss.detach()  # its autograd graph would live until the next step
+
+    def forward_backward(self, placed: Placed) -> None:
+        """Queue forward and backward pass; the gradients of the last pass are freed before."""
+        for parameter in self._built.parameters.values():
+            parameter.grad = None
+        self._forward_and_backward(placed)
 
     def _finish_sync(self, gradients: GradientBuckets) -> None:
         """Finish the synchronization before any work queued from now on."""

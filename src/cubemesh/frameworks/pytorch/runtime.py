@@ -60,8 +60,9 @@ def capabilities() -> Capabilities:
     return Capabilities(
         works=frozenset(
             {
-                *("train_steps", "forward", "infer", "infer_load", "infer_precision", "train"),
-                *("first_steps", "input", "ceiling", "collective", "own_step"),
+                *("train_steps", "forward", "forward_backward", "train", "first_steps"),
+                *("infer", "infer_load", "infer_precision"),
+                *("input", "ceiling", "collective", "own_step"),
             }
         ),
         devices=(*gpus, "cpu"),

@@ -83,6 +83,7 @@ class TensorFlowProgram(CpuProgram):
         self._passes = tf.Variable(0, dtype=tf.int64)
         self._step = self._graph(self._make_step)
         self._pass = self._graph(self._make_pass)
+        self._both = self._graph(self._make_both)
         self._scores = self._graph(self._function.scores)
 
     def _graph(self, function: Any) -> Any:
@@ -109,6 +110,11 @@ class TensorFlowProgram(CpuProgram):
         self._check_loaded()
         self._loss = self._pass(*placed)
 
+    def forward_backward(self, placed: Placed) -> None:
+        """Forward and backward pass; the gradients are dropped."""
+        self._check_loaded()
+        self._loss, _ = self._both(*placed)
+
     def _make_step(self, *placed: Any) -> Any:
         """One step, by this worker's replica where there are several workers."""
         if self._strategy is None:
@@ -117,6 +123,14 @@ class TensorFlowProgram(CpuProgram):
 
     def _update(self, *placed: Any) -> Any:
         assert self._optimizer is not None
+        loss, gradients = self._make_both(*placed)
+        if self._strategy is not None:
+            gradients = mean_over_workers(gradients)
+        self._optimizer.apply(gradients)
+        return loss
+
+    def _make_both(self, *placed: Any) -> Any:
+        """The loss and the gradient of each weight; a graph leaves out what is no result."""
         scale = self._numerics.loss_scale
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._weights)
@@ -126,10 +140,7 @@ class TensorFlowProgram(CpuProgram):
         gradients = list(map(tf.convert_to_tensor, tape.gradient(scaled, self._weights)))
         if scale != 1:
             gradients = [g / scale for g in gradients]
-        if self._strategy is not None:
-            gradients = mean_over_workers(gradients)
-        self._optimizer.apply(gradients)
-        return loss
+        return loss, gradients
 
     def _make_pass(self, *placed: Any) -> Any:
         *inputs, labels = placed
@@ -177,7 +188,8 @@ class TensorFlowProgram(CpuProgram):
 
     def close(self) -> None:
         """Drop every array and every graph."""
-        del self._step, self._pass, self._scores, self._function, self._weights, self._optimizer
+        del self._step, self._pass, self._both, self._scores
+        del self._function, self._weights, self._optimizer
         self._loss = float("nan")
 
 

@@ -46,7 +46,10 @@ def capabilities() -> Capabilities:
     """What TensorFlow can do here when it runs a graph operation by operation."""
     return Capabilities(
         works=frozenset(
-            {"train_steps", "forward", "infer", "infer_load", "train", "input", "ceiling"}
+            {
+                *("train_steps", "forward", "forward_backward", "train"),
+                *("infer", "infer_load", "input", "ceiling"),
+            }
         ),
         devices=("cpu",),
         precisions={"cpu": frozenset(NUMERICS)},

@@ -3,7 +3,8 @@
 What is timed, from left to right; W is a window:
 
     first step │ warm-up: W W W W W … until the last five    │ measure: W W W … W until there are
-    a W of one │ show no drift, or until the limit           │ enough steps, seconds and windows
+    a W of one │ show no drift, or until the limit           │ enough steps, seconds and windows,
+               │                                             │ or exactly the steps of the budget
 
 The limit is `warmup_seconds` once there are five windows, and `EXTENSION` times that before: long
 steps get the windows that the test of drift needs.
@@ -187,7 +188,8 @@ def measure(
 ) -> Measured:
     """Warm up, then time windows of `step` until there are at least `budget.steps` steps,
     `budget.seconds` seconds and `budget.windows` windows, and the throughput's interval is within
-    `budget.target_ci` or `budget.max_seconds` have been measured.
+    `budget.target_ci` or `budget.max_seconds` have been measured. With `budget.exact_steps` there
+    are exactly `budget.steps` steps.
 
     The phases "warm-up" and "measure", every window and warnings about them go to `log`.
     `after_window` is called after each measured window, outside its time. `pace` is for several
@@ -210,7 +212,8 @@ def measure(
         log.warning(not_steady(warm, math.fsum(w.elapsed_s for w in warm), STEADY_WINDOWS))
     with log.phase("measure"):
         started = time.perf_counter()
-        windows = _measure(watch, budget, pace, warm[-1].step_s, after_window)
+        phase = _measure_exactly if budget.exact_steps else _measure
+        windows = phase(watch, budget, pace, warm[-1].step_s, after_window)
         ended = time.perf_counter()
     for warning in window_warnings(windows):
         log.warning(warning)
@@ -290,4 +293,24 @@ def _measure(
         _, over = pace.ends("measure", True, over)
     if (warning := rule.warning()) is not None:
         watch.log.warning(warning)
+    return tuple(windows)
+
+
+def _measure_exactly(
+    watch: Stopwatch,
+    budget: Budget,
+    pace: Pace,
+    step_s: float,
+    after_window: Callable[[Window], None] | None,
+) -> tuple[Window, ...]:
+    """The steps of the budget, divided over its windows as evenly as whole steps allow."""
+    count = min(budget.windows, budget.steps)
+    windows: list[Window] = []
+    for number in range(count):
+        done, more = (budget.steps * n // count for n in (number, number + 1))
+        window = pace.window(watch, "measure", pace.length(more - done, step_s))
+        windows.append(window)
+        if after_window is not None:
+            after_window(window)
+        watch.log.progress("measure", more, window.step_s, more / budget.steps)
     return tuple(windows)

@@ -41,7 +41,7 @@ from cubemesh.parallel import strategies
 from cubemesh.schema.comparison import RATIO
 from cubemesh.schema.record import AGAINST, Figure
 from cubemesh.schema.spec import DataLocation, RunSpec
-from cubemesh.schema.work import Forward, Infer, NetworkWork
+from cubemesh.schema.work import Forward, ForwardBackward, Infer, NetworkWork
 from cubemesh.worker.report.events import EventLog
 from cubemesh.worker.run import inputs
 from cubemesh.worker.run.inference import request
@@ -163,7 +163,11 @@ def _step(
     if isinstance(work, Infer):
         return request(program, feed, work, location)
     batches = placed_batches(program, feed, location)
-    queue = program.forward if isinstance(work, Forward) else program.train_step
+    queue = program.train_step
+    if isinstance(work, Forward):
+        queue = program.forward
+    elif isinstance(work, ForwardBackward):
+        queue = program.forward_backward
     return lambda: queue(next(batches))
 
 

@@ -1,6 +1,7 @@
 """Tasks: what a worker does for each kind of work.
 
-    train_steps, forward   data ─ build ─ weights ─ warm-up ─ measure      (steps.py)
+    train_steps, forward,  data ─ build ─ weights ─ warm-up ─ measure      (steps.py)
+    forward_backward
     train                  data ─ build ─ weights ─ epochs, evaluations    (training/loop.py)
     first_steps            data ─ build ─ weights ─ steps ─ evaluate       (training/first_steps.py)
     infer                  data ─ build ─ weights ─ warm-up ─ measure      (inference.py)
@@ -56,6 +57,11 @@ def train_steps(task: Task) -> None:
 def forward(task: Task) -> None:
     """Measure forward passes with the loss."""
     measure_steps(task, lambda program: program.forward)
+
+
+def forward_backward(task: Task) -> None:
+    """Measure forward and backward passes without an update."""
+    measure_steps(task, lambda program: program.forward_backward)
 
 
 def train(task: Task) -> None:
@@ -188,6 +194,7 @@ def collective(task: Task) -> None:
 TASKS: dict[str, Callable[[Task], None]] = {
     "train_steps": train_steps,
     "forward": forward,
+    "forward_backward": forward_backward,
     "infer": infer,
     "infer_load": infer_load,
     "infer_precision": infer_precision,

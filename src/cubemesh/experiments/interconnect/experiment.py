@@ -10,7 +10,8 @@ with few). The same devices train the same network over each link:
     INTERFACE        the name of a network interface that every host has
 
 The last is for devices on several hosts (`hosts=a,b`), whose links may be shaped. Each row has the
-transport that the ranks report.
+transport that the ranks report. With `scaling` one device and all numbers of devices are measured,
+and each link has a curve of throughput by devices (curves.py).
 """
 
 from __future__ import annotations
@@ -20,14 +21,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from cubemesh.experiments.analysis.answer import answer_of, cell_or_dash
+from cubemesh.experiments.analysis.answer import answer_of, cell_or_dash, failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats, throughput_unit, titled
 from cubemesh.experiments.analysis.matrix import CellKey, Matrix, throughput
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
-from cubemesh.experiments.core.cpu_defaults import batch as reduced_batch
+from cubemesh.experiments.core import cpu_defaults
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
+from cubemesh.experiments.interconnect.curves import (
+    LinkCurves,
+    curve_charts,
+    curve_findings,
+    curve_tables,
+    link_curves,
+)
 from cubemesh.experiments.scaling.analysis import mean_parts, profiled_record
 from cubemesh.experiments.scaling.design import (
+    NO_SYNC,
     VARIES,
     MultiDeviceSettings,
     device_counts,
@@ -62,6 +71,8 @@ class LinkCase(NamedTuple):
     network: str
     batch: int
     hidden: int | None = None
+    image_size: int | None = None
+    """Height and width in pixels; None is the network's own."""
 
 
 PUBLISHED = (
@@ -72,6 +83,15 @@ PUBLISHED = (
     LinkCase("translator", 128, 1024),
     LinkCase("translator", 64, 2048),
 )
+KNOWN = (
+    *PUBLISHED,
+    LinkCase("translator-plain", 256, 512),
+    LinkCase("translator-plain", 128, 1024),
+    LinkCase("translator-plain", 64, 2048),
+)
+"""The papers', and the translator of figure 15 of 002 with the attention of Caffe2."""
+CPU_HIDDEN_DIVISOR = 4
+"""Divisor of the papers' hidden sizes on a CPU, as of `seq2seq`."""
 SMALL = (LinkCase("little-cnn", 64), LinkCase("cifarnet", 64))
 GPU_LINKS = ("auto", "shared-memory", "network")
 
@@ -88,22 +108,41 @@ class Settings(MultiDeviceSettings):
     batch_sizes: tuple[int, ...] = ()
     """Batch sizes per device, for every network. Default: the papers'."""
     hidden_sizes: tuple[int, ...] = ()
-    """Hidden sizes of the translators. Default: those of the paper 002."""
+    """Hidden sizes of the translators. Default: those of the paper 002, a quarter on a CPU."""
+    scaling: bool = False
+    """Whether to measure one device and all numbers of devices (those of `devices`; default: 1, 2,
+    4 and 8, as there are) for a curve over each link."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
     """Each network over each link."""
     counts = settings.devices or device_counts(settings, context)[-1:]
+    if settings.scaling:
+        counts = device_counts(settings, context)
     links = settings.links or (("auto",) if on_cpu(settings.device, context) else GPU_LINKS)
+    strategies = dict.fromkeys(settings.strategies)
     places = [
-        replace(placement(settings.device, threads, devices, context), link=link)
+        (replace(placement(settings.device, threads, devices, context), link=link), sync)
         for threads in dict.fromkeys(settings.threads)
+        for sync in strategies
         for devices in dict.fromkeys(counts)
         for link in dict.fromkeys(links)
+        if devices > 1 or not settings.scaling
     ]
+    if settings.scaling:
+        single = [
+            (placement(settings.device, threads, 1, context), NO_SYNC)
+            for threads in dict.fromkeys(settings.threads)
+        ]
+        places = single + places
     yield [
         RunSpec(
-            work=TrainSteps(network=case.network, batch_per_device=case.batch, hidden=case.hidden),
+            work=TrainSteps(
+                network=case.network,
+                batch_per_device=case.batch,
+                image_size=case.image_size,
+                hidden=case.hidden,
+            ),
             placement=place,
             program=ProgramSettings(framework=framework, layout=entry(framework).layout, sync=sync),
             budget=replace(
@@ -115,8 +154,7 @@ def plan(settings: Settings, context: Context) -> Plan:
         )
         for case in cases(settings, context)
         for framework in dict.fromkeys(settings.frameworks)
-        for sync in dict.fromkeys(settings.strategies)
-        for place in places
+        for place, sync in places
     ]
 
 
@@ -128,29 +166,46 @@ def cases(settings: Settings, context: Context) -> list[LinkCase]:
     for network in dict.fromkeys(settings.networks or (case.network for case in defaults)):
         own = [c for c in defaults if c.network == network]
         if not own:
-            known = [c for c in PUBLISHED if c.network == network] or [LinkCase(network, 64)]
-            own = [c._replace(batch=reduced_batch(c.batch, context)) for c in known]
+            known = [c for c in KNOWN if c.network == network] or [LinkCase(network, 64)]
+            own = [_reduced(c, context) for c in known]
         if settings.hidden_sizes and entry_of(network).hidden:
-            least = min(c.batch for c in own)
-            own = [LinkCase(network, least, hidden) for hidden in settings.hidden_sizes]
+            least = min(own, key=lambda c: c.batch)
+            named = {c.hidden: c for c in own}
+            own = [named.get(h, least._replace(hidden=h)) for h in settings.hidden_sizes]
         if settings.batch_sizes:
             own = [c._replace(batch=batch) for c in own for batch in settings.batch_sizes]
         found += own
     return list(dict.fromkeys(found))
 
 
+def _reduced(case: LinkCase, context: Context) -> LinkCase:
+    """A case of the papers, smaller on a CPU."""
+    hidden = case.hidden
+    if hidden is not None and cpu_defaults.is_reduced(context):
+        hidden //= CPU_HIDDEN_DIVISOR
+    return LinkCase(
+        case.network,
+        cpu_defaults.batch(case.batch, context),
+        hidden,
+        cpu_defaults.image_size(case.network, context) if hidden is None else None,
+    )
+
+
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and charts from the records of one `interconnect`."""
-    own = [r for r in records if isinstance(r.spec.work, TrainSteps)]
+    trained = [r for r in records if isinstance(r.spec.work, TrainSteps)]
+    curves = link_curves(trained) if settings.scaling else []
+    own = [r for r in trained if r.spec.placement.devices > 1 or not settings.scaling]
     matrix = Matrix.of(own, _key_of(own))
     y = Axis(name="throughput", unit=throughput_unit(own), from_zero=True)
     return answer_of(
         EXPERIMENT,
         titled("Links between devices", records),
         records,
-        findings=_findings(matrix),
-        tables=(_table(matrix),) if matrix.groups else (),
+        findings=(*_findings(matrix), *curve_findings(curves), *_failed_alone(curves)),
+        tables=(*((_table(matrix),) if matrix.groups else ()), *curve_tables(curves)),
         charts=(
+            *curve_charts(curves),
             *matrix.chart("interconnect", "Throughput by network and link", y, throughput),
             *matrix.chart(
                 "interconnect-waits",
@@ -164,6 +219,13 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             "strategy in a step, and per sample: the more, the more a network depends on the link.",
         ),
     )
+
+
+def _failed_alone(curves: Sequence[LinkCurves]) -> Iterator[Finding]:
+    """The reasons for missing points on one device."""
+    failed = {c.one.run_id: c for c in curves if c.one.throughput is None}
+    for found in failed.values():
+        yield failed_run(f"{found.name} on one device", found.one)
 
 
 def _key_of(records: Sequence[RunRecord]) -> Callable[[RunRecord], CellKey]:
@@ -297,5 +359,5 @@ EXPERIMENT = Experiment(
     varies=VARIES | {"batch_per_device": "batch_sizes", "hidden": "hidden_sizes", "link": "links"},
     plan=plan,
     answer=answer,
-    papers="[002], figures 5 to 7, [003], [004]",
+    papers="[002], figures 5 to 7 and 15, [003], [004]",
 )

@@ -1,0 +1,1 @@
+"""Cost of the link between devices."""
