@@ -11,10 +11,13 @@ that of their median.
     python benchmarks/zoo_against_peers.py --cases vgg16:64,gpt2:16
     python benchmarks/zoo_against_peers.py --cases resnet-50:256 --peers "compiled, graph"
     python benchmarks/zoo_against_peers.py --cases gpt2:16 --losses 200   # paired training as well
+    python benchmarks/zoo_against_peers.py --cases gpt2:16 --fp8 '*' --losses 300
 
 The ratio is cubemesh's throughput over the peer's. Segments are printed with their implementation.
 `--losses` trains eagerly and captured from the same weights on the same batches (four seeds) and
-prints the difference of the losses with its standard error.
+prints the difference of the losses with its standard error. `--fp8` names layers whose matrix
+products cubemesh computes in 8-bit floats (`precision_of=NAME=fp8`); its own program in bf16 is
+compared as well, and `--losses` compares with that one.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 
 OURS = "cubemesh"
+OURS_BF16 = "cubemesh, bf16"
 DEVICE = "cuda:0"
 RATE, MOMENTUM = 0.002, 0.9
 """A rate at which every network of the zoo trains stably."""
@@ -177,7 +181,11 @@ def stock(peer: str, network: Network, batch: Batch, low_precision: torch.dtype)
 
 
 def request_for(
-    network: Network, batch: int, precision: Any, framework: str = "pytorch-captured"
+    network: Network,
+    batch: int,
+    precision: Any,
+    framework: str = "pytorch-captured",
+    fp8: str = "",
 ) -> BuildRequest:
     """What cubemesh's program is built from."""
     images = len(network.inputs[0].shape) == 3
@@ -192,6 +200,7 @@ def request_for(
             precision=precision,
             layout="nhwc" if images else "nchw",
             loss_scale=1024.0 if precision == "fp16" else None,
+            precision_of=(f"{fp8}=fp8",) if fp8 else (),
         ),
         sync=strategies.make("none"),
         device=DEVICE,
@@ -230,7 +239,7 @@ def compare_case(name: str, samples: int, args: argparse.Namespace) -> list[Line
     network = networks.build(name)
     batch = random_batch(network, samples)
     print(f"{name}, batch size {samples}, {args.precision}", flush=True)
-    mine, program = ours(request_for(network, samples, args.precision), batch)
+    mine, program = ours(request_for(network, samples, args.precision, fp8=args.fp8), batch)
     choices = {c.segment: c.implementation for c in program.segments.choices}
     line = partial(Line, network=name, batch=samples, segments=choices)
     for choice in program.segments.choices:
@@ -238,6 +247,9 @@ def compare_case(name: str, samples: int, args: argparse.Namespace) -> list[Line
         print(f"  {choice.segment}: {choice.implementation} ({times} ms)")
     importlib.import_module("torch._inductor.config").compile_threads = 8
     sides, lines = {OURS: mine}, []
+    if args.fp8:
+        sides[OURS_BF16], wide = ours(request_for(network, samples, args.precision), batch)
+        window_s(sides[OURS_BF16], SETTLING_STEPS)
     for peer in args.peers:
         if "padded" in peer and name != "gpt2":
             continue
@@ -258,6 +270,9 @@ def compare_case(name: str, samples: int, args: argparse.Namespace) -> list[Line
     for one in lines:
         print(text(one), flush=True)
     program.close()
+    if args.fp8:
+        wide.close()
+        del wide
     del mine, program, sides
     gc.collect()
     torch.cuda.empty_cache()
@@ -279,27 +294,33 @@ def text(line: Line) -> str:
 
 
 def paired_losses(name: str, samples: int, args: argparse.Namespace) -> dict[str, float]:
-    """Train eagerly and captured on the same batches; the mean difference of the losses of the last
-    half, and its standard error over the seeds."""
+    """Train eagerly and captured, or captured in bf16 and with FP8, on the same batches; the mean
+    difference of the losses of the last half, and its standard error over the seeds."""
     network, differences = networks.build(name), []
     programs: dict[str, Any] = {}
     batches = [random_batch(network, samples, seed) for seed in range(4)]
-    for framework in ("pytorch", "pytorch-captured"):
-        request = request_for(network, samples, args.precision, framework)
-        programs[framework] = entry(framework).load().build(request)
-        if hasattr(programs[framework], "compile"):
-            programs[framework].compile(programs[framework].place(batches[0]))
+    captured = "pytorch-captured"
+    pair = (
+        {"bf16": (captured, ""), "fp8": (captured, args.fp8)}
+        if args.fp8
+        else {"eager": ("pytorch", ""), "captured": (captured, "")}
+    )
+    for title, (framework, fp8) in pair.items():
+        request = request_for(network, samples, args.precision, framework, fp8)
+        programs[title] = entry(framework).load().build(request)
+        if hasattr(programs[title], "compile"):
+            programs[title].compile(programs[title].place(batches[0]))
     last = {}
     for seed in range(SEEDS):
         losses: dict[str, list[float]] = {}
-        for framework, program in programs.items():
+        for title, program in programs.items():
             placed = [program.place(batch) for batch in batches]
             torch.manual_seed(seed)
             program.load(network.draw(seed))
-            losses[framework] = []
+            losses[title] = []
             for step in range(args.losses):
                 program.train_step(placed[step % len(placed)])
-                losses[framework].append(program.loss())
+                losses[title].append(program.loss())
         half = args.losses // 2
         means = [float(np.mean(losses[f][half:])) for f in programs]
         last = {f: losses[f][-1] for f in programs}
@@ -309,8 +330,8 @@ def paired_losses(name: str, samples: int, args: argparse.Namespace) -> dict[str
     error = float(np.std(differences, ddof=1) / math.sqrt(SEEDS))
     mean = float(np.mean(differences))
     print(
-        f"  losses of {name}, {SEEDS} seeds, {args.losses} steps: captured less eager {mean:+.2e} "
-        f"± {error:.2e} (a standard error); the last of the last seed {last}",
+        f"  losses of {name}, {SEEDS} seeds, {args.losses} steps: {' less '.join([*pair][::-1])} "
+        f"{mean:+.2e} ± {error:.2e} (a standard error); the last of the last seed {last}",
         flush=True,
     )
     return {"difference": mean, "standard_error": error}
@@ -322,10 +343,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cases", default="vgg16:64,gpt2:16,vit-b16:256", help="NETWORK:BATCH,…")
     parser.add_argument("--peers", default="; ".join(PEERS[1:]), help="names, between semicolons")
     parser.add_argument("--precision", choices=["bf16", "fp16"], default="bf16")
+    parser.add_argument("--fp8", default="", metavar="LAYERS", help="layers in FP8, such as '*'")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--losses", type=int, default=0, help="also train paired, as many steps")
     parser.add_argument("--json", metavar="FILE", help="write the results there as well")
     args = parser.parse_args()
+    if args.fp8 and args.precision != "bf16":
+        parser.error("--fp8 needs --precision bf16")
     args.peers = [name.strip() for name in args.peers.split(";") if name.strip()]
     if unknown := [name for name in args.peers if name not in PEERS]:
         parser.error(f"--peers: {'; '.join(unknown)}; known: {'; '.join(PEERS)}")

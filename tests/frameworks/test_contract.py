@@ -112,7 +112,7 @@ def test_every_supported_precision_layout_and_optimizer_takes_a_step_on_the_cpu(
     cases += [{"optimizer": o, "weight_decay": 0.01} for o in sorted(able.optimizers)]
     scales = {"dynamic": "dynamic", "static": 256.0}
     cases += [{"precision": "fp16", "loss_scale": scales[s]} for s in sorted(able.loss_scales)]
-    if able.precision_by_layer:
+    if "fp32" in able.layer_precisions.get("cpu", ()):
         cases.append({"precision": "bf16", "precision_of": ("classifier=fp32",)})
     for case in cases:
         request = request_for(tiny, **case)

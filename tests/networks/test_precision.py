@@ -33,3 +33,12 @@ def test_a_name_that_fits_nothing_is_refused_with_the_nearest():
 def test_a_layer_without_a_product_has_no_precision_of_its_own():
     with pytest.raises(UsageError, match=r"relu1=fp32: 'relu1' of alexnet .*\bproduct"):
         layer_precisions(ALEXNET, ("relu1=fp32",))
+
+
+def test_only_products_with_widths_of_sixteen_are_in_fp8():
+    found = layer_precisions(ALEXNET, ("*=fp8",))
+    assert found == {"fc6": "fp8", "fc7": "fp8"}  # fc8 has 1,000 columns
+    assert layer_precisions(ALEXNET, ("*=fp8", "fc6=bf16"))["fc6"] == "bf16"
+    for name in ("fc8", "conv1"):
+        with pytest.raises(UsageError, match=rf"{name}=fp8.*multiples of 16"):
+            layer_precisions(ALEXNET, (f"{name}=fp8",))

@@ -205,7 +205,8 @@ def test_an_unknown_name_lists_what_is_near_or_known(given_name, known, said):
         ({"precision": "fp16", "loss_scale": 0.0}, "loss_scale=0.0"),
         ({"precision_of": ("fc8=fp32",)}, "precision_of.*fp32"),
         ({"precision": "bf16", "precision_of": ("fc8",)}, "precision_of=fc8"),
-        ({"precision": "bf16", "precision_of": ("fc8=fp16",)}, "fp32, bf16"),
+        ({"precision": "bf16", "precision_of": ("fc8=fp16",)}, "fp32, bf16, fp8"),
+        ({"precision": "fp16", "precision_of": ("fc8=fp8",)}, "fp32, bf16, fp16"),
     ],
 )
 def test_settings_of_precision_that_do_not_go_together(settings, words):

@@ -28,6 +28,8 @@ from cubemesh.schema.work import Work
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 BatchNormOver = Literal["device", "global"]
 Layout = Literal["nchw", "nhwc"]
+LayerPrecision = Precision | Literal["fp8"]
+"""Precision of a single layer: `fp8` is of matrix products, whose other arithmetic is bf16."""
 DataLocation = Literal["host", "device"]
 LossScale = Literal["dynamic"] | float
 CompileBy = Literal["network", "segment"]
@@ -81,9 +83,9 @@ class ProgramSettings:
     precision: Precision = "fp32"
     """Numeric precision of the computation."""
     precision_of: tuple[str, ...] = ()
-    """Under bf16 or fp16, `name=precision` for layers computed in another precision: fp32, bf16, or
-    fp16 under fp16. A name is a layer, a segment or a dotted prefix of one, with the wildcards `*`
-    and `?`; the last line that matches a layer wins."""
+    """Under bf16 or fp16, `name=precision` for layers computed in another precision: fp32, bf16,
+    fp16 under fp16, or fp8 under bf16 for matrix products. A name is a layer, a segment or a dotted
+    prefix of one, with the wildcards `*` and `?`; the last line that matches a layer wins."""
     loss_scale: LossScale | None = None
     """Of fp16: the fixed loss scale, or `dynamic`; None: the framework's default."""
     layout: Layout = "nchw"

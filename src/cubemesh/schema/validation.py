@@ -45,7 +45,7 @@ def check_precision_of(lines: Sequence[str], precision: str) -> None:
             f"precision_of needs precision=bf16 or fp16, and precision is {precision}. Set "
             "precision=bf16; precision_of='*=fp32,conv1=bf16' keeps all but conv1 in fp32."
         )
-    allowed = ["fp32", "bf16"] + (["fp16"] if precision == "fp16" else [])
+    allowed = ["fp32", "bf16", "fp16" if precision == "fp16" else "fp8"]
     for line in lines:
         name, equals, own = line.partition("=")
         if not name or not equals:

@@ -128,10 +128,14 @@ def _check_program(spec: RunSpec, able: Capabilities, kind: str) -> None:
     name = program.framework
     if program.precision not in able.precisions[kind]:
         _refuse(f"on {kind} the precision", program.precision, able.precisions[kind], name)
-    if program.precision_of and not able.precision_by_layer:
+    if program.precision_of and not able.layer_precisions.get(kind):
         raise Unsupported(
             f"{name} computes every layer in one precision and takes no precision_of. Leave it out."
         )
+    for own in (line.partition("=")[2] for line in program.precision_of):
+        offered = able.layer_precisions[kind]
+        if own not in offered:
+            _refuse(f"on {kind} the precision of single layers", own, offered, name)
     if program.loss_scale is not None:
         asked = "dynamic" if program.loss_scale == "dynamic" else "static"
         if asked not in able.loss_scales:

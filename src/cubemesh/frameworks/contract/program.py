@@ -73,8 +73,8 @@ class Capabilities:
     """What its programs offer to gradient synchronization strategies; empty means one device."""
     loss_scales: frozenset[str] = frozenset()
     """Kinds of loss scaling for fp16 that can be set: `dynamic`, `static`."""
-    precision_by_layer: bool = False
-    """Whether single layers may be given another precision."""
+    layer_precisions: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Kind of device → precisions that single layers may be given there; empty means none."""
     compiles_segments: bool = False
     """Whether `compile_by` may be `segment`."""
     batch_norms: frozenset[str] = frozenset({"device"})

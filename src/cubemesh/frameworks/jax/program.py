@@ -306,7 +306,7 @@ def _exact(gradients: dict[str, jax.Array]) -> dict[str, jax.Array]:
 def _layer_numerics(request: BuildRequest) -> dict[str, JaxNumerics]:
     """Node → numerics of its product, for `precision_of`."""
     named = layer_precisions(request.network, request.program.precision_of)
-    return {node: NUMERICS[precision] for node, precision in named.items()}
+    return {node: NUMERICS[precision] for node, precision in named.items() if precision != "fp8"}
 
 
 def make_forward(function: JaxFunction) -> Any:

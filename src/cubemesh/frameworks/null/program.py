@@ -49,7 +49,7 @@ def capabilities() -> Capabilities:
         layouts=frozenset({"nchw", "nhwc"}),
         optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "lars"}),
         loss_scales=frozenset({"dynamic", "static"}),
-        precision_by_layer=True,
+        layer_precisions=dict.fromkeys(("cpu", "cuda"), frozenset({"fp32", "bf16", "fp16", "fp8"})),
         scripted=True,
     )
 

@@ -376,14 +376,14 @@ def build(request: BuildRequest) -> CapturedProgram:
 
 
 def capabilities() -> Capabilities:
-    """Those of eager PyTorch without inspection of layers, precision by layer, synchronized batch
-    normalization and model parallelism. Kernels are chosen by timing, so runs are not
-    deterministic."""
+    """Those of eager PyTorch without inspection of layers, other precisions by layer than FP8,
+    synchronized batch normalization and model parallelism. Kernels are chosen by timing, so runs
+    are not deterministic."""
     able = runtime.capabilities()
     return replace(
         able,
         works=able.works - {"first_steps", "infer_load", "infer_precision", "own_step"},
-        precision_by_layer=False,
+        layer_precisions={k: own & {"bf16", "fp8"} for k, own in able.layer_precisions.items()},
         sync_features=SYNC_FEATURES,
         batch_norms=frozenset({"device"}),
         deterministic=False,

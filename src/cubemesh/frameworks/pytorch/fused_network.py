@@ -26,6 +26,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from cubemesh.frameworks.pytorch.module import BuiltNetwork
+from cubemesh.frameworks.pytorch.precision.float8_linear import Float8Linear
 from cubemesh.frameworks.pytorch.precision.low_precision_weights import LowPrecisionWeights
 from cubemesh.frameworks.pytorch.precision.master_weight_cast import (
     PlaceOf,
@@ -217,6 +218,8 @@ class FusedNetwork:
             return partial(op, weight=weight)
         if isinstance(op, Conv1x1WithStats):
             return partial(op, weight=weight, side_stream=self.side_stream)
+        if isinstance(op, Float8Linear):
+            return lambda x: op.product(x, weight)
         if isinstance(op, nn.Linear):
             return lambda x: F.linear(x, weight, op.bias)
         assert isinstance(op, nn.Conv2d)

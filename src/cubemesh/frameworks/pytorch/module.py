@@ -17,7 +17,7 @@ from __future__ import annotations
 import keyword
 import linecache
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -36,6 +36,7 @@ from cubemesh.frameworks.pytorch.lowerings import (
     may_overwrite,
 )
 from cubemesh.frameworks.pytorch.own.as_layer import opaque_module
+from cubemesh.frameworks.pytorch.precision.float8_linear import Float8Linear
 from cubemesh.networks.graph import Head, Network, Node
 from cubemesh.networks.layers import Add
 from cubemesh.networks.opaque import Opaque
@@ -119,14 +120,15 @@ def build_modules(
     memory_format: torch.memory_format = torch.contiguous_format,
     overwrite: bool = True,
     layer_types: Mapping[str, torch.dtype] = MappingProxyType({}),
+    float8: Collection[str] = (),
     replace: Callable[[nn.Module], nn.Module] = lambda layer: layer,
 ) -> BuiltNetwork:
     """The modules of `network`; their arrays are uninitialized until `load`.
 
     `overwrite` lets a layer write over its input where nothing reads it afterwards.
     Four-dimensional arrays have `memory_format`. `layer_types`: compute dtypes of single nodes,
-    under an autocast to another. `replace` maps a lowered module to the one to use. Unsupported for
-    a layer without a lowering."""
+    under an autocast to another; products of the nodes `float8` are computed in FP8. `replace` maps
+    a lowered module to the one to use. Unsupported for a layer without a lowering."""
     check_layers(network, {*LOWERINGS, Opaque}, "pytorch")
 
     def empty(shape: tuple[int, ...]) -> Tensor:
@@ -146,7 +148,7 @@ def build_modules(
         for node in network.nodes
         if isinstance(node.layer, Opaque)
     }
-    layers = _layers(network, arrays, overwriting, replace, opaque)
+    layers = _layers(network, arrays, overwriting, replace, opaque, float8)
     evaluated = tuple(h for h in network.heads if not h.train_only)[-1:]
     return BuiltNetwork(
         network=network,
@@ -165,6 +167,7 @@ def _layers(
     overwriting: frozenset[str],
     replace: Callable[[nn.Module], nn.Module],
     opaque: Mapping[str, nn.Module],
+    float8: Collection[str],
 ) -> dict[str, nn.Module]:
     """Node name → module with the network's own arrays; `opaque` are complete."""
     layers = dict(opaque)
@@ -172,6 +175,9 @@ def _layers(
         if node.name in opaque:
             continue
         module = replace(lower(node, network.shapes[node.inputs[0]], node.name in overwriting))
+        if node.name in float8:
+            assert isinstance(module, nn.Linear)
+            module.__class__ = Float8Linear
         attributes = LSTM_ATTRIBUTES if isinstance(module, nn.LSTM) else ATTRIBUTES
         for role, name in {**node.parameters, **node.state}.items():
             setattr(module, attributes.get(role, role), arrays[name])

@@ -83,6 +83,7 @@ class PyTorchProgram:
             memory_format=self._memory_format,
             overwrite=self.overwrites,
             layer_types=_layer_types(request),
+            float8=_float8_layers(request),
             replace=partial(
                 synchronized,
                 group=request.group,
@@ -364,4 +365,10 @@ def total_loss(weights: Sequence[float], scores: Sequence[Tensor], labels: Tenso
 def _layer_types(request: BuildRequest) -> dict[str, torch.dtype]:
     """Node → compute dtype of its product, where the spec sets it by layer."""
     named = layer_precisions(request.network, request.program.precision_of)
-    return {node: AUTOCAST_TYPES.get(p, torch.float32) for node, p in named.items()}
+    return {n: AUTOCAST_TYPES.get(p, torch.float32) for n, p in named.items() if p != "fp8"}
+
+
+def _float8_layers(request: BuildRequest) -> frozenset[str]:
+    """Nodes whose products are computed in FP8."""
+    named = layer_precisions(request.network, request.program.precision_of)
+    return frozenset(node for node, precision in named.items() if precision == "fp8")

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 import torch
 
 from cubemesh.frameworks.contract.program import BuildRequest, Capabilities, OutOfMemory
+from cubemesh.frameworks.pytorch.precision.float8_linear import supported as float8_supported
 from cubemesh.kernels.cpu.allocator import keep_freed_memory
 from cubemesh.networks.layers import LSTM
 from cubemesh.schema.spec import ProgramSettings
@@ -43,6 +44,8 @@ _REFUSALS = (
 """In the messages of allocators that refuse memory: PyTorch, C++, the system, cuBLAS, cuDNN."""
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
 _NVML_VARIABLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
+LAYER_PRECISIONS = frozenset({"fp32", "bf16", "fp16"})
+"""Of single layers, besides FP8."""
 _NO_PRIMITIVE = "could not create a primitive"
 """oneDNN's message when a supported operation gets no memory for its generated code or tables (it
 says "primitive descriptor" for an unsupported one)."""
@@ -71,7 +74,11 @@ def capabilities() -> Capabilities:
         optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "lars"}),
         loss_scales=frozenset({"dynamic", "static"}),
         sync_features=frozenset({"all-reduce", "hooks", "weight-server", "model-parallel"}),
-        precision_by_layer=True,
+        layer_precisions={
+            kind: LAYER_PRECISIONS | ({"fp8"} if all(map(float8_supported, devices)) else set())
+            for kind, devices in (("cpu", ["cpu"]), ("cuda", gpus))
+            if devices
+        },
         batch_norms=frozenset({"device", "global"}),
         deterministic=True,
         decodes=True,

@@ -34,6 +34,7 @@ from cubemesh.frameworks.pytorch.distributed.graph_partition import (
 from cubemesh.frameworks.pytorch.fused_network import FusedNetwork, Values
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.module import BuiltNetwork
+from cubemesh.frameworks.pytorch.precision.float8_linear import Float8Linear
 from cubemesh.frameworks.pytorch.precision.low_precision_weights import LowPrecisionWeights
 from cubemesh.frameworks.pytorch.precision.master_weight_cast import no_destination
 from cubemesh.kernels.cuda_events import step_ms
@@ -106,6 +107,7 @@ class SegmentedLoss:
             and final.layer.features >= FEWEST_LOSS_CLASSES
             and [head.value for head in heads] == [final.name]
             and heads[0].weight == 1
+            and not isinstance(built.layers[final.name], Float8Linear)
         ):
             self._linear = final
 

@@ -141,9 +141,10 @@ class HostToDevice:
 
 def low_precision_types(request: BuildRequest) -> tuple[torch.dtype | None, ...]:
     """For each input of the network the 16-bit type of the program, if every layer that reads it
-    casts it to that type; else None. With a precision by layer, None for all."""
+    casts it to that type; else None. With another precision by layer than fp8, None for all."""
     program = request.program
-    low_precision = None if program.precision_of else AUTOCAST_TYPES.get(program.precision)
+    wide = any(not line.endswith("=fp8") for line in program.precision_of)
+    low_precision = None if wide else AUTOCAST_TYPES.get(program.precision)
     readers = {
         i.name: [n.layer for n in request.network.nodes if i.name in n.inputs]
         for i in request.network.inputs
