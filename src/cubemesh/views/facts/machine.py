@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING
 from cubemesh.schema import Cpu, Gpu, GpuLink, Machine, Memory, Software, Table
 from cubemesh.units import format_bytes, format_number
 from cubemesh.untrusted import clean
+from cubemesh.views.facts.hardware import (
+    balance_facts,
+    gpu_error_facts,
+    network_facts,
+    power_facts,
+    storage_facts,
+)
 from cubemesh.views.tables import table_of_texts
 
 if TYPE_CHECKING:
@@ -23,10 +30,15 @@ class FactGroup:
 
 
 def machine_groups(machine: Machine) -> tuple[FactGroup, ...]:
-    """Processor, memory, environment, software."""
+    """Processor, memory, storage, network, GPU errors, balance, power, environment, software."""
     groups = [
         FactGroup(title="Processor", facts=tuple(_processor(machine.cpu))),
         FactGroup(title="Memory", facts=tuple(_memory(machine.memory))),
+        FactGroup(title="Storage", facts=storage_facts(machine)),
+        FactGroup(title="Network", facts=network_facts(machine)),
+        FactGroup(title="GPU errors", facts=gpu_error_facts(machine)),
+        FactGroup(title="Balance", facts=balance_facts(machine)),
+        FactGroup(title="Power", facts=power_facts(machine)),
         FactGroup(title="Environment", facts=tuple(_place(machine))),
         FactGroup(title="Software", facts=tuple(_software(machine.software))),
     ]
