@@ -136,6 +136,12 @@ def test_network_errors_and_power():
     assert all("\x1b" not in name for name in found["Power"])
 
 
+def test_datasheets_of_a_probed_machines_gpus():
+    found = facts(SERVER)["GPU datasheets"]
+    assert found["Tesla V100-SXM2-16GB"].startswith("80 SMs, 5,120 cores")
+    assert found["GPU memory bandwidth"] == "8 × 900 GB/s = 7.2 TB/s"
+
+
 def test_balance_of_a_probed_machine():
     found = facts(SERVER)["Balance"]
     assert found["host : GPU memory"].startswith("4 times, enough")

@@ -1,4 +1,4 @@
-"""Equipment of a system apart from its links: memory, drives, power, cooling and price.
+"""Equipment of a system: memory, drives, power, cooling and price.
 
     [memory]
     gb = 512                         # decimal; of one system

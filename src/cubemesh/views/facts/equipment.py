@@ -6,13 +6,18 @@ network port, and the PCIe distance of each port to each GPU.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+from cubemesh.machines.catalogue.datasheet import Datasheet
 from cubemesh.machines.catalogue.equipment import DriveGroup
+from cubemesh.machines.catalogue.names import find
 from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.topology.distances import nic_distances
+from cubemesh.schema import Machine
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import format_number, format_quantity
+from cubemesh.untrusted import clean
 from cubemesh.views.facts.hardware import (
     INTERFACES,
     Facts,
@@ -73,10 +78,30 @@ def equipment_json(system: System) -> dict[str, Any]:
     }
 
 
+def datasheet_facts(machine: Machine) -> Facts:
+    """What the catalogue has of a probed machine's GPUs, and their memory bandwidth together."""
+    counts = Counter(gpu.name for gpu in machine.gpus)
+    sheets = {name: sheet for name in counts if (sheet := find(name)) is not None}
+    facts = [(clean(name), device_text(sheet)) for name, sheet in sheets.items()]
+    rates = [sheet.memory_bandwidth_bytes_per_s for sheet in sheets.values()]
+    if len(counts) == 1 and rates and rates[0] is not None:
+        facts.append(("GPU memory bandwidth", _bandwidth(len(machine.gpus), rates[0])))
+    return tuple(fact for fact in facts if fact[1])
+
+
+def _bandwidth(gpus: int, each: float) -> str:
+    """`8 × 900 GB/s = 7.2 TB/s`."""
+    one = format_quantity(each, "B/s")
+    return f"{gpus} × {one} = {format_quantity(gpus * each, 'B/s')}" if gpus > 1 else one
+
+
 def _device_facts(system: System) -> list[tuple[str, str]]:
-    sheet = system.sheet
-    if sheet is None:
-        return []
+    text = "" if system.sheet is None else device_text(system.sheet)
+    return [("each device", text)] if text else []
+
+
+def device_text(sheet: Datasheet) -> str:
+    """Units, clocks, compute capability, TDP and price, as far as they are stated."""
     words = [
         f"{count:,} {name}"
         for count, name in (
@@ -95,7 +120,7 @@ def _device_facts(system: System) -> list[tuple[str, str]]:
         words.append(f"TDP {format_number(sheet.tdp_watts)} W")
     if sheet.price:
         words.append(f"US$ {sheet.price.amount:,.0f} ({sheet.price.year})")
-    return [("each device", ", ".join(words))] if words else []
+    return ", ".join(words)
 
 
 def _memory_facts(system: System) -> list[tuple[str, str]]:
@@ -110,8 +135,7 @@ def _memory_facts(system: System) -> list[tuple[str, str]]:
         facts.append(("GPU memory", f"{gpus} × {each} = {total}"))
     rate = system.gpu_memory_bandwidth_bytes_per_s
     if rate is not None:
-        each = format_quantity(rate / gpus, "B/s")
-        facts.append(("GPU memory bandwidth", f"{gpus} × {each} = {format_quantity(rate, 'B/s')}"))
+        facts.append(("GPU memory bandwidth", _bandwidth(gpus, rate / gpus)))
     if system.host_to_gpu_memory is not None:
         facts.append(("host : GPU memory", memory_balance(system.host_to_gpu_memory)))
     return facts
