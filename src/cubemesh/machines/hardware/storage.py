@@ -56,9 +56,12 @@ _RECOVERY = re.compile(r"\b(recovery|resync|check|reshape)\s*=\s*([\d.]{1,6}%)")
 class Sizes(Protocol):
     """The part of `os.statvfs_result` that is used."""
 
-    f_frsize: int
-    f_blocks: int
-    f_bavail: int
+    @property
+    def f_frsize(self) -> int: ...
+    @property
+    def f_blocks(self) -> int: ...
+    @property
+    def f_bavail(self) -> int: ...
 
 
 Statvfs = Callable[[str], Sizes]
