@@ -57,11 +57,16 @@ class Sizes(Protocol):
     """The part of `os.statvfs_result` that is used."""
 
     @property
-    def f_frsize(self) -> int: ...
+    def f_frsize(self) -> int:
+        """Bytes of a block."""
+
     @property
-    def f_blocks(self) -> int: ...
+    def f_blocks(self) -> int:
+        """Blocks of the file system."""
+
     @property
-    def f_bavail(self) -> int: ...
+    def f_bavail(self) -> int:
+        """Blocks that are free for users other than root."""
 
 
 Statvfs = Callable[[str], Sizes]
