@@ -226,6 +226,16 @@ def test_the_networks_latency_adds_to_every_step_between_systems(
     assert longer - took == pytest.approx(3e-6)
 
 
+def test_a_dragonfly_has_the_latency_of_the_routers_between_its_systems() -> None:
+    near, far = on("knl-aries", 4), on("knl-aries", 128)
+    assert (near.network_latency_s, far.network_latency_s) == pytest.approx((1.3e-6, 1.5e-6))
+    assert fabric(system("cori"), 1024).network_latency_s == pytest.approx(2.2e-6)
+
+
+def test_an_oversubscribed_tree_does_not_slow_a_ring() -> None:
+    assert on("knl-omni-path", 128).network_bytes_per_s == 12.5e9
+
+
 def test_a_ring_without_links_of_a_kind_counts_with_its_own():
     dgx1 = system("dgx1-v100").topology
     over_pcie, over_nvlink = find_rings(dgx1, [0, 5]), find_rings(dgx1, [5, 6, 7])

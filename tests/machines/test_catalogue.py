@@ -4,8 +4,15 @@ import re
 
 import pytest
 
-from cubemesh.errors import DataError
-from cubemesh.machines.catalogue import PRECISIONS, datasheets, find, forms, read_datasheets
+from cubemesh.errors import DataError, UsageError
+from cubemesh.machines.catalogue import (
+    PRECISIONS,
+    datasheets,
+    find,
+    forms,
+    load_gpu,
+    read_datasheets,
+)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +126,65 @@ def test_tensor_rates_add_up_in_fp32():
     assert find("RTX 5090").peak("fp16").flops_per_s == find("RTX 5090").peak("bf16").flops_per_s
 
 
+@pytest.mark.parametrize(
+    ("name", "sms", "cores", "tensor_cores", "mhz", "boost_mhz", "capability", "watts", "usd"),
+    [
+        ("Tesla K40", 15, 2880, 0, 745, 875, "3.5", 235, 5499),
+        ("Titan X Maxwell", 24, 3072, 0, 1000, 1075, "5.2", 250, 999),
+        ("GTX 1080", 20, 2560, 0, 1607, 1733, "6.1", 180, 599),
+        ("Titan X Pascal", 28, 3584, 0, 1417, 1531, "6.1", 250, 1200),
+        ("k80", 13, 2496, 0, 562, 875, "3.7", 150, 2500),
+        ("P100 SXM2", 56, 3584, 0, 1328, 1480, "6.0", 300, None),
+        ("V100", 80, 5120, 640, 1312, 1530, "7.0", 300, None),
+        ("A100 SXM4 80GB", 108, 6912, 432, 1275, 1410, "8.0", 400, 15000),
+        ("H100 SXM", 132, 16896, 528, 1590, 1980, "9.0", 700, 30000),
+        ("NVIDIA H200", 132, 16896, 528, 1500, 1980, "9.0", 700, 32000),
+    ],
+)
+def test_units_clocks_and_price(
+    name, sms, cores, tensor_cores, mhz, boost_mhz, capability, watts, usd
+):
+    sheet = load_gpu(name)
+    assert (sheet.multiprocessors, sheet.cores, sheet.tensor_cores) == (sms, cores, tensor_cores)
+    assert (sheet.clock_hz, sheet.boost_clock_hz) == (mhz * 1e6, boost_mhz * 1e6)
+    assert (sheet.compute_capability, sheet.tdp_watts) == (capability, watts)
+    assert (sheet.price.amount if sheet.price else None) == usd
+    assert sheet.price is None or sheet.price.currency == "USD"
+
+
+def test_units_and_clocks_give_the_peak_in_fp32():
+    """Two operations a clock and core, at the boost clock: within 8 % of the stated peak, which is
+    rounded, or at another clock (B200)."""
+    for sheet in datasheets().values():
+        peak, clock = sheet.value("fp32"), sheet.boost_clock_hz
+        if sheet.kind != "gpu" or not (peak and clock and sheet.cores):
+            continue
+        assert 2 * sheet.cores * clock == pytest.approx(peak, rel=0.08), sheet.id
+
+
+def test_every_multiprocessor_has_the_same_units():
+    for sheet in datasheets().values():
+        if sheet.multiprocessors and sheet.cores:
+            assert sheet.cores % sheet.multiprocessors == 0, sheet.id
+            assert sheet.cores // sheet.multiprocessors in (64, 128, 192), sheet.id
+        if sheet.multiprocessors and sheet.tensor_cores:
+            assert sheet.tensor_cores // sheet.multiprocessors in (4, 8), sheet.id
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("P100", "fits several GPUs: .*PCIe.*SXM2"),
+        ("GTX 1081", "Nearest: gtx-1080"),
+        ("EPYC 7742", "is not a GPU"),
+        ("", "is not a GPU"),
+    ],
+)
+def test_a_gpu_that_is_not_one_known_gpu(name, words):
+    with pytest.raises(UsageError, match=words):
+        load_gpu(name)
+
+
 GOOD = """
 [sources]
 a = "A"
@@ -155,6 +221,7 @@ def test_a_table_is_read():
         ("[sources]", "[sauces]", "line 1, sources: is missing"),
         ("[x1]", "x2 = 3\n[x1]", "line 4, sources.x2: is 3"),
         ("fp32 = 1e12", "", "line 4, x1.figures: is missing"),
+        ("fp32 = 1e12", "fp32 = 1e12\nprice_usd = 9", "price_year belong together"),
         ("[[x1.figures]]", "[x1.figures]", "line 10, x1.figures: is "),
         ("[x1]", "[x1]\ncomputes = {fp16 = 'fp31'}", "computes.fp16: is 'fp31'; known"),
         (

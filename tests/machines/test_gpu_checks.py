@@ -29,7 +29,7 @@ class ScriptedNvml:
     def __getattr__(self, name):
         if not name.startswith("nvmlDevice"):
             return getattr(pynvml, name)
-        return lambda gpu: self.answer(self.gpus[gpu], name)
+        return lambda gpu, *_: self.answer(self.gpus[gpu], name)
 
     def nvmlDeviceGetCount(self):  # noqa: N802
         return len(self.gpus)
@@ -54,6 +54,17 @@ def test_a_healthy_gpu_has_no_problem():
     checks = read_gpu_checks(ScriptedNvml(HEALTHY))
     assert [c.code for c in checks if c.problem] == []
     assert len(checks) == 6
+
+
+def test_uncorrected_errors_of_the_memory_are_a_problem():
+    counted = HEALTHY | {"nvmlDeviceGetTotalEccErrors": 0}
+    assert problems(counted) == {}
+    broken = counted | {"nvmlDeviceGetTotalEccErrors": 3}
+    pending = counted | {"nvmlDeviceGetRemappedRows": (0, 1, 1, 1)}
+    found = problems(counted, broken)["gpu-memory-errors"]
+    assert found.found.startswith("GPU 1: its memory has errors: 3 uncorrected")
+    assert "--gpu-reset -i 1;" in found.remedy
+    assert "next reset, remapping a row" in problems(pending)["gpu-memory-errors"].found
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ def test_two_gpus_linked_through_switches():
         pcie_generation=5,
         pcie_width=16,
         nvlinks=18,
+        pci_address="0000:00:07.0",
     )
     assert found.links == (GpuLink(first=0, second=1, kind="nvlink", links=18),)
     assert (found.driver, found.cuda) == ("580.159.04", "13.0")

@@ -64,7 +64,7 @@ def probe(
     if machine is None and not draw:
         if gpus is not None:
             raise UsageError("--gpus selects GPUs of a topology: add --draw or --machine.")
-        found = probe_machine()
+        found = probe_machine(sensors=True)
         show(machine_json(found), as_json, lambda c: terminal.print_machine(c, found))
         return
     system = topology(machine, gpus=None if gpus is None else whole_numbers("--gpus", gpus))

@@ -18,8 +18,8 @@ from typing import Literal
 
 from cubemesh.errors import UsageError
 from cubemesh.machines.catalogue import datasheets
-from cubemesh.machines.catalogue.system import System
-from cubemesh.machines.topology import Link, RingSet, Topology, find_rings, route
+from cubemesh.machines.catalogue.system import Cluster, System
+from cubemesh.machines.topology import Link, RingSet, Topology, find_rings, lay_out, route
 from cubemesh.machines.topology.graph import LinkKind
 from cubemesh.machines.topology.routes import Route
 
@@ -110,11 +110,20 @@ def fabric(system: System, devices: int, peer_access: bool = True) -> Fabric:
     return replace(
         local,
         network_bytes_per_s=system.network_bytes_per_s if cluster else None,
-        network_latency_s=cluster.network.latency_s if cluster else 0.0,
+        network_latency_s=_between_systems_s(cluster, systems) if cluster else 0.0,
         network_name=cluster.network.name if cluster else "",
         host_bytes_per_s=host_rate,
         host_architecture=architecture,
     )
+
+
+def _between_systems_s(cluster: Cluster, systems: int) -> float:
+    """Latency between two of so many systems. Of a dragonfly with its routers, which its network's
+    latency leaves out; of a fat tree without its switches. An oversubscribed tree is as fast: of
+    the ring through the systems of a leaf only two links go up."""
+    if cluster.network.dragonfly is None:
+        return cluster.network.latency_s
+    return lay_out(systems, cluster).latency_s
 
 
 @lru_cache(maxsize=128)

@@ -179,7 +179,14 @@ def _network(request: ForecastRequest, name: str) -> ForecastRequest:
         raise unknown_name("network", name, NETWORKS)
     network = NETWORKS[name]
     cluster = _cluster(request, f"network={name}")
-    return _with(request, replace(cluster, network=network, switch_ports=network.switch_ports))
+    other = replace(
+        cluster,
+        network=network,
+        switch_ports=network.switch_ports,
+        oversubscription=1.0,
+        links_between_groups=None,
+    )
+    return _with(request, other)
 
 
 def _gbit_per_s(request: ForecastRequest, text: str) -> ForecastRequest:
@@ -194,7 +201,8 @@ def _gbit_per_s(request: ForecastRequest, text: str) -> ForecastRequest:
 def _latency_us(request: ForecastRequest, text: str) -> ForecastRequest:
     cluster = _cluster(request, f"network_latency_us={text}")
     latency_s = _number("network_latency_us", text) * 1e-6
-    return _with(request, replace(cluster, network=replace(cluster.network, latency_s=latency_s)))
+    network = replace(cluster.network, latency_s=latency_s, hop_latency_s=0.0)
+    return _with(request, replace(cluster, network=network))
 
 
 def _ports(request: ForecastRequest, text: str) -> ForecastRequest:

@@ -42,6 +42,11 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
+MOST_FILE_BYTES = 16 << 20
+MOST_TABLE_BYTES = 1 << 20
+"""Size limit of a table of the kernel, which has some kilobytes."""
+
+
 @dataclass
 class Tree:
     """The files under `root`, and what could not be determined from them."""
@@ -61,10 +66,11 @@ class Tree:
             self.unknown.append(note)
 
     def raw(self, path: str) -> bytes | None:
-        """The content of `path` (absolute, "/proc/meminfo"), or None where it cannot be read."""
+        """The content of `path` (absolute, "/proc/meminfo"), of a large one the first
+        `MOST_FILE_BYTES`; None where it cannot be read."""
         try:
-            with open(f"{self.root}/{path}", "rb") as file:
-                return file.read()
+            with open(f"{self.root}/{path}", "rb", opener=_without_waiting) as file:
+                return file.read(MOST_FILE_BYTES)
         except (OSError, ValueError):  # ValueError: a path with a null character in it
             return None
 
@@ -72,6 +78,34 @@ class Tree:
         """The content of `path` as text, stripped; None where it cannot be read."""
         content = self.raw(path)
         return None if content is None else content.decode(errors="replace").strip("\0 \t\r\n")
+
+    def table(self, path: str, what: str) -> list[str] | None:
+        """The lines of a table of the kernel such as /proc/mounts; None where it cannot be read. Of
+        one larger than `MOST_TABLE_BYTES` the first part, with a note about `what`."""
+        try:
+            with open(f"{self.root}/{path}", "rb", opener=_without_waiting) as file:
+                content = file.read(MOST_TABLE_BYTES + 1)
+        except (OSError, ValueError):
+            return None
+        lines = content[:MOST_TABLE_BYTES].decode(errors="replace").split("\n")
+        if len(content) > MOST_TABLE_BYTES:
+            del lines[-1]
+            self.missing(
+                what, f"{path} is larger than {MOST_TABLE_BYTES >> 20} MiB; its end is left out"
+            )
+        return lines
+
+    def target(self, path: str) -> str | None:
+        """The path below the root that `path` leads to with all links followed; None where there is
+        nothing, or where it is outside the root."""
+        root = os.path.realpath(self.root)
+        try:
+            found = os.path.realpath(f"{root}/{path}", strict=True)
+        except (OSError, ValueError):
+            return None
+        if root == "/":
+            return found
+        return found.removeprefix(root) if found.startswith(f"{root}/") else None
 
     def number(self, path: str) -> int | None:
         """The integer in `path`, or None."""

@@ -1,4 +1,4 @@
-"""GPU checks: NVIDIA driver, persistence mode, power limit, clocks, MIG, and other processes.
+"""GPU checks: NVIDIA driver, persistence mode, power limit, clocks, memory errors, MIG, processes.
 
 Each is a query to NVML (NVML API reference guide); a query that a GPU or its driver does not answer
 gives no check. Nothing is changed. `nvidia-smi` sets each of them.
@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from cubemesh.machines.files import Tree
+from cubemesh.machines.hardware.gpu_errors import read_gpu_errors
 from cubemesh.machines.system_checks import Check
 from cubemesh.units import format_bytes
 
@@ -70,7 +71,10 @@ def _checks(nvml: Any, handle: Any) -> Iterator[Check]:
             remedy="sudo nvidia-smi --gpu-reset -i GPUS, or restart the machine",
         )
         return
-    for read in (_persistence, _power_limit, _slowdown, _partitions, _processes):
+    for read in (
+        *(_persistence, _power_limit, _slowdown, _memory_errors, _partitions),
+        _processes,
+    ):
         if (check := read(nvml, handle)) is not None:
             yield check
 
@@ -138,6 +142,28 @@ def _slowdown(nvml: Any, handle: Any) -> Check | None:
         problem=True,
         found=f"the clock is lowered now ({', '.join(active)}).",
         remedy="Let it cool down and improve cooling; look at: nvidia-smi -q -d PERFORMANCE",
+    )
+
+
+def _memory_errors(nvml: Any, handle: Any) -> Check | None:
+    errors = read_gpu_errors(nvml, handle)
+    if errors is None or errors.uncorrected is None:
+        return None
+    seen = []
+    if errors.uncorrected:
+        seen.append(f"{errors.uncorrected:,} uncorrected ECC errors since the driver was loaded")
+    if errors.remap_pending:
+        seen.append("a row of memory is to be remapped at the next reset")
+    if errors.remap_failed:
+        seen.append("remapping a row of memory failed")
+    if not seen:
+        return _fine("gpu-memory-errors", "no uncorrected memory error")
+    return Check(
+        code="gpu-memory-errors",
+        problem=True,
+        found=f"its memory has errors: {', '.join(seen)}.",
+        remedy="sudo nvidia-smi --gpu-reset -i GPUS; if errors return, replace the GPU. Look at: "
+        "nvidia-smi -q -d ECC,ROW_REMAPPER",
     )
 
 

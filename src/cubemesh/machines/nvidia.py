@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cubemesh.machines.files import Tree
+from cubemesh.machines.hardware.gpu_errors import read_gpu_errors
+from cubemesh.machines.hardware.pci import sysfs_address
 from cubemesh.schema import Gpu, GpuLink
 
 
@@ -108,6 +110,7 @@ class _Queries:
         )
         power_mw = self.ask(f"power limit {of}", nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
         pci = self.ask(f"PCI address {of}", nvml.nvmlDeviceGetPciInfo, handle)
+        bus_id = None if pci is None else _text(pci.busId)
         remotes = self.remotes(index, handle)
         self.note_partitions(index, handle)
         gpu = Gpu(
@@ -131,8 +134,9 @@ class _Queries:
             ),
             pcie_width=self.ask(f"PCIe width {of}", nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
             nvlinks=None if remotes is None else len(remotes),
+            pci_address=None if bus_id is None else sysfs_address(bus_id),
+            errors=read_gpu_errors(nvml, handle),
         )
-        bus_id = None if pci is None else _text(pci.busId)
         return _Device(gpu=gpu, handle=handle, bus_id=bus_id, remotes=remotes or ())
 
     def remotes(self, index: int, handle: Any) -> tuple[str, ...] | None:

@@ -91,6 +91,38 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class XidCount:
+    """Errors of one kind that NVIDIA's driver has written to the kernel's log for a GPU."""
+
+    code: int
+    """Number of the error: 48 double-bit ECC, 79 off the bus, 94 and 95 contained and uncontained
+    ECC (NVIDIA, Xid Errors)."""
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuErrors:
+    """Error counters of a GPU's memory, and its Xid errors; None: not reported."""
+
+    ecc_enabled: bool | None = None
+    corrected: int | None = None
+    """ECC errors since the driver was loaded."""
+    uncorrected: int | None = None
+    corrected_lifetime: int | None = None
+    uncorrected_lifetime: int | None = None
+    remapped_rows_corrected: int | None = None
+    """Rows of memory replaced by spare ones after corrected errors."""
+    remapped_rows_uncorrected: int | None = None
+    remap_pending: bool | None = None
+    """Whether a row is replaced at the next reset of the GPU."""
+    remap_failed: bool | None = None
+    retired_pages: int | None = None
+    """Pages taken out of use, of GPUs before Ampere."""
+    xids: tuple[XidCount, ...] = ()
+    """By code; empty where there are none, or the kernel's log is not readable."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gpu:
     """One NVIDIA GPU, in the order of its PCI address."""
 
@@ -106,6 +138,9 @@ class Gpu:
     pcie_width: int | None = None
     nvlinks: int | None = None
     """Active NVLink links; 0: none, None: unknown."""
+    pci_address: str | None = None
+    """As in /sys/bus/pci/devices: `0000:3b:00.0`."""
+    errors: GpuErrors | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +154,108 @@ class GpuLink:
     `numa-node`, `system`."""
     links: int | None = None
     """NVLink links between the two, directly or through a switch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drive:
+    """A disk, SSD or RAID volume of a controller, as the kernel shows it."""
+
+    name: str
+    """In /sys/block: `nvme0n1`, `sda`."""
+    size_bytes: int | None = None
+    rotational: bool | None = None
+    """True: a disk with moving heads; a virtual machine may show SSDs as such."""
+    interface: str | None = None
+    """`nvme`, `sas`, `sata`, `usb`, `virtio`, `mmc`; None: unknown."""
+    model: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaidArray:
+    """A RAID of the kernel (md); those of a controller are not visible."""
+
+    name: str
+    """`md0`."""
+    level: str | None = None
+    """`raid0`, `raid1`, …; None of an inactive array."""
+    active: bool = True
+    size_bytes: int | None = None
+    chunk_bytes: int | None = None
+    """Stripe of one member."""
+    members: tuple[str, ...] = ()
+    """Block devices: `sda1`."""
+    failed: tuple[str, ...] = ()
+    """Members that have failed."""
+    members_expected: int | None = None
+    """Of a level with redundancy."""
+    members_present: int | None = None
+    recovery: str | None = None
+    """Recovery, resync, check or reshape that is running, with its percentage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """A mounted file system that can hold data."""
+
+    path: str
+    file_system: str
+    """`ext4`, `xfs`, `nfs4`, …"""
+    source: str
+    """What is mounted: `/dev/md0`, `server:/export`."""
+    device: str | None = None
+    """The block device in /sys/block: `sda`, `md0`, `dm-0`; None without one."""
+    drives: tuple[str, ...] = ()
+    """Names of the drives below it."""
+    server: str | None = None
+    """Host of a network file system."""
+    transport: str | None = None
+    """`tcp`, `udp` or `rdma` of NFS."""
+    read_only: bool = False
+    size_bytes: int | None = None
+    free_bytes: int | None = None
+    """For users other than root."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkAdapter:
+    """A network adapter on a bus: one function of a card."""
+
+    name: str
+    """Of its InfiniBand device where it has one (`mlx5_0`), else of its interface (`eno1`)."""
+    interfaces: tuple[str, ...] = ()
+    """Its network interfaces."""
+    kind: str | None = None
+    """`infiniband` or `ethernet`: what its link carries."""
+    driver: str | None = None
+    rate_bits_per_s: float | None = None
+    """Of its active ports together, one way; None where none is up, or the driver has no figure."""
+    up: bool | None = None
+    pci_address: str | None = None
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NicLink:
+    """The PCIe distance between a network adapter and a GPU."""
+
+    nic: str
+    """`NetworkAdapter.name`."""
+    gpu: int
+    """`Gpu.index`."""
+    distance: str
+    """In the words of `nvidia-smi topo`: `PIX` one PCIe switch, `PXB` several, `PHB` the host
+    bridge, `NODE` several host bridges of a NUMA node, `SYS` the link between NUMA nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerReading:
+    """Electric power of the whole machine, or of a part that a sensor names."""
+
+    source: str
+    """`ipmitool dcmi` or `hwmon power_meter`."""
+    watts: float
+    label: str | None = None
+    """What the sensor measures; None: the whole machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +292,13 @@ class Machine:
     memory: Memory
     gpus: tuple[Gpu, ...] = ()
     gpu_links: tuple[GpuLink, ...] = ()
+    drives: tuple[Drive, ...] = ()
+    raid_arrays: tuple[RaidArray, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    network_adapters: tuple[NetworkAdapter, ...] = ()
+    nic_links: tuple[NicLink, ...] = ()
+    power: tuple[PowerReading, ...] = ()
+    """Readings when the machine was probed with its sensors."""
     software: Software
     virtualization: str | None = None
     """The hypervisor's name; None if none is detected."""
@@ -186,3 +330,11 @@ class Machine:
         if host is not None and self.memory.cgroup_limit_bytes is not None:
             host = min(host, self.memory.cgroup_limit_bytes)
         return host / sum(gpu) if gpu and host else None
+
+    @property
+    def gpus_per_adapter(self) -> float | None:
+        """GPUs for each network adapter whose link is up and that is as fast as the fastest of
+        them; None without GPUs, or without such an adapter. A DGX-1 has two."""
+        rates = [a.rate_bits_per_s for a in self.network_adapters if a.up and a.rate_bits_per_s]
+        fastest = rates.count(max(rates)) if rates else 0
+        return len(self.gpus) / fastest if self.gpus and fastest else None

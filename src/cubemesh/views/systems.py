@@ -11,9 +11,11 @@ from rich.text import Text
 from cubemesh.api.probe import SystemTopology
 from cubemesh.untrusted import clean
 from cubemesh.views import terminal
+from cubemesh.views.facts.equipment import equipment_json
 from cubemesh.views.facts.topology import (
     cluster_facts,
     cluster_json,
+    cluster_shape,
     link_table,
     ring_table,
     system_facts,
@@ -39,6 +41,7 @@ def document(found: SystemTopology, drawing: Path | None = None) -> dict[str, An
         devices=system.devices,
         network=system.network,
         ports=system.ports,
+        equipment=equipment_json(system),
         topology=topology,
         cluster=None if system.cluster is None else cluster_json(system.cluster),
         drawing=place,
@@ -52,7 +55,8 @@ def print_system(console: Console, found: SystemTopology, drawing: Path | None =
         console.print(Text(clean(system.title), style="bold"), soft_wrap=True)
         terminal.print_facts(console, system_facts(system))
         if system.cluster is not None:
-            terminal.print_section(console, "Cluster (fat tree)", cluster_facts(system.cluster))
+            shape = cluster_shape(system.cluster)
+            terminal.print_section(console, f"Cluster ({shape})", cluster_facts(system.cluster))
         console.print()
     terminal.print_table(console, link_table(found.topology))
     if found.analysis.rings.rings:

@@ -54,6 +54,41 @@ def test_too_many_systems_have_a_reason():
     assert "three levels" in point.reason
 
 
+def test_an_oversubscribed_tree_and_a_dragonfly():
+    settings = Settings(
+        system="knl-7250",
+        fabrics=("omni-path:1:5/4", "aries:1"),
+        links_between_groups=24,
+        system_counts=(16, 128),
+        ports_used=(48,),
+        compared_at=128,
+        max_devices=128,
+    )
+    answer = EXPERIMENT.answer(settings, [])
+    assert answer.title.endswith("on fat trees and dragonflies")
+    tree, dragonfly = answer.tables[0].rows
+    assert tree[0].text == "1 × Intel Omni-Path, 1.25 : 1 oversubscribed"
+    assert tree[2].value == pytest.approx(1280)
+    assert dragonfly[2].value == pytest.approx(504)
+    assert dragonfly[3].value == pytest.approx(1.5)
+    bisection = [f for f in answer.findings if f.code == "bisection-bandwidth"]
+    assert in_order(bisection[0].text, "1.25 times as much", "not a ring")
+    forecasts = [f for f in answer.findings if f.code == "forecast-throughput"]
+    assert len(forecasts) == 2
+
+
+def test_a_dragonfly_laid_out_in_full():
+    settings = Settings(system="knl-7250", fabrics=("aries:1",), system_counts=(128, 768))
+    answer = EXPERIMENT.answer(settings, [])
+    (full,) = [f for f in answer.findings if f.code == "full-dragonfly-group"]
+    assert full.value == 384
+    assert in_order(full.text, "384 systems", "96 routers", "960 links")
+    table = answer.tables[1]
+    assert [column.name for column in table.columns][2:4] == ["systems per router", "first level"]
+    assert [row[3].value for row in table.rows] == [32, 192]
+    assert "Kim" in answer.notes[0]
+
+
 def test_four_thousand_devices_of_another_kind():
     settings = Settings(
         system="hgx-h100",
@@ -75,6 +110,11 @@ def test_four_thousand_devices_of_another_kind():
         ({"fabrics": "edr:20"}, "do not fit a switch"),
         ({"system_counts": "0"}, "0 systems"),
         ({"fabrics": ","}, "between the commas"),
+        ({"fabrics": "edr:4:4/5"}, "4/5.* as in 5/4"),
+        ({"fabrics": "edr:4:x"}, "'x' must be links down over links up"),
+        ({"fabrics": "edr:4:1/0"}, "1/0"),
+        ({"fabrics": "aries:1:2"}, "is a dragonfly"),
+        ({"links_between_groups": "0"}, "links_between_groups=0"),
     ],
 )
 def test_invalid_settings(settings, message):

@@ -12,8 +12,7 @@ from cubemesh.errors import CubemeshError, DataError, UsageError
 from cubemesh.machines.catalogue.load import datasheets
 from cubemesh.machines.catalogue.system_file import read_system
 from cubemesh.machines.catalogue.systems import OTHER_NAMES, load_system, system, system_names
-from cubemesh.machines.topology import find_rings, hops
-from cubemesh.machines.topology.fat_tree import fat_tree
+from cubemesh.machines.topology import find_rings, hops, lay_out
 
 OWN = """\
 name = "four"
@@ -57,7 +56,7 @@ def test_every_system_of_the_catalogue(name: str):
     assert rings.complete
     assert bool(rings.rings) == (found.devices > 1)
     if found.cluster is not None:
-        assert fat_tree(found.cluster.systems, found.cluster).switches >= 1
+        assert lay_out(found.cluster.systems, found.cluster).switches >= 1
 
 
 @pytest.mark.parametrize(

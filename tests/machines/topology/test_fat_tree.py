@@ -60,6 +60,34 @@ def test_what_cannot_be_built():
         Design(network=NETWORKS["edr"], ports_per_system=0, switch_ports=36)
 
 
+def test_an_oversubscribed_leaf_has_fewer_links_up():
+    """5/4 as on Stampede: 20 systems and 16 links up, so four fifths reach the other half."""
+    design = Design(
+        network=NETWORKS["omni-path"],
+        ports_per_system=1,
+        switch_ports=48,
+        systems_per_leaf=20,
+        oversubscription=1.25,
+    )
+    tree = fat_tree(320, design)
+    leaves, spines = tree.levels
+    assert (leaves.switches, leaves.ports_used, leaves.links_up) == (16, 36, 256)
+    assert (spines.switches, spines.ports_used) == (8, 32)
+    assert tree.taper == 1.25
+    assert tree.bisection_bytes_per_s == pytest.approx(320 * 2 * 12.5e9 / 2 / 1.25)
+    assert fat_tree(20, design).taper == 1, "one switch has no links up"
+
+
+def test_without_a_number_as_many_systems_as_fit_with_their_links_up():
+    design = Design(
+        network=NETWORKS["edr"], ports_per_system=4, switch_ports=36, oversubscription=2
+    )
+    assert (design.per_leaf, design.leaf_links, design.leaf_ports) == (6, 12, 36)
+    assert FIGURE_8.per_leaf == 4
+    with pytest.raises(UsageError, match=r"oversubscription=0.5.*from 1"):
+        Design(network=NETWORKS["edr"], ports_per_system=4, switch_ports=36, oversubscription=0.5)
+
+
 @given(
     systems=st.integers(1, 3000),
     ports=st.sampled_from([1, 2, 4, 8]),

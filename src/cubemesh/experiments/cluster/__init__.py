@@ -1,1 +1,1 @@
-"""Clusters: fat trees and their forecast throughput."""
+"""Clusters: fat trees, dragonflies, and their forecast throughput."""

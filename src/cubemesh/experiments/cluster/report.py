@@ -1,11 +1,12 @@
-"""Findings, tables and chart of the fat trees of `cluster`."""
+"""Findings, tables and chart of the networks of `cluster`: fat trees and dragonflies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from cubemesh.errors import UsageError
-from cubemesh.machines.topology import Design, FatTree, fat_tree
+from cubemesh.machines.topology import Design, Dragonfly, FatTree, lay_out
+from cubemesh.machines.topology.interconnects import DragonflyShape
 from cubemesh.papers.published import claims
 from cubemesh.schema import Axis, Cell, Chart, Column, Finding, Line, Point, Table
 from cubemesh.schema.published import cite
@@ -17,22 +18,34 @@ CITED = cite(PAPER)
 PAPER_SYSTEMS = 124
 """Systems of its table 1."""
 LEVELS = ("first", "second", "third")
+Layout = FatTree | Dragonfly
 
 
 def design_name(design: Design) -> str:
-    """`4 × InfiniBand EDR`."""
-    return f"{design.ports_per_system} × {design.network.name}"
+    """`4 × InfiniBand EDR`, with how far a tree is oversubscribed."""
+    name = f"{design.ports_per_system} × {design.network.name}"
+    if design.oversubscription > 1:
+        name += f", {format_number(design.oversubscription)} : 1 oversubscribed"
+    return name
 
 
-def tree(systems: int, design: Design) -> FatTree | str:
-    """The fat tree, or the reason why there is none."""
+def shape_names(designs: Iterable[Design]) -> str:
+    """`fat trees`, `dragonflies`, or both."""
+    kinds = {design.network.dragonfly is None for design in designs}
+    return " and ".join(
+        name for tree, name in ((True, "fat trees"), (False, "dragonflies")) if tree in kinds
+    )
+
+
+def tree(systems: int, design: Design) -> Layout | str:
+    """The network of so many systems, or the reason why there is none."""
     try:
-        return fat_tree(systems, design)
+        return lay_out(systems, design)
     except UsageError as error:
         return str(error)
 
 
-def comparison(systems: int, compared: Mapping[str, FatTree | str]) -> Table:
+def comparison(systems: int, compared: Mapping[str, Layout | str]) -> Table:
     """A row for each network, with the figures of the paper where it has them."""
     published = _published() if systems == PAPER_SYSTEMS else {}
     columns = [
@@ -57,7 +70,7 @@ def comparison(systems: int, compared: Mapping[str, FatTree | str]) -> Table:
     return Table(title=f"{systems} systems, by network", columns=tuple(columns), rows=tuple(rows))
 
 
-def _bisection_and_latency(found: FatTree) -> tuple[Cell, Cell]:
+def _bisection_and_latency(found: Layout) -> tuple[Cell, Cell]:
     """In GB/s and µs."""
     return Cell(value=found.bisection_bytes_per_s / GB), Cell(value=found.latency_s * 1e6)
 
@@ -75,7 +88,9 @@ def sizes(system_counts: Sequence[int], design: Design, devices: int) -> Table:
     """A row for each number of systems."""
     trees = {n: tree(n, design) for n in system_counts}
     deepest = max((len(t.levels) for t in trees.values() if not isinstance(t, str)), default=1)
-    columns = [Column(name="systems"), Column(name="devices"), Column(name="systems per leaf")]
+    shape = design.network.dragonfly
+    leaf = "systems per leaf" if shape is None else "systems per router"
+    columns = [Column(name="systems"), Column(name="devices"), Column(name=leaf)]
     for name in LEVELS[:deepest]:
         columns += [Column(name=f"{name} level"), Column(name="ports used")]
     columns += [
@@ -88,7 +103,8 @@ def sizes(system_counts: Sequence[int], design: Design, devices: int) -> Table:
         if isinstance(found, str):
             cells += [Cell(reason=found)] * len(columns[2:])
         else:
-            cells.append(Cell(value=min(design.per_leaf, systems)))
+            each = design.per_leaf if shape is None else shape.systems_per_router
+            cells.append(Cell(value=min(each, systems)))
             for level in found.levels:
                 used = f"{level.ports_used} of {level.switch_ports}"
                 cells += [Cell(value=level.switches), Cell(text=used)]
@@ -102,7 +118,7 @@ def sizes(system_counts: Sequence[int], design: Design, devices: int) -> Table:
     return Table(title=title, columns=tuple(columns), rows=tuple(rows))
 
 
-def findings(laid_out: Sequence[Design], compared: Mapping[str, FatTree | str]) -> list[Finding]:
+def findings(laid_out: Sequence[Design], compared: Mapping[str, Layout | str]) -> list[Finding]:
     """Bisection bandwidth and latency of each network, and the size of a full two-level tree."""
     trees = {name: found for name, found in compared.items() if not isinstance(found, str)}
     findings = []
@@ -117,6 +133,11 @@ def findings(laid_out: Sequence[Design], compared: Mapping[str, FatTree | str]) 
             first = next(iter(trees.values())).bisection_bytes_per_s
             times = format_number(first / found.bisection_bytes_per_s)
             text += f"; {times} times less bandwidth than the first network"
+        if found.taper > 1:
+            text += (
+                f"; a half of the systems can send {format_number(found.taper)} times as much "
+                "as reaches the other half, which slows all-to-all traffic and not a ring"
+            )
         findings.append(
             Finding(code="bisection-bandwidth", text=f"{text}.", value=bisection, unit="GB/s")
         )
@@ -124,9 +145,11 @@ def findings(laid_out: Sequence[Design], compared: Mapping[str, FatTree | str]) 
 
 
 def _full(design: Design) -> Finding:
-    """The largest two-level tree, and what one more system needs."""
+    """The largest two-level tree, or group of a dragonfly, and what one more system needs."""
+    if design.network.dragonfly is not None:
+        return _full_group(design, design.network.dragonfly)
     most = design.most_systems(2)
-    full = fat_tree(most, design)
+    full = lay_out(most, design)
     text = (
         f"With {design.usable} of {design.switch_ports} switch ports used, a two-level tree is "
         f"full at {most} systems: {_switches(full)}, {design.per_leaf} systems per leaf, "
@@ -143,12 +166,29 @@ def _full(design: Design) -> Finding:
     return Finding(code="full-two-level-tree", text=text, value=most, unit="systems")
 
 
-def _switches(found: FatTree) -> str:
+def _full_group(design: Design, shape: DragonflyShape) -> Finding:
+    """The systems of a group, and the global links that one more system needs."""
+    most = shape.systems_per_group
+    text = (
+        f"A group of {design.network.name} is full at {most} systems on {shape.routers_per_group} "
+        f"routers, with {shape.global_links} links to other groups."
+    )
+    after = tree(2 * most, design)
+    if isinstance(after, Dragonfly):
+        text += (
+            f" Two full groups are joined by {after.links_between_groups} links: bisection "
+            f"bandwidth {format_number(after.bisection_bytes_per_s / GB, 4)} GB/s (bidirectional), "
+            f"latency {format_number(after.latency_s * 1e6)} µs."
+        )
+    return Finding(code="full-dragonfly-group", text=text, value=most, unit="systems")
+
+
+def _switches(found: Layout) -> str:
     *others, last = [f"{x.switches} {x.name}-level" for x in found.levels]
     return f"{', '.join(others)} and {last} switches"
 
 
-def _used(found: FatTree) -> str:
+def _used(found: Layout) -> str:
     return ", ".join(f"{x.ports_used} of {x.switch_ports}" for x in found.levels)
 
 
@@ -174,13 +214,16 @@ def chart(system_counts: Sequence[int], designs: Mapping[str, Design]) -> Chart:
     )
 
 
-def notes(design: Design, compared: Mapping[str, FatTree | str]) -> tuple[str, ...]:
+def notes(design: Design, compared: Mapping[str, Layout | str]) -> tuple[str, ...]:
     """Formulas and sources."""
     network = design.network
+    if network.dragonfly is not None:
+        return (*_dragonfly_notes(design), _sources(compared))
+    share = "½" if design.oversubscription == 1 else f"½ ÷ {design.oversubscription:g}"
     formula = (
         "Bisection = systems × ports × (in + out) ÷ 8 bit × ½ "
         f"({CITED}, table 1, note a); here systems × {design.ports_per_system} × "
-        f"{2 * network.gbit_per_s:g} Gb/s ÷ 8 × ½."
+        f"{2 * network.gbit_per_s:g} Gb/s ÷ 8 × {share}."
     )
     if network.hop_latency_s:
         latency = (
@@ -189,12 +232,37 @@ def notes(design: Design, compared: Mapping[str, FatTree | str]) -> tuple[str, .
         )
     else:
         latency = f"Latency = {network.latency_s * 1e6:g} µs, switches included."
-    networks = [t.design.network for t in compared.values() if not isinstance(t, str)]
-    sources = "; ".join(f"{n.name}: {', '.join(n.sources)}" for n in networks)
+    links = (
+        "as many links up as down"
+        if design.oversubscription == 1
+        else f"a link up for every {design.oversubscription:g} links down"
+    )
     return (
         formula,
         latency,
-        "Every leaf has as many links up as down, spread evenly over the second level; all ports "
+        f"Every leaf has {links}, spread evenly over the second level; all ports "
         f"of a system are on one leaf ({CITED}, section 3.3 and figure 8).",
-        f"Sources. {sources}.",
+        _sources(compared),
+    )
+
+
+def _sources(compared: Mapping[str, Layout | str]) -> str:
+    networks = {
+        t.design.network.name: t.design.network for t in compared.values() if not isinstance(t, str)
+    }
+    sources = "; ".join(f"{n.name}: {', '.join(n.sources)}" for n in networks.values())
+    return f"Sources. {sources}."
+
+
+def _dragonfly_notes(design: Design) -> tuple[str, ...]:
+    network = design.network
+    return (
+        "Bisection = the smaller of systems × ports × (in + out) ÷ 8 bit × ½ and of the links that "
+        "are cut: between groups ⌊g/2⌋ × ⌈g/2⌉ × links between two groups, within a group those "
+        "of its rows and columns (J. Kim et al., ISCA 2008).",
+        f"Latency = {network.latency_s * 1e6:g} µs from system to system + "
+        f"{network.hop_latency_s * 1e6:g} µs for each router on the longest path, and that of a "
+        "global link where one is crossed.",
+        "Systems are placed on as few routers and groups as they fit, and only the links between "
+        "those count.",
     )

@@ -62,6 +62,8 @@ def forecasts(system: System, designs: Mapping[str, Design], job: ClusterJob) ->
             network=design.network,
             ports_per_system=design.ports_per_system,
             switch_ports=design.switch_ports,
+            oversubscription=design.oversubscription,
+            links_between_groups=design.links_between_groups,
         )
         request = ForecastRequest(
             network=networks.build(job.network),

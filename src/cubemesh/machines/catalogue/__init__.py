@@ -5,17 +5,19 @@ in them are unknown: measured or reported as unknown, never assumed. docs/machin
 to add one.
 """
 
-from cubemesh.machines.catalogue.datasheet import PRECISIONS, Datasheet, Peak, Sourced
+from cubemesh.machines.catalogue.datasheet import PRECISIONS, Datasheet, Peak, Price, Sourced
 from cubemesh.machines.catalogue.load import datasheets, read_datasheets
-from cubemesh.machines.catalogue.names import find, forms
+from cubemesh.machines.catalogue.names import find, forms, load_gpu
 
 __all__ = [
     "PRECISIONS",
     "Datasheet",
     "Peak",
+    "Price",
     "Sourced",
     "datasheets",
     "find",
     "forms",
+    "load_gpu",
     "read_datasheets",
 ]

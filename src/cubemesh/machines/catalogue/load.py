@@ -84,6 +84,8 @@ def _figures(table: Fields, sources: Mapping[str, str]) -> dict[str, Sourced]:
                 block.wrong(name, "is given twice.")
             if name != "source" and (value := block.above_zero(name)) is not None:
                 found[name] = Sourced(value=value, source=source)
+    if ("price_usd" in found) != ("price_year" in found):
+        table.wrong("figures", "price_usd and price_year belong together; give both.")
     if not found:
         table.wrong("figures", "is missing: at least one figure with its source.")
     return found

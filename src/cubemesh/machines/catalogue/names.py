@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from cubemesh.errors import UsageError, unknown_name
 from cubemesh.machines.catalogue.datasheet import Datasheet
 from cubemesh.machines.catalogue.load import datasheets
 
@@ -35,6 +36,24 @@ def find(name: str) -> Datasheet | None:
     most = max((words for words, _ in fits), default=0)
     best = {sheet.id: sheet for words, sheet in fits if words == most}
     return next(iter(best.values())) if len(best) == 1 else None
+
+
+def load_gpu(name: str) -> Datasheet:
+    """The datasheet of a GPU, by its id in the catalogue or by any name of `find`.
+
+    UsageError, with the variants or the nearest names, where it is not one known GPU.
+    """
+    gpus = {sheet.id: sheet for sheet in datasheets().values() if sheet.kind == "gpu"}
+    sheet = gpus.get(name) or find(name)
+    if sheet is not None and sheet.kind == "gpu":
+        return sheet
+    variants = [form for form in forms(name) if form.kind == "gpu"]
+    if len(variants) == 1:
+        return variants[0]
+    if variants:
+        names = ", ".join(form.name for form in variants)
+        raise UsageError(f"'{name}' fits several GPUs: {names}. Name one of them.")
+    raise unknown_name("GPU", name, gpus, "docs/machines.md lists the catalogue.")
 
 
 def forms(name: str) -> tuple[Datasheet, ...]:

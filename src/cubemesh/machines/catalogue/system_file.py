@@ -23,8 +23,8 @@
     ports = 2
     port_to_switch = [0, 1]
 
-A cluster names its system: `system = "dgx1-v100"` and a table [cluster]. Every error names the line
-and the field.
+Memory, drives, power and price follow in tables of their own (equipment.py). A cluster names its
+system: `system = "dgx1-v100"` and a table [cluster]. Every error names the line and the field.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from itertools import combinations
 from typing import Any
 
 from cubemesh.errors import DataError, UsageError
+from cubemesh.machines.catalogue.equipment import TABLES, read_equipment
 from cubemesh.machines.catalogue.fields import Fields, read_toml
 from cubemesh.machines.catalogue.load import datasheets
 from cubemesh.machines.catalogue.system import Cluster, System
@@ -47,7 +48,7 @@ from cubemesh.untrusted import quoted
 MOST_GPUS = 64
 
 _WORDS = ("name", "title", "sources", "facts")
-_PARTS = ("gpus", "cpus", "pcie", "nvlink", "network")
+_PARTS = ("gpus", "cpus", "pcie", "nvlink", "network", *TABLES)
 _RATES = ("gb_per_s", "latency_us")
 """Own figures of a table of links, instead of those of its kind: of one link, one way."""
 
@@ -81,6 +82,7 @@ def read_system(text: str, file: str, known: Callable[[str], System]) -> System:
         host_device=host_device,
         network="" if network is None else network.one_of("technology", NETWORKS),
         ports=parts.ports,
+        equipment=read_equipment(top),
         facts=_facts(top),
     )
 
@@ -122,7 +124,7 @@ def _read_cluster(top: Fields, known: Callable[[str], System]) -> System:
     table.only(
         (
             *("systems", "technology", "ports", "switch_ports", "ports_used", "systems_per_leaf"),
-            *("gbit_per_s", "latency_us"),
+            *("oversubscription", "links_between_groups", "gbit_per_s", "latency_us"),
         )
     )
     network = NETWORKS[table.one_of("technology", NETWORKS)]
@@ -139,6 +141,8 @@ def _read_cluster(top: Fields, known: Callable[[str], System]) -> System:
             switch_ports=table.whole("switch_ports", 2, 10_000, default=network.switch_ports),
             ports_used=table.maybe_whole("ports_used", 2, 10_000),
             systems_per_leaf=table.maybe_whole("systems_per_leaf", 1, 10_000),
+            oversubscription=table.above_zero("oversubscription") or 1.0,
+            links_between_groups=table.maybe_whole("links_between_groups", 1, 100_000),
         )
     except UsageError as error:
         table.wrong("ports", str(error))
@@ -152,6 +156,7 @@ def _read_cluster(top: Fields, known: Callable[[str], System]) -> System:
         network=network.id,
         ports=cluster.ports_per_system,
         cluster=cluster,
+        equipment=system.equipment,
         facts=dict(system.facts) | _facts(top),
     )
 

@@ -2,10 +2,11 @@
 
 `graph.py` defines the graph; `smi_matrix.py`, `nccl_xml.py` and `probed.py` read it from machines,
 the catalogue from TOML; `routes.py`, `rings.py`, `trees.py` and `cuts.py` analyse it, `fat_tree.py`
-clusters of systems.
+and `dragonfly.py` clusters of systems.
 """
 
 from cubemesh.machines.topology.cuts import Bisection, bisection
+from cubemesh.machines.topology.dragonfly import Dragonfly, lay_out
 from cubemesh.machines.topology.fat_tree import Design, FatTree, Level, fat_tree
 from cubemesh.machines.topology.graph import Link, Node, Topology
 from cubemesh.machines.topology.interconnects import NETWORKS, Network
@@ -18,6 +19,7 @@ __all__ = [
     "REACHES",
     "Bisection",
     "Design",
+    "Dragonfly",
     "FatTree",
     "Level",
     "Link",
@@ -34,6 +36,7 @@ __all__ = [
     "fat_tree",
     "find_rings",
     "hops",
+    "lay_out",
     "route",
     "routes",
     "shared_rates",

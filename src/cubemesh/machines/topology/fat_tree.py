@@ -16,21 +16,28 @@ The document has 6,012 GB/s: it deducts 64b/66b from a data rate that has it ded
 
 In that document's design (figure 8) leaves take four systems of four ports and 16 links up, so
 they, and the spines, use 32 of the 36 ports of an EDR switch: 32 leaves and 16 spines, 128 systems.
+
+An oversubscribed tree has fewer links up than down at its leaves, by the ratio of the two (5/4 on
+TACC Stampede: Gawande et al. 2018 [004], section 2.2). The bisection falls by that ratio as soon as
+there are several leaves; a ring through the systems in the order of the leaves loses nothing, as
+only two of its links leave each.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from cubemesh.errors import UsageError
 from cubemesh.machines.topology.interconnects import Network
 
 MOST_LEVELS = 3
+MOST_OVERSUBSCRIPTION = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """What a fat tree is built of."""
+    """What a cluster's network is built of: a fat tree, or the dragonfly of its network."""
 
     network: Network
     ports_per_system: int
@@ -39,22 +46,50 @@ class Design:
     ports_used: int | None = None
     """Ports that are used at most of a switch; all of them where None."""
     systems_per_leaf: int | None = None
-    """As many as fit with as many links up as down where None."""
+    """As many as fit with their links up where None."""
+    oversubscription: float = 1.0
+    """Links of a leaf down for each link up."""
+    links_between_groups: int | None = None
+    """Of a dragonfly, between every two groups; as many as its routers have where None."""
 
     def __post_init__(self) -> None:
-        for field in ("ports_per_system", "switch_ports", "ports_used", "systems_per_leaf"):
+        for field in (
+            *("ports_per_system", "switch_ports", "ports_used", "systems_per_leaf"),
+            "links_between_groups",
+        ):
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise UsageError(f"{field}={value}: it must be 1 or more.")
+        if not 1 <= self.oversubscription <= MOST_OVERSUBSCRIPTION:
+            raise UsageError(
+                f"oversubscription={self.oversubscription:g}: links down for each link up, from 1 "
+                f"to {MOST_OVERSUBSCRIPTION}."
+            )
+        if self.network.dragonfly is not None:
+            self._check_dragonfly()
+            return
+        if self.links_between_groups is not None:
+            raise UsageError(
+                f"links_between_groups={self.links_between_groups}: {self.network.name} has no "
+                "groups; only a dragonfly does."
+            )
         if self.usable > self.switch_ports:
             raise UsageError(
                 f"ports_used={self.ports_used}: a switch has {self.switch_ports} ports."
             )
-        if self.per_leaf < 1 or 2 * self.leaf_links > self.usable:
+        if self.per_leaf < 1 or self.leaf_ports > self.usable:
+            links = "as many links up" if self.oversubscription == 1 else "their links up"
             raise UsageError(
-                f"{self.systems_per_leaf or 1} systems of {self.ports_per_system} ports and as "
-                f"many links up do not fit a switch of {self.usable} usable ports. Use larger "
+                f"{self.systems_per_leaf or 1} systems of {self.ports_per_system} ports and "
+                f"{links} do not fit a switch of {self.usable} usable ports. Use larger "
                 "switches, or fewer ports a system."
+            )
+
+    def _check_dragonfly(self) -> None:
+        if self.oversubscription != 1:
+            raise UsageError(
+                f"oversubscription={self.oversubscription:g}: {self.network.name} is a dragonfly; "
+                "links_between_groups sets its taper."
             )
 
     @property
@@ -67,12 +102,24 @@ class Design:
         """Systems on one leaf switch."""
         if self.systems_per_leaf is not None:
             return self.systems_per_leaf
-        return self.usable // 2 // self.ports_per_system
+        most = self.usable // self.ports_per_system
+        return next((n for n in range(most, 0, -1) if self._ports(n) <= self.usable), 0)
 
     @property
     def leaf_links(self) -> int:
-        """Links of a full leaf up, as many as its systems have down."""
-        return self.per_leaf * self.ports_per_system
+        """Links of a full leaf up: as many as its systems have down, or fewer by the
+        oversubscription."""
+        return math.ceil(self.per_leaf * self.ports_per_system / self.oversubscription)
+
+    @property
+    def leaf_ports(self) -> int:
+        """Ports used of a full leaf."""
+        return self._ports(self.per_leaf)
+
+    def _ports(self, systems: int) -> int:
+        """Ports of a leaf with so many systems and their links up."""
+        down = systems * self.ports_per_system
+        return down + math.ceil(down / self.oversubscription)
 
     def most_systems(self, levels: int) -> int:
         """The most systems on so many levels of switches (1 to 3)."""
@@ -124,7 +171,12 @@ class FatTree:
     def bisection_bytes_per_s(self) -> float:
         """Peak between two halves of the systems, both directions added."""
         ports = self.systems * self.design.ports_per_system
-        return ports * 2 * self.design.network.port_bytes_per_s / 2
+        return ports * 2 * self.design.network.port_bytes_per_s / 2 / self.taper
+
+    @property
+    def taper(self) -> float:
+        """What half of the systems could send, over what reaches the other half."""
+        return self.design.oversubscription if len(self.levels) > 1 else 1.0
 
     @property
     def latency_s(self) -> float:
@@ -171,7 +223,7 @@ def _two_levels(systems: int, design: Design) -> tuple[Level, ...]:
     links = design.leaf_links
     spines = _spread(links, leaves, design.usable)
     return (
-        _level(design, "first", leaves, 2 * links, leaves * links),
+        _level(design, "first", leaves, design.leaf_ports, leaves * links),
         _level(design, "second", spines, leaves * (links // spines), 0),
     )
 
@@ -184,7 +236,7 @@ def _three_levels(systems: int, design: Design) -> tuple[Level, ...]:
     pods = -(-leaves // half)
     tops = _spread(half, pods, design.usable)
     return (
-        _level(design, "first", leaves, 2 * links, leaves * links),
+        _level(design, "first", leaves, design.leaf_ports, leaves * links),
         _level(design, "second", pods * links, 2 * half, pods * links * half),
         _level(design, "third", links * tops, pods * (half // tops), 0),
     )

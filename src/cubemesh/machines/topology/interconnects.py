@@ -1,4 +1,4 @@
-"""Networks between systems: bandwidth and latency of each technology.
+"""Networks between systems: bandwidth and latency of each technology, and its shape if not a tree.
 
 Rates are one way, of one port. Latencies are the vendor's, from system to system and of a switch;
 without them NCCL's hardware latency of a network hop (NVIDIA/nccl 2.30.7, src/graph/tuning.cc:
@@ -15,6 +15,37 @@ _NCCL = "latency: NCCL's tuning model, a fallback that no maker states"
 
 
 @dataclass(frozen=True, kw_only=True)
+class DragonflyShape:
+    """How the routers of a dragonfly network are joined."""
+
+    systems_per_router: int
+    routers_per_row: int
+    """Routers that are linked all to all: a chassis of Aries."""
+    rows_per_group: int
+    """Rows whose routers of the same place are linked all to all: the chassis of a group."""
+    links_in_column: int
+    """Parallel links between two routers of different rows."""
+    local_bytes_per_s: float
+    """Of one link within a group, one way."""
+    global_links: int
+    """Links from one group to all others."""
+    global_bytes_per_s: float
+    """Of one of them, one way."""
+    global_latency_s: float
+    """Of one of them, in addition to that of the routers."""
+
+    @property
+    def routers_per_group(self) -> int:
+        """Routers of a full group."""
+        return self.routers_per_row * self.rows_per_group
+
+    @property
+    def systems_per_group(self) -> int:
+        """Systems of a full group."""
+        return self.systems_per_router * self.routers_per_group
+
+
+@dataclass(frozen=True, kw_only=True)
 class Network:
     """A network technology: figures of one port."""
 
@@ -28,6 +59,8 @@ class Network:
     """Of one switch; 0 where the latency includes it."""
     switch_ports: int
     """Of the switch that is usual for it."""
+    dragonfly: DragonflyShape | None = None
+    """None where its switches form a fat tree."""
     sources: tuple[str, ...]
 
     @property
@@ -101,11 +134,29 @@ NETWORKS: Mapping[str, Network] = {
             id="aries",
             name="Cray Aries",
             gbit_per_s=64,
+            latency_s=1.2e-6,
+            hop_latency_s=0.1e-6,
             switch_ports=48,
+            dragonfly=DragonflyShape(
+                systems_per_router=4,
+                routers_per_row=16,
+                rows_per_group=6,
+                links_in_column=3,
+                local_bytes_per_s=5.25e9,
+                global_links=960,
+                global_bytes_per_s=4.7e9,
+                global_latency_s=0.4e-6,
+            ),
             sources=(
                 "Gawande et al. 2018 [004], section 2.2: 8 GB/s a node; figure 14 measures 7 GB/s",
-                "Cray XC Series Network, WP-Aries01-1112: 48 ports; a dragonfly, no fat tree",
-                _NCCL,
+                "NERSC, Cori Interconnect: four nodes a router, 16 routers a chassis, six chassis "
+                "a group, up to 240 optical cables of four links a group, "
+                "docs.nersc.gov/systems/cori/interconnect/",
+                "Cray XC Series Network, WP-Aries01-1112: 48-port routers, links of 4.7 to "
+                "5.25 GB/s, 0.1 µs a router",
+                "latency: B. Austin, Characterization of the Cray Aries Network: 1.3 µs on a "
+                "router, 1.5 µs in a group, 2.2 µs between groups, as cited in lanl/PPT, "
+                "github.com/lanl/PPT",
             ),
         ),
     )

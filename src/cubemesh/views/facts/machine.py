@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING
 from cubemesh.schema import Cpu, Gpu, GpuLink, Machine, Memory, Software, Table
 from cubemesh.units import format_bytes, format_number
 from cubemesh.untrusted import clean
+from cubemesh.views.facts.hardware import (
+    balance_facts,
+    gpu_error_facts,
+    network_facts,
+    power_facts,
+    storage_facts,
+)
 from cubemesh.views.tables import table_of_texts
 
 if TYPE_CHECKING:
@@ -23,10 +30,16 @@ class FactGroup:
 
 
 def machine_groups(machine: Machine) -> tuple[FactGroup, ...]:
-    """Processor, memory, environment, software."""
+    """Processor, memory, storage, network, GPUs, balance, power, environment, software."""
     groups = [
         FactGroup(title="Processor", facts=tuple(_processor(machine.cpu))),
         FactGroup(title="Memory", facts=tuple(_memory(machine.memory))),
+        FactGroup(title="Storage", facts=storage_facts(machine)),
+        FactGroup(title="Network", facts=network_facts(machine)),
+        FactGroup(title="GPU datasheets", facts=_datasheets(machine)),
+        FactGroup(title="GPU errors", facts=gpu_error_facts(machine)),
+        FactGroup(title="Balance", facts=balance_facts(machine)),
+        FactGroup(title="Power", facts=power_facts(machine)),
         FactGroup(title="Environment", facts=tuple(_place(machine))),
         FactGroup(title="Software", facts=tuple(_software(machine.software))),
     ]
@@ -75,6 +88,14 @@ def link_sentences(links: tuple[GpuLink, ...]) -> tuple[str, ...]:
         clean(f"{', '.join(names)}: {kind}" + (f", {count} links" if count else ""))
         for (kind, count), names in pairs.items()
     )
+
+
+def _datasheets(machine: Machine) -> tuple[tuple[str, str], ...]:
+    if not machine.gpus:
+        return ()
+    from cubemesh.views.facts.equipment import datasheet_facts  # reads the catalogue
+
+    return datasheet_facts(machine)
 
 
 def _processor(cpu: Cpu) -> list[tuple[str, str]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from cubemesh.machines.catalogue.system import Cluster, System
-from cubemesh.machines.topology import NETWORKS, Link, Topology, fat_tree
+from cubemesh.machines.topology import NETWORKS, Dragonfly, Link, Topology, lay_out
 from cubemesh.machines.topology.analysis import TopologyAnalysis
 from cubemesh.machines.topology.routes import describe
 from cubemesh.schema import Table
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import format_number, format_quantity
 from cubemesh.untrusted import clean
+from cubemesh.views.facts.equipment import equipment_facts
 from cubemesh.views.tables import table_of_figures
 from cubemesh.views.topology.drawing import bandwidth_words
 
@@ -138,25 +139,44 @@ def system_facts(system: System) -> Facts:
         facts.append(
             ("network", f"{system.ports} × {network}, {format_quantity(rate, 'B/s')} one way")
         )
+    facts += equipment_facts(system)
     facts += list(system.facts.items())
     facts += [("source", source) for source in system.sources]
     return tuple((clean(name), clean(value)) for name, value in facts)
 
 
+def cluster_shape(cluster: Cluster) -> str:
+    """`fat tree` or `dragonfly`."""
+    return "fat tree" if cluster.network.dragonfly is None else "dragonfly"
+
+
 def cluster_facts(cluster: Cluster) -> Facts:
-    """A cluster's fat tree in words."""
-    tree = fat_tree(cluster.systems, cluster)
+    """A cluster's fat tree or dragonfly in words."""
+    tree = lay_out(cluster.systems, cluster)
     levels = "; ".join(
         f"{_count(level.switches, f'{level.name}-level switch', 'es')}, "
         f"{level.ports_used} of {level.switch_ports} ports used"
         for level in tree.levels
     )
+    if isinstance(tree, Dragonfly):
+        each, groups = tree.shape.systems_per_router, _count(tree.groups, "group")
+        place = f"{each} on a router, {tree.shape.systems_per_group} in a group"
+        levels = f"{_count(tree.routers, 'router')} in {groups}"
+        if tree.groups > 1:
+            levels += f", {tree.links_between_groups} links between every two"
+    else:
+        place = f"{cluster.per_leaf} on a leaf switch"
+    facts = [("systems", f"{cluster.systems:,}, {place}"), ("switches", levels)]
+    if cluster.oversubscription > 1:
+        ratio = f"{format_number(cluster.oversubscription)} links down for each link up"
+        facts.append(("oversubscription", ratio))
+    reached = "" if tree.taper == 1 else f", 1/{format_number(tree.taper)} of what the ports send"
     return (
-        ("systems", f"{cluster.systems}, {cluster.per_leaf} on a leaf switch"),
-        ("switches", levels),
+        *facts,
         (
             "bisection",
-            f"{format_number(tree.bisection_bytes_per_s / 1e9, 4)} GB/s in both directions",
+            f"{format_number(tree.bisection_bytes_per_s / 1e9, 4)} GB/s in both directions"
+            f"{reached}",
         ),
         (
             "latency",
@@ -166,15 +186,23 @@ def cluster_facts(cluster: Cluster) -> Facts:
 
 
 def cluster_json(cluster: Cluster) -> dict[str, Any]:
-    """A cluster's fat tree as data."""
-    tree = fat_tree(cluster.systems, cluster)
+    """A cluster's fat tree or dragonfly as data."""
+    tree = lay_out(cluster.systems, cluster)
+    dragonfly = tree if isinstance(tree, Dragonfly) else None
     return {
         "systems": cluster.systems,
         "network": cluster.network.id,
         "ports_per_system": cluster.ports_per_system,
-        "systems_per_leaf": tree.design.per_leaf,
+        "shape": cluster_shape(cluster),
+        "systems_per_leaf": (
+            tree.design.per_leaf if dragonfly is None else dragonfly.shape.systems_per_router
+        ),
+        "oversubscription": cluster.oversubscription,
+        "groups": None if dragonfly is None else dragonfly.groups,
+        "links_between_groups": None if dragonfly is None else dragonfly.links_between_groups,
         "levels": to_plain(tree.levels),
         "bisection_bytes_per_s": tree.bisection_bytes_per_s,
+        "taper": tree.taper,
         "latency_s": tree.latency_s,
     }
 
