@@ -21,7 +21,7 @@ from cubemesh.experiments.analysis.machine_comparison import (
 )
 from cubemesh.experiments.registry import EXPERIMENTS, entry
 from cubemesh.experiments.runner import stored_results
-from cubemesh.papers.replay import documents, replay, replayed
+from cubemesh.papers.replay import documents, reduced_experiments, replay, replayed
 from cubemesh.schema import Answer, ExperimentRun, Machine, RunRecord, Series
 from cubemesh.schema.serialization import canonical_json
 from cubemesh.store.stored_series import StoredSeries
@@ -184,7 +184,12 @@ def _claims(
 ) -> list[Answer]:
     """The verdicts on the claims of each paper that was replayed on this machine."""
     return [
-        replay(suite, [(q.experiment, store.records(q.run_ids)) for q in own], machine)
+        replay(
+            suite,
+            [(q.experiment, store.records(q.run_ids)) for q in own],
+            machine,
+            reduced=reduced_experiments(own),
+        )
         for suite, own in suites.items()
     ]
 

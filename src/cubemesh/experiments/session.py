@@ -34,7 +34,7 @@ from cubemesh.experiments.runner import (
 from cubemesh.experiments.tune.apply import Tunings
 from cubemesh.machines import probe
 from cubemesh.networks import own_networks
-from cubemesh.papers.replay import documents, replay
+from cubemesh.papers.replay import documents, reduced_experiments, replay
 from cubemesh.runs import Executor, Observer
 from cubemesh.runs.interpreters import environments
 from cubemesh.runs.own_networks import describe_named
@@ -196,7 +196,9 @@ def replay_papers(results: Sequence[ExperimentResult], store: Store) -> list[Ans
         own = [r for r in results if r.experiment_run.suite == suite]
         if own:
             records = [(r.experiment_run.experiment, r.records) for r in own]
-            found.append(replay(suite, records, store.machine(own[0].experiment_run.machine_id)))
+            machine = store.machine(own[0].experiment_run.machine_id)
+            reduced = reduced_experiments(r.experiment_run for r in own)
+            found.append(replay(suite, records, machine, reduced=reduced))
     return found
 
 

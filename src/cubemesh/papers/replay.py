@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from cubemesh.experiments.analysis.caveats import mark_simulated
-from cubemesh.experiments.registry import EXPERIMENTS, SUITES
+from cubemesh.experiments.registry import EXPERIMENTS, SUITES, Scale
 from cubemesh.papers.claims import check_claim
 from cubemesh.papers.claims.evidence import Evidence
 from cubemesh.papers.published import claims
@@ -89,6 +89,11 @@ def replayed(suite: str, stored: Sequence[ExperimentRun], machine_id: str) -> li
         if known and (run.suite, run.machine_id) == (suite, machine_id):
             newest[run.experiment, str(run.settings.get("networks"))] = run
     return list(newest.values())
+
+
+def reduced_experiments(runs: Iterable[ExperimentRun]) -> set[str]:
+    """The experiments that ran with --quick."""
+    return {run.experiment for run in runs if run.scale == Scale.QUICK}
 
 
 def documents() -> list[str]:

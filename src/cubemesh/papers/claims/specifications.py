@@ -59,10 +59,9 @@ def host_memory(claim: Claim, evidence: Evidence, system: str) -> Verdict:
     found = load_system(system)
     sheet = datasheets()[found.device]
     gpus = found.devices * (sheet.value("memory_bytes") or 0)
-    memory = getattr(found, "memory_bytes", None)
-    if not memory or not gpus:
+    if not found.memory_bytes or not gpus:
         raise Untested("not-stated", f"the catalogue does not have the memory of {found.title}")
-    return _specified(claim, Figure(value=memory / gpus, unit=claim.unit), found.title)
+    return _specified(claim, Figure(value=found.memory_bytes / gpus, unit=claim.unit), found.title)
 
 
 def quoted(
