@@ -81,6 +81,12 @@ class Strategy:
     def __init__(self, group: Group | None = None) -> None:
         self._group = group or SingleProcessGroup()
 
+    @classmethod
+    def one_model(cls) -> bool:
+        """Whether every rank has the whole network with the same weights once the replicas are
+        synchronized, so that the ranks can share an evaluation."""
+        return cls.needs is not None and not cls.same_samples
+
     def ready(self, bucket: Bucket) -> None:
         """No gradients are sent."""
 

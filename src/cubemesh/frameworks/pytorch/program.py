@@ -27,7 +27,7 @@ from cubemesh.frameworks.contract.gradient_sync import (
     WeightServerSync,
     synchronize_weights,
 )
-from cubemesh.frameworks.contract.group import RANK_SEEDS
+from cubemesh.frameworks.contract.group import RANK_SEEDS, Group
 from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported, monotonic_s
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
 from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import synchronized
@@ -252,6 +252,12 @@ class PyTorchProgram:
     def synchronize_replicas(self) -> None:
         """See `SupportsReplicaSync`."""
         synchronize_weights(self._sync, self._weights_on_device)
+
+    def share_statistics(self, group: Group) -> None:
+        """See `SupportsSharedEvaluation`."""
+        statistics = list(self._built.state.values())
+        if statistics:
+            group.broadcast(statistics, 0).wait()
 
     def _start_optimizer(self) -> None:
         parameters = list(self._built.parameters.values())
