@@ -92,11 +92,15 @@ def _over_devices(data: PowerData) -> Iterator[Finding]:
         most = max(same, key=lambda m: m.group.key.devices)
         faster = most.throughput.value / one.throughput.value
         gain = one.joules / most.joules
+        text = (
+            f"{key.name}: {format_devices(most.group.key.devices)} train "
+            f"{format_number(faster)} times as many samples per second as one for "
+            f"{format_number(most.watts / one.watts)} times the power, so "
+            f"{format_number(gain)} times the samples per joule."
+        )
         yield Finding(
             code="power-scaling",
-            text=f"{key.name}: {format_devices(most.group.key.devices)} train "
-            f"{format_number(faster)} times as many samples per second as one for "
-            f"{format_number(most.watts / one.watts)} times the power, so {format_number(gain)} times the samples per joule.",
+            text=text,
             value=gain,
             unit="× the samples/J of 1 device",
             caveats=caveats(one.group, most.group),

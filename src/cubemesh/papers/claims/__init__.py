@@ -111,7 +111,7 @@ CHECKS: dict[str, Check] = {
     "004-1": partial(several.weak_efficiency, network="resnet-50", devices=8, batches=(32, 64)),
     "004-2": partial(never, reason="a claim about KNLs of several hosts"),
     "004-5": partial(several.super_linear, network="cifarnet", batch=192, devices=2),
-    "004-6": partial(never, reason="absolute figures of P100s, from their monitoring tool"),
+    "004-6": partial(several.rank_utilization, network="cifarnet", batch=192, devices=(2, 4, 8)),
     "004-7": partial(one.attributed, network="alexnet", batch=256, percent=one.waiting),
     "004-8": partial(one.attributed, network="resnet-50", batch=32, percent=one.gpu_busy),
     "004-9": partial(one.attributed, network="resnet-50", batch=64, percent=one.gpu_busy),

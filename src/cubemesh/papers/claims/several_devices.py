@@ -8,6 +8,7 @@ an all-reduce follows from the network alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,11 +16,12 @@ from cubemesh import networks
 from cubemesh.experiments.analysis.matrix import Matrix
 from cubemesh.experiments.analysis.ratios import ratio
 from cubemesh.experiments.lr_scaling.report import EQUAL, losses_text, policies
-from cubemesh.experiments.scaling.analysis import efficiency
+from cubemesh.experiments.scaling.analysis import efficiency, rank_utilizations
 from cubemesh.experiments.scaling.design import ScalingGroup, ScalingMode, curves
 from cubemesh.experiments.sequential_equivalence.compare import comparable, error_rate, interval_gap
 from cubemesh.experiments.sequential_equivalence.experiment import comparisons
 from cubemesh.papers.claims.evidence import (
+    CLOSE,
     Evidence,
     Untested,
     close,
@@ -101,6 +103,42 @@ def super_linear(
     """Whether the speed-up of `devices` is superlinear, in strong scaling."""
     figure, groups, what = _efficiency(evidence, ScalingMode.STRONG, network, devices, batch)
     return sided(claim, figure, 100.0, 1.0, what, *groups)
+
+
+def rank_utilization(
+    claim: Claim, evidence: Evidence, network: str, batch: int, devices: tuple[int, ...]
+) -> Verdict:
+    """Utilization of the GPUs, the mean over the ranks, on each of `devices`, in the order of the
+    claim's values, in strong scaling; of the paper's device only."""
+    found = []
+    for curve in curves(evidence.records, ScalingMode.STRONG):
+        if (curve.key.network, curve.key.batch) != (network, batch):
+            continue
+        for count in devices:
+            group = next((g for g in curve.together if g.key[0] == count and g.throughput), None)
+            own = rank_utilizations(group) if group is not None else {}
+            if group is not None and own:
+                found.append((group, own))
+        break
+    if len(found) < len(devices):
+        counts = format_list(str(n) for n in devices)
+        reason = f"{network} at global batch size {batch}, utilization of all ranks, on {counts}"
+        raise Untested("not-measured", f"{reason} devices was not measured")
+    groups = [group for group, _ in found]
+    text = "; ".join(
+        f"{group.key[0]} devices: {min(own.values()):.0f} to {max(own.values()):.0f} %"
+        for group, own in found
+    )
+    means = [math.fsum(own.values()) / len(own) for _, own in found]
+    last = Figure(value=means[-1], unit="%")
+    if any(rank.device == "cpu" for g in groups for r in g.ok for rank in r.ranks):
+        raise Untested("no-gpu", f"a claim about GPUs; cores measured here, {text}", last, groups)
+    if not evidence.ran_on("P100"):
+        reason = f"absolute figures of P100; measured here, {text}"
+        raise Untested("other-device", reason, last, groups)
+    off = [abs(mean / value - 1) for mean, value in zip(means, claim.values, strict=True)]
+    reason = f"{network}, batch size {batch}, {text}"
+    return settled(claim, max(off) <= CLOSE, "rank-utilization", reason, last, *groups)
 
 
 def near_linear(claim: Claim, evidence: Evidence, network: str, sync: str) -> Verdict:
