@@ -192,11 +192,11 @@ def test_runs_of_another_machine_are_in_the_same_answer(record_of, tmp_path):
     another = replace(
         other, run_id="c" * 12, spec=RunSpec(work=TrainSteps(network="vgg16", batch_per_device=64))
     )
-    with Store.open(tmp_path / "other.db") as there:
+    with Store.open(str(tmp_path / "other.db")) as there:
         for record in (other, another):
             there.save(record, [])
     settings = Settings(stores=(str(tmp_path / "other.db"),))
-    with Store.open(tmp_path / "own.db") as store:
+    with Store.open(str(tmp_path / "own.db")) as store:
         added = EXPERIMENT.gather(settings, store, (own,))
     assert [r.run_id for r in added] == ["b" * 12]
     (table,) = EXPERIMENT.answer(settings, [own, *added]).tables
