@@ -13,13 +13,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cubemesh import networks
+from cubemesh.experiments.analysis.groups import group_by
 from cubemesh.experiments.analysis.matrix import Matrix
+from cubemesh.experiments.analysis.per_workload import training_workload
 from cubemesh.experiments.analysis.ratios import ratio
 from cubemesh.experiments.lr_scaling.report import EQUAL, losses_text, policies
 from cubemesh.experiments.scaling.analysis import efficiency, rank_utilizations
 from cubemesh.experiments.scaling.design import ScalingGroup, ScalingMode, curves
 from cubemesh.experiments.sequential_equivalence.compare import comparable, error_rate, interval_gap
 from cubemesh.experiments.sequential_equivalence.experiment import comparisons
+from cubemesh.experiments.time_to_accuracy import (
+    asynchronous_pairs,
+    epochs_ratio,
+    reached_target,
+    trained_on,
+)
 from cubemesh.papers.claims.evidence import (
     CLOSE,
     Evidence,
@@ -207,6 +215,39 @@ def _link(record: RunRecord) -> tuple[str, str]:
     work = record.spec.work
     assert isinstance(work, NetworkWork)
     return f"{work.network} {work.batch_per_device}", record.spec.placement.link
+
+
+def more_epochs_asynchronous(claim: Claim, evidence: Evidence) -> Verdict:
+    """Whether asynchronous training takes more epochs to an accuracy than synchronous training on
+    as many devices, in each pair that was trained."""
+    records = [
+        r
+        for r in evidence.records
+        if isinstance(r.spec.work, Train) and r.spec.work.target_accuracy is not None
+    ]
+    pairs = [
+        pair
+        for workload in group_by(records, training_workload)
+        for pair in asynchronous_pairs(group_by(workload.records, trained_on))
+    ]
+    if not pairs:
+        reason = (
+            "no devices trained to an accuracy both asynchronously and synchronously (which must "
+            "reach it)"
+        )
+        raise Untested("not-measured", reason)
+    ratios = [epochs_ratio(*pair) for pair in pairs]
+    stale, other = pairs[0]
+    least = min(ratios)
+    missed = sum(not reached_target(one) for one, _ in pairs)
+    reason = (
+        f"epochs to the accuracy, asynchronous over synchronous, {len(pairs)} "
+        f"{'pair' if len(pairs) == 1 else 'pairs'}: {min(ratios):.2g} to {max(ratios):.2g}"
+    )
+    if missed:
+        reason += f"; {missed} asynchronous did not reach it"
+    figure = Figure(value=least, unit="x", n=len(pairs))
+    return settled(claim, least > 1, "epochs-to-accuracy", reason, figure, stale, other)
 
 
 def loss_by_rate(claim: Claim, evidence: Evidence) -> Verdict:
