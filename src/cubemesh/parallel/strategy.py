@@ -65,6 +65,8 @@ class Strategy:
     """Whether all ranks work on the samples of the global batch, rather than on their own."""
     profiled: ClassVar[bool] = True
     """Whether every wait is a collective of `Group`, so that a step can be attributed."""
+    checkpoints: ClassVar[bool] = True
+    """Whether all that the next step depends on is in the ranks' checkpoints."""
     sequential_step: ClassVar[bool] = True
     """Whether the first step has a gradient that one device can compute from the same samples."""
     needs_peer_access: ClassVar[bool] = False

@@ -80,10 +80,15 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
             f"memory_limit_bytes={spec.budget.memory_limit_bytes}: only a run on the CPU can be "
             f"limited, and this one is on {kind}. Leave it out, or set device=cpu."
         )
-    if spec.checkpointing.checkpoints is not None and strategy(spec.program.sync).free_running:
+    sync = strategy(spec.program.sync)
+    if spec.checkpointing.checkpoints is not None and not sync.checkpoints:
+        what = (
+            "always has gradients in transit, which no checkpoint holds"
+            if sync.free_running
+            else "has its optimizer state on the server, which no checkpoint holds"
+        )
         raise Unsupported(
-            f"sync={spec.program.sync} always has gradients in transit, which no checkpoint holds. "
-            "Leave checkpoints out, or set another sync."
+            f"sync={spec.program.sync} {what}. Leave checkpoints out, or set another sync."
         )
     if spec.against is not None:
         _check_alternating(spec)

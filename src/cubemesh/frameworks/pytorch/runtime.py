@@ -69,7 +69,9 @@ def capabilities() -> Capabilities:
         layouts=frozenset(MEMORY_FORMATS),
         optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "lars"}),
         loss_scales=frozenset({"dynamic", "static"}),
-        sync_features=frozenset({"all-reduce", "hooks", "weight-server", "model-parallel"}),
+        sync_features=frozenset(
+            {"all-reduce", "hooks", "weight-server", "cpu-server", "model-parallel"}
+        ),
         precision_by_layer=True,
         batch_norms=frozenset({"device", "global"}),
         deterministic=True,
