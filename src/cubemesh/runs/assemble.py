@@ -163,6 +163,8 @@ def _ranks(
             clock_offset_s=event.get("clock_offset_s", 0.0),
             interface=link.get("interface", ""),
             transport=link.get("transport", ""),
+            private_cache_bytes=event.get("private_cache_bytes"),
+            shared_cache_bytes=event.get("shared_cache_bytes"),
             utilization=own_figures.get(number, {}).get(CPU if device == "cpu" else GPU),
         )
     return [found[number] for number in sorted(found)]

@@ -36,6 +36,7 @@ from cubemesh.experiments.scaling.design import (
     ScalingSettings,
     curves,
 )
+from cubemesh.experiments.scaling.super_linear import super_linear_finding
 from cubemesh.measure.attribution.attribution import PARTS, UNATTRIBUTED
 from cubemesh.networks import rate_unit
 from cubemesh.networks.own_input import is_imagenet
@@ -142,6 +143,8 @@ def _curve_findings(
         yield from _independent_finding(last, one, independent)
     if (found := step_overhead(last, one)) is not None:
         yield _overhead_finding(found, last, one)
+    for group in done:
+        yield from super_linear_finding(group, one, data.name(curve, sync))
     for fewer, more in pairwise(done):
         a, b = fewer.throughput, more.throughput
         if a and b and significance(ratio(b, a)) < 0:

@@ -22,6 +22,7 @@ from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.work import Ceiling, NetworkWork, Train
 from cubemesh.worker.launch import ranks
+from cubemesh.worker.launch.cpu_caches import cache_bytes
 from cubemesh.worker.launch.pinning import pin, whole_cores
 from cubemesh.worker.report.events import EventLog, events_path
 from cubemesh.worker.report.heartbeat import heartbeat
@@ -118,6 +119,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
         device=device,
         threads=threads,
         processors=processors,
+        caches=cache_bytes(os.sched_getaffinity(0)) if device == "cpu" else None,
         devices=driven,
     )
     stacks = threads + _input_threads(spec, usable_cores)
