@@ -260,7 +260,7 @@ def _check_alternating(spec: RunSpec) -> None:
         raise Unsupported("training over epochs does not alternate; compare steps (train_steps).")
     if max(spec.placement.devices, other.placement.devices) > 1:
         raise Unsupported(f"two programs alternate on one device. {remedy}")
-    for name in ("pinning", "numa_node"):
+    for name in ("pinning", "numa_node", "memory_policy", "huge_pages"):
         if getattr(spec.placement, name) != getattr(other.placement, name):
             raise Unsupported(
                 f"{name} applies to the whole process, so it cannot differ between two programs "

@@ -167,9 +167,13 @@ def _spread(processors: Sequence[Processor]) -> list[Processor]:
 def numbers_of(path: Path) -> list[int]:
     """Numbers of a kernel list such as "0-3,8"; empty without the file."""
     try:
-        text = path.read_text(encoding="ascii").strip()
+        return parse_numbers(path.read_text(encoding="ascii").strip())
     except OSError:
         return []
+
+
+def parse_numbers(text: str) -> list[int]:
+    """The numbers of "0-3,8"."""
     numbers: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
