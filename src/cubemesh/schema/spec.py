@@ -57,8 +57,8 @@ class Placement:
     numa_node: int | None = None
     """NUMA node whose processors, and so whose memory, are used; None: all."""
     memory_policy: MemoryPolicy = "default"
-    """NUMA node of a page: `default` is that of the thread that touches it first, `interleave` is
-    all in turn, `preferred` one while it has memory: `numa_node`, else the first."""
+    """NUMA node of a page: `default`: that of the thread that touches it first; `interleave`: all
+    in turn; `preferred`: `numa_node`, else the first, while it has memory."""
     huge_pages: HugePages = "default"
     """`never`: no transparent huge pages, which PyTorch asks for under large arrays."""
     link: str = "auto"

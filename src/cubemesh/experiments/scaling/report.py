@@ -23,7 +23,6 @@ from cubemesh.experiments.scaling.analysis import (
     mean_parts,
     parts_by_rank,
     profiled_record,
-    rank_utilizations,
     step_overhead,
 )
 from cubemesh.experiments.scaling.design import (
@@ -36,6 +35,7 @@ from cubemesh.experiments.scaling.design import (
     ScalingSettings,
     curves,
 )
+from cubemesh.experiments.scaling.energy_columns import EnergyColumns
 from cubemesh.experiments.scaling.super_linear import super_linear_finding
 from cubemesh.measure.attribution.attribution import PARTS, UNATTRIBUTED
 from cubemesh.networks import rate_unit
@@ -247,6 +247,7 @@ def _forecast_finding(found: Sequence[ForecastPoint]) -> Iterator[Finding]:
 
 def _points_table(data: ScalingData) -> Table:
     """A row for each point of each curve."""
+    energy = EnergyColumns.of(data)
     columns = (
         Column(name="network"),
         Column(name="mode"),
@@ -259,18 +260,19 @@ def _points_table(data: ScalingData) -> Table:
         Column(name="speed-up", unit="x"),
         Column(name="efficiency", unit="%"),
         Column(name="vs slowest device without sync", unit="%"),
-        *([Column(name="utilization of the ranks", unit="%")] if _utilized(data) else []),
-        *(Column(name=name, unit=unit) for name, unit in _powers(data).values()),
+        *energy.columns(),
         Column(name="memory", unit="MiB"),
         Column(name="wall time", unit="s"),
         *([Column(name="90 epochs", unit="days")] if _projects(data) else []),
         Column(name="largest overhead"),
     )
-    rows = tuple(_point_row(data, c, group) for c in data.curves for group in c.groups)
+    rows = tuple(_point_row(data, c, group, energy) for c in data.curves for group in c.groups)
     return Table(title=f"{str(data.mode).capitalize()} scaling", columns=columns, rows=rows)
 
 
-def _point_row(data: ScalingData, curve: ScalingCurve, group: ScalingGroup) -> tuple[Cell, ...]:
+def _point_row(
+    data: ScalingData, curve: ScalingCurve, group: ScalingGroup, energy: EnergyColumns
+) -> tuple[Cell, ...]:
     devices, sync = group.key
     spec = group.records[0].spec
     independent = devices > 1 and sync == NO_SYNC
@@ -285,7 +287,7 @@ def _point_row(data: ScalingData, curve: ScalingCurve, group: ScalingGroup) -> t
     )
     figure = group.throughput
     if figure is None:
-        return (*head, *[group.cell(None)] * (7 + _optional_columns(data)))
+        return (*head, *[group.cell(None)] * (7 + _projects(data) + len(energy)))
     found, compared = None, None
     if devices > 1:
         baseline = None if independent else curve.at(devices, NO_SYNC)
@@ -296,40 +298,12 @@ def _point_row(data: ScalingData, curve: ScalingCurve, group: ScalingGroup) -> t
         group.cell(figure),
         cell_or_dash(found and found.scaled(devices / 100, "x"), group.run_id),
         *(cell_or_dash(figure, group.run_id) for figure in (found, compared)),
-        *([utilization_cell(group)] if _utilized(data) else []),
-        *(median_cell(group, name, 1.0) for name in _powers(data)),
+        *energy.cells(group),
         median_cell(group, "peak_memory_bytes", 2**20),
         median_cell(group, "wall_s", 1.0),
         *([projection_cell(group)] if _projects(data) else []),
         Cell(text=_largest_overhead(group, curve.one) if devices > 1 else "–"),
     )
-
-
-def _optional_columns(data: ScalingData) -> int:
-    return _projects(data) + _utilized(data) + len(_powers(data))
-
-
-def _powers(data: ScalingData) -> dict[str, tuple[str, str]]:
-    """Figure → column and unit, of power and energy summed over the devices, where any run has
-    them."""
-    names = {"mean_power_watts": ("power", "W"), "samples_per_joule": ("energy", "samples/J")}
-    known = {name for c in data.curves for g in c.groups for r in g.ok for name in r.figures}
-    return {name: column for name, column in names.items() if name in known}
-
-
-def _utilized(data: ScalingData) -> bool:
-    """Whether any run has the utilization of its ranks."""
-    return any(rank_utilizations(g) for c in data.curves for g in c.groups)
-
-
-def utilization_cell(group: Group[Any]) -> Cell:
-    """Lowest and highest mean utilization of the devices of a point, `84–91`; a dash where
-    unknown."""
-    values = rank_utilizations(group).values()
-    if not values:
-        return Cell(text="–")
-    low, high = (f"{end:.0f}" for end in (min(values), max(values)))
-    return Cell(text=low if low == high else f"{low}–{high}", run_id=group.run_id)
 
 
 def _projects(data: ScalingData) -> bool:

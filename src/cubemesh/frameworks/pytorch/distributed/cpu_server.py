@@ -20,7 +20,9 @@ from torch import Tensor, nn, optim
 
 from cubemesh.frameworks.pytorch.distributed.buckets import places
 from cubemesh.frameworks.pytorch.distributed.weight_server import MakeOptimizer
-from cubemesh.parallel.strategy import SERVER
+
+SERVER = 0
+"""The rank whose CPU has the weights."""
 
 
 class TorchCpuServer:
