@@ -54,6 +54,23 @@ def test_json_has_every_point_with_its_parts() -> None:
     assert {f["origin"] for f in factors.values()} == {"assumed", "fitted"}
 
 
+def test_the_cost_of_a_training_by_number_of_devices() -> None:
+    options = ("--measured", "1=219", "--devices", "1,8", "--cost", "purchase_price=8760")
+    arguments = (*P100, *options, "--cost", "depreciation_years=1", "--cost", "power_price=0.3")
+    found = json.loads(typed(*arguments, "--json"))
+    assert found["training"] == "90 epochs of 1,280,000 samples"
+    for point in found["points"]:
+        cost = point["cost"]
+        assert cost["hours"] == pytest.approx(90 * 1.28e6 / point["samples_per_s"] / 3600)
+        assert cost["energy_kwh"] == pytest.approx(point["power_watts"] * cost["hours"] / 1000)
+        own = point["devices"] * cost["hours"] + 0.3 * cost["energy_kwh"]
+        assert cost["owned"] == pytest.approx(own)
+        assert cost["rented"] is None
+    assert "Cost of 90 epochs" in typed(*arguments)
+    with pytest.raises(UsageError, match="no tokens"):
+        typed(*P100, "--cost", "tokens=1e9")
+
+
 def test_what_was_changed_is_in_json_and_on_the_terminal() -> None:
     options = ("--measured", "1=219", "--devices", "8", "--sync", "parameter-server")
     arguments = (*P100, *options, "--what-if", "link=pcie", "--what-if", "straggler=1.1")

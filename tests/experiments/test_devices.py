@@ -2,14 +2,14 @@ import dataclasses
 
 import pytest
 
-from answers import in_order
+from answers import in_order, texts, values
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.devices import EXPERIMENT, Settings
 from cubemesh.experiments.registry import Context
 from cubemesh.experiments.runner import run_experiment, stored_result
 from cubemesh.runs import Executor
-from cubemesh.schema import Outcome, Rank, RunSpec, Status, TrainSteps
+from cubemesh.schema import Figure, Outcome, Rank, RunSpec, Status, TrainSteps
 from cubemesh.store import Store
 
 
@@ -56,9 +56,66 @@ def test_samples_per_unit_of_money(on):
     found = {f.code: f for f in answer.findings}
     assert found["cost-effectiveness"].value == pytest.approx(1.25)
     assert found["cost-effectiveness"].text.startswith("Xeon T")
-    assert "'A100'" in found["unused-price"].text
+    unused = [f.text for f in answer.findings if f.code == "unused-price"]
+    assert ["'A100'" in text for text in unused] == [True], "small is the name of a host"
     money = answer.tables[1]
     assert money.rows[0][1].value == pytest.approx(40 * 3600 / 0.25)
+
+
+def powered(record, watts, covered):
+    """The record with its power and energy."""
+    rate = record.figures["throughput_per_s"].value
+    method = f"{covered} (read); not included: the rest of the machine"
+    energy = {
+        "mean_power_watts": Figure(value=watts, unit="W", method=method),
+        "samples_per_joule": Figure(value=rate / watts, unit="samples/J", method=method),
+    }
+    return dataclasses.replace(record, figures={**record.figures, **energy})
+
+
+def test_cost_of_a_training_and_samples_per_joule(on):
+    gpu, cpu = on(GPU, 0.004), on(CPU, 0.4)  # 8,000 and 80 images/s
+    records = [powered(cpu, 200.0, "CPU package"), powered(gpu, 500.0, "GPU board")]
+    settings = Settings(
+        prices=("Xeon=0.2",),
+        purchase_prices=("H200=26280",),
+        cost=("power_price=0.3", "co2_per_kwh=0.4"),
+    )
+    answer = EXPERIMENT.answer(settings, records)
+    *_, energy, costs = answer.tables
+    assert values(energy, "NVIDIA H200") == [pytest.approx(16)]
+    assert texts(costs, "device") == ["Xeon T", "NVIDIA H200"]
+    assert values(costs, "time") == pytest.approx([400, 4])
+    assert values(costs, "energy") == pytest.approx([80, 2])
+    assert values(costs, "CO₂") == pytest.approx([32, 0.8])
+    assert "90 epochs" in costs.title
+    rented, owned = (costs.rows[0][5], costs.rows[1][6])
+    assert rented.value == pytest.approx(80)
+    assert owned.value == pytest.approx(4 + 0.6)
+    assert costs.rows[1][5].reason == "no price"
+    found = {f.code: f for f in answer.findings}
+    assert found["training-cost"].value == pytest.approx(4.6)
+    assert found["energy-efficiency"].value == pytest.approx(40)
+    assert in_order(found["energy-efficiency"].text, "H200", "40", "CPU package", "GPU board")
+
+
+def test_a_number_of_tokens_needs_a_network_of_tokens(on):
+    settings = Settings(cost=("tokens=1e9", "price_per_hour=1"))
+    images = EXPERIMENT.answer(settings, [on(CPU, 0.8), on(GPU, 0.1)])
+    assert len(images.tables) == 1, "nothing is known"
+    tokens = EXPERIMENT.answer(settings, [on(d, 1.0, "gpt2") for d in (CPU, GPU)])
+    assert values(tokens.tables[-1], "rented") == [pytest.approx(1e9 / 1024 / 32 / 3600)] * 2
+
+
+def test_without_prices_there_is_no_cost(on):
+    answer = EXPERIMENT.answer(Settings(), [on(CPU, 0.8), on(GPU, 0.1)])
+    assert len(answer.tables) == 1
+
+
+@pytest.mark.parametrize("text", ["power_price=free", "price=2"])
+def test_invalid_costs(text):
+    with pytest.raises(UsageError, match="cost"):
+        request(EXPERIMENT, {"cost": text})
 
 
 @pytest.mark.parametrize("text", ["H200", "H200=", "=2", "H200=-1", "H200=nan", "H200=free"])

@@ -4,10 +4,15 @@ import dataclasses
 
 import pytest
 
-from answers import finding, in_order
-from cubemesh.experiments.registry import Context, Scale
+from answers import finding, in_order, texts, values
+from cubemesh.errors import UsageError
+from cubemesh.experiments.core.settings import request
+from cubemesh.experiments.registry import EXPERIMENTS, Context, Scale
 from cubemesh.experiments.time_to_accuracy import EXPERIMENT, NO_ENERGY, Settings
-from cubemesh.schema import Figure, Status, Unknown, Window
+from cubemesh.papers.claims import check_claim
+from cubemesh.papers.claims.evidence import Evidence
+from cubemesh.papers.published import claims
+from cubemesh.schema import ClaimState, Figure, Status, Unknown, Window
 
 
 def asked_of(play, record_of, machine, scale=Scale.DEFAULT, **settings):
@@ -98,3 +103,72 @@ def test_unknown_energy_is_a_gap_and_its_reason_given_once(machine, play, record
     assert why in finding(answer, "unknown-energy").text
     assert "energy" not in [column.name for column in answer.tables[0].columns]
     assert {len(row) for row in answer.tables[0].rows} == {len(answer.tables[0].columns)}
+
+
+def both(play, record_of, machine, stale_epochs, stale_accuracy=0.96):
+    """Trainings of one device, and of two with all-reduce and asynchronously."""
+    strategies = ("all-reduce", "asynchronous")
+    one, reduced, stale = asked_of(play, record_of, machine, strategies=strategies)
+    records = [
+        trained(record_of, one, epochs=2, epoch_s=9.0, accuracy=0.96),
+        trained(record_of, reduced, epochs=2, epoch_s=4.0, accuracy=0.96),
+        trained(record_of, stale, epochs=stale_epochs, epoch_s=3.0, accuracy=stale_accuracy),
+    ]
+    return (
+        [one, reduced, stale],
+        records,
+        EXPERIMENT.answer(Settings(strategies=strategies), records),
+    )
+
+
+def test_asynchronous_and_synchronous_in_one_answer(machine, play, record_of):
+    specs, _, answer = both(play, record_of, machine, 5)
+    assert [(s.placement.devices, s.program.sync, s.work.rate_scaling) for s in specs] == [
+        (1, "none", "none"),
+        (2, "all-reduce", "linear"),
+        (2, "asynchronous", "none"),
+    ]
+    found = finding(answer, "asynchronous-epochs")
+    assert found.value == pytest.approx(2.5)
+    assert in_order(
+        found.text, "2 devices", "95 %", "5 epochs", "20 s", "2 epochs", "10 s", "2.5", "2×"
+    )
+    (table,) = answer.tables
+    assert texts(table, "strategy") == ["none", "all-reduce", "asynchronous"]
+    assert values(table, "epochs") == [2, 2, 5]
+    assert [line.name for line in answer.charts[0].lines][1:] == [
+        "2 devices, all-reduce",
+        "2 devices, asynchronous",
+    ]
+
+
+def test_an_asynchronous_training_that_misses_the_target_needs_at_least_its_epochs(
+    machine, play, record_of
+):
+    *_, answer = both(play, record_of, machine, 30, 0.9)
+    found = finding(answer, "asynchronous-epochs")
+    assert found.value == pytest.approx(15)
+    assert "at least 15×" in found.text
+    assert finding(answer, "target-missed").text.startswith("2 devices, asynchronous")
+
+
+def test_no_synchronization_has_no_accuracy_of_all_devices():
+    with pytest.raises(UsageError, match="none"):
+        Settings(strategies=("none",))
+    with pytest.raises(UsageError, match="asynchronous"):
+        Settings(strategies=("asynchronos",))
+    with pytest.raises(UsageError, match="strategies"):
+        request(EXPERIMENT, {"sync": "asynchronous"})
+
+
+@pytest.mark.parametrize(
+    ("epochs", "accuracy", "state"),
+    [(3, 0.96, "HOLDS"), (2, 0.96, "DOES_NOT_HOLD"), (30, 0.9, "HOLDS")],
+)
+def test_the_claim_about_stale_gradients(machine, play, record_of, epochs, accuracy, state):
+    _, records, _ = both(play, record_of, machine, epochs, accuracy)
+    claim = next(c for c in claims() if c.id == "001-21")
+    verdict = check_claim(claim, Evidence(records=tuple(records)), EXPERIMENTS)
+    assert verdict.state is ClaimState[state]
+    assert verdict.measured.value == pytest.approx(epochs / 2)
+    assert check_claim(claim, Evidence(records=tuple(records[:2])), EXPERIMENTS).measured is None

@@ -151,12 +151,14 @@ def test_all_but_the_last_bucket_can_be_waited_for(name):
 
 ALL_REDUCE = {"all-reduce", "all-reduce-16", "all-reduce-copied", "all-reduce-copied-16"}
 ASYNCHRONOUS = {"asynchronous", "asynchronous-aware"}
+SERVERS = {"parameter-server", "parameter-server-cpu"}
 
 
 @pytest.mark.parametrize(
     ("trait", "names"),
     [
-        ("same_weights", {*ALL_REDUCE, "parameter-server"}),
+        ("same_weights", {*ALL_REDUCE, *SERVERS}),
+        ("checkpoints", set(STRATEGIES) - ASYNCHRONOUS - {"parameter-server-cpu"}),
         ("low_precision", {"all-reduce-16", "all-reduce-copied-16"}),
         ("free_running", ASYNCHRONOUS),
         ("blocking", set(STRATEGIES) - ASYNCHRONOUS - {"none"}),
@@ -165,13 +167,16 @@ ASYNCHRONOUS = {"asynchronous", "asynchronous-aware"}
             "profiled",
             {"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"},
         ),
-        ("sequential_step", set(STRATEGIES) - ASYNCHRONOUS - {"model-parallel"}),
+        (
+            "sequential_step",
+            set(STRATEGIES) - ASYNCHRONOUS - {"model-parallel", "parameter-server-cpu"},
+        ),
         ("needs_peer_access", {"all-reduce-copied", "all-reduce-copied-16"}),
         ("tuned", ALL_REDUCE),
         ("capturable", {*ALL_REDUCE, "none"}),
         (
             "cost",
-            {*ASYNCHRONOUS, *ALL_REDUCE, "parameter-server", "local-sgd"},
+            {*ASYNCHRONOUS, *ALL_REDUCE, *SERVERS, "local-sgd"},
         ),
     ],
 )
@@ -260,7 +265,7 @@ def test_a_single_process_updates_once_a_step_under_every_strategy(name):
         sync.finish()
         sync.update(lambda: updates.append(1), ["weights"])
     assert len(updates) == 2 * AVERAGE_EVERY
-    moves_none = ("none", "local-sgd", "model-parallel")
+    moves_none = ("none", "local-sgd", "model-parallel", "parameter-server-cpu")
     assert sync.bucket_bytes == (None if name in moves_none else BUCKET_BYTES)
     assert SingleProcessGroup().broadcast_object("an object") == "an object"
 

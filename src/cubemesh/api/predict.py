@@ -26,6 +26,7 @@ from cubemesh.forecast.request import (
 )
 from cubemesh.forecast.step import predict as forecast_steps
 from cubemesh.forecast.styles import check_style
+from cubemesh.forecast.training_cost import Prices, TrainingCost, cost_at, read_prices
 from cubemesh.forecast.what_if import apply_changes, read_changes
 from cubemesh.frameworks import entry as framework_entry
 from cubemesh.machines.catalogue import datasheets
@@ -52,6 +53,8 @@ class PredictedPoint:
     power_watts: float | None
     """Of all devices."""
     joules_per_sample: float | None
+    cost: TrainingCost | None = None
+    """Of the training of the prices that were given."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -74,6 +77,8 @@ class Prediction:
     """Measured rates of one device with other networks that corrected its datasheet."""
     power: BusyPower | None
     device_memory_bytes: float | None
+    prices: Prices | None = None
+    """None where no cost was asked for."""
 
     def __repr__(self) -> str:
         lines = [f"Prediction({self.network} on {self.request.system.name})"]
@@ -104,6 +109,7 @@ def predict(
     what_if: Settings = (),
     store: AnyStore = None,
     input_shape: str = "",
+    cost: Settings = (),
 ) -> Prediction:
     """Predict how fast `devices` of a machine train a network, and what limits them.
 
@@ -114,7 +120,8 @@ def predict(
     system reads, inf where it never waits. `calibrate` are stored runs (records, ids or prefixes)
     and CSV files of measured collectives; of two for one quantity the later counts. `what_if`
     changes the machine or the program after calibration. `network` may be one of your own
-    (docs/own_network.md), described for `input_shape`.
+    (docs/own_network.md), described for `input_shape`. `cost` has prices, and the training that
+    they are for (forecast/training_cost.py).
 
     UsageError for a value that is not possible, DataError for a file that cannot be read.
     """
@@ -131,6 +138,8 @@ def predict(
         raise unknown_name("precision", precision, get_args(Precision), "", "precisions")
     if mode not in get_args(ScalingMode):
         raise unknown_name("mode", mode, get_args(ScalingMode))
+    lines = setting_lines(cost)
+    prices = read_prices(lines) if lines else None
     counts, software = list(devices), _software(framework)
     own = {n: rate for n, rate in (measured or {}).items() if isinstance(n, int)}
     _check_counts([*counts, *own], (measured or {}).values())
@@ -174,13 +183,16 @@ def predict(
         request=asked,
         machine=request.system.name,
         forecast=found,
-        points=tuple(_point(asked, p, memory, power, found.calibration) for p in found.points),
-        before=tuple(_point(request, p, None, power_before, known) for p in found.before),
+        points=tuple(
+            _point(asked, p, memory, power, found.calibration, prices) for p in found.points
+        ),
+        before=tuple(_point(request, p, None, power_before, known, prices) for p in found.before),
         changes=changes,
         measured=rates,
         others=others,
         power=power,
         device_memory_bytes=memory,
+        prices=prices,
     )
 
 
@@ -285,7 +297,9 @@ def _point(
     device_memory: float | None,
     power: BusyPower | None,
     known: Calibration,
+    prices: Prices | None,
 ) -> PredictedPoint:
+    watts = None if power is None else point.devices * device_watts(point, power, known)
     needed = forecast_memory(
         request.network,
         point.batch_per_device,
@@ -296,6 +310,26 @@ def _point(
         point=point,
         memory_bytes=needed,
         fits=None if device_memory is None else needed <= device_memory,
-        power_watts=None if power is None else point.devices * device_watts(point, power, known),
+        power_watts=watts,
         joules_per_sample=None if power is None else sample_joules(point, power, known),
+        cost=None if prices is None else _cost(request, point, watts, prices),
     )
+
+
+def _cost(
+    request: ForecastRequest, point: Point, watts: float | None, prices: Prices
+) -> TrainingCost:
+    given = request.network.inputs[0]
+    found = cost_at(
+        prices,
+        samples_per_s=point.samples_per_s,
+        devices=point.devices,
+        watts=watts,
+        tokens_per_sample=given.shape[0] if given.dtype == "integer" else None,
+    )
+    if found is None:
+        raise UsageError(
+            f"cost=tokens={prices.tokens:g}: the input of {request.network.name} has no "
+            "tokens. Set epochs and samples."
+        )
+    return found

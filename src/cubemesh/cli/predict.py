@@ -112,6 +112,15 @@ def predict(
             "average_every, launch_us.",
         ),
     ] = None,
+    cost: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=NUMBER",
+            help="Price of a training; may be repeated: price_per_hour or purchase_price of a "
+            "device, depreciation_years (3), power_price and co2_per_kwh (kg) of a kWh; epochs "
+            "(90) and samples (1.28 million) of the training, or its tokens.",
+        ),
+    ] = None,
     layout: Annotated[
         str,
         typer.Option(
@@ -172,6 +181,7 @@ def predict(
         "--sync": sync,
         "--input-limit": input_limit,
         "--what-if": what_if,
+        "--cost": cost,
     }
     sized = is_transformer(network) and network not in NETWORKS and not is_own(network)
     if layout or search or sized:
@@ -226,6 +236,7 @@ def predict(
         what_if=what_if or (),
         input_shape=input_shape,
         store=store,
+        cost=cost or (),
     )
     show(view.document(found), as_json, lambda console: view.print_prediction(console, found))
 

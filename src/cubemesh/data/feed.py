@@ -138,13 +138,28 @@ class Feed:
         self._batches.close()
 
 
-def in_order(source: Source, batch: int, threads: int = 0) -> Batches:
-    """All samples once, in their own order, `batch` at a time; the last may be shorter."""
-    plan = (
-        PlannedBatch(source, np.arange(start, min(start + batch, source.samples)))
-        for start in range(0, source.samples, batch)
-    )
+def in_order(
+    source: Source, batch: int, threads: int = 0, *, rank: int = 0, ranks: int = 1
+) -> Batches:
+    """All samples once, in their own order, `batch` at a time; the last may be shorter.
+
+    Of `ranks` ranks each gets every `ranks`-th batch, beginning with number `rank`: the batches are
+    those of a single rank, whatever their number. A rank may get none."""
+    plan = (PlannedBatch(source, indices) for indices in _cut(source, batch, rank, ranks))
     return batches(plan, source, min(batch, source.samples), threads)
+
+
+def share_of(source: Source, batch: int, rank: int, ranks: int) -> NDArray[np.bool_]:
+    """Which samples are in the batches that `in_order` gives to `rank`."""
+    own = np.zeros(source.samples, np.bool_)
+    for indices in _cut(source, batch, rank, ranks):
+        own[indices] = True
+    return own
+
+
+def _cut(source: Source, batch: int, rank: int, ranks: int) -> Iterator[NDArray[np.int64]]:
+    for start in range(rank * batch, source.samples, ranks * batch):
+        yield np.arange(start, min(start + batch, source.samples))
 
 
 def placed_batches(program: Program, feed: Feed, data_location: DataLocation) -> Iterator[Any]:

@@ -10,7 +10,6 @@ are samples per hour over the price per hour.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -18,7 +17,6 @@ from itertools import combinations
 from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
-from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import (
     Group,
@@ -28,7 +26,17 @@ from cubemesh.experiments.analysis.groups import (
     throughput_unit,
 )
 from cubemesh.experiments.analysis.matrix import CellKey, Matrix, throughput
+from cubemesh.experiments.analysis.training_costs import (
+    DevicePrices,
+    cheapest,
+    cost_table,
+    energy_findings,
+    energy_table,
+    priced,
+    prices_by_device,
+)
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, import_records
+from cubemesh.forecast.training_cost import Prices, read_prices
 from cubemesh.schema import (
     Answer,
     Axis,
@@ -46,6 +54,9 @@ if TYPE_CHECKING:
     from cubemesh.store import Store
 
 HOUR_S = 3600.0
+HOURLY = ("prices", "price per hour")
+PURCHASE = ("purchase_prices", "purchase price")
+"""A setting, and what its prices are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,27 +69,32 @@ class Settings:
     """Stores of other machines (paths or URLs): their runs are copied into this one first."""
     prices: tuple[str, ...] = ()
     """Price per hour as NAME=PRICE, with part of a device or host name: H200=2.5."""
+    purchase_prices: tuple[str, ...] = ()
+    """Purchase price of a device as NAME=PRICE: H200=30000."""
+    cost: tuple[str, ...] = ()
+    """Cost of a training, KEY=NUMBER: power_price and co2_per_kwh (kg) of a kWh,
+    depreciation_years (3), epochs (90), samples (of an epoch, 1.28 million), tokens (of the
+    training, instead), and price_per_hour or purchase_price of devices without one."""
 
     def __post_init__(self) -> None:
-        priced(self.prices)
+        priced(self.prices, *HOURLY)
+        priced(self.purchase_prices, *PURCHASE)
+        read_prices(self.cost)
 
+    @property
+    def hourly(self) -> dict[str, float]:
+        """Part of a name → price per hour."""
+        return priced(self.prices, *HOURLY)
 
-def priced(prices: Sequence[str]) -> dict[str, float]:
-    """`["H200=2.5"]` as a table; UsageError for invalid prices."""
-    table = {}
-    for text in prices:
-        name, _, number = text.rpartition("=")
-        try:
-            price = float(number)
-        except ValueError:
-            price = math.nan
-        if not name.strip() or not (math.isfinite(price) and price > 0):
-            raise UsageError(
-                f"prices={text} is not a price: write NAME=PRICE with part of a device name and "
-                "its price per hour, as in prices=H200=2.5,Xeon=0.2."
-            )
-        table[name.strip()] = price
-    return table
+    @property
+    def purchase(self) -> dict[str, float]:
+        """Part of a name → purchase price."""
+        return priced(self.purchase_prices, *PURCHASE)
+
+    @property
+    def common(self) -> Prices:
+        """Prices of any device, and the training that they are for."""
+        return read_prices(self.cost)
 
 
 def plan(settings: Settings, context: Context) -> Plan:
@@ -112,16 +128,27 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     names = _names(records)
     groups = group_by(records, lambda r: (_workload(r), names[_place(r)]))
     matrix = Matrix(tuple(groups), row_name="workload")
-    prices = _prices(settings, matrix)
+    prices = prices_by_device(settings.hourly, matrix)
+    costs = DevicePrices(
+        common=settings.common,
+        hourly=prices,
+        purchase=prices_by_device(settings.purchase, matrix),
+    )
     unit = throughput_unit(records)
     tables = [matrix.table(f"Training, {unit}", "", throughput)] if records else []
     if prices:
         tables.append(_money_table(matrix, prices))
+    if (energy := energy_table(matrix)) is not None:
+        tables.append(energy)
+    asked = settings.cost or settings.prices or settings.purchase_prices
+    table = cost_table(matrix, costs) if asked else None
+    if table is not None:
+        tables.append(table)
     return answer_of(
         EXPERIMENT,
         f"Devices on {len(matrix.networks)} workloads",
         records,
-        findings=_findings(settings, matrix, prices),
+        findings=(*_findings(settings, matrix, prices), *cheapest(matrix, costs)),
         tables=tables,
         charts=matrix.chart(
             "devices",
@@ -132,6 +159,15 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         notes=(
             "Only records that differ in the device alone are compared, the latest of each device. "
             "Over several workloads a ratio is their geometric mean.",
+            *(
+                (
+                    "A training costs devices times price per hour times hours where it is rented, "
+                    "and the depreciation of the devices in these hours with the electricity that "
+                    "the measured power takes where it is owned (docs/power.md).",
+                )
+                if table is not None
+                else ()
+            ),
         ),
     )
 
@@ -170,19 +206,6 @@ def _workload(record: RunRecord) -> str:
     return " · ".join(parts)
 
 
-def _prices(settings: Settings, matrix: Matrix) -> dict[str, float]:
-    """Price per hour of each device that has one, by its name."""
-    found = {}
-    for part, price in priced(settings.prices).items():
-        for device in matrix.variants:
-            hosts = {
-                r.ranks[0].host for g in matrix.groups if g.key[1] == device for r in g.records
-            }
-            if any(part.casefold() in name.casefold() for name in (device, *hosts)):
-                found[device] = price
-    return found
-
-
 def _money_table(matrix: Matrix, prices: dict[str, float]) -> Table:
     own = Matrix(tuple(g for g in matrix.groups if g.key[1] in prices), matrix.row_name)
 
@@ -216,8 +239,9 @@ def _findings(settings: Settings, matrix: Matrix, prices: dict[str, float]) -> I
         yield speed_up
         if fast in prices and slow in prices:
             yield _cost_effectiveness(fast, slow, speed_up, prices)
-    for part in priced(settings.prices):
-        if not any(part.casefold() in d.casefold() for d in prices):
+    yield from energy_findings(matrix)
+    for part, price in (*settings.hourly.items(), *settings.purchase.items()):
+        if not prices_by_device({part: price}, matrix):
             yield Finding(
                 code="unused-price", text=f"No device name contains '{part}'; its price is unused."
             )

@@ -14,10 +14,11 @@ patterns of a `SyncCost` (parallel/strategy.py):
                   rings send it
     periodic      a collective of the weights every `average_every` steps
 
-Two strategies are forecast only: a parameter server in the memory of the hosts' processors, on one
-host (`parameter-server-cpu`) or with a part of the weights for each device
+A parameter server in the memory of one host (`parameter-server-cpu`) is forecast as the frameworks
+of 2016 to 2018 had it, with copies of each bucket during the backward pass; here gradients are
+sent after it, through gloo. With a part of the weights for each device
 (`parameter-server-spread`; between systems one sum a system goes to servers spread over all, and
-weights return).
+weights return) it is forecast only.
 
 A gradient style (forecast/styles.py) replaces the strategy's transfers by those of a framework.
 
@@ -50,7 +51,6 @@ from cubemesh.parallel.strategy import SyncCost
 
 COSTS: dict[str, SyncCost] = {
     **{name: s.cost for name, s in STRATEGIES.items() if s.cost is not None},
-    "parameter-server-cpu": SyncCost(pattern="host-copies", gradients="host", weights="host"),
     "parameter-server-spread": SyncCost(
         pattern="host-copies", gradients="servers", weights="servers"
     ),

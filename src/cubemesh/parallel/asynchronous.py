@@ -46,6 +46,7 @@ class Asynchronous(Strategy):
     blocking = False
     free_running = True
     profiled = False
+    checkpoints = False
     sequential_step = False
     updates = False
     bucket_bytes: int | None = BUCKET_BYTES

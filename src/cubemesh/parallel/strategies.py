@@ -10,7 +10,7 @@ from cubemesh.parallel.all_reduce import AllReduce, AllReduce16, PeerAllReduce, 
 from cubemesh.parallel.asynchronous import Asynchronous, StalenessAware
 from cubemesh.parallel.local_sgd import LocalSgd
 from cubemesh.parallel.model_parallel import ModelParallel
-from cubemesh.parallel.parameter_server import ParameterServer
+from cubemesh.parallel.parameter_server import CpuParameterServer, ParameterServer
 from cubemesh.parallel.strategy import NoSync, Strategy
 
 STRATEGIES: dict[str, type[Strategy]] = {
@@ -22,6 +22,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         PeerAllReduce,
         PeerAllReduce16,
         ParameterServer,
+        CpuParameterServer,
         LocalSgd,
         Asynchronous,
         StalenessAware,

@@ -65,6 +65,8 @@ class Strategy:
     """Whether all ranks work on the samples of the global batch, rather than on their own."""
     profiled: ClassVar[bool] = True
     """Whether every wait is a collective of `Group`, so that a step can be attributed."""
+    checkpoints: ClassVar[bool] = True
+    """Whether all that the next step depends on is in the ranks' checkpoints."""
     sequential_step: ClassVar[bool] = True
     """Whether the first step has a gradient that one device can compute from the same samples."""
     needs_peer_access: ClassVar[bool] = False
@@ -80,6 +82,12 @@ class Strategy:
 
     def __init__(self, group: Group | None = None) -> None:
         self._group = group or SingleProcessGroup()
+
+    @classmethod
+    def one_model(cls) -> bool:
+        """Whether every rank has the whole network with the same weights once the replicas are
+        synchronized, so that the ranks can share an evaluation."""
+        return cls.needs is not None and not cls.same_samples
 
     def ready(self, bucket: Bucket) -> None:
         """No gradients are sent."""

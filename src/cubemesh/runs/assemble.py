@@ -18,7 +18,9 @@ from cubemesh.measure.energy.ranks import energy_of_ranks
 from cubemesh.measure.figures import figures
 from cubemesh.measure.merge_ranks import merge_free_running, merge_lockstep
 from cubemesh.measure.slow_ranks import slow_rank, slow_ranks
+from cubemesh.measure.telemetry.gpu import UTILIZATION as GPU
 from cubemesh.measure.telemetry.gpu_set import gpu_of
+from cubemesh.measure.telemetry.telemetry import CPU
 from cubemesh.measure.timing.stopping_rule import confidence_of
 from cubemesh.networks.own_input import is_imagenet
 from cubemesh.parallel.strategies import strategy
@@ -65,8 +67,8 @@ def assemble(
 
     `events` are those of its ranks' event files, `ending` the worker's exit; the ranks' own
     outcomes take precedence. Figures, curves and parts are the first rank's, except memory (the
-    maximum) and energy (summed). `gpus` are the GPUs that `cuda:0`, `cuda:1` … mean, `processor` is
-    the CPU's model.
+    maximum), energy (summed) and utilization (each rank has its own too). `gpus` are the GPUs that
+    `cuda:0`, `cuda:1` … mean, `processor` is the CPU's model.
     """
     own = [e for e in events if not e.get("of_rank")]
     ends = sorted(_of(events, "outcome"), key=lambda e: float(e["t"]))
@@ -81,7 +83,7 @@ def assemble(
     own_figures = _rank_figures(events)
     logged = own_figures.get(0, {}) | _most(own_figures, "peak_memory_bytes")
     points, library, swept, caveats = _sweep(spec, events)
-    ranks = _ranks(spec, events, outcomes, gpus, processor)
+    ranks = _ranks(spec, events, outcomes, gpus, processor, own_figures)
     caveats += _slow_ranks(spec, windows, ranks)
     energy = energy_of_ranks(ranks, own_figures, windows)
     logged = {n: f for n, f in logged.items() if n in energy.figures or n not in ENERGY_NAMES}
@@ -135,6 +137,7 @@ def _ranks(
     outcomes: Sequence[Outcome],
     gpus: Sequence[Gpu],
     processor: str,
+    own_figures: Mapping[int, Mapping[str, Figure]],
 ) -> list[Rank]:
     """The ranks that have begun, in order."""
     links = {e.get("of_rank", 0): e for e in _of(events, "link")}
@@ -160,6 +163,9 @@ def _ranks(
             clock_offset_s=event.get("clock_offset_s", 0.0),
             interface=link.get("interface", ""),
             transport=link.get("transport", ""),
+            private_cache_bytes=event.get("private_cache_bytes"),
+            shared_cache_bytes=event.get("shared_cache_bytes"),
+            utilization=own_figures.get(number, {}).get(CPU if device == "cpu" else GPU),
         )
     return [found[number] for number in sorted(found)]
 

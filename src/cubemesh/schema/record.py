@@ -51,6 +51,14 @@ class Rank:
     """Transport between ranks as named by its library: `gloo TCP`, `NCCL P2P/CUMEM`."""
     clock_offset_s: float = 0.0
     """Seconds added to this host's clock to align it with the first host's."""
+    private_cache_bytes: int | None = None
+    """Of a rank on a CPU: bytes of the two last levels of caches that only its processors use; None
+    where unknown, and in older records."""
+    shared_cache_bytes: int | None = None
+    """Bytes of those that other processors use too."""
+    utilization: Figure | None = None
+    """Mean utilization in percent, over the measured steps, of its GPU, or of the cores that a rank
+    on a CPU was granted; None where it was not measured, and in older records."""
 
 
 @dataclass(frozen=True, kw_only=True)

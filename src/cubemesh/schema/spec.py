@@ -35,6 +35,8 @@ LossScale = Literal["dynamic"] | float
 CompileBy = Literal["network", "segment"]
 Device = Literal["auto", "cpu", "cuda"]
 Pinning = Literal["none", "compact", "spread", "cores"]
+MemoryPolicy = Literal["default", "interleave", "preferred"]
+HugePages = Literal["default", "never"]
 
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
 """Twice the interval between two heartbeats."""
@@ -56,6 +58,11 @@ class Placement:
     kernel, but for ranks of several GPUs, which are bound to cores near their GPUs."""
     numa_node: int | None = None
     """NUMA node whose processors, and so whose memory, are used; None: all."""
+    memory_policy: MemoryPolicy = "default"
+    """NUMA node of a page: `default`: that of the thread that touches it first; `interleave`: all
+    in turn; `preferred`: `numa_node`, else the first, while it has memory."""
+    huge_pages: HugePages = "default"
+    """`never`: no transparent huge pages, which PyTorch asks for under large arrays."""
     link: str = "auto"
     """Transport between ranks: `auto` is the library's choice, `shared-memory` host memory instead
     of GPU peer access, `network` sockets or InfiniBand even on one host; any other value is the

@@ -3,7 +3,13 @@
 Top-1 accuracy is the fraction of samples whose class has the highest score, top-5 that whose class
 is among the five highest; the loss is the mean softmax cross-entropy. A sample whose class
 ties with others counts as if the others came first, so a network that scores all classes alike gets
-nothing for it. The 95 % interval of an accuracy is Wilson's score interval, which stays within 0
+nothing for it.
+
+Several ranks with the same weights share the samples: each scores every N-th batch of those that
+one rank would score, so every batch has the same scores wherever it is computed. Counts are added,
+and the losses of the batches by an exact sum, which is rounded once and so does not depend on their
+order (J. R. Shewchuk, Discrete & Computational Geometry 18, 1997): accuracy and loss have the bits
+of one rank. The 95 % interval of an accuracy is Wilson's score interval, which stays within 0
 and 1 and holds for small counts (E. B. Wilson, Journal of the American Statistical Association 22,
 1927).
 """
@@ -20,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.batches import PADDING, Batch
+from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.frameworks.contract.program import Program
 from cubemesh.measure.log import Log
 from cubemesh.schema.record import Figure, Window
@@ -86,27 +93,55 @@ def score_samples(
     return result, right
 
 
+def total_of(results: Iterable[EvaluationResult]) -> EvaluationResult:
+    """The sum of the results of batches, with the same bits in any order."""
+    found = list(results)
+    return EvaluationResult(
+        samples=sum(r.samples for r in found),
+        top1=sum(r.top1 for r in found),
+        top5=sum(r.top5 for r in found),
+        loss_sum=_exact_sum([r.loss_sum for r in found]),
+    )
+
+
+def _exact_sum(values: list[float]) -> float:
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # too large, or infinities of both signs
+        return sum(values)
+
+
 def score_all(
     program: Program,
     batches: Iterable[Batch],
     log: Log,
     mark: str,
     recorder: SampleRecorder | None = None,
+    group: Group | None = None,
 ) -> EvaluationResult:
     """Score every sample of `batches`. Scores are copied to the host, so each batch is a
     synchronous step, and all together are one window of phase `evaluate`, marked `mark`. The
-    answers go to a `recorder`."""
+    answers go to a `recorder`.
+
+    With `group`, `batches` are this rank's share, and the result is that of all ranks; every rank
+    calls this. The window then has this rank's samples and ends when all ranks are done; a rank
+    without samples has none.
+    """
     start = program.clock()
-    total, steps, samples = EvaluationResult(), 0, 0
+    scored: list[EvaluationResult] = []
+    steps = samples = 0
     for batch in batches:
         if recorder is not None:
             recorder.see(batch)
         result, right = score_samples(program.evaluate(program.place(batch)), batch.labels)
         if recorder is not None:
             recorder.add(batch.labels, right)
-        total += result
+        scored.append(result)
         steps += 1
         samples += batch.samples
+    total = total_of(_of_all_ranks(scored, group or SingleProcessGroup()))
+    if not steps:
+        return total
     log.window(
         Window(
             phase="evaluate",
@@ -118,6 +153,18 @@ def score_all(
         )
     )
     return total
+
+
+def _of_all_ranks(scored: list[EvaluationResult], group: Group) -> list[EvaluationResult]:
+    """One result for the counts of each rank, and one for the loss of each batch. Losses are sent
+    as hexadecimal text, which is exact and has a form for what is not finite."""
+    own = total_of(scored)
+    sent = [own.samples, own.top1, own.top5, [r.loss_sum.hex() for r in scored]]
+    found = []
+    for samples, top1, top5, losses in group.all_gather_object(sent):
+        found.append(EvaluationResult(samples=samples, top1=top1, top5=top5))
+        found += [EvaluationResult(loss_sum=float.fromhex(loss)) for loss in losses]
+    return found
 
 
 def wilson_interval(hits: int, n: int) -> Interval:

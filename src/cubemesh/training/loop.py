@@ -6,8 +6,8 @@
 
 An epoch's steps are divided into a few windows; each ends with a synchronization, after which,
 outside the window, the loss of its last step is read. So the training loss is sampled, one point
-per window, not averaged. After each epoch every validation sample is scored (`evaluation.py`).
-Checkpoints are taken between windows.
+per window, not averaged. After each epoch every validation sample is scored, by all ranks together
+where they have the same weights (`evaluation.py`). Checkpoints are taken between windows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cubemesh.batches import Batch
-from cubemesh.data.feed import Feed, in_order
+from cubemesh.data.feed import Feed, in_order, share_of
 from cubemesh.data.pipeline import Batches
 from cubemesh.data.source import Source
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
@@ -29,6 +32,7 @@ from cubemesh.frameworks.contract.program import (
     Diverged,
     Program,
     SupportsLearningRate,
+    SupportsSharedEvaluation,
     SupportsSnapshots,
     SupportsWeightInspection,
     Unsupported,
@@ -36,7 +40,7 @@ from cubemesh.frameworks.contract.program import (
 )
 from cubemesh.measure.log import Log
 from cubemesh.measure.timing.timer import Stopwatch
-from cubemesh.schema.record import Figure, ScoredSamples, Window
+from cubemesh.schema.record import Figure, Window
 from cubemesh.schema.work import Train
 from cubemesh.training import replica_check
 from cubemesh.training.checkpoint_writer import TrainingWriter
@@ -77,11 +81,13 @@ class Training:
     """That of the checkpoint from which `feed` and `program` resume."""
     same_weights: bool = False
     """Whether the weights of all ranks are compared before each checkpoint and after each epoch."""
+    one_model: bool = False
+    """Whether all ranks have the same weights at an evaluation, so that they share it."""
     pause: PauseRequest = field(default_factory=PauseRequest)
     _measured: list[Window] = field(default_factory=list)
     _batch: Batch | None = None
     _started: bool = False
-    _scored: ScoredSamples | None = None
+    _recorder: SampleRecorder | None = None
     """Of the last evaluation."""
     _same_at: int = 0
     """The last step after which the ranks' weights were equal."""
@@ -89,6 +95,9 @@ class Training:
     def __post_init__(self) -> None:
         devices = self.devices or self.group.size
         self.schedule = Schedule(self.work, devices, self.feed.steps_per_epoch)
+        shares = self.one_model and isinstance(self.program, SupportsSharedEvaluation)
+        self._evaluating: Group = self.group if shares else SingleProcessGroup()
+        """The ranks that share an evaluation."""
 
     def run(self) -> list[Window]:
         """Train and log the results; the measured windows.
@@ -126,6 +135,8 @@ class Training:
             if self.history.done < epoch * each:
                 self._run_epoch(epoch)
             synchronize_replicas(self.program)
+            if self._evaluating.size > 1:
+                cast(SupportsSharedEvaluation, self.program).share_statistics(self._evaluating)
             with self.log.phase("evaluate"), closing(self._in_order()) as batches:
                 self.history.validation.append(self._evaluate(batches, epoch))
             self.history.log_curves(classes, self.log)
@@ -139,13 +150,33 @@ class Training:
         self.history.log_curves(classes, self.log)
         self.writer.finish(self.group)
         self.history.log_figures(classes, self.log)
-        if self._scored is not None:  # a training that resumes at its end evaluates nothing
-            self.log.scored_samples(self._scored)
+        self._log_scored_samples()
         self._log_target()
 
+    def _log_scored_samples(self) -> None:
+        """Log which samples were answered correctly in the last evaluation, if there was one: a
+        training that resumes at its end evaluates nothing."""
+        scored = None if self._recorder is None else self._recorder.result(self._evaluating)
+        if scored is not None:
+            self.log.scored_samples(scored)
+
+    def evaluated_samples(self) -> NDArray[np.bool_] | None:
+        """Which validation samples this rank scores in each evaluation; None for all."""
+        group = self._evaluating
+        if group.size == 1:
+            return None
+        return share_of(self.validation, self.feed.batch_per_device, group.rank, group.size)
+
     def _in_order(self) -> Batches:
-        """All validation samples, prepared like the training samples."""
-        return in_order(self.validation, self.feed.batch_per_device, self.feed.threads)
+        """This rank's share of the validation samples, prepared like the training samples."""
+        group = self._evaluating
+        return in_order(
+            self.validation,
+            self.feed.batch_per_device,
+            self.feed.threads,
+            rank=group.rank,
+            ranks=group.size,
+        )
 
     def _is_done(self) -> bool:
         """Whether all epochs are done or the target is reached; rank 0 decides, because evaluations
@@ -285,10 +316,12 @@ class Training:
         )
 
     def _evaluate(self, batches: Batches, epoch: int) -> EvaluationResult:
-        """Score every sample, and write the curves."""
+        """Score every sample, with the other ranks, and write the curves."""
         recorder = SampleRecorder(contents=self.work.data_path is None)
-        total = score_all(self.program, batches, self.log, f"epoch-{epoch}", recorder)
-        self._scored = recorder.result()
+        total = score_all(
+            self.program, batches, self.log, f"epoch-{epoch}", recorder, self._evaluating
+        )
+        self._recorder = recorder
         if not math.isfinite(total.loss):
             raise Diverged(
                 f"The validation loss was {total.loss} after epoch {epoch} of {self.work.epochs}. "

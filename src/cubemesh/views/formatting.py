@@ -215,6 +215,10 @@ def _arrangement(spec: RunSpec) -> list[str]:
         parts.append(place.pinning)
     if place.numa_node is not None:
         parts.append(f"NUMA node {place.numa_node}")
+    if place.memory_policy != "default":
+        parts.append(f"memory {place.memory_policy}")
+    if place.huge_pages == "never":
+        parts.append("no huge pages")
     return parts
 
 

@@ -13,6 +13,7 @@ from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.energy import BusyPower
 from cubemesh.forecast.request import Forecast
 from cubemesh.forecast.styles import STYLES
+from cubemesh.forecast.training_cost import Prices, known_columns
 from cubemesh.networks import rate_unit
 from cubemesh.schema import Table
 from cubemesh.schema.serialization import to_plain
@@ -53,6 +54,7 @@ def document(found: Prediction) -> dict[str, Any]:
         measured_others={other.name: other.samples_per_s for other in found.others},
         device_source=found.forecast.device_source,
         power=to_plain(found.power),
+        training=None if found.prices is None else found.prices.training,
         points=[_point(one) for one in found.points],
         before=[_point(one) for one in found.before],
         calibration=_calibration(found.forecast.calibration),
@@ -67,6 +69,7 @@ def _point(one: PredictedPoint) -> dict[str, Any]:
         "fits": one.fits,
         "power_watts": one.power_watts,
         "joules_per_sample": one.joules_per_sample,
+        "cost": to_plain(one.cost),
     }
 
 
@@ -102,6 +105,8 @@ def print_prediction(console: Console, found: Prediction) -> None:
     terminal.print_table(console, _parts(found.forecast))
     if found.power is not None:
         terminal.print_table(console, _energy(found, found.power))
+    if found.prices is not None:
+        terminal.print_table(console, _costs(found, found.prices))
     for line in _notes(found):
         console.print(Text(line), soft_wrap=True)
 
@@ -132,6 +137,16 @@ def _energy(found: Prediction, power: BusyPower) -> Table:
     columns = {"devices": "", "power": "W", "energy": "J/sample"}
     rows = ((p.point.devices, p.power_watts, p.joules_per_sample) for p in found.points)
     return table_of_figures(title, columns, rows)
+
+
+def _costs(found: Prediction, prices: Prices) -> Table:
+    """Time, energy and money of the training, for each number of devices."""
+    columns = known_columns(one.cost for one in found.points)
+    rows = (
+        (one.point.devices, *(getattr(one.cost, name) for name in columns)) for one in found.points
+    )
+    title = f"Cost of {prices.training}, money in the unit of the prices"
+    return table_of_figures(title, {"devices": "", **dict(columns.values())}, rows)
 
 
 def _row(one: PredictedPoint) -> tuple[float | str, ...]:

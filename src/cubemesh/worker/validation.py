@@ -81,10 +81,15 @@ def check_supported(spec: RunSpec, able: Capabilities) -> None:
             f"memory_limit_bytes={spec.budget.memory_limit_bytes}: only a run on the CPU can be "
             f"limited, and this one is on {kind}. Leave it out, or set device=cpu."
         )
-    if spec.checkpointing.checkpoints is not None and strategy(spec.program.sync).free_running:
+    sync = strategy(spec.program.sync)
+    if spec.checkpointing.checkpoints is not None and not sync.checkpoints:
+        what = (
+            "always has gradients in transit, which no checkpoint holds"
+            if sync.free_running
+            else "has its optimizer state on the server, which no checkpoint holds"
+        )
         raise Unsupported(
-            f"sync={spec.program.sync} always has gradients in transit, which no checkpoint holds. "
-            "Leave checkpoints out, or set another sync."
+            f"sync={spec.program.sync} {what}. Leave checkpoints out, or set another sync."
         )
     if spec.against is not None:
         _check_alternating(spec)
@@ -275,7 +280,7 @@ def _check_alternating(spec: RunSpec) -> None:
         )
     if max(spec.placement.devices, other.placement.devices) > 1:
         raise Unsupported(f"two programs alternate on one device. {remedy}")
-    for name in ("pinning", "numa_node"):
+    for name in ("pinning", "numa_node", "memory_policy", "huge_pages"):
         if getattr(spec.placement, name) != getattr(other.placement, name):
             raise Unsupported(
                 f"{name} applies to the whole process, so it cannot differ between two programs "

@@ -38,7 +38,38 @@ def test_two_cores_have_few_configurations_the_default_first(two_cores):
         CpuMode(2, "none", None, "nchw"),
         CpuMode(1, "none", None, "nchw"),
         CpuMode(1, "compact", None, "nchw"),
+        CpuMode(2, "none", None, "nchw", huge_pages="never"),
     ]
+    quick = modes(Settings(layouts=("nchw",)), two_cores, Scale.QUICK)
+    assert {mode.huge_pages for mode in quick} == {"default"}
+
+
+def test_memory_policies_of_the_default_on_several_nodes(server, play, record_of):
+    found = modes(Settings(), server, Scale.QUICK)
+    assert [(m.threads, m.memory_policy, m.huge_pages) for m in found[-2:]] == [
+        (4, "interleave", "default"),
+        (4, "preferred", "default"),
+    ]
+    settings = Settings(memory_policies=("default",), threads=(4,), layouts=("nchw",))
+
+    def make(spec):
+        if spec.placement.huge_pages == "never":
+            return record_of(spec, step_s=0.2)
+        return record_of(spec, step_s=0.1)
+
+    _, sent = play(EXPERIMENT.plan(settings, Context(machine=server)), make)
+    answer = EXPERIMENT.answer(settings, sent)
+    (effect,) = (f for f in answer.findings if f.code == "huge-pages-effect")
+    assert in_order(effect.text, "huge pages", "default", "never 0.50")
+    assert any("several NUMA nodes" in note for note in answer.notes)
+    slowest = answer.tables[0].rows[-1]
+    assert slowest[-1].text == "never"
+    refused = [
+        record_of(s, status=Status.UNSUPPORTED, message="one node") for s in (sent[-1].spec,)
+    ]
+    assert any(
+        "no huge pages" in f.text for f in EXPERIMENT.answer(settings, [sent[0], *refused]).findings
+    )
 
 
 def test_a_server_has_pinnings_layouts_and_a_node(server):
@@ -62,7 +93,7 @@ def test_specs_are_of_the_cpu_and_repeated_in_fresh_processes(two_cores, play, r
     assert {s.placement.device for s in planned} == {"cpu"}
     assert {s.budget.repeats for s in planned} == {3}
     assert {s.program.layout for s in planned} == {"nchw", "nhwc"}
-    assert len({s.spec_id for s in planned}) == len(planned) == 6
+    assert len({s.spec_id for s in planned}) == len(planned) == 7
 
 
 def measured(two_cores, play, record_of, speeds, scale=Scale.DEFAULT):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from answers import in_order
+from answers import in_order, texts, values
+from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.power.experiment import BATCHES, EXPERIMENT, Settings
 from cubemesh.experiments.power.pareto_front import PowerPoint, PowerSetting, pareto_front
@@ -19,13 +20,16 @@ from cubemesh.schema import (
     ClaimState,
     Figure,
     Gpu,
+    Outcome,
     Placement,
     ProgramSettings,
+    Rank,
     RunSpec,
     Status,
     TrainSteps,
     Unknown,
 )
+from cubemesh.store import Store
 
 BOARD = "GPU board (energy counter); not included: CPU package, DRAM, the rest of the machine"
 NO_SENSOR = "not measurable: CPU: /sys/class/powercap does not exist: a virtual machine"
@@ -115,6 +119,90 @@ def test_energy_per_sample_and_the_pareto_front(record_of):
     assert [p.x for p in best.points] == [300.0, 400.0, 700.0]
     assert [row[-1].text for row in answer.tables[0].rows] == ["yes", "yes", "–", "yes"]
     assert BOARD in answer.notes[0]
+
+
+def on_devices(record_of, devices, rate, watts, batch=64, method=BOARD):
+    """A record of several devices: a rank each, with the summed power."""
+    record = run(record_of, batch, rate / devices, watts, method=method)
+    outcome = Outcome(status=Status.OK)
+    ranks = tuple(
+        Rank(rank=n, host="a", device=f"cuda:{n}", device_name="NVIDIA H200", outcome=outcome)
+        for n in range(devices)
+    )
+    windows = tuple(replace(w, rank=n) for n in range(devices) for w in record.windows)
+    throughput = replace(record.figures["throughput_per_s"], value=rate)
+    spec = replace(record.spec, placement=Placement(devices=devices))
+    figures = {**record.figures, "throughput_per_s": throughput}
+    return replace(record, spec=spec, ranks=ranks, windows=windows, figures=figures)
+
+
+def test_a_row_and_a_point_for_each_number_of_devices(record_of):
+    summed = BOARD.replace("counter)", "counter, summed over 2)")
+    records = [
+        on_devices(record_of, 1, 640.0, 400.0),
+        on_devices(record_of, 2, 1200.0, 800.0, method=summed),
+        on_devices(record_of, 4, 1100.0, 1600.0, method=summed.replace("over 2", "over 4")),
+    ]
+    answer = EXPERIMENT.answer(Settings(devices=(1, 2, 4)), records)
+    found = {f.code: f for f in answer.findings}
+    assert found["lowest-energy"].value == pytest.approx(1.6)
+    assert found["pareto-front"].value == 2
+    scaling = found["power-scaling"]
+    assert scaling.value == pytest.approx(1100 / 640 / 4)
+    assert in_order(scaling.text, "64", "4 devices", "1.72", "4", "0.43")
+    (table,) = answer.tables
+    assert values(table, "devices") == [1, 2, 4]
+    assert values(table, "power") == [400.0, 800.0, 1600.0]
+    assert values(table, "samples/J") == pytest.approx([1.6, 1.5, 0.6875])
+    assert texts(table, "Pareto front") == ["yes", "yes", "–"]
+    assert values(table, "efficiency")[1] == pytest.approx(100 * 1200 / 1280, abs=1e-6)
+    best, measured = answer.charts[0].lines
+    assert [(p.x, p.label) for p in measured.points] == [
+        *((400.0, "1"), (800.0, "2"), (1600.0, "4"))
+    ]
+    assert [p.x for p in best.points] == [400.0, 800.0]
+
+
+def test_strong_scaling_divides_the_batch_size(machine, play, record_of):
+    cpu = replace(machine.cpu, usable_cores=8)
+    context = Context(machine=replace(machine, cpu=cpu))
+    settings = Settings(networks=("vgg16",), batch_sizes=(32,), devices=(4, 1, 3), mode="strong")
+    planned, sent = play(EXPERIMENT.plan(settings, context), record_of)
+    assert [(s.placement.devices, s.batch_per_device, s.program.sync) for s in planned] == [
+        (1, 32, "none"),
+        (4, 8, "all-reduce"),
+    ]
+    assert {s.placement.threads for s in planned} == {2}
+    table = EXPERIMENT.answer(settings, sent).tables[0]
+    assert texts(table, "batch size") == ["32", "32"]
+
+
+def test_no_device_is_an_error():
+    with pytest.raises(UsageError, match="devices=0"):
+        Settings(devices=(0, 1))
+
+
+def test_runs_of_another_machine_are_in_the_same_answer(record_of, tmp_path):
+    own = on_devices(record_of, 1, 640.0, 400.0)
+    cores = "CPU package (RAPL) + DRAM (RAPL); not included: the rest of the machine"
+    other = on_devices(record_of, 1, 30.0, 200.0, method=cores)
+    rank = replace(other.ranks[0], device="cpu", device_name="Xeon T", host="b")
+    other = replace(other, run_id="b" * 12, ranks=(rank,))
+    other = replace(other, key=replace(other.key, machine_id="b" * 16))
+    another = replace(
+        other, run_id="c" * 12, spec=RunSpec(work=TrainSteps(network="vgg16", batch_per_device=64))
+    )
+    with Store.open(str(tmp_path / "other.db")) as there:
+        for record in (other, another):
+            there.save(record, [])
+    settings = Settings(stores=(str(tmp_path / "other.db"),))
+    with Store.open(str(tmp_path / "own.db")) as store:
+        added = EXPERIMENT.gather(settings, store, (own,))
+    assert [r.run_id for r in added] == ["b" * 12]
+    (table,) = EXPERIMENT.answer(settings, [own, *added]).tables
+    assert [name.split(",")[0] for name in texts(table, "setting")] == ["NVIDIA H200", "Xeon T"]
+    assert values(table, "samples/J") == pytest.approx([1.6, 0.15])
+    assert "other parts" in table.rows[1][-1].reason, "a board and packages are not compared"
 
 
 def test_without_a_sensor_throughput_and_the_reason_are_shown(record_of):

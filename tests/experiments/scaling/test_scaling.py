@@ -25,7 +25,9 @@ from cubemesh.experiments.scaling.design import (
 from cubemesh.experiments.scaling.training_time import epochs
 from cubemesh.schema import (
     Budget,
+    Figure,
     Gpu,
+    Outcome,
     Part,
     Placement,
     ProgramSettings,
@@ -225,6 +227,35 @@ def test_the_answer_has_the_mode_and_the_overhead_of_a_step(machine, play, sever
     assert bars.kind == "bar"
     assert bars.lines[0].points[0].low is not None
     assert where.stacked
+
+
+def test_the_table_has_the_utilization_of_all_ranks_and_the_summed_power(several):
+    def utilized(record, percents):
+        ranks = tuple(
+            Rank(
+                rank=n,
+                host="a",
+                device=f"cuda:{n}",
+                outcome=Outcome(status=Status.OK),
+                utilization=None if percent is None else Figure(value=percent, unit="%"),
+            )
+            for n, percent in enumerate(percents)
+        )
+        power = {"mean_power_watts": Figure(value=300.0 * len(ranks), unit="W")}
+        return dataclasses.replace(record, ranks=ranks, figures={**record.figures, **power})
+
+    records = [
+        utilized(several(spec()), [91.4]),
+        utilized(several(spec(2, "all-reduce")), [84.4, 91.2]),
+        utilized(several(spec(2)), [90.0, None]),
+    ]
+    answer = WEAK.answer(weak_scaling.Settings(), records)
+    assert texts(answer.tables[0], "utilization of the ranks") == ["91", "84–91", "–"]
+    assert values(answer.tables[0], "power") == [300.0, 600.0, 600.0]
+    before = WEAK.answer(weak_scaling.Settings(), [several(spec()), several(spec(2, "all-reduce"))])
+    names = [column.name for column in before.tables[0].columns]
+    assert "utilization of the ranks" not in names
+    assert "power" not in names
 
 
 def test_compute_time_that_does_not_shrink_is_overhead_of_strong_scaling(machine, play, several):

@@ -205,3 +205,23 @@ def test_goodput_counts_the_steps_that_remain(context, tmp_path):
         _, interval, rule, own = (cell.value for cell in row)
         assert own <= rule < 100
         assert (interval > 50.0) == (row[0].text == "1 h")
+
+
+def test_the_cost_of_a_training_is_over_all_its_attempts(context):
+    (spec,) = next(plan(Settings(), context))
+    figures = {"accuracy": 0.9, "epochs_trained": 10, "mean_power_watts": 100.0}
+    records = [record(spec, Status.KILLED), record(spec, figures=figures)]
+    settings = Settings(cost=("price_per_hour=20", "co2_per_kwh=0.5"))
+    (found,) = (f for f in answer(settings, records).findings if f.code == "training-cost")
+    assert found.value == pytest.approx(20 * 18 / 3600)
+    assert "0.0005 kWh" in found.text
+    assert not any(f.code == "training-cost" for f in answer(Settings(), records).findings)
+    unknown = [record(spec, figures={"accuracy": 0.9})]
+    (found,) = (f for f in answer(settings, unknown).findings if f.code == "training-cost")
+    assert "power was not measured" in found.text
+
+
+@pytest.mark.parametrize("line", ["epochs=3", "tokens=1e9", "power_price=x"])
+def test_prices_that_a_training_cannot_have(line):
+    with pytest.raises(UsageError, match="cost="):
+        Settings(cost=(line,))

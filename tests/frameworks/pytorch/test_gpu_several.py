@@ -29,6 +29,7 @@ NORMED = "all-reduce, batch_norm=global"
 CAPTURED = ("all-reduce, captured", "all-reduce-copied, captured")
 SAME = (
     *("all-reduce", "all-reduce-copied", NORMED, "parameter-server", "model-parallel"),
+    *("parameter-server-cpu", "parameter-server-cpu, captured"),
     *CAPTURED,
 )
 ROUNDED = tuple(

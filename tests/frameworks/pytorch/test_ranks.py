@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 from cubemesh import networks
 from cubemesh.batches import Batch
 from cubemesh.frameworks.contract.group import SingleProcessGroup
-from cubemesh.frameworks.contract.program import BuildRequest, SupportsCompilation
+from cubemesh.frameworks.contract.program import BuildRequest, SupportsCompilation, Unsupported
 from cubemesh.frameworks.pytorch import build, captured, compiled, join, launch
 from cubemesh.kernels.cpu import cpu_kernels as host_kernels
 from cubemesh.networks.builder import NetworkBuilder
@@ -46,8 +46,13 @@ INDEPENDENT = ("none", "fp64", "nchw")
 COMPILED = ("all-reduce", "fp64", "nchw", "compiled")
 """By segment, so that buckets fill one after the other; traced and not made into C++."""
 SCALED = ("parameter-server", "fp16", "nchw")
+SERVED = [
+    ("parameter-server-cpu", "fp64", "nchw"),
+    ("parameter-server-cpu", "fp32", "nhwc"),
+    ("parameter-server-cpu", "fp64", "nchw", "compiled"),
+]
 SPLIT = [("model-parallel", "fp64", "nchw"), ("model-parallel", "fp32", "nhwc")]
-CASES = [*SYNCHRONOUS, ROUNDED, AVERAGED, INDEPENDENT, COMPILED, SCALED, *SPLIT]
+CASES = [*SYNCHRONOUS, ROUNDED, AVERAGED, INDEPENDENT, COMPILED, SCALED, *SERVED, *SPLIT]
 
 
 def without_dropout(network):
@@ -163,6 +168,25 @@ def test_two_ranks_equal_one_with_the_same_global_batch(ranks, case):
             assert_close(found, alone, "g/", TOLERANCE[precision])
         assert_close(found, alone, "w/", TOLERANCE[precision])
     assert_close(ranks[case, 0], ranks[case, 1], "w/", 0)
+
+
+@pytest.mark.parametrize("case", SERVED, ids="-".join)
+def test_a_server_on_the_cpu_updates_with_the_gradients_of_all_ranks(ranks, case):
+    _, precision, layout, *_ = case
+    alone = train(("none", precision, layout), SingleProcessGroup())
+    for n in range(RANKS):
+        assert ranks[case, n]["buckets"] == 0, "one flat array after the backward pass"
+        assert_close(ranks[case, n], alone, "w/", TOLERANCE[precision])
+    assert_close(ranks[case, 0], ranks[case, 1], "w/", 0)
+
+
+@pytest.mark.parametrize("precision", ["fp16"])
+def test_a_scaled_loss_is_refused_with_a_server(make_request, precision):
+    request = make_request(networks.build("little-cnn", 16, 10))
+    sync = strategies.make("parameter-server-cpu", SingleProcessGroup())
+    program = dataclasses.replace(request.program, precision=precision)
+    with pytest.raises(Unsupported, match="parameter-server-cpu"):
+        build(dataclasses.replace(request, program=program, sync=sync))
 
 
 def test_a_single_updating_rank_shares_its_loss_scale(ranks):

@@ -135,21 +135,3 @@ def test_the_reader_is_compared_with_the_papers(verdict, record_of):
     assert verdict("002-18", (decoded(20_000),)).state is HOLDS
     assert verdict("002-18", (decoded(900), decoded(3_000))).state is FAILS
     assert verdict("002-18", (decoded(20_000, "resnet-50"),)).code == "not-measured"
-
-
-def test_stale_gradients_take_more_epochs(verdict, record_of):
-    def run(sync, epochs, accuracy=0.96):
-        work = Train(network="little-cnn", batch_per_device=32, epochs=30, target_accuracy=0.95)
-        spec = RunSpec(
-            work=work, placement=Placement(devices=2), program=ProgramSettings(sync=sync)
-        )
-        record = record_of(spec, accuracy=accuracy)
-        trained = Figure(value=epochs, unit="epochs")
-        return dataclasses.replace(record, figures={**record.figures, "epochs_trained": trained})
-
-    more = verdict("001-21", (run("all-reduce", 4), run("asynchronous", 9)))
-    assert more.state is HOLDS
-    assert more.measured.value == pytest.approx(9 / 4)
-    assert verdict("001-21", (run("all-reduce", 4), run("asynchronous", 4))).state is FAILS
-    missed = (run("all-reduce", 4), run("asynchronous", 30, accuracy=0.5))
-    assert verdict("001-21", missed).code == "not-measured"

@@ -12,9 +12,13 @@ from cubemesh.schema import (
     ClaimState,
     Collective,
     Figure,
+    Gpu,
+    Outcome,
     Placement,
     ProgramSettings,
+    Rank,
     RunSpec,
+    Status,
     Train,
     TrainSteps,
 )
@@ -107,6 +111,39 @@ def test_super_linear_is_over_n_times_one_at_one_global_minibatch(ran):
     one = ran("cifarnet", 192, 1, 1.0)
     assert verdict("004-5", one, ran("cifarnet", 96, 2, 0.45)).state is HOLDS
     assert verdict("004-5", one, ran("cifarnet", 96, 2, 0.6)).state is FAILS
+
+
+def test_utilization_of_all_ranks_is_a_figure_of_the_papers_gpus(ran, machine):
+    def records(name, percents):
+        def utilized(devices, percent):
+            ranks = tuple(
+                Rank(
+                    rank=n,
+                    host="a",
+                    device=name or "cpu",
+                    outcome=Outcome(status=Status.OK),
+                    utilization=Figure(value=percent + 2 * n - devices + 1, unit="%"),
+                )
+                for n in range(devices)
+            )
+            return dataclasses.replace(ran("cifarnet", 192 // devices, devices, 1.0), ranks=ranks)
+
+        return [utilized(n, p) for n, p in zip((2, 4, 8), percents, strict=False)]
+
+    def judged(name, percents):
+        gpus = (Gpu(index=0, name=name, uuid="GPU-1"),) if name else ()
+        evidence = Evidence(
+            records=tuple(records("cuda:0" if name else "", percents)),
+            machine=dataclasses.replace(machine, gpus=gpus),
+        )
+        return check_claim(CLAIMS["004-6"], evidence, EXPERIMENTS)
+
+    p100 = "Tesla P100-SXM2-16GB"
+    assert judged(p100, (87, 84, 63)).state is HOLDS
+    assert judged(p100, (87, 84, 80)).state is FAILS
+    assert judged(p100, (87, 84)).code == "not-measured"
+    assert judged("NVIDIA H200", (87, 84, 63)).code == "other-device"
+    assert judged("", (87, 84, 63)).code == "no-gpu"
 
 
 def test_asynchronous_is_near_linear_or_not(ran):

@@ -24,6 +24,8 @@ SHARED: dict[str, str] = {
     "oversubscribe": "both run on the same devices",
     "pinning": "both use the CPUs that their process is pinned to",
     "numa_node": "both use the CPUs that their process is pinned to",
+    "memory_policy": "both use the memory of one process",
+    "huge_pages": "both use the memory of one process",
     "link": "both use the links that their process chose",
     "input_threads": "interleaved programs load batches within the step: threads of one would run "
     "in the windows of the other",

@@ -1,11 +1,13 @@
-"""CPU configurations: number of threads, pinning, NUMA node and memory layout.
+"""CPU configurations: number of threads, pinning, NUMA node, memory layout, policy and huge pages.
 
 Gawande et al. 2018 [004] compare clustering and memory modes of a KNL (figure 5), which its
 firmware sets. Here the choices of a user on any CPU are compared: the number of threads; their
 pinning to processors (compact, spread or none; worker/launch/pinning.py); the memory layout of
 images; and on several NUMA nodes, whether threads and memory stay on one. Each configuration runs
 in fresh processes, which differ by more than the windows of one process; the interval covers both.
-The *default* is one thread per usable core, no pinning, nchw.
+The *default* is one thread per usable core, no pinning, nchw. It also runs with the memory policies
+`interleave` and `preferred` (on several NUMA nodes; what a KNL's memory modes come nearest to), and
+without transparent huge pages (worker/launch/memory_policy.py).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from cubemesh.schema import (
     Warning,
     warn,
 )
-from cubemesh.schema.spec import Layout, Pinning
+from cubemesh.schema.spec import HugePages, Layout, MemoryPolicy, Pinning
 
 NETWORK, BATCH = "little-cnn", 64
 REPEATS = {Scale.QUICK: 1, Scale.DEFAULT: 3, Scale.FULL: 5}
@@ -51,6 +53,10 @@ class Settings:
     """Thread pinnings; left out where there is a thread for every processor."""
     layouts: tuple[Layout, ...] = ("nchw", "nhwc")
     """Memory layouts of images."""
+    memory_policies: tuple[MemoryPolicy, ...] = ("default", "interleave", "preferred")
+    """NUMA memory policies of the default configuration, on several nodes."""
+    huge_pages: tuple[HugePages, ...] = ("default", "never")
+    """Transparent huge pages of the default configuration; --quick leaves never out."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:
@@ -60,7 +66,12 @@ def plan(settings: Settings, context: Context) -> Plan:
         RunSpec(
             work=TrainSteps(network=network, batch_per_device=batch),
             placement=Placement(
-                device="cpu", threads=mode.threads, pinning=mode.pinning, numa_node=mode.node
+                device="cpu",
+                threads=mode.threads,
+                pinning=mode.pinning,
+                numa_node=mode.node,
+                memory_policy=mode.memory_policy,
+                huge_pages=mode.huge_pages,
             ),
             program=ProgramSettings(layout=mode.layout),
             budget=budget,
@@ -88,7 +99,19 @@ def modes(settings: Settings, machine: Machine, scale: Scale) -> list[CpuMode]:
                     continue
                 found += [CpuMode(threads, pinning, node, layout) for layout in settings.layouts]
     default = CpuMode(usable, "none", None, "nchw")
-    return sorted(dict.fromkeys(found), key=lambda mode: mode != default)  # a stable sort
+    ordered = sorted(dict.fromkeys(found), key=lambda mode: mode != default)  # a stable sort
+    return [*ordered, *_memory_modes(settings, machine, scale, ordered[0])] if ordered else []
+
+
+def _memory_modes(
+    settings: Settings, machine: Machine, scale: Scale, base: CpuMode
+) -> list[CpuMode]:
+    """`base` with each memory policy, on several nodes, and without huge pages."""
+    policies = settings.memory_policies if _nodes(machine) else ()
+    pages = ("default",) if scale is Scale.QUICK else settings.huge_pages
+    found = [replace(base, memory_policy=policy) for policy in dict.fromkeys(policies)]
+    found += [replace(base, huge_pages=choice) for choice in dict.fromkeys(pages)]
+    return [mode for mode in found if mode != base]
 
 
 def _counts(usable: int, logical: int, scale: Scale) -> list[int]:
@@ -130,10 +153,18 @@ def _answer(records: Sequence[RunRecord]) -> Answer:
             "Pinned threads use as many processors as threads: neighbours (compact), neighbours "
             "with a core each (cores), or distant ones (spread). ± covers windows and processes; "
             "ratios whose interval contains 1, or that are within 3 % of it, are not significant.",
+            *_memory_notes(records),
             "Gawande et al. 2018 [004], figure 5, compare clustering and memory modes of a KNL, "
             "which its firmware sets.",
         ),
     )
+
+
+def _memory_notes(records: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Why there is no memory policy besides the default."""
+    if not records or any(r.spec.placement.memory_policy != "default" for r in records):
+        return ()
+    return ("Memory policies (interleave, preferred) are compared on several NUMA nodes only.",)
 
 
 def _reduced(records: Sequence[RunRecord]) -> tuple[Warning, ...]:
@@ -161,6 +192,8 @@ EXPERIMENT = Experiment(
         "pinning": "pinnings",
         "numa_node": "pinnings",
         "layout": "layouts",
+        "memory_policy": "memory_policies",
+        "huge_pages": "huge_pages",
         "device": "threads",
     },
     plan=plan,

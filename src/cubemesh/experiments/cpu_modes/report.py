@@ -10,7 +10,7 @@ from cubemesh.experiments.analysis.groups import Group, caveats, group_by, throu
 from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio, verdicts
 from cubemesh.networks import rate_unit
 from cubemesh.schema import Axis, Cell, Chart, Column, Figure, Finding, Line, RunRecord, Table
-from cubemesh.schema.spec import Layout, Pinning
+from cubemesh.schema.spec import HugePages, Layout, MemoryPolicy, Pinning
 from cubemesh.units import format_list
 
 
@@ -22,6 +22,8 @@ class CpuMode:
     pinning: Pinning
     node: int | None
     layout: Layout
+    memory_policy: MemoryPolicy = "default"
+    huge_pages: HugePages = "default"
 
     @property
     def words(self) -> str:
@@ -31,14 +33,26 @@ class CpuMode:
             parts.append(f"node {self.node}")
         if self.pinning != "none":
             parts.append(self.pinning)
-        return ", ".join([*parts, self.layout])
+        parts.append(self.layout)
+        if self.memory_policy != "default":
+            parts.append(f"memory {self.memory_policy}")
+        if self.huge_pages == "never":
+            parts.append("no huge pages")
+        return ", ".join(parts)
 
 
 def mode_of(record: RunRecord) -> CpuMode:
     """The configuration of a record."""
     place = record.spec.placement
     threads = place.threads or (record.ranks[0].threads if record.ranks else None) or 0
-    return CpuMode(threads, place.pinning, place.numa_node, record.spec.program.layout)
+    return CpuMode(
+        threads,
+        place.pinning,
+        place.numa_node,
+        record.spec.program.layout,
+        place.memory_policy,
+        place.huge_pages,
+    )
 
 
 def rate_of(group: Group[CpuMode]) -> Figure:
@@ -58,6 +72,8 @@ def table(groups: Sequence[Group[CpuMode]], ranked: Sequence[Group[CpuMode]]) ->
         Column(name=throughput_unit(r for g in groups for r in g.records)),
         Column(name="vs fastest"),
         Column(name="processes"),
+        Column(name="memory policy"),
+        Column(name="huge pages"),
     )
     rows = []
     for group in [*ranked, *(g for g in groups if g.throughput is None)]:
@@ -76,6 +92,8 @@ def table(groups: Sequence[Group[CpuMode]], ranked: Sequence[Group[CpuMode]]) ->
                 Cell(text=node),
                 Cell(text=mode.layout),
                 *measured,
+                Cell(text=mode.memory_policy),
+                Cell(text=mode.huge_pages),
             )
         )
     return Table(title="", columns=columns, rows=tuple(rows))
@@ -146,7 +164,7 @@ def default_of(groups: Sequence[Group[CpuMode]]) -> Group[CpuMode] | None:
     if first is None or first.throughput is None:
         return None
     mode = first.key
-    return first if (mode.pinning, mode.node, mode.layout) == ("none", None, "nchw") else None
+    return first if mode == CpuMode(mode.threads, "none", None, "nchw") else None
 
 
 def gain(records: Sequence[RunRecord]) -> tuple[str, Figure] | None:
@@ -204,25 +222,44 @@ def _remedy(mode: CpuMode) -> str:
         changes.append(f"numa_node={mode.node}")
     if mode.layout != "nchw":
         changes.append(f"layout={mode.layout}")
+    if mode.memory_policy != "default":
+        changes.append(f"memory_policy={mode.memory_policy}")
+    if mode.huge_pages != "default":
+        changes.append(f"huge_pages={mode.huge_pages}")
     return f"Train with --set {' --set '.join(changes)}."
 
 
 def _effects(ranked: Sequence[Group[CpuMode]]) -> Iterator[Finding]:
-    """Effect of each choice: the fastest configuration with only that choice changed."""
-    best = ranked[0]
-    for name in ("layout", "pinning", "threads"):
-        others = [g for g in ranked[1:] if _only(name, g.key, best.key)]
+    """Effect of each choice: the fastest configuration with only that choice changed. Memory is
+    compared in the default configuration, which alone has all its choices."""
+    for name, words in EFFECTS.items():
+        best = ranked[0]
+        if name in ("memory_policy", "huge_pages"):
+            varied = [g for g in ranked if getattr(g.key, name) != "default"]
+            base = replace(varied[0].key, **{name: "default"}) if varied else None
+            best = next((g for g in ranked if g.key == base), best)
+        others = [g for g in ranked if _only(name, g.key, best.key)]
         if others:
             speeds = (
                 f"{getattr(g.key, name)} {format_ratio(ratio(rate_of(g), rate_of(best)))}"
                 for g in others
             )
             yield Finding(
-                code=f"{name}-effect",
-                text=f"Speed by {name}, otherwise equal, relative to {getattr(best.key, name)}: "
+                code=f"{name.replace('_', '-')}-effect",
+                text=f"Speed by {words}, otherwise equal, relative to {getattr(best.key, name)}: "
                 f"{format_list(speeds)}.",
                 caveats=caveats(best, *others),
             )
+
+
+EFFECTS = {
+    "layout": "layout",
+    "pinning": "pinning",
+    "threads": "threads",
+    "memory_policy": "memory policy",
+    "huge_pages": "huge pages",
+}
+"""Choice → its name in words."""
 
 
 def _only(name: str, mode: CpuMode, best: CpuMode) -> bool:

@@ -6,6 +6,10 @@ steps are timed at each batch size, precision and (on a CPU) number of threads, 
 the same steps is measured (measure/energy); the paper ran each twice instead. A setting is on the
 *Pareto front* of its network if no other setting is at least as fast for no more power.
 
+With `devices` each setting runs on several numbers of devices, which is one curve of the figures:
+weak (batch size per device constant) or strong (that of all devices together, as in figures 16 to
+18). With `stores` the runs of other machines are in the same answer.
+
 No power limit and no clock is set. Power of different coverage (the GPU's board, or packages and
 DRAM) is never compared.
 """
@@ -14,13 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
+from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import group_by, titled
 from cubemesh.experiments.core import cpu_defaults as reduction
-from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
+from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale, import_records
 from cubemesh.experiments.power import report
-from cubemesh.experiments.power.pareto_front import PowerData, key_of
+from cubemesh.experiments.power.pareto_front import PowerData, PowerSetting, device_name, key_of
+from cubemesh.experiments.scaling.design import ScalingMode, batch_per_device, on_cpu
+from cubemesh.experiments.scaling.design import placement as placement_of
 from cubemesh.schema import (
     Answer,
     Placement,
@@ -31,6 +39,9 @@ from cubemesh.schema import (
     Warning,
 )
 from cubemesh.schema.spec import Precision
+
+if TYPE_CHECKING:
+    from cubemesh.store import Store
 
 BATCHES = {
     "cifarnet": (96, 192),
@@ -57,7 +68,20 @@ class Settings:
     precisions: tuple[Precision, ...] = ("fp32",)
     """Precisions to train in."""
     threads: tuple[int, ...] | None = None
-    """CPU threads; default: all usable cores, on a CPU also half of them."""
+    """CPU threads; default: all usable cores, on a CPU also half of them. With several devices on a
+    CPU: cores of each device; default: the usable cores divided by the largest number."""
+    devices: tuple[int, ...] = ()
+    """Numbers of devices, as in devices=1,2,4,8; default: one."""
+    mode: Literal["weak", "strong"] = "weak"
+    """What batch_sizes are on several devices: of each (weak), or of all together (strong)."""
+    stores: tuple[str, ...] = ()
+    """Stores of other machines (paths or URLs): their runs are copied into this one, and those of
+    the same networks are in the answer."""
+
+    def __post_init__(self) -> None:
+        if any(n < 1 for n in self.devices):
+            given = ",".join(map(str, self.devices))
+            raise UsageError(f"devices={given}: write numbers from 1, as in devices=1,2,4.")
 
 
 def plan(settings: Settings, context: Context) -> Plan:
@@ -65,22 +89,40 @@ def plan(settings: Settings, context: Context) -> Plan:
     networks = settings.networks or (QUICK if context.scale is Scale.QUICK else tuple(BATCHES))
     seconds = max(context.budget.seconds, SECONDS[context.scale])
     budget = replace(context.budget, seconds=seconds)
+    mode = ScalingMode(settings.mode)
     yield [
         RunSpec(
             work=TrainSteps(
                 network=network,
-                batch_per_device=batch,
+                batch_per_device=each,
                 image_size=reduction.image_size(network, context),
             ),
-            placement=Placement(threads=threads),
-            program=ProgramSettings(precision=precision),
+            placement=placement,
+            program=ProgramSettings(
+                precision=precision, sync="all-reduce" if placement.devices > 1 else "none"
+            ),
             budget=budget,
         )
         for network in dict.fromkeys(networks)
         for batch in _batches(settings, network, context)
         for precision in dict.fromkeys(settings.precisions)
-        for threads in _threads(settings, context)
+        for placement in _placements(settings, context)
+        if (each := batch_per_device(mode, batch, placement.devices)) is not None
     ]
+
+
+def _placements(settings: Settings, context: Context) -> list[Placement]:
+    """Where each setting runs. A device of a CPU has as many cores alone as among several."""
+    counts = sorted(set(settings.devices)) or [1]
+    if counts == [1]:
+        return [Placement(threads=threads) for threads in _threads(settings, context)]
+    threads: Sequence[int | None] = list(dict.fromkeys(settings.threads or ()))
+    if on_cpu("auto", context):
+        cores = max(1, context.machine.cpu.usable_cores // counts[-1])
+        return [
+            placement_of("auto", t or cores, n, context) for t in threads or [cores] for n in counts
+        ]
+    return [Placement(devices=n, threads=t) for t in threads or [None] for n in counts]
 
 
 def _batches(settings: Settings, network: str, context: Context) -> Sequence[int]:
@@ -100,7 +142,14 @@ def _threads(settings: Settings, context: Context) -> Sequence[int | None]:
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, table and charts from the records of one `power`."""
-    groups = group_by(records, key_of)
+    mode = ScalingMode(settings.mode)
+    machines = {r.key.machine_id for r in records}
+
+    def key(record: RunRecord) -> PowerSetting:
+        name = device_name(record) if len(machines) > 1 and record.ranks else ""
+        return key_of(record, mode, name)
+
+    groups = group_by(records, key)
     data = PowerData(groups=tuple(groups))
     return answer_of(
         EXPERIMENT,
@@ -112,6 +161,21 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         warnings=_reductions(settings, records),
         notes=report.notes(data),
     )
+
+
+def gather(settings: Settings, store: Store, records: Sequence[RunRecord] = ()) -> list[RunRecord]:
+    """The latest run of each setting of the measured networks in other machines' stores."""
+    own = {r.run_id for r in records}
+    names = {key_of(r).network for r in records} | set(settings.networks or ())
+    found: dict[object, RunRecord] = {}
+    for record in import_records(store, settings.stores):
+        work, program = record.spec.work, record.spec.program
+        if not isinstance(work, TrainSteps) or not record.ok or program.script is not None:
+            continue
+        if record.run_id not in own and work.network in names:
+            where = (record.key.machine_id, record.spec.placement, program.framework)
+            found[key_of(record), *where] = record
+    return list(found.values())
 
 
 def _reductions(settings: Settings, records: Sequence[RunRecord]) -> Iterator[Warning]:
@@ -136,5 +200,6 @@ EXPERIMENT = Experiment(
     varies={"network": "networks", "batch_per_device": "batch_sizes", "precision": "precisions"},
     plan=plan,
     answer=answer,
+    gather=gather,
     papers="[004], figures 16 to 19",
 )

@@ -2,20 +2,27 @@
 
 A setting is on the *Pareto front* if no other is at least as fast for no more power. Settings are
 compared within one network and one coverage: the power of a GPU's board is never compared with that
-of packages and DRAM.
+of packages and DRAM. On several devices it is the sum over their boards, or that of their hosts'
+packages and DRAM.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.analysis.ratios import plus_minus
+from cubemesh.experiments.scaling.analysis import efficiency
+from cubemesh.experiments.scaling.design import ScalingMode, constant_batch
 from cubemesh.networks import rate_unit
 from cubemesh.schema import Figure, NetworkWork, RunRecord
-from cubemesh.units import format_number
+from cubemesh.units import format_devices, format_number
+
+_SUMMED = re.compile(r", summed over \d+")
+"""In the method of a figure of several devices, which covers the same parts as that of one."""
 
 
 @dataclass(frozen=True, order=True)
@@ -24,8 +31,12 @@ class PowerSetting:
 
     network: str
     batch: int
+    """Per device, or of all devices where that is constant."""
     precision: str
     threads: int | None
+    devices: int = 1
+    device: str = ""
+    """Name of the device, in an answer about several machines."""
 
     @property
     def words(self) -> str:
@@ -39,23 +50,42 @@ class PowerSetting:
 
     @property
     def variant(self) -> str:
-        """Without the batch size: `fp32`, `fp32, 2 threads`."""
-        if self.threads is None:
-            return self.precision
-        return f"{self.precision}, {self.threads} {'thread' if self.threads == 1 else 'threads'}"
+        """Without the batch size: `fp32`, `fp32, 2 threads`, `fp32, 4 devices`."""
+        words = [self.device] if self.device else []
+        words.append(self.precision)
+        if self.threads is not None:
+            words.append(f"{self.threads} {'thread' if self.threads == 1 else 'threads'}")
+        if self.devices > 1:
+            words.append(format_devices(self.devices))
+        return ", ".join(words)
+
+    @property
+    def curve(self) -> PowerSetting:
+        """The same on one device: what is constant along a curve over devices."""
+        return replace(self, devices=1)
 
 
-def key_of(record: RunRecord) -> PowerSetting:
-    """The setting of a record."""
-    work = record.spec.work
+def key_of(
+    record: RunRecord, mode: ScalingMode = ScalingMode.WEAK, device: str = ""
+) -> PowerSetting:
+    """The setting of a record, on `device` in an answer about several machines."""
+    work, devices = record.spec.work, record.spec.placement.devices
     assert isinstance(work, NetworkWork)
     cpu_threads = (rank.threads for rank in record.ranks if rank.device == "cpu")
     return PowerSetting(
         network=work.network,
-        batch=work.batch_per_device,
+        batch=constant_batch(mode, work.batch_per_device, devices),
         precision=record.spec.program.precision,
         threads=record.spec.placement.threads or next(cpu_threads, None),
+        devices=devices,
+        device=device,
     )
+
+
+def device_name(record: RunRecord) -> str:
+    """The vendor's name of the device of a record, else its host."""
+    rank = record.ranks[0]
+    return rank.device_name or f"{rank.device.partition(':')[0]} of {rank.host}"
 
 
 @dataclass(frozen=True)
@@ -86,7 +116,7 @@ def measured(group: Group[PowerSetting]) -> PowerPoint | None:
     if throughput is None or not watts:
         return None
     figures = (r.figures.get("mean_power_watts") for r in group.ok)
-    covered = next(f.method for f in figures if f is not None)
+    covered = _SUMMED.sub("", next(f.method for f in figures if f is not None))
     return PowerPoint(group, throughput, watts, covered)
 
 
@@ -117,6 +147,20 @@ class PowerData:
         kinds = [m.covered for m in found]
         usual = max(dict.fromkeys(kinds), key=kinds.count, default="")
         return tuple(m for m in found if m.covered == usual)
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Numbers of devices, in rising order."""
+        return tuple(sorted({g.key.devices for g in self.groups}))
+
+    def one(self, group: Group[PowerSetting]) -> Group[PowerSetting] | None:
+        """The same setting on one device; None if that was not run."""
+        return next((g for g in self.groups if g.key == group.key.curve), None)
+
+    def efficiency(self, group: Group[PowerSetting]) -> Figure | None:
+        """Throughput of N devices over N times that of one, in percent."""
+        one = self.one(group)
+        return None if one is None else efficiency(group, one)
 
     def of(self, network: str) -> list[PowerPoint]:
         """Settings of a network with known power."""

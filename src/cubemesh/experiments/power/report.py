@@ -18,7 +18,7 @@ from cubemesh.measure.energy.energy import INTEGRATED
 from cubemesh.measure.energy.rapl import READABLE
 from cubemesh.networks import rate_unit
 from cubemesh.schema import Axis, Cell, Chart, Column, Finding, Line, Point, Table
-from cubemesh.units import format_list, format_number
+from cubemesh.units import format_devices, format_list, format_number
 
 PARTS = {"gpu_power_watts": "GPU", "cpu_package_watts": "CPU", "dram_watts": "DRAM"}
 PAPER_COST = 4.0
@@ -30,6 +30,7 @@ def findings(data: PowerData) -> Iterator[Finding]:
     could not be measured."""
     for number, network in enumerate(n for n in data.networks if data.of(n)):
         yield from _front_of(network, data.of(network), card=number == 0)
+    yield from _over_devices(data)
     yield from _without_power(data)
     yield from _agreement(data)
     yield from _idle(data)
@@ -79,6 +80,31 @@ def _front_text(network: str, settings: Sequence[PowerPoint]) -> str:
     others = len(settings) - sum(map(len, chosen.values()))
     rest = f"{others} other settings are" if others > 1 else "the other setting is"
     return f"Pareto front of {network}: {front}" + (f"; {rest} not on it." if others else " (all).")
+
+
+def _over_devices(data: PowerData) -> Iterator[Finding]:
+    """Throughput and energy per sample on the most devices, against one, of each curve."""
+    points = {m.group.key: m for m in data.measured}
+    for key, one in points.items():
+        same = [m for k, m in points.items() if k.curve == key and k.devices > 1]
+        if key.devices > 1 or not same:
+            continue
+        most = max(same, key=lambda m: m.group.key.devices)
+        faster = most.throughput.value / one.throughput.value
+        gain = one.joules / most.joules
+        text = (
+            f"{key.name}: {format_devices(most.group.key.devices)} train "
+            f"{format_number(faster)} times as many samples per second as one for "
+            f"{format_number(most.watts / one.watts)} times the power, so "
+            f"{format_number(gain)} times the samples per joule."
+        )
+        yield Finding(
+            code="power-scaling",
+            text=text,
+            value=gain,
+            unit="× the samples/J of 1 device",
+            caveats=caveats(one.group, most.group),
+        )
 
 
 def _agreement(data: PowerData) -> Iterator[Finding]:
@@ -168,8 +194,13 @@ def table(data: PowerData) -> Table:
         Column(name="network"),
         Column(name="batch size"),
         Column(name="setting"),
-        Column(name=rate_unit(*data.networks)),
     ]
+    several = data.counts[-1:] > (1,)
+    if several:
+        columns.append(Column(name="devices"))
+    columns.append(Column(name=rate_unit(*data.networks)))
+    if several:
+        columns.append(Column(name="efficiency", unit="%"))
     if found:
         columns.append(Column(name="power", unit="W"))
         if len(parts) > 1:
@@ -185,18 +216,40 @@ def table(data: PowerData) -> Table:
         row = [
             Cell(text=key.network, run_id=group.run_id),
             Cell(text=str(key.batch)),
-            Cell(text=key.variant),
-            group.cell(group.throughput),
+            Cell(text=key.curve.variant),
         ]
+        if several:
+            row.append(Cell(value=key.devices))
+        row.append(group.cell(group.throughput))
+        if several:
+            row.append(_efficiency_cell(data, group))
         if found:
             row += _power_cells(group, found.get(key), parts if len(parts) > 1 else {}, data)
         rows.append(tuple(row))
     return Table(title="", columns=tuple(columns), rows=tuple(rows))
 
 
+def _efficiency_cell(data: PowerData, group: Group[PowerSetting]) -> Cell:
+    if group.key.devices == 1:
+        return Cell(text="–")
+    figure = data.efficiency(group)
+    if figure is None:
+        return Cell(reason=group.why if group.throughput is None else "no run on one device")
+    return Cell.of(figure, run_id=group.run_id)
+
+
 def _power_cells(
     group: Group[PowerSetting], one: PowerPoint | None, parts: dict[str, str], data: PowerData
 ) -> list[Cell]:
+    other = measured(group) if one is None else None
+    if other is not None:
+        return [
+            Cell(value=other.watts, run_id=group.run_id),
+            *(Cell(value=group.median_of(name), reason="not measurable") for name in parts),
+            Cell(value=other.joules),
+            Cell(value=1 / other.joules),
+            Cell(reason="it covers other parts of the machine"),
+        ]
     if one is None:
         why = group.ending if group.throughput is None else "not measurable"
         return [Cell(reason=why, run_id=group.run_id)] * (4 + len(parts))
@@ -220,13 +273,16 @@ def charts(data: PowerData) -> Iterator[Chart]:
 
 
 def _scatter(network: str, settings: Sequence[PowerPoint]) -> Chart:
-    variants = dict.fromkeys(m.group.key.variant for m in settings)
+    several = any(m.group.key.devices > 1 for m in settings)
+    names = {m.group.key: _line_name(m.group.key, several=several) for m in settings}
     lines = [
         Line(
-            name=variant,
-            points=tuple(_point(m) for m in settings if m.group.key.variant == variant),
+            name=name,
+            points=tuple(
+                _point(m, several=several) for m in settings if names[m.group.key] == name
+            ),
         )
-        for variant in variants
+        for name in dict.fromkeys(names.values())
     ]
     best = pareto_front(settings)
     if len(best) > 1:
@@ -234,7 +290,8 @@ def _scatter(network: str, settings: Sequence[PowerPoint]) -> Chart:
         lines.insert(0, Line(name="Pareto front", points=points, role="reference"))
     return Chart(
         name=f"power-{network}",
-        title=f"{network}: {rate_unit(network)} over power, by batch size",
+        title=f"{network}: {rate_unit(network)} over power, by "
+        f"{'number of devices' if several else 'batch size'}",
         kind="scatter",
         x=Axis(name="power", unit="W"),
         y=Axis(name="throughput", unit=rate_unit(network)),
@@ -242,9 +299,14 @@ def _scatter(network: str, settings: Sequence[PowerPoint]) -> Chart:
     )
 
 
-def _point(one: PowerPoint) -> Point:
-    point = one.group.point(round(one.watts, 2), one.throughput)
-    return replace(point, label=str(one.group.key.batch))
+def _line_name(key: PowerSetting, *, several: bool) -> str:
+    """Points of a line differ in the number of devices, or else in the batch size."""
+    return key.curve.words if several else key.variant
+
+
+def _point(one: PowerPoint, *, several: bool) -> Point:
+    point, key = one.group.point(round(one.watts, 2), one.throughput), one.group.key
+    return replace(point, label=str(key.devices if several else key.batch))
 
 
 def _bars(network: str, groups: Sequence[Group[PowerSetting]]) -> Chart:
@@ -274,6 +336,12 @@ def notes(data: PowerData) -> Iterator[str]:
     if not data.measured:
         return
     yield f"Power covers {data.measured[0].covered}."
+    if data.counts[-1] > 1:
+        yield (
+            "On several devices power is the sum over their boards, or that of the packages and "
+            "DRAM of their hosts, and efficiency is the throughput of N devices over N times that "
+            "of one."
+        )
     yield (
         "Power is the energy of the measured windows over their duration; J/sample and samples/J "
         "follow from it, without an interval, because windows are shorter than the update interval "

@@ -31,7 +31,7 @@ from cubemesh.measure.attribution.attribution import COMPUTE, PARTS
 from cubemesh.measure.attribution.bottlenecks import MAX_EXCESS, excess_share, remedy_of
 from cubemesh.networks import rate_unit
 from cubemesh.schema import Figure, Part, RunRecord
-from cubemesh.statistics import FEWEST_FOR_INTERVAL
+from cubemesh.statistics import FEWEST_FOR_INTERVAL, median
 from cubemesh.store.run_statistics import run_windows
 
 ForecastPoint = tuple[str, ScalingGroup, Point | str]
@@ -106,6 +106,18 @@ def independent_rates(independent: Group[Any]) -> dict[int, float]:
     """Samples per second of each rank without synchronization; empty if they did not run."""
     ranks = sorted({w.rank for r in independent.ok for w in r.measured})
     return {rank: pooled(_of_rank(independent.ok, rank)).value for rank in ranks}
+
+
+def rank_utilizations(group: Group[Any]) -> dict[int, float]:
+    """Mean utilization in percent of each rank's device, the median over the runs; empty where a
+    rank has none."""
+    by_rank: dict[int, list[float]] = {}
+    for record in group.ok:
+        for rank in record.ranks:
+            if rank.utilization is None:
+                return {}
+            by_rank.setdefault(rank.rank, []).append(rank.utilization.value)
+    return {rank: median(values) for rank, values in sorted(by_rank.items())}
 
 
 def _percent(over: Runs, under: Runs, devices: int) -> Figure:

@@ -42,6 +42,8 @@ from cubemesh.experiments.scaling.design import (
     curves,
     on_all_cores,
 )
+from cubemesh.experiments.scaling.energy_columns import EnergyColumns
+from cubemesh.experiments.scaling.super_linear import super_linear_finding
 from cubemesh.experiments.scaling.training_time import (
     fixed_groups,
     time_charts,
@@ -166,6 +168,8 @@ def _curve_findings(
         yield from _independent_finding(last, one, independent)
     if (found := step_overhead(last, one)) is not None:
         yield _overhead_finding(found, last, one)
+    for group in done:
+        yield from super_linear_finding(group, one, data.name(curve, sync))
     for fewer, more in pairwise(done):
         a, b = fewer.throughput, more.throughput
         if a and b and significance(ratio(b, a)) < 0:
@@ -268,6 +272,7 @@ def _forecast_finding(found: Sequence[ForecastPoint]) -> Iterator[Finding]:
 
 def _points_table(data: ScalingData) -> Table:
     """A row for each point of each curve."""
+    energy = EnergyColumns.of(data)
     columns = (
         Column(name="network"),
         Column(name="mode"),
@@ -280,16 +285,19 @@ def _points_table(data: ScalingData) -> Table:
         Column(name="speed-up", unit="x"),
         Column(name="efficiency", unit="%"),
         Column(name="vs slowest device without sync", unit="%"),
+        *energy.columns(),
         Column(name="memory", unit="MiB"),
         Column(name="wall time", unit="s"),
         *([Column(name="90 epochs", unit="days")] if _projects(data) else []),
         Column(name="largest overhead"),
     )
-    rows = tuple(_point_row(data, c, group) for c in data.curves for group in c.groups)
+    rows = tuple(_point_row(data, c, group, energy) for c in data.curves for group in c.groups)
     return Table(title=f"{str(data.mode).capitalize()} scaling", columns=columns, rows=rows)
 
 
-def _point_row(data: ScalingData, curve: ScalingCurve, group: ScalingGroup) -> tuple[Cell, ...]:
+def _point_row(
+    data: ScalingData, curve: ScalingCurve, group: ScalingGroup, energy: EnergyColumns
+) -> tuple[Cell, ...]:
     devices, sync = group.key
     spec = group.records[0].spec
     independent = devices > 1 and sync == NO_SYNC
@@ -304,7 +312,7 @@ def _point_row(data: ScalingData, curve: ScalingCurve, group: ScalingGroup) -> t
     )
     figure = group.throughput
     if figure is None:
-        return (*head, *[group.cell(None)] * (8 if _projects(data) else 7))
+        return (*head, *[group.cell(None)] * (7 + _projects(data) + len(energy)))
     found, compared = None, None
     if devices > 1:
         baseline = None if independent else curve.at(devices, NO_SYNC)
@@ -315,6 +323,7 @@ def _point_row(data: ScalingData, curve: ScalingCurve, group: ScalingGroup) -> t
         group.cell(figure),
         cell_or_dash(found and found.scaled(devices / 100, "x"), group.run_id),
         *(cell_or_dash(figure, group.run_id) for figure in (found, compared)),
+        *energy.cells(group),
         median_cell(group, "peak_memory_bytes", 2**20),
         median_cell(group, "wall_s", 1.0),
         *([projection_cell(group)] if _projects(data) else []),

@@ -18,7 +18,8 @@ from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import titled
 from cubemesh.experiments.analysis.trainings import ACCURACY_NOTE
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
-from cubemesh.experiments.train.report import charts, findings, table
+from cubemesh.experiments.train.report import charts, cost_finding, findings, table
+from cubemesh.forecast.training_cost import read_prices
 from cubemesh.schema import Answer, CheckpointSettings, RunRecord, RunSpec, Status, Train
 from cubemesh.training.checkpoint import steps_in
 from cubemesh.training.checkpoint_interval import FAULT_EVERY_S
@@ -50,6 +51,9 @@ class Settings:
     """Maximum restarts of a run that was killed, crashed or stopped responding."""
     tensorboard: str | None = None
     """Folder of event files for TensorBoard; default: none are written."""
+    cost: tuple[str, ...] = ()
+    """Prices for the cost of this training, KEY=NUMBER: price_per_hour or purchase_price of a
+    device, depreciation_years (3), power_price and co2_per_kwh (kg) of a kWh."""
 
     def __post_init__(self) -> None:
         if len(self.networks) != 1:
@@ -60,6 +64,10 @@ class Settings:
             )
         if not self.fault_every_s > 0:
             raise UsageError(f"fault_every_s={self.fault_every_s:g}: it must be above 0.")
+        for line in self.cost:
+            if line.partition("=")[0].strip() in ("epochs", "samples", "tokens"):
+                raise UsageError(f"cost={line}: the cost is that of this training. Leave it out.")
+        read_prices(self.cost)
 
     @property
     def network(self) -> str:
@@ -129,7 +137,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         EXPERIMENT,
         titled(f"Training of {settings.network}{_data(records)}", records),
         records,
-        findings=findings(records),
+        findings=(*findings(records), *cost_finding(records, settings.cost)),
         tables=table(records),
         charts=charts(settings.network, records),
         notes=(ACCURACY_NOTE,),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from cubemesh.experiments.analysis.trainings import curve_line, training_of, training_s
 from cubemesh.experiments.train.goodput import goodput_finding, goodput_table
+from cubemesh.forecast.training_cost import HOUR_S, known_columns, read_prices, training_cost
 from cubemesh.networks import rate_unit
 from cubemesh.schema import (
     Axis,
@@ -18,7 +20,7 @@ from cubemesh.schema import (
     RunRecord,
     Table,
 )
-from cubemesh.units import format_seconds
+from cubemesh.units import format_list, format_number, format_seconds
 
 
 def findings(records: Sequence[RunRecord]) -> Iterator[Finding]:
@@ -87,6 +89,32 @@ def _target(record: RunRecord) -> Iterator[Finding]:
 def _ending(record: RunRecord) -> str:
     message = record.outcome.message or str(record.outcome.status)
     return message if message.endswith(".") else f"{message}."
+
+
+def cost_finding(records: Sequence[RunRecord], cost: Sequence[str]) -> Iterator[Finding]:
+    """Energy, money and CO₂ of a training over all its attempts, if prices were given."""
+    if not cost or not records or not records[-1].ok:
+        return
+    last, prices = records[-1], read_prices(cost)
+    found = training_cost(
+        prices,
+        hours=math.fsum(record.elapsed_s for record in records) / HOUR_S,
+        devices=last.spec.placement.devices,
+        watts=last.figure("mean_power_watts"),
+    )
+    columns = known_columns([found])
+    values = [(name, getattr(found, name), unit) for name, (_, unit) in columns.items()]
+    words = {"rented": "rented", "owned": "owned", "electricity": "its electricity"}
+    parts = [f"{format_number(value)} {unit}" for _, value, unit in values if unit]
+    parts += [f"{format_number(value)} {words[name]}" for name, value, unit in values if not unit]
+    money = [m for m in (found.rented, found.owned, found.electricity) if m is not None]
+    unknown = "" if found.energy_kwh is not None else " Its power was not measured."
+    yield Finding(
+        code="training-cost",
+        text=f"This training cost {format_list(parts)} (money in the unit of the prices).{unknown}",
+        value=money[0] if money else None,
+        unit="units of money" if money else "",
+    )
 
 
 def table(records: Sequence[RunRecord]) -> Iterator[Table]:

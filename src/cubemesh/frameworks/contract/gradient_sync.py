@@ -18,10 +18,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.networks.graph import Network
 
-SyncFeature = Literal["all-reduce", "hooks", "weight-server", "model-parallel"]
+SyncFeature = Literal["all-reduce", "hooks", "weight-server", "cpu-server", "model-parallel"]
 """What a strategy needs of a framework: `all-reduce` averages gradients, by its own means or by
 `GradientSync`; `hooks` calls the methods of any `GradientSync` in its steps; `weight-server` also
-those of `WeightServerSync`; `model-parallel` those of `ModelParallelSync`."""
+those of `WeightServerSync`; `cpu-server` those of `CpuServerSync`; `model-parallel` those of
+`ModelParallelSync`."""
 BUCKET_BYTES = 25 * 2**20
 """Default size of a bucket: large enough that latency is negligible, small enough that the first
 are sent early in the backward pass (the default of PyTorch's DistributedDataParallel)."""
@@ -96,6 +97,23 @@ class WeightServerSync(Protocol):
 
     def close(self) -> None:
         """Wait until no rank needs the server any more."""
+
+
+class CpuServer(Protocol):
+    """The weights of all ranks, and the optimizer, in the memory of rank 0's CPU."""
+
+    def step(self) -> None:
+        """Send this rank's gradients there, where one update is made with the mean of those of all
+        ranks, and load the weights. Every rank calls this."""
+
+
+@runtime_checkable
+class CpuServerSync(Protocol):
+    """A `GradientSync` with a `CpuServer`."""
+
+    def serve(self, make: Callable[[int, int], CpuServer]) -> None:
+        """Start from the weights that have just been loaded. `make(rank, ranks)` creates the server
+        and this rank's connection to it; every rank calls this."""
 
 
 class ServerWeights(Protocol):

@@ -369,6 +369,15 @@ class SupportsReplicaSync(Protocol):
         """Wait for the other ranks where that is so, and take the synchronized weights."""
 
 
+@runtime_checkable
+class SupportsSharedEvaluation(Protocol):
+    """A program whose ranks score parts of one validation set."""
+
+    def share_statistics(self, group: Group) -> None:
+        """Give every rank of `group` rank 0's running statistics, which evaluation uses and
+        training does not, so that all score alike. Every rank calls this."""
+
+
 def synchronize_replicas(program: object) -> None:
     """Synchronize the replicas of a program that supports it. Every rank calls this before weights
     are evaluated or saved."""

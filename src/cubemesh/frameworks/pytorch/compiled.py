@@ -56,7 +56,7 @@ __all__ = [
     "setup_process",
 ]
 
-SYNC_FEATURES: frozenset[SyncFeature] = frozenset({"all-reduce", "hooks"})
+SYNC_FEATURES: frozenset[SyncFeature] = frozenset({"all-reduce", "hooks", "cpu-server"})
 """Synchronization outside the compiled step."""
 BACKEND = "inductor"
 """Of torch.compile."""

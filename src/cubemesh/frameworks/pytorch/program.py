@@ -23,13 +23,15 @@ from cubemesh.batches import PADDING, Array, Batch, EncodedBatch
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.contract.gradient_sync import (
     Bucket,
+    CpuServerSync,
     StatefulSync,
     WeightServerSync,
     synchronize_weights,
 )
-from cubemesh.frameworks.contract.group import RANK_SEEDS
+from cubemesh.frameworks.contract.group import RANK_SEEDS, Group
 from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported, monotonic_s
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
+from cubemesh.frameworks.pytorch.distributed.cpu_server import TorchCpuServer
 from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import synchronized
 from cubemesh.frameworks.pytorch.distributed.weight_server import TorchReplica
 from cubemesh.frameworks.pytorch.input.host_to_device import HostToDevice, Placed, array_type
@@ -102,7 +104,8 @@ class PyTorchProgram:
             torch.autocast(self._kind, autocast_dtype) if autocast_dtype else nullcontext()
         )
         self._sync = request.sync
-        if isinstance(self._sync, WeightServerSync) and settings.precision == "fp16":
+        served = isinstance(self._sync, (WeightServerSync, CpuServerSync))
+        if served and settings.precision == "fp16":
             raise Unsupported(
                 f"sync={self._sync.name} applies gradients on another rank than scaled the loss. "
                 "Set precision=bf16 or fp32, or another sync."
@@ -259,10 +262,19 @@ class PyTorchProgram:
             self._sync.attach(
                 TorchReplica(self._built.parameters, self.buckets, self._optimizer, make)
             )
+        if isinstance(self._sync, CpuServerSync) and self._optimizer is not None:
+            make = partial(make_optimizer, self._work)
+            self._sync.serve(partial(TorchCpuServer, self._built.parameters, self._optimizer, make))
 
     def synchronize_replicas(self) -> None:
         """See `SupportsReplicaSync`."""
         synchronize_weights(self._sync, self._weights_on_device)
+
+    def share_statistics(self, group: Group) -> None:
+        """See `SupportsSharedEvaluation`."""
+        statistics = list(self._built.state.values())
+        if statistics:
+            group.broadcast(statistics, 0).wait()
 
     def _start_optimizer(self) -> None:
         parameters = list(self._built.parameters.values())

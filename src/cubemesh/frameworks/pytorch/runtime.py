@@ -73,7 +73,9 @@ def capabilities() -> Capabilities:
         layouts=frozenset(MEMORY_FORMATS),
         optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "lars"}),
         loss_scales=frozenset({"dynamic", "static"}),
-        sync_features=frozenset({"all-reduce", "hooks", "weight-server", "model-parallel"}),
+        sync_features=frozenset(
+            {"all-reduce", "hooks", "weight-server", "cpu-server", "model-parallel"}
+        ),
         layer_precisions={
             kind: LAYER_PRECISIONS | ({"fp8"} if all(map(float8_supported, devices)) else set())
             for kind, devices in (("cpu", ["cpu"]), ("cuda", gpus))

@@ -8,6 +8,7 @@ done. The update overwrites the variables of the weights.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import tensorflow as tf
 from cubemesh.batches import Array, Batch
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.contract.gradient_sync import Bucket
-from cubemesh.frameworks.contract.group import RANK_SEEDS
+from cubemesh.frameworks.contract.group import RANK_SEEDS, Group
 from cubemesh.frameworks.contract.program import BuildRequest, monotonic_s
 from cubemesh.frameworks.contract.validation import check_weights
 from cubemesh.frameworks.tensorflow.network import TensorFlowFunction
@@ -162,6 +163,17 @@ class TensorFlowProgram(CpuProgram):
         """See `SupportsInference`."""
         array: Array = scores.numpy()
         return array
+
+    def share_statistics(self, group: Group) -> None:
+        """See `SupportsSharedEvaluation`. The group has no broadcast of arrays: bytes are sent as
+        text."""
+        state = self._function.state
+        own = {name: base64.b64encode(v.numpy().tobytes()).decode() for name, v in state.items()}
+        sent = group.broadcast_object(own if group.rank == 0 else None) if own else {}
+        for name, text in sent.items():
+            variable = state[name]
+            values = np.frombuffer(base64.b64decode(text), variable.dtype.as_numpy_dtype)
+            variable.assign(tf.constant(values.reshape(variable.shape)))
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Copy `weights` into the variables, in the program's layout, and reset the

@@ -207,35 +207,3 @@ def reader(claim: Claim, evidence: Evidence, network: str) -> Verdict:
     where = best.spec.program.decode_location
     what = f"images decoded for {network} on the {where}"
     return sided(claim, best.figures["throughput_per_s"], claim.values[0], 1.0, what)
-
-
-def more_epochs(claim: Claim, evidence: Evidence) -> Verdict:
-    """Whether asynchronous training takes more epochs to an accuracy than synchronous training on
-    as many devices."""
-    epochs: dict[tuple[str, int, int], dict[str, RunRecord]] = {}
-    for record in evidence.records:
-        work, placement = record.spec.work, record.spec.placement
-        if isinstance(work, Train) and placement.devices > 1 and _reached(record):
-            key = work.network, work.batch_per_device, placement.devices
-            epochs.setdefault(key, {})[record.spec.program.sync] = record
-    pairs = [
-        (key, found["asynchronous"], found["all-reduce"])
-        for key, found in epochs.items()
-        if {"asynchronous", "all-reduce"} <= found.keys()
-    ]
-    if not pairs:
-        reason = "it needs trainings to an accuracy on several devices, asynchronous and all-reduce"
-        raise Untested("not-measured", reason)
-    key, stale, fresh = max(pairs, key=lambda pair: pair[0][2])
-    over, under = (r.figures["epochs_trained"].value for r in (stale, fresh))
-    reason = (
-        f"{key[0]} on {key[2]} devices: {over:g} epochs asynchronous, {under:g} with all-reduce"
-    )
-    return settled(claim, over > under, "epochs", reason, Figure(value=over / under, unit="x"))
-
-
-def _reached(record: RunRecord) -> bool:
-    """Whether a training reached its target accuracy."""
-    target = _train(record).target_accuracy
-    accuracy = record.figure("accuracy")
-    return target is not None and accuracy is not None and accuracy >= target

@@ -8,18 +8,28 @@ an all-reduce follows from the network alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cubemesh import networks
+from cubemesh.experiments.analysis.groups import group_by
 from cubemesh.experiments.analysis.matrix import Matrix
+from cubemesh.experiments.analysis.per_workload import training_workload
 from cubemesh.experiments.analysis.ratios import ratio
 from cubemesh.experiments.lr_scaling.report import EQUAL, losses_text, policies
-from cubemesh.experiments.scaling.analysis import efficiency
+from cubemesh.experiments.scaling.analysis import efficiency, rank_utilizations
 from cubemesh.experiments.scaling.design import ScalingGroup, ScalingMode, curves
 from cubemesh.experiments.sequential_equivalence.compare import comparable, error_rate, interval_gap
 from cubemesh.experiments.sequential_equivalence.experiment import comparisons
+from cubemesh.experiments.time_to_accuracy import (
+    asynchronous_pairs,
+    epochs_ratio,
+    reached_target,
+    trained_on,
+)
 from cubemesh.papers.claims.evidence import (
+    CLOSE,
     Evidence,
     Untested,
     close,
@@ -120,6 +130,42 @@ def super_linear(
     return sided(claim, figure, 100.0, 1.0, what, *groups)
 
 
+def rank_utilization(
+    claim: Claim, evidence: Evidence, network: str, batch: int, devices: tuple[int, ...]
+) -> Verdict:
+    """Utilization of the GPUs, the mean over the ranks, on each of `devices`, in the order of the
+    claim's values, in strong scaling; of the paper's device only."""
+    found = []
+    for curve in curves(evidence.records, ScalingMode.STRONG):
+        if (curve.key.network, curve.key.batch) != (network, batch):
+            continue
+        for count in devices:
+            group = next((g for g in curve.together if g.key[0] == count and g.throughput), None)
+            own = rank_utilizations(group) if group is not None else {}
+            if group is not None and own:
+                found.append((group, own))
+        break
+    if len(found) < len(devices):
+        counts = format_list(str(n) for n in devices)
+        reason = f"{network} at global batch size {batch}, utilization of all ranks, on {counts}"
+        raise Untested("not-measured", f"{reason} devices was not measured")
+    groups = [group for group, _ in found]
+    text = "; ".join(
+        f"{group.key[0]} devices: {min(own.values()):.0f} to {max(own.values()):.0f} %"
+        for group, own in found
+    )
+    means = [math.fsum(own.values()) / len(own) for _, own in found]
+    last = Figure(value=means[-1], unit="%")
+    if any(rank.device == "cpu" for g in groups for r in g.ok for rank in r.ranks):
+        raise Untested("no-gpu", f"a claim about GPUs; cores measured here, {text}", last, groups)
+    if not evidence.ran_on("P100"):
+        reason = f"absolute figures of P100; measured here, {text}"
+        raise Untested("other-device", reason, last, groups)
+    off = [abs(mean / value - 1) for mean, value in zip(means, claim.values, strict=True)]
+    reason = f"{network}, batch size {batch}, {text}"
+    return settled(claim, max(off) <= CLOSE, "rank-utilization", reason, last, *groups)
+
+
 def near_linear(claim: Claim, evidence: Evidence, network: str, sync: str) -> Verdict:
     """Whether a sync strategy scales nearly linearly, on the most devices measured."""
     for curve in curves(evidence.records, ScalingMode.WEAK):
@@ -199,6 +245,39 @@ def _link(record: RunRecord) -> tuple[str, str]:
     work = record.spec.work
     assert isinstance(work, NetworkWork)
     return f"{work.network} {work.batch_per_device}", record.spec.placement.link
+
+
+def more_epochs_asynchronous(claim: Claim, evidence: Evidence) -> Verdict:
+    """Whether asynchronous training takes more epochs to an accuracy than synchronous training on
+    as many devices, in each pair that was trained."""
+    records = [
+        r
+        for r in evidence.records
+        if isinstance(r.spec.work, Train) and r.spec.work.target_accuracy is not None
+    ]
+    pairs = [
+        pair
+        for workload in group_by(records, training_workload)
+        for pair in asynchronous_pairs(group_by(workload.records, trained_on))
+    ]
+    if not pairs:
+        reason = (
+            "no devices trained to an accuracy both asynchronously and synchronously (which must "
+            "reach it)"
+        )
+        raise Untested("not-measured", reason)
+    ratios = [epochs_ratio(*pair) for pair in pairs]
+    stale, other = pairs[0]
+    least = min(ratios)
+    missed = sum(not reached_target(one) for one, _ in pairs)
+    reason = (
+        f"epochs to the accuracy, asynchronous over synchronous, {len(pairs)} "
+        f"{'pair' if len(pairs) == 1 else 'pairs'}: {min(ratios):.2g} to {max(ratios):.2g}"
+    )
+    if missed:
+        reason += f"; {missed} asynchronous did not reach it"
+    figure = Figure(value=least, unit="x", n=len(pairs))
+    return settled(claim, least > 1, "epochs-to-accuracy", reason, figure, stale, other)
 
 
 def loss_by_rate(claim: Claim, evidence: Evidence, epochs: int, batch: int) -> Verdict:

@@ -146,6 +146,8 @@ def _rank_text(rank: Rank, record: RunRecord) -> str:
     if own and "throughput_per_s" in record.figures:
         rate = sum(w.samples for w in own) / sum(w.elapsed_s for w in own)
         parts.append(formatting.quantity(rate, formatting.figure_unit(record, "throughput_per_s")))
+    if rank.utilization is not None:
+        parts.append(f"{rank.utilization.value:.0f} % utilized")
     return clean(", ".join(filter(None, parts)))
 
 

@@ -77,7 +77,7 @@ def near_gpu(
     Empty where that is unknown for a GPU or gives a rank no core, and where the `allowed`
     processors of the process are not all of them: then somebody has bound it already.
     """
-    if not addresses or set(allowed) != set(_list(sys / "cpu/online")):
+    if not addresses or set(allowed) != set(numbers_of(sys / "cpu/online")):
         return ()
     near = [_local(pci / address) for address in addresses]
     cores: dict[int, list[int]] = {}
@@ -97,7 +97,7 @@ def _local(device: Path) -> list[int]:
         node = int((device / "numa_node").read_text())
     except (OSError, ValueError):
         return []
-    return _list(device / "local_cpulist") if node >= 0 else []
+    return numbers_of(device / "local_cpulist") if node >= 0 else []
 
 
 def choose(processors: Sequence[Processor], pinning: str, threads: int) -> tuple[int, ...]:
@@ -121,13 +121,15 @@ def read_processors(allowed: Iterable[int], sys: Path = SYS) -> list[Processor]:
     nodes = {
         cpu: int(folder.name.removeprefix("node"))
         for folder in sys.glob("node/node[0-9]*")
-        for cpu in _list(folder / "cpulist")
+        for cpu in numbers_of(folder / "cpulist")
     }
     found = []
     for number in sorted(allowed):
         topology = sys / f"cpu/cpu{number}/topology"
         # The second is the older kernels' name of the first.
-        siblings = _list(topology / "core_cpus_list") or _list(topology / "thread_siblings_list")
+        siblings = numbers_of(topology / "core_cpus_list") or numbers_of(
+            topology / "thread_siblings_list"
+        )
         core = min(siblings, default=number)
         found.append(Processor(number=number, node=nodes.get(number, 0), core=core))
     return found
@@ -162,12 +164,16 @@ def _spread(processors: Sequence[Processor]) -> list[Processor]:
     return ordered
 
 
-def _list(path: Path) -> list[int]:
+def numbers_of(path: Path) -> list[int]:
     """Numbers of a kernel list such as "0-3,8"; empty without the file."""
     try:
-        text = path.read_text(encoding="ascii").strip()
+        return parse_numbers(path.read_text(encoding="ascii").strip())
     except OSError:
         return []
+
+
+def parse_numbers(text: str) -> list[int]:
+    """The numbers of "0-3,8"."""
     numbers: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

@@ -76,6 +76,8 @@ class _Rank:
     threads: int
     processors: tuple[int, ...] = ()
     devices: tuple[str, ...] = ()
+    private_cache_bytes: int | None = None
+    shared_cache_bytes: int | None = None
     clock_offset_s: float = 0.0
     device_name: str = ""
     device_uuid: str | None = None

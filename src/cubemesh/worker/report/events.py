@@ -102,12 +102,21 @@ class EventLog(Log):
         threads: int,
         processors: Sequence[int] = (),
         devices: Sequence[str] = (),
+        caches: tuple[int, int] | None = None,
     ) -> None:
         """The host, device and processors of this rank; once, before anything is built. `devices`
-        lists all devices of a rank that drives several."""
-        bound, driven = list(processors), list(devices)
+        lists all devices of a rank that drives several; `caches` has the bytes that only its
+        processors use and those that they share."""
+        private, shared = caches or (None, None)
         self.emit(
-            "rank", host=host, device=device, threads=threads, processors=bound, devices=driven
+            "rank",
+            host=host,
+            device=device,
+            threads=threads,
+            processors=list(processors),
+            devices=list(devices),
+            private_cache_bytes=private,
+            shared_cache_bytes=shared,
         )
 
     def link(self, *, interface: str, transport: str) -> None:

@@ -22,6 +22,8 @@ from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.work import Ceiling, NetworkWork, Train
 from cubemesh.worker.launch import ranks
+from cubemesh.worker.launch.cpu_caches import cache_bytes
+from cubemesh.worker.launch.memory_policy import apply_memory_settings
 from cubemesh.worker.launch.pinning import pin, whole_cores
 from cubemesh.worker.report.events import EventLog, events_path
 from cubemesh.worker.report.heartbeat import heartbeat
@@ -113,11 +115,13 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
         threads = spec.placement.threads or usable_cores
     else:
         processors = pin(spec.placement, threads)
+    apply_memory_settings(spec.placement)
     log.started(
         host=socket.gethostname(),
         device=device,
         threads=threads,
         processors=processors,
+        caches=cache_bytes(os.sched_getaffinity(0)) if device == "cpu" else None,
         devices=driven,
     )
     stacks = threads + _input_threads(spec, usable_cores)

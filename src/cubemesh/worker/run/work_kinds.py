@@ -67,6 +67,7 @@ def forward_backward(task: Task) -> None:
 def train(task: Task) -> None:
     """Train over epochs, with an evaluation after each."""
     work, log = cast(Train, task.spec.work), task.log
+    sync = strategy(task.spec.program.sync)
     meters = start_meters(task)
     network = network_of(work)
     with log.phase("data"):
@@ -99,7 +100,8 @@ def train(task: Task) -> None:
                 devices=task.spec.placement.devices,
                 writer=writer,
                 history=begin.history,
-                same_weights=strategy(task.spec.program.sync).same_weights,
+                same_weights=sync.same_weights,
+                one_model=sync.one_model(),
                 pause=PauseRequest(_path(task.pause_file), task.group),
             )
             windows = training.run()
@@ -107,7 +109,7 @@ def train(task: Task) -> None:
         log_machine_warnings(telemetry, task.gpu_processes, task.log, started, ended)
         if windows:  # none where it resumed at its end
             telemetry.log_energy(windows, sum(w.samples for w in windows))
-        inputs.log_images(log, (source, feed.tried), (validation, None))
+        inputs.log_images(log, (source, feed.tried), (validation, training.evaluated_samples()))
         for warning in window_warnings(windows) if windows else ():
             log.warning(warning)
 

@@ -1,0 +1,129 @@
+"""Ranks that share an evaluation: threads of this process, joined by the store that forked ranks
+use. Counts, losses and answers have the bits of a single rank."""
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cubemesh.data.feed import in_order, share_of
+from cubemesh.data.images.arrays import FloatImages
+from cubemesh.frameworks.contract.kv_store import StoreClient, serve_store
+from cubemesh.frameworks.contract.rendezvous import StoreGroup
+from cubemesh.training.evaluation import EvaluationResult, score_all, total_of
+from cubemesh.training.scored_samples import SampleRecorder, right_samples
+from in_memory_log import InMemoryLog
+from patience import PATIENCE_S
+
+BATCH, CLASSES = 4, 10
+
+
+@pytest.fixture
+def together():
+    """Calls a function with the group of each of several ranks, at the same time."""
+    ends, before = [], set(threading.enumerate())
+
+    def call(ranks, of_rank):
+        pairs = [socket.socketpair() for _ in range(ranks)]
+        ends.extend(end for pair in pairs for end in pair)
+        serve_store([here for here, _ in pairs])
+        groups = [
+            StoreGroup(rank, ranks, StoreClient(there), PATIENCE_S)
+            for rank, (_, there) in enumerate(pairs)
+        ]
+        with ThreadPoolExecutor(ranks) as threads:
+            return list(threads.map(of_rank, groups))
+
+    yield call
+    for end in ends:
+        end.shutdown(socket.SHUT_RDWR)
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "store":  # it reads a descriptor that another test could get
+            thread.join(PATIENCE_S)
+    for end in ends:
+        end.close()
+
+
+class Linear:
+    """Scores are a product of the image with fixed weights, times `scale`."""
+
+    def __init__(self, scale=1.0):
+        self._weights = scale * np.random.default_rng(3).normal(size=(4, CLASSES))
+        self._now = threading.local()
+
+    def place(self, batch):
+        return batch.images.copy()
+
+    def evaluate(self, placed):
+        with np.errstate(invalid="ignore"):
+            return placed.reshape(len(placed), -1).astype(np.float64) @ self._weights
+
+    def clock(self):
+        self._now.s = getattr(self._now, "s", 0.0) + 1.0
+        return self._now.s
+
+
+def source(samples):
+    rng = np.random.default_rng(samples)
+    images = 9 * rng.random((samples, 1, 2, 2), dtype=np.float32)
+    return FloatImages("noise", images, rng.integers(0, CLASSES, samples), CLASSES)
+
+
+def evaluated(samples, group=None, program=None):
+    """What one rank finds: the result, the stored answers, and its windows."""
+    log, recorder = InMemoryLog(), SampleRecorder(contents=True)
+    share = SimpleNamespace(rank=0, size=1) if group is None else group
+    batches = in_order(source(samples), BATCH, rank=share.rank, ranks=share.size)
+    result = score_all(program or Linear(), batches, log, "epoch-1", recorder, group)
+    return result, recorder.result(group), log.windows
+
+
+@pytest.mark.parametrize(
+    ("samples", "ranks"),
+    [(1, 3), (3, 2), (4, 2), (16, 4), (17, 3), (41, 2), (41, 5), (9, 8)],
+)
+def test_every_rank_gets_the_bits_of_a_single_one(together, samples, ranks):
+    alone, answers, (window,) = evaluated(samples)
+    found = together(ranks, lambda group: evaluated(samples, group))
+    for result, stored, _ in found:
+        assert result == alone
+        assert stored == answers
+    windows = [w for _, _, own in found for w in own]
+    assert sum(w.samples for w in windows) == window.samples == samples
+    assert sum(w.steps for w in windows) == window.steps
+    assert len(windows) == min(ranks, window.steps)
+    assert alone.top1 == right_samples(answers).sum()
+
+
+def test_the_shares_are_all_samples_once():
+    shares = np.stack([share_of(source(41), BATCH, rank, 3) for rank in range(3)])
+    assert (shares.sum(axis=0) == 1).all()
+    assert shares.sum(axis=1).tolist() == [16, 13, 12]
+
+
+def test_the_sum_of_losses_does_not_depend_on_the_order():
+    losses = [0.1, 1e16, -1e16, 1e-9, 0.7]
+    results = [EvaluationResult(samples=1, loss_sum=loss) for loss in losses]
+    assert total_of(results) == total_of(reversed(results))
+    assert total_of(results).loss_sum == 0.800000001
+
+
+@pytest.mark.parametrize("scale", [np.inf, np.nan])
+def test_a_loss_that_is_not_finite_reaches_every_rank(together, scale):
+    found = together(2, lambda group: evaluated(12, group, Linear(scale))[0])
+    assert not any(np.isfinite(result.loss) for result in found)
+
+
+def test_without_answers_of_one_rank_there_are_none(together):
+    """Positions of a sequence are no samples."""
+
+    def of_rank(group):
+        recorder = SampleRecorder(contents=False)
+        labels = np.zeros((2, 3) if group.rank else 2, np.int64)
+        recorder.add(labels, np.ones(2, bool))
+        return recorder.result(group)
+
+    assert together(2, of_rank) == [None, None]
