@@ -107,14 +107,20 @@ SUITES: dict[str, Suite] = {
         SuiteEntry("image-size", BOTH, "figure 2"),
         SuiteEntry("model-size", BOTH, "figure 3"),
         SuiteEntry(
-            "weak-scaling", {"networks": "little-cnn,resnet-50,vgg16"}, "figure 4", quick=False
+            "weak-scaling",
+            {
+                "networks": "little-cnn,resnet-50,vgg16",
+                "strategies": "parameter-server-cpu,all-reduce",
+            },
+            "figure 4",
+            quick=False,
         ),
         SuiteEntry("strategies", {"networks": "resnet-50"}, "figure 4", quick=False),
         SuiteEntry("lr-scaling", {}, "figures 5 and 6"),
         SuiteEntry(
             "time-to-accuracy",
             {"strategies": "all-reduce,asynchronous"},
-            "stale gradients",
+            "figure 4",
             quick=False,
         ),
     ),

@@ -136,7 +136,7 @@ def test_utilization_of_all_ranks_is_a_figure_of_the_papers_gpus(ran, machine):
             records=tuple(records("cuda:0" if name else "", percents)),
             machine=dataclasses.replace(machine, gpus=gpus),
         )
-        return check_claim(CLAIMS["004-6"], evidence, EXPERIMENTS)
+        return check_records(CLAIMS["004-6"], evidence)
 
     p100 = "Tesla P100-SXM2-16GB"
     assert judged(p100, (87, 84, 63)).state is HOLDS
