@@ -16,6 +16,7 @@ from typing import Any
 
 from cubemesh.schema.collective import SweepPoint
 from cubemesh.schema.first_steps_trace import RankTrace
+from cubemesh.schema.links import LinkRate
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.record import Breakdown, Curve, Figure, Part, Phase, ScoredSamples, Window
 from cubemesh.schema.series import Series
@@ -104,6 +105,10 @@ class Log(ABC):
     def point(self, point: SweepPoint) -> None:
         """Times of a collective on this rank at one size."""
         self.emit("point", point=point)
+
+    def link_rate(self, rate: LinkRate) -> None:
+        """A measurement between two devices, or between the host and a device."""
+        self.emit("link_rate", link_rate=rate)
 
     def warning(self, warning: Warning) -> None:
         """A caveat about the results."""

@@ -25,6 +25,7 @@ from cubemesh.parallel.strategies import strategy
 from cubemesh.runs.exit_status import WorkerExit, rank_outcomes, run_outcome
 from cubemesh.schema.collective import Collective, SweepPoint
 from cubemesh.schema.first_steps_trace import RankTrace
+from cubemesh.schema.links import LinkRate
 from cubemesh.schema.machine import Gpu, Unknown
 from cubemesh.schema.outcome import Outcome
 from cubemesh.schema.record import (
@@ -106,6 +107,7 @@ def assemble(
         replicas=tuple(sorted(_nouns(events, "replica", RankTrace), key=lambda r: r.rank)),
         sweep=points,
         library=library,
+        links=tuple(_nouns(own, "link_rate", LinkRate)),
         series=tuple(dict.fromkeys(s.name for s in series)),
         warnings=tuple(dict.fromkeys([*_nouns(events, "warning", Warning), *caveats])),
         unmeasured=tuple(dict.fromkeys(unmeasured)),

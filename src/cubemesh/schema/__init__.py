@@ -10,6 +10,7 @@ from cubemesh.schema.collective import Collective, SweepPoint
 from cubemesh.schema.cost import Cost
 from cubemesh.schema.experiment_run import ExperimentRun, new_experiment_run_id
 from cubemesh.schema.first_steps_trace import RankTrace, Sketch
+from cubemesh.schema.links import LinkRate, NcclTopology
 from cubemesh.schema.machine import (
     Cache,
     Cpu,
@@ -98,8 +99,10 @@ __all__ = [
     "InferPrecision",
     "Input",
     "Line",
+    "LinkRate",
     "Machine",
     "Memory",
+    "NcclTopology",
     "NetworkWork",
     "NumaNode",
     "Outcome",

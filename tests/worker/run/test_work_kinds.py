@@ -233,8 +233,9 @@ def test_a_ceiling_is_a_rate(tmp_path, operation, size, name, rate):
     assert figure.method == best.method != ""
 
 
-def test_a_disk_is_read_whatever_the_framework(tmp_path):
-    work = Ceiling(operation="disk_read", folder=str(tmp_path), size=16 << 20)
+@pytest.mark.parametrize("operation", ["disk_read", "disk_mixed"])
+def test_a_disk_is_measured_whatever_the_framework(tmp_path, operation):
+    work = Ceiling(operation=operation, folder=str(tmp_path), size=16 << 20)
     spec = RunSpec(work=work, program=ProgramSettings(framework="null"), budget=EFFORT)
     events = run(tmp_path, spec)
     assert outcome(events).ok, events[-1]
@@ -252,6 +253,7 @@ def test_a_disk_is_read_whatever_the_framework(tmp_path):
         ({"placement": Placement(device="cuda")}, "cuda"),
         ({"placement": Placement(devices=2)}, "devices"),
         ({"program": ProgramSettings(framework="null", sync="ring")}, "ring"),
+        ({"work": Ceiling(operation="links")}, "framework=pytorch"),
     ],
 )
 def test_invalid_requests_are_unsupported_with_a_reason(tmp_path, change, words):
