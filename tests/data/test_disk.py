@@ -174,7 +174,7 @@ def test_several_disks_share_the_blocks_and_a_stopped_one_stops_no_other(tmp_pat
     program.synchronize()
     assert len(read) >= 15, "the slow disk holds one block and the queue at most four"
     assert program.work_per_call == disk.BLOCK_BYTES
-    assert "2 folders at once" in program.what
+    assert "2 folders on one file system at once" in program.what
     program.close()
     assert not any(thread.is_alive() for thread in program._threads)
 

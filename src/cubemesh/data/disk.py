@@ -73,6 +73,7 @@ class _DiskFile:
             ) from error
         self._buffer = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as O_DIRECT asks
         self._kind = _file_system(folder)
+        self.file_system = os.fstat(self._file).st_dev
         self._next = 0
         self.direct = _read_directly(self._file, self._buffer)
         size = format_bytes(self._blocks * BLOCK_BYTES)
@@ -195,7 +196,9 @@ class DiskStreams:
         first = groups[0][0]
         folders = max(map(len, groups))
         both = "one stream reads and one writes" if len(groups) > 1 else ""
-        at_once = f"{folders} folders at once" if folders > 1 else ""
+        systems = {program.file_system for group in groups for program in group}
+        where = "one file system" if len(systems) == 1 else f"{len(systems)} file systems"
+        at_once = f"{folders} folders on {where} at once" if folders > 1 else ""
         self.what = ", ".join(filter(None, (at_once, both, f"each a {first.what}")))
         self._threads = [
             threading.Thread(target=self._work, args=(number, program), daemon=True)

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cubemesh.schema.collective import SweepPoint
+from cubemesh.schema.collective import LinkRate, SweepPoint
 from cubemesh.schema.first_steps_trace import RankTrace
-from cubemesh.schema.links import LinkRate
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.record import Breakdown, Curve, Figure, Part, Phase, ScoredSamples, Window
 from cubemesh.schema.series import Series

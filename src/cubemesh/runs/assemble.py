@@ -23,9 +23,8 @@ from cubemesh.measure.timing.stopping_rule import confidence_of
 from cubemesh.networks.own_input import is_imagenet
 from cubemesh.parallel.strategies import strategy
 from cubemesh.runs.exit_status import WorkerExit, rank_outcomes, run_outcome
-from cubemesh.schema.collective import Collective, SweepPoint
+from cubemesh.schema.collective import Collective, LinkRate, SweepPoint
 from cubemesh.schema.first_steps_trace import RankTrace
-from cubemesh.schema.links import LinkRate
 from cubemesh.schema.machine import Gpu, Unknown
 from cubemesh.schema.outcome import Outcome
 from cubemesh.schema.record import (

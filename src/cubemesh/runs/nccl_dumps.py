@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cubemesh.machines.topology.nccl_graphs import nccl_topology
 from cubemesh.machines.topology.nccl_xml import MOST_BYTES
-from cubemesh.schema.links import NcclTopology
+from cubemesh.schema.collective import NcclTopology
 from cubemesh.untrusted import open_plain_file
 from cubemesh.worker.run.job_file import NCCL_DUMPS
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cubemesh.schema.collective import SweepPoint
+from cubemesh.schema.collective import LinkRate, NcclTopology, SweepPoint
 from cubemesh.schema.first_steps_trace import RankTrace
-from cubemesh.schema.links import LinkRate, NcclTopology
 from cubemesh.schema.machine import Software, Unknown
 from cubemesh.schema.outcome import Outcome
 from cubemesh.schema.serialization import digest

@@ -7,7 +7,7 @@ import pytest
 from answers import in_order
 from cubemesh.experiments.ceilings.links import link_findings, link_tables, slow_links
 from cubemesh.schema import Ceiling, LinkRate, RunSpec
-from cubemesh.schema.links import HOST
+from cubemesh.schema.collective import HOST
 
 GPUS = ("cuda:0", "cuda:1", "cuda:2")
 

@@ -11,7 +11,7 @@ from cubemesh.experiments.collectives.nccl_rings import (
     nccl_tables,
 )
 from cubemesh.schema import Collective, NcclTopology, Placement, RunSpec
-from cubemesh.schema.links import NcclAdapter, NcclGraph, RingOrder
+from cubemesh.schema.collective import NcclAdapter, NcclGraph, RingOrder
 from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.views.collectives import lines
 

@@ -218,6 +218,7 @@ def test_training_has_curves_and_an_accuracy(tmp_path):
     [
         ("matrix_product", 100, "rate_flops_per_s", 2 * 100**3 / 0.01),
         ("copy", 1000, "rate_bytes_per_s", 2 * 1000 / 0.01),
+        ("convolution", 4, "rate_flops_per_s", 2 * 4 * 14**2 * 256**2 * 9 / 0.01),
         ("host_to_device", 1000, "rate_bytes_per_s", 1000 / 0.01),
     ],
 )

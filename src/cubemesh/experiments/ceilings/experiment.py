@@ -116,9 +116,9 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 def _disks(folders: Sequence[str]) -> Iterator[Ceiling]:
     """Every operation on each folder, then on all at once."""
-    together = [(folder,) for folder in folders]
+    together: list[Sequence[str]] = [[folder] for folder in folders]
     if len(folders) > 1:
-        together.append(tuple(folders))
+        together.append(folders)
     for first, *others in together:
         for operation in DISK_OPERATIONS:
             yield Ceiling(operation=operation, folder=first, other_folders=tuple(others))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from cubemesh.schema import Cell, Column, Finding, LinkRate, RunRecord, Table
-from cubemesh.schema.links import HOST
+from cubemesh.schema.collective import HOST
 from cubemesh.units import format_number, format_quantity
 
 SLOW = 0.8

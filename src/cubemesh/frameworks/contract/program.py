@@ -17,7 +17,7 @@ from cubemesh.batches import Array, Batch, EncodedBatch
 from cubemesh.frameworks.contract.gradient_sync import Bucket, GradientSync, SyncFeature
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.networks.graph import Network
-from cubemesh.schema.links import LinkRate
+from cubemesh.schema.collective import LinkRate
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.profile import Profile
 from cubemesh.schema.record import Breakdown

@@ -207,13 +207,15 @@ def _convolution(
         best = TorchConvolution(work.size, *CONVOLUTION, dtype, device)
     else:
         found = (
-            fastest(
-                lambda batch, of=extent: TorchConvolution(batch, *of, dtype, device),
-                *batches,
-                is_out_of_memory,
-            )
+            fastest(partial(_of_extent, extent, dtype, device), *batches, is_out_of_memory)
             for extent in CONVOLUTIONS
         )
         best = max(found, key=lambda program: try_out(program).rate_per_s)
     other = TorchConvolution(best.batch, *best.extent, dtype, device, channels_last=True)
     return max(best, other, key=lambda program: try_out(program).rate_per_s)
+
+
+def _of_extent(
+    extent: tuple[int, int], dtype: torch.dtype, device: str, batch: int
+) -> TorchConvolution:
+    return TorchConvolution(batch, *extent, dtype, device)

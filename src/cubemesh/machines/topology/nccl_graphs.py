@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from cubemesh.errors import CubemeshError, DataError
 from cubemesh.machines.topology.nccl_xml import XmlElement, parse_xml, read_nccl_xml
 from cubemesh.machines.topology.rings import find_rings
-from cubemesh.schema.links import NcclAdapter, NcclGraph, NcclTopology, RingOrder
+from cubemesh.schema.collective import NcclAdapter, NcclGraph, NcclTopology, RingOrder
 
 PATTERNS = {
     1: "balanced tree",

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cubemesh.schema.collective import SweepPoint
+from cubemesh.schema.collective import LinkRate, SweepPoint
 from cubemesh.schema.first_steps_trace import COUNTERS, RankTrace, Sketch
-from cubemesh.schema.links import LinkRate
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.outcome import Outcome
 from cubemesh.schema.record import Breakdown, Curve, Figure, Part, Phase, ScoredSamples, Window

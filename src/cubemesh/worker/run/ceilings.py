@@ -21,7 +21,7 @@ from cubemesh.frameworks.contract.program import (
 )
 from cubemesh.measure.figures import figures
 from cubemesh.measure.telemetry.gpu_set import pci_addresses
-from cubemesh.schema.links import LinkRate
+from cubemesh.schema.collective import LinkRate
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.record import Figure, Window
 from cubemesh.schema.spec import ProgramSettings, RunSpec

@@ -163,11 +163,11 @@ def _placing(program: Program, feed: Feed, stage: Stage) -> Callable[[], None]:
 def ceiling(task: Task) -> None:
     """Measure the fastest and the sustained rate of one elementary operation, or the links of all
     devices."""
-    meters = start_meters(task)
     if cast(Ceiling, task.spec.work).operation in LINK_OPERATIONS:
         with task.log.phase("measure"):
             ceilings.measure_links(task.spec, task.framework, task.device, task.gpu_uuids, task.log)
         return
+    meters = start_meters(task)
     with task.log.phase("build"):
         program = ceilings.build(task.spec, task.framework.build_ceiling, task.device, task.threads)
         trial = try_out(program, 0.0 if task.device == "cpu" else REST_S)

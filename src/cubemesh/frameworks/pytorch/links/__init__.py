@@ -12,7 +12,7 @@ import torch
 
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.pytorch.links import copies, page_migration, peer_access
-from cubemesh.schema.links import LinkRate
+from cubemesh.schema.collective import LinkRate
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.warning import Warning
 from cubemesh.schema.work import Ceiling

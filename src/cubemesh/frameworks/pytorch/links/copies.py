@@ -16,8 +16,8 @@ from itertools import permutations
 
 import torch
 
-from cubemesh.frameworks.pytorch.links.driver import driver, median_s, near, on
-from cubemesh.schema.links import HOST, LinkRate
+from cubemesh.frameworks.pytorch.links.driver import DriverError, driver, median_s, near, on
+from cubemesh.schema.collective import HOST, LinkRate
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.warning import Warning
 from cubemesh.units import format_bytes
@@ -83,13 +83,15 @@ def _between(first: int, second: int, size: int) -> Iterator[LinkRate | Unknown]
     """Reads and writes of `first` with `second`; both directions once a pair."""
     cuda = driver()
     source, target = f"cuda:{first}", f"cuda:{second}"
-    direct = torch.cuda.can_device_access_peer(first, second)
-    path = "direct" if direct else "through the host: no peer access"
-    if direct:
-        with on(first):
-            cuda.map_peer(second)
-        with on(second):
-            cuda.map_peer(first)
+    path = "direct"
+    try:
+        if not torch.cuda.can_device_access_peer(first, second):
+            raise PermissionError("no peer access")
+        for device, other in ((first, second), (second, first)):
+            with on(device):
+                cuda.map_peer(other)
+    except (PermissionError, DriverError) as reason:
+        path = f"through the host ({reason})"
     here = [torch.zeros(size, dtype=torch.uint8, device=source) for _ in range(2)]
     there = [torch.zeros(size, dtype=torch.uint8, device=target) for _ in range(2)]
     for device in (first, second):

@@ -13,11 +13,12 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_int, c_int32, c_int64, c_size_t, c_uint, c_uint64, c_void_p
 from functools import cache
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from cubemesh.frameworks.contract.program import OutOfMemory, Unsupported
@@ -166,6 +167,13 @@ def near(processors: Collection[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def host_array(
+    address: int, count: int, kind: type[c_int32] | type[c_int64]
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """Memory at an address that the host can use, as an array of `count` integers."""
+    return np.ctypeslib.as_array((kind * count).from_address(address))
 
 
 def median_s(run: Callable[[], object], wait: Callable[[], object], samples: int) -> float:

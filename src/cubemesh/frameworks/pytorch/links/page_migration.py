@@ -1,6 +1,6 @@
 """Managed memory: how fast its pages move between host and GPU, and how long a page fault takes.
 
-    first_touch           a kernel writes memory that nobody has touched: pages appear on the GPU
+    first_touch           a kernel writes untouched memory: its pages appear on the GPU
     fault_to_host         the host writes a word of each page that is on the GPU
     fault_to_device       a kernel writes memory whose pages are on the host
     prefetch_to_host,     the same migrations, asked for in advance and whole
@@ -14,9 +14,9 @@ modules, uvm_perf_prefetch.c), so a rate is of all bytes and a fault includes wh
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Iterator, Sequence
+from ctypes import c_int32, c_int64
 from importlib.util import find_spec
 from statistics import median
 from typing import Any
@@ -30,10 +30,11 @@ from cubemesh.frameworks.pytorch.links.driver import (
     CudaDriver,
     DriverError,
     driver,
+    host_array,
     near,
     on,
 )
-from cubemesh.schema.links import HOST, LinkRate
+from cubemesh.schema.collective import HOST, LinkRate
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.warning import Warning, warn
 from cubemesh.units import format_bytes, format_count
@@ -109,7 +110,7 @@ def _migrations(
             torch.cuda.synchronize()
             seconds["first_touch"].append(time.perf_counter() - start)
 
-            view = _words(address, size)[:: PAGE // 4]
+            view = host_array(address, words, c_int32)[:: PAGE // 4]
             start = time.perf_counter()
             view += 1
             seconds["fault_to_host"].append(time.perf_counter() - start)
@@ -128,7 +129,7 @@ def _migrations(
                 stream.synchronize()
                 seconds[kind].append(time.perf_counter() - start)
             # Zeros, then one more on each page's first word, then one more on each word.
-            whole = _words(address, size)
+            whole = host_array(address, words, c_int32)
             wrong = int((whole[:: PAGE // 4] != 2).sum()) + int((whole[1 :: PAGE // 4] != 1).sum())
             if wrong:
                 yield warn(
@@ -164,8 +165,7 @@ def _faults(cuda: CudaDriver, device: int, size: int) -> Iterator[LinkRate]:
     for _ in range(SAMPLES):
         address = cuda.managed(size)
         try:
-            buffer = (ctypes.c_uint8 * size).from_address(address)
-            chain = np.frombuffer(buffer, dtype=np.int64)[::step]
+            chain = host_array(address, size // 8, c_int64)[::step]
             chain[:] = np.roll(np.arange(blocks), -1) * step
             position.zero_()
             torch.cuda.synchronize()
@@ -191,8 +191,3 @@ def _faults(cuda: CudaDriver, device: int, size: int) -> Iterator[LinkRate]:
             n=SAMPLES,
             method=f"{blocks} accesses, one after the other, in blocks of {format_bytes(BLOCK)}",
         )
-
-
-def _words(address: int, size: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Memory at an address as an array of int32."""
-    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=np.int32)

@@ -12,19 +12,25 @@ Every array that a kernel wrote is compared with what it must be.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
+from ctypes import c_int32, c_int64
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cubemesh.frameworks.contract.program import Unsupported
-from cubemesh.frameworks.pytorch.links.driver import DriverError, driver, median_s, near, on
-from cubemesh.schema.links import HOST, LinkRate
+from cubemesh.frameworks.pytorch.links.driver import (
+    DriverError,
+    driver,
+    host_array,
+    median_s,
+    near,
+    on,
+)
+from cubemesh.schema.collective import HOST, LinkRate
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.warning import Warning, warn
 from cubemesh.units import format_bytes, format_count
@@ -109,7 +115,7 @@ def _host(device: int, words: int, processors: Sequence[int]) -> Iterator[LinkRa
         with near(processors):
             address = cuda.pinned(size)
         try:
-            numbers = _view(address, words, np.int32)
+            numbers = host_array(address, words, c_int32)
             numbers[:] = np.arange(words, dtype=np.int32)
             remote = peer.Words(address, torch.int32)
             yield _rate("load", (HOST, own), words, lambda: peer.copy(remote, local, words))
@@ -118,18 +124,12 @@ def _host(device: int, words: int, processors: Sequence[int]) -> Iterator[LinkRa
             yield _rate("store", (own, HOST), words, lambda: peer.copy(local, remote, words))
             yield from _check("stores", (own, HOST), local, torch.from_numpy(numbers))
             chain = _chain().numpy()
-            _view(address, len(chain), np.int64)[:] = chain
+            host_array(address, len(chain), c_int64)[:] = chain
             linked = peer.Words(address, torch.int64)
             yield _latency((HOST, own), lambda at: peer.chase(linked, at, HOPS))
         finally:
             torch.cuda.synchronize(device)
             cuda.free_pinned(address)
-
-
-def _view(address: int, count: int, kind: type[np.generic]) -> np.ndarray[Any, np.dtype[Any]]:
-    """Host memory at an address as an array."""
-    size = count * np.dtype(kind).itemsize
-    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=kind)
 
 
 @cache
