@@ -264,7 +264,7 @@ DEVICE = Addition(
         "machines/catalogue/nvidia.toml": (
             ("[sources]", 'a-test = "A test (2026)"'),
             (
-                "tpu-5090 = ",
+                "tpu-b200 = ",
                 '[toy-1]\nname = "Toy 1"\nkind = "gpu"\nfamily = "Toy 1"\narchitecture = "Toy"\n'
                 'named = ["Toy 1"]\n[[toy-1.figures]]\nsource = "a-test"\nfp32 = 1e12\n',
             ),

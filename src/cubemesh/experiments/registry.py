@@ -44,7 +44,7 @@ EXPERIMENT_MODULES: dict[str, str] = {
     "devices": "experiments.devices",
     "cluster": "experiments.cluster.experiment",
     "validation": "papers.validation.experiment",
-    "ceilings": "experiments.ceilings",
+    "ceilings": "experiments.ceilings.experiment",
     "collectives": "experiments.collectives.experiment",
     "cpu-modes": "experiments.cpu_modes.experiment",
     "time-breakdown": "experiments.time_breakdown.experiment",

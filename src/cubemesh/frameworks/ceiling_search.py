@@ -27,6 +27,10 @@ Shape = tuple[int, int, int]
 """Rows, columns and the inner length of a matrix product: (m × k) · (k × n)."""
 C = TypeVar("C", bound=CeilingProgram)
 
+CONVOLUTIONS = ((64, 56), (128, 28), (256, 14), (512, 7))
+"""(channels, height and width) of the 3 × 3 convolutions tried: those of ResNet-50."""
+CONVOLUTION = (256, 14)
+"""Of a convolution whose batch size is given."""
 COPY_SIZES = (1 << 28, 1 << 31)
 """Bytes of the first and the last copy tried: larger than nearly all caches."""
 LINK_SIZES = (1 << 26, 1 << 29)
@@ -114,6 +118,12 @@ def fastest_product(
         if other_rate > rate:
             best, rate = other, other_rate
     return best
+
+
+def convolution_flops(batch: int, channels: int, side: int) -> float:
+    """Operations of a 3 × 3 convolution with padding, from as many channels to as many, counted
+    directly whatever the algorithm."""
+    return 2.0 * batch * side * side * channels * channels * 9
 
 
 def try_out(program: CeilingProgram, rest_s: float = 0.0) -> Trial:

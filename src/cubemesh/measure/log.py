@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cubemesh.schema.collective import SweepPoint
+from cubemesh.schema.collective import LinkRate, SweepPoint
 from cubemesh.schema.first_steps_trace import RankTrace
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.record import Breakdown, Curve, Figure, Part, Phase, ScoredSamples, Window
@@ -104,6 +104,10 @@ class Log(ABC):
     def point(self, point: SweepPoint) -> None:
         """Times of a collective on this rank at one size."""
         self.emit("point", point=point)
+
+    def link_rate(self, rate: LinkRate) -> None:
+        """A measurement between two devices, or between the host and a device."""
+        self.emit("link_rate", link_rate=rate)
 
     def warning(self, warning: Warning) -> None:
         """A caveat about the results."""

@@ -25,7 +25,7 @@ from cubemesh.measure.timing.stopping_rule import confidence_of
 from cubemesh.networks.own_input import is_imagenet
 from cubemesh.parallel.strategies import strategy
 from cubemesh.runs.exit_status import WorkerExit, rank_outcomes, run_outcome
-from cubemesh.schema.collective import Collective, SweepPoint
+from cubemesh.schema.collective import Collective, LinkRate, SweepPoint
 from cubemesh.schema.first_steps_trace import RankTrace
 from cubemesh.schema.machine import Gpu, Unknown
 from cubemesh.schema.outcome import Outcome
@@ -108,6 +108,7 @@ def assemble(
         replicas=tuple(sorted(_nouns(events, "replica", RankTrace), key=lambda r: r.rank)),
         sweep=points,
         library=library,
+        links=tuple(_nouns(own, "link_rate", LinkRate)),
         series=tuple(dict.fromkeys(s.name for s in series)),
         warnings=tuple(dict.fromkeys([*_nouns(events, "warning", Warning), *caveats])),
         unmeasured=tuple(dict.fromkeys(unmeasured)),

@@ -36,6 +36,7 @@ from cubemesh.runs.enrich import Host, enrich
 from cubemesh.runs.exit_status import WorkerExit
 from cubemesh.runs.forkserver_client import Forkserver, ServerDied
 from cubemesh.runs.locks import DeviceLocks
+from cubemesh.runs.nccl_dumps import read_dumps
 from cubemesh.runs.progress import Observer, Silent
 from cubemesh.runs.reuse import is_reusable
 from cubemesh.runs.run_dirs import RunFolders, default_runs_folder, remove
@@ -265,6 +266,7 @@ class Executor:
             record,
             environment=other,
             artifacts=stored,
+            nccl=read_dumps(folder),
             warnings=(*record.warnings, *refused),
         )
         host = Host(

@@ -6,7 +6,7 @@ library, so a worker in any Python environment can use it.
 """
 
 from cubemesh.schema.answer import Answer, Axis, Cell, Chart, Column, Finding, Line, Point, Table
-from cubemesh.schema.collective import Collective, SweepPoint
+from cubemesh.schema.collective import Collective, LinkRate, NcclTopology, SweepPoint
 from cubemesh.schema.cost import Cost
 from cubemesh.schema.experiment_run import ExperimentRun, new_experiment_run_id
 from cubemesh.schema.first_steps_trace import RankTrace, Sketch
@@ -111,9 +111,11 @@ __all__ = [
     "InferPrecision",
     "Input",
     "Line",
+    "LinkRate",
     "Machine",
     "Memory",
     "Mount",
+    "NcclTopology",
     "NetworkAdapter",
     "NetworkWork",
     "NicLink",

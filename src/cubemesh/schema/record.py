@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cubemesh.schema.collective import SweepPoint
+from cubemesh.schema.collective import LinkRate, NcclTopology, SweepPoint
 from cubemesh.schema.first_steps_trace import RankTrace
 from cubemesh.schema.machine import Software, Unknown
 from cubemesh.schema.outcome import Outcome
@@ -226,6 +226,11 @@ class RunRecord:
     """Of a collective: the results by size."""
     library: str = ""
     """Library of a collective: `nccl 2.27.5`, `gloo`; empty if not reported."""
+    links: tuple[LinkRate, ...] = ()
+    """Of `links`, `peer_access` and `page_migration`: the measurement of each pair."""
+    nccl: NcclTopology | None = None
+    """Channels and adapters that NCCL reported, of a run that communicates by it; None where it
+    reported none."""
     series: tuple[str, ...] = ()
     """Names of the series stored with the record."""
     artifacts: Mapping[str, str] = field(default_factory=dict)

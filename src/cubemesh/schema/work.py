@@ -20,7 +20,23 @@ RateScaling = Literal["none", "linear"]
 Scenario = Literal["single-stream", "offline"]
 LoadScenario = Literal["single-stream", "multi-stream", "server", "offline"]
 RateSchedule = Literal["constant", "step", "cosine"]
-Operation = Literal["matrix_product", "copy", "host_to_device", "device_to_host", "disk_read"]
+Operation = Literal[
+    "matrix_product",
+    "convolution",
+    "copy",
+    "host_to_device",
+    "device_to_host",
+    "disk_read",
+    "disk_write",
+    "disk_mixed",
+    "links",
+    "peer_access",
+    "page_migration",
+]
+DISK_OPERATIONS: tuple[Operation, ...] = ("disk_read", "disk_write", "disk_mixed")
+"""Operations on a file, which need no framework."""
+LINK_OPERATIONS: tuple[Operation, ...] = ("links", "peer_access", "page_migration")
+"""Operations that measure each pair of several devices in one process, instead of one rate."""
 Stage = Literal["read", "decode", "copy"]
 
 
@@ -227,8 +243,8 @@ class Ceiling:
     operation: Operation = "matrix_product"
     """Elementary operation to measure."""
     size: int | None = None
-    """Matrix side in elements, or bytes of a copy or file; None: doubled until the rate stops
-    growing (a matrix product also tries known shapes)."""
+    """Matrix side in elements, batch size of a convolution, or bytes of a copy or file; None:
+    doubled until the rate stops growing (a matrix product also tries known shapes)."""
     shape: tuple[int, int, int] | None = None
     """Of a matrix product: rows, columns and the inner length, m, n, k; None: square, or
     searched."""
@@ -236,7 +252,15 @@ class Ceiling:
     """Of a copy between host and device: whether host memory is page-locked; `false`: pageable,
     as from NumPy."""
     folder: str | None = None
-    """Of `disk_read`: the folder whose disk is read, through a temporary file."""
+    """Of `disk_read`, `disk_write` and `disk_mixed`: the folder whose disk is measured, through a
+    temporary file."""
+    other_folders: tuple[str, ...] = ()
+    """Of the same: further folders, measured at the same time."""
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """All folders of a disk's operation."""
+        return () if self.folder is None else (self.folder, *self.other_folders)
 
     def __post_init__(self) -> None:
         at_least(self, 1, "size")
@@ -247,10 +271,16 @@ class Ceiling:
                 f"shape={','.join(map(str, self.shape))} is not valid: it is m,n,k "
                 "of a matrix_product, each 1 or more, and replaces size."
             )
-        if (self.operation == "disk_read") != (self.folder is not None):
+        if (self.operation in DISK_OPERATIONS) != (self.folder is not None):
             raise UsageError(
                 f"operation={self.operation} with folder={self.folder} is not valid: "
-                "disk_read needs a folder on the disk to read, and no other operation takes one."
+                f"{', '.join(DISK_OPERATIONS)} need a folder on the disk to measure, and no other "
+                "operation takes one."
+            )
+        if len(set(self.folders)) < len(self.folders) or (self.other_folders and not self.folder):
+            raise UsageError(
+                f"folder={self.folder} with other_folders={','.join(self.other_folders)} is not "
+                "valid: name each folder once, the first as folder."
             )
         if not self.pinned and self.operation not in ("host_to_device", "device_to_host"):
             raise UsageError(

@@ -63,3 +63,6 @@ def check_record(record: RunRecord, run_id: str) -> None:
         times = point.seconds
         if point.size_bytes <= 0 or not times or not all(0 < s < MAX_SECONDS for s in times):
             raise ValueError(f"a message of {point.size_bytes} bytes in {point.seconds} s")
+    for rate in record.links:
+        if not 0 < rate.value <= MAX_FIGURE:
+            raise ValueError(f"{rate.name} from {rate.source} to {rate.target} is {rate.value}")

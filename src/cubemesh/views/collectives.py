@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from cubemesh.api.collectives import Sweeps, pair_rows, sweep_rows
+from cubemesh.experiments.collectives.nccl_rings import nccl_findings
 from cubemesh.experiments.collectives.report import collective_of
 from cubemesh.schema import RunRecord
 from cubemesh.schema.serialization import to_plain
@@ -68,6 +69,8 @@ def lines(record: RunRecord) -> Iterator[str]:
     for rank in record.ranks:
         name = f" {rank.device_name}" if rank.device_name else ""
         yield clean(f"#  Rank {rank.rank:2} on {rank.host} device {rank.device}{name}")
+    for finding in nccl_findings([record]):
+        yield clean(f"# {finding.text}")
     if not record.ok:
         yield f"# {formatting.outcome_text(record)}"
     found = sweep_rows(record)

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from cubemesh.experiments.analysis.roofline_chart import roofline_table
+from cubemesh.experiments.ceilings.links import link_tables
+from cubemesh.experiments.collectives.nccl_rings import nccl_tables
 from cubemesh.experiments.collectives.report import sweep_tables
 from cubemesh.schema import Answer, Finding, Machine, RunRecord, Series, Status, Table, Warning
 from cubemesh.statistics import median
@@ -166,7 +168,7 @@ def print_record(console: Console, record: RunRecord, series: Sequence[Series] =
     if (table := roofline_table(record)) is not None:
         console.print()
         print_table(console, table)
-    for table in sweep_tables(record):
+    for table in (*sweep_tables(record), *nccl_tables([record]), *link_tables([record])):
         console.print()
         print_table(console, table)
     traceback = record.outcome.facts.get("traceback")

@@ -189,6 +189,7 @@ def work(job_path: Path) -> int:
 def _work(job_path: Path) -> int:
     job, own = read_job(job_path), ranks.rank_from_env()
     ranks.keep_to_loopback(job, own)
+    ranks.dump_nccl_graphs(job, own)
     if own.ranks == 1 and job.spec.placement.hosts:
         prepare(job.agent_output_path)
         ranks.write_exit_codes(job, hosts.launch(job))

@@ -21,6 +21,8 @@ from cubemesh.parallel.strategies import STRATEGIES, strategy
 from cubemesh.schema.collective import Collective
 from cubemesh.schema.spec import ProgramSettings, RunSpec
 from cubemesh.schema.work import (
+    LINK_OPERATIONS,
+    Ceiling,
     Forward,
     ForwardBackward,
     Infer,
@@ -169,6 +171,12 @@ def _check_devices(spec: RunSpec, able: Capabilities, kind: str) -> None:
     program, place, sync = spec.program, spec.placement, strategy(spec.program.sync)
     if place.devices == 1 and isinstance(spec.work, Collective):
         raise Unsupported("devices=1: a collective needs two devices or more. Set devices=2.")
+    links = isinstance(spec.work, Ceiling) and spec.work.operation in LINK_OPERATIONS
+    if links and place.hosts:
+        raise Unsupported(
+            "Links are measured on one host, by one process. Leave hosts out; run collectives "
+            "measures between hosts."
+        )
     if place.devices > 1 and not able.sync_features:
         raise Unsupported(
             f"{program.framework} trains on one device; devices={place.devices} needs a framework "

@@ -5,7 +5,7 @@ torch = pytest.importorskip("torch")
 from cubemesh.frameworks.ceiling_search import REST_S, try_out
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.pytorch import build_ceiling
-from cubemesh.frameworks.pytorch.ceiling import TorchCopy, TorchMatrixProduct
+from cubemesh.frameworks.pytorch.ceiling import TorchConvolution, TorchCopy, TorchMatrixProduct
 from cubemesh.machines.catalogue import find
 from cubemesh.schema.spec import ProgramSettings
 from cubemesh.schema.work import Ceiling
@@ -56,6 +56,17 @@ def test_a_product_has_the_shape_of_its_work(transposed):
     assert ("transposed" in program.what) is transposed
     asked = build_ceiling(Ceiling(shape=(3, 5, 7)), ProgramSettings(), "cpu", 1)
     assert asked.shape == (3, 5, 7)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_convolution_is_counted_directly(channels_last):
+    program = TorchConvolution(2, 4, 5, torch.float32, "cpu", channels_last)
+    program.call()
+    assert program.work_per_call == 2 * (2 * 4 * 5 * 5) * (4 * 9)
+    order = torch.channels_last if channels_last else torch.contiguous_format
+    assert program._images.is_contiguous(memory_format=order)
+    asked = build_ceiling(Ceiling(operation="convolution", size=1), ProgramSettings(), "cpu", 1)
+    assert (asked.batch, asked.extent) == (1, (256, 14))
 
 
 def test_a_cpu_has_no_link_to_itself():

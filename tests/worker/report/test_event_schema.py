@@ -21,6 +21,7 @@ from cubemesh.store.json_text import to_text
 from cubemesh.worker.report.event_schema import parse_event
 
 WINDOW = {"start_s": 0.0, "elapsed_s": 1.0, "steps": 1, "samples": 1}
+RATE = {"name": "read", "source": "cuda:1", "target": "cuda:0", "value": 1e9, "unit": "B/s"}
 KEY = RunKey(spec_id="s", machine_id="m", software_id="w", code_version="1")
 DEEP = 100_000
 HUGE = 10**400
@@ -32,6 +33,7 @@ def line(event, t=0.0, **fields):
 
 def test_an_event_of_the_schema_is_read():
     assert parse_event(line("window", window=WINDOW), 0)["window"] == WINDOW
+    assert parse_event(line("link_rate", link_rate=RATE), 0)["link_rate"] == RATE
     simulated = WINDOW | {"phase": "evaluate", "elapsed_s": 0.0}
     assert parse_event(line("window", window=simulated), 0)["window"] == simulated
 
@@ -68,6 +70,9 @@ def test_an_event_of_the_schema_is_read():
         line("outcome", outcome={"status": "fine"}),
         line("outcome", outcome={"status": "ok", "message": "\ud800"}),
         line("point", point={"size_bytes": 1, "count": 1, "seconds": []}),
+        line("link_rate", link_rate=RATE | {"value": 0.0}),
+        line("link_rate", link_rate=RATE | {"value": float("nan")}),
+        line("link_rate", link_rate=RATE | {"source": None}),
         line("series", series={"name": "x", "times_s": [1.0], "values": []}),
         line("warning", warning={"code": "no-such", "cause": "", "remedy": ""}),
         line("progress", phase="a", steps=1, step_s=None, fraction=float("nan")),

@@ -221,6 +221,7 @@ def test_training_has_curves_and_an_accuracy(tmp_path):
     [
         ("matrix_product", 100, "rate_flops_per_s", 2 * 100**3 / 0.01),
         ("copy", 1000, "rate_bytes_per_s", 2 * 1000 / 0.01),
+        ("convolution", 4, "rate_flops_per_s", 2 * 4 * 14**2 * 256**2 * 9 / 0.01),
         ("host_to_device", 1000, "rate_bytes_per_s", 1000 / 0.01),
     ],
 )
@@ -236,8 +237,9 @@ def test_a_ceiling_is_a_rate(tmp_path, operation, size, name, rate):
     assert figure.method == best.method != ""
 
 
-def test_a_disk_is_read_whatever_the_framework(tmp_path):
-    work = Ceiling(operation="disk_read", folder=str(tmp_path), size=16 << 20)
+@pytest.mark.parametrize("operation", ["disk_read", "disk_mixed"])
+def test_a_disk_is_measured_whatever_the_framework(tmp_path, operation):
+    work = Ceiling(operation=operation, folder=str(tmp_path), size=16 << 20)
     spec = RunSpec(work=work, program=ProgramSettings(framework="null"), budget=EFFORT)
     events = run(tmp_path, spec)
     assert outcome(events).ok, events[-1]
@@ -255,6 +257,7 @@ def test_a_disk_is_read_whatever_the_framework(tmp_path):
         ({"placement": Placement(device="cuda")}, "cuda"),
         ({"placement": Placement(devices=2)}, "devices"),
         ({"program": ProgramSettings(framework="null", sync="ring")}, "ring"),
+        ({"work": Ceiling(operation="links")}, "framework=pytorch"),
     ],
 )
 def test_invalid_requests_are_unsupported_with_a_reason(tmp_path, change, words):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.schema import Answer, Ceiling, RunRecord, warn
 from cubemesh.schema.warning import SIMULATED
+from cubemesh.schema.work import DISK_OPERATIONS
 
 NOISY = ("not-steady", "drift", "busy-host", "shared-gpu")
 """Warnings of runs whose speed may be due to other load."""
@@ -44,10 +45,10 @@ def mark_simulated(answer: Answer, records: Sequence[RunRecord]) -> Answer:
 
 
 def _is_simulated(record: RunRecord) -> bool:
-    """Whether its times are a script's. A disk is read by no framework, and so by any without a
-    script."""
+    """Whether its times are a script's. A disk is measured without a framework, and so by any
+    without a script."""
     work, program = record.spec.work, record.spec.program
-    if isinstance(work, Ceiling) and work.operation == "disk_read" and program.script is None:
+    if isinstance(work, Ceiling) and work.operation in DISK_OPERATIONS and program.script is None:
         return False
     entry = FRAMEWORKS.get(program.framework)
     return entry is not None and entry.read_script is not None

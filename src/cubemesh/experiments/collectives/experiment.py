@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import group_by, titled
+from cubemesh.experiments.collectives.nccl_rings import nccl_findings, nccl_notes, nccl_tables
 from cubemesh.experiments.collectives.report import charts, findings, group_key, tables
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.schema import Answer, Collective, Placement, RunRecord, RunSpec
@@ -127,8 +128,8 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             [r for r in records if r.ok],
         ),
         records,
-        findings=findings(groups),
-        tables=tables(groups),
+        findings=(*findings(groups), *nccl_findings(records)),
+        tables=(*tables(groups), *nccl_tables(records)),
         charts=charts(groups),
         notes=_notes(records),
     )
@@ -145,6 +146,7 @@ def _notes(records: Sequence[RunRecord]) -> Iterator[str]:
             "Between CPU processes of one host, gloo moves data through memory, by TCP: the "
             "bandwidth is not that of a link."
         )
+    yield from nccl_notes(records)
 
 
 EXPERIMENT = Experiment(

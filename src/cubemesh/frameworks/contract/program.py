@@ -9,7 +9,7 @@ name.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -17,9 +17,12 @@ from cubemesh.batches import Array, Batch, EncodedBatch
 from cubemesh.frameworks.contract.gradient_sync import Bucket, GradientSync, SyncFeature
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.networks.graph import Network
+from cubemesh.schema.collective import LinkRate
+from cubemesh.schema.machine import Unknown
 from cubemesh.schema.profile import Profile
 from cubemesh.schema.record import Breakdown
 from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.warning import Warning
 from cubemesh.schema.work import Ceiling, NetworkWork
 
 WorkKind = Literal[
@@ -225,6 +228,19 @@ class SupportsProcessSetup(Protocol):
     def setup_process(self, program: ProgramSettings) -> None:
         """Set environment variables that the device's driver reads, except those that the user has
         set. Called before anything touches a device."""
+
+
+@runtime_checkable
+class SupportsLinks(Protocol):
+    """A `Framework` that measures links between devices: operations `links`, `peer_access` and
+    `page_migration` of a `Ceiling`."""
+
+    def measure_links(
+        self, work: Ceiling, devices: Sequence[str], processors: Sequence[Sequence[int]]
+    ) -> Iterator[LinkRate | Unknown | Warning]:
+        """Every pair of `devices` that this process uses, and each with the host; `processors` are
+        those next to each device, none where that is not known. A pair that cannot be measured is
+        an `Unknown`, wrong bytes are a `Warning`. Unsupported without a GPU."""
 
 
 @runtime_checkable

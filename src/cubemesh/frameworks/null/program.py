@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.batches import Array, Batch
-from cubemesh.frameworks.ceiling_search import shape_words
+from cubemesh.frameworks.ceiling_search import CONVOLUTION, convolution_flops, shape_words
 from cubemesh.frameworks.contract.gradient_sync import Bucket
 from cubemesh.frameworks.contract.program import (
     BuildRequest,
@@ -35,6 +35,7 @@ from cubemesh.units import format_bytes
 
 _ALLOCATION_BYTES = 64 << 20
 _DEFAULT_SIDE = 1024
+_DEFAULT_BATCH = 32
 _DEFAULT_COPY_BYTES = 1 << 28
 
 
@@ -200,8 +201,12 @@ class NullCeiling:
     """A call takes the time of a scripted step."""
 
     def __init__(self, work: Ceiling, script: Script) -> None:
-        product = work.operation == "matrix_product"
-        if product:
+        product = work.operation in ("matrix_product", "convolution")
+        if work.operation == "convolution":
+            batch = work.size or _DEFAULT_BATCH
+            self.work_per_call = convolution_flops(batch, *CONVOLUTION)
+            self.what = f"batch size {batch}"
+        elif product:
             side = work.size or _DEFAULT_SIDE
             shape = work.shape or (side, side, side)
             self.work_per_call, self.what = 2.0 * math.prod(shape), shape_words(shape)

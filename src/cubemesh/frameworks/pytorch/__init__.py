@@ -9,6 +9,7 @@ from cubemesh.frameworks.pytorch.distributed.collectives import build_collective
 from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
 from cubemesh.frameworks.pytorch.distributed.model_parallel import ModelParallelProgram
+from cubemesh.frameworks.pytorch.links import measure_links
 from cubemesh.frameworks.pytorch.own_step import build_own_step
 from cubemesh.frameworks.pytorch.program import PyTorchProgram
 from cubemesh.frameworks.pytorch.runtime import (
@@ -30,6 +31,7 @@ __all__ = [
     "is_out_of_memory",
     "join",
     "launch",
+    "measure_links",
     "other_precision",
     "preload",
     "release_freed_memory",

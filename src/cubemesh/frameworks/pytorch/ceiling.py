@@ -1,8 +1,10 @@
-"""Ceilings of a device through PyTorch: matrix products, copies, host-device transfers.
+"""Ceilings of a device through PyTorch: matrix products, convolutions, copies, host-device
+transfers.
 
-A product of (m × k) and (k × n) is 2 m n k operations; a copy within the device of b bytes reads b
-and writes b; one between host and device moves b over the link, from or to pinned
-memory or pageable memory, which the driver first copies to pinned memory of its own.
+A product of (m × k) and (k × n) is 2 m n k operations, a convolution as many as its sums have,
+whatever algorithm the library takes (Winograd's needs fewer). A copy within the device of b bytes
+reads b and writes b; one between host and device moves b over the link, from or to pinned memory or
+pageable memory, which the driver first copies to pinned memory of its own.
 `frameworks/ceiling_search.py` searches the fastest size and shape where none is given. Elements are
 normally distributed: the data decides how many transistors switch, and a GPU at its power limit
 multiplies zeros or integers faster than real data.
@@ -17,11 +19,14 @@ from functools import partial
 import torch
 
 from cubemesh.frameworks.ceiling_search import (
+    CONVOLUTION,
+    CONVOLUTIONS,
     COPY_GROWTH,
     COPY_SIZES,
     LINK_SIZES,
     Shape,
     check_operation,
+    convolution_flops,
     fastest,
     fastest_product,
     shape_of,
@@ -77,6 +82,38 @@ class TorchMatrixProduct(_OnDevice):
         torch.mm(self._a, self._b, out=self._c)
 
 
+class TorchConvolution(_OnDevice):
+    """A 3 × 3 convolution of `batch` images of so many channels to as many channels."""
+
+    unit = "FLOP/s"
+
+    def __init__(
+        self,
+        batch: int,
+        channels: int,
+        side: int,
+        dtype: torch.dtype,
+        device: str,
+        channels_last: bool = False,
+    ) -> None:
+        super().__init__(device)
+        self.work_per_call = convolution_flops(batch, channels, side)
+        layout = "nhwc" if channels_last else "nchw"
+        self.what = f"{batch} × {channels} × {side} × {side}, 3 × 3, {layout}"
+        self.extent = channels, side
+        self.batch = batch
+        order = torch.channels_last if channels_last else torch.contiguous_format
+        images = torch.randn(batch, channels, side, side, dtype=dtype, device=device)
+        weights = torch.randn(channels, channels, 3, 3, dtype=dtype, device=device)
+        self._images = images.contiguous(memory_format=order)
+        self._weights = weights.contiguous(memory_format=order)
+
+    def call(self) -> None:
+        """Queue one convolution."""
+        with torch.inference_mode():
+            torch.nn.functional.conv2d(self._images, self._weights, padding=1)
+
+
 class _Copying(_OnDevice):
     """A copy of `_source` into `_target`."""
 
@@ -127,12 +164,14 @@ def build_ceiling(
     """The operation of `work` in the program's precision, at its size or at the fastest found."""
     on_gpu = torch.device(device).type == "cuda"
     links = {"host_to_device", "device_to_host"} if on_gpu else set()
-    check_operation(work, {"matrix_product", "copy"} | links, "pytorch")
+    check_operation(work, {"matrix_product", "convolution", "copy"} | links, "pytorch")
     prepare(device, program.precision, threads)
     torch.manual_seed(0)
+    exact = ARRAY_TYPES.get(program.precision, torch.float32)
+    dtype = AUTOCAST_TYPES.get(program.precision, exact)
+    if work.operation == "convolution":
+        return _convolution(work, dtype, device, (16, 512) if on_gpu else (4, 64))
     if work.operation == "matrix_product":
-        exact = ARRAY_TYPES.get(program.precision, torch.float32)
-        dtype = AUTOCAST_TYPES.get(program.precision, exact)
         return _product(work, dtype, device, (1 << 10, 1 << 14) if on_gpu else (1 << 9, 1 << 13))
     make: Callable[[int], _Copying] = partial(TorchCopy, device=device)
     sizes = COPY_SIZES
@@ -157,3 +196,26 @@ def _product(
     )
     other = TorchMatrixProduct(plain.shape, dtype, device, transposed=True)
     return max(plain, other, key=lambda program: try_out(program).rate_per_s)
+
+
+def _convolution(
+    work: Ceiling, dtype: torch.dtype, device: str, batches: tuple[int, int]
+) -> TorchConvolution:
+    """The batch size of `work`; without one the fastest shape and batch size. In the faster layout
+    of the two."""
+    if work.size is not None:
+        best = TorchConvolution(work.size, *CONVOLUTION, dtype, device)
+    else:
+        found = (
+            fastest(partial(_of_extent, extent, dtype, device), *batches, is_out_of_memory)
+            for extent in CONVOLUTIONS
+        )
+        best = max(found, key=lambda program: try_out(program).rate_per_s)
+    other = TorchConvolution(best.batch, *best.extent, dtype, device, channels_last=True)
+    return max(best, other, key=lambda program: try_out(program).rate_per_s)
+
+
+def _of_extent(
+    extent: tuple[int, int], dtype: torch.dtype, device: str, batch: int
+) -> TorchConvolution:
+    return TorchConvolution(batch, *extent, dtype, device)

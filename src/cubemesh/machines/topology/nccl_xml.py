@@ -36,32 +36,37 @@ _SMP_BY_MODEL = {(6, 79): "qpi-9.6", (6, 63): "qpi-9.6", (6, 85): "upi-10.4", (6
 
 
 @dataclass
-class _Element:
+class XmlElement:
+    """An element of NCCL's XML."""
+
     name: str
     line: int
     attributes: dict[str, str]
-    children: list[_Element] = field(default_factory=list)
+    children: list[XmlElement] = field(default_factory=list)
 
-    def every(self, name: str) -> list[_Element]:
+    def every(self, name: str) -> list[XmlElement]:
+        """The children of this name."""
         return [child for child in self.children if child.name == name]
 
 
 def read_nccl_xml(text: str, file: str = "NCCL's topology") -> Topology:
     """The graph in NCCL's XML; DataError, with line and field, for invalid content."""
+    return _Builder(file, parse_xml(text, file, "system", "NCCL_TOPO_DUMP_FILE")).build()
+
+
+def parse_xml(text: str, file: str, outermost: str, variable: str) -> XmlElement:
+    """The `outermost` element of XML that NCCL writes where `variable` points; DataError for
+    anything else, for document types and entities, and beyond the limits."""
     if len(text) > MOST_BYTES:
         raise DataError(f"{file}: {len(text):,} characters; {MOST_BYTES:,} are the most.")
-    return _Builder(file, _parse(text, file)).build()
-
-
-def _parse(text: str, file: str) -> _Element:
     parser = expat.ParserCreate("utf-8")  # as decoded, whatever it declares
-    top = _Element("", 0, {})
+    top = XmlElement("", 0, {})
     stack, count = [top], 0
 
     def refuse(*_: object) -> NoReturn:
         raise DataError(
             f"{file}, line {parser.CurrentLineNumber}: it declares a document type or entities; "
-            "they are not part of an NCCL topology and are not read."
+            "they are not part of what NCCL writes and are not read."
         )
 
     def start(name: str, attributes: dict[str, str]) -> None:
@@ -70,7 +75,7 @@ def _parse(text: str, file: str) -> _Element:
         line = parser.CurrentLineNumber
         if len(stack) > MOST_DEPTH or count > MOST_ELEMENTS:
             raise DataError(f"{file}, line {line}: more elements, or deeper, than any system has.")
-        element = _Element(name, line, attributes)
+        element = XmlElement(name, line, attributes)
         stack[-1].children.append(element)
         stack.append(element)
 
@@ -87,22 +92,22 @@ def _parse(text: str, file: str) -> _Element:
     except expat.ExpatError as error:
         words = expat.ErrorString(error.code)
         raise DataError(f"{file}, line {error.lineno}: not XML: {words}.") from None
-    system = top.children[0]
-    if system.name != "system":
+    found = top.children[0]
+    if found.name != outermost:
         raise DataError(
-            f"{file}, line {system.line}: the outermost element is <{system.name}> and must be "
-            "<system>, as NCCL_TOPO_DUMP_FILE writes it."
+            f"{file}, line {found.line}: the outermost element is <{found.name}> and must be "
+            f"<{outermost}>, as {variable} writes it."
         )
-    return system
+    return found
 
 
 class _Builder:
-    def __init__(self, file: str, system: _Element) -> None:
+    def __init__(self, file: str, system: XmlElement) -> None:
         self.file, self.system = file, system
         self.nodes: list[Node] = []
         self.links: list[Link] = []
         self.notes: list[str] = []
-        self.gpus: list[tuple[str, str, _Element]] = []
+        self.gpus: list[tuple[str, str, XmlElement]] = []
         """(name, PCI address, element)."""
 
     def build(self) -> Topology:
@@ -124,17 +129,17 @@ class _Builder:
             notes=tuple(self.notes),
         )
 
-    def wrong(self, element: _Element, attribute: str, why: str) -> NoReturn:
+    def wrong(self, element: XmlElement, attribute: str, why: str) -> NoReturn:
         raise DataError(f"{self.file}, line {element.line}, {attribute} of <{element.name}>: {why}")
 
-    def whole(self, element: _Element, attribute: str, most: int) -> int:
+    def whole(self, element: XmlElement, attribute: str, most: int) -> int:
         text = element.attributes.get(attribute)
         if text is None or not re.fullmatch(r"\d{1,9}", text) or int(text) > most:
             given = "is missing" if text is None else f"is '{text}'"
             self.wrong(element, attribute, f"{given} and must be a number from 0 to {most}.")
         return int(text)
 
-    def add(self, node: Node, element: _Element) -> str:
+    def add(self, node: Node, element: XmlElement) -> str:
         if any(n.name == node.name for n in self.nodes):
             self.wrong(element, "dev", f"there are two called {node.name}.")
         if sum(n.kind == node.kind for n in self.nodes) >= MOST_NODES:
@@ -142,7 +147,9 @@ class _Builder:
         self.nodes.append(node)
         return node.name
 
-    def pci(self, element: _Element, above: str, narrowest: tuple[float, int, int] | None) -> None:
+    def pci(
+        self, element: XmlElement, above: str, narrowest: tuple[float, int, int] | None
+    ) -> None:
         """A PCI device below `above`; `narrowest` are the lanes of bridges that got no node."""
         lanes = self.lanes(element)
         narrowest_lanes = min(narrowest, lanes) if narrowest and lanes else narrowest or lanes
@@ -165,8 +172,8 @@ class _Builder:
 
     def gpu(
         self,
-        element: _Element,
-        pci: _Element,
+        element: XmlElement,
+        pci: XmlElement,
         above: str,
         lanes: tuple[float, int, int] | None,
     ) -> None:
@@ -175,14 +182,14 @@ class _Builder:
         self.gpus.append((name, pci.attributes.get("busid", "").lower(), element))
         self.join(name, above, lanes)
 
-    def nic(self, element: _Element, above: str, lanes: tuple[float, int, int] | None) -> None:
+    def nic(self, element: XmlElement, above: str, lanes: tuple[float, int, int] | None) -> None:
         for net in element.every("net"):
             number = sum(n.kind == "nic" for n in self.nodes)
             label = net.attributes.get("name", "")
             node = Node(name=f"nic{number}", kind="nic", index=number, label=label)
             self.join(self.add(node, net), above, lanes)
 
-    def lanes(self, element: _Element) -> tuple[float, int, int] | None:
+    def lanes(self, element: XmlElement) -> tuple[float, int, int] | None:
         """(bytes per second, generation, width) of a PCI link; None if not given."""
         speed, width = (element.attributes.get(k, "") for k in ("link_speed", "link_width"))
         if not speed or speed.lower().startswith("unknown"):
@@ -207,7 +214,7 @@ class _Builder:
             lanes = (0.0, 3, 16)
         self.links.append(pcie(name, above, lanes[1], lanes[2]))
 
-    def sockets(self, cpus: list[_Element]) -> None:
+    def sockets(self, cpus: list[XmlElement]) -> None:
         if len(cpus) < 2:
             return
         attributes = cpus[0].attributes
@@ -254,7 +261,7 @@ class _Builder:
         for (a, b), count in joined.items():
             self.links.append(nvlink(a, b, count, min(generation[a], generation[b])))
 
-    def generation(self, element: _Element) -> int:
+    def generation(self, element: XmlElement) -> int:
         """NVLink's, by the GPU's architecture."""
         capability = self.whole(element, "sm", 10_000)
         if capability not in _NVLINK_BY_SM:

@@ -106,7 +106,12 @@ def curvature(
         difference = second_difference(times, "ms/sample")
         what = f"{network}, curvature of the time per sample at batch size {batch}"
         if not evidence.ran_on(device):
-            raise Untested("other-device", f"a bend of a {device}; here {what}", difference, groups)
+            raise Untested(
+                "other-device",
+                f"a claim about the curvature on a {device}; here {what}",
+                difference,
+                groups,
+            )
         return sided(claim, difference, 0.0, claim.values[0], what, *groups)
 
     named = [n for n in evidence.networks() if not networks or n in networks]

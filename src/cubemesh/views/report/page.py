@@ -12,6 +12,8 @@ from markupsafe import Markup
 from cubemesh.api.report import Report
 from cubemesh.experiments.analysis.ratios import verdicts
 from cubemesh.experiments.analysis.roofline_chart import roofline, roofline_table
+from cubemesh.experiments.ceilings.links import link_tables
+from cubemesh.experiments.collectives.nccl_rings import nccl_tables
 from cubemesh.experiments.collectives.report import sweep_tables
 from cubemesh.schema import (
     WARNINGS,
@@ -454,7 +456,14 @@ def run_entry(
         ),
         "roofline": _roofline(record),
         "losses": None if (table := roofline_table(record)) is None else text_table(table),
-        "sweep": tuple(map(text_table, sweep_tables(record))),
+        "sweep": tuple(
+            text_table(table)
+            for table in (
+                *sweep_tables(record),
+                *nccl_tables([record]),
+                *link_tables([record]),
+            )
+        ),
         "small": tuple(_small(record)),
         "timeline": timeline(record, series, letters=packed),
         "chips": chips(record.warnings),

@@ -24,10 +24,10 @@ from cubemesh.frameworks.contract.rendezvous import SupportsDistributed
 from cubemesh.measure.telemetry.gpu_set import pci_addresses
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import Warning, warn
-from cubemesh.schema.work import FirstSteps
+from cubemesh.schema.work import LINK_OPERATIONS, Ceiling, FirstSteps
 from cubemesh.untrusted import parse_json
 from cubemesh.worker.launch.pinning import near_gpu, whole_cores
-from cubemesh.worker.run.job_file import Job
+from cubemesh.worker.run.job_file import NCCL_DUMPS, Job
 
 EXITS_FILE = "exits.json"
 """In the run's folder: rank → exit code, of the ranks that failed."""
@@ -77,6 +77,14 @@ def keep_to_loopback(job: Job, own: RankInfo) -> None:
         os.environ.update(_ONE_HOST)
 
 
+def dump_nccl_graphs(job: Job, own: RankInfo) -> None:
+    """Have NCCL write its topology and its graphs into the run's folder, as the first rank joins;
+    where the user has set a file, NCCL writes there."""
+    if own.rank == 0 and own.ranks > 1:
+        for variable, file in NCCL_DUMPS.items():
+            os.environ.setdefault(variable, str(Path(job.folder, file)))
+
+
 def write_exit_codes(job: Job, failed: Mapping[int, int]) -> None:
     """Write the exit codes of failed ranks, for the runner."""
     Path(job.folder, EXITS_FILE).write_text(json.dumps(failed))
@@ -105,9 +113,11 @@ def processors_of(job: Job, *, on_cpu: bool) -> tuple[int, ...]:
 
 
 def can_launch(job: Job) -> bool:
-    """Whether `job` has several devices and there are cores for them; otherwise one process reports
-    the error."""
-    placement = job.spec.placement
+    """Whether `job` has several devices, a process for each, and there are cores for them;
+    otherwise one process reports the error."""
+    placement, work = job.spec.placement, job.spec.work
+    if isinstance(work, Ceiling) and work.operation in LINK_OPERATIONS:
+        return False  # one process measures all pairs
     on_cpu = placement.device == "cpu" or not job.gpu_uuids
     cores = len(processors_of(job, on_cpu=on_cpu))
     return placement.devices > 1 and (placement.oversubscribe or placement.devices <= cores)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cubemesh.schema.collective import SweepPoint
+from cubemesh.schema.collective import LinkRate, SweepPoint
 from cubemesh.schema.first_steps_trace import COUNTERS, RankTrace, Sketch
 from cubemesh.schema.machine import Unknown
 from cubemesh.schema.outcome import Outcome
@@ -106,6 +106,7 @@ RESULTS: Mapping[str, type[Any]] = {
     "breakdown": Breakdown,
     "replica": RankTrace,
     "point": SweepPoint,
+    "link_rate": LinkRate,
     "warning": Warning,
     "unmeasured": Unknown,
     "series": Series,
@@ -125,7 +126,9 @@ OTHERS: Mapping[str, type[Any]] = {
     "progress": _Progress,
 }
 """Events with fields of their own."""
-MEASURED = frozenset({"phase", "window", "part", "breakdown", "point", "rank", "progress"})
+MEASURED = frozenset(
+    {"phase", "window", "part", "breakdown", "point", "link_rate", "rank", "progress"}
+)
 """Events whose numbers are times, counts and sizes, so at most `MOST`. A loss or a figure may be
 infinite or not a number."""
 
@@ -145,6 +148,7 @@ SOUND: Mapping[str, Callable[[Any], bool]] = {
         and (w.phase == "evaluate" or (w.elapsed_s >= LEAST_S and w.steps > 0 < w.samples))
     ),
     "point": lambda p: p.size_bytes > 0 and bool(p.seconds) and min(p.seconds) >= LEAST_S,
+    "link_rate": lambda r: r.value >= LEAST_S and r.n > 0,
     "series": lambda s: len(s.times_s) == len(s.values),
     "warning": lambda w: w.code in WARNINGS,
     "replica": lambda t: all(len(sketch.sums) == COUNTERS for sketch in _sketches(t)),

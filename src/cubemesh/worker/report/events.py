@@ -47,9 +47,10 @@ class EventLog(Log):
 
     Events are `{"event": NAME, "t": seconds, …}` with a result as plain data under the event's own
     name: phase, window, figure (with "name"), curve, scored_samples, part, breakdown, replica,
-    point, warning, unmeasured, series, outcome. `rank` (host, device, threads), `link` (network
-    interface and transport), `library`, `enter` (a phase begins), `artifact` (the name of a file in
-    the run's folder), `loss`, `progress` and `alive` (heartbeat) have fields of their own.
+    point, link_rate, warning, unmeasured, series, outcome. `rank` (host, device, threads), `link`
+    (network interface and transport), `library`, `enter` (a phase begins), `artifact` (the name of
+    a file in the run's folder), `loss`, `progress` and `alive` (heartbeat) have fields of their
+    own.
 
     While the disk is full, events wait in memory, in their order, and the file's time of change is
     the heartbeat. OSError where the outcome does not fit, or too much waits.

@@ -2,8 +2,8 @@
 folder.
 
 Everything the worker writes is in that folder too: `events-<rank>.jsonl` (events.py),
-`output-<rank>.txt` (the framework's output, and the stacks of a crash) and `stacks-<rank>.txt`
-(the stacks that the runner requested).
+`output-<rank>.txt` (the framework's output, and the stacks of a crash), `stacks-<rank>.txt` (the
+stacks that the runner requested), and what NCCL writes (`NCCL_DUMPS`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ JOB_FILE = "job.json"
 
 RUNS_FOLDER_VARIABLE = "CUBEMESH_RUNS_FOLDER"
 """Environment variable of every server and worker that identifies their runner: its folder."""
+
+
+NCCL_DUMPS = {
+    "NCCL_TOPO_DUMP_FILE": "nccl-topology.xml",
+    "NCCL_GRAPH_DUMP_FILE": "nccl-graphs.xml",
+}
+"""Environment variable of NCCL → the file in the run's folder that it names."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,6 +136,7 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
             threads=threads,
             usable_cores=usable_cores,
             gpu_uuid=None if device == "cpu" else job.gpu_uuid,
+            gpu_uuids=job.gpu_uuids,
             gpu_processes=gpu_processes if device != "cpu" else GpuProcessWatch(None),
             log=log,
             pause_file=job.pause_file,

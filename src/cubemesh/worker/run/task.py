@@ -51,6 +51,8 @@ class Task:
     """CPU time that this process is granted, in cores."""
     gpu_uuid: str | None = None
     """The GPU to sample; None on the CPU."""
+    gpu_uuids: tuple[str, ...] = ()
+    """The GPUs of all devices, where known."""
     gpu_processes: GpuProcessWatch = field(default_factory=lambda: GpuProcessWatch(None))
     """Other processes on that GPU."""
     log: EventLog

@@ -30,7 +30,7 @@ from cubemesh.frameworks.contract.program import Program
 from cubemesh.measure.telemetry.telemetry import Telemetry
 from cubemesh.measure.validity import window_warnings
 from cubemesh.parallel.strategies import strategy
-from cubemesh.schema.work import FirstSteps, Input, Stage, Train
+from cubemesh.schema.work import LINK_OPERATIONS, Ceiling, FirstSteps, Input, Stage, Train
 from cubemesh.training.first_steps import first_steps as record_first_steps
 from cubemesh.training.loop import Training
 from cubemesh.training.pausing import PauseRequest
@@ -169,7 +169,12 @@ def _placing(program: Program, feed: Feed, stage: Stage) -> Callable[[], None]:
 
 
 def ceiling(task: Task) -> None:
-    """Measure the fastest and the sustained rate of one elementary operation."""
+    """Measure the fastest and the sustained rate of one elementary operation, or the links of all
+    devices."""
+    if cast(Ceiling, task.spec.work).operation in LINK_OPERATIONS:
+        with task.log.phase("measure"):
+            ceilings.measure_links(task.spec, task.framework, task.device, task.gpu_uuids, task.log)
+        return
     meters = start_meters(task)
     with task.log.phase("build"):
         program = ceilings.build(task.spec, task.framework.build_ceiling, task.device, task.threads)

@@ -27,6 +27,8 @@ from cubemesh.frameworks.pytorch.distributed.p2p import TorchPointToPoint
 from cubemesh.frameworks.pytorch.distributed.p2p_all_reduce import REFUSED, TorchPeerMemory
 from cubemesh.frameworks.pytorch.distributed.stores import TorchStore, open_store
 
+DUMPS = ("NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE")
+"""Files that NCCL writes its topology and graphs to when a communicator is initialized."""
 LOW_PRECISION = torch.bfloat16
 """Of 16-bit gradient communication: with fp32's range no gradient overflows at any loss scale."""
 
@@ -50,6 +52,9 @@ class TorchGroup(StoreGroup):
             timeout=timeout,
             device_id=torch.device(device) if cuda else None,
         )
+        if cuda:  # written above; later communicators, of fewer ranks, must not replace the files
+            for variable in DUMPS:
+                os.environ.pop(variable, None)
         super().__init__(rank, size, client or TorchStore(store), timeout_s)
         self._device = torch.device(device)
         self._link, self._uses_peer_memory = link, False

@@ -1,0 +1,1 @@
+"""Ceilings of a device, its links and its disks."""
