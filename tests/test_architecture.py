@@ -83,6 +83,7 @@ OWN_LIBRARIES = {
     "tensorflow": {"tensorflow"},
     "keras": {"keras", "tensorflow"},
     "decode": {"PIL"},
+    "remote": {"fsspec"},
     "onnxruntime": {"onnxruntime"},
     "openvino": {"openvino"},
     "load_test": {"mlperf_loadgen"},

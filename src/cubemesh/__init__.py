@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from cubemesh.api.results import record, results, telemetry
     from cubemesh.api.run import accept, run, train
     from cubemesh.api.tune import tune
+    from cubemesh.data.prepare.image_set import check_image_set, list_image_set, prepare_images
     from cubemesh.inference.collector import Collector
     from cubemesh.inference.runtime import Plan
 
@@ -65,6 +66,7 @@ __all__ = [
     "audit_store",
     "build_plan",
     "bundle",
+    "check_image_set",
     "clone_job",
     "collectives",
     "compare",
@@ -82,6 +84,7 @@ __all__ = [
     "launch",
     "list_agents",
     "list_experiments",
+    "list_image_set",
     "list_jobs",
     "list_networks",
     "list_schedules",
@@ -91,6 +94,7 @@ __all__ = [
     "pause_job",
     "predict",
     "predict_layout",
+    "prepare_images",
     "prioritize_job",
     "probe",
     "published_figures",
@@ -117,6 +121,7 @@ _FILES = {
     "audit_store": "audit",
     "build_plan": "inference",
     "bundle": "export",
+    "check_image_set": "data.prepare.image_set",
     "clone_job": "jobs",
     "delete_schedule": "jobs",
     "edit_job": "jobs",
@@ -129,6 +134,7 @@ _FILES = {
     "job_curves": "jobs",
     "list_agents": "jobs",
     "list_experiments": "catalogue",
+    "list_image_set": "data.prepare.image_set",
     "list_jobs": "jobs",
     "list_networks": "catalogue",
     "list_schedules": "jobs",
@@ -136,6 +142,7 @@ _FILES = {
     "network_layers": "catalogue",
     "pause_job": "jobs",
     "predict_layout": "layouts",
+    "prepare_images": "data.prepare.image_set",
     "prioritize_job": "jobs",
     "published_figures": "catalogue",
     "record": "results",
