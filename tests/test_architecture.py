@@ -84,6 +84,7 @@ OWN_LIBRARIES = {
     "keras": {"keras", "tensorflow"},
     "decode": {"PIL"},
     "remote": {"fsspec"},
+    "hdf5": {"h5py"},
     "onnxruntime": {"onnxruntime"},
     "openvino": {"openvino"},
     "load_test": {"mlperf_loadgen"},

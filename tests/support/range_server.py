@@ -89,7 +89,8 @@ class RangeServer:
         return self
 
     def stop(self) -> None:
-        """End the server; connections are refused from now on."""
+        """End the server; open connections end, and new ones are refused."""
+        self.dies_after = -1
         if self._thread.is_alive():
             self._server.shutdown()
             self._server.server_close()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubemesh.data import synthetic
+from cubemesh.data import hdf5, synthetic
 from cubemesh.data.images import cifar10, cifar10_python, digits, generated_jpegs, open_images
 from cubemesh.data.images.image_source import NAME as IMAGES
 from cubemesh.data.images.open_images import ImageOptions
@@ -131,6 +131,12 @@ SOURCES: dict[str, SourceEntry] = {
         ),
         check_path=open_images.check_files,
         takes_urls=True,
+        is_slow=True,
+    ),
+    hdf5.NAME: SourceEntry(
+        about="images and labels from the HDF5 or NetCDF-4 file that data_path names",
+        open=lambda r: hdf5.open_hdf5(r.given_path, r.split, r.shape, r.classes),
+        check_path=hdf5.check_file,
         is_slow=True,
     ),
     generated_jpegs.NAME: SourceEntry(

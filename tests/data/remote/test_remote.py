@@ -125,7 +125,7 @@ def test_a_server_that_dies_ends_the_feed_with_its_reason(server: RangeServer) -
 def test_a_server_that_is_away_is_an_error(server: RangeServer) -> None:
     there = open_encoded(server.url, "train")
     server.stop()
-    with pytest.raises(DataError, match=r"Connection refused|ended|reset|Remote end"):
+    with pytest.raises(DataError, match="Connection refused"):
         there.read(0)
     with pytest.raises(DataError, match="Connection refused"):
         open_encoded(server.url, "train")
@@ -276,7 +276,7 @@ def test_without_fsspec_the_message_names_the_extra(monkeypatch: pytest.MonkeyPa
 
 TRAIN = (
     *("train", "little-cnn", "--data", "images", "--batch-per-device", "4", "--json"),
-    *("--set", "framework=null", "--set", "script=step=0.001", "--set", "input_threads=1"),
+    *("--set", "framework=null", "--set", "input_threads=1"),
 )
 
 
@@ -299,6 +299,6 @@ def test_a_training_whose_server_dies_is_a_recorded_outcome(server: RangeServer,
     server.dies_after = 20
     done = cubemesh(*TRAIN, "--data-path", server.url, "--epochs", "2")
     assert done.returncode == 1, done.stderr
-    outcome = json.loads(done.stdout)["record"]["outcome"]
-    assert outcome["status"] == "crashed"
-    assert "could not be read in 4 attempts" in outcome["message"]
+    record = json.loads(done.stdout)["record"]
+    assert record["outcome"] == "crashed"
+    assert "could not be read in 4 attempts" in record["outcome_detail"]["message"]

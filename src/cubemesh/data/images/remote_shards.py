@@ -7,10 +7,8 @@ they train on, and `stage_folder` copies it to a local disk in the background (`
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from zlib import crc32
 
 from cubemesh.data.images.decode import Skipped
@@ -22,14 +20,12 @@ from cubemesh.data.images.prepared_set import (
     Shard,
     read_manifest,
 )
-from cubemesh.data.page_cache import Extent
+from cubemesh.data.page_cache import NO_FILE, Extent
 from cubemesh.data.remote.folder import RemoteFolder
 from cubemesh.data.source import Split
 
 READERS = 4
 """Threads that read the indexes."""
-_NO_FILE = Path(os.devnull)
-"""Its pages are in no page cache of this machine."""
 
 
 class RemoteShards(PreparedShards):
@@ -45,7 +41,7 @@ class RemoteShards(PreparedShards):
 
         with ThreadPoolExecutor(READERS) as pool:
             indexes = dict(zip(shards, pool.map(fetch, shards), strict=True))
-        super().__init__(manifest, split, _NO_FILE, indexes.__getitem__)
+        super().__init__(manifest, split, NO_FILE, indexes.__getitem__)
         self._folder = folder
 
     def read(self, number: int) -> bytes:
@@ -62,7 +58,7 @@ class RemoteShards(PreparedShards):
 
     def extent(self, number: int) -> Extent:
         """No file of this machine, with the image's size."""
-        return Extent(_NO_FILE, 0, int(self._size[number]))
+        return Extent(NO_FILE, 0, int(self._size[number]))
 
     def _reading_ahead(self, stream: Iterable[int]) -> Iterator[int]:
         return iter(stream)
