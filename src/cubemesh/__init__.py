@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cubemesh.api.compare import compare
     from cubemesh.api.doctor import doctor
     from cubemesh.api.export import bundle, export
+    from cubemesh.api.image_sets import check_image_set, list_image_set, prepare_images
     from cubemesh.api.import_ import import_bundle, import_measurements, verify_bundle
     from cubemesh.api.inference import build_plan, export_network, infer_plan
     from cubemesh.api.jobs import (
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from cubemesh.api.results import record, results, telemetry
     from cubemesh.api.run import accept, run, train
     from cubemesh.api.tune import tune
-    from cubemesh.data.prepare.image_set import check_image_set, list_image_set, prepare_images
     from cubemesh.inference.collector import Collector
     from cubemesh.inference.runtime import Plan
 
@@ -121,7 +121,7 @@ _FILES = {
     "audit_store": "audit",
     "build_plan": "inference",
     "bundle": "export",
-    "check_image_set": "data.prepare.image_set",
+    "check_image_set": "image_sets",
     "clone_job": "jobs",
     "delete_schedule": "jobs",
     "edit_job": "jobs",
@@ -134,7 +134,7 @@ _FILES = {
     "job_curves": "jobs",
     "list_agents": "jobs",
     "list_experiments": "catalogue",
-    "list_image_set": "data.prepare.image_set",
+    "list_image_set": "image_sets",
     "list_jobs": "jobs",
     "list_networks": "catalogue",
     "list_schedules": "jobs",
@@ -142,7 +142,7 @@ _FILES = {
     "network_layers": "catalogue",
     "pause_job": "jobs",
     "predict_layout": "layouts",
-    "prepare_images": "data.prepare.image_set",
+    "prepare_images": "image_sets",
     "prioritize_job": "jobs",
     "published_figures": "catalogue",
     "record": "results",

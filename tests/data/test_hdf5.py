@@ -103,7 +103,7 @@ def test_groups_are_splits(h5py, tmp_path: Path) -> None:
         open_hdf5(path, "validation", SHAPE, 10)
     with h5py.File(path, "a") as file:
         del file["val"]
-    with pytest.raises(DataError, match="none of validation, val, test"):
+    with pytest.raises(DataError, match="no validation or val or test"):
         open_hdf5(path, "validation", SHAPE, CLASSES)
 
 
@@ -153,7 +153,7 @@ def test_a_damaged_file_is_an_error(h5py, tmp_path: Path) -> None:
         open_hdf5(path, "train", SHAPE, CLASSES)
     with h5py.File(tmp_path / "empty.h5", "w"):
         pass
-    with pytest.raises(DataError, match="none of images"):
+    with pytest.raises(DataError, match="no dataset images"):
         open_hdf5(tmp_path / "empty.h5", "train", SHAPE, CLASSES)
 
 

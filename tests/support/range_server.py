@@ -29,6 +29,7 @@ class RangeServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # a body need not wait for the receipt of its header
 
             def do_GET(self) -> None:
                 outer.answer(self)

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cubemesh.data.images.prepared_set import MANIFEST, MANIFEST_BYTES
-from cubemesh.data.remote.folder import is_url, open_folder
+from cubemesh.data.remote.folder import is_url
+from cubemesh.data.remote.protocols import open_folder
 from cubemesh.errors import DataError
 from cubemesh.frameworks.contract.program import NotInstalled
 

@@ -7,8 +7,8 @@
 They are at the top of the file, where every tenth sample is for validation, or in the groups
 `train` and `validation`. A NetCDF-4 file is an HDF5 file whose variables are its datasets.
 
-Every process opens the file for itself and reads rows as hyperslabs: a run of neighbouring rows is
-one request. In training, blocks of neighbouring rows (the rows of a chunk) come in random order and
+Every process opens the file and reads rows as hyperslabs: a run of neighbouring rows is one
+request. In training, blocks of neighbouring rows (the rows of a chunk) come in random order and
 stay together, so a batch is a few hyperslabs, and ranks read different ones. The library has one
 lock: threads read one after another, while the step goes on.
 
@@ -193,7 +193,7 @@ def _group(file: Any, split: Split) -> tuple[Any, bool]:
     for name in GROUPS[split]:
         if name in file:
             return file[name], True
-    raise ValueError(f"it has a group for training and none of {', '.join(GROUPS[split])}")
+    raise ValueError(f"it has a group for training, and no {' or '.join(GROUPS[split])}")
 
 
 def _dataset(h5py: Any, group: Any, names: tuple[str, ...]) -> Any:
@@ -209,4 +209,4 @@ def _dataset(h5py: Any, group: Any, names: tuple[str, ...]) -> Any:
         if found.external or found.is_virtual:
             raise ValueError(f"the values of {name} are in other files, which are not read")
         return found
-    raise ValueError(f"it has none of {', '.join(names)}")
+    raise ValueError(f"it has no dataset {', '.join(names)}")

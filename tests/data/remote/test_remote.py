@@ -1,5 +1,6 @@
 """Sets at a URL: a real HTTP server on loopback, with the faults that servers have; fsspec."""
 
+import importlib.util
 import io
 import json
 import re
@@ -19,7 +20,8 @@ from cubemesh.data.images.image_source import ImageSource
 from cubemesh.data.images.open_images import ImageOptions, open_encoded, open_images
 from cubemesh.data.images.remote_shards import RemoteShards
 from cubemesh.data.remote import folder as remote
-from cubemesh.data.remote.folder import check_url, is_url, open_folder
+from cubemesh.data.remote.folder import check_url, is_url
+from cubemesh.data.remote.protocols import open_folder
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.contract.program import NotInstalled
 from range_server import RangeServer
@@ -265,7 +267,7 @@ def test_fsspec_reads_other_protocols(prepared: Path, tmp_path: Path) -> None:
 
 
 def test_without_fsspec_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "fsspec", raising=False)
     with pytest.raises(NotInstalled, match=r"pip install 'cubemesh\[remote\]'"):
         open_folder("s3://bucket/set")

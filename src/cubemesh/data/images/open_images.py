@@ -22,7 +22,8 @@ from cubemesh.data.images.remote_shards import RemoteShards
 from cubemesh.data.images.skipped_images import ImageCounts
 from cubemesh.data.images.tar_shards import TarShards, find_shards
 from cubemesh.data.images.wrapped_readers import UncachedReader
-from cubemesh.data.remote.folder import is_url, open_folder
+from cubemesh.data.remote.folder import is_url
+from cubemesh.data.remote.protocols import open_folder
 from cubemesh.data.source import Shape, Source, Split, check_classes
 from cubemesh.errors import DataError, UsageError
 from cubemesh.units import format_count

@@ -44,7 +44,8 @@ from cubemesh.data.prepare.originals import Originals, evenly, open_originals, o
 from cubemesh.data.prepare.processes import shared
 from cubemesh.data.prepare.shard_plan import PlannedShard, plan_shards
 from cubemesh.data.prepare.shard_writer import PART, WrittenShard, write_shard
-from cubemesh.data.remote.folder import is_url, open_folder
+from cubemesh.data.remote.folder import is_url
+from cubemesh.data.remote.protocols import open_folder
 from cubemesh.durable_files import sync_to_disk, write_durably
 from cubemesh.errors import BusyError, DataError, UsageError
 from cubemesh.frameworks.contract.program import Unsupported

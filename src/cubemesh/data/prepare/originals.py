@@ -78,7 +78,8 @@ def open_originals(source: str, size_bytes: int | None, labels: Path | None) -> 
         return imagenet_archives.ImageNetArchives(train, validation, labels)
     if labels is not None:
         raise UsageError(
-            f"--validation-labels is for ImageNet's archives, and {source} has none. Leave it out."
+            f"--validation-labels is for ImageNet's archives, and {source} is no such archive. Leave "
+            "it out."
         )
     return Joined(open_readers(path))
 

@@ -1,17 +1,15 @@
 """Remote folder: byte ranges of files behind a URL, with resumption and a limit of attempts.
 
-`https://` and `http://` are read by the standard library (`http_folder.py`); every other protocol
-(`s3://`, `gs://`, `az://`, …) by fsspec (`fsspec_folder.py`), an optional extra. `is_url` and
+`is_url` and
 `check_url` never connect to anything: a request is only made by the process that reads samples, and
 by `cubemesh prepare --list`.
 
-A read that breaks off resumes at the byte where it stopped. After `ATTEMPTS` failures in a row
+An interrupted read resumes at the byte where it stopped. After `ATTEMPTS` failures in a row
 without a byte the read is a DataError, the outcome of the run.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import time
 from collections.abc import Callable
@@ -19,14 +17,13 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from cubemesh.errors import DataError, UsageError
-from cubemesh.frameworks.contract.program import NotInstalled
 from cubemesh.untrusted import clean
 
 PAUSES_S = (0.2, 1.0, 5.0)
 """Pauses between attempts."""
 ATTEMPTS = len(PAUSES_S) + 1
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.IGNORECASE | re.DOTALL)
-_HTTP = ("http", "https")
+HTTP = ("http", "https")
 
 
 class TemporaryError(Exception):
@@ -63,7 +60,7 @@ def check_url(url: str) -> None:
             "data_path is a URL with a user name or password, and every record would store it. "
             "Leave them out; fsspec reads credentials from its own configuration."
         )
-    if parts.scheme.lower() in _HTTP:
+    if parts.scheme.lower() in HTTP:
         if not parts.hostname:
             raise UsageError(f"data_path={clean(url, 200)} names no host.")
         if parts.query or parts.fragment:
@@ -71,25 +68,6 @@ def check_url(url: str) -> None:
                 f"data_path={clean(url, 200)} has a query, and names of files follow a folder. "
                 "Give the URL of the folder that has manifest.json."
             )
-
-
-def open_folder(url: str) -> RemoteFolder:
-    """The folder at a URL; UsageError as of `check_url`, NotInstalled where fsspec, or its package
-    for this protocol, is missing."""
-    check_url(url)
-    if urlsplit(url).scheme.lower() in _HTTP:
-        from cubemesh.data.remote.http_folder import HttpFolder
-
-        return HttpFolder(url)
-    if importlib.util.find_spec("fsspec") is None:
-        scheme = url.partition("://")[0]
-        raise NotInstalled(
-            f"{scheme}:// is read by fsspec, which is not installed. Install it with: "
-            "pip install 'cubemesh[remote]'"
-        )
-    from cubemesh.data.remote.fsspec_folder import FsspecFolder
-
-    return FsspecFolder(url)
 
 
 def resumed(

@@ -62,7 +62,7 @@ class HttpFolder:
         return resumed(fetch, url)
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
-        """See `RemoteFolder.read_file`; what breaks off is requested again from its start."""
+        """See `RemoteFolder.read_file`; after an interruption it is requested from its start."""
         url = self._url_of(name)
 
         def fetch(_: int, into: bytearray) -> bool:
