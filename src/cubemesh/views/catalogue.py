@@ -178,11 +178,11 @@ def print_image_set(console: Console, found: ImageSet, *, classes: bool) -> None
         for split, each in found.counts.items()
         if sum(each)
     ]
-    parts = [f"{format_count(len(found.classes))} classes", *samples]
+    parts = [_counted(len(found.classes), "class", "classes"), *samples]
     manifest = found.manifest
     if manifest is not None:
         size = format_bytes(manifest.bytes)
-        parts.append(f"{format_count(len(manifest.shards))} shards of {size} together")
+        parts.append(f"{size} in {_counted(len(manifest.shards), 'shard')}")
     if found.made:
         parts.append(f"{format_count(found.made)} made now")
     console.print(Text(f"{clean(found.place)}: {', '.join(parts)}."), soft_wrap=True)
@@ -194,7 +194,12 @@ def print_image_set(console: Console, found: ImageSet, *, classes: bool) -> None
         console.print(Text(clean(problem), style=terminal.FAULT), soft_wrap=True)
     if found.problems:
         text = (
-            f"{len(found.problems)} problems. Delete what is damaged and run the same `cubemesh "
-            "prepare` again: it makes what is missing."
+            f"{_counted(len(found.problems), 'problem')}. Delete what is damaged and run the same "
+            "`cubemesh prepare` again: it makes what is missing."
         )
         console.print(Text(text), soft_wrap=True)
+
+
+def _counted(count: int, one: str, several: str = "") -> str:
+    """`1 shard`, `12 shards`."""
+    return f"{format_count(count)} {one if count == 1 else several or one + 's'}"

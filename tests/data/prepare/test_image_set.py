@@ -141,6 +141,19 @@ def test_it_resumes_after_a_kill_at_any_moment(originals, tmp_path, converted: i
     assert files_of(tmp_path / "set") == files_of(tmp_path / "whole")
 
 
+def test_a_shard_without_an_entry_is_not_of_the_set(originals: Path, tmp_path: Path) -> None:
+    """The process was killed before it wrote the entry, and the next one has other settings."""
+    place = tmp_path / "set" / "train"
+    (tmp_path / "set" / UNFINISHED).mkdir(parents=True)
+    place.mkdir()
+    for name in ("000077.tar", "000077.npy", ".000078.tar.part", "other.txt"):
+        (place / name).write_bytes(b"x")
+    prepared(originals, tmp_path / "set")
+    assert check_image_set(tmp_path / "set", processes=1).ok
+    assert [path.name for path in place.iterdir() if "7" in path.name] == []
+    assert (place / "other.txt").exists()
+
+
 def test_a_process_that_is_killed_is_an_error_and_the_others_end() -> None:
     def work(piece: int) -> int:
         if piece == 2:

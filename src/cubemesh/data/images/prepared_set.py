@@ -127,7 +127,7 @@ def _manifest_of(found: Any) -> SetManifest:
     shards = tuple(_shard_of(one) for one in found["shards"])
     if len({shard.file for shard in shards}) < len(shards):
         raise ValueError("it names a shard twice")
-    counts = {
+    counts: dict[str, tuple[int, ...]] = {
         split: tuple(_count(n) for n in found["counts"].get(split, ())) or (0,) * len(classes)
         for split in FOLDERS
     }

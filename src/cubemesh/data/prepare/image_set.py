@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +43,7 @@ from cubemesh.data.images.prepared_set import (
 from cubemesh.data.prepare.conversion import Conversion, Converter
 from cubemesh.data.prepare.originals import Originals, evenly, open_originals, open_readers
 from cubemesh.data.prepare.processes import shared
-from cubemesh.data.prepare.shard_plan import PlannedShard, plan_shards
+from cubemesh.data.prepare.shard_plan import OVERHEAD_BYTES, PlannedShard, plan_shards
 from cubemesh.data.prepare.shard_writer import PART, WrittenShard, write_shard
 from cubemesh.data.remote.folder import is_url
 from cubemesh.data.remote.protocols import open_folder
@@ -62,6 +63,7 @@ SKIPPED = "skipped.tsv"
 _CONVERTED = 32
 """Images that are converted to estimate the size of the others."""
 _PLAN = "plan.json"
+_SHARD_FILE = re.compile(rf"\d{{6,9}}\.(tar|npy)|\.\d{{6,9}}\.(tar|npy){re.escape(PART)}")
 _BLOCK_BYTES = 1 << 20
 
 
@@ -346,11 +348,8 @@ class _Preparation:
         return self._folder / f"{file.replace('/', '-')}.json"
 
     def _finished(self, planned: Sequence[PlannedShard]) -> dict[str, WrittenShard]:
-        """Shards with an entry, whose files are there; half-written ones are removed. The entries
-        of a complete set are made again from its manifest and indexes."""
-        for name in FOLDERS.values():
-            for part in (self._root / name).glob(f".*{PART}"):
-                part.unlink(missing_ok=True)
+        """Shards with an entry, whose files are there; all other files of shards are removed. The
+        entries of a complete set are made again from its manifest and indexes."""
         self._restore_entries()
         found = {}
         for shard in planned:
@@ -359,6 +358,12 @@ class _Preparation:
                 is_whole = (self._root / shard.file).stat().st_size == written.shard.bytes
                 if is_whole and (self._root / written.shard.index).is_file():
                     found[shard.file] = written
+        whole = {file for w in found.values() for file in (w.shard.file, w.shard.index)}
+        for name in FOLDERS.values():
+            for file in (self._root / name).glob("*"):
+                is_shard = _SHARD_FILE.fullmatch(file.name) is not None
+                if is_shard and f"{name}/{file.name}" not in whole:
+                    file.unlink()
         return found
 
     def _restore_entries(self) -> None:
@@ -389,7 +394,7 @@ class _Preparation:
     def _check_room(self, planned: Sequence[PlannedShard], done: Mapping[str, Any]) -> None:
         """DataError where the disk has less room than the missing shards are expected to need."""
         left = sum(len(shard.images) for shard in planned if shard.file not in done)
-        needed = left * self.image_bytes
+        needed = left * (self.image_bytes + OVERHEAD_BYTES)
         free = shutil.disk_usage(self._root).free
         if needed > free:
             raise DataError(

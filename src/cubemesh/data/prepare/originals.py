@@ -27,6 +27,7 @@ from cubemesh.data.images.open_images import open_encoded
 from cubemesh.data.images.prepared_set import local_manifest, open_prepared
 from cubemesh.data.images.tar_shards import TarShards, find_shards
 from cubemesh.data.prepare import imagenet_archives
+from cubemesh.data.prepare.shard_plan import OVERHEAD_BYTES
 from cubemesh.errors import DataError, UsageError
 
 SAMPLED = 512
@@ -78,8 +79,8 @@ def open_originals(source: str, size_bytes: int | None, labels: Path | None) -> 
         return imagenet_archives.ImageNetArchives(train, validation, labels)
     if labels is not None:
         raise UsageError(
-            f"--validation-labels is for ImageNet's archives, and {source} is no such archive. Leave "
-            "it out."
+            f"--validation-labels is for ImageNet's archives, and {source} is not one. Leave it "
+            "out."
         )
     return Joined(open_readers(path))
 
@@ -151,11 +152,13 @@ class MadeImages:
 
     def __init__(self, size_bytes: int) -> None:
         self._pictures = generated_jpegs.pictures(_SOME)
-        count = max(2 * generated_jpegs.CLASSES, round(size_bytes / self.mean_bytes()))
+        count = max(
+            2 * generated_jpegs.CLASSES, round(size_bytes / (self.mean_bytes() + OVERHEAD_BYTES))
+        )
         self._pictures = generated_jpegs.pictures(count)
         self.classes = tuple(f"class-{n}" for n in range(generated_jpegs.CLASSES))
         self.labels: NDArray[np.int64] = np.arange(count) % len(self.classes)
-        self.is_validation = None
+        self.is_validation: NDArray[np.bool_] | None = None
 
     def read(self, number: int) -> bytes:
         """See `Originals.read`."""
