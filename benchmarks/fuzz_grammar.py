@@ -99,6 +99,8 @@ class Grammar:
             words += ["--quick"] if "quick" in {param.name for param in params} else []
         if verb == "accept":
             words += ["--burn-in", "0"]  # the last counts
+        if verb == "prepare" and "made-images" in words:
+            words += ["--size", "64K"]  # the last counts
         if verb == "tune":
             words += ["--minutes", "0.01"]  # the last counts
         if chance.random() < 0.02:

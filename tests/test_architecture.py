@@ -83,6 +83,8 @@ OWN_LIBRARIES = {
     "tensorflow": {"tensorflow"},
     "keras": {"keras", "tensorflow"},
     "decode": {"PIL"},
+    "remote": {"fsspec"},
+    "hdf5": {"h5py"},
     "onnxruntime": {"onnxruntime"},
     "openvino": {"openvino"},
     "load_test": {"mlperf_loadgen"},

@@ -70,6 +70,8 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("torch", ("tune", "little-cnn", "--minutes", "0.05", "--set", "frameworks=pytorch")),
     ("torch", ("collectives", "-b", "8", "-e", "8", "-n", "1", "-w", "0")),
     ("images", ("run", "input-pipeline", *NULL, "--set", "parts=decode", "--quick")),
+    ("images", ("prepare", "made-images", "made", "--size", "1MB", "--processes", "1")),
+    ("remote", ("prepare", "local://set", "--list")),
     ("onnx", ("export", "little-cnn")),
     ("inference", ("build", "little-cnn")),
     ("onnxruntime", ("infer", "little-cnn.plan")),
@@ -108,13 +110,21 @@ PLAN = PlanDocument(
     chosen=(0,),
 )
 """A plan for an engine that is not installed."""
+MANIFEST = {
+    "format": "cubemesh image set",
+    "version": 1,
+    "classes": ["a"],
+    "counts": {"train": [0], "validation": [0]},
+    "shards": [],
+}
+"""Of an image set that `prepare --list` reads."""
 REFUSED = {("serve", "--host", "0.0.0.0"), ("users",)}
 """Command lines that are refused when nothing is missing: a server does not end by itself, and a
 file has no users."""
 MOST_LINES = 4
 """Of an output without a measurement: what is missing, a heading, other load on the machine."""
 LINKED = (
-    *("images", "views", "exports", "serve"),
+    *("images", "remote", "views", "exports", "serve"),
     *("onnx", "onnxruntime", "openvino", "inference", "loadgen", "postgresql"),
 )
 """Extras whose environment runs every verb. PyTorch has a test of its own; the other frameworks are
@@ -236,6 +246,8 @@ def required(line: str) -> str:
 def run_all(python: Path, folder: Path, lines: list[tuple[str, ...]]) -> list[tuple[int, str]]:
     """(exit code, output) of each command line, run by `python` in an empty folder."""
     (folder / "nccl.log").write_text(IMPORTED)
+    (folder / "set").mkdir()
+    (folder / "set" / "manifest.json").write_text(json.dumps(MANIFEST))
     write_plan(folder / "little-cnn.plan", PLAN, {"fp32": serialized(RELU)})
     names = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
     xdg = {name: str(folder / name) for name in names}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cubemesh.api.compare import compare
     from cubemesh.api.doctor import doctor
     from cubemesh.api.export import bundle, export
+    from cubemesh.api.image_sets import check_image_set, list_image_set, prepare_images
     from cubemesh.api.import_ import import_bundle, import_measurements, verify_bundle
     from cubemesh.api.inference import build_plan, export_network, infer_plan
     from cubemesh.api.jobs import (
@@ -65,6 +66,7 @@ __all__ = [
     "audit_store",
     "build_plan",
     "bundle",
+    "check_image_set",
     "clone_job",
     "collectives",
     "compare",
@@ -82,6 +84,7 @@ __all__ = [
     "launch",
     "list_agents",
     "list_experiments",
+    "list_image_set",
     "list_jobs",
     "list_networks",
     "list_schedules",
@@ -91,6 +94,7 @@ __all__ = [
     "pause_job",
     "predict",
     "predict_layout",
+    "prepare_images",
     "prioritize_job",
     "probe",
     "published_figures",
@@ -117,6 +121,7 @@ _FILES = {
     "audit_store": "audit",
     "build_plan": "inference",
     "bundle": "export",
+    "check_image_set": "image_sets",
     "clone_job": "jobs",
     "delete_schedule": "jobs",
     "edit_job": "jobs",
@@ -129,6 +134,7 @@ _FILES = {
     "job_curves": "jobs",
     "list_agents": "jobs",
     "list_experiments": "catalogue",
+    "list_image_set": "image_sets",
     "list_jobs": "jobs",
     "list_networks": "catalogue",
     "list_schedules": "jobs",
@@ -136,6 +142,7 @@ _FILES = {
     "network_layers": "catalogue",
     "pause_job": "jobs",
     "predict_layout": "layouts",
+    "prepare_images": "image_sets",
     "prioritize_job": "jobs",
     "published_figures": "catalogue",
     "record": "results",

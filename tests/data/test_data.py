@@ -1,5 +1,6 @@
 """The table of sources, and what is found wrong before anything runs."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,23 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str | No
         folder = tmp_path / f"class-{number % 2}"
         folder.mkdir(exist_ok=True)
         image.save(folder / f"{number}.jpg")
-    return {n: str(tmp_path) if e.check_path else None for n, e in data.SOURCES.items()}
+    found = {n: str(tmp_path) if e.check_path else None for n, e in data.SOURCES.items()}
+    found["hdf5"] = str(tmp_path / "set.h5")
+    with suppress(ImportError):
+        import h5py
+
+        with h5py.File(found["hdf5"], "w") as file:
+            file["images"] = np.zeros((20, 8, 8, 3), np.uint8)
+            file["labels"] = np.arange(20) % 10
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _its_library(request: pytest.FixtureRequest) -> None:
+    """A test of a source whose library is not installed is skipped."""
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is not None and callspec.params.get("name") == "hdf5":
+        pytest.importorskip("h5py")
 
 
 @pytest.mark.parametrize("name", IMAGES)

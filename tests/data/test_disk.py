@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from cubemesh.data import disk
+from cubemesh.data.mounts import Mount
 from cubemesh.errors import UsageError
 from cubemesh.schema.work import Ceiling
 
@@ -56,7 +57,7 @@ def test_without_direct_reads_the_cache_is_dropped_and_looked_at(opened, monkeyp
 
 def test_pages_that_stay_in_memory_are_told(opened, monkeypatch):
     monkeypatch.setattr(disk, "_read_directly", lambda file, buffer: False)
-    monkeypatch.setattr(disk, "_file_system", lambda folder: "ext4")
+    monkeypatch.setattr(disk, "mount_of", lambda folder: Mount("ext4", "/dev/sda1", "/"))
     program = opened()
     monkeypatch.setattr(program, "_drop", lambda: None)
     for _ in range(2):  # the first pass brings everything into memory

@@ -64,6 +64,8 @@ class Diagnosis:
 
 EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "images": ("image files: input-pipeline, image folders and tar shards", ("pillow",)),
+    "remote": ("image sets in object storage (s3://, gs://, …)", ("fsspec",)),
+    "hdf5": ("HDF5 and NetCDF-4 files of images", ("h5py",)),
     "views": ("cubemesh report, charts", ("altair", "jinja2", "vl-convert-python")),
     "exports": ("pandas data frames, Parquet files", ("pandas", "pyarrow")),
     "loadgen": ("run inference-load", ("mlcommons-loadgen",)),

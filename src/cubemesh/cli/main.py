@@ -31,7 +31,7 @@ from cubemesh.cli.report import report
 from cubemesh.cli.results import results
 from cubemesh.cli.run import run
 from cubemesh.cli.serve import serve, users
-from cubemesh.cli.train import train
+from cubemesh.cli.train import prepare, train
 from cubemesh.cli.tune import tune
 from cubemesh.errors import CubemeshError, StoreWarning
 from cubemesh.termination import (
@@ -65,7 +65,7 @@ app = typer.Typer(
 )
 for verb in (
     *(doctor, probe, accept, networks, experiments, published),
-    *(run, train, tune, compare, collectives, predict),
+    *(run, train, prepare, tune, compare, collectives, predict),
     *(launch, results, report, bundle, serve, audit),
     *(submit, jobs, watch, agent, users),
     *(export, build, infer),

@@ -1,4 +1,5 @@
-"""`cubemesh train`: the experiment `train` with its settings as options."""
+"""`cubemesh train`, the experiment `train` with its settings as options; `cubemesh prepare`, which
+makes the images for it."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import typer
 
 from cubemesh.cli import completion
 from cubemesh.cli.options import AsJson, Hosts, NoCache, Pythons, Settings, StoreAt, Wait, show
+from cubemesh.errors import UsageError
 
 
 def train(
@@ -18,7 +20,9 @@ def train(
         ),
     ],
     data: Annotated[str, typer.Option(help="Data set.")] = "digits",
-    data_path: Annotated[str | None, typer.Option(help="Folder or file of the data set.")] = None,
+    data_path: Annotated[
+        str | None, typer.Option(help="Folder, file or URL of the data set.")
+    ] = None,
     devices: Annotated[
         int | None,
         typer.Option(min=1, help="GPUs, or groups of cores; default: one, or one per host."),
@@ -125,3 +129,95 @@ def train(
 
 _OTHERS = ("network", "hosts", "settings", "store", "no_cache", "wait", "pythons", "as_json")
 """Options that are not settings of the experiment."""
+
+
+def prepare(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of images or tar shards, ImageNet's archives, or made-images; with "
+            "--check or --list the set."
+        ),
+    ],
+    target: Annotated[str | None, typer.Argument(help="Folder for the set.")] = None,
+    resize: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PIXELS",
+            help="Shrink larger images to this shorter side; default: as they are.",
+        ),
+    ] = None,
+    quality: Annotated[int, typer.Option(help="JPEG quality of shrunk images, 1 to 95.")] = 90,
+    shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Approximate size of a shard.")
+    ] = "256MB",
+    validation: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of each class for validation, where the source has no split; default 0.1.",
+        ),
+    ] = None,
+    validation_labels: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Classes of the images in ImageNet's val archive."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order and of the split.")] = 0,
+    size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Size of a set of made-images.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes; default: one per usable core.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare a prepared set with its checksums.")
+    ] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List classes and numbers of images; also of a URL.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make tar shards with checksums from images. The same command resumes after an interruption.
+
+    --check exits with 1 if anything is missing or damaged.
+    """
+    from cubemesh import check_image_set, list_image_set, prepare_images
+    from cubemesh.views import catalogue as view
+    from cubemesh.views import terminal
+    from cubemesh.views.progress import ShardProgress
+
+    if check and list_:
+        raise UsageError("--check and --list exclude each other: give one.")
+    if check or list_:
+        if target is not None:
+            raise UsageError(
+                f"{'--check' if check else '--list'} takes one set; leave {target} out."
+            )
+        found = check_image_set(source, processes=processes) if check else list_image_set(source)
+        show(
+            view.image_set_document(found),
+            as_json,
+            lambda console: view.print_image_set(console, found, classes=list_),
+        )
+        raise typer.Exit(0 if found.ok else 1)
+    if target is None:
+        raise UsageError("Name a folder for the set: cubemesh prepare SOURCE TARGET.")
+    with ShardProgress(terminal.stderr_console()) as progress:
+        made = prepare_images(
+            source,
+            target,
+            resize=resize,
+            quality=quality,
+            shard_size=shard_size,
+            validation=validation,
+            validation_labels=validation_labels,
+            seed=seed,
+            size=size,
+            processes=processes,
+            observer=progress,
+        )
+    show(
+        view.image_set_document(made),
+        as_json,
+        lambda console: view.print_image_set(console, made, classes=False),
+    )

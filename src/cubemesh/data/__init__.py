@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubemesh.data import synthetic
+from cubemesh.data import hdf5, synthetic
 from cubemesh.data.images import cifar10, cifar10_python, digits, generated_jpegs, open_images
 from cubemesh.data.images.image_source import NAME as IMAGES
 from cubemesh.data.images.open_images import ImageOptions
+from cubemesh.data.remote.folder import check_url, is_url
 from cubemesh.data.source import Shape, Source, Split
 from cubemesh.data.text import parallel_text, sequences
 from cubemesh.data.text.sequences import Sequences, takes_tokens
@@ -44,7 +45,8 @@ READERS = 2
 class OpenRequest:
     """Arguments for opening a source."""
 
-    path: Path | None
+    path: Path | str | None
+    """A folder or file; a URL as text."""
     split: Split
     network: Network
     seed: int
@@ -55,6 +57,12 @@ class OpenRequest:
     @property
     def given_path(self) -> Path:
         """The path of a source that needs one; `check` has made sure of it."""
+        assert isinstance(self.path, Path)
+        return self.path
+
+    @property
+    def given_place(self) -> Path | str:
+        """The path or URL of a source that takes both."""
         assert self.path is not None
         return self.path
 
@@ -83,6 +91,8 @@ class SourceEntry:
     """Number of training samples; None: as many as requested."""
     check_path: Callable[[Path], object] | None = None
     """Raises DataError if the data at a path are incomplete; None: takes no path."""
+    takes_urls: bool = False
+    """Whether its path may be a URL."""
     open_sequences: Callable[[OpenRequest], Sequences] | None = None
     """Opens it as token sequences; None: images only."""
     is_slow: bool = False
@@ -117,9 +127,16 @@ SOURCES: dict[str, SourceEntry] = {
     IMAGES: SourceEntry(
         about="photographs, from the folders of classes or the tar shards that data_path names",
         open=lambda r: open_images.open_images(
-            r.given_path, r.split, r.shape, r.classes, r.options
+            r.given_place, r.split, r.shape, r.classes, r.options
         ),
         check_path=open_images.check_files,
+        takes_urls=True,
+        is_slow=True,
+    ),
+    hdf5.NAME: SourceEntry(
+        about="images and labels from the HDF5 or NetCDF-4 file that data_path names",
+        open=lambda r: hdf5.open_hdf5(r.given_path, r.split, r.shape, r.classes),
+        check_path=hdf5.check_file,
         is_slow=True,
     ),
     generated_jpegs.NAME: SourceEntry(
@@ -182,7 +199,16 @@ def check(name: str, path: str | None = None, batch_per_device: int | None = Non
                 f"data={name} is read from files, and data_path is not set. Set it to their "
                 "folder; docs/data.md lists the files."
             )
-        line.check_path(Path(path).expanduser())
+        if not is_url(path):
+            line.check_path(Path(path).expanduser())
+        elif line.takes_urls:
+            check_url(path)
+        else:
+            able = ", ".join(n for n, e in SOURCES.items() if e.takes_urls)
+            raise UsageError(
+                f"data={name} is read from files of this machine, and data_path={path} is a URL. "
+                f"Name a folder or file; data={able} reads from URLs."
+            )
 
 
 def check_feeds(name: str, network: Network) -> None:
@@ -232,7 +258,7 @@ def open_for(
     assert opens is not None, "`check_feeds` has made sure of it"
     return opens(
         OpenRequest(
-            path=None if path is None else Path(path).expanduser(),
+            path=path if path is None or is_url(path) else Path(path).expanduser(),
             split=split,
             network=network,
             seed=seed,

@@ -4,7 +4,8 @@ It covers the names, sizes and times of change of all files. Where they have no 
 `SMALL_BYTES` together, contents take the place of the times, so that a copy has the same digest. Of
 more than `MOST_STATED` files every n-th is looked at, with the names of all and the times of the
 folders: in a large data set an edited file may go unnoticed, an added or removed one not. Links to
-folders are followed, as the readers of image folders do.
+folders are followed, as the readers of image folders do. Of a set at a URL it is that of its
+manifest, which has the checksums of all files.
 """
 
 from __future__ import annotations
@@ -14,12 +15,24 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from cubemesh.data.images.prepared_set import MANIFEST, MANIFEST_BYTES
+from cubemesh.data.remote.folder import is_url
+from cubemesh.data.remote.protocols import open_folder
+from cubemesh.errors import DataError
+from cubemesh.frameworks.contract.program import NotInstalled
+
 SMALL_BYTES = 1 << 20
 MOST_STATED = 10_000
 
 
 def data_digest(path: str) -> str:
     """Sixteen hexadecimal digits; empty if there is nothing to read at `path` on this host."""
+    if is_url(path):
+        try:
+            manifest = open_folder(path).read_file(MANIFEST, MANIFEST_BYTES)
+        except (DataError, NotInstalled):
+            return ""  # the run has the reason
+        return hashlib.sha256(manifest).hexdigest()[:16]
     root = Path(path).expanduser()
     folders, files = _entries(root)
     every = -(-len(files) // MOST_STATED) or 1

@@ -28,10 +28,10 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
+from cubemesh.data.mounts import mount_of
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.contract.program import monotonic_s
 from cubemesh.schema.warning import Warning, warn
@@ -72,7 +72,8 @@ class _DiskFile:
                 f"written there ({error.strerror}). Name a folder with room, or a smaller size."
             ) from error
         self._buffer = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as O_DIRECT asks
-        self._kind = _file_system(folder)
+        mount = mount_of(folder)
+        self._kind = "" if mount is None else mount.type
         self.file_system = os.fstat(self._file).st_dev
         self._next = 0
         self.direct = _read_directly(self._file, self._buffer)
@@ -331,21 +332,6 @@ def _blocks(folder: str, size_bytes: int | None, sharing: int) -> int:
         )
     wanted = size_bytes or min(FILE_BYTES, int(_FREE_FRACTION * free_bytes)) // sharing
     return max(1, wanted // BLOCK_BYTES)
-
-
-def _file_system(folder: str) -> str:
-    """The type of the file system of `folder`, such as `ext4`; empty if unknown."""
-    device = os.stat(folder).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        if before.split()[2] == wanted:
-            return after.split()[0]
-    return ""
 
 
 def _written(folder: str, blocks: int) -> int:

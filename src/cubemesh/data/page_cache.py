@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+NO_FILE = Path(os.devnull)
+"""Path of extents that are on no file system of this machine."""
 _FAILED = ctypes.c_void_p(-1).value
 
 

@@ -61,7 +61,7 @@ class NetworkWork:
     data: str = "synthetic"
     """Data set; `synthetic` generates random samples."""
     data_path: str | None = None
-    """Folder (or file) of the data set, for data that is not part of cubemesh."""
+    """Folder, file or URL of the data set, for data that is not part of cubemesh."""
     max_image_pixels: int | None = None
     """Images of more pixels are skipped without decoding; None: the decoder's limit, 89 million."""
     seed: int = 0

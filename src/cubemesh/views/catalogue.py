@@ -1,4 +1,5 @@
-"""Tables of networks, experiments, suites and frameworks, and of one experiment's settings."""
+"""Tables of networks, experiments, suites and frameworks, of one experiment's settings, and of an
+image set's classes."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ from rich.text import Text
 
 from cubemesh.api.arguments import value_text
 from cubemesh.api.catalogue import Catalogue, ExperimentSettings, NetworkLayers
+from cubemesh.data.prepare.image_set import ImageSet
 from cubemesh.networks.describe import NetworkSummary
 from cubemesh.schema import Table
 from cubemesh.schema.published import PAPERS
 from cubemesh.schema.serialization import to_plain
-from cubemesh.units import format_count, format_quantity
+from cubemesh.units import format_bytes, format_count, format_quantity
+from cubemesh.untrusted import clean
 from cubemesh.views import terminal
 from cubemesh.views.json_output import envelope
 from cubemesh.views.tables import table_of_texts
@@ -143,3 +146,60 @@ def _print(console: Console, *tables: Table, note: str = "") -> None:
         terminal.print_table(console, table)
     if note:
         console.print(Text(note))
+
+
+def image_set_document(found: ImageSet) -> dict[str, Any]:
+    """The JSON of `cubemesh prepare`."""
+    manifest = found.manifest
+    return envelope(
+        "image-set",
+        place=found.place,
+        classes=list(found.classes),
+        counts={split: list(each) for split, each in found.counts.items()},
+        skipped=dict(found.skipped),
+        problems=list(found.problems),
+        shards=None if manifest is None else [to_plain(shard) for shard in manifest.shards],
+        bytes=None if manifest is None else manifest.bytes,
+        made=None if manifest is None else to_plain(dict(manifest.made)),
+        shards_made_now=found.made,
+    )
+
+
+def print_image_set(console: Console, found: ImageSet, *, classes: bool) -> None:
+    """What a set has, in a line; its classes; what is wrong with it."""
+    if classes:
+        rows = [
+            (clean(name), *(format_count(each[label]) for each in found.counts.values()))
+            for label, name in enumerate(found.classes)
+        ]
+        terminal.print_table(console, table_of_texts("Classes", ("class", *found.counts), rows))
+    samples = [
+        f"{format_count(sum(each))} {'images' if split == 'images' else f'for {split}'}"
+        for split, each in found.counts.items()
+        if sum(each)
+    ]
+    parts = [_counted(len(found.classes), "class", "classes"), *samples]
+    manifest = found.manifest
+    if manifest is not None:
+        size = format_bytes(manifest.bytes)
+        parts.append(f"{size} in {_counted(len(manifest.shards), 'shard')}")
+    if found.made:
+        parts.append(f"{format_count(found.made)} made now")
+    console.print(Text(f"{clean(found.place)}: {', '.join(parts)}."), soft_wrap=True)
+    if found.skipped:
+        reasons = ", ".join(f"{format_count(n)} {clean(why)}" for why, n in found.skipped.items())
+        text = f"Not in the set, because they cannot be used: {reasons} (skipped.tsv names them)."
+        console.print(Text(text), soft_wrap=True)
+    for problem in found.problems:
+        console.print(Text(clean(problem), style=terminal.FAULT), soft_wrap=True)
+    if found.problems:
+        text = (
+            f"{_counted(len(found.problems), 'problem')}. Delete what is damaged and run the same "
+            "`cubemesh prepare` again: it makes what is missing."
+        )
+        console.print(Text(text), soft_wrap=True)
+
+
+def _counted(count: int, one: str, several: str = "") -> str:
+    """`1 shard`, `12 shards`."""
+    return f"{format_count(count)} {one if count == 1 else several or one + 's'}"

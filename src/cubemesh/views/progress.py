@@ -17,10 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
+from cubemesh.data.prepare.image_set import PrepareProgress
 from cubemesh.runs import Observer
 from cubemesh.runs.progress import Progress as RunProgress
 from cubemesh.schema import RunRecord, RunSpec, Status
-from cubemesh.units import format_seconds
+from cubemesh.units import format_bytes, format_count, format_seconds
 from cubemesh.untrusted import clean
 from cubemesh.views import formatting
 from cubemesh.views.terminal import outcome_style, stderr_console
@@ -267,3 +268,38 @@ def step_speed(step_s: float) -> str:
     if step_s >= 0.1:
         return f"{formatting.number(step_s, 2)} s/step"
     return f"{formatting.number(1 / step_s, 2)} steps/s"
+
+
+class ShardProgress:
+    """Progress of `cubemesh prepare`: one line that changes on a terminal, elsewhere one every half
+    minute. It starts no thread, since processes are forked meanwhile."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._printed_at = clock()
+        self._line_open = False
+
+    def __call__(self, now: PrepareProgress) -> None:
+        """Show how far the preparation is."""
+        text = (
+            f"{format_count(now.shards)} of {format_count(now.all_shards)} shards, "
+            f"{format_count(now.samples)} images, {format_bytes(now.bytes)}"
+        )
+        if now.skipped:
+            text += f", {format_count(now.skipped)} cannot be used"
+        if self._console.is_terminal:
+            self._console.file.write(f"\r\x1b[K{text}")
+            self._console.file.flush()
+            self._line_open = True
+        elif now.shards == now.all_shards or self._clock() - self._printed_at >= INTERVAL_S:
+            self._console.print(Text(text), soft_wrap=True)
+            self._printed_at = self._clock()
+
+    def __enter__(self) -> ShardProgress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._line_open:
+            self._console.file.write("\n")
+            self._console.file.flush()

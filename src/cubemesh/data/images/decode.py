@@ -119,7 +119,7 @@ class Decoder:
         """
         if not data:
             raise Skipped("empty file")
-        with _reasons(), self._image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with reasons(), self._image.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
             if width * height > self._max_pixels:
                 raise Skipped("too many pixels")
@@ -146,10 +146,10 @@ class Decoder:
 
     def whole(self, data: bytes) -> Pixels:
         """All of the image in `data`, in its own size; Skipped with the reason."""
-        with _reasons(), self._image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with reasons(), self._image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.size[0] * image.size[1] > self._max_pixels:
                 raise Skipped("too many pixels")
-            return _channels_first(self._plain(image))
+            return _channels_first(self.plain(image))
 
     def _pixels(self, image: Any, box: Box) -> Pixels:
         width, height = image.size
@@ -162,13 +162,13 @@ class Decoder:
             image.draft(self._mode, wanted)
             scale_x, scale_y = image.size[0] / width, image.size[1] / height
             box = (box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y)
-        plain = self._plain(image)
+        plain = self.plain(image)
         # Pillow refuses a box that rounding has moved beyond the edge.
         box = (box[0], box[1], min(box[2], plain.size[0]), min(box[3], plain.size[1]))
         resized = plain.resize(self._size, self._image.Resampling.BILINEAR, box=box)
         return _channels_first(resized)
 
-    def _plain(self, image: Any) -> Any:
+    def plain(self, image: Any) -> Any:
         """The image in 8 bits a channel and in the channels the network takes."""
         if image.mode.startswith("I"):
             upper = np.asarray(image).clip(0, 65535) >> 8
@@ -207,7 +207,7 @@ def _channels_first(image: Any) -> Pixels:
 
 
 @contextmanager
-def _reasons() -> Iterator[None]:
+def reasons() -> Iterator[None]:
     """Turn every error of the decoder into `Skipped` with a reason."""
     try:
         yield

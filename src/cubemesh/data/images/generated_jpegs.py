@@ -74,14 +74,19 @@ def _take_name(made: Path, place: Path) -> None:
 
 
 def _make(root: Path) -> None:
-    pictures = [_picture(np.random.default_rng((_SEED, n))) for n in range(DIFFERENT)]
+    made = pictures()
     for number in range(FILES):
         place = root / f"class-{number % CLASSES}"
         place.mkdir(exist_ok=True)
-        (place / f"{number:05}.jpg").write_bytes(pictures[number % DIFFERENT])
+        (place / f"{number:05}.jpg").write_bytes(made[number % DIFFERENT])
     for path in root.rglob("*.jpg"):  # dirty pages cannot be dropped from the page cache
         with open(path, "rb") as file:
             os.fdatasync(file.fileno())
+
+
+def pictures(count: int = DIFFERENT) -> list[bytes]:
+    """The first pictures of the `DIFFERENT` ones, as JPEG."""
+    return [_picture(np.random.default_rng((_SEED, n))) for n in range(min(count, DIFFERENT))]
 
 
 def _picture(generator: np.random.Generator) -> bytes:

@@ -28,11 +28,13 @@ SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "validation": ("val
 class ImageFolder:
     """The images of one split; see `EncodedImages`."""
 
-    def __init__(self, root: Path, split: Split) -> None:
-        """DataError if there is no image, or a class for validation without training images."""
-        folder = split_folder(root, split)
+    def __init__(self, root: Path, split: Split | None) -> None:
+        """DataError if there is no image, or a class for validation without training images.
+        Without a split: all images of a folder that has none."""
+        folder = None if split is None else split_folder(root, split)
         self.root = folder or root
-        self.classes = class_names(split_folder(root, "train") or root)
+        train = None if split is None else split_folder(root, "train")
+        self.classes = class_names(train or root)
         own = set(class_names(self.root))
         if unknown := sorted(own - set(self.classes)):
             raise DataError(
@@ -46,13 +48,14 @@ class ImageFolder:
             if name not in own:
                 continue
             files = sorted(self._images(name), key=os.fsencode)
-            if folder is None:
+            if folder is None and split is not None:
                 files = [f for n, f in enumerate(files, 1) if in_split(split, n)]
             self._names += files
             labels += [label] * len(files)
         self.labels: NDArray[np.int64] = np.array(labels, np.int64)
         if not labels:
-            raise DataError(f"{self.root} has no images for {split}. {LAYOUT}")
+            wanted = "" if split is None else f" for {split}"
+            raise DataError(f"{self.root} has no images{wanted}. {LAYOUT}")
 
     def read(self, number: int) -> bytes:
         """See `EncodedImages.read`."""

@@ -20,7 +20,8 @@ from cubemesh.data.images.arrays import check_indices
 from cubemesh.data.images.decode import PILLOW_PIXELS, Augmentation, Decoder, Skipped
 from cubemesh.data.images.files import EncodedImages
 from cubemesh.data.images.skipped_images import ImageCounts, SkippedImages
-from cubemesh.data.page_cache import Extent, resident_fraction
+from cubemesh.data.mounts import mount_of
+from cubemesh.data.page_cache import NO_FILE, Extent, resident_fraction
 from cubemesh.data.source import Epoch, Indices, Shape, Split, empty_batch
 from cubemesh.errors import DataError
 from cubemesh.units import format_count
@@ -70,6 +71,16 @@ class ImageSource:
     def mean_bytes(self) -> float:
         """Mean size of an encoded image, from the same 512."""
         return float(np.mean([extent.size for extent in self._examined()]))
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the files are behind a URL."""
+        return self.encoded.extent(0).path == NO_FILE
+
+    def storage(self) -> str:
+        """File system of the files, with its device or server; empty if unknown."""
+        mount = None if self.is_remote else mount_of(self.encoded.extent(0).path)
+        return "" if mount is None else str(mount)
 
     def _examined(self) -> list[Extent]:
         numbers = np.linspace(0, self.samples - 1, min(self.samples, EXAMINED)).astype(np.int64)

@@ -17,9 +17,13 @@ from cubemesh.data.images.files import EncodedImages
 from cubemesh.data.images.image_folder import ImageFolder, check_folder
 from cubemesh.data.images.image_source import DECODED, NAME, ImageSource
 from cubemesh.data.images.local_cache import LIMIT_BYTES, LocalCache
+from cubemesh.data.images.prepared_set import check_prepared, local_manifest, open_prepared
+from cubemesh.data.images.remote_shards import RemoteShards
 from cubemesh.data.images.skipped_images import ImageCounts
 from cubemesh.data.images.tar_shards import TarShards, find_shards
 from cubemesh.data.images.wrapped_readers import UncachedReader
+from cubemesh.data.remote.folder import is_url
+from cubemesh.data.remote.protocols import open_folder
 from cubemesh.data.source import Shape, Source, Split, check_classes
 from cubemesh.errors import DataError, UsageError
 from cubemesh.units import format_count
@@ -60,19 +64,36 @@ class ImageOptions:
 
 
 def check_files(path: Path) -> None:
-    """DataError if there are neither tar shards nor folders of images at `path`."""
+    """DataError if there are neither tar shards nor folders of images at `path`, or a prepared set
+    is not complete."""
     if not path.is_dir():
         raise DataError(f"data_path={path} is not a folder. Name one with images or tar shards.")
-    if not find_shards(path):
+    manifest = local_manifest(path)
+    if manifest is not None:
+        check_prepared(path, manifest)
+    elif not find_shards(path):
         check_folder(path)
 
 
+def open_encoded(path: Path | str, split: Split) -> EncodedImages:
+    """The images of `split` in a folder, or at the URL of a prepared set; DataError as in
+    `check_files`, and where a server does not have it; NotInstalled where fsspec is missing."""
+    if isinstance(path, str) and is_url(path):
+        return RemoteShards(open_folder(path), split)
+    path = Path(path)
+    check_files(path)
+    if (manifest := local_manifest(path)) is not None:
+        return open_prepared(path, manifest, split)
+    shards = find_shards(path)
+    return TarShards(shards, split) if shards else ImageFolder(path, split)
+
+
 def open_images(
-    path: Path, split: Split, shape: Shape, classes: int, reading: ImageOptions | None = None
+    path: Path | str, split: Split, shape: Shape, classes: int, reading: ImageOptions | None = None
 ) -> Source:
     """The images of `split`, in `shape`, for a network of `classes` classes.
 
-    Unsupported if the decoder is not installed; DataError as in `check_files`; UsageError if the
+    Unsupported if the decoder is not installed; otherwise as `open_encoded`; UsageError if the
     network has fewer classes.
     """
     reading = reading or ImageOptions()
@@ -81,9 +102,7 @@ def open_images(
             f"{NAME} has images of 1 or 3 channels and the network takes {shape[0]}. Choose "
             "data=synthetic, which has any."
         )
-    check_files(path)
-    shards = find_shards(path)
-    encoded: EncodedImages = TarShards(shards, split) if shards else ImageFolder(path, split)
+    encoded = open_encoded(path, split)
     check_classes(NAME, len(encoded.classes), classes)
     if reading.drop_page_cache:
         encoded = UncachedReader(encoded)

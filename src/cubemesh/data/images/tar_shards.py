@@ -60,34 +60,26 @@ class _Member:
     name: str
 
 
-class TarShards:
-    """The images of one split; see `EncodedImages`."""
+class ShardImages:
+    """Images at known places in tar files; see `EncodedImages`."""
 
-    def __init__(self, shards: dict[Split, tuple[Path, ...]], split: Split) -> None:
-        """DataError if no image has a class. A damaged shard is read up to the damage, and
-        counted."""
+    def __init__(
+        self,
+        files: Sequence[Path],
+        classes: tuple[str, ...],
+        labels: NDArray[np.int64],
+        names: Sequence[str],
+        places: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    ) -> None:
+        """`places` are the number in `files`, the offset and the size of each image, in the order
+        of the files."""
         self.ignored: Counter[str] = Counter()
-        train = _scan(shards["train"], self.ignored if split == "train" else Counter())
-        own = train
-        if shards["validation"] and split == "validation":
-            own = _scan(shards["validation"], self.ignored)
-        self._files = shards["validation"] if own is not train else shards["train"]
-        self.classes, labels = _labelled(train, own)
-        if without := int((labels < 0).sum()):
-            self.ignored["an image without a class"] += without
-        members = [m for m, label in zip(own.images, labels, strict=True) if label >= 0]
-        labels = labels[labels >= 0]
-        if not shards["validation"]:
-            chosen = [n for n in range(len(members)) if in_split(split, n + 1)]
-            members, labels = [members[n] for n in chosen], labels[chosen]
-        if not members:
-            raise DataError(f"{self._files[0].parent} has no images for {split} in its tar files.")
+        self.classes = classes
         self.labels = labels
-        self._names = [m.name for m in members]
-        self._shard = np.array([m.shard for m in members], np.int64)
-        self._offset = np.array([m.offset for m in members], np.int64)
-        self._size = np.array([m.size for m in members], np.int64)
-        self._open = _OpenFiles()
+        self._files = files
+        self._names = names
+        self._shard, self._offset, self._size = places
+        self._open = OpenFiles()
 
     def read(self, number: int) -> bytes:
         """See `EncodedImages.read`."""
@@ -145,6 +137,38 @@ class TarShards:
             return
 
 
+class TarShards(ShardImages):
+    """The images of one split of tar files, found by their headers."""
+
+    def __init__(self, shards: dict[Split, tuple[Path, ...]], split: Split | None) -> None:
+        """DataError if no image has a class. A damaged shard is read up to the damage, and
+        counted. Without a split: all images of shards that have none."""
+        ignored: Counter[str] = Counter()
+        train = _scan(shards["train"], Counter() if split == "validation" else ignored)
+        own = train
+        if shards["validation"] and split == "validation":
+            own = _scan(shards["validation"], ignored)
+        files = shards["validation"] if own is not train else shards["train"]
+        classes, labels = _labelled(train, own)
+        if without := int((labels < 0).sum()):
+            ignored["an image without a class"] += without
+        members = [m for m, label in zip(own.images, labels, strict=True) if label >= 0]
+        labels = labels[labels >= 0]
+        if not shards["validation"] and split is not None:
+            chosen = [n for n in range(len(members)) if in_split(split, n + 1)]
+            members, labels = [members[n] for n in chosen], labels[chosen]
+        if not members:
+            wanted = "" if split is None else f" for {split}"
+            raise DataError(f"{files[0].parent} has no images{wanted} in its tar files.")
+        places = (
+            np.array([m.shard for m in members], np.int64),
+            np.array([m.offset for m in members], np.int64),
+            np.array([m.size for m in members], np.int64),
+        )
+        super().__init__(files, classes, labels, [m.name for m in members], places)
+        self.ignored = ignored
+
+
 def shuffled(stream: Iterable[int], buffer: int, generator: np.random.Generator) -> Iterator[int]:
     """`stream` in random order: each is drawn from the next `buffer` ones."""
     waiting: list[int] = []
@@ -193,7 +217,7 @@ def _scan(shards: Sequence[Path], ignored: Counter[str]) -> _Scanned:
 def _scan_one(number: int, path: Path, found: _Scanned, ignored: Counter[str]) -> None:
     before = len(found.images)
     try:
-        with _Bounded(path) as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
+        with BoundedFile(path) as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined]  # keeps all headers otherwise
                 if archive.offset <= member.offset:
@@ -211,7 +235,7 @@ def _scan_one(number: int, path: Path, found: _Scanned, ignored: Counter[str]) -
 def _sort_in(
     number: int,
     member: tarfile.TarInfo,
-    raw: _Bounded,
+    raw: BoundedFile,
     found: _Scanned,
     ignored: Counter[str],
 ) -> None:
@@ -286,7 +310,7 @@ def _labelled(train: _Scanned, own: _Scanned) -> tuple[tuple[str, ...], NDArray[
     return tuple(names), np.array([number[folder(m.name)] for m in own.images], np.int64)
 
 
-class _Bounded(io.FileIO):
+class BoundedFile(io.FileIO):
     """A file that refuses to read headers that would take long, whatever they claim."""
 
     def read(self, size: int | None = -1) -> bytes:
@@ -312,7 +336,7 @@ class _Open:
             os.close(descriptor)
 
 
-class _OpenFiles:
+class OpenFiles:
     """The most recently read shards, open."""
 
     def __init__(self) -> None:

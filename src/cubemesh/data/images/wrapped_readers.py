@@ -7,6 +7,7 @@ larger than the memory. `InMemoryReader` has the bytes in memory, so only decodi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +55,12 @@ class UncachedReader(WrappedReader):
 
     def __init__(self, encoded: EncodedImages) -> None:
         super().__init__(encoded)
+        ends: dict[Path, int] = {}
         for number in range(len(encoded.labels)):
-            drop(encoded.extent(number))
+            extent = encoded.extent(number)
+            ends[extent.path] = max(ends.get(extent.path, 0), extent.offset + extent.size)
+        for path, end in ends.items():
+            drop(Extent(path, 0, end))
 
     def read(self, number: int) -> bytes:
         """See `EncodedImages.read`."""

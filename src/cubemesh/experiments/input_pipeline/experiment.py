@@ -52,7 +52,7 @@ class Settings:
     """Stages and trainings to measure; default: all (decoding on the device only on a GPU), with
     --quick all but page-cache, page-cache-by-device and synthetic."""
     data_path: str | None = None
-    """Folder of images or tar shards; default: 1,024 generated images."""
+    """Folder of images or tar shards, or URL of a prepared set; default: 1,024 generated images."""
 
 
 def plan(settings: Settings, context: Context) -> Plan:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from cubemesh.data.images.generated_jpegs import NAME as GENERATED
+from cubemesh.data.remote.folder import is_url
 from cubemesh.experiments.analysis.answer import cell_or_dash, failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.ratios import (
@@ -342,7 +343,15 @@ def charts(groups: Groups) -> Iterator[Chart]:
 
 def notes(groups: Groups) -> Iterator[str]:
     """Source of the images, page cache, and the paper's figures."""
-    works = (r.spec.work for g in groups.values() for r in g.records)
+    records = [r for g in groups.values() for r in g.records]
+    works = [r.spec.work for r in records]
+    paths = dict.fromkeys(w.data_path for w in works if isinstance(w, NetworkWork) and w.data_path)
+    for path in paths:
+        if is_url(path):
+            yield f"Images are requested one by one from {path}."
+    figures = [r.figures["image_file_bytes"] for r in records if "image_file_bytes" in r.figures]
+    for storage in dict.fromkeys(figure.method for figure in figures if figure.method):
+        yield f"File system of the images: {storage}."
     if any(isinstance(w, NetworkWork) and w.data == GENERATED for w in works):
         yield (
             "The images are generated: 1,024 JPEG files of 500 × 375 pixels with 128 different "

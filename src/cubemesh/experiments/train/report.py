@@ -20,17 +20,24 @@ from cubemesh.schema import (
     RunRecord,
     Table,
 )
-from cubemesh.units import format_list, format_number, format_seconds
+from cubemesh.units import (
+    format_bytes,
+    format_list,
+    format_number,
+    format_quantity,
+    format_seconds,
+)
 
 
 def findings(records: Sequence[RunRecord]) -> Iterator[Finding]:
-    """Accuracy; target reached or not; how earlier attempts ended."""
+    """Accuracy; target reached or not; gain of the local copy; how earlier attempts ended."""
     if not records:
         return
     record = records[-1]
     if record.ok:
         yield _accuracy(record)
         yield from _target(record)
+        yield from _staging(record)
     else:
         yield Finding(
             code="training-failed", text=f"The training did not complete: {_ending(record)}"
@@ -83,6 +90,31 @@ def _target(record: RunRecord) -> Iterator[Finding]:
         text=f"The target of {target} was reached in epoch {epoch:.0f}{duration}.",
         value=epoch,
         unit="epochs",
+    )
+
+
+def _staging(record: RunRecord) -> Iterator[Finding]:
+    """How much faster the epochs are that read what the first one copied to the local disk."""
+    work, staged = training_of(record), record.figures.get("staged_bytes")
+    if staged is None or record.figure("resumed_at_step") is not None:
+        return
+    first = _rate(record, 1)
+    epochs = range(2, 1 + round(record.figure("epochs_trained") or 1))
+    later = [rate for epoch in epochs if (rate := _rate(record, epoch)) is not None]
+    if first is None or not later:
+        return
+    mean = len(later) / sum(1 / rate for rate in later)  # epochs have equal numbers of samples
+    unit = rate_unit(work.network)
+    gain = mean / first
+    copied = f"{format_bytes(staged.value)} in {record.spec.program.stage_folder}"
+    why = f"; copying ended: {staged.method}" if staged.method else ""
+    yield Finding(
+        code="staging-gain",
+        text=f"Epoch 1 read from {work.data_path} and trained {format_quantity(first, unit)}; "
+        f"later epochs read the local copy and trained {format_quantity(mean, unit)}: "
+        f"{gain:.3g} × the first ({copied}{why}).",
+        value=gain,
+        unit="× epoch 1",
     )
 
 

@@ -34,6 +34,7 @@ from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import Warning, warn
 from cubemesh.schema.work import Input, NetworkWork
 from cubemesh.units import format_count
+from cubemesh.untrusted import clean
 
 STILL_THERE = 0.25
 """Files with a larger fraction in memory were not read from the disk; read-ahead leaves some."""
@@ -96,7 +97,10 @@ def log_files(log: Log, source: Source, threads: int) -> None:
     if threads:
         log.figure("input_threads", Figure(value=threads, unit=""))
     if isinstance(source, ImageSource):
-        log.figure("image_file_bytes", Figure(value=source.mean_bytes(), unit="B"))
+        log.figure(
+            "image_file_bytes",
+            Figure(value=source.mean_bytes(), unit="B", method=clean(source.storage(), 300)),
+        )
         share = source.in_page_cache()
         if (warning := page_cache(share)) is not None:
             log.warning(warning)
@@ -110,6 +114,8 @@ def log_files(log: Log, source: Source, threads: int) -> None:
 def warn_if_still_cached(spec: RunSpec, log: Log, source: Source) -> None:
     """Log a warning where files are still in the page cache in spite of drop_page_cache=true."""
     if not spec.program.drop_page_cache or not isinstance(source, ImageSource):
+        return
+    if source.is_remote:
         return
     share = source.in_page_cache()
     if share is not None and share <= STILL_THERE:
