@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from cubemesh.api.compare import compare
     from cubemesh.api.doctor import doctor
     from cubemesh.api.export import bundle, export
-    from cubemesh.api.import_ import import_bundle, import_measurements, verify_bundle
+    from cubemesh.api.import_ import (
+        import_bundle,
+        import_measurements,
+        import_training_log,
+        verify_bundle,
+    )
     from cubemesh.api.inference import build_plan, export_network, infer_plan
     from cubemesh.api.jobs import (
         agent,
@@ -76,6 +81,7 @@ __all__ = [
     "export_network",
     "import_bundle",
     "import_measurements",
+    "import_training_log",
     "infer_plan",
     "job",
     "job_curves",
@@ -124,6 +130,7 @@ _FILES = {
     "export_network": "inference",
     "import_bundle": "import_",
     "import_measurements": "import_",
+    "import_training_log": "import_",
     "infer_plan": "inference",
     "job": "jobs",
     "job_curves": "jobs",

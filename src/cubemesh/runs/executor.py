@@ -264,6 +264,7 @@ class Executor:
         record = dataclasses.replace(
             record,
             environment=other,
+            software=self._machine.software,
             artifacts=stored,
             warnings=(*record.warnings, *refused),
         )

@@ -133,6 +133,23 @@ def print_machine(console: Console, machine: Machine) -> None:
     print_section(console, "Unknown", unknown)
 
 
+def print_stack_comparison(console: Console, found: StackComparison) -> None:
+    """What differs between a recorded stack and that of this machine."""
+    other = found.recorded
+    place = "the same hardware" if found.same_hardware else "other hardware"
+    _line(
+        console,
+        f"{clean(other.hostname)} ({other.machine_id}, {place}) of {clean(found.source)}, compared "
+        f"with this machine ({found.own.machine_id})",
+        style="bold",
+    )
+    console.print()
+    if found.differences:
+        print_table(console, machine_facts.difference_table(found.differences))
+    else:
+        _line(console, "The two stacks do not differ.")
+
+
 def print_record(console: Console, record: RunRecord, series: Sequence[Series] = ()) -> None:
     """One run: outcome, figures, settings, step breakdown, phases, telemetry."""
     _line(console, formatting.run_name(record.spec), style="bold")
