@@ -159,9 +159,9 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             throughput,
         ),
         notes=(
-            f"Only records that differ in the device {'or its software ' if settings.stacks else ''}"
-            "alone are compared, the latest of each. Over several workloads a ratio is their "
-            "geometric mean.",
+            f"Only records that differ in {'device or stack' if settings.stacks else 'the device'}"
+            " alone are compared, the latest of each device. Over several workloads a ratio is "
+            "their geometric mean.",
         ),
     )
 

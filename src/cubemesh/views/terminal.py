@@ -26,6 +26,7 @@ from cubemesh.views.facts import run as run_facts
 from cubemesh.views.tables import GAP, text_table
 
 if TYPE_CHECKING:
+    from cubemesh.api.probe import StackComparison
     from cubemesh.experiments.runner import ExperimentResult
 
 SOFT = "dim"
