@@ -292,8 +292,7 @@ def _record(
     if not intervals:
         steps = sum(one.steps for one in logged.intervals)
         raise UsageError(
-            f"skip_steps={settings.skip_steps} leaves none of the {steps} steps of the log. Set "
-            "fewer."
+            f"skip_steps={settings.skip_steps} leaves no step of the {steps} in the log. Set fewer."
         )
     windows = _windows(spec, skipped, intervals)
     measured = [w for w in windows if w.phase == "measure"]
