@@ -215,5 +215,5 @@ def test_an_imported_run_is_a_device_of_its_own(with_stack):
     )
     answer = EXPERIMENT.answer(Settings(), [own, log])
     names = [column.name for column in answer.tables[0].columns[1:]]
-    assert names == ["NVIDIA H200", "NVIDIA H200 (log of timm)"]
+    assert names == ["NVIDIA H200", "NVIDIA H200 (log of timm: a.log)"]
     assert answer.findings[0].value == pytest.approx(2)

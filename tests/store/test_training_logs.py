@@ -30,6 +30,7 @@ from cubemesh.store.imports.training_logs.intervals import (
     Sum,
     differences,
     joined,
+    total_rounding,
 )
 
 LOGS = Path(__file__).parent / "training_logs"
@@ -362,12 +363,29 @@ def test_intervals_of_running_means_are_as_long_as_their_rounding_needs():
 
 def test_long_logs_are_joined_to_a_bounded_number_of_intervals():
     many = [
-        Interval(first_step=n, steps=1, seconds=0.1, rounding=0.01, samples=8) for n in range(3001)
+        Interval(first_step=n, steps=1, seconds=0.1, errors_s=(0.001, 0.0), samples=8)
+        for n in range(3001)
     ]
     few = joined(many, 500)
     assert len(few) <= 500
     assert sum(one.steps for one in few) == 3001
     assert sum(one.samples or 0 for one in few) == 8 * 3001
+    assert total_rounding(few) == pytest.approx(0.01)
+
+
+def test_errors_that_neighbours_share_cancel_in_the_sum():
+    context = LogContext(file="a.log")
+    sums = [Sum(steps=n, seconds=float(n), error_s=0.001 * n, line=n) for n in (10, 200, 4000)]
+    found = list(differences(context, [sums], skip_steps=0))
+    assert len(found) == 3
+    assert total_rounding(found) == pytest.approx(0.001)
+
+
+def test_an_interval_includes_what_rounding_may_change(store):
+    """Keras prints 31 ms in each epoch, so windows alone would leave no interval at all."""
+    record = imported(next(c for c in CASES if c.file == "keras2.log"), store)
+    figure = record.figures["throughput_per_s"]
+    assert (figure.high - figure.low) / figure.value == pytest.approx(2 * 0.5 / 31, rel=0.01)
 
 
 def test_the_command_imports_twice_and_its_record_compares(tmp_path, cubemesh):

@@ -37,8 +37,7 @@ def import_(
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import a share bundle, results of nccl-tests, or a training log. What is stored is not added
-    again."""
+    """Import a share bundle, collectives, or a training log. What is stored is not added again."""
     from cubemesh.api.import_ import import_bundle, import_measurements
     from cubemesh.store.bundles.bundle_file import is_bundle
     from cubemesh.store.imports.import_training import is_training_log

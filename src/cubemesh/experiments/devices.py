@@ -188,7 +188,7 @@ def _names(settings: Settings, records: Sequence[RunRecord]) -> dict[str, str]:
 def _name(record: RunRecord) -> str:
     rank = record.ranks[0]
     name = rank.device_name or f"{rank.device.partition(':')[0]} of {rank.host}"
-    return f"{name} ({record.source.partition(':')[0]})" if record.source else name
+    return f"{name} ({record.source.partition(' (')[0]})" if record.source else name
 
 
 @dataclass(frozen=True)

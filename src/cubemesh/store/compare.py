@@ -179,7 +179,8 @@ def _machine(record: RunRecord, machine: Machine | None) -> str:
 
 def _devices(records: Iterable[RunRecord]) -> str:
     found = (
-        f"{rank.device_name or rank.device}, {rank.threads} threads"
+        (rank.device_name or rank.device)
+        + ("" if rank.threads is None else f", {rank.threads} threads")
         for record in records
         for rank in record.ranks
     )

@@ -16,7 +16,7 @@ import datetime
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +28,7 @@ from cubemesh.measure.validity import window_warnings
 from cubemesh.networks import NETWORKS, canonical_name
 from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.schema import (
+    Figure,
     Gpu,
     Machine,
     Outcome,
@@ -60,6 +61,7 @@ from cubemesh.store.imports.training_logs.intervals import (
     LogContext,
     LoggedTraining,
     joined,
+    total_rounding,
 )
 from cubemesh.store.store import Store
 from cubemesh.untrusted import quoted
@@ -297,7 +299,7 @@ def _record(
     windows = _windows(spec, skipped, intervals)
     measured = [w for w in windows if w.phase == "measure"]
     wall_s = sum(w.elapsed_s for w in windows)
-    found = figures(measured, wall_s)
+    found = _widened(figures(measured, wall_s), total_rounding(intervals))
     found.pop("projected_90_epochs_days", None)
     key = RunKey(
         spec_id=spec.spec_id,
@@ -320,6 +322,16 @@ def _record(
     )
     known = isinstance(spec.work, TrainSteps) and spec.work.network in NETWORKS
     return with_utilization(record, ()) if known else record
+
+
+def _widened(found: dict[str, Figure], rounding: float) -> dict[str, Figure]:
+    """Figures whose intervals include what rounding may change."""
+    return {
+        name: figure
+        if figure.low is None or figure.high is None
+        else replace(figure, low=figure.low * (1 - rounding), high=figure.high * (1 + rounding))
+        for name, figure in found.items()
+    }
 
 
 def _windows(
@@ -363,9 +375,7 @@ def _ranks(spec: RunSpec, machine: Machine, settings: LogSettings) -> tuple[Rank
 def _warnings(
     intervals: Sequence[Interval], logged: LoggedTraining, source: str, windows: Sequence[Window]
 ) -> list[Warning]:
-    rounding = sum(one.rounding * one.seconds for one in intervals) / sum(
-        one.seconds for one in intervals
-    )
+    rounding = total_rounding(intervals)
     includes = f" Its times include {logged.includes}." if logged.includes else ""
     found = [
         warn(

@@ -47,10 +47,16 @@ class Interval:
     """Steps of the log before it."""
     steps: int
     seconds: float
-    rounding: float
-    """Largest relative error of the seconds, from the digits that were printed."""
+    errors_s: tuple[float, float]
+    """Largest errors of its begin and its end, from the digits that were printed. The end of a
+    difference of sums is the begin of the next one, and so is its error."""
     samples: int | None = None
     """None: the steps times the global batch size."""
+
+    @property
+    def rounding(self) -> float:
+        """Largest relative error of the seconds."""
+        return sum(self.errors_s) / self.seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +120,13 @@ def checked(
     first_step: int,
     steps: int,
     seconds: float,
-    rounding: float,
+    rounding: float = 0.0,
+    errors_s: tuple[float, float] | None = None,
     samples: int | None = None,
 ) -> Interval:
     """An interval of a log; DataError, naming the line, where its steps or seconds are not
-    possible."""
+    possible. `rounding` is the relative error of seconds that are printed, `errors_s` that of
+    differences."""
     if not 0 < steps <= MAX_STEPS or first_step < 0:
         raise context.wrong(line, f"{steps} steps after step {first_step} are not possible")
     if not MIN_SECONDS <= seconds <= MAX_SECONDS:
@@ -133,7 +141,7 @@ def checked(
         first_step=first_step,
         steps=steps,
         seconds=seconds,
-        rounding=min(rounding, 1.0),
+        errors_s=(seconds * min(rounding, 1.0), 0.0) if errors_s is None else errors_s,
         samples=samples,
     )
 
@@ -146,14 +154,13 @@ def differences(
     before = 0
     for sums in epochs:
         for start, end in pairwise(_cuts(sums, skip_steps - before)):
-            seconds = end.seconds - start.seconds
             yield checked(
                 context,
                 end.line,
                 first_step=before + start.steps,
                 steps=end.steps - start.steps,
-                seconds=seconds,
-                rounding=(end.error_s + start.error_s) / max(seconds, MIN_SECONDS),
+                seconds=end.seconds - start.seconds,
+                errors_s=(start.error_s, end.error_s),
             )
         before += max((one.steps for one in sums), default=0)
 
@@ -186,6 +193,17 @@ def joined(intervals: Sequence[Interval], most: int = MAX_INTERVALS) -> tuple[In
     return tuple(_join(intervals[start : start + each]) for start in range(0, len(intervals), each))
 
 
+def total_rounding(intervals: Sequence[Interval]) -> float:
+    """Largest relative error of the seconds of all intervals: errors that two of them share cancel
+    in their sum."""
+    error_s = sum(sum(one.errors_s) for one in intervals)
+    for one, following in pairwise(intervals):
+        shared = one.errors_s[1]
+        if shared == following.errors_s[0] and one.first_step + one.steps == following.first_step:
+            error_s -= 2 * shared
+    return error_s / sum(one.seconds for one in intervals)
+
+
 def _join(some: Sequence[Interval]) -> Interval:
     seconds = sum(one.seconds for one in some)
     samples = [one.samples for one in some if one.samples is not None]
@@ -193,7 +211,7 @@ def _join(some: Sequence[Interval]) -> Interval:
         some[0],
         steps=sum(one.steps for one in some),
         seconds=seconds,
-        rounding=sum(one.rounding * one.seconds for one in some) / seconds,
+        errors_s=(total_rounding(some) * seconds, 0.0),
         samples=sum(samples) if len(samples) == len(some) else None,
     )
 
