@@ -106,9 +106,9 @@ def _event(
 def _samples(
     first: Mapping[str, Any], last: Mapping[str, Any], train_samples: int | None
 ) -> int | None:
-    ends = first.get("samples_count"), last.get("samples_count")
-    if all(isinstance(end, int) for end in ends) and ends[1] > ends[0]:
-        return int(ends[1] - ends[0])
+    begin, end = first.get("samples_count"), last.get("samples_count")
+    if isinstance(begin, int) and isinstance(end, int) and end > begin:
+        return end - begin
     if train_samples is None:
         return None
     return train_samples * (_count(first.get("epoch_count")) or 1)
