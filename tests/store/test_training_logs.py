@@ -349,6 +349,18 @@ def test_files_that_are_no_log_are_not_taken_for_one(tmp_path):
         is_training_log(path)
 
 
+def test_the_program_is_searched_at_the_beginning_of_a_log(tmp_path, store):
+    path = tmp_path / "a.log"
+    noise = "loading a shard of the data set\n" * 140_000
+    path.write_text(noise + (LOGS / "caffe.log").read_text())
+    assert not is_training_log(path)
+    stated = ONE | {"batch_per_device": 32}
+    with pytest.raises(DataError, match="not a training log"):
+        library.import_training_log(path, store=store, **stated)
+    found = library.import_training_log(path, store=store, format="caffe", **stated)
+    assert found.record.figure("throughput_per_s") == pytest.approx(112.1, rel=0.01)
+
+
 def test_intervals_of_running_means_are_as_long_as_their_rounding_needs():
     context = LogContext(file="a.log")
     sums = [Sum(steps=n, seconds=0.25 * n, error_s=0.0005 * n, line=n) for n in range(1, 2000, 10)]

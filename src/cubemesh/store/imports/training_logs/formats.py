@@ -24,8 +24,8 @@ from cubemesh.store.imports.training_logs.intervals import (
 
 MAX_LINE = 20_000
 """Longer lines hold no figures and are left out."""
-_LINES_TRIED = 200_000
-"""Lines from which the program is found."""
+MAX_TRIED = 4 << 20
+"""Characters at the beginning of a log in which its program is searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +132,14 @@ def lines_of(text: str) -> list[LogLine]:
 
 
 def find_format(lines: Sequence[LogLine]) -> str | None:
-    """The program with the most lines of figures; None for no training log."""
+    """The program with the most lines of figures in the first `MAX_TRIED` characters; None for no
+    training log."""
     count: Counter[str] = Counter()
-    for line in lines[:_LINES_TRIED]:
+    tried = 0
+    for line in lines:
+        tried += len(line.text)
+        if tried > MAX_TRIED:
+            break
         for name, known in FORMATS.items():
             if known.marker in line.text and known.pattern.search(line.text):
                 count[name] += 1
