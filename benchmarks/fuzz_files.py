@@ -47,6 +47,17 @@ generation = 3
 gpu_to_switch = [0, 0]
 switch_to_cpu = [0]
 """
+TRAINING_LOG = "".join(
+    f"Epoch: [0][{step:3d}/400]\tTime  0.250 ( 0.250)\tData  0.001 ( 0.008)\n"
+    for step in range(1, 400, 10)
+)
+MLLOG = "".join(
+    f':::MLLOG {{"namespace": "", "time_ms": {time_ms}, "key": "{key}", "value": {value}}}\n'
+    for time_ms, key, value in (
+        *((1, "global_batch_size", 32), (1, "train_samples", 320)),
+        *((1000, "epoch_start", "null"), (9000, "epoch_stop", "null")),
+    )
+)
 XML = """<system version="1"><cpu numaid="0" affinity="ffff" arch="x86_64" vendor="GenuineIntel"
 familyid="6" modelid="79"><pci busid="0000:05:00.0" class="0x030200" link_speed="8 GT/s"
 link_width="16"><gpu dev="0" sm="60" rank="0" gdr="0"><nvlink target="0000:06:00.0" count="1"
@@ -65,6 +76,8 @@ all-reduce,4,1048576,0.0003
 TEXTS = {
     "a.log": LOG,
     "sweep.json": SWEEP,
+    "train.log": TRAINING_LOG,
+    "mlperf.log": MLLOG,
     "system.toml": SYSTEM,
     "topology.xml": XML,
     "matrix.txt": MATRIX,

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from cubemesh.api.doctor import doctor
     from cubemesh.api.export import bundle, export
     from cubemesh.api.image_sets import check_image_set, list_image_set, prepare_images
-    from cubemesh.api.import_ import import_bundle, import_measurements, verify_bundle
+    from cubemesh.api.import_ import (
+        import_bundle,
+        import_measurements,
+        import_training_log,
+        verify_bundle,
+    )
     from cubemesh.api.inference import build_plan, export_network, infer_plan
     from cubemesh.api.jobs import (
         agent,
@@ -78,6 +83,7 @@ __all__ = [
     "export_network",
     "import_bundle",
     "import_measurements",
+    "import_training_log",
     "infer_plan",
     "job",
     "job_curves",
@@ -129,6 +135,7 @@ _FILES = {
     "export_network": "inference",
     "import_bundle": "import_",
     "import_measurements": "import_",
+    "import_training_log": "import_",
     "infer_plan": "inference",
     "job": "jobs",
     "job_curves": "jobs",

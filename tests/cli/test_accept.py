@@ -1,9 +1,13 @@
 """`cubemesh accept`: its exit codes, its files, and that it always measures."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from cubemesh.experiments.acceptance.experiment import EXPERIMENT, Settings
+from cubemesh.store import Store
 
 NULL = ("accept", "--quick", "--set", "framework=null", "--burn-in", "0")
 DISK = ("--set", "parts=disk", "--set", "script=step=0.002")
@@ -43,6 +47,36 @@ def test_a_fault_ends_with_99(accept) -> None:
         "failed-run",
     ]
     assert "Fail: 1 check of 1 failed" in done.stderr
+
+
+def test_a_planted_slow_disk_is_found_by_its_stated_rate_and_by_the_fleet(
+    accept, tmp_path: Path
+) -> None:
+    """The record of a real run, without warnings of other programs, which leave a check open."""
+    slow = ("--set", "parts=disk", "--set", "script=step=0.02")
+    assert accept(*slow).returncode == 1, "without evidence it is not judged"
+    with Store.open(str(tmp_path / "s.sqlite")) as own:
+        (record,) = own.records()
+    assert record.software is not None, "the stack is stored with the run"
+    record = replace(record, warnings=())
+    stated = EXPERIMENT.answer(Settings(parts=("disk",), disk_gb_per_s=100.0), [record])
+    (_, failure) = stated.findings
+    assert failure.code == "check-failed"
+    assert failure.text.startswith("disk read: 13.4 GB/s is 13.4 %")
+    rate = record.figures["rate_bytes_per_s"]
+    fleet = [
+        replace(
+            record,
+            run_id=f"other{number}",
+            key=replace(record.key, machine_id=f"other{number}"),
+            started_utc="2020-01-01T00:00:00+00:00",
+            figures={"rate_bytes_per_s": rate.scaled(2 + 0.01 * number, rate.unit)},
+        )
+        for number in range(3)
+    ]
+    (_, failure) = EXPERIMENT.answer(Settings(parts=("disk",)), [*fleet, record]).findings
+    assert "of the mean of the fleet" in failure.text
+    assert "3 runs of 3 machines" in failure.text
 
 
 def test_a_wrong_setting_is_refused(accept) -> None:

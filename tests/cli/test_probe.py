@@ -15,6 +15,7 @@ from cubemesh.api import probe as api
 from cubemesh.cli import app
 from cubemesh.errors import CubemeshError
 from cubemesh.schema import Cpu, Gpu, GpuLink, Machine, Memory, Software
+from cubemesh.store import Store
 from cubemesh.views import terminal
 from cubemesh.views.json_output import machine_json
 
@@ -111,3 +112,58 @@ def test_the_probe_has_the_rings_of_several_gpus():
     console = Console(record=True, width=120, file=io.StringIO())
     terminal.print_machine(console, OWN)
     assert "18 × 25 GB/s = 450 GB/s" in console.export_text()
+
+
+def test_the_stack_is_compared_with_a_file_and_with_a_store(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(api, "probe", lambda: OWN)
+    newer = replace(OWN, software=Software(python="3.12", system="Linux", driver="580.1"))
+    file = tmp_path / "before.json"
+    file.write_text(json.dumps(machine_json(newer)))
+    document = json.loads(probed("--against", str(file), "--json"))
+    assert (document["kind"], document["same_hardware"]) == ("stack_comparison", True)
+    assert document["differences"] == [
+        {"group": "libraries", "what": "driver", "first": "580.1", "second": "none"}
+    ]
+    text = probed("--against", str(file))
+    assert re.search(r"libraries +driver +580\.1 +none", text)
+    store = str(tmp_path / "s.sqlite")
+    with Store.open(store) as opened:
+        opened.save_machine(replace(newer, hostname="node8"))
+    assert "other hardware" in probed("--against", store)
+    with Store.open(store) as opened:
+        opened.save_machine(OWN)
+    assert "do not differ" in probed("--against", store)
+    other = replace(newer, hostname="node8").machine_id[:8]
+    assert "580.1" in probed("--against", store, "--machine-id", other)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "not JSON"),
+        ('{"kind": "system"}', "probe --json"),
+        ('{"kind": "machine", "hostname": 7}', "damaged"),
+    ],
+)
+def test_a_file_that_is_no_probe_is_refused(content: str, words: str, tmp_path: Path):
+    file = tmp_path / "p.json"
+    file.write_text(content)
+    with pytest.raises(CubemeshError, match=words):
+        probed("--against", str(file))
+
+
+def test_a_comparison_of_stacks_that_is_not_clear_is_refused(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(api, "probe", lambda: OWN)
+    store = str(tmp_path / "s.sqlite")
+    with Store.open(store) as opened:
+        for name in ("node8", "node9"):
+            opened.save_machine(replace(OWN, hostname=name))
+    for options, words in (
+        (("--against", store), "node9"),
+        (("--against", store, "--machine-id", "zz"), "no machine 'zz'"),
+        (("--against", str(tmp_path / "none.sqlite")), "none.sqlite"),
+        (("--against", store, "--draw"), "--draw"),
+        (("--machine-id", "a"), "--against"),
+    ):
+        with pytest.raises(CubemeshError, match=words):
+            probed(*options)

@@ -9,7 +9,7 @@ from cubemesh.experiments.devices import EXPERIMENT, Settings
 from cubemesh.experiments.registry import Context
 from cubemesh.experiments.runner import run_experiment, stored_result
 from cubemesh.runs import Executor
-from cubemesh.schema import Figure, Outcome, Rank, RunSpec, Status, TrainSteps
+from cubemesh.schema import Figure, Outcome, Rank, RunSpec, Software, Status, TrainSteps
 from cubemesh.store import Store
 
 
@@ -185,3 +185,92 @@ def test_a_device_that_ran_out_of_memory_is_shown(on):
     assert answer.tables[0].rows[0][1].reason == "out of memory"
     (failed,) = (f.text for f in answer.findings if f.code == "failed-run")
     assert "out of memory: 27 GiB" in failed
+
+
+NEW = Software(
+    python="3.11.2",
+    system="Debian GNU/Linux 12, Linux 6.1.0",
+    packages={"torch": "2.13.0", "numpy": "2.4.6"},
+    driver="580.1",
+    variables={"NCCL_ALGO": "Ring"},
+)
+OLD = dataclasses.replace(
+    NEW,
+    packages={"torch": "2.11.0", "numpy": "2.4.6", "triton": "3.4"},
+    driver="570.2",
+    variables={},
+)
+
+
+@pytest.fixture
+def with_stack(on):
+    """A record of `on` under a software stack, on a day."""
+
+    def make(device, step_s, software, day=1, **more):
+        record = on(device, step_s, **more)
+        version = "none" if software is None else software.packages["torch"]
+        return dataclasses.replace(
+            record,
+            run_id=f"{record.run_id}-{version}",
+            started_utc=f"2026-11-{day:02d}T00:00:00+00:00",
+            key=dataclasses.replace(record.key, software_id=f"software-{version}"),
+            software=software,
+        )
+
+    return make
+
+
+def test_two_stacks_of_one_machine_are_compared_and_their_differences_named(with_stack, tmp_path):
+    records = [
+        *(with_stack(GPU, 0.02, OLD, 1), with_stack(GPU, 0.01, NEW, 2)),
+        with_stack(CPU, 1.0, NEW, 3),
+    ]
+    with Store.open(str(tmp_path / "s.sqlite")) as store:
+        for record in records:
+            store.save(record)
+        found = EXPERIMENT.gather(Settings(stacks=True), store)
+        assert len(found) == 3
+        assert len(EXPERIMENT.gather(Settings(), store)) == 2, "only the latest of each device"
+    answer = EXPERIMENT.answer(Settings(stacks=True), found)
+    names = [column.name for column in answer.tables[0].columns[1:]]
+    assert names == ["NVIDIA H200, stack 1", "NVIDIA H200, stack 2", "Xeon T"]
+    speed_up = next(
+        f for f in answer.findings if f.code == "device-speed-up" and "Xeon" not in f.text
+    )
+    assert speed_up.value == pytest.approx(2)
+    assert in_order(speed_up.text, "stack 2", "stack 1")
+    (differ,) = [f for f in answer.findings if f.code == "stack-differences"]
+    assert in_order(
+        differ.text, "driver 570.2 → 580.1", "torch 2.11.0 → 2.13.0", "triton 3.4 → none"
+    )
+    assert "numpy" not in differ.text
+    table = answer.tables[-1]
+    assert [row[1].text for row in table.rows] == ["driver", "torch", "triton", "NCCL_ALGO"]
+
+
+def test_a_stack_that_was_not_stored_is_unknown(with_stack):
+    records = [with_stack(GPU, 0.02, None, 1), with_stack(GPU, 0.01, NEW, 2)]
+    answer = EXPERIMENT.answer(Settings(stacks=True), records)
+    (unknown,) = [f for f in answer.findings if f.code == "unknown-stack"]
+    assert "stack 1" in unknown.text
+    assert "--no-cache" in unknown.remedy
+    assert len(answer.tables) == 1
+
+
+def test_a_variable_alone_makes_no_other_stack(with_stack):
+    quiet = dataclasses.replace(NEW, variables={})
+    records = [with_stack(GPU, 0.02, quiet, 1), with_stack(CPU, 0.01, NEW, 2)]
+    same = dataclasses.replace(records[0], software=NEW, run_id="again")
+    answer = EXPERIMENT.answer(Settings(stacks=True), [*records, same])
+    assert [c.name for c in answer.tables[0].columns[1:]] == ["NVIDIA H200", "Xeon T"]
+
+
+def test_an_imported_run_is_a_device_of_its_own(with_stack):
+    own = with_stack(GPU, 0.02, NEW)
+    log = dataclasses.replace(
+        with_stack(GPU, 0.01, None), run_id="log", source="log of timm: a.log (SHA-256 0)"
+    )
+    answer = EXPERIMENT.answer(Settings(), [own, log])
+    names = [column.name for column in answer.tables[0].columns[1:]]
+    assert names == ["NVIDIA H200", "NVIDIA H200 (log of timm: a.log)"]
+    assert answer.findings[0].value == pytest.approx(2)

@@ -373,7 +373,7 @@ def _compared(
 def _assembled(
     spec: RunSpec, key: RunKey, log: EventList, started_utc: str, attempt: int, machine: Machine
 ) -> tuple[RunRecord, Any]:
-    return assemble(
+    record, series = assemble(
         spec,
         key,
         log.events,
@@ -383,6 +383,7 @@ def _assembled(
         gpus=visible(machine.gpus, os.environ),
         processor=machine.cpu.model or "",
     )
+    return replace(record, software=machine.software), series
 
 
 def _key(spec: RunSpec, machine: Machine, step: Step) -> RunKey:

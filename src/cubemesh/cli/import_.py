@@ -18,22 +18,35 @@ def import_(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A share bundle, or output of nccl-tests or of `cubemesh collectives --json`."
+            help="A share bundle, output of nccl-tests or of `cubemesh collectives --json`, or a "
+            "training log of another program."
         ),
     ],
     collective: Annotated[
         str | None,
         typer.Option(metavar="OPERATION", help="The operation, if the log does not name it."),
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="With a training log: what it does not state, such as network=resnet-50.",
+        ),
+    ] = None,
     store: StoreAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import a share bundle, or results of nccl-tests. What is stored is not added again."""
+    """Import a share bundle, collectives, or a training log. What is stored is not added again."""
     from cubemesh.api.import_ import import_bundle, import_measurements
     from cubemesh.store.bundles.bundle_file import is_bundle
+    from cubemesh.store.imports.import_training import is_training_log
     from cubemesh.views import collectives as view
 
-    if is_bundle(file):
+    bundled = is_bundle(file)
+    if settings and bundled:
+        raise UsageError(f"--set belongs to a training log; {file} is a bundle.")
+    if bundled:
         from cubemesh.views.report import bundle as bundle_view
 
         if collective is not None:
@@ -45,6 +58,11 @@ def import_(
             lambda console: bundle_view.print_merged(console, file, merged),
         )
         return
+    if settings or is_training_log(file):
+        if collective is not None:
+            raise UsageError(f"--collective belongs to a log of nccl-tests, not to {file}.")
+        _import_training(file, settings or [], store, as_json)
+        return
 
     found = import_measurements(file, operation=collective, store=store)
     document = view.document(found) | {"new": list(found.new)}
@@ -53,6 +71,25 @@ def import_(
     if known:
         added = f"{len(found.new)} were added" if found.new else "nothing was added"
         tell(f"{known} of {sweeps} sweeps of {file} were stored already; {added}.")
+
+
+def _import_training(file: Path, settings: list[str], store: str | None, as_json: bool) -> None:
+    from cubemesh.api.import_ import import_training_log, training_log_settings
+    from cubemesh.networks import NETWORKS
+    from cubemesh.views import terminal
+    from cubemesh.views.json_output import imported_training_json
+
+    found = import_training_log(file, store=store, **training_log_settings(settings))
+    show(
+        imported_training_json(found),
+        as_json,
+        lambda console: terminal.print_record(console, found.record),
+    )
+    network = getattr(found.record.spec.work, "network", "")
+    if network not in NETWORKS:
+        tell(f"{network} is not a network of cubemesh, so its operations are not counted.")
+    if not found.new:
+        tell(f"The training of {file} was stored already; nothing was added.")
 
 
 def bundle(

@@ -48,15 +48,44 @@ def probe(
     gpus: Annotated[
         str | None, typer.Option(metavar="0,1,…", help="Only these GPUs of the topology.")
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="PATH|URL",
+            help="Show what differs from a recorded software stack: a store, or a file of "
+            "`cubemesh probe --json`.",
+        ),
+    ] = None,
+    machine_id: Annotated[
+        str,
+        typer.Option(
+            "--machine-id",
+            metavar="ID",
+            help="With --against a store: machine id or unique prefix; default: this machine.",
+        ),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Show the hardware of this machine. With --machine or --draw, the topology of a system."""
+    from cubemesh.api.probe import compare_stacks, topology
     from cubemesh.api.probe import probe as probe_machine
-    from cubemesh.api.probe import topology
     from cubemesh.views import systems, terminal
-    from cubemesh.views.json_output import machine_json
+    from cubemesh.views.json_output import machine_json, stack_comparison_json
     from cubemesh.views.topology.files import check_path, write_topology
 
+    if against is not None:
+        if machine is not None or draw or gpus is not None or file is not None:
+            raise UsageError("--against compares software: leave out --machine, --draw and --gpus.")
+        compared = compare_stacks(against, machine_id=machine_id)
+        show(
+            stack_comparison_json(compared),
+            as_json,
+            lambda c: terminal.print_stack_comparison(c, compared),
+        )
+        return
+    if machine_id:
+        raise UsageError("--machine-id chooses a machine of a store: add --against PATH.")
     if file is not None and not draw:
         raise UsageError(f"{file}: a file is only written with --draw; to read one use --machine.")
     if file is not None:

@@ -6,14 +6,17 @@ agree and only the device differs; the latest record of each workload and device
 two devices over several workloads is the geometric mean of their ratios (Fleming and Wallace, How
 not to lie with statistics, CACM 29, 1986), with the smallest and largest. Samples per unit of money
 are samples per hour over the price per hour.
+
+With `stacks=true` the software stacks of one machine are compared too: runs on the same hardware
+with other versions are columns of their own, and what differs between the stacks is named.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from itertools import combinations
+from dataclasses import dataclass, fields, replace
+from itertools import combinations, pairwise
 from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
@@ -37,9 +40,12 @@ from cubemesh.experiments.analysis.training_costs import (
 )
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, import_records
 from cubemesh.forecast.training_cost import Prices, read_prices
+from cubemesh.machines.stack import StackDifference, software_differences
 from cubemesh.schema import (
     Answer,
     Axis,
+    Cell,
+    Column,
     Figure,
     Finding,
     ProgramSettings,
@@ -48,6 +54,7 @@ from cubemesh.schema import (
     Table,
     TrainSteps,
 )
+from cubemesh.schema.serialization import digest
 from cubemesh.units import format_quantity
 
 if TYPE_CHECKING:
@@ -57,6 +64,8 @@ HOUR_S = 3600.0
 HOURLY = ("prices", "price per hour")
 PURCHASE = ("purchase_prices", "purchase price")
 """A setting, and what its prices are."""
+MOST_NAMED = 6
+"""Most differences between two stacks that a sentence names; the table has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +84,10 @@ class Settings:
     """Cost of a training, KEY=NUMBER: power_price and co2_per_kwh (kg) of a kWh,
     depreciation_years (3), epochs (90), samples (of an epoch, 1.28 million), tokens (of the
     training, instead), and price_per_hour or purchase_price of devices without one."""
+
+    stacks: bool = False
+    """Whether software stacks of one machine are compared too, instead of only the latest run of
+    each device."""
 
     def __post_init__(self) -> None:
         priced(self.prices, *HOURLY)
@@ -114,19 +127,33 @@ def gather(settings: Settings, store: Store, records: Sequence[RunRecord] = ()) 
             continue
         if not settings.networks or work.network in settings.networks:
             where = (work, program, record.spec.placement.devices)
-            latest.setdefault(where, {})[_place(record)] = record
+            latest.setdefault(where, {})[_column(settings, record)] = record
     return [r for devices in latest.values() if len(devices) > 1 for r in devices.values()]
 
 
 def _place(record: RunRecord) -> str:
-    """One kind of device of one machine; its GPUs count as equal."""
-    return f"{record.key.machine_id} {record.ranks[0].device.partition(':')[0]}"
+    """One kind of device of one machine; its GPUs count as equal. What was imported is separate
+    from what was measured."""
+    kind = record.ranks[0].device.partition(":")[0]
+    return f"{record.key.machine_id} {kind}{f' {record.source}' if record.source else ''}"
+
+
+def _column(settings: Settings, record: RunRecord) -> str:
+    """A device, and with `stacks` one of its software stacks."""
+    return f"{_place(record)} {_stack_id(record)}" if settings.stacks else _place(record)
+
+
+def _stack_id(record: RunRecord) -> str:
+    """Equal for equal versions; environment variables may differ."""
+    if record.stack is None:
+        return record.key.software_id
+    return digest(replace(record.stack, variables={}))
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     """Findings, tables and chart from the gathered records."""
-    names = _names(records)
-    groups = group_by(records, lambda r: (_workload(r), names[_place(r)]))
+    names = _names(settings, records)
+    groups = group_by(records, lambda r: (_workload(r), names[_column(settings, r)]))
     matrix = Matrix(tuple(groups), row_name="workload")
     prices = prices_by_device(settings.hourly, matrix)
     costs = DevicePrices(
@@ -144,11 +171,17 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     table = cost_table(matrix, costs) if asked else None
     if table is not None:
         tables.append(table)
+    stacks = list(_stacks(settings, records, names))
+    tables += [_stack_table(pair) for pair in stacks if pair.differences]
     return answer_of(
         EXPERIMENT,
         f"Devices on {len(matrix.networks)} workloads",
         records,
-        findings=(*_findings(settings, matrix, prices), *cheapest(matrix, costs)),
+        findings=(
+            *_findings(settings, matrix, prices),
+            *cheapest(matrix, costs),
+            *map(_stack_finding, stacks),
+        ),
         tables=tables,
         charts=matrix.chart(
             "devices",
@@ -157,8 +190,9 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             throughput,
         ),
         notes=(
-            "Only records that differ in the device alone are compared, the latest of each device. "
-            "Over several workloads a ratio is their geometric mean.",
+            f"Only records that differ in {'device or stack' if settings.stacks else 'the device'}"
+            " alone are compared, the latest of each device. Over several workloads a ratio is "
+            "their geometric mean.",
             *(
                 (
                     "A training costs devices times price per hour times hours where it is rented, "
@@ -172,17 +206,89 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     )
 
 
-def _names(records: Sequence[RunRecord]) -> dict[str, str]:
-    """Name of each device; with its host if two have the same name."""
+def _names(settings: Settings, records: Sequence[RunRecord]) -> dict[str, str]:
+    """Column → name of its device; with its host if two have the same name, and with the number of
+    its stack, in the order of their first runs, if it has several."""
     bare = {_place(r): _name(r) for r in records}
     count = Counter(bare.values())
     hosts = {_place(r): r.ranks[0].host for r in records}
-    return {p: n if count[n] == 1 else f"{n}, {hosts[p]}" for p, n in bare.items()}
+    whole = {p: n if count[n] == 1 else f"{n}, {hosts[p]}" for p, n in bare.items()}
+    columns: dict[str, list[str]] = {}
+    for record in sorted(records, key=lambda r: r.started_utc):
+        own = columns.setdefault(_place(record), [])
+        if (column := _column(settings, record)) not in own:
+            own.append(column)
+    return {
+        column: whole[place] if len(own) == 1 else f"{whole[place]}, stack {number}"
+        for place, own in columns.items()
+        for number, column in enumerate(own, start=1)
+    }
 
 
 def _name(record: RunRecord) -> str:
     rank = record.ranks[0]
-    return rank.device_name or f"{rank.device.partition(':')[0]} of {rank.host}"
+    name = rank.device_name or f"{rank.device.partition(':')[0]} of {rank.host}"
+    return f"{name} ({record.source.partition(' (')[0]})" if record.source else name
+
+
+@dataclass(frozen=True)
+class _StackPair:
+    """Two software stacks of one device, the earlier first."""
+
+    names: tuple[str, str]
+    differences: tuple[StackDifference, ...]
+    known: bool
+
+
+def _stacks(
+    settings: Settings, records: Sequence[RunRecord], names: dict[str, str]
+) -> Iterator[_StackPair]:
+    """Each stack with the next of the same device."""
+    if not settings.stacks:
+        return
+    latest: dict[str, dict[str, RunRecord]] = {}
+    for record in sorted(records, key=lambda r: r.started_utc):
+        latest.setdefault(_place(record), {})[_column(settings, record)] = record
+    for columns in latest.values():
+        for (one, first), (other, second) in pairwise(columns.items()):
+            known = first.stack is not None and second.stack is not None
+            found = (
+                software_differences(first.stack, second.stack)
+                if first.stack is not None and second.stack is not None
+                else ()
+            )
+            yield _StackPair((names[one], names[other]), found, known)
+
+
+def _stack_finding(pair: _StackPair) -> Finding:
+    one, other = pair.names
+    if not pair.known:
+        return Finding(
+            code="unknown-stack",
+            text=f"What differs between {one} and {other} is unknown: a run is of a version of "
+            "cubemesh that did not store its software.",
+            remedy="Run it again with --no-cache.",
+        )
+    named = [f"{d.what} {d.first} → {d.second}" for d in pair.differences]
+    rest = f"; and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    return Finding(
+        code="stack-differences",
+        question="What differs between the software stacks?",
+        text=f"From {one} to {other}: {'; '.join(named[:MOST_NAMED])}{rest}.",
+        value=float(len(named)),
+        unit="differences",
+    )
+
+
+def _stack_table(pair: _StackPair) -> Table:
+    return Table(
+        title=f"From {pair.names[0]} to {pair.names[1]}",
+        columns=tuple(Column(name=name) for name in ("kind", "item", *pair.names)),
+        rows=tuple(
+            tuple(Cell(text=text) for text in (d.group, d.what, d.first, d.second))
+            for d in pair.differences
+        ),
+    )
 
 
 def _workload(record: RunRecord) -> str:

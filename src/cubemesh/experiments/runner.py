@@ -96,10 +96,10 @@ def run_experiment(
             records += got
             specs = plan.send(got)
     except StopIteration:
+        if not records:
+            store.save_machine(context.machine)  # as the executor does before the first run
         if experiment.gather is not None:
             records += experiment.gather(request.settings, store, tuple(records))
-        if not experiment.measures:
-            store.save_machine(context.machine)  # as the executor does before the first run
         experiment_run = _saved(store, experiment_run, records, complete=True)
     return ExperimentResult(
         experiment_run=experiment_run,

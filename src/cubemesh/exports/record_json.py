@@ -146,6 +146,7 @@ def record_json(record: RunRecord) -> dict[str, Any]:
         "code_version": record.key.code_version,
         "repeat": record.key.repeat,
         "attempt": record.attempt,
+        "source": record.source,
         "started_utc": record.started_utc,
         "elapsed_s": record.elapsed_s,
         "record_schema": record.schema,

@@ -12,13 +12,14 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
 from cubemesh.cpp_compiler import compiler_version
 from cubemesh.machines.files import Tree
 from cubemesh.schema import Software
+from cubemesh.untrusted import clean
 
 PACKAGES: tuple[str, ...] = (
     "torch",
@@ -37,10 +38,22 @@ PACKAGES: tuple[str, ...] = (
     "pillow",
     "onnxruntime",
     "onnxruntime-gpu",
+    "openvino",
     "psutil",
     "nvidia-ml-py",
 )
 """The distributions that decide what a measurement runs on."""
+
+VARIABLES = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "DNNL_", "ONEDNN_", "GLIBC_TUNABLES"),
+    *("MALLOC_", "LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "NCCL_"),
+    *("GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_", "XLA_", "JAX_"),
+    *("TF_", "KERAS_", "OV_", "ORT_"),
+)
+"""Environment variables that change what the libraries do, by how their names begin."""
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_MOST_VARIABLES = 100
+_MOST_CHARACTERS = 300
 
 CUDA_MAJORS = (11, 12, 13, 14)
 """CUDA versions for which NVIDIA names distributions (`nvidia-nccl-cu12`)."""
@@ -60,7 +73,15 @@ def read_software(tree: Tree, *, driver: str | None, cuda: str | None) -> Softwa
         nccl=_library(tree, "NCCL", "nvidia-nccl", "libnccl.so"),
         driver=driver,
         cpp_compiler=compiler_version(),
+        variables=library_variables(os.environ),
     )
+
+
+def library_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of `environ` that change what the libraries do; never one whose name is that of
+    a secret."""
+    names = sorted(n for n in environ if n.startswith(VARIABLES) and not _SECRET.search(n))
+    return {n: clean(environ[n], _MOST_CHARACTERS) for n in names[:_MOST_VARIABLES]}
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:

@@ -265,6 +265,7 @@ class Executor:
         record = dataclasses.replace(
             record,
             environment=other,
+            software=self._machine.software,
             artifacts=stored,
             nccl=read_dumps(folder),
             warnings=(*record.warnings, *refused),

@@ -273,6 +273,8 @@ class Software:
     driver: str | None = None
     cpp_compiler: str | None = None
     """Version of the C++ compiler, or `none`; None: unknown, as in stores of older versions."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that change what the libraries do: `OMP_NUM_THREADS`, `NCCL_ALGO`, …"""
 
     def software_id(self, packages: tuple[str, ...], *, compiles: bool = False) -> str:
         """Identifies the packages that a run depends on, and the C++ compiler if it `compiles`;

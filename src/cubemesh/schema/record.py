@@ -8,7 +8,7 @@ computed again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cubemesh.schema.collective import LinkRate, NcclTopology, SweepPoint
 from cubemesh.schema.first_steps_trace import RankTrace
@@ -239,8 +239,11 @@ class RunRecord:
     unmeasured: tuple[Unknown, ...] = ()
     """Quantities that could not be measured, and why: energy without a readable sensor."""
     environment: Environment | None = None
-    """The worker's Python environment, if it differs from the runner's; None: the machine's
-    software."""
+    """The worker's Python environment, if it differs from the runner's; None: `software`."""
+    software: Software | None = None
+    """The runner's software stack; None: unknown, as in stores of older versions."""
+    source: str = ""
+    """Of a record that was imported: the program and the file that it was read from."""
     schema: int = SCHEMA
 
     @property
@@ -252,6 +255,16 @@ class RunRecord:
     def measured(self) -> tuple[Window, ...]:
         """The windows of the measure phase."""
         return tuple(w for w in self.windows if w.phase == "measure")
+
+    @property
+    def stack(self) -> Software | None:
+        """The software stack that it ran on, with the runner's driver; None where it is unknown."""
+        if self.environment is None:
+            return self.software
+        own, runner = self.environment.software, self.software
+        if runner is None:
+            return own
+        return replace(own, driver=own.driver or runner.driver, cuda=own.cuda or runner.cuda)
 
     def figure(self, name: str) -> float | None:
         """The value of a figure, or None if it was not measured."""

@@ -48,6 +48,7 @@ WARNINGS: dict[str, str] = {
     "oversubscribed": "devices shared CPU cores; times and rates are not valid",
     "tuned-for-other-batch-size": "the settings were tuned at another batch size",
     "slow-rank": "a rank is slower than the others, which wait for it",
+    "imported": "the figures were read from the log of another program",
     "short-window": "windows were too short for the resolution of the clock",
 }
 

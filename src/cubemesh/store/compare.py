@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cubemesh.errors import UsageError
-from cubemesh.frameworks import entry
+from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.schema import Machine, NetworkWork, OwnStep, RunRecord
 from cubemesh.schema.comparison import Ratio
 from cubemesh.statistics import Spread, pooled
@@ -165,6 +165,7 @@ def differences(
     rows.append(("runs on", _devices(first), _devices(second)))
     rows += _software(a, b, machines)
     rows.append(("cubemesh", a.key.code_version, b.key.code_version))
+    rows.append(("source", a.source or "measured", b.source or "measured"))
     rows.append(("warnings", _warnings(first), _warnings(second)))
     return [SettingDifference(what=w, first=x, second=y) for w, x, y in rows if x != y]
 
@@ -178,7 +179,8 @@ def _machine(record: RunRecord, machine: Machine | None) -> str:
 
 def _devices(records: Iterable[RunRecord]) -> str:
     found = (
-        f"{rank.device_name or rank.device}, {rank.threads} threads"
+        (rank.device_name or rank.device)
+        + ("" if rank.threads is None else f", {rank.threads} threads")
         for record in records
         for rank in record.ranks
     )
@@ -203,10 +205,13 @@ def _software(
 
 
 def _packages(record: RunRecord, machine: Machine | None) -> dict[str, str] | None:
-    """The versions that a record depends on; None if the machine was upgraded since."""
+    """The versions that a record depends on; None if the machine was upgraded since, or the record
+    was imported."""
+    if record.source or record.spec.program.framework not in FRAMEWORKS:
+        return None
     framework = entry(record.spec.program.framework)
-    if record.environment is not None:
-        software = record.environment.software
+    if record.stack is not None:
+        software = record.stack
     elif machine is None or framework.software_id(machine.software) != record.key.software_id:
         return None
     else:

@@ -20,8 +20,10 @@ from cubemesh.views.facts.machine import gpu_topology
 
 if TYPE_CHECKING:
     from cubemesh.api.compare import Comparison
+    from cubemesh.api.probe import StackComparison
     from cubemesh.api.run import AcceptResult, RunResult
     from cubemesh.api.tune import TuneResult
+    from cubemesh.store.imports.import_training import ImportedTraining
 
 
 def envelope(kind: str, **fields: Any) -> dict[str, Any]:
@@ -43,6 +45,29 @@ def machine_json(machine: Machine) -> dict[str, Any]:
         usable_memory_bytes=machine.memory.usable_bytes,
         topology=_topology(machine),
         **to_plain(machine),
+    )
+
+
+def stack_comparison_json(found: StackComparison) -> dict[str, Any]:
+    """The document of `cubemesh probe --against`."""
+    return envelope(
+        "stack_comparison",
+        source=found.source,
+        machine_id=found.own.machine_id,
+        recorded_machine_id=found.recorded.machine_id,
+        recorded_hostname=found.recorded.hostname,
+        same_hardware=found.same_hardware,
+        differences=to_plain(found.differences),
+    )
+
+
+def imported_training_json(found: ImportedTraining) -> dict[str, Any]:
+    """The document of `cubemesh import` of a training log; `new` as for sweeps."""
+    return envelope(
+        "imported_training",
+        format=found.format,
+        new=[found.record.run_id] if found.new else [],
+        records=[record_json(found.record)],
     )
 
 

@@ -28,6 +28,7 @@ from cubemesh.views.facts import run as run_facts
 from cubemesh.views.tables import GAP, text_table
 
 if TYPE_CHECKING:
+    from cubemesh.api.probe import StackComparison
     from cubemesh.experiments.runner import ExperimentResult
 
 SOFT = "dim"
@@ -133,6 +134,23 @@ def print_machine(console: Console, machine: Machine) -> None:
         print_section(console, "Topology", topology_facts(topology))
     unknown = [(clean(u.what), clean(u.why)) for u in machine.unknown]
     print_section(console, "Unknown", unknown)
+
+
+def print_stack_comparison(console: Console, found: StackComparison) -> None:
+    """What differs between a recorded stack and that of this machine."""
+    other = found.recorded
+    place = "the same hardware" if found.same_hardware else "other hardware"
+    _line(
+        console,
+        f"{clean(other.hostname)} ({other.machine_id}, {place}) of {clean(found.source)}, compared "
+        f"with this machine ({found.own.machine_id})",
+        style="bold",
+    )
+    console.print()
+    if found.differences:
+        print_table(console, machine_facts.difference_table(found.differences))
+    else:
+        _line(console, "The two stacks do not differ.")
 
 
 def print_record(console: Console, record: RunRecord, series: Sequence[Series] = ()) -> None:

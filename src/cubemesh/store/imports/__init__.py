@@ -1,1 +1,1 @@
-"""Results of other programs as records: sweeps in CSV and logs of nccl-tests."""
+"""Results of other programs as records: sweeps in JSON, logs of nccl-tests, and training logs."""

@@ -8,7 +8,6 @@ never reused as a run of this machine. The same sweep gives the same id, so it i
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,8 @@ from cubemesh.machines.files import read_text
 from cubemesh.measure.collective_sweep import sweep_figures, wrong_results
 from cubemesh.schema import (
     Collective,
-    Cpu,
     ExperimentRun,
-    Gpu,
     Machine,
-    Memory,
     Outcome,
     Placement,
     ProgramSettings,
@@ -30,19 +26,16 @@ from cubemesh.schema import (
     RunKey,
     RunRecord,
     RunSpec,
-    Software,
     Status,
     SweepPoint,
-    Unknown,
 )
 from cubemesh.schema.serialization import digest, from_plain
-from cubemesh.store.imports.nccl_tests_log import LEAST, MOST, LoggedRank, LoggedSweep, read_log
+from cubemesh.store.imports.imported import IMPORTED, imported_machine
+from cubemesh.store.imports.nccl_tests_log import LEAST, MOST, LoggedSweep, read_log
 from cubemesh.store.store import Store
 from cubemesh.untrusted import parse_json
 
 MAX_BYTES = 16 << 20
-IMPORTED = "imported"
-"""Code version and software of what was not measured here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +57,7 @@ def import_file(store: Store, path: Path, collective: str | None = None) -> Impo
     else:
         sweeps, framework = read_log(text, str(path), collective), "nccl-tests"
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    machine = _machine(sweeps[0].ranks, path)
+    machine = imported_machine(sweeps[0].ranks, path)
     parsed = [_record(sweep, framework, machine, now) for sweep in sweeps]
     by_id = {r.run_id: r for r in parsed}
     run_ids = tuple(by_id)
@@ -125,25 +118,6 @@ def _record(sweep: LoggedSweep, framework: str, machine: Machine, now: str) -> R
         sweep=sweep.points,
         library=sweep.library,
         warnings=() if warning is None else (warning,),
-    )
-
-
-def _machine(ranks: Sequence[LoggedRank], path: Path) -> Machine:
-    """The machine described in the file."""
-    hosts = list(dict.fromkeys(rank.host for rank in ranks))
-    return Machine(
-        hostname=", ".join(hosts),
-        cpu=Cpu(),
-        memory=Memory(),
-        gpus=tuple(
-            Gpu(index=i, name=rank.device_name, uuid=f"{IMPORTED}-{rank.host}-{rank.device}")
-            for i, rank in enumerate(ranks)
-            if rank.device.startswith("cuda")
-        ),
-        software=Software(python="", system=""),
-        unknown=(
-            Unknown(what="all else", why=f"imported from {path.name}, without further information"),
-        ),
     )
 
 

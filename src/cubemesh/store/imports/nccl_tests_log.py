@@ -233,7 +233,8 @@ class _Reader:
         if not self._points:
             raise DataError(
                 f"{self._file} has no line of figures below a heading with size, count, type, time "
-                "and busbw: it is not output of nccl-tests."
+                "and busbw: it is not output of nccl-tests, and no training log of a known "
+                "program."
             )
         ranks = tuple(self._ranks[rank] for rank in sorted(self._ranks))
         for (collective, kind, reduction), points in self._points.items():

@@ -18,6 +18,7 @@ from cubemesh.views.facts.hardware import (
 from cubemesh.views.tables import table_of_texts
 
 if TYPE_CHECKING:
+    from cubemesh.machines.stack import StackDifference
     from cubemesh.machines.topology.analysis import TopologyAnalysis
 
 
@@ -77,6 +78,12 @@ def gpu_topology(machine: Machine) -> TopologyAnalysis | None:
     from cubemesh.machines.topology.analysis import analysis_of  # loads networkx
 
     return analysis_of(machine)
+
+
+def difference_table(differences: tuple[StackDifference, ...]) -> Table:
+    """One row for each item that differs between a recorded stack and this one."""
+    rows = ((d.group, clean(d.what), clean(d.first), clean(d.second)) for d in differences)
+    return table_of_texts("Differences", ("kind", "item", "recorded", "this machine"), rows)
 
 
 def link_sentences(links: tuple[GpuLink, ...]) -> tuple[str, ...]:
@@ -155,7 +162,7 @@ def _software(software: Software) -> list[tuple[str, str]]:
         ("C++ compiler", software.cpp_compiler),
     )
     facts += [(name, value) for name, value in named if value]
-    facts += list(software.packages.items())
+    facts += [*software.packages.items(), *software.variables.items()]
     return [(clean(name), clean(value)) for name, value in facts]
 
 

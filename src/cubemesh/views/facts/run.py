@@ -118,6 +118,8 @@ def run_facts(
         own = [p for p in entry(record.spec.program.framework).packages if p in packages]
         versions = ", ".join(f"{name} {packages[name]}" for name in own)
         facts.append(("python", clean(f"{record.environment.python} ({versions})")))
+    if record.source:
+        facts.append(("source", clean(record.source)))
     facts.append(("run", clean(record.run_id)))
     facts.append(("spec", record.key.spec_id))
     if record.attempt > 1:
