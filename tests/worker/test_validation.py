@@ -29,7 +29,9 @@ ABLE = Capabilities(
 ALL = replace(
     ABLE,
     works=frozenset({"train_steps", "forward", "train", "input", "collective"}),
-    sync_features=frozenset({"all-reduce", "hooks", "weight-server", "model-parallel"}),
+    sync_features=frozenset(
+        {"all-reduce", "hooks", "weight-server", "cpu-server", "model-parallel"}
+    ),
     decodes=True,
     scripted=True,
 )
@@ -135,6 +137,14 @@ def test_refused_by_capabilities(spec, given, supported):
                 checkpointing=CheckpointSettings(checkpoints="folder"),
             ),
             "sync=asynchronous",
+        ),
+        (
+            replace(
+                program(sync="parameter-server-cpu"),
+                work=Train(**FEED),
+                checkpointing=CheckpointSettings(checkpoints="folder"),
+            ),
+            "optimizer state on the server",
         ),
         (replace(SPEC, against=Against(work=Forward(**FEED))), "same kind of work"),
         (

@@ -235,8 +235,8 @@ def _effects(ranked: Sequence[Group[CpuMode]]) -> Iterator[Finding]:
     for name, words in EFFECTS.items():
         best = ranked[0]
         if name in ("memory_policy", "huge_pages"):
-            varied = [g for g in ranked if getattr(g.key, name) != "default"]
-            base = replace(varied[0].key, **{name: "default"}) if varied else None
+            varied = next((g.key for g in ranked if getattr(g.key, name) != "default"), best.key)
+            base = replace(varied, memory_policy="default", huge_pages="default")
             best = next((g for g in ranked if g.key == base), best)
         others = [g for g in ranked if _only(name, g.key, best.key)]
         if others:

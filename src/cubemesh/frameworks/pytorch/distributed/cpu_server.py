@@ -12,7 +12,7 @@ gloo, which is TCP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -73,7 +73,7 @@ class TorchCpuServer:
             self._flat.copy_(self._host)
         torch._foreach_copy_(self._weights, self._views)
 
-    def _gradients(self) -> Sequence[Tensor]:
+    def _gradients(self) -> list[Tensor]:
         return [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for parameter in self._parameters
