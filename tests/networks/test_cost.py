@@ -61,6 +61,11 @@ def test_a_grouped_convolution_sums_over_its_group_only():
     assert cost.weight_gradient.written_bytes == 4 * 16
 
 
+def test_gaps_between_cells_cost_nothing():
+    plain = of_last(lambda net, x: net.conv(x, 8, kernel=3, padding=1))
+    assert of_last(lambda net, x: net.conv(x, 8, kernel=3, padding=2, dilation=2)) == plain
+
+
 def test_linear():
     # 2 samples of 144 features into 10: 2880 multiply-adds; 1450 parameters.
     cost = of_last(lambda net, x: net.linear(net.flatten(x), 10))
@@ -432,3 +437,57 @@ def test_a_sample_dropout_saves_a_factor_a_sample():
     assert cost.forward == Cost(
         other_flops=V, read_bytes=4 * V, written_bytes=4 * V, saved_bytes=4 * 2
     )
+
+
+def test_a_gru():
+    # h = 2 · 5 · 4 = 40 values, 3 gates of 12 inputs and 4 h each; 3 · 4 · 16 weights, 24 biases.
+    assert of_sequence(lambda net, x: net.gru(x, 4)) == LayerCost(
+        forward=Cost(
+            matrix_flops=2 * 3 * 40 * 16,
+            other_flops=16 * 40,
+            read_bytes=4 * (V + 40 + 216),
+            written_bytes=4 * (40 + 4 * 40),
+            saved_bytes=4 * (V + 40 + 4 * 40),
+        ),
+        data_gradient=Cost(
+            matrix_flops=2 * 3 * 40 * 16,
+            other_flops=17 * 40,
+            read_bytes=4 * (40 + 4 * 40 + 40 + 192),
+            written_bytes=4 * (V + 4 * 40),
+        ),
+        weight_gradient=Cost(
+            matrix_flops=2 * 3 * 40 * 16,
+            other_flops=6 * 40,
+            read_bytes=4 * (V + 5 * 40),
+            written_bytes=4 * 216,
+        ),
+    )
+
+
+def test_a_plain_recurrence_of_two_directions_that_are_added():
+    # 80 values of h, 40 come out; 4 · 16 weights and 8 biases a direction.
+    cost = of_sequence(lambda net, x: net.rnn(x, 4, directions="sum"))
+    assert cost.forward == Cost(
+        matrix_flops=2 * 80 * 16,
+        other_flops=4 * 80 + 40,
+        read_bytes=4 * (V + 80 + 144 + 80),
+        written_bytes=4 * (80 + 40),
+        saved_bytes=4 * (V + 80),
+    )
+    side_by_side = of_sequence(lambda net, x: net.rnn(x, 4, directions="concat"))
+    assert side_by_side.weight_gradient == cost.weight_gradient
+    assert side_by_side.forward.other_flops == 4 * 80
+    assert side_by_side.forward.saved_bytes == cost.forward.saved_bytes
+    relu = of_sequence(lambda net, x: net.rnn(x, 4, function="relu", directions="concat"))
+    assert relu.data_gradient.other_flops == 80
+    assert side_by_side.data_gradient.other_flops == 3 * 80
+
+
+def test_an_lstm_of_two_directions_costs_two():
+    one, two = (
+        of_sequence(lambda net, x, d=d: net.lstm(x, 4, directions=d)) for d in ("forward", "concat")
+    )
+    assert two.total.matrix_flops == 2 * one.total.matrix_flops
+    assert two.total.other_flops == 2 * one.total.other_flops
+    assert two.forward.saved_bytes == 2 * one.forward.saved_bytes - 4 * V
+    assert of_last(lambda net, x: net.columns(x)) == LayerCost()

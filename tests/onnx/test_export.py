@@ -15,7 +15,7 @@ from cubemesh.onnx.operators import OPERATORS
 from cubemesh.schema import CheckpointSettings, RunSpec, Train
 from cubemesh.training.checkpoint import Checkpoint, save
 from cubemesh.training.manifest import claim
-from layer_samples import NARROW, decoder, gated, mixed, trained_weights
+from layer_samples import NARROW, decoder, dilated, gated, mixed, recurrences, trained_weights
 from onnx_graphs import cheap_weights, session_of
 
 torch = pytest.importorskip("torch")
@@ -70,7 +70,7 @@ def test_every_network_of_the_zoo_has_the_scores_of_pytorch(name):
         assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("make", [mixed, gated, decoder])
+@pytest.mark.parametrize("make", [mixed, gated, decoder, dilated, recurrences])
 def test_settings_that_the_zoo_leaves_out(make):
     network = make()
     weights, inputs = trained_weights(network), inputs_of(network, 3)

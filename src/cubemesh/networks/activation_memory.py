@@ -124,9 +124,22 @@ def _log_sums(layer: layers.Attention, node: Node) -> list[SavedTensor]:
     return [_own(node, "log_sums", layer.heads * node.shape[0], "fp32")]
 
 
-def _gates(layer: layers.LSTM, node: Node) -> list[SavedTensor]:
-    """Four gates and the cell, at every position."""
-    return [_own(node, "gates", 5 * math.prod(node.shape))]
+RECURRENT_VALUES: dict[type[layers.Recurrence], int] = {
+    layers.LSTM: 5,
+    layers.GRU: 4,
+    layers.RNN: 0,
+}
+"""Values saved for each h: four gates and the cell; three gates and R h + c; none."""
+
+
+def _recurrent(layer: layers.Recurrence, node: Node) -> list[SavedTensor]:
+    """The h of every position, which are the output unless two directions are added, and what they
+    were computed from."""
+    values = node.shape[0] * layer.hidden * layer.ways
+    is_output = layer.directions != "sum"
+    h = SavedTensor(name=node.name if is_output else f"{node.name}:h", elements=values)
+    gates = RECURRENT_VALUES[type(layer)] * values
+    return [h, _own(node, "gates", gates)] if gates else [h]
 
 
 def _weights(layer: layers.Mix, node: Node) -> list[SavedTensor]:
@@ -166,7 +179,10 @@ SAVED_TENSOR_RULES: dict[type[Layer], SavedTensorRule] = {
     layers.PositionEmbedding: SavedTensorRule(),
     layers.SelectPosition: SavedTensorRule(),
     layers.Tanh: SavedTensorRule(output=True),
-    layers.LSTM: SavedTensorRule(input=True, output=True, own=_gates),
+    layers.LSTM: SavedTensorRule(input=True, own=_recurrent),
+    layers.GRU: SavedTensorRule(input=True, own=_recurrent),
+    layers.RNN: SavedTensorRule(input=True, own=_recurrent),
+    layers.Columns: SavedTensorRule(),
     layers.PairSum: SavedTensorRule(),
     layers.PairProduct: SavedTensorRule(input=True),
     layers.Mix: SavedTensorRule(last_input=True, own=_weights),

@@ -109,6 +109,7 @@ def _convolution(to: Operators, layer: layers.Convolution, inputs: tuple[str, ..
         strides=layer.stride,
         pads=_both_sides(layer.padding),
         group=layer.groups,
+        **({} if layer.dilation == (1, 1) else {"dilations": layer.dilation}),
     )
 
 
@@ -272,15 +273,19 @@ def _select_position(to: Operators, layer: layers.SelectPosition, inputs: tuple[
     to.call("Gather", *inputs, to.constant("position", layer.position, np.int64), axis=1)
 
 
-_GATES = (0, 3, 1, 2)
-"""The order of ONNX's gates (i, o, f, g) among ours (i, f, g, o)."""
+_GATES = {layers.LSTM: (0, 3, 1, 2), layers.GRU: (1, 0, 2), layers.RNN: (0,)}
+"""The order of ONNX's gates (i, o, f, g; z, r, n) among ours (i, f, g, o; r, z, n)."""
 
 
-def _lstm(to: Operators, layer: layers.LSTM, inputs: tuple[str, ...]) -> None:
+def _recurrence(to: Operators, layer: layers.Recurrence, inputs: tuple[str, ...]) -> None:
     def reordered(role: str) -> NDArray[np.float32]:
-        array = to.array(role)
-        gates = array.reshape(4, layer.hidden, *array.shape[1:])
-        return gates[list(_GATES)].reshape(1, *array.shape)
+        """Of every direction."""
+        found = []
+        for prefix in layer.prefixes:
+            array = to.array(prefix + role)
+            gates = array.reshape(layer.gates, layer.hidden, *array.shape[1:])
+            found.append(gates[list(_GATES[type(layer)])].reshape(array.shape))
+        return np.stack(found)
 
     biases = np.concatenate([reordered("bias"), reordered("hidden_bias")], axis=1)
     arrays = (
@@ -292,10 +297,29 @@ def _lstm(to: Operators, layer: layers.LSTM, inputs: tuple[str, ...]) -> None:
     if len(inputs) == 2:
         first = to.call("Unsqueeze", inputs[1], to.integers("begin.axis", 0), to="begin")
         begin = ["", first]
+    settings: dict[str, Any] = {"hidden_size": layer.hidden}
+    if layer.ways == 2:
+        settings["direction"] = "bidirectional"
+    if isinstance(layer, layers.GRU):
+        settings["linear_before_reset"] = 1
+    if isinstance(layer, layers.RNN) and layer.function == "relu":
+        settings["activations"] = ["Relu"] * layer.ways
     by_position = to.transpose(inputs[0], 1, 0, 2, to="by_position")
-    found = to.call("LSTM", by_position, *arrays, *begin, to="recurrence", hidden_size=layer.hidden)
-    one_way = to.call("Squeeze", found, to.integers("direction.axis", 1), to="one_way")
+    kind = type(layer).__name__
+    found = to.call(kind, by_position, *arrays, *begin, to="recurrence", **settings)
+    if layer.directions == "concat":  # (length, directions, batch, hidden)
+        to.reshape(to.transpose(found, 2, 0, 1, 3, to="by_sample"), 0, *to.shape)
+        return
+    axis = to.integers("direction.axis", 1)
+    if layer.directions == "sum":
+        one_way = to.call("ReduceSum", found, axis, to="one_way", keepdims=0)
+    else:
+        one_way = to.call("Squeeze", found, axis, to="one_way")
     to.transpose(one_way, 1, 0, 2)
+
+
+def _columns(to: Operators, layer: layers.Columns, inputs: tuple[str, ...]) -> None:
+    to.reshape(to.transpose(inputs[0], 0, 3, 1, 2, to="by_column"), 0, *to.shape)
 
 
 def _pair_sum(to: Operators, layer: Layer, inputs: tuple[str, ...]) -> None:
@@ -424,7 +448,10 @@ OPERATORS: dict[type[Layer], Write] = {
     layers.PositionEmbedding: _position_embedding,
     layers.SelectPosition: _select_position,
     layers.Tanh: _plain("Tanh"),
-    layers.LSTM: _lstm,
+    layers.LSTM: _recurrence,
+    layers.GRU: _recurrence,
+    layers.RNN: _recurrence,
+    layers.Columns: _columns,
     layers.PairSum: _pair_sum,
     layers.PairProduct: _pair_product,
     layers.Mix: _mix,

@@ -31,7 +31,7 @@ from cubemesh.frameworks.contract.validation import check_layers, check_weights
 from cubemesh.frameworks.pytorch.lowerings import (
     ATTRIBUTES,
     LOWERINGS,
-    LSTM_ATTRIBUTES,
+    RECURRENT_ATTRIBUTES,
     lower,
     may_overwrite,
 )
@@ -172,7 +172,7 @@ def _layers(
         if node.name in opaque:
             continue
         module = replace(lower(node, network.shapes[node.inputs[0]], node.name in overwriting))
-        attributes = LSTM_ATTRIBUTES if isinstance(module, nn.LSTM) else ATTRIBUTES
+        attributes = RECURRENT_ATTRIBUTES if isinstance(module, nn.RNNBase) else ATTRIBUTES
         for role, name in {**node.parameters, **node.state}.items():
             setattr(module, attributes.get(role, role), arrays[name])
         if isinstance(module, nn.RNNBase):

@@ -20,7 +20,7 @@ import torch
 
 from cubemesh.frameworks.contract.program import BuildRequest, Capabilities, OutOfMemory
 from cubemesh.kernels.cpu.allocator import keep_freed_memory
-from cubemesh.networks.layers import LSTM
+from cubemesh.networks.layers import Recurrence
 from cubemesh.schema.spec import ProgramSettings
 
 ARRAY_TYPES = {"fp64": torch.float64}
@@ -80,7 +80,7 @@ def capabilities() -> Capabilities:
 def other_precision(request: BuildRequest) -> str:
     """See `ReportsPrecision`. Autocast runs cuDNN's recurrent layers in float16 for any dtype
     (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
-    recurrent = [n.name for n in request.network.nodes if isinstance(n.layer, LSTM)]
+    recurrent = [n.name for n in request.network.nodes if isinstance(n.layer, Recurrence)]
     if not recurrent or request.program.precision != "bf16" or request.device == "cpu":
         return ""
     return (
