@@ -56,7 +56,7 @@ SMALLER = {
 """Where sizes alone do not make a network small, one of its family; and one of our own."""
 QUICK = {
     *("little-cnn", "cifarnet", "mixed", "vit-b16", "gpt2", "translator", "translator-plain"),
-    *("gated", "decoder", "dilated", "recurrences"),
+    *("gated", "decoder", "dilated", "recurrences", "translator-2x"),
 }
 
 
@@ -64,12 +64,9 @@ def build(name):
     if name in SMALLER:
         return SMALLER[name]()
     line = networks.NETWORKS[name]
-    if not line.image_size:
-        sizes = {size: TOKENS[size] for size in line.sizes}
-    else:
-        size = max(line.smallest_image_size, IMAGE_SIZES.get(name, 0))
-        sizes = {"image_size": size, "classes": CLASSES}
-    return networks.build(name, **sizes)
+    size = max(line.smallest_image_size, IMAGE_SIZES.get(name, 0))
+    sizes = TOKENS | {"image_size": size, "classes": CLASSES}
+    return networks.build(name, **{size: sizes[size] for size in line.sizes})
 
 
 def cases(quick=QUICK, names=tuple({**networks.NETWORKS, **SMALLER})):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from cubemesh.networks import NETWORKS, build, layers
@@ -252,11 +254,16 @@ def test_backward_is_twice_forward_but_for_the_first_layer(name):
     found, total = costs(network), totals(network)
     first = next(n for n in network.nodes if n.parameters)
     forward = total.forward.matrix_flops
-    # Attention has no weights: both its operands are data.
+    # Attention has no weights: both its operands are data. In a decoder, 2 · 2 a score and feature.
     attention = sum(
         found[n.name].forward.matrix_flops
         for n in network.nodes
         if isinstance(n.layer, (Attention, Mix, PairProduct))
+    )
+    attention += sum(
+        4 * math.prod(n.shape) * network.shapes[n.inputs[2]][0]
+        for n in network.nodes
+        if isinstance(n.layer, layers.InputFeedingDecoder)
     )
     assert total.weight_gradient.matrix_flops == forward - attention
     assert total.data_gradient.matrix_flops == (
@@ -491,3 +498,24 @@ def test_an_lstm_of_two_directions_costs_two():
     assert two.total.other_flops == 2 * one.total.other_flops
     assert two.forward.saved_bytes == 2 * one.forward.saved_bytes - 4 * V
     assert of_last(lambda net, x: net.columns(x)) == LayerCost()
+
+
+def test_a_decoder_with_input_feeding():
+    # 2 · 3 positions of 4: 24 values, from words of 5, memory of 7 positions; two LSTMs, 48 h.
+    net = NetworkBuilder("net")
+    words = net.linear(net.input("words", (3, 2)), 5)
+    begin, memory = net.linear(net.input("first", (2,)), 4), net.linear(net.input("m", (7, 2)), 4)
+    net.classify(net.input_feeding_decoder(words, begin, memory, 2, name="decoder"))
+    cost = costs(net.build(), 2)["decoder"]
+    # [word, a] 9 and h 4 into 16 rows; 4 and 4 into 16; the query 4 into 4; the readout 8 into 4.
+    weights = 16 * 13 + 16 * 8 + 16 + 32
+    scores = 2 * 3 * 7
+    assert cost.weight_gradient.matrix_flops == 2 * 6 * weights
+    assert cost.forward.matrix_flops == 2 * 6 * weights + 2 * 2 * 4 * scores
+    assert cost.data_gradient.matrix_flops == 2 * 6 * weights + 4 * 2 * 4 * scores
+    assert cost.forward.other_flops == 21 * 48 + 5 * scores + 24
+    assert cost.data_gradient.other_flops == 20 * 48 + 4 * scores + 3 * 24
+    # Memory and a; h, five of each h; [word, a], the query, the shares, [mean, h].
+    saved = 2 * 7 * 4 + 24 + 6 * 48 + 6 * (9 + 4 + 7 + 8)
+    assert cost.forward.saved_bytes == 4 * saved
+    assert cost.weight_gradient.written_bytes == 4 * (weights + 4 * 16)

@@ -27,6 +27,10 @@ from cubemesh.frameworks.pytorch.module import build_modules
 SIZES = {
     "translator": {"sequence_length": 6, "vocabulary": 300, "hidden": 64},
     "translator-plain": {"sequence_length": 6, "vocabulary": 300, "hidden": 64},
+    "translator-2x": {"sequence_length": 6, "vocabulary": 300, "hidden": 64},
+    "deep-speech-gru": {"sequence_length": 9, "vocabulary": 29, "hidden": 64},
+    "deep-speech-rnn": {"sequence_length": 9, "vocabulary": 29, "hidden": 64},
+    "captioner": {"image_size": 11, "sequence_length": 4, "vocabulary": 300, "hidden": 64},
 }
 """Sizes of networks of sequences; images have the smallest size."""
 

@@ -246,6 +246,13 @@ class NetworkBuilder(Assembly):
     ) -> str:
         return self.add_layer(layer, *((x,) if begin is None else (x, begin)), name=name)
 
+    def input_feeding_decoder(
+        self, words: str, begin: str, memory: str, depth: int = 1, *, name: str | None = None
+    ) -> str:
+        """LSTMs with attention to `memory` that is fed back; `begin` is their first h."""
+        layer = layers.InputFeedingDecoder(hidden=self.shape(begin)[0], depth=depth)
+        return self.add_layer(layer, words, begin, memory, name=name)
+
     def columns(self, x: str, *, name: str | None = None) -> str:
         """An image's columns as a sequence."""
         return self.add_layer(layers.Columns(), x, name=name)

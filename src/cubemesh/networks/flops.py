@@ -18,7 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cubemesh.networks import layers
-from cubemesh.networks.activation_memory import INDEX_BYTES, MASK_BYTES, RECURRENT_VALUES
+from cubemesh.networks.activation_memory import (
+    INDEX_BYTES,
+    MASK_BYTES,
+    RECURRENT_VALUES,
+    decoder_values,
+)
 from cubemesh.networks.layers import Layer, Shape
 from cubemesh.schema.cost import Cost
 
@@ -65,8 +70,8 @@ class Sizes:
     parameters: int
     weight_shape: tuple[int, ...]
     """Of the parameter called `weight`; () without one."""
-    inputs: int
-    """How many inputs there are."""
+    inputs: tuple[Shape, ...]
+    """Of one sample of each input."""
     channels: int
     """The first axis of the result."""
     shape: Shape
@@ -149,7 +154,7 @@ def _relu(layer: layers.ReLU, s: Sizes) -> LayerCost:
 
 def _add(layer: layers.Add, s: Sizes) -> LayerCost:
     """1 per y forward; backward passes the gradient on as it is."""
-    return LayerCost(forward=s.cost(other=(s.inputs - 1) * s.y, read=s.x, written=s.y))
+    return LayerCost(forward=s.cost(other=(len(s.inputs) - 1) * s.y, read=s.x, written=s.y))
 
 
 def _concat(layer: layers.Concat, s: Sizes) -> LayerCost:
@@ -437,6 +442,40 @@ def _recurrence(layer: layers.Recurrence, s: Sizes) -> LayerCost:
     )
 
 
+def _input_feeding_decoder(layer: layers.InputFeedingDecoder, s: Sizes) -> LayerCost:
+    """An LSTM's products and operations for each of its h; 2 · hidden per y for the query and
+    4 · hidden for the readout; 2 · positions per y each for the scores and the mean, of which both
+    operands are data. Other operations: the softmax 5 a score forward and 4 backward, the tanh 1
+    and 3 per y."""
+    (_, features), _, (positions, hidden) = s.inputs
+    h, lstm = layer.depth * s.y, _RECURRENT[layers.LSTM]
+    widths = features + 2 * hidden + 2 * hidden * (layer.depth - 1)
+    work = 2 * s.y * (4 * widths + 3 * hidden)
+    attended, scores = 4 * s.y * positions, s.y // hidden * positions
+    saved = RECURRENT_VALUES[layers.LSTM] * h + s.y // hidden * decoder_values(layer, s.inputs)
+    gradients = lstm.gradients * h + 2 * s.y + scores
+    return LayerCost(
+        forward=s.cost(
+            matrix=work + attended,
+            other=lstm.forward * h + 5 * scores + s.y,
+            read=s.x + h + s.parameters,
+            written=s.y + h + saved,
+        ),
+        data_gradient=s.cost(
+            matrix=work + 2 * attended,
+            other=lstm.backward * h + 4 * scores + 3 * s.y,
+            read=s.y + saved + s.parameters,
+            written=s.x + gradients,
+        ),
+        weight_gradient=s.cost(
+            matrix=work,
+            other=2 * 4 * h,
+            read=saved + h + gradients,
+            written=s.parameters,
+        ),
+    )
+
+
 def _pair_sum(layer: layers.PairSum, s: Sizes) -> LayerCost:
     """1 per y forward; backward two sums over the other's positions."""
     return LayerCost(
@@ -492,6 +531,7 @@ COUNTS: dict[type[Layer], Callable[[Any, Sizes], LayerCost]] = {
     layers.LSTM: _recurrence,
     layers.GRU: _recurrence,
     layers.RNN: _recurrence,
+    layers.InputFeedingDecoder: _input_feeding_decoder,
     layers.Columns: _view,
     layers.PairSum: _pair_sum,
     layers.PairProduct: _pair_product,

@@ -74,6 +74,21 @@ class Operators:
         """The values of a parameter that is stored in another layout."""
         return np.asarray(self.weights[self.node.parameters[role]], dtype=np.float32)
 
+    def lstm_step(
+        self, x: str, arrays: tuple[str, ...], state: tuple[str, str], to: str, hidden: int
+    ) -> tuple[str, str]:
+        """Add one step of an LSTM; the names of its h and cell (1, batch, hidden)."""
+        h, cell = self.name(f"{to}.h"), self.name(f"{to}.cell")
+        self.operators.append(
+            Operator(
+                kind="LSTM",
+                inputs=(x, *arrays, "", *state),
+                outputs=("", h, cell),
+                attributes={"hidden_size": hidden},
+            )
+        )
+        return h, cell
+
     def reshape(self, x: str, *shape: int, to: str = "") -> str:
         """Add a reshape."""
         return self.call("Reshape", x, self.integers(f"{to or 'result'}.shape", *shape), to=to)
@@ -318,6 +333,55 @@ def _recurrence(to: Operators, layer: layers.Recurrence, inputs: tuple[str, ...]
     to.transpose(one_way, 1, 0, 2)
 
 
+def _input_feeding_decoder(
+    to: Operators, layer: layers.InputFeedingDecoder, inputs: tuple[str, ...]
+) -> None:
+    """Written out position by position: an LSTM of one step for each."""
+    words, begin, memory = inputs
+    order, hidden = list(_GATES[layers.LSTM]), layer.hidden
+
+    def reordered(role: str) -> NDArray[np.float32]:
+        array = to.array(role)
+        return array.reshape(4, hidden, *array.shape[1:])[order].reshape(1, *array.shape)
+
+    cells = []
+    for prefix in layer.prefixes:
+        biases = [reordered(prefix + role) for role in ("bias", "hidden_bias")]
+        cells.append(
+            (
+                to.constant(f"{prefix}weight", reordered(f"{prefix}weight")),
+                to.constant(f"{prefix}hidden_weight", reordered(f"{prefix}hidden_weight")),
+                to.constant(f"{prefix}biases", np.concatenate(biases, axis=1)),
+            )
+        )
+    query = to.constant("attention_weight", to.array("attention_weight").T)
+    readout = to.constant("readout_weight", to.array("readout_weight").T)
+    first, second = to.integers("first.axis", 0), to.integers("second.axis", 1)
+    zero = to.call("Mul", begin, to.constant("zero", 0.0), to="zeros")
+    cell = to.call("Unsqueeze", zero, first, to="cell")
+    states = [(to.call("Unsqueeze", begin, first, to="begin"), cell)] * layer.depth
+    fed = to.call("Unsqueeze", zero, second, to="nothing")
+    columns = to.transpose(memory, 0, 2, 1, to="memory.transposed")
+    found = []
+    for t in range(to.shape[0]):
+        word = to.call("Gather", words, to.integers(f"position{t}", t), to=f"word{t}", axis=1)
+        x = to.call("Concat", word, fed, to=f"fed{t}", axis=2)
+        x = to.transpose(x, 1, 0, 2, to=f"fed{t}.by_position")
+        for i, arrays in enumerate(cells):
+            name = f"lstm{i + 1}.{t}"
+            states[i] = to.lstm_step(x, arrays, states[i], name, hidden)
+            x = states[i][0]
+        last = to.transpose(x, 1, 0, 2, to=f"h{t}")
+        asked = to.call("MatMul", last, query, to=f"query{t}")
+        scores = to.call("MatMul", asked, columns, to=f"scores{t}")
+        shares = to.call("Softmax", scores, to=f"shares{t}", axis=-1)
+        mean = to.call("MatMul", shares, memory, to=f"mean{t}")
+        both = to.call("Concat", mean, last, to=f"read{t}", axis=2)
+        fed = to.call("Tanh", to.call("MatMul", both, readout, to=f"readout{t}"), to=f"output{t}")
+        found.append(fed)
+    to.call("Concat", *found, axis=1)
+
+
 def _columns(to: Operators, layer: layers.Columns, inputs: tuple[str, ...]) -> None:
     to.reshape(to.transpose(inputs[0], 0, 3, 1, 2, to="by_column"), 0, *to.shape)
 
@@ -451,6 +515,7 @@ OPERATORS: dict[type[Layer], Write] = {
     layers.LSTM: _recurrence,
     layers.GRU: _recurrence,
     layers.RNN: _recurrence,
+    layers.InputFeedingDecoder: _input_feeding_decoder,
     layers.Columns: _columns,
     layers.PairSum: _pair_sum,
     layers.PairProduct: _pair_product,

@@ -365,9 +365,7 @@ def _cell(
     """(h, cell) of a step, from the products of its input and of the h before; a layer without a
     cell has h in its place."""
     if isinstance(layer, layers.LSTM):
-        i, f, g, o = jnp.split(fed + back, 4, axis=1)
-        cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-        return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
+        return _lstm_cell(fed + back, cell)
     if isinstance(layer, layers.GRU):
         (r, z, n), (r_back, z_back, n_back) = jnp.split(fed, 3, axis=1), jnp.split(back, 3, axis=1)
         n = jnp.tanh(n + jax.nn.sigmoid(r + r_back) * n_back)
@@ -376,6 +374,53 @@ def _cell(
         relu = isinstance(layer, layers.RNN) and layer.function == "relu"
         h = (jax.nn.relu if relu else jnp.tanh)(fed + back)
     return h, h
+
+
+def _lstm_cell(gates: jax.Array, cell: jax.Array) -> tuple[jax.Array, jax.Array]:
+    i, f, g, o = jnp.split(gates, 4, axis=1)
+    cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
+
+
+def _input_feeding_decoder(
+    layer: layers.InputFeedingDecoder,
+    context: JaxContext,
+    words: jax.Array,
+    begin: jax.Array,
+    memory: jax.Array,
+) -> jax.Array:
+    """A step a position; cells, softmax and tanh in the arrays' type."""
+    full, precision = context.numerics.arrays, context.numerics.precision
+    words, begin, memory = context.to_product_type(words, begin, memory)
+    own = context.arrays
+    weights = dict(zip(own, context.to_product_type(*own.values()), strict=True))
+
+    def product(x: jax.Array, role: str) -> jax.Array:
+        found = jnp.einsum("bf,gf->bg", x, weights[role], precision=precision)
+        return found.astype(full)
+
+    def step(carry: Any, word: jax.Array) -> Any:
+        states, fed = list(carry[0]), carry[1]
+        x = jnp.concatenate([word, fed], axis=1)
+        for i, prefix in enumerate(layer.prefixes):
+            h, cell = states[i]
+            bias = own[prefix + "bias"] + own[prefix + "hidden_bias"]
+            now = product(x, prefix + "weight") + bias
+            x, cell = _lstm_cell(now + product(h, prefix + "hidden_weight"), cell)
+            x = x.astype(words.dtype)
+            states[i] = (x, cell)
+        query = product(x, "attention_weight").astype(words.dtype)
+        scores = jnp.einsum("bkf,bf->bk", memory, query, precision=precision).astype(full)
+        shares = jax.nn.softmax(scores, axis=-1).astype(words.dtype)
+        mean = jnp.einsum("bk,bkf->bf", shares, memory, precision=precision)
+        read = product(jnp.concatenate([mean, x], axis=1), "readout_weight")
+        fed = jnp.tanh(read).astype(words.dtype)
+        return (tuple(states), fed), fed
+
+    state = (begin, jnp.zeros(begin.shape, full))
+    first = ((state,) * layer.depth, jnp.zeros_like(begin))
+    _, outputs = lax.scan(step, first, words.swapaxes(0, 1))
+    return outputs.swapaxes(0, 1)
 
 
 def _columns(layer: layers.Columns, context: JaxContext, x: jax.Array) -> jax.Array:
@@ -425,6 +470,7 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.LSTM: _recurrence,
     layers.GRU: _recurrence,
     layers.RNN: _recurrence,
+    layers.InputFeedingDecoder: _input_feeding_decoder,
     layers.Columns: _columns,
     layers.PairSum: lambda layer, context, q, k: q[:, :, None] + k[:, None],
     layers.PairProduct: _pair_product,

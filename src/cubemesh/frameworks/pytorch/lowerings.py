@@ -364,6 +364,45 @@ class RNN(_HiddenStates, nn.RNN):
     """`nn.RNN` of one layer."""
 
 
+class InputFeedingDecoder(nn.Module):
+    """LSTMs on one another with attention and a readout, position by position: each reads the
+    readout of the position before."""
+
+    def __init__(self, layer: layers.InputFeedingDecoder, shape: layers.Shape) -> None:
+        super().__init__()
+        given = (shape, (layer.hidden,), (1, layer.hidden))
+        for role, spec in layer.parameters(*given).items():
+            self.register_parameter(role, nn.Parameter(torch.empty(spec.shape)))
+        self._prefixes, self._hidden = layer.prefixes, layer.hidden
+
+    def forward(self, words: Tensor, begin: Tensor, memory: Tensor) -> Tensor:
+        """(batch, length, features), (batch, hidden), (batch, positions, hidden) → (batch, length,
+        hidden)."""
+        own = self._parameters
+        cells = [
+            [own[prefix + role] for role in ("weight", "hidden_weight", "bias", "hidden_bias")]
+            for prefix in self._prefixes
+        ]
+        states = [(begin, torch.zeros_like(begin)) for _ in cells]
+        fed, outputs = torch.zeros_like(begin), []
+        for word in words.unbind(1):
+            x = torch.cat([word, fed], 1)
+            for i, arrays in enumerate(cells):
+                states[i] = torch.lstm_cell(x, states[i], *arrays)  # type: ignore[arg-type]
+                x = states[i][0]
+            query = F.linear(x, self.attention_weight)
+            scores = torch.bmm(memory.to(query.dtype), query.unsqueeze(2))
+            shares = torch.softmax(scores, 1).to(memory.dtype)
+            mean = torch.bmm(shares.transpose(1, 2), memory).squeeze(1)
+            fed = torch.tanh(F.linear(torch.cat([mean, x.to(mean.dtype)], 1), self.readout_weight))
+            outputs.append(fed)
+        return torch.stack(outputs, 1)
+
+    def extra_repr(self) -> str:
+        """What `print` shows between the brackets."""
+        return f"hidden={self._hidden}, depth={len(self._prefixes)}"
+
+
 class Frames(nn.Module):
     """The columns of an image as a sequence."""
 
@@ -459,6 +498,7 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.LSTM: lambda layer, shape, _: LSTM(layer, shape[1]),
     layers.GRU: lambda layer, shape, _: GRU(layer, shape[1]),
     layers.RNN: lambda layer, shape, _: RNN(layer, shape[1], nonlinearity=layer.function),
+    layers.InputFeedingDecoder: lambda layer, shape, _: InputFeedingDecoder(layer, shape),
     layers.Columns: lambda layer, shape, _: Frames(),
     layers.PairSum: lambda layer, shape, _: Pairs(product=False),
     layers.PairProduct: lambda layer, shape, _: Pairs(product=True),

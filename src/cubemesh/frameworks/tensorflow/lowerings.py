@@ -441,9 +441,7 @@ def _cell(layer: layers.Recurrence, fed: Any, back: Any, cell: Any) -> tuple[Any
     """(h, cell) of a step, from the products of its input and of the h before; a layer without a
     cell has h in its place."""
     if isinstance(layer, layers.LSTM):
-        i, f, g, o = tf.split(fed + back, 4, axis=1)
-        cell = tf.sigmoid(f) * cell + tf.sigmoid(i) * tf.tanh(g)
-        return tf.sigmoid(o) * tf.tanh(cell), cell
+        return _lstm_cell(fed + back, cell)
     if isinstance(layer, layers.GRU):
         (r, z, n), (r_back, z_back, n_back) = tf.split(fed, 3, axis=1), tf.split(back, 3, axis=1)
         n = tf.tanh(n + tf.sigmoid(r + r_back) * n_back)
@@ -452,6 +450,61 @@ def _cell(layer: layers.Recurrence, fed: Any, back: Any, cell: Any) -> tuple[Any
         relu = isinstance(layer, layers.RNN) and layer.function == "relu"
         h = (tf.nn.relu if relu else tf.tanh)(fed + back)
     return h, h
+
+
+def _lstm_cell(gates: Any, cell: Any) -> tuple[Any, Any]:
+    i, f, g, o = tf.split(gates, 4, axis=1)
+    cell = tf.sigmoid(f) * cell + tf.sigmoid(i) * tf.tanh(g)
+    return tf.sigmoid(o) * tf.tanh(cell), cell
+
+
+def _input_feeding_decoder(
+    layer: layers.InputFeedingDecoder,
+    context: TensorFlowContext,
+    words: Any,
+    begin: Any,
+    memory: Any,
+) -> Any:
+    """A step for each position; cells, softmax and tanh in the type of statistics."""
+    words, begin, memory = context.to_product_type(words, begin, memory)
+    own, dtype = context.arrays, words.dtype
+    batch, length, _ = words.shape
+
+    def product(x: Any, role: str) -> Any:
+        (weight,) = context.to_product_type(own[role])
+        return context.to_array_type(tf.matmul(x, weight, transpose_b=True))
+
+    each = tf.TensorArray(dtype, length).unstack(tf.transpose(words, [1, 0, 2]))
+    outputs = tf.TensorArray(dtype, length)
+
+    def step(t: Any, hs: Any, cells: Any, fed: Any, outputs: Any) -> Any:
+        x, hs, cells = tf.concat([each.read(t), fed], 1), list(hs), list(cells)
+        for i, prefix in enumerate(layer.prefixes):
+            bias = own[prefix + "bias"] + own[prefix + "hidden_bias"]
+            now = product(x, prefix + "weight") + bias
+            x, cells[i] = _lstm_cell(now + product(hs[i], prefix + "hidden_weight"), cells[i])
+            hs[i] = x = tf.cast(x, dtype)
+        query = tf.cast(product(x, "attention_weight"), dtype)
+        scores = context.to_array_type(tf.matmul(memory, query[:, :, None]))
+        shares = tf.cast(tf.nn.softmax(scores, 1), dtype)
+        mean = tf.matmul(shares, memory, transpose_a=True)[:, 0]
+        fed = tf.cast(tf.tanh(product(tf.concat([mean, x], 1), "readout_weight")), dtype)
+        return t + 1, tuple(hs), tuple(cells), fed, outputs.write(t, fed)
+
+    empty = tf.zeros_like(begin)
+    *_, outputs = tf.while_loop(
+        lambda t, *carry: t < length,
+        step,
+        (
+            0,
+            (begin,) * layer.depth,
+            (context.to_array_type(empty),) * layer.depth,
+            empty,
+            outputs,
+        ),
+        maximum_iterations=length,  # XLA needs it for the backward pass
+    )
+    return tf.ensure_shape(tf.transpose(outputs.stack(), [1, 0, 2]), [batch, length, layer.hidden])
 
 
 def _columns(layer: layers.Columns, context: TensorFlowContext, x: Any) -> Any:
@@ -499,6 +552,7 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.LSTM: _recurrence,
     layers.GRU: _recurrence,
     layers.RNN: _recurrence,
+    layers.InputFeedingDecoder: _input_feeding_decoder,
     layers.Columns: _columns,
     layers.PairSum: _pair_sum,
     layers.PairProduct: _pair_product,

@@ -338,6 +338,66 @@ class RNN(Recurrence):
 
 
 @dataclass(frozen=True, kw_only=True)
+class InputFeedingDecoder(Layer):
+    """Decoder of a translator whose attention is an input of its next step (input feeding, Luong,
+    Pham and Manning 2015): `depth` LSTMs on one another, attention, and a readout. At each
+    position, from a word w and the memory m of the encoder:
+
+        h, cells = LSTMs([w, a], h, cells)      of the last LSTM: h
+        share of a position of m = softmax(m · A h),  c = mean of m by these shares
+        a = tanh(R [c, h])
+
+    Inputs: words (length, features), the first h of every LSTM (hidden,), and the memory
+    (positions, hidden). Cells and a begin with zeros. As each step needs the one before, the LSTMs'
+    products cannot be one for all positions.
+    """
+
+    category: ClassVar[str] = "recurrence"
+    hidden: int
+    depth: int = 1
+    initializer: Initializer = GLOROT
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(length, hidden): a at every position."""
+        length, _ = sequence_shape(self, inputs[0])
+        _, width = sequence_shape(self, inputs[2]) if len(inputs) == 3 else (0, 0)
+        if inputs[1:2] != ((self.hidden,),) or width != self.hidden:
+            raise UsageError(
+                f"InputFeedingDecoder needs words (length, features), a first h ({self.hidden},) "
+                f"and a memory (positions, {self.hidden}), was given {inputs}."
+            )
+        return (length, self.hidden)
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """Of the first LSTM `weight` (4 · hidden, features + hidden), `hidden_weight` (4 · hidden,
+        hidden), `bias` and `hidden_bias` (4 · hidden,); of the others the same with `lstm2_` and so
+        on before, `lstm2_weight` (4 · hidden, hidden); `attention_weight` (hidden, hidden) and
+        `readout_weight` (hidden, 2 · hidden)."""
+        hidden, found, width = self.hidden, {}, inputs[0][1] + self.hidden
+        for prefix in self.prefixes:
+            for role, shape in (
+                ("weight", (4 * hidden, width)),
+                ("hidden_weight", (4 * hidden, hidden)),
+                ("bias", (4 * hidden,)),
+                ("hidden_bias", (4 * hidden,)),
+            ):
+                initializer = ZEROS if role.endswith("bias") else self.initializer
+                found[prefix + role] = ParameterSpec(shape=shape, initializer=initializer)
+            width = hidden
+        for role, shape in (
+            ("attention_weight", (hidden, hidden)),
+            ("readout_weight", (hidden, 2 * hidden)),
+        ):
+            found[role] = ParameterSpec(shape=shape, initializer=self.initializer)
+        return found
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What the roles of each LSTM's parameters begin with."""
+        return ("", *(f"lstm{n}_" for n in range(2, self.depth + 1)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Columns(Layer):
     """An image's columns as a sequence: the frames of a spectrogram (channels, frequencies,
     frames)."""
