@@ -56,7 +56,7 @@ SMALLER = {
 """Where sizes alone do not make a network small, one of its family; and one of our own."""
 QUICK = {
     *("little-cnn", "cifarnet", "mixed", "vit-b16", "gpt2", "translator", "translator-plain"),
-    *("gated", "decoder", "dilated", "recurrences", "translator-2x"),
+    *("gated", "decoder", "dilated", "recurrences"),
 }
 
 

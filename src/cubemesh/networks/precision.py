@@ -1,15 +1,16 @@
 """Precision of each layer, where a spec sets it by layer (`precision_of`).
 
-`precision_of` holds lines `name=precision`. A name stands for a node (`fc8`, `layer1.0.conv1`), for
-the nodes of a segment, or for those under a part of their names (`layer1` for `layer1.0.conv1`);
-`*` and `?` stand for any characters, as in a shell. Of several lines that fit a layer the last one
-counts: `*=fp32,conv1=bf16`. Only convolutions and matrix products are affected; other layers
-compute in the precision of their inputs.
+`precision_of` holds lines `name=precision`, or `name=forward/backward` where the two passes differ.
+A name stands for a node (`fc8`, `layer1.0.conv1`), for the nodes of a segment, or for those under a
+part of their names (`layer1` for `layer1.0.conv1`); `*` and `?` stand for any characters, as in a
+shell. Of several lines that fit a layer the last one counts: `*=fp32,conv1=bf16`. Only convolutions
+and matrix products are affected; other layers compute in the precision of their inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import cast
 
@@ -19,13 +20,26 @@ from cubemesh.networks.layers import Convolution, Linear
 from cubemesh.schema.spec import Precision
 
 
-def layer_precisions(network: Network, lines: Sequence[str]) -> dict[str, Precision]:
+@dataclass(frozen=True)
+class LayerPrecision:
+    """What a product is computed in, and the gradients of its input and its parameters."""
+
+    forward: Precision
+    backward: Precision
+
+    @property
+    def is_one(self) -> bool:
+        """Whether both passes have the same."""
+        return self.forward == self.backward
+
+
+def layer_precisions(network: Network, lines: Sequence[str]) -> dict[str, LayerPrecision]:
     """Node → the precision its product is computed in, for every node that `lines` names.
 
     Raises UsageError for a name that fits nothing in `network`, naming the nearest, or that fits
     only layers without a product.
     """
-    found: dict[str, Precision] = {}
+    found: dict[str, LayerPrecision] = {}
     for line in lines:
         pattern, _, precision = line.partition("=")
         fitting = [n for n in network.nodes if any(fnmatchcase(x, pattern) for x in _names(n))]
@@ -41,7 +55,9 @@ def layer_precisions(network: Network, lines: Sequence[str]) -> dict[str, Precis
                 f"precision_of={line}: '{pattern}' of {network.name} holds no convolution and no "
                 "matrix product, and only these have a precision of their own. Name one that does."
             )
-        found.update((node.name, cast(Precision, precision)) for node in products)
+        forward, _, backward = precision.partition("/")
+        both = LayerPrecision(cast(Precision, forward), cast(Precision, backward or forward))
+        found.update((node.name, both) for node in products)
     return found
 
 

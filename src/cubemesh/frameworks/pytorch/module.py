@@ -36,6 +36,7 @@ from cubemesh.frameworks.pytorch.lowerings import (
     may_overwrite,
 )
 from cubemesh.frameworks.pytorch.own.as_layer import opaque_module
+from cubemesh.frameworks.pytorch.precision.layer_passes import PassTypes, set_pass_types
 from cubemesh.networks.graph import Head, Network, Node
 from cubemesh.networks.layers import Add
 from cubemesh.networks.opaque import Opaque
@@ -119,14 +120,15 @@ def build_modules(
     memory_format: torch.memory_format = torch.contiguous_format,
     overwrite: bool = True,
     layer_types: Mapping[str, torch.dtype] = MappingProxyType({}),
+    layer_passes: Mapping[str, PassTypes] = MappingProxyType({}),
     replace: Callable[[nn.Module], nn.Module] = lambda layer: layer,
 ) -> BuiltNetwork:
     """The modules of `network`; their arrays are uninitialized until `load`.
 
     `overwrite` lets a layer write over its input where nothing reads it afterwards.
     Four-dimensional arrays have `memory_format`. `layer_types`: compute dtypes of single nodes,
-    under an autocast to another. `replace` maps a lowered module to the one to use. Unsupported for
-    a layer without a lowering."""
+    under an autocast to another; `layer_passes`: of single nodes by pass. `replace` maps a lowered
+    module to the one to use. Unsupported for a layer without a lowering."""
     check_layers(network, {*LOWERINGS, Opaque}, "pytorch")
 
     def empty(shape: tuple[int, ...]) -> Tensor:
@@ -136,7 +138,9 @@ def build_modules(
     parameters = {n: nn.Parameter(empty(p.shape)) for n, p in network.parameters.items()}
     state = {n: empty(s.shape) for n, s in network.state.items()}
     overwriting = may_overwrite(network) if overwrite else frozenset[str]()
-    if layer_types:  # terms of a sum may differ in dtype from each other and from the sum
+    if (
+        layer_types or layer_passes
+    ):  # terms of a sum may differ in dtype from each other and from the sum
         overwriting -= {n.name for n in network.nodes if isinstance(n.layer, Add)}
     arrays: dict[str, Tensor] = {**parameters, **state}
     opaque = {
@@ -147,6 +151,8 @@ def build_modules(
         if isinstance(node.layer, Opaque)
     }
     layers = _layers(network, arrays, overwriting, replace, opaque)
+    for name, types in layer_passes.items():
+        set_pass_types(layers[name], types)
     evaluated = tuple(h for h in network.heads if not h.train_only)[-1:]
     return BuiltNetwork(
         network=network,
