@@ -80,7 +80,7 @@ class Speech(nn.Module):
 
 
 class Captioner(nn.Module):
-    """Its encoder is that of the network; images, in test_module.py, are compared there."""
+    """Its encoder is the network's own: Inception-BN without its classifier."""
 
     def __init__(self, encoder):
         super().__init__()

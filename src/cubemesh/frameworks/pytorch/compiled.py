@@ -80,8 +80,8 @@ class CompiledProgram(PyTorchProgram):
         if request.program.precision_of:
             if layer_passes(request):
                 raise Unsupported(
-                    "pytorch-compiled compiles a layer in one precision for both passes, of 32 bits "
-                    "or 16. Leave fp64 and forward/backward out of precision_of, or set "
+                    "pytorch-compiled has one precision for both passes of a layer, of 32 or 16 "
+                    "bits. Leave fp64 and forward/backward out of precision_of, or set "
                     "framework=pytorch."
                 )
             _trace_backward_without_autocast()
