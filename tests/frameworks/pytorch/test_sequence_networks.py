@@ -1,16 +1,19 @@
 """Recurrent networks of the zoo against modules of torch.nn with the same arrays: parameters,
 scores and gradients. The layers themselves are in test_sequence_lowerings.py."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from cubemesh import networks
-from cubemesh.frameworks.pytorch.module import build_modules
+from cubemesh import data, networks
+from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.frameworks.pytorch.module import NetworkModule, build_modules
 from cubemesh.networks import layers
 from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.graph import Head
 
 WIDTH, WORDS, LENGTH = 6, 11, 5
 
@@ -163,9 +166,6 @@ def test_a_captioner_begins_from_its_image():
 
 def encoder_of(network, own):
     """The evaluated modules up to the mean of each channel."""
-    from cubemesh.frameworks.pytorch.module import NetworkModule
-    from cubemesh.networks.graph import Head
-
     return NetworkModule(network, (Head(value="avgpool", target="label"),), own.layers).eval()
 
 
@@ -196,3 +196,25 @@ def test_a_decoder_with_input_feeding_of_other_depths(depth):
     (found,) = own.training(words, begin, memory)
     torch.testing.assert_close(found, torch.stack(expected, 1), rtol=1e-9, atol=1e-9)
     assert {type(n.layer) for n in network.nodes} == {layers.InputFeedingDecoder}
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "pytorch-captured"])
+@pytest.mark.parametrize("name", [*MODULES, "captioner"])
+def test_steps_on_made_data(name, framework, make_request):
+    """In fp32, and in bf16 with the channels last."""
+    images = {"image_size": 43} if name == "captioner" else {}
+    network = networks.build(name, **images, **SIZES)
+    source = data.open_for(network, "synthetic", None, "train", seed=0, samples_needed=4)
+    loaded = FRAMEWORKS[framework].load()
+    for settings in ({}, {"precision": "bf16", "layout": "nhwc"}):
+        program = loaded.build(make_request(network, learning_rate=0.01, **settings))
+        program.load(network.draw(0))
+        placed = program.place(source.batch(np.arange(4)))
+        program.train_step(placed)
+        first = program.loss()
+        for _ in range(3):
+            program.train_step(placed)
+        assert np.isfinite(program.loss())
+        assert program.loss() != first
+        assert program.evaluate(placed).shape == (4, *network.shapes[network.output])
+        program.close()
