@@ -211,7 +211,7 @@ def check_feeds(name: str, network: Network) -> None:
     elif line.is_parallel and len(network.inputs) != 2:
         raise UsageError(
             f"data={name} has sentences and their translations, and {network.name} takes one "
-            "sequence. Use network=translator or translator-plain, or data=synthetic."
+            "sequence. Use network=translator, translator-plain, translator-2x, or data=synthetic."
         )
 
 
