@@ -28,7 +28,7 @@ from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import BatchNorm, Convolution, LayerNorm
 from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.networks.zoo.vit import vit
-from layer_samples import decoder, dilated, gated, mixed, recurrences
+from layer_samples import decoder, dilated, fed, gated, mixed, recurrences
 
 LIMIT = 1e-9
 RATE = 0.01
@@ -51,12 +51,13 @@ SMALLER = {
     "gated": gated,
     "decoder": decoder,
     "dilated": dilated,
+    "fed": fed,
     "recurrences": recurrences,
 }
 """Where sizes alone do not make a network small, one of its family; and one of our own."""
 QUICK = {
     *("little-cnn", "cifarnet", "mixed", "vit-b16", "gpt2", "translator", "translator-plain"),
-    *("gated", "decoder", "dilated", "recurrences"),
+    *("gated", "decoder", "dilated", "fed", "recurrences"),
 }
 
 

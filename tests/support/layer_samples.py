@@ -62,10 +62,11 @@ def dilated():
     return net.build()
 
 
-def recurrences():
+def recurrences(positions=8):
     """Every recurrent layer, from a begin, and in both directions, over the columns of an image."""
     net = NetworkBuilder("recurrences")
-    x = net.relu(net.conv(net.input("image", (3, 9, 8)), 4, kernel=3, padding=2, dilation=2))
+    x = net.input("image", (3, 9, positions))
+    x = net.relu(net.conv(x, 4, kernel=3, padding=2, dilation=2))
     begin = net.tanh(net.linear(net.global_average_pool(x), 5))
     x = net.rnn(net.columns(x), 6, directions="sum")
     x = net.gru(x, 5, begin)
@@ -73,6 +74,16 @@ def recurrences():
     x = net.add(net.gru(y, 5, directions="sum"), net.rnn(x, 5))
     x = net.add(x, net.lstm(net.gru(x, 3, directions="concat"), 5, directions="sum"))
     net.classify(net.linear(x, 7))
+    return net.build()
+
+
+def fed():
+    """A decoder with input feeding."""
+    net = NetworkBuilder("fed")
+    memory = net.linear(net.input("source", (3, 4)), 5)
+    begin = net.tanh(net.select(memory, 2))
+    words = net.linear(memory, 4)
+    net.classify(net.linear(net.input_feeding_decoder(words, begin, memory, 2), 7))
     return net.build()
 
 

@@ -116,6 +116,7 @@ def _both_sides(padding: Pair) -> list[int]:
 
 def _convolution(to: Operators, layer: layers.Convolution, inputs: tuple[str, ...]) -> None:
     arrays = [to.weight("weight"), *([to.weight("bias")] if layer.bias else [])]
+    gaps: dict[str, Any] = {} if layer.dilation == (1, 1) else {"dilations": layer.dilation}
     to.call(
         "Conv",
         *inputs,
@@ -124,7 +125,7 @@ def _convolution(to: Operators, layer: layers.Convolution, inputs: tuple[str, ..
         strides=layer.stride,
         pads=_both_sides(layer.padding),
         group=layer.groups,
-        **({} if layer.dilation == (1, 1) else {"dilations": layer.dilation}),
+        **gaps,
     )
 
 

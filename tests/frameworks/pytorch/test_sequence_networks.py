@@ -198,22 +198,21 @@ def test_a_decoder_with_input_feeding_of_other_depths(depth):
     assert {type(n.layer) for n in network.nodes} == {layers.InputFeedingDecoder}
 
 
-@pytest.mark.parametrize("framework", ["pytorch", "pytorch-captured"])
 @pytest.mark.parametrize("name", [*MODULES, "captioner"])
-def test_steps_on_made_data(name, framework, make_request):
-    """In fp32, and in bf16 with the channels last."""
+def test_steps_on_made_data(name, make_request):
+    """In bf16 with the channels last, and captured in fp32."""
     images = {"image_size": 43} if name == "captioner" else {}
     network = networks.build(name, **images, **SIZES)
     source = data.open_for(network, "synthetic", None, "train", seed=0, samples_needed=4)
-    loaded = FRAMEWORKS[framework].load()
-    for settings in ({}, {"precision": "bf16", "layout": "nhwc"}):
-        program = loaded.build(make_request(network, learning_rate=0.01, **settings))
+    cases = {"pytorch": {"precision": "bf16", "layout": "nhwc"}, "pytorch-captured": {}}
+    for framework, settings in cases.items():
+        request = make_request(network, learning_rate=0.01, **settings)
+        program = FRAMEWORKS[framework].load().build(request)
         program.load(network.draw(0))
         placed = program.place(source.batch(np.arange(4)))
         program.train_step(placed)
         first = program.loss()
-        for _ in range(3):
-            program.train_step(placed)
+        program.train_step(placed)
         assert np.isfinite(program.loss())
         assert program.loss() != first
         assert program.evaluate(placed).shape == (4, *network.shapes[network.output])

@@ -151,9 +151,7 @@ def _product_by_pass(
         own = replace(context, numerics=numerics, arrays=arrays)
         return LOWERINGS[type(node.layer)](node.layer, own, x)
 
-    @jax.custom_vjp
-    def product(arrays: Arrays, x: jax.Array) -> jax.Array:
-        return run(context.numerics, arrays, x)
+    product = jax.custom_vjp(partial(run, context.numerics))
 
     def ahead(arrays: Arrays, x: jax.Array) -> Any:
         return product(arrays, x), (arrays, x)

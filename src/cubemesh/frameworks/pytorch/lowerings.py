@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -333,8 +333,9 @@ class _HiddenStates(nn.RNNBase):
     """One recurrent layer that returns h at every position; cuDNN's on a GPU."""
 
     def __init__(self, layer: layers.Recurrence, features: int, **settings: Any) -> None:
-        both = layer.ways == 2
-        super().__init__(features, layer.hidden, batch_first=True, bidirectional=both, **settings)
+        settings.update(batch_first=True, bidirectional=layer.ways == 2)
+        # PyTorch's own class comes next, which takes sizes alone.
+        super().__init__(features, layer.hidden, **settings)  # type: ignore[arg-type]
         self.directions = layer.directions
 
     def forward(self, x: Tensor, begin: Tensor | None = None) -> Tensor:
@@ -352,15 +353,15 @@ class _HiddenStates(nn.RNNBase):
         return one + other
 
 
-class LSTM(_HiddenStates, nn.LSTM):
+class LSTM(_HiddenStates, nn.LSTM):  # type: ignore[misc]
     """`nn.LSTM` of one layer."""
 
 
-class GRU(_HiddenStates, nn.GRU):
+class GRU(_HiddenStates, nn.GRU):  # type: ignore[misc]
     """`nn.GRU` of one layer."""
 
 
-class RNN(_HiddenStates, nn.RNN):
+class RNN(_HiddenStates, nn.RNN):  # type: ignore[misc]
     """`nn.RNN` of one layer."""
 
 
@@ -378,7 +379,7 @@ class InputFeedingDecoder(nn.Module):
     def forward(self, words: Tensor, begin: Tensor, memory: Tensor) -> Tensor:
         """(batch, length, features), (batch, hidden), (batch, positions, hidden) → (batch, length,
         hidden)."""
-        own = self._parameters
+        own = cast(dict[str, Tensor], self._parameters)
         cells = [
             [own[prefix + role] for role in ("weight", "hidden_weight", "bias", "hidden_bias")]
             for prefix in self._prefixes
@@ -388,13 +389,15 @@ class InputFeedingDecoder(nn.Module):
         for word in words.unbind(1):
             x = torch.cat([word, fed], 1)
             for i, arrays in enumerate(cells):
-                states[i] = torch.lstm_cell(x, states[i], *arrays)  # type: ignore[arg-type]
+                states[i] = torch.lstm_cell(x, states[i], *arrays)
                 x = states[i][0]
-            query = F.linear(x, self.attention_weight)
+            query = F.linear(x, own["attention_weight"])
             scores = torch.bmm(memory.to(query.dtype), query.unsqueeze(2))
             shares = torch.softmax(scores, 1).to(memory.dtype)
             mean = torch.bmm(shares.transpose(1, 2), memory).squeeze(1)
-            fed = torch.tanh(F.linear(torch.cat([mean, x.to(mean.dtype)], 1), self.readout_weight))
+            fed = torch.tanh(
+                F.linear(torch.cat([mean, x.to(mean.dtype)], 1), own["readout_weight"])
+            )
             outputs.append(fed)
         return torch.stack(outputs, 1)
 

@@ -10,6 +10,7 @@ the widest type that the layers around it take.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,18 +29,13 @@ class PassTypes:
 def set_pass_types(module: nn.Module, types: PassTypes) -> nn.Module:
     """`module`, a convolution or matrix product, changed so that it computes in `types`."""
     assert isinstance(module, (nn.Conv2d, nn.Linear)), "only products have a precision of their own"
-    module.forward = _Forward(module, types)  # type: ignore[method-assign]
+    module.forward = partial(_compute, module, types)  # type: ignore[method-assign]
     return module
 
 
-class _Forward:
-    def __init__(self, module: nn.Conv2d | nn.Linear, types: PassTypes) -> None:
-        self.module, self.types = module, types
-
-    def __call__(self, x: Tensor) -> Tensor:
-        module = self.module
-        found: Tensor = _Product.apply(x, module.weight, module.bias, module, self.types)  # type: ignore[no-untyped-call]
-        return found
+def _compute(module: nn.Conv2d | nn.Linear, types: PassTypes, x: Tensor) -> Tensor:
+    found: Tensor = _Product.apply(x, module.weight, module.bias, module, types)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _Product(torch.autograd.Function):
