@@ -16,7 +16,16 @@ from cubemesh.networks.layers import LAYERS, SEQUENCE_LAYERS
 from cubemesh.schema.spec import ProgramSettings, RunSpec
 from cubemesh.schema.work import WORK_KINDS, Ceiling, ForwardBackward, Infer, TrainSteps
 from cubemesh.worker.validation import check_supported
-from layer_samples import decoder, every_layer, every_sequence_layer, gated, of_tokens, recurrent
+from layer_samples import (
+    decoder,
+    every_layer,
+    every_sequence_layer,
+    fed,
+    gated,
+    of_tokens,
+    recurrences,
+    recurrent,
+)
 
 SCRIPTS = {"null": "accuracy=1:1"}
 INSTALLED = [name for name, entry in FRAMEWORKS.items() if entry.installed and entry.trains]
@@ -70,13 +79,27 @@ def test_every_layer_is_trained(framework, request_for, make_batch):
 
 
 def test_the_other_sample_networks_have_every_layer_of_sequences(name):
-    made = every_sequence_layer(), of_tokens(), recurrent(), gated(), decoder()
+    made = (
+        every_sequence_layer(),
+        of_tokens(),
+        recurrent(),
+        gated(),
+        decoder(),
+        recurrences(),
+        fed(),
+    )
     nodes = [node for network in made for node in network.nodes]
     found = {type(node.layer) for node in nodes}
     assert set(SEQUENCE_LAYERS.values()) <= found
 
 
-@pytest.mark.parametrize("make", [every_sequence_layer, of_tokens, recurrent, gated, decoder])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(every_sequence_layer, of_tokens, recurrent, gated, decoder, fed),
+        functools.partial(recurrences, 1),  # a compiler writes out each position
+    ],
+)
 def test_every_layer_of_sequences_is_trained_or_refused(make, framework, request_for, make_batch):
     request = request_for(make())
     try:

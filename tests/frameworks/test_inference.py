@@ -15,6 +15,7 @@ from cubemesh.schema.spec import ProgramSettings, RunSpec
 from cubemesh.schema.work import Infer, TrainSteps
 from cubemesh.worker.validation import check_supported
 from layer_samples import (
+    dilated,
     every_layer,
     every_sequence_layer,
     mixed,
@@ -59,7 +60,9 @@ def scores_of(make_request, make_batch):
 
 
 @pytest.mark.parametrize("name", INFERS)
-@pytest.mark.parametrize("make", [every_layer, mixed, every_sequence_layer, of_tokens, recurrent])
+@pytest.mark.parametrize(
+    "make", [every_layer, mixed, every_sequence_layer, of_tokens, recurrent, dilated]
+)
 def test_scores_equal_those_of_fp64_in_every_precision(make, name, framework, scores_of):
     network, able = make(), framework.capabilities()
     wanted = scores_of(FRAMEWORKS["pytorch"].load(), network, precision="fp64")

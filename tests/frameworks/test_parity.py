@@ -28,7 +28,7 @@ from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import BatchNorm, Convolution, LayerNorm
 from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.networks.zoo.vit import vit
-from layer_samples import decoder, gated, mixed
+from layer_samples import decoder, dilated, fed, gated, mixed, recurrences
 
 LIMIT = 1e-9
 RATE = 0.01
@@ -50,11 +50,14 @@ SMALLER = {
     "mixed": mixed,
     "gated": gated,
     "decoder": decoder,
+    "dilated": dilated,
+    "fed": fed,
+    "recurrences": recurrences,
 }
 """Where sizes alone do not make a network small, one of its family; and one of our own."""
 QUICK = {
     *("little-cnn", "cifarnet", "mixed", "vit-b16", "gpt2", "translator", "translator-plain"),
-    *("gated", "decoder"),
+    *("gated", "decoder", "dilated", "fed", "recurrences"),
 }
 
 
@@ -62,15 +65,12 @@ def build(name):
     if name in SMALLER:
         return SMALLER[name]()
     line = networks.NETWORKS[name]
-    if not line.image_size:
-        sizes = {size: TOKENS[size] for size in line.sizes}
-    else:
-        size = max(line.smallest_image_size, IMAGE_SIZES.get(name, 0))
-        sizes = {"image_size": size, "classes": CLASSES}
-    return networks.build(name, **sizes)
+    size = max(line.smallest_image_size, IMAGE_SIZES.get(name, 0))
+    sizes = TOKENS | {"image_size": size, "classes": CLASSES}
+    return networks.build(name, **{size: sizes[size] for size in line.sizes})
 
 
-def cases(quick=QUICK, names=(*networks.NETWORKS, "mixed", "gated", "decoder")):
+def cases(quick=QUICK, names=tuple({**networks.NETWORKS, **SMALLER})):
     """(framework, name) of each; of pytorch-compiled little always runs, for it traces slowly."""
     found = []
     for framework in OTHERS:

@@ -5,7 +5,7 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.frameworks.contract.program import SupportsLossScaling
+from cubemesh.frameworks.contract.program import SupportsLossScaling, Unsupported
 
 TRAIN = [n for n, e in FRAMEWORKS.items() if e.installed and e.trains]
 COMPUTING = [n for n in TRAIN if FRAMEWORKS[n].read_script is None]
@@ -22,7 +22,8 @@ def start(name, tiny, make_request, monkeypatch):
     able = framework.capabilities()
 
     def make(gain=1.0, **settings):
-        wanted = {line.partition("=")[2] for line in settings.get("precision_of", ())}
+        lines = settings.get("precision_of", ())
+        wanted = {p for line in lines for p in line.partition("=")[2].split("/")}
         if wanted - able.layer_precisions.get("cpu", frozenset()):
             pytest.skip(f"{name} has no layers in {wanted}")
         scale = settings.get("loss_scale")
@@ -114,6 +115,41 @@ def test_a_layer_in_fp32_returns_float32(start, tiny, make_batch):
     assert not (narrow.view(np.uint32) & 0xFFFF).any()
     assert (wide.view(np.uint32) & 0xFFFF).any()
     assert np.abs(wide - scores(precision_of=("*=fp32",))).max() > 0  # the convolution is narrow
+
+
+def by_pass(start, **settings):
+    """The program; skipped where it has no precision by pass."""
+    try:
+        return start(learning_rate=1.0, momentum=0.0, **settings)
+    except Unsupported as refused:
+        pytest.skip(str(refused))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_all_layers_in_fp64_are_nearly_the_fp64_program(precision, start, tiny, make_batch):
+    """But for the results, which are rounded to fp32."""
+    named = by_pass(start, precision=precision, precision_of=("*=fp64",))
+    found = stepped(named, tiny, make_batch)
+    exact = stepped(by_pass(start, precision="fp64"), tiny, make_batch)
+    for array in tiny.parameters:
+        np.testing.assert_allclose(found[array], exact[array], rtol=1e-6, atol=1e-7)
+
+
+def test_a_layer_may_compute_its_gradients_in_another_type(start, tiny, make_batch):
+    """The product is that of bf16; the gradient is nearer to that of fp32, or as near where XLA
+    leaves out roundings to bf16."""
+    weight = tiny.nodes[-1].parameters["weight"]
+
+    def run(*lines):
+        program = by_pass(start, precision="bf16", precision_of=lines)
+        scores = program.evaluate(program.place(make_batch(tiny)))
+        return scores, tiny.draw(0)[weight] - stepped(program, tiny, make_batch)[weight]
+
+    scores, rounded = run("classifier=bf16")
+    mixed_scores, mixed = run("classifier=bf16/fp32")
+    _, exact = run("*=fp32")
+    assert np.array_equal(mixed_scores, scores)
+    assert np.linalg.norm(mixed - exact) <= np.linalg.norm(rounded - exact)
 
 
 def test_an_unknown_layer_is_refused(start):

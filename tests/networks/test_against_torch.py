@@ -18,7 +18,7 @@ from cubemesh.errors import UsageError
 from cubemesh.networks import build, layers
 from cubemesh.networks.activation_memory import LABEL_BYTES
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.cost import totals
+from cubemesh.networks.cost import costs, totals
 from cubemesh.networks.memory import forecast
 
 torch = pytest.importorskip("torch")
@@ -61,7 +61,7 @@ def _with_token(x, token):
 
 LOWER = {
     layers.Convolution: lambda n, p, x: F.conv2d(
-        x, p["weight"], p.get("bias"), n.stride, n.padding, 1, n.groups
+        x, p["weight"], p.get("bias"), n.stride, n.padding, n.dilation, n.groups
     ),
     layers.Linear: lambda n, p, x: F.linear(x, p["weight"], p.get("bias")),
     layers.BatchNorm: lambda n, p, x: F.batch_norm(
@@ -256,20 +256,48 @@ def test_pooling_windows_are_those_of_torch(window):
     kernel=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     padding=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    dilation=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     groups=st.sampled_from([1, 2, 4]),
 )
 def test_convolution_shapes_and_operations_are_those_of_torch(
-    size, kernel, stride, padding, groups
+    size, kernel, stride, padding, dilation, groups
 ):
     net = NetworkBuilder("one")
     x = net.input("image", (4, *size))
-    if any(s + 2 * p < k for s, k, p in zip(size, kernel, padding, strict=True)):
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    if any(s + 2 * p < r for s, r, p in zip(size, reach, padding, strict=True)):
         with pytest.raises(UsageError, match="does not fit"):
-            net.conv(x, 8, kernel=kernel, padding=padding)
+            net.conv(x, 8, kernel=kernel, padding=padding, dilation=dilation)
         return
-    x = net.conv(x, 8, kernel=kernel, stride=stride, padding=padding, groups=groups)
+    x = net.conv(
+        x, 8, kernel=kernel, stride=stride, padding=padding, dilation=dilation, groups=groups
+    )
     net.classify(net.flatten(x))
     network = net.build()
     with FlopCounterMode(display=False) as counter:
         Interpreted(network).loss(2)  # asserts the shape of every value
     assert totals(network, batch=2).forward.matrix_flops == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("directions", ["forward", "concat", "sum"])
+@pytest.mark.parametrize("kind", [layers.GRU, layers.RNN])
+def test_operations_and_parameters_of_recurrent_layers_are_those_of_torch(kind, directions):
+    """Of PyTorch's own modules, whose steps the counter sees on a CPU; an LSTM there is one
+    operator."""
+    net = NetworkBuilder("one")
+    layer = kind(hidden=6, directions=directions)
+    net.classify(net.add_layer(layer, net.input("x", (5, 4)), name="layer"))
+    network = net.build()
+    bidirectional = directions != "forward"
+    module = getattr(torch.nn, kind.__name__)(4, 6, batch_first=True, bidirectional=bidirectional)
+    assert network.parameter_count == sum(p.numel() for p in module.parameters())
+    x = torch.rand(2, 5, 4, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        y, _ = module(x)
+    cost = costs(network, batch=2)["layer"]
+    assert cost.forward.matrix_flops == counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        y.sum().backward()
+    # The gradient of the first h, which is zero and no parameter, is not computed.
+    unneeded = 2 * 2 * layer.ways * layer.gates * 6 * 6
+    assert 0 <= cost.weight_gradient.matrix_flops * 2 - counter.get_total_flops() <= 2 * unneeded

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from cubemesh.networks import NETWORKS, build, layers
@@ -59,6 +61,11 @@ def test_a_grouped_convolution_sums_over_its_group_only():
     assert cost.forward.matrix_flops == 2 * 576 * 2
     assert cost.forward.other_flops == 0
     assert cost.weight_gradient.written_bytes == 4 * 16
+
+
+def test_gaps_between_cells_cost_nothing():
+    plain = of_last(lambda net, x: net.conv(x, 8, kernel=3, padding=1))
+    assert of_last(lambda net, x: net.conv(x, 8, kernel=3, padding=2, dilation=2)) == plain
 
 
 def test_linear():
@@ -247,11 +254,16 @@ def test_backward_is_twice_forward_but_for_the_first_layer(name):
     found, total = costs(network), totals(network)
     first = next(n for n in network.nodes if n.parameters)
     forward = total.forward.matrix_flops
-    # Attention has no weights: both its operands are data.
+    # Attention has no weights: both its operands are data. In a decoder, 2 · 2 a score and feature.
     attention = sum(
         found[n.name].forward.matrix_flops
         for n in network.nodes
         if isinstance(n.layer, (Attention, Mix, PairProduct))
+    )
+    attention += sum(
+        4 * math.prod(n.shape) * network.shapes[n.inputs[2]][0]
+        for n in network.nodes
+        if isinstance(n.layer, layers.InputFeedingDecoder)
     )
     assert total.weight_gradient.matrix_flops == forward - attention
     assert total.data_gradient.matrix_flops == (
@@ -432,3 +444,78 @@ def test_a_sample_dropout_saves_a_factor_a_sample():
     assert cost.forward == Cost(
         other_flops=V, read_bytes=4 * V, written_bytes=4 * V, saved_bytes=4 * 2
     )
+
+
+def test_a_gru():
+    # h = 2 · 5 · 4 = 40 values, 3 gates of 12 inputs and 4 h each; 3 · 4 · 16 weights, 24 biases.
+    assert of_sequence(lambda net, x: net.gru(x, 4)) == LayerCost(
+        forward=Cost(
+            matrix_flops=2 * 3 * 40 * 16,
+            other_flops=16 * 40,
+            read_bytes=4 * (V + 40 + 216),
+            written_bytes=4 * (40 + 4 * 40),
+            saved_bytes=4 * (V + 40 + 4 * 40),
+        ),
+        data_gradient=Cost(
+            matrix_flops=2 * 3 * 40 * 16,
+            other_flops=17 * 40,
+            read_bytes=4 * (40 + 4 * 40 + 40 + 192),
+            written_bytes=4 * (V + 4 * 40),
+        ),
+        weight_gradient=Cost(
+            matrix_flops=2 * 3 * 40 * 16,
+            other_flops=6 * 40,
+            read_bytes=4 * (V + 5 * 40),
+            written_bytes=4 * 216,
+        ),
+    )
+
+
+def test_a_plain_recurrence_of_two_directions_that_are_added():
+    # 80 values of h, 40 come out; 4 · 16 weights and 8 biases a direction.
+    cost = of_sequence(lambda net, x: net.rnn(x, 4, directions="sum"))
+    assert cost.forward == Cost(
+        matrix_flops=2 * 80 * 16,
+        other_flops=4 * 80 + 40,
+        read_bytes=4 * (V + 80 + 144 + 80),
+        written_bytes=4 * (80 + 40),
+        saved_bytes=4 * (V + 80),
+    )
+    side_by_side = of_sequence(lambda net, x: net.rnn(x, 4, directions="concat"))
+    assert side_by_side.weight_gradient == cost.weight_gradient
+    assert side_by_side.forward.other_flops == 4 * 80
+    assert side_by_side.forward.saved_bytes == cost.forward.saved_bytes
+    relu = of_sequence(lambda net, x: net.rnn(x, 4, function="relu", directions="concat"))
+    assert relu.data_gradient.other_flops == 80
+    assert side_by_side.data_gradient.other_flops == 3 * 80
+
+
+def test_an_lstm_of_two_directions_costs_two():
+    one, two = (
+        of_sequence(lambda net, x, d=d: net.lstm(x, 4, directions=d)) for d in ("forward", "concat")
+    )
+    assert two.total.matrix_flops == 2 * one.total.matrix_flops
+    assert two.total.other_flops == 2 * one.total.other_flops
+    assert two.forward.saved_bytes == 2 * one.forward.saved_bytes - 4 * V
+    assert of_last(lambda net, x: net.columns(x)) == LayerCost()
+
+
+def test_a_decoder_with_input_feeding():
+    # 2 · 3 positions of 4: 24 values, from words of 5, memory of 7 positions; two LSTMs, 48 h.
+    net = NetworkBuilder("net")
+    words = net.linear(net.input("words", (3, 2)), 5)
+    begin, memory = net.linear(net.input("first", (2,)), 4), net.linear(net.input("m", (7, 2)), 4)
+    net.classify(net.input_feeding_decoder(words, begin, memory, 2, name="decoder"))
+    cost = costs(net.build(), 2)["decoder"]
+    # [word, a] 9 and h 4 into 16 rows; 4 and 4 into 16; the query 4 into 4; the readout 8 into 4.
+    weights = 16 * 13 + 16 * 8 + 16 + 32
+    scores = 2 * 3 * 7
+    assert cost.weight_gradient.matrix_flops == 2 * 6 * weights
+    assert cost.forward.matrix_flops == 2 * 6 * weights + 2 * 2 * 4 * scores
+    assert cost.data_gradient.matrix_flops == 2 * 6 * weights + 4 * 2 * 4 * scores
+    assert cost.forward.other_flops == 21 * 48 + 5 * scores + 24
+    assert cost.data_gradient.other_flops == 20 * 48 + 4 * scores + 3 * 24
+    # Memory and a; h, five of each h; [word, a], the query, the shares, [mean, h].
+    saved = 2 * 7 * 4 + 24 + 6 * 48 + 6 * (9 + 4 + 7 + 8)
+    assert cost.forward.saved_bytes == 4 * saved
+    assert cost.weight_gradient.written_bytes == 4 * (weights + 4 * 16)

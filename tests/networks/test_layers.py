@@ -8,18 +8,23 @@ from cubemesh.networks.flops import COUNTS
 from cubemesh.networks.layers import (
     ALL_LAYERS,
     GELU,
+    GRU,
+    LSTM,
+    RNN,
     Activation,
     Add,
     Attention,
     AveragePool,
     BatchNorm,
     ClassToken,
+    Columns,
     Concat,
     Convolution,
     Dropout,
     Embedding,
     Flatten,
     GlobalAveragePool,
+    InputFeedingDecoder,
     Layer,
     LayerNorm,
     Linear,
@@ -27,6 +32,7 @@ from cubemesh.networks.layers import (
     MaxPool,
     Multiply,
     PositionEmbedding,
+    Recurrence,
     ReLU,
     RMSNorm,
     RotaryEmbedding,
@@ -49,6 +55,12 @@ WINDOW = {"kernel": (3, 3), "stride": (2, 2)}
     ("layer", "inputs", "expected"),
     [
         (Convolution(filters=4, kernel=(3, 5), stride=(2, 1), padding=(1, 0)), [IMAGE], (4, 5, 3)),
+        (Convolution(filters=4, kernel=(3, 2), dilation=(4, 6)), [IMAGE], (4, 1, 1)),
+        (
+            Convolution(filters=4, kernel=(3, 3), padding=(2, 2), dilation=(2, 2)),
+            [IMAGE],
+            (4, 9, 7),
+        ),
         (Linear(features=10), [(12,)], (10,)),
         (Linear(features=10), [(3, 12)], (3, 10)),
         (BatchNorm(), [IMAGE], IMAGE),
@@ -125,6 +137,28 @@ def test_parameters_and_state():
         (Scale(), IMAGE, IMAGE, {"weight": (6,)}),
         (Scale(), SEQUENCE, SEQUENCE, {"weight": (12,)}),
         (GlobalAveragePool(), SEQUENCE, (12,), {}),
+        (Columns(), IMAGE, (7, 54), {}),
+        (
+            GRU(hidden=4),
+            SEQUENCE,
+            (5, 4),
+            {"weight": (12, 12), "hidden_weight": (12, 4), "bias": (12,), "hidden_bias": (12,)},
+        ),
+        (
+            RNN(hidden=4, directions="sum"),
+            SEQUENCE,
+            (5, 4),
+            {
+                "weight": (4, 12),
+                "hidden_weight": (4, 4),
+                "bias": (4,),
+                "hidden_bias": (4,),
+                "reverse_weight": (4, 12),
+                "reverse_hidden_weight": (4, 4),
+                "reverse_bias": (4,),
+                "reverse_hidden_bias": (4,),
+            },
+        ),
     ],
 )
 def test_shapes_and_parameters_of_sequence_layers(layer, given, expected, parameters):
@@ -145,6 +179,20 @@ def test_shapes_and_parameters_of_sequence_layers(layer, given, expected, parame
             r"Convolution .*\(channels, height, width\)",
         ),
         (GlobalAveragePool(), [(12,)], "GlobalAveragePool needs"),
+        (Convolution(filters=4, kernel=(3, 3), dilation=(5, 1)), [IMAGE], "window of 11 .* into 9"),
+        (LSTM(hidden=4), [SEQUENCE, (5,)], r"LSTM begins from \(4,\), was given \(5,\)"),
+        (
+            GRU(hidden=4, directions="concat"),
+            [SEQUENCE, (4,)],
+            "GRU of both directions .* no first",
+        ),
+        (InputFeedingDecoder(hidden=4), [SEQUENCE, (4,)], r"needs words .* first h \(4,\)"),
+        (
+            InputFeedingDecoder(hidden=4),
+            [SEQUENCE, (4,), (6, 5)],
+            r"memory \(positions, 4\), was given .*\(6, 5\)",
+        ),
+        (Columns(), [SEQUENCE], r"Columns needs \(channels, height, width\)"),
         (Add(), [(6,), (7,)], r"Add .*\(6,\), \(7,\)"),
         (Concat(), [IMAGE, (6, 9, 8)], r"Concat .*\(6, 9, 8\)"),
         (Concat(), [IMAGE, (6,)], r"Concat .*\(6,\)"),
@@ -173,6 +221,12 @@ def test_attention_has_queries_keys_and_values_in_one_or_three_inputs():
     assert grouped.output_shape(SEQUENCE, (5, 6), (5, 6)) == SEQUENCE
 
 
+@pytest.mark.parametrize("kind", [LSTM, GRU, RNN])
+def test_both_directions_side_by_side_are_twice_as_wide(kind):
+    assert kind(hidden=4, directions="concat").output_shape(SEQUENCE) == (5, 8)
+    assert kind(hidden=4, directions="sum").output_shape(SEQUENCE) == (5, 4)
+
+
 def test_a_product_has_values_of_one_shape_or_one_a_channel():
     assert Multiply().output_shape(SEQUENCE, SEQUENCE) == SEQUENCE
     assert Multiply().output_shape(IMAGE, (6,)) == IMAGE
@@ -184,7 +238,7 @@ def test_every_layer_type_has_its_line_in_every_table():
         return {kind}.union(*map(leaves, children)) if children else {kind}
 
     written = {k for k in leaves(Layer) if not k.__name__.startswith("_")} - {Layer}
-    written -= {Opaque}  # has its counts in itself
+    written -= {Opaque, Recurrence}  # has its counts in itself; is a base
     assert written == set(ALL_LAYERS.values())
     assert set(COUNTS) == set(ALL_LAYERS.values())
     assert set(SAVED_TENSOR_RULES) == set(ALL_LAYERS.values())

@@ -37,11 +37,17 @@ PARAMETERS = {
     "gpt2": 124_439_808,
     "translator": 54_699_264,
     "translator-plain": 54_173_952,
+    "translator-2x": 59_686_656,
+    "deep-speech-gru": 41_179_933,
+    "deep-speech-rnn": 13_909_533,
+    "captioner": 25_186_272,
 }
 """As published, or worked out by hand from the layers."""
 TIED = {"lm_head.weight": "transformer.wte.weight"}
 """Parameters that are another node's."""
-OF_IMAGES = [name for name, line in NETWORKS.items() if line.image_size]
+OF_IMAGES = [name for name, line in NETWORKS.items() if line.classes]
+OF_SPEECH = [name for name in NETWORKS if name.startswith("deep-speech")]
+OF_TOKENS = [n for n in NETWORKS if n not in (*OF_IMAGES, *OF_SPEECH, "captioner")]
 WITHOUT_AUXILIARY = {"googlenet-paper": 6_998_552, "inception-v3": 23_834_568}
 """Of what an evaluation uses, where that is less."""
 
@@ -60,7 +66,13 @@ def test_a_network_is_whole(name):
     network, line = build(name), entry(name)
     assert network.name == name
     assert line.source
-    if line.image_size:
+    if name == "captioner":
+        assert [i.shape for i in network.inputs] == [(3, 224, 224), (line.sequence_length,)]
+        assert network.shapes[network.output] == (line.sequence_length, line.vocabulary)
+    elif name in OF_SPEECH:
+        assert network.inputs[0].shape == (1, 161, line.sequence_length)
+        assert network.shapes[network.output] == (line.sequence_length // 2, line.vocabulary)
+    elif line.image_size:
         assert network.inputs[0].shape == (3, line.image_size, line.image_size)
         assert network.targets[0].classes == line.classes
         assert network.shapes[network.output] == (line.classes,)
@@ -93,7 +105,7 @@ def test_segments_are_named_and_cover_the_network(name):
     assert len(network.segments) >= 3
 
 
-@pytest.mark.parametrize("name", [n for n in NETWORKS if n not in OF_IMAGES])
+@pytest.mark.parametrize("name", [*OF_TOKENS, *OF_SPEECH])
 def test_a_network_of_tokens_takes_any_length_and_vocabulary(name):
     small = build(name, sequence_length=1, vocabulary=1)
     assert small.shapes[small.output] == (1, 1)
@@ -201,7 +213,9 @@ def test_the_document_describes_it(name):
     headings = [line for line in text.splitlines() if line.startswith("## ")]
     assert sum(f"`{name}`" in heading for heading in headings) == 1
     side = found.input_shape[-1]
-    fed = f"{side} × {side}" if name in OF_IMAGES else f"{side:,} tokens"
+    fed = f"{side:,} frames" if name in OF_SPEECH else f"{side:,} tokens"
+    if name not in (*OF_TOKENS, *OF_SPEECH):
+        fed = f"{side} × {side}" if name in OF_IMAGES else f"{side} × {side}, 20 tokens"
     row = (
         f"| {name} | {fed} | {found.classes:,} | {found.parameters:,} "
         f"| {found.forward_flops / 1e9:.3f} | {found.backward_flops / 1e9:.3f} "

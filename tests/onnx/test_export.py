@@ -15,7 +15,7 @@ from cubemesh.onnx.operators import OPERATORS
 from cubemesh.schema import CheckpointSettings, RunSpec, Train
 from cubemesh.training.checkpoint import Checkpoint, save
 from cubemesh.training.manifest import claim
-from layer_samples import NARROW, decoder, gated, mixed, trained_weights
+from layer_samples import NARROW, decoder, dilated, gated, mixed, recurrences, trained_weights
 from onnx_graphs import cheap_weights, session_of
 
 torch = pytest.importorskip("torch")
@@ -27,6 +27,10 @@ from cubemesh.frameworks.pytorch.module import build_modules
 SIZES = {
     "translator": {"sequence_length": 6, "vocabulary": 300, "hidden": 64},
     "translator-plain": {"sequence_length": 6, "vocabulary": 300, "hidden": 64},
+    "translator-2x": {"sequence_length": 6, "vocabulary": 300, "hidden": 64},
+    "deep-speech-gru": {"sequence_length": 9, "vocabulary": 29, "hidden": 64},
+    "deep-speech-rnn": {"sequence_length": 9, "vocabulary": 29, "hidden": 64},
+    "captioner": {"image_size": 11, "sequence_length": 4, "vocabulary": 300, "hidden": 64},
 }
 """Sizes of networks of sequences; images have the smallest size."""
 
@@ -70,7 +74,7 @@ def test_every_network_of_the_zoo_has_the_scores_of_pytorch(name):
         assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("make", [mixed, gated, decoder])
+@pytest.mark.parametrize("make", [mixed, gated, decoder, dilated, recurrences])
 def test_settings_that_the_zoo_leaves_out(make):
     network = make()
     weights, inputs = trained_weights(network), inputs_of(network, 3)

@@ -29,6 +29,10 @@ SMALL = {
     "gpt2": {"sequence_length": 4, "vocabulary": 10},
     "translator": {"sequence_length": 4, "vocabulary": 10, "hidden": 8},
     "translator-plain": {"sequence_length": 4, "vocabulary": 10, "hidden": 8},
+    "translator-2x": {"sequence_length": 4, "vocabulary": 10, "hidden": 8},
+    "deep-speech-gru": {"sequence_length": 4, "vocabulary": 10, "hidden": 8},
+    "deep-speech-rnn": {"sequence_length": 4, "vocabulary": 10, "hidden": 8},
+    "captioner": {"image_size": 11, "sequence_length": 4, "vocabulary": 10, "hidden": 8},
 }
 
 

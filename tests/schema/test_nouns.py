@@ -203,7 +203,13 @@ def test_an_unknown_name_lists_what_is_near_or_known(given_name, known, said):
     [
         ({"loss_scale": "dynamic"}, "loss_scale=dynamic.*precision=fp16.*fp32"),
         ({"precision": "fp16", "loss_scale": 0.0}, "loss_scale=0.0"),
-        ({"precision_of": ("fc8=fp32",)}, "precision_of.*fp32"),
+        (
+            {"precision_of": ("fc8=bf16",)},
+            "precision_of=fc8=bf16: under precision=fp32.*fp64, fp32",
+        ),
+        ({"precision": "fp64", "precision_of": ("fc8=fp32",)}, "another precision than fp64"),
+        ({"precision": "bf16", "precision_of": ("fc8=bf16/fp16",)}, "fp64, fp32, bf16, or two"),
+        ({"precision": "bf16", "precision_of": ("fc8=bf16/fp32/fp32",)}, "as forward/backward"),
         ({"precision": "bf16", "precision_of": ("fc8",)}, "precision_of=fc8"),
         ({"precision": "bf16", "precision_of": ("fc8=fp16",)}, "fp32, bf16, fp8"),
         ({"precision": "fp16", "precision_of": ("fc8=fp8",)}, "fp32, bf16, fp16"),
@@ -212,3 +218,16 @@ def test_an_unknown_name_lists_what_is_near_or_known(given_name, known, said):
 def test_settings_of_precision_that_do_not_go_together(settings, words):
     with pytest.raises(UsageError, match=words):
         ProgramSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("precision", "line"),
+    [
+        ("fp32", "*=fp64"),
+        ("tf32", "conv1=fp64/tf32"),
+        ("bf16", "*=bf16/fp32"),
+        ("fp16", "a=fp16/bf16"),
+    ],
+)
+def test_a_layer_has_wider_types_than_its_program_and_one_for_each_pass(precision, line):
+    assert ProgramSettings(precision=precision, precision_of=(line,)).precision_of == (line,)

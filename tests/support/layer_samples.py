@@ -51,6 +51,42 @@ def recurrent():
     return net.build()
 
 
+def dilated():
+    """Convolutions with gaps: of an image that keeps its size, of groups, of two distances."""
+    net = NetworkBuilder("dilated")
+    x = net.input("image", (3, 13, 12))
+    x = net.relu(net.batch_norm(net.conv(x, 8, kernel=3, padding=2, dilation=2, bias=False)))
+    x = net.max_pool(net.relu(net.conv(x, 6, kernel=(3, 2), padding=2, dilation=(1, 3))), 2)
+    x = net.relu(net.conv(x, 6, kernel=3, padding=(1, 3), dilation=(2, 3), groups=2))
+    net.classify(net.linear(net.flatten(x), 5))
+    return net.build()
+
+
+def recurrences(positions=8):
+    """Every recurrent layer, from a begin, and in both directions, over the columns of an image."""
+    net = NetworkBuilder("recurrences")
+    x = net.input("image", (3, 9, positions))
+    x = net.relu(net.conv(x, 4, kernel=3, padding=2, dilation=2))
+    begin = net.tanh(net.linear(net.global_average_pool(x), 5))
+    x = net.rnn(net.columns(x), 6, directions="sum")
+    x = net.gru(x, 5, begin)
+    y = net.rnn(net.lstm(x, 4, directions="concat"), 5, begin, function="relu")
+    x = net.add(net.gru(y, 5, directions="sum"), net.rnn(x, 5))
+    x = net.add(x, net.lstm(net.gru(x, 3, directions="concat"), 5, directions="sum"))
+    net.classify(net.linear(x, 7))
+    return net.build()
+
+
+def fed():
+    """A decoder with input feeding."""
+    net = NetworkBuilder("fed")
+    memory = net.linear(net.input("source", (3, 4)), 5)
+    begin = net.tanh(net.select(memory, 2))
+    words = net.linear(memory, 4)
+    net.classify(net.linear(net.input_feeding_decoder(words, begin, memory, 2), 7))
+    return net.build()
+
+
 def gated():
     """Of images: functions, gates, learned scales, channels and positions in other orders."""
     net = NetworkBuilder("gated")

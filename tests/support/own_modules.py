@@ -245,7 +245,12 @@ class OnlyInTraining(Residual):
 
 class Dilated(nn.Sequential):
     def __init__(self) -> None:
-        super().__init__(nn.Conv2d(3, 4, 3, dilation=2), nn.Flatten(), nn.LazyLinear(10))
+        super().__init__(
+            nn.Conv2d(3, 4, 3, dilation=(2, 1), padding="same"),
+            nn.Conv2d(4, 4, (3, 2), dilation=2),
+            nn.Flatten(),
+            nn.LazyLinear(10),
+        )
 
 
 ready = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))

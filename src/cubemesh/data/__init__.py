@@ -17,7 +17,7 @@ from cubemesh.data.images.open_images import ImageOptions
 from cubemesh.data.remote.folder import check_url, is_url
 from cubemesh.data.source import Shape, Source, Split
 from cubemesh.data.text import parallel_text, sequences
-from cubemesh.data.text.sequences import Sequences, takes_tokens
+from cubemesh.data.text.sequences import Sequences, takes_sequences, takes_tokens
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks.graph import Network
 from cubemesh.schema.spec import DataLocation
@@ -215,7 +215,7 @@ def check_feeds(name: str, network: Network) -> None:
     """UsageError if the data set `name` does not have what `network` takes: images, token
     sequences, or pairs of them."""
     line = entry(name)
-    if not takes_tokens(network):
+    if not takes_sequences(network):
         if line.open is None:
             able = ", ".join(n for n, e in SOURCES.items() if e.open is not None)
             raise UsageError(
@@ -228,10 +228,16 @@ def check_feeds(name: str, network: Network) -> None:
             f"data={name} has images, and {network.name} takes token sequences. Choose data "
             f"that has them: {able}."
         )
+    elif line.open is None and not takes_tokens(network):
+        (given, *_) = (i.name for i in network.inputs if i.dtype == "float")
+        raise UsageError(
+            f"data={name} has sentences, and {network.name} takes the input '{given}', which is no "
+            "sentence. Use data=synthetic."
+        )
     elif line.is_parallel and len(network.inputs) != 2:
         raise UsageError(
             f"data={name} has sentences and their translations, and {network.name} takes one "
-            "sequence. Use network=translator or translator-plain, or data=synthetic."
+            "sequence. Use network=translator, translator-plain, translator-2x, or data=synthetic."
         )
 
 
@@ -254,7 +260,7 @@ def open_for(
     check_feeds(name, network)
     check(name, path)
     line = entry(name)
-    opens = line.open_sequences if takes_tokens(network) else line.open
+    opens = line.open_sequences if takes_sequences(network) else line.open
     assert opens is not None, "`check_feeds` has made sure of it"
     return opens(
         OpenRequest(

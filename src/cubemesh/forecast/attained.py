@@ -327,4 +327,5 @@ def _layer(network: Network, node: Node | None, matrix: bool) -> str:
         return "product"
     if network.parameters[node.parameters["weight"]].shape[1] <= FEW_CHANNELS:
         return "few-channels"
-    return "3x3" if (node.layer.kernel, node.layer.stride) == ((3, 3), (1, 1)) else "convolution"
+    plain = node.layer.stride == node.layer.dilation == (1, 1)
+    return "3x3" if plain and node.layer.kernel == (3, 3) else "convolution"

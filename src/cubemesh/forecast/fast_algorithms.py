@@ -72,7 +72,7 @@ def operations(network: Network, batch: int = 1) -> PassOperations:
     savings = {
         node.name: saving(node.layer.kernel, node.layer.stride)
         for node in network.nodes
-        if isinstance(node.layer, Convolution)
+        if isinstance(node.layer, Convolution) and node.layer.dilation == (1, 1)
     }
     forward = backward = Operations(counted=0.0, least=0.0)
     for name, cost in costs(network, batch).items():

@@ -31,7 +31,7 @@ from cubemesh.forecast.passes import PROPORTIONS, Passes, datasheet_forecast, pa
 from cubemesh.forecast.request import Forecast, ForecastRequest, OtherRate, Point
 from cubemesh.forecast.styles import STYLES
 from cubemesh.forecast.what_if import apply_changes
-from cubemesh.networks.layers import LSTM
+from cubemesh.networks.layers import Recurrence
 
 GOOD = 0.9
 """From this efficiency on a device's own speed is named as the limit."""
@@ -348,7 +348,7 @@ class _Model:
     def _spread(self, devices: int) -> float:
         """What the slowest of so many takes more, over a device's own step."""
         spread = self.known["step_spread"]
-        if any(isinstance(node.layer, LSTM) for node in self.asked.network.nodes):
+        if any(isinstance(node.layer, Recurrence) for node in self.asked.network.nodes):
             spread = hypot(spread, self.known["length_spread"] / self.asked.batch(devices))
         return max(spread * slowest(devices), self.known["straggler"] - 1 if devices > 1 else 0.0)
 

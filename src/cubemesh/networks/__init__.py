@@ -13,7 +13,9 @@ from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks import own_networks
 from cubemesh.networks.graph import Network
 from cubemesh.networks.zoo.alexnet import alexnet
+from cubemesh.networks.zoo.captioner import captioner
 from cubemesh.networks.zoo.cifarnet import cifarnet
+from cubemesh.networks.zoo.deep_speech import deep_speech_gru, deep_speech_rnn
 from cubemesh.networks.zoo.googlenet import googlenet, googlenet_paper
 from cubemesh.networks.zoo.gpt2 import gpt2
 from cubemesh.networks.zoo.inception_bn import inception_bn
@@ -21,7 +23,7 @@ from cubemesh.networks.zoo.inception_v3 import inception_v3
 from cubemesh.networks.zoo.littlecnn import little_cnn, little_cnn_unpadded
 from cubemesh.networks.zoo.overfeat import overfeat
 from cubemesh.networks.zoo.resnet import resnet_18, resnet_34, resnet_50, resnet_101, resnet_152
-from cubemesh.networks.zoo.translator import translator, translator_plain
+from cubemesh.networks.zoo.translator import translator, translator_2x, translator_plain
 from cubemesh.networks.zoo.vgg import vgg11, vgg16, vgg19
 from cubemesh.networks.zoo.vit import vit_b16
 from cubemesh.schema.own_network import OwnNetwork
@@ -35,14 +37,15 @@ class NetworkEntry:
     """An entry of the table: how a network is built, its default input, and its source."""
 
     make: Callable[..., Network]
-    """(image_size, classes) → Network; for token sequences, its `sizes` → Network."""
+    """(image_size, classes) → Network; for sequences, its `sizes` → Network."""
     image_size: int = 0
-    """Of images; 0 for a network that takes tokens, as in the next two."""
+    """Of images; 0 for a network that takes none."""
     smallest_image_size: int = 0
     """Below it a window no longer fits."""
     classes: int = 0
     sequence_length: int = 0
-    """Of tokens; 0 for a network that takes images, as in `vocabulary`."""
+    """Of tokens, or of the frames of a spectrogram; 0 for a network of images alone, as in
+    `vocabulary`: the tokens there are, or the characters that speech is written in."""
     vocabulary: int = 0
     hidden: int = 0
     """Width of its vectors, where that can be chosen."""
@@ -59,7 +62,7 @@ class NetworkEntry:
 
     @property
     def samples(self) -> str:
-        """What its samples are: `images` or `sequences` of tokens."""
+        """What its samples are: `images`, also with a sequence for each, or `sequences`."""
         return "images" if self.image_size else "sequences"
 
 
@@ -202,6 +205,40 @@ NETWORKS: dict[str, NetworkEntry] = {
             ("translator-plain", translator_plain, "plain attention (Caffe2)"),
         )
     },
+    "translator-2x": NetworkEntry(
+        make=translator_2x,
+        sequence_length=50,
+        vocabulary=32000,
+        hidden=512,
+        source="Luong, Pham and Manning, Effective approaches to attention (2015); "
+        "OpenNMT's defaults: Klein et al. (2017)",
+        differs="decoder begins from the encoder's last output; no dropout between its two LSTMs",
+    ),
+    **{
+        name: NetworkEntry(
+            make=make,
+            sequence_length=500,
+            vocabulary=29,
+            hidden=800,
+            source="Amodei et al., Deep Speech 2 (2016)",
+            differs="cross-entropy of each frame, no connectionist temporal classification; batch "
+            "normalization of convolutions only",
+        )
+        for name, make in (
+            ("deep-speech-gru", deep_speech_gru),
+            ("deep-speech-rnn", deep_speech_rnn),
+        )
+    },
+    "captioner": NetworkEntry(
+        make=captioner,
+        image_size=224,
+        smallest_image_size=11,
+        sequence_length=20,
+        vocabulary=12000,
+        hidden=512,
+        source="Vinyals et al., Show and tell (2015)",
+        differs="the image is the decoder's first h, not its first word; no dropout",
+    ),
 }
 
 

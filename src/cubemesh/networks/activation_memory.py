@@ -14,13 +14,13 @@ than 4 bytes: then its low-precision copy is saved.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from cubemesh.networks import layers
 from cubemesh.networks.graph import Head, Network, Node
-from cubemesh.networks.layers import Layer
+from cubemesh.networks.layers import Layer, Shape
 from cubemesh.networks.opaque import Opaque
 from cubemesh.schema.spec import Precision
 
@@ -71,6 +71,8 @@ class SavedTensorRule:
     output: bool = False
     own: Callable[[Any, Node], list[SavedTensor]] | None = None
     """(layer, node) → arrays."""
+    by_inputs: Callable[[Any, Node, Sequence[Shape]], list[SavedTensor]] | None = None
+    """The same from the shapes of the inputs as well."""
 
 
 def _statistics(layer: layers.BatchNorm, node: Node) -> list[SavedTensor]:
@@ -124,9 +126,43 @@ def _log_sums(layer: layers.Attention, node: Node) -> list[SavedTensor]:
     return [_own(node, "log_sums", layer.heads * node.shape[0], "fp32")]
 
 
-def _gates(layer: layers.LSTM, node: Node) -> list[SavedTensor]:
-    """Four gates and the cell, at every position."""
-    return [_own(node, "gates", 5 * math.prod(node.shape))]
+RECURRENT_VALUES: dict[type[layers.Recurrence], int] = {
+    layers.LSTM: 5,
+    layers.GRU: 4,
+    layers.RNN: 0,
+}
+"""Values saved for each h: four gates and the cell; three gates and R h + c; none."""
+
+
+def _recurrent(layer: layers.Recurrence, node: Node) -> list[SavedTensor]:
+    """The h of every position, which are the output unless two directions are added, and what they
+    were computed from."""
+    values = node.shape[0] * layer.hidden * layer.ways
+    is_output = layer.directions != "sum"
+    h = SavedTensor(name=node.name if is_output else f"{node.name}:h", elements=values)
+    gates = RECURRENT_VALUES[type(layer)] * values
+    return [h, _own(node, "gates", gates)] if gates else [h]
+
+
+def decoder_values(layer: layers.InputFeedingDecoder, inputs: Sequence[Shape]) -> int:
+    """Values saved at each position apart from the LSTMs': the word with what is fed back, the
+    query, the shares, and the mean with the last h."""
+    (_, features), _, (positions, hidden) = inputs
+    return features + hidden + hidden + positions + 2 * hidden
+
+
+def _decoder(
+    layer: layers.InputFeedingDecoder, node: Node, inputs: Sequence[Shape]
+) -> list[SavedTensor]:
+    """Each LSTM's h, gates and cell, and what its attention and readout read; the words are saved
+    in a copy, side by side with what is fed back."""
+    length = node.shape[0]
+    each = length * layer.depth * layer.hidden
+    return [
+        _own(node, "h", each),
+        _own(node, "gates", RECURRENT_VALUES[layers.LSTM] * each),
+        _own(node, "attention", length * decoder_values(layer, inputs)),
+    ]
 
 
 def _weights(layer: layers.Mix, node: Node) -> list[SavedTensor]:
@@ -166,7 +202,11 @@ SAVED_TENSOR_RULES: dict[type[Layer], SavedTensorRule] = {
     layers.PositionEmbedding: SavedTensorRule(),
     layers.SelectPosition: SavedTensorRule(),
     layers.Tanh: SavedTensorRule(output=True),
-    layers.LSTM: SavedTensorRule(input=True, output=True, own=_gates),
+    layers.LSTM: SavedTensorRule(input=True, own=_recurrent),
+    layers.GRU: SavedTensorRule(input=True, own=_recurrent),
+    layers.RNN: SavedTensorRule(input=True, own=_recurrent),
+    layers.InputFeedingDecoder: SavedTensorRule(last_input=True, output=True, by_inputs=_decoder),
+    layers.Columns: SavedTensorRule(),
     layers.PairSum: SavedTensorRule(),
     layers.PairProduct: SavedTensorRule(input=True),
     layers.Mix: SavedTensorRule(last_input=True, own=_weights),
@@ -203,6 +243,8 @@ class GradientFlow:
         values = [*(node.inputs if rule.input else ()), *((node.name,) if rule.output else ())]
         values += node.inputs[-1:] if rule.last_input else ()
         own = rule.own(node.layer, node) if rule.own else []
+        if rule.by_inputs:
+            own += rule.by_inputs(node.layer, node, [self.network.shapes[i] for i in node.inputs])
         return [*map(self._value, values), *own]
 
     def _value(self, name: str) -> SavedTensor:

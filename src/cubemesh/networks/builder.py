@@ -22,6 +22,8 @@ from cubemesh.networks.layers import (
     Pair,
 )
 
+Directions = Literal["forward", "concat", "sum"]
+
 
 def _pair(value: int | Pair) -> Pair:
     return (value, value) if isinstance(value, int) else value
@@ -39,6 +41,7 @@ class NetworkBuilder(Assembly):
         kernel: int | Pair,
         stride: int | Pair = 1,
         padding: int | Pair = 0,
+        dilation: int | Pair = 1,
         groups: int = 1,
         bias: bool = True,
         initializer: Initializer = HE_OUT,
@@ -50,6 +53,7 @@ class NetworkBuilder(Assembly):
             kernel=_pair(kernel),
             stride=_pair(stride),
             padding=_pair(padding),
+            dilation=_pair(dilation),
             groups=groups,
             bias=bias,
             initializer=initializer,
@@ -200,11 +204,58 @@ class NetworkBuilder(Assembly):
         return self.add_layer(layers.Tanh(), x, name=name)
 
     def lstm(
-        self, x: str, hidden: int, begin: str | None = None, *, name: str | None = None
+        self,
+        x: str,
+        hidden: int,
+        begin: str | None = None,
+        *,
+        directions: Directions = "forward",
+        name: str | None = None,
     ) -> str:
         """An LSTM of one layer; `begin` is its first h."""
-        inputs = (x,) if begin is None else (x, begin)
-        return self.add_layer(layers.LSTM(hidden=hidden), *inputs, name=name)
+        return self._recurrence(layers.LSTM(hidden=hidden, directions=directions), x, begin, name)
+
+    def gru(
+        self,
+        x: str,
+        hidden: int,
+        begin: str | None = None,
+        *,
+        directions: Directions = "forward",
+        name: str | None = None,
+    ) -> str:
+        """A GRU of one layer; `begin` is its first h."""
+        return self._recurrence(layers.GRU(hidden=hidden, directions=directions), x, begin, name)
+
+    def rnn(
+        self,
+        x: str,
+        hidden: int,
+        begin: str | None = None,
+        *,
+        function: Literal["tanh", "relu"] = "tanh",
+        directions: Directions = "forward",
+        name: str | None = None,
+    ) -> str:
+        """A plain recurrence of one layer; `begin` is its first h."""
+        layer = layers.RNN(hidden=hidden, function=function, directions=directions)
+        return self._recurrence(layer, x, begin, name)
+
+    def _recurrence(
+        self, layer: layers.Recurrence, x: str, begin: str | None, name: str | None
+    ) -> str:
+        return self.add_layer(layer, *((x,) if begin is None else (x, begin)), name=name)
+
+    def input_feeding_decoder(
+        self, words: str, begin: str, memory: str, depth: int = 1, *, name: str | None = None
+    ) -> str:
+        """LSTMs with attention to `memory` that is fed back; `begin` is their first h."""
+        layer = layers.InputFeedingDecoder(hidden=self.shape(begin)[0], depth=depth)
+        return self.add_layer(layer, words, begin, memory, name=name)
+
+    def columns(self, x: str, *, name: str | None = None) -> str:
+        """An image's columns as a sequence."""
+        return self.add_layer(layers.Columns(), x, name=name)
 
     def pair_sum(self, queries: str, keys: str, *, name: str | None = None) -> str:
         """The sum of each query and each key."""

@@ -55,7 +55,7 @@ def _node_cost(
         y=batch * math.prod(node.shape),
         parameters=sum(math.prod(s) for s in owned.values()),
         weight_shape=owned.get("weight", ()),
-        inputs=len(shapes),
+        inputs=tuple(shapes),
         channels=node.shape[0],
         shape=node.shape,
         element_bytes=element_bytes,

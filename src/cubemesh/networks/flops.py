@@ -18,7 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cubemesh.networks import layers
-from cubemesh.networks.activation_memory import INDEX_BYTES, MASK_BYTES
+from cubemesh.networks.activation_memory import (
+    INDEX_BYTES,
+    MASK_BYTES,
+    RECURRENT_VALUES,
+    decoder_values,
+)
 from cubemesh.networks.layers import Layer, Shape
 from cubemesh.schema.cost import Cost
 
@@ -65,8 +70,8 @@ class Sizes:
     parameters: int
     weight_shape: tuple[int, ...]
     """Of the parameter called `weight`; () without one."""
-    inputs: int
-    """How many inputs there are."""
+    inputs: tuple[Shape, ...]
+    """Of one sample of each input."""
     channels: int
     """The first axis of the result."""
     shape: Shape
@@ -149,7 +154,7 @@ def _relu(layer: layers.ReLU, s: Sizes) -> LayerCost:
 
 def _add(layer: layers.Add, s: Sizes) -> LayerCost:
     """1 per y forward; backward passes the gradient on as it is."""
-    return LayerCost(forward=s.cost(other=(s.inputs - 1) * s.y, read=s.x, written=s.y))
+    return LayerCost(forward=s.cost(other=(len(s.inputs) - 1) * s.y, read=s.x, written=s.y))
 
 
 def _concat(layer: layers.Concat, s: Sizes) -> LayerCost:
@@ -381,22 +386,92 @@ def _select_channels(layer: layers.SelectChannels, s: Sizes) -> LayerCost:
     )
 
 
-def _lstm(layer: layers.LSTM, s: Sizes) -> LayerCost:
-    """Two products of 4 rows a y forward, their gradients backward. Also 21 per y forward
-    (four gates: three additions and a function each; the cell 3, its tanh and product 2) and 20
-    backward; the biases' gradients 8. The gates and the cell are saved."""
-    work = 2 * 4 * s.y * (s.weight_shape[1] + layer.hidden)
-    weights = 4 * layer.hidden * (s.weight_shape[1] + layer.hidden)
-    saved = 5 * s.y
+@dataclass(frozen=True, kw_only=True)
+class _Recurrent:
+    """Numbers for each h of a recurrent layer: operations other than products, forward and
+    backward; arrays of gradients before the products; and how often the backward pass reads h."""
+
+    forward: int
+    backward: int
+    gradients: int
+    reads_h: int = 1
+
+
+_RECURRENT: dict[type[layers.Recurrence], _Recurrent] = {
+    layers.LSTM: _Recurrent(forward=21, backward=20, gradients=4, reads_h=0),
+    layers.GRU: _Recurrent(forward=16, backward=17, gradients=4),
+    layers.RNN: _Recurrent(forward=4, backward=3, gradients=1),
+}
+
+
+def _recurrence(layer: layers.Recurrence, s: Sizes) -> LayerCost:
+    """Two products of as many rows an h as there are gates forward, their gradients backward.
+
+    Other operations, for each h. LSTM: 21 forward (four gates, three additions and a function each;
+    the cell 3, its tanh and product 2), 20 backward. GRU: 16 forward (two gates as these; the third
+    two biases, a product, a sum, a function; h 3), 17 backward (z 2, n 2, h 2, tanh 3, r and R h 2,
+    two σ 3 each). RNN: 4 forward, 3 backward (1 of a ReLU). The gradients of the two biases 1 each
+    for each row. What is saved is written and read; adding two directions is 1 per y.
+    """
+    own, rows = _RECURRENT[type(layer)], layer.gates * layer.hidden
+    added = s.y if layer.directions == "sum" else 0
+    h = s.y + added
+    width = s.weight_shape[1] + layer.hidden
+    work, weights = 2 * layer.gates * h * width, layer.ways * rows * width
+    saved = RECURRENT_VALUES[type(layer)] * h
+    backward = 1 if isinstance(layer, layers.RNN) and layer.function == "relu" else own.backward
     return LayerCost(
         forward=s.cost(
-            matrix=work, other=21 * s.y, read=s.x + s.y + s.parameters, written=s.y + saved
+            matrix=work,
+            other=own.forward * h + added,
+            read=s.x + h + s.parameters + 2 * added,
+            written=h + saved + added,
         ),
         data_gradient=s.cost(
-            matrix=work, other=20 * s.y, read=s.y + saved + weights, written=s.x + 4 * s.y
+            matrix=work,
+            other=backward * h,
+            read=s.y + saved + own.reads_h * h + weights,
+            written=s.x + own.gradients * h,
         ),
         weight_gradient=s.cost(
-            matrix=work, other=8 * s.y, read=s.x + 5 * s.y, written=s.parameters
+            matrix=work,
+            other=2 * layer.gates * h,
+            read=s.x + (own.gradients + 1) * h,
+            written=s.parameters,
+        ),
+    )
+
+
+def _input_feeding_decoder(layer: layers.InputFeedingDecoder, s: Sizes) -> LayerCost:
+    """An LSTM's products and operations for each of its h; 2 · hidden per y for the query and
+    4 · hidden for the readout; 2 · positions per y each for the scores and the mean, of which both
+    operands are data. Other operations: the softmax 5 a score forward and 4 backward, the tanh 1
+    and 3 per y."""
+    (_, features), _, (positions, hidden) = s.inputs
+    h, lstm = layer.depth * s.y, _RECURRENT[layers.LSTM]
+    widths = features + 2 * hidden + 2 * hidden * (layer.depth - 1)
+    work = 2 * s.y * (4 * widths + 3 * hidden)
+    attended, scores = 4 * s.y * positions, s.y // hidden * positions
+    saved = RECURRENT_VALUES[layers.LSTM] * h + s.y // hidden * decoder_values(layer, s.inputs)
+    gradients = lstm.gradients * h + 2 * s.y + scores
+    return LayerCost(
+        forward=s.cost(
+            matrix=work + attended,
+            other=lstm.forward * h + 5 * scores + s.y,
+            read=s.x + h + s.parameters,
+            written=s.y + h + saved,
+        ),
+        data_gradient=s.cost(
+            matrix=work + 2 * attended,
+            other=lstm.backward * h + 4 * scores + 3 * s.y,
+            read=s.y + saved + s.parameters,
+            written=s.x + gradients,
+        ),
+        weight_gradient=s.cost(
+            matrix=work,
+            other=2 * 4 * h,
+            read=saved + h + gradients,
+            written=s.parameters,
         ),
     )
 
@@ -453,7 +528,11 @@ COUNTS: dict[type[Layer], Callable[[Any, Sizes], LayerCost]] = {
     layers.PositionEmbedding: _position_embedding,
     layers.SelectPosition: _select_position,
     layers.Tanh: _tanh,
-    layers.LSTM: _lstm,
+    layers.LSTM: _recurrence,
+    layers.GRU: _recurrence,
+    layers.RNN: _recurrence,
+    layers.InputFeedingDecoder: _input_feeding_decoder,
+    layers.Columns: _view,
     layers.PairSum: _pair_sum,
     layers.PairProduct: _pair_product,
     layers.Mix: _mix,

@@ -1,26 +1,41 @@
 """Precision of each layer, where a spec sets it by layer (`precision_of`).
 
-`precision_of` holds lines `name=precision`. A name stands for a node (`fc8`, `layer1.0.conv1`), for
-the nodes of a segment, or for those under a part of their names (`layer1` for `layer1.0.conv1`);
-`*` and `?` stand for any characters, as in a shell. Of several lines that fit a layer the last one
-counts: `*=fp32,conv1=bf16`. Only convolutions and matrix products are affected; other layers
-compute in the precision of their inputs. `fp8` is for matrix products alone, whose widths are
-multiples of 16: `*=fp8` leaves all other layers as they are.
+`precision_of` holds lines `name=precision`, or `name=forward/backward` where the two passes differ.
+A name stands for a node (`fc8`, `layer1.0.conv1`), for the nodes of a segment, or for those under a
+part of their names (`layer1` for `layer1.0.conv1`); `*` and `?` stand for any characters, as in a
+shell. Of several lines that fit a layer the last one counts: `*=fp32,conv1=bf16`. Only convolutions
+and matrix products are affected; other layers compute in the precision of their inputs. `fp8` is
+for both passes of matrix products whose widths are multiples of 16: `*=fp8` leaves all other layers
+as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import cast
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks.graph import Network, Node
 from cubemesh.networks.layers import Convolution, Linear
-from cubemesh.schema.spec import LayerPrecision
+from cubemesh.schema.spec import ProductPrecision
 
 FP8_MULTIPLE = 16
 """Of which both widths of a product in FP8 are multiples, as its hardware needs."""
+
+
+@dataclass(frozen=True)
+class LayerPrecision:
+    """What a product is computed in, and the gradients of its input and its parameters."""
+
+    forward: ProductPrecision
+    backward: ProductPrecision
+
+    @property
+    def is_one(self) -> bool:
+        """Whether both passes have the same."""
+        return self.forward == self.backward
 
 
 def layer_precisions(network: Network, lines: Sequence[str]) -> dict[str, LayerPrecision]:
@@ -52,7 +67,11 @@ def layer_precisions(network: Network, lines: Sequence[str]) -> dict[str, LayerP
                     f"precision_of={line}: '{pattern}' of {network.name} holds no matrix product "
                     f"whose widths are multiples of {FP8_MULTIPLE}, as fp8 needs. Use bf16 there."
                 )
-        found.update((node.name, cast(LayerPrecision, precision)) for node in products)
+        forward, _, backward = precision.partition("/")
+        both = LayerPrecision(
+            cast(ProductPrecision, forward), cast(ProductPrecision, backward or forward)
+        )
+        found.update((node.name, both) for node in products)
     return found
 
 

@@ -63,6 +63,8 @@ def convolution_workspaces(
         return _transposed(layer, given, result, batch, 4 if precision == "tf32" else 2, layout)
     if layer.stride != (1, 1) or layer.kernel[0] != layer.kernel[1] or layer.kernel == (1, 1):
         return Workspaces()
+    if layer.dilation != (1, 1):  # neither algorithm has gaps between cells
+        return Workspaces()
     return Workspaces(
         forward=_fft_forward(layer, given, batch),
         data_gradient=_fft_data_gradient(layer, given, batch),

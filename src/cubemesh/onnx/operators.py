@@ -74,6 +74,21 @@ class Operators:
         """The values of a parameter that is stored in another layout."""
         return np.asarray(self.weights[self.node.parameters[role]], dtype=np.float32)
 
+    def lstm_step(
+        self, x: str, arrays: tuple[str, ...], state: tuple[str, str], to: str, hidden: int
+    ) -> tuple[str, str]:
+        """Add one step of an LSTM; the names of its h and cell (1, batch, hidden)."""
+        h, cell = self.name(f"{to}.h"), self.name(f"{to}.cell")
+        self.operators.append(
+            Operator(
+                kind="LSTM",
+                inputs=(x, *arrays, "", *state),
+                outputs=("", h, cell),
+                attributes={"hidden_size": hidden},
+            )
+        )
+        return h, cell
+
     def reshape(self, x: str, *shape: int, to: str = "") -> str:
         """Add a reshape."""
         return self.call("Reshape", x, self.integers(f"{to or 'result'}.shape", *shape), to=to)
@@ -101,6 +116,7 @@ def _both_sides(padding: Pair) -> list[int]:
 
 def _convolution(to: Operators, layer: layers.Convolution, inputs: tuple[str, ...]) -> None:
     arrays = [to.weight("weight"), *([to.weight("bias")] if layer.bias else [])]
+    gaps: dict[str, Any] = {} if layer.dilation == (1, 1) else {"dilations": layer.dilation}
     to.call(
         "Conv",
         *inputs,
@@ -109,6 +125,7 @@ def _convolution(to: Operators, layer: layers.Convolution, inputs: tuple[str, ..
         strides=layer.stride,
         pads=_both_sides(layer.padding),
         group=layer.groups,
+        **gaps,
     )
 
 
@@ -272,15 +289,19 @@ def _select_position(to: Operators, layer: layers.SelectPosition, inputs: tuple[
     to.call("Gather", *inputs, to.constant("position", layer.position, np.int64), axis=1)
 
 
-_GATES = (0, 3, 1, 2)
-"""The order of ONNX's gates (i, o, f, g) among ours (i, f, g, o)."""
+_GATES = {layers.LSTM: (0, 3, 1, 2), layers.GRU: (1, 0, 2), layers.RNN: (0,)}
+"""The order of ONNX's gates (i, o, f, g; z, r, n) among ours (i, f, g, o; r, z, n)."""
 
 
-def _lstm(to: Operators, layer: layers.LSTM, inputs: tuple[str, ...]) -> None:
+def _recurrence(to: Operators, layer: layers.Recurrence, inputs: tuple[str, ...]) -> None:
     def reordered(role: str) -> NDArray[np.float32]:
-        array = to.array(role)
-        gates = array.reshape(4, layer.hidden, *array.shape[1:])
-        return gates[list(_GATES)].reshape(1, *array.shape)
+        """Of every direction."""
+        found = []
+        for prefix in layer.prefixes:
+            array = to.array(prefix + role)
+            gates = array.reshape(layer.gates, layer.hidden, *array.shape[1:])
+            found.append(gates[list(_GATES[type(layer)])].reshape(array.shape))
+        return np.stack(found)
 
     biases = np.concatenate([reordered("bias"), reordered("hidden_bias")], axis=1)
     arrays = (
@@ -292,10 +313,78 @@ def _lstm(to: Operators, layer: layers.LSTM, inputs: tuple[str, ...]) -> None:
     if len(inputs) == 2:
         first = to.call("Unsqueeze", inputs[1], to.integers("begin.axis", 0), to="begin")
         begin = ["", first]
+    settings: dict[str, Any] = {"hidden_size": layer.hidden}
+    if layer.ways == 2:
+        settings["direction"] = "bidirectional"
+    if isinstance(layer, layers.GRU):
+        settings["linear_before_reset"] = 1
+    if isinstance(layer, layers.RNN) and layer.function == "relu":
+        settings["activations"] = ["Relu"] * layer.ways
     by_position = to.transpose(inputs[0], 1, 0, 2, to="by_position")
-    found = to.call("LSTM", by_position, *arrays, *begin, to="recurrence", hidden_size=layer.hidden)
-    one_way = to.call("Squeeze", found, to.integers("direction.axis", 1), to="one_way")
+    kind = type(layer).__name__
+    found = to.call(kind, by_position, *arrays, *begin, to="recurrence", **settings)
+    if layer.directions == "concat":  # (length, directions, batch, hidden)
+        to.reshape(to.transpose(found, 2, 0, 1, 3, to="by_sample"), 0, *to.shape)
+        return
+    axis = to.integers("direction.axis", 1)
+    if layer.directions == "sum":
+        one_way = to.call("ReduceSum", found, axis, to="one_way", keepdims=0)
+    else:
+        one_way = to.call("Squeeze", found, axis, to="one_way")
     to.transpose(one_way, 1, 0, 2)
+
+
+def _input_feeding_decoder(
+    to: Operators, layer: layers.InputFeedingDecoder, inputs: tuple[str, ...]
+) -> None:
+    """Written out position by position: an LSTM of one step for each."""
+    words, begin, memory = inputs
+    order, hidden = list(_GATES[layers.LSTM]), layer.hidden
+
+    def reordered(role: str) -> NDArray[np.float32]:
+        array = to.array(role)
+        return array.reshape(4, hidden, *array.shape[1:])[order].reshape(1, *array.shape)
+
+    cells = []
+    for prefix in layer.prefixes:
+        biases = [reordered(prefix + role) for role in ("bias", "hidden_bias")]
+        cells.append(
+            (
+                to.constant(f"{prefix}weight", reordered(f"{prefix}weight")),
+                to.constant(f"{prefix}hidden_weight", reordered(f"{prefix}hidden_weight")),
+                to.constant(f"{prefix}biases", np.concatenate(biases, axis=1)),
+            )
+        )
+    query = to.constant("attention_weight", to.array("attention_weight").T)
+    readout = to.constant("readout_weight", to.array("readout_weight").T)
+    first, second = to.integers("first.axis", 0), to.integers("second.axis", 1)
+    zero = to.call("Mul", begin, to.constant("zero", 0.0), to="zeros")
+    cell = to.call("Unsqueeze", zero, first, to="cell")
+    states = [(to.call("Unsqueeze", begin, first, to="begin"), cell)] * layer.depth
+    fed = to.call("Unsqueeze", zero, second, to="nothing")
+    columns = to.transpose(memory, 0, 2, 1, to="memory.transposed")
+    found = []
+    for t in range(to.shape[0]):
+        word = to.call("Gather", words, to.integers(f"position{t}", t), to=f"word{t}", axis=1)
+        x = to.call("Concat", word, fed, to=f"fed{t}", axis=2)
+        x = to.transpose(x, 1, 0, 2, to=f"fed{t}.by_position")
+        for i, arrays in enumerate(cells):
+            name = f"lstm{i + 1}.{t}"
+            states[i] = to.lstm_step(x, arrays, states[i], name, hidden)
+            x = states[i][0]
+        last = to.transpose(x, 1, 0, 2, to=f"h{t}")
+        asked = to.call("MatMul", last, query, to=f"query{t}")
+        scores = to.call("MatMul", asked, columns, to=f"scores{t}")
+        shares = to.call("Softmax", scores, to=f"shares{t}", axis=-1)
+        mean = to.call("MatMul", shares, memory, to=f"mean{t}")
+        both = to.call("Concat", mean, last, to=f"read{t}", axis=2)
+        fed = to.call("Tanh", to.call("MatMul", both, readout, to=f"readout{t}"), to=f"output{t}")
+        found.append(fed)
+    to.call("Concat", *found, axis=1)
+
+
+def _columns(to: Operators, layer: layers.Columns, inputs: tuple[str, ...]) -> None:
+    to.reshape(to.transpose(inputs[0], 0, 3, 1, 2, to="by_column"), 0, *to.shape)
 
 
 def _pair_sum(to: Operators, layer: Layer, inputs: tuple[str, ...]) -> None:
@@ -424,7 +513,11 @@ OPERATORS: dict[type[Layer], Write] = {
     layers.PositionEmbedding: _position_embedding,
     layers.SelectPosition: _select_position,
     layers.Tanh: _plain("Tanh"),
-    layers.LSTM: _lstm,
+    layers.LSTM: _recurrence,
+    layers.GRU: _recurrence,
+    layers.RNN: _recurrence,
+    layers.InputFeedingDecoder: _input_feeding_decoder,
+    layers.Columns: _columns,
     layers.PairSum: _pair_sum,
     layers.PairProduct: _pair_product,
     layers.Mix: _mix,

@@ -22,7 +22,7 @@ from cubemesh.onnx.writer import MOST_BYTES, one_line, value_of
 from cubemesh.untrusted import clean, quoted, shown_path
 
 _READABLE = {
-    "products and convolutions": "Conv ConvTranspose Einsum Gemm GRU LSTM MatMul",
+    "products and convolutions": "Conv ConvTranspose Einsum Gemm GRU LSTM MatMul RNN",
     "normalization": "BatchNormalization InstanceNormalization LayerNormalization LRN",
     "pooling": "AveragePool GlobalAveragePool GlobalMaxPool MaxPool",
     "activations": """

@@ -28,8 +28,8 @@ from cubemesh.schema.work import Work
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 BatchNormOver = Literal["device", "global"]
 Layout = Literal["nchw", "nhwc"]
-LayerPrecision = Precision | Literal["fp8"]
-"""Precision of a single layer: `fp8` is of matrix products, whose other arithmetic is bf16."""
+ProductPrecision = Precision | Literal["fp8"]
+"""Precision of a single layer's product: `fp8` is of matrix products only."""
 DataLocation = Literal["host", "device"]
 LossScale = Literal["dynamic"] | float
 CompileBy = Literal["network", "segment"]

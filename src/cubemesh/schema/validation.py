@@ -38,25 +38,37 @@ def check_loss_scale(scale: str | float, precision: str) -> None:
         )
 
 
+LAYER_PRECISIONS = {
+    "fp32": ("fp64", "fp32"),
+    "tf32": ("fp64", "tf32"),
+    "bf16": ("fp64", "fp32", "bf16", "fp8"),
+    "fp16": ("fp64", "fp32", "bf16", "fp16"),
+}
+"""Precision of a program → those that a layer of its own can have."""
+
+
 def check_precision_of(lines: Sequence[str], precision: str) -> None:
-    """UsageError unless each of `lines` is `name=precision` and allowed under `precision`."""
-    if precision not in ("bf16", "fp16"):
+    """UsageError unless each of `lines` is `name=precision` or `name=forward/backward`, with
+    precisions allowed under `precision`."""
+    if precision == "fp64":
         raise UsageError(
-            f"precision_of needs precision=bf16 or fp16, and precision is {precision}. Set "
-            "precision=bf16; precision_of='*=fp32,conv1=bf16' keeps all but conv1 in fp32."
+            "precision_of needs another precision than fp64, in which every layer is fp64 already. "
+            "Set precision=fp32; precision_of='*=fp64,conv1=fp32' has all but conv1 in fp64."
         )
-    allowed = ["fp32", "bf16", "fp16" if precision == "fp16" else "fp8"]
+    allowed = LAYER_PRECISIONS[precision]
     for line in lines:
         name, equals, own = line.partition("=")
         if not name or not equals:
             raise UsageError(
-                f"precision_of={line} is not valid: write name=precision, as in "
-                "precision_of=classifier=fp32,conv1=fp32."
+                f"precision_of={line} is not valid: write name=precision or "
+                "name=forward/backward, as in precision_of=classifier=fp32,conv1=bf16/fp32."
             )
-        if own not in allowed:
+        passes = own.split("/")
+        mixed = len(passes) == 2 and "fp8" in passes
+        if len(passes) > 2 or mixed or not set(passes) <= set(allowed):
             raise UsageError(
                 f"precision_of={line}: under precision={precision} a layer can use "
-                f"{', '.join(allowed)}."
+                f"{', '.join(allowed)}, or two of them as forward/backward (but for fp8)."
             )
 
 

@@ -139,10 +139,11 @@ def _check_program(spec: RunSpec, able: Capabilities, kind: str) -> None:
         raise Unsupported(
             f"{name} computes every layer in one precision and takes no precision_of. Leave it out."
         )
-    for own in (line.partition("=")[2] for line in program.precision_of):
-        offered = able.layer_precisions[kind]
-        if own not in offered:
-            _refuse(f"on {kind} the precision of single layers", own, offered, name)
+    offered = able.layer_precisions.get(kind, frozenset())
+    for line in program.precision_of:
+        for own in line.partition("=")[2].split("/"):
+            if own not in offered:
+                _refuse(f"on {kind} the precision of single layers", own, offered, name)
     if program.loss_scale is not None:
         asked = "dynamic" if program.loss_scale == "dynamic" else "static"
         if asked not in able.loss_scales:

@@ -64,3 +64,29 @@ def test_a_translator_is_fed_sentences_of_one_bucket():
         assert np.array_equal(tokens[1:length], labels[: length - 1])
     assert given.max() < 50
     assert 7.5 < source.tokens_per_sample < 8.5
+
+
+def test_a_network_of_speech_is_fed_spectrograms():
+    network = build("deep-speech-gru", sequence_length=9, hidden=4)
+    source = data.open_for(network, "synthetic", None, "train", seed=0, samples_needed=4)
+    batch = source.batch(np.arange(4))
+    (spectrogram,) = batch.inputs
+    assert (spectrogram.dtype, spectrogram.shape) == (np.float32, (4, 1, 161, 9))
+    assert 0 <= spectrogram.min() < spectrogram.max() < 1
+    assert batch.labels.shape == (4, 5)  # every second frame
+    assert 0 <= batch.labels.min() <= batch.labels.max() < 29
+    for name in ("digits", "parallel-text"):
+        with pytest.raises(UsageError, match=f"data={name} .*deep-speech-gru"):
+            data.check_feeds(name, network)
+
+
+def test_a_captioner_is_fed_images_and_sentences():
+    network = build("captioner", 11, sequence_length=6, vocabulary=50, hidden=4)
+    source = data.open_for(network, "synthetic", None, "train", seed=0)
+    batch = source.batch(np.arange(20))
+    image, tokens = batch.inputs
+    assert (image.dtype, image.shape) == (np.float32, (20, 3, 11, 11))
+    assert np.array_equal(tokens[:, 1:], batch.labels[:, :-1])
+    assert tokens.max() < 50
+    with pytest.raises(UsageError, match=r"data=parallel-text has sentences, .* 'image'"):
+        data.check_feeds("parallel-text", network)

@@ -11,10 +11,12 @@ torch = pytest.importorskip("torch")
 
 from cubemesh import networks
 from cubemesh.batches import Batch
+from cubemesh.frameworks import entry
 from cubemesh.frameworks.pytorch import build, build_ceiling, capabilities
 from cubemesh.frameworks.pytorch import is_out_of_memory as is_oom
 from cubemesh.schema.spec import ProgramSettings
 from cubemesh.schema.work import Ceiling
+from layer_samples import dilated, recurrences, trained_weights
 
 GPU = "cuda:0"
 pytestmark = [
@@ -52,6 +54,51 @@ def test_resnet_takes_steps_and_reports_memory(precision, layout, resnet, make_r
     assert peak_bytes is not None
     assert peak_bytes > 3 * parameters_bytes, "weights, gradients and momentum at least"
     assert program.evaluate(program.place(make_batch(resnet, 5))).shape == (5, 10)
+    program.close()
+
+
+SEQUENCES = {
+    "recurrences": recurrences,
+    "dilated": dilated,
+    "translator-2x": lambda: networks.build(
+        "translator-2x", sequence_length=6, vocabulary=30, hidden=16
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_recurrent_and_dilated_layers_are_those_of_the_cpu(
+    name, make_request, without_dropout, make_batch
+):
+    """Of cuDNN; in fp16 and captured in a graph they train as well."""
+    network, found = without_dropout(SEQUENCES[name]()), []
+    for device in ("cpu", GPU):
+        program = build(make_request(network, device=device, precision="fp64", learning_rate=0.1))
+        program.load(trained_weights(network))
+        program.train_step(program.place(make_batch(network)))
+        found.append(program.state())
+        program.close()
+    for array, wanted in found[0].items():
+        np.testing.assert_allclose(found[1][array], wanted, rtol=1e-7, atol=1e-9, err_msg=array)
+    for framework in ("pytorch", "pytorch-captured"):
+        settings = {"device": GPU, "precision": "fp16", "loss_scale": 1024.0}
+        program = entry(framework).load().build(make_request(network, **settings))
+        program.load(trained_weights(network))
+        placed = program.place(make_batch(network))
+        for _ in range(5):
+            program.train_step(placed)
+        assert np.isfinite(program.loss())
+        program.close()
+
+
+@pytest.mark.parametrize("line", ["*=fp64", "*=bf16/fp32", "layer1=fp64/bf16"])
+def test_layers_have_a_precision_by_pass(line, resnet, make_request, make_batch):
+    settings = {"precision": "bf16", "precision_of": (line,), "layout": "nhwc"}
+    program = build(make_request(resnet, device=GPU, **settings))
+    program.load(resnet.draw(0))
+    for seed in range(3):
+        program.train_step(program.place(make_batch(resnet, 16, seed)))
+    assert np.isfinite(program.loss())
     program.close()
 
 

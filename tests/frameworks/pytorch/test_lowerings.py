@@ -39,6 +39,14 @@ def normalized(x, p, layer):
     return (x - mean) / torch.sqrt(variance + layer.epsilon) * weight + bias
 
 
+def spread(weight, apart):
+    """A kernel with zeros in the gaps between its cells."""
+    down, across = ((n - 1) * d + 1 for n, d in zip(weight.shape[2:], apart, strict=True))
+    filled = weight.new_zeros(*weight.shape[:2], down, across)
+    filled[:, :, :: apart[0], :: apart[1]] = weight
+    return filled
+
+
 CONV = L.Convolution(filters=6, kernel=(3, 2), stride=(2, 1), padding=(1, 0), groups=2)
 NORM = L.BatchNorm(epsilon=1e-3)
 ACROSS = L.LocalResponseNorm(size=3, alpha=0.3, beta=0.75, bias=2.0)
@@ -50,6 +58,10 @@ MEAN = L.AveragePool(kernel=(3, 2), stride=(2, 2), padding=(1, 0), ceil_mode=Tru
 
 CASES = {
     "convolution": (CONV, lambda x, p: F.conv2d(x, p["weight"], p["bias"], (2, 1), (1, 0), 1, 2)),
+    "dilated": (
+        L.Convolution(filters=6, kernel=(3, 2), stride=(2, 1), padding=(2, 1), dilation=(2, 3)),
+        lambda x, p: F.conv2d(x, spread(p["weight"], (2, 3)), p["bias"], (2, 1), (2, 1)),
+    ),
     "no-bias": (
         L.Convolution(filters=2, kernel=(1, 1), bias=False),
         lambda x, p: torch.einsum("bchw,oc->bohw", x, p["weight"][:, :, 0, 0]),

@@ -69,6 +69,11 @@ CASES = {
     "attention": (S.Attention(heads=2), SEQUENCE, lambda x, p: attended(x, 2, False)),
     "causal": (S.Attention(heads=4, causal=True), SEQUENCE, lambda x, p: attended(x, 4, True)),
     "tokens": (S.Tokens(), IMAGE, lambda x, p: torch.einsum("bchw->bhwc", x).reshape(3, 12, 6)),
+    "columns": (
+        S.Columns(),
+        IMAGE,
+        lambda x, p: torch.einsum("bchw->bwch", x).reshape(3, 4, 18),
+    ),
     "class-token": (
         S.ClassToken(),
         SEQUENCE,
@@ -125,7 +130,8 @@ CASES = {
 
 def test_every_layer_of_sequences_is_compared():
     compared = {type(layer) for layer, *_ in CASES.values()} | {S.Embedding}
-    compared |= {S.Tanh, S.LSTM, S.PairSum, S.PairProduct, S.Mix, S.Multiply}  # below
+    compared |= {S.InputFeedingDecoder}  # in test_sequence_networks.py
+    compared |= {S.Tanh, S.LSTM, S.GRU, S.RNN, S.PairSum, S.PairProduct, S.Mix, S.Multiply}  # below
     assert compared - {S.GlobalAveragePool} == set(S.SEQUENCE_LAYERS.values())
 
 
@@ -207,34 +213,90 @@ def test_a_layer_computes_what_it_says(case):
         torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-9)
 
 
-def built_of(make, **inputs):
-    """What a network of one layer in float64 gives for `inputs`, and its parameters by role."""
+def built_of(make, change=lambda roles: None, **inputs):
+    """What a network of one layer in float64 gives for `inputs`, and its parameters by role, which
+    `change` may write over."""
     net = NetworkBuilder("one")
     net.classify(make(net, *(net.input(n, tuple(x.shape[1:])) for n, x in inputs.items())))
     network = net.build()
     built = build_modules(network, dtype=torch.float64)
     built.load(network.draw(0))
     roles = {role: built.parameters[n] for role, n in network.nodes[-1].parameters.items()}
+    change(roles)
     (found,) = built.training(*inputs.values())
     assert found.shape[1:] == network.nodes[-1].shape
     return found, roles
 
 
+def lstm_step(now, back, h, cell):
+    i, f, g, o = (now + back).chunk(4, 1)
+    cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(cell), cell
+
+
+def gru_step(now, back, h, cell):
+    (r, z, n), (r_back, z_back, n_back) = now.chunk(3, 1), back.chunk(3, 1)
+    z = torch.sigmoid(z + z_back)
+    n = torch.tanh(n + torch.sigmoid(r + r_back) * n_back)
+    return (1 - z) * n + z * h, cell
+
+
+RECURRENT = {
+    "lstm": (lambda net, *x, **more: net.lstm(x[0], 6, *x[1:], **more), lstm_step),
+    "gru": (lambda net, *x, **more: net.gru(x[0], 6, *x[1:], **more), gru_step),
+    "rnn": (
+        lambda net, *x, **more: net.rnn(x[0], 6, *x[1:], **more),
+        lambda now, back, h, cell: (torch.tanh(now + back), cell),
+    ),
+    "rnn-relu": (
+        lambda net, *x, **more: net.rnn(x[0], 6, *x[1:], function="relu", **more),
+        lambda now, back, h, cell: ((now + back).clamp(min=0), cell),
+    ),
+}
+
+
+def step_by_step(step, x, h, p, prefix=""):
+    weight, hidden_weight, bias, hidden_bias = (
+        p[prefix + role] for role in ("weight", "hidden_weight", "bias", "hidden_bias")
+    )
+    cell, outputs = torch.zeros_like(h), []
+    for t in range(x.shape[1]):
+        now, back = x[:, t] @ weight.T + bias, h @ hidden_weight.T + hidden_bias
+        h, cell = step(now, back, h, cell)
+        outputs.append(h)
+    return torch.stack(outputs, 1)
+
+
+def with_biases(roles):
+    """Biases begin with zero; here they have values of their own."""
+    with torch.no_grad():
+        for role, array in roles.items():
+            if role.endswith("bias"):
+                array.uniform_(-0.5, 0.5)
+
+
 @pytest.mark.parametrize("begun", [False, True])
-def test_an_lstm_step_by_step(begun):
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_recurrent_layer_step_by_step(name, begun):
+    make, step = RECURRENT[name]
     x, h = torch.randn(3, 5, 4, dtype=torch.float64), torch.zeros(3, 6, dtype=torch.float64)
     inputs = {"x": x}
     if begun:
         inputs["h"] = h = torch.randn(3, 6, dtype=torch.float64)
-    found, p = built_of(lambda net, x, h=None: net.lstm(x, 6, h), **inputs)
-    cell, outputs = torch.zeros_like(h), []
-    for t in range(5):
-        gates = x[:, t] @ p["weight"].T + p["bias"] + h @ p["hidden_weight"].T + p["hidden_bias"]
-        i, f, g, o = gates.chunk(4, 1)
-        cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
-        h = torch.sigmoid(o) * torch.tanh(cell)
-        outputs.append(h)
-    torch.testing.assert_close(found, torch.stack(outputs, 1), rtol=1e-9, atol=1e-9)
+    found, p = built_of(make, with_biases, **inputs)
+    torch.testing.assert_close(found, step_by_step(step, x, h, p), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("directions", ["concat", "sum"])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_the_other_direction_reads_from_the_end(name, directions):
+    make, step = RECURRENT[name]
+    x, h = torch.randn(3, 5, 4, dtype=torch.float64), torch.zeros(3, 6, dtype=torch.float64)
+    found, p = built_of(lambda net, x: make(net, x, directions=directions), with_biases, x=x)
+    one = step_by_step(step, x, h, p)
+    other = step_by_step(step, x.flip(1), h, p, "reverse_").flip(1)
+    both = one + other if directions == "sum" else torch.cat([one, other], 2)
+    torch.testing.assert_close(found, both, rtol=1e-9, atol=1e-9)
 
 
 def test_attention_from_its_parts():

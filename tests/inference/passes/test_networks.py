@@ -29,6 +29,10 @@ pytest.importorskip("onnx")
 SIZES = {
     "translator": {"sequence_length": 6, "vocabulary": 300, "hidden": 64},
     "translator-plain": {"sequence_length": 6, "vocabulary": 300, "hidden": 64},
+    "translator-2x": {"sequence_length": 6, "vocabulary": 300, "hidden": 64},
+    "deep-speech-gru": {"sequence_length": 9, "vocabulary": 29, "hidden": 64},
+    "deep-speech-rnn": {"sequence_length": 9, "vocabulary": 29, "hidden": 64},
+    "captioner": {"image_size": 11, "sequence_length": 4, "vocabulary": 300, "hidden": 64},
 }
 """Sizes of networks of sequences; images have the smallest size."""
 EVERY = {**PASSES, **OPTIONAL}
@@ -82,6 +86,10 @@ STEPS = {
     "gpt2": (196, 196),
     "translator": (19, 20),
     "translator-plain": (17, 17),
+    "translator-2x": (78, 78),
+    "deep-speech-gru": (16, 16),
+    "deep-speech-rnn": (16, 16),
+    "captioner": (88, 78),
 }
 """Steps of each network after the default passes, and with sibling products as one too."""
 

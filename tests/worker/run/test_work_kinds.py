@@ -295,6 +295,20 @@ def test_tokens_per_second_are_logged_for_sequences(tmp_path):
     assert tokens.low <= tokens.value <= tokens.high
 
 
+@pytest.mark.parametrize(
+    ("network", "sizes", "counted"),
+    [
+        ("deep-speech-rnn", {"sequence_length": 8, "hidden": 4}, 4),
+        ("captioner", {"image_size": 11, "sequence_length": 6, "vocabulary": 50, "hidden": 4}, 6),
+    ],
+)
+def test_speech_and_captions_are_counted_by_what_is_judged(tmp_path, network, sizes, counted):
+    events = events_of(tmp_path, TrainSteps(network=network, batch_per_device=10, **sizes))
+    assert outcome(events).status is Status.OK, outcome(events).message
+    tokens = figures(events)["tokens_per_s"]  # 10 samples in 10 ms
+    assert tokens.value == pytest.approx(1000 * counted, rel=0.02)
+
+
 def test_a_network_of_tokens_is_trained_and_evaluated_by_position(tmp_path):
     work = Train(network="gpt2", batch_per_device=512, sequence_length=4, vocabulary=7)
     events = events_of(tmp_path, work, script="step=0.01,accuracy=1:0.5")

@@ -53,7 +53,7 @@ from cubemesh.schema import (
 )
 from cubemesh.schema.spec import Precision
 
-Attention = Literal["mlp", "plain"]
+Attention = Literal["mlp", "plain", "input-feeding"]
 HIDDEN_SIZES = (512, 1024, 2048)
 BATCHES = (32, 64, 128, 256)
 CPU_DIVISOR = 4
@@ -73,7 +73,8 @@ class Settings:
     """Settings of `seq2seq` besides the fields of its specs."""
 
     attentions: tuple[Attention, ...] = ("mlp", "plain")
-    """`mlp` is `translator`, `plain` is `translator-plain`."""
+    """`mlp` is `translator`, `plain` is `translator-plain`, `input-feeding` is `translator-2x`,
+    which has two layers and dropout as well."""
     hidden_sizes: tuple[int, ...] = ()
     """Sizes of embeddings, LSTMs and attention; default: the paper's 512, 1024 and 2048, on a CPU
     a quarter of them."""
@@ -168,7 +169,9 @@ def _pairs(groups: Groups, field: str, over: Any, under: Any) -> Iterator[tuple[
 
 def _findings(groups: Groups) -> Iterator[Finding]:
     yield from _fastest(groups)
-    yield from _all_compared(groups, "attention", "mlp", ["plain"], "Which attention is faster?")
+    yield from _all_compared(
+        groups, "attention", "mlp", ["plain", "input-feeding"], "Which attention is faster?"
+    )
     for field, question in (
         ("hidden", "What does a larger hidden size cost?"),
         ("precision", "What does lower precision gain?"),

@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.schema import Axis, Cell, Chart, Column, Figure, Line, Point, Table
 
-NETWORKS: dict[str, str] = {"mlp": "translator", "plain": "translator-plain"}
+NETWORKS: dict[str, str] = {
+    "mlp": "translator",
+    "plain": "translator-plain",
+    "input-feeding": "translator-2x",
+}
 
 
 class TranslatorSetting(NamedTuple):

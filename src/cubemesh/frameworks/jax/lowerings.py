@@ -81,6 +81,7 @@ def _convolution(layer: layers.Convolution, context: JaxContext, x: jax.Array) -
         weight,
         window_strides=layer.stride,
         padding=[(p, p) for p in layer.padding],
+        rhs_dilation=layer.dilation,
         dimension_numbers=DIMENSIONS[context.layout],
         feature_group_count=layer.groups,
         precision=context.numerics.precision,
@@ -314,27 +315,118 @@ def _position_embedding(
     return x + context.arrays["weight"][rows].astype(x.dtype)
 
 
-def _lstm(
-    layer: layers.LSTM, context: JaxContext, x: jax.Array, begin: jax.Array | None = None
+def _recurrence(
+    layer: layers.Recurrence, context: JaxContext, x: jax.Array, begin: jax.Array | None = None
+) -> jax.Array:
+    """One direction, or both: the other reads the sequence from its end."""
+    forward = _one_way(layer, context, x, begin)
+    if layer.directions == "forward":
+        return forward
+    backward = _one_way(layer, context, x[:, ::-1], None, "reverse_")[:, ::-1]
+    if layer.directions == "sum":
+        return forward + backward
+    return jnp.concatenate([forward, backward], axis=-1)
+
+
+def _one_way(
+    layer: layers.Recurrence,
+    context: JaxContext,
+    x: jax.Array,
+    begin: jax.Array | None,
+    prefix: str = "",
 ) -> jax.Array:
     """The product of all inputs at once, then a step a position; the cell in the arrays' type."""
-    own, full = context.arrays, context.numerics.arrays
-    x, weight, hidden_weight = context.to_product_type(x, own["weight"], own["hidden_weight"])
-    bias = own["bias"] + own["hidden_bias"]
-    precision = context.numerics.precision
+    weight, hidden_weight, bias, hidden_bias = (
+        context.arrays[prefix + role] for role in ("weight", "hidden_weight", "bias", "hidden_bias")
+    )
+    full, precision = context.numerics.arrays, context.numerics.precision
+    x, weight, hidden_weight = context.to_product_type(x, weight, hidden_weight)
+    if not isinstance(layer, layers.GRU):  # which multiplies the hidden one
+        bias, hidden_bias = bias + hidden_bias, jnp.zeros((), full)
     fed = jnp.einsum("btf,gf->tbg", x, weight, precision=precision).astype(full) + bias
     first = jnp.zeros((len(x), layer.hidden), x.dtype) if begin is None else begin.astype(x.dtype)
 
     def step(carry: Any, now: jax.Array) -> Any:
         h, cell = carry
         back = jnp.einsum("bh,gh->bg", h, hidden_weight, precision=precision)
-        i, f, g, o = jnp.split(now + back.astype(full), 4, axis=1)
-        cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = (jax.nn.sigmoid(o) * jnp.tanh(cell)).astype(x.dtype)
-        return (h, cell), h
+        h, cell = _cell(layer, now, back.astype(full) + hidden_bias, cell)
+        return (h.astype(x.dtype), cell), h.astype(x.dtype)
 
-    _, outputs = lax.scan(step, (first, jnp.zeros(first.shape, full)), fed)
+    cell = first.astype(full)
+    if isinstance(layer, layers.LSTM):
+        cell = jnp.zeros_like(cell)
+    _, outputs = lax.scan(step, (first, cell), fed)
     return outputs.swapaxes(0, 1)
+
+
+def _cell(
+    layer: layers.Recurrence, fed: jax.Array, back: jax.Array, cell: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """(h, cell) of a step, from the products of its input and of the h before; a layer without a
+    cell has h in its place."""
+    if isinstance(layer, layers.LSTM):
+        return _lstm_cell(fed + back, cell)
+    if isinstance(layer, layers.GRU):
+        (r, z, n), (r_back, z_back, n_back) = jnp.split(fed, 3, axis=1), jnp.split(back, 3, axis=1)
+        n = jnp.tanh(n + jax.nn.sigmoid(r + r_back) * n_back)
+        h = n + jax.nn.sigmoid(z + z_back) * (cell - n)
+    else:
+        relu = isinstance(layer, layers.RNN) and layer.function == "relu"
+        h = (jax.nn.relu if relu else jnp.tanh)(fed + back)
+    return h, h
+
+
+def _lstm_cell(gates: jax.Array, cell: jax.Array) -> tuple[jax.Array, jax.Array]:
+    i, f, g, o = jnp.split(gates, 4, axis=1)
+    cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
+
+
+def _input_feeding_decoder(
+    layer: layers.InputFeedingDecoder,
+    context: JaxContext,
+    words: jax.Array,
+    begin: jax.Array,
+    memory: jax.Array,
+) -> jax.Array:
+    """A step a position; cells, softmax and tanh in the arrays' type."""
+    full, precision = context.numerics.arrays, context.numerics.precision
+    words, begin, memory = context.to_product_type(words, begin, memory)
+    own = context.arrays
+    weights = dict(zip(own, context.to_product_type(*own.values()), strict=True))
+
+    def product(x: jax.Array, role: str) -> jax.Array:
+        found = jnp.einsum("bf,gf->bg", x, weights[role], precision=precision)
+        return found.astype(full)
+
+    def step(carry: Any, word: jax.Array) -> Any:
+        states, fed = list(carry[0]), carry[1]
+        x = jnp.concatenate([word, fed], axis=1)
+        for i, prefix in enumerate(layer.prefixes):
+            h, cell = states[i]
+            bias = own[prefix + "bias"] + own[prefix + "hidden_bias"]
+            now = product(x, prefix + "weight") + bias
+            x, cell = _lstm_cell(now + product(h, prefix + "hidden_weight"), cell)
+            x = x.astype(words.dtype)
+            states[i] = (x, cell)
+        query = product(x, "attention_weight").astype(words.dtype)
+        scores = jnp.einsum("bkf,bf->bk", memory, query, precision=precision).astype(full)
+        shares = jax.nn.softmax(scores, axis=-1).astype(words.dtype)
+        mean = jnp.einsum("bk,bkf->bf", shares, memory, precision=precision)
+        read = product(jnp.concatenate([mean, x], axis=1), "readout_weight")
+        fed = jnp.tanh(read).astype(words.dtype)
+        return (tuple(states), fed), fed
+
+    state = (begin, jnp.zeros(begin.shape, full))
+    first = ((state,) * layer.depth, jnp.zeros_like(begin))
+    _, outputs = lax.scan(step, first, words.swapaxes(0, 1))
+    return outputs.swapaxes(0, 1)
+
+
+def _columns(layer: layers.Columns, context: JaxContext, x: jax.Array) -> jax.Array:
+    axes = (0, 2, 3, 1) if context.layout == "nhwc" else (0, 3, 1, 2)
+    x = x.transpose(axes)
+    return x.reshape(*x.shape[:2], -1)
 
 
 def _pair_product(
@@ -375,7 +467,11 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.PositionEmbedding: _position_embedding,
     layers.SelectPosition: lambda layer, context, x: x[:, layer.position],
     layers.Tanh: lambda layer, context, x: jnp.tanh(x),
-    layers.LSTM: _lstm,
+    layers.LSTM: _recurrence,
+    layers.GRU: _recurrence,
+    layers.RNN: _recurrence,
+    layers.InputFeedingDecoder: _input_feeding_decoder,
+    layers.Columns: _columns,
     layers.PairSum: lambda layer, context, q, k: q[:, :, None] + k[:, None],
     layers.PairProduct: _pair_product,
     layers.Mix: _mix,

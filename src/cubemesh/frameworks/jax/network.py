@@ -10,9 +10,10 @@ graph's names. In `nhwc` the weights of convolutions are (height, width, in, out
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from cubemesh.batches import PADDING, Array
 from cubemesh.frameworks.contract.validation import check_layers
 from cubemesh.frameworks.jax.lowerings import LOWERINGS, JaxContext
 from cubemesh.frameworks.jax.runtime import JaxNumerics
-from cubemesh.networks.graph import Network
+from cubemesh.networks.graph import Network, Node
 from cubemesh.networks.layers import Convolution, Linear
 
 Arrays = Mapping[str, jax.Array]
@@ -32,15 +33,16 @@ AnyArray = TypeVar("AnyArray", jax.Array, Array)
 
 class JaxFunction:
     """A network as pure functions of its arrays, in one layout and precision; the products of the
-    nodes in `layer_numerics` have another. In training each of `norm_parts` equal parts of a
-    minibatch is normalized by its own statistics. Unsupported for a layer that is not lowered."""
+    nodes in `layer_numerics` have others, forward and backward. In training each of `norm_parts`
+    equal parts of a minibatch is normalized by its own statistics. Unsupported for a layer that is
+    not lowered."""
 
     def __init__(
         self,
         network: Network,
         layout: str,
         numerics: JaxNumerics,
-        layer_numerics: Mapping[str, JaxNumerics] = MappingProxyType({}),
+        layer_numerics: Mapping[str, tuple[JaxNumerics, JaxNumerics]] = MappingProxyType({}),
         norm_parts: int = 1,
     ) -> None:
         check_layers(network, LOWERINGS, "jax")
@@ -76,7 +78,7 @@ class JaxFunction:
         found: dict[str, set[DTypeLike | None]] = {}
         for node in self.network.nodes:
             is_product = isinstance(node.layer, Convolution | Linear)
-            numerics = self._layer_numerics.get(node.name, self.numerics)
+            numerics, _ = self._layer_numerics.get(node.name, (self.numerics, None))
             for name in node.parameters.values():
                 found.setdefault(name, set()).add(numerics.products if is_product else None)
         return {
@@ -107,18 +109,25 @@ class JaxFunction:
         values = {i.name: array for i, array in zip(self.network.inputs, fed, strict=True)}
         after = dict(state)
         for i, node in enumerate(self.network.nodes):
+            numerics, backward = self._layer_numerics.get(node.name, (self.numerics, self.numerics))
             context = JaxContext(
                 arrays={role: parameters[name] for role, name in node.parameters.items()}
                 | {role: after[name] for role, name in node.state.items()},
                 shape=node.shape,
                 layout=self.layout,
-                numerics=self._layer_numerics.get(node.name, self.numerics),
+                numerics=numerics,
                 training=key is not None,
                 key=partial(jax.random.fold_in, key, np.uint32(i)),
                 norm_parts=self._norm_parts,
             )
             inputs = (values[name] for name in node.inputs)
-            values[node.name] = LOWERINGS[type(node.layer)](node.layer, context, *inputs)
+            if backward is numerics:
+                found = LOWERINGS[type(node.layer)](node.layer, context, *inputs)
+            else:
+                found = _product_by_pass(node, context, backward, *inputs)
+            if node.name in self._layer_numerics and found.dtype == jnp.float64:
+                found = found.astype(self.numerics.arrays)  # the widest around it
+            values[node.name] = found
             after.update((node.state[role], array) for role, array in context.new_state.items())
         return values, after
 
@@ -131,3 +140,26 @@ class JaxFunction:
             return losses.mean()
         counted = labels != PADDING
         return jnp.where(counted, losses, 0).sum() / counted.sum()
+
+
+def _product_by_pass(
+    node: Node, context: JaxContext, backward: JaxNumerics, x: jax.Array
+) -> jax.Array:
+    """A product whose gradients are computed with other numerics than the product."""
+
+    def run(numerics: JaxNumerics, arrays: Arrays, x: jax.Array) -> jax.Array:
+        own = replace(context, numerics=numerics, arrays=arrays)
+        return LOWERINGS[type(node.layer)](node.layer, own, x)
+
+    product = jax.custom_vjp(partial(run, context.numerics))
+
+    def ahead(arrays: Arrays, x: jax.Array) -> Any:
+        return product(arrays, x), (arrays, x)
+
+    def back(saved: Any, gradient: jax.Array) -> Any:
+        y, pull = jax.vjp(partial(run, backward), *saved)  # the result is not used
+        return pull(gradient.astype(y.dtype))
+
+    product.defvjp(ahead, back)
+    found: jax.Array = product(dict(context.arrays), x)
+    return found

@@ -303,10 +303,10 @@ def _exact(gradients: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return jax.lax.optimization_barrier(gradients) if is_exact else gradients
 
 
-def _layer_numerics(request: BuildRequest) -> dict[str, JaxNumerics]:
-    """Node → numerics of its product, for `precision_of`."""
+def _layer_numerics(request: BuildRequest) -> dict[str, tuple[JaxNumerics, JaxNumerics]]:
+    """Node → numerics of its product and of its gradients, for `precision_of`."""
     named = layer_precisions(request.network, request.program.precision_of)
-    return {node: NUMERICS[precision] for node, precision in named.items() if precision != "fp8"}
+    return {node: (NUMERICS[p.forward], NUMERICS[p.backward]) for node, p in named.items()}
 
 
 def make_forward(function: JaxFunction) -> Any:

@@ -78,7 +78,9 @@ def capabilities() -> Capabilities:
         optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw"}),
         sync_features=frozenset({"all-reduce"}),
         loss_scales=frozenset({"dynamic", "static"}),
-        layer_precisions=dict.fromkeys(("cpu", "cuda"), frozenset({"fp32", "bf16", "fp16"})),
+        layer_precisions=dict.fromkeys(
+            ("cpu", "cuda"), frozenset({"fp64", "fp32", "tf32", "bf16", "fp16"})
+        ),
         batch_norms=frozenset({"device", "global"}),
     )
 

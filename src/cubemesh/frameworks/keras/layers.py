@@ -79,6 +79,7 @@ def _convolution(layer: layers.Convolution, context: KerasContext, x: Any) -> An
         layer.kernel,
         layer.stride,
         padding="same" if same else "valid",
+        dilation_rate=layer.dilation,
         groups=layer.groups,
         use_bias=layer.bias,
     )

@@ -50,7 +50,9 @@ def capabilities() -> Capabilities:
         layouts=frozenset({"nchw", "nhwc"}),
         optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "lars"}),
         loss_scales=frozenset({"dynamic", "static"}),
-        layer_precisions=dict.fromkeys(("cpu", "cuda"), frozenset({"fp32", "bf16", "fp16", "fp8"})),
+        layer_precisions=dict.fromkeys(
+            ("cpu", "cuda"), frozenset({"fp64", "fp32", "tf32", "bf16", "fp16", "fp8"})
+        ),
         scripted=True,
     )
 

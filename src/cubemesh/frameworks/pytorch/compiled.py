@@ -36,7 +36,7 @@ from cubemesh.frameworks.pytorch.distributed.graph_partition import build_stages
 from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
-from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
+from cubemesh.frameworks.pytorch.program import PyTorchProgram, layer_passes, total_loss
 from cubemesh.frameworks.pytorch.runtime import setup_process
 from cubemesh.kernels.cpu.allocator import release_freed_memory
 from cubemesh.kernels.cpu.compiler import compile_folder, damaged_libraries
@@ -78,6 +78,12 @@ class CompiledProgram(PyTorchProgram):
     def __init__(self, request: BuildRequest) -> None:
         set_up_compiler()
         if request.program.precision_of:
+            if layer_passes(request):
+                raise Unsupported(
+                    "pytorch-compiled has one precision for both passes of a layer, of 32 or 16 "
+                    "bits. Leave fp64 and forward/backward out of precision_of, or set "
+                    "framework=pytorch."
+                )
             _trace_backward_without_autocast()
         super().__init__(request)
         compiled = _compiler(request.network)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -329,18 +329,89 @@ class Position(nn.Module):
         return str(self.position)
 
 
-class Recurrence(nn.LSTM):
-    """An LSTM of one layer; cuDNN's on a GPU."""
+class _HiddenStates(nn.RNNBase):
+    """One recurrent layer that returns h at every position; cuDNN's on a GPU."""
 
-    def __init__(self, features: int, hidden: int) -> None:
-        super().__init__(features, hidden, batch_first=True)
+    def __init__(self, layer: layers.Recurrence, features: int, **settings: Any) -> None:
+        settings.update(batch_first=True, bidirectional=layer.ways == 2)
+        # PyTorch's own class comes next, which takes sizes alone.
+        super().__init__(features, layer.hidden, **settings)  # type: ignore[arg-type]
+        self.directions = layer.directions
 
-    def forward(self, x: Tensor, begin: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """(batch, length, features), first h (batch, hidden) → (batch, length, hidden)."""
+    def forward(self, x: Tensor, begin: Tensor | None = None) -> Tensor:
+        """(batch, length, features), first h (batch, hidden) → (batch, length, hidden), or twice
+        as wide of two directions side by side."""
         if begin is None:
-            return super().forward(x)[0]
-        first = begin.unsqueeze(0)
-        return super().forward(x, (first, torch.zeros_like(first)))[0]
+            y: Tensor = super().forward(x)[0]
+        else:
+            first = begin.unsqueeze(0)
+            is_lstm = isinstance(self, nn.LSTM)
+            y = super().forward(x, (first, torch.zeros_like(first)) if is_lstm else first)[0]
+        if self.directions != "sum":
+            return y
+        one, other = y.chunk(2, -1)
+        return one + other
+
+
+class LSTM(_HiddenStates, nn.LSTM):  # type: ignore[misc]
+    """`nn.LSTM` of one layer."""
+
+
+class GRU(_HiddenStates, nn.GRU):  # type: ignore[misc]
+    """`nn.GRU` of one layer."""
+
+
+class RNN(_HiddenStates, nn.RNN):  # type: ignore[misc]
+    """`nn.RNN` of one layer."""
+
+
+class InputFeedingDecoder(nn.Module):
+    """LSTMs on one another with attention and a readout, position by position: each reads the
+    readout of the position before."""
+
+    def __init__(self, layer: layers.InputFeedingDecoder, shape: layers.Shape) -> None:
+        super().__init__()
+        given = (shape, (layer.hidden,), (1, layer.hidden))
+        for role, spec in layer.parameters(*given).items():
+            self.register_parameter(role, nn.Parameter(torch.empty(spec.shape)))
+        self._prefixes, self._hidden = layer.prefixes, layer.hidden
+
+    def forward(self, words: Tensor, begin: Tensor, memory: Tensor) -> Tensor:
+        """(batch, length, features), (batch, hidden), (batch, positions, hidden) → (batch, length,
+        hidden)."""
+        own = cast(dict[str, Tensor], self._parameters)
+        cells = [
+            [own[prefix + role] for role in ("weight", "hidden_weight", "bias", "hidden_bias")]
+            for prefix in self._prefixes
+        ]
+        states = [(begin, torch.zeros_like(begin)) for _ in cells]
+        fed, outputs = torch.zeros_like(begin), []
+        for word in words.unbind(1):
+            x = torch.cat([word, fed], 1)
+            for i, arrays in enumerate(cells):
+                states[i] = torch.lstm_cell(x, states[i], *arrays)
+                x = states[i][0]
+            query = F.linear(x, own["attention_weight"])
+            scores = torch.bmm(memory.to(query.dtype), query.unsqueeze(2))
+            shares = torch.softmax(scores, 1).to(memory.dtype)
+            mean = torch.bmm(shares.transpose(1, 2), memory).squeeze(1)
+            fed = torch.tanh(
+                F.linear(torch.cat([mean, x.to(mean.dtype)], 1), own["readout_weight"])
+            )
+            outputs.append(fed)
+        return torch.stack(outputs, 1)
+
+    def extra_repr(self) -> str:
+        """What `print` shows between the brackets."""
+        return f"hidden={self._hidden}, depth={len(self._prefixes)}"
+
+
+class Frames(nn.Module):
+    """The columns of an image as a sequence."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) → (batch, width, channels · height)."""
+        return x.flatten(1, 2).transpose(1, 2)
 
 
 class Pairs(nn.Module):
@@ -372,6 +443,7 @@ def _convolution(layer: layers.Convolution, shape: layers.Shape, in_place: bool)
         layer.kernel,
         stride=layer.stride,
         padding=layer.padding,
+        dilation=layer.dilation,
         groups=layer.groups,
         bias=layer.bias,
     )
@@ -426,7 +498,11 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.PositionEmbedding: lambda layer, shape, _: AddedPositions(layer, shape),
     layers.SelectPosition: lambda layer, shape, _: Position(layer.position),
     layers.Tanh: lambda layer, shape, _: nn.Tanh(),
-    layers.LSTM: lambda layer, shape, _: Recurrence(shape[1], layer.hidden),
+    layers.LSTM: lambda layer, shape, _: LSTM(layer, shape[1]),
+    layers.GRU: lambda layer, shape, _: GRU(layer, shape[1]),
+    layers.RNN: lambda layer, shape, _: RNN(layer, shape[1], nonlinearity=layer.function),
+    layers.InputFeedingDecoder: lambda layer, shape, _: InputFeedingDecoder(layer, shape),
+    layers.Columns: lambda layer, shape, _: Frames(),
     layers.PairSum: lambda layer, shape, _: Pairs(product=False),
     layers.PairProduct: lambda layer, shape, _: Pairs(product=True),
     layers.Mix: lambda layer, shape, _: WeightedMean(),
@@ -445,13 +521,16 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
 
 ATTRIBUTES = {"running_variance": "running_var"}
 """Role in the layer → name of PyTorch's attribute, where they differ."""
-LSTM_ATTRIBUTES = {
+_OF_ONE_WAY = {
     "weight": "weight_ih_l0",
     "hidden_weight": "weight_hh_l0",
     "bias": "bias_ih_l0",
     "hidden_bias": "bias_hh_l0",
 }
-"""The same for an LSTM."""
+RECURRENT_ATTRIBUTES = _OF_ONE_WAY | {
+    f"reverse_{role}": f"{name}_reverse" for role, name in _OF_ONE_WAY.items()
+}
+"""The same for a recurrent layer."""
 
 _RESULT_UNREAD = (layers.Add, layers.BatchNorm, layers.Concat, layers.Convolution, layers.Linear)
 """Layers whose backward pass does not read their result."""

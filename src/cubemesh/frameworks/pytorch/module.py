@@ -31,12 +31,13 @@ from cubemesh.frameworks.contract.validation import check_layers, check_weights
 from cubemesh.frameworks.pytorch.lowerings import (
     ATTRIBUTES,
     LOWERINGS,
-    LSTM_ATTRIBUTES,
+    RECURRENT_ATTRIBUTES,
     lower,
     may_overwrite,
 )
 from cubemesh.frameworks.pytorch.own.as_layer import opaque_module
 from cubemesh.frameworks.pytorch.precision.float8_linear import Float8Linear
+from cubemesh.frameworks.pytorch.precision.layer_passes import PassTypes, set_pass_types
 from cubemesh.networks.graph import Head, Network, Node
 from cubemesh.networks.layers import Add
 from cubemesh.networks.opaque import Opaque
@@ -121,14 +122,16 @@ def build_modules(
     overwrite: bool = True,
     layer_types: Mapping[str, torch.dtype] = MappingProxyType({}),
     float8: Collection[str] = (),
+    layer_passes: Mapping[str, PassTypes] = MappingProxyType({}),
     replace: Callable[[nn.Module], nn.Module] = lambda layer: layer,
 ) -> BuiltNetwork:
     """The modules of `network`; their arrays are uninitialized until `load`.
 
     `overwrite` lets a layer write over its input where nothing reads it afterwards.
     Four-dimensional arrays have `memory_format`. `layer_types`: compute dtypes of single nodes,
-    under an autocast to another; products of the nodes `float8` are computed in FP8. `replace` maps
-    a lowered module to the one to use. Unsupported for a layer without a lowering."""
+    under an autocast to another; products of the nodes `float8` are computed in FP8;
+    `layer_passes`: compute dtypes of single nodes by pass. `replace` maps a lowered module to the
+    one to use. Unsupported for a layer without a lowering."""
     check_layers(network, {*LOWERINGS, Opaque}, "pytorch")
 
     def empty(shape: tuple[int, ...]) -> Tensor:
@@ -138,7 +141,9 @@ def build_modules(
     parameters = {n: nn.Parameter(empty(p.shape)) for n, p in network.parameters.items()}
     state = {n: empty(s.shape) for n, s in network.state.items()}
     overwriting = may_overwrite(network) if overwrite else frozenset[str]()
-    if layer_types:  # terms of a sum may differ in dtype from each other and from the sum
+    if (
+        layer_types or layer_passes
+    ):  # terms of a sum may differ in dtype from each other and from the sum
         overwriting -= {n.name for n in network.nodes if isinstance(n.layer, Add)}
     arrays: dict[str, Tensor] = {**parameters, **state}
     opaque = {
@@ -149,6 +154,8 @@ def build_modules(
         if isinstance(node.layer, Opaque)
     }
     layers = _layers(network, arrays, overwriting, replace, opaque, float8)
+    for name, types in layer_passes.items():
+        set_pass_types(layers[name], types)
     evaluated = tuple(h for h in network.heads if not h.train_only)[-1:]
     return BuiltNetwork(
         network=network,
@@ -178,7 +185,7 @@ def _layers(
         if node.name in float8:
             assert isinstance(module, nn.Linear)
             module.__class__ = Float8Linear
-        attributes = LSTM_ATTRIBUTES if isinstance(module, nn.LSTM) else ATTRIBUTES
+        attributes = RECURRENT_ATTRIBUTES if isinstance(module, nn.RNNBase) else ATTRIBUTES
         for role, name in {**node.parameters, **node.state}.items():
             setattr(module, attributes.get(role, role), arrays[name])
         if isinstance(module, nn.RNNBase):

@@ -38,6 +38,7 @@ from cubemesh.frameworks.pytorch.input.host_to_device import HostToDevice, Place
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
 from cubemesh.frameworks.pytorch.precision import state_dict
+from cubemesh.frameworks.pytorch.precision.layer_passes import PassTypes
 from cubemesh.frameworks.pytorch.precision.loss_scaling import make_scaling, update_weights
 from cubemesh.frameworks.pytorch.profiling import profiler as profiling
 from cubemesh.frameworks.pytorch.profiling.activation_hooks import (
@@ -53,6 +54,7 @@ from cubemesh.frameworks.pytorch.runtime import (
 )
 from cubemesh.networks.precision import layer_precisions
 from cubemesh.schema.profile import Profile
+from cubemesh.schema.spec import ProductPrecision
 from cubemesh.schema.work import Infer, InferLoad, Training
 
 
@@ -86,6 +88,7 @@ class PyTorchProgram:
             overwrite=self.overwrites,
             layer_types=_layer_types(request),
             float8=_float8_layers(request),
+            layer_passes=layer_passes(request),
             replace=partial(
                 synchronized,
                 group=request.group,
@@ -375,12 +378,33 @@ def total_loss(weights: Sequence[float], scores: Sequence[Tensor], labels: Tenso
 
 
 def _layer_types(request: BuildRequest) -> dict[str, torch.dtype]:
-    """Node → compute dtype of its product, where the spec sets it by layer."""
+    """Node → compute dtype of its product, where the spec sets one of at most 32 bits by layer."""
     named = layer_precisions(request.network, request.program.precision_of)
-    return {n: AUTOCAST_TYPES.get(p, torch.float32) for n, p in named.items() if p != "fp8"}
+    by_pass = layer_passes(request)
+    return {
+        node: _compute_type(p.forward)
+        for node, p in named.items()
+        if node not in by_pass and p.forward != "fp8"
+    }
 
 
 def _float8_layers(request: BuildRequest) -> frozenset[str]:
     """Nodes whose products are computed in FP8."""
     named = layer_precisions(request.network, request.program.precision_of)
-    return frozenset(node for node, precision in named.items() if precision == "fp8")
+    return frozenset(node for node, precision in named.items() if precision.forward == "fp8")
+
+
+def layer_passes(request: BuildRequest) -> dict[str, PassTypes]:
+    """Node → compute dtypes of its product by pass, where the spec sets two, or fp64."""
+    named = layer_precisions(request.network, request.program.precision_of)
+    return {
+        node: PassTypes(_compute_type(p.forward), _compute_type(p.backward))
+        for node, p in named.items()
+        if not p.is_one or p.forward == "fp64"
+    }
+
+
+def _compute_type(precision: ProductPrecision) -> torch.dtype:
+    if precision == "fp64":
+        return torch.float64
+    return AUTOCAST_TYPES.get(precision, torch.float32)

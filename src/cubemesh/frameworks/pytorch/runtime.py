@@ -21,7 +21,7 @@ import torch
 from cubemesh.frameworks.contract.program import BuildRequest, Capabilities, OutOfMemory
 from cubemesh.frameworks.pytorch.precision.float8_linear import supported as float8_supported
 from cubemesh.kernels.cpu.allocator import keep_freed_memory
-from cubemesh.networks.layers import LSTM
+from cubemesh.networks.layers import Recurrence
 from cubemesh.schema.spec import ProgramSettings
 
 ARRAY_TYPES = {"fp64": torch.float64}
@@ -44,7 +44,7 @@ _REFUSALS = (
 """In the messages of allocators that refuse memory: PyTorch, C++, the system, cuBLAS, cuDNN."""
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
 _NVML_VARIABLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
-LAYER_PRECISIONS = frozenset({"fp32", "bf16", "fp16"})
+LAYER_PRECISIONS = frozenset({"fp64", "fp32", "tf32", "bf16", "fp16"})
 """Of single layers, besides FP8."""
 _NO_PRIMITIVE = "could not create a primitive"
 """oneDNN's message when a supported operation gets no memory for its generated code or tables (it
@@ -90,7 +90,7 @@ def capabilities() -> Capabilities:
 def other_precision(request: BuildRequest) -> str:
     """See `ReportsPrecision`. Autocast runs cuDNN's recurrent layers in float16 for any dtype
     (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
-    recurrent = [n.name for n in request.network.nodes if isinstance(n.layer, LSTM)]
+    recurrent = [n.name for n in request.network.nodes if isinstance(n.layer, Recurrence)]
     if not recurrent or request.program.precision != "bf16" or request.device == "cpu":
         return ""
     return (

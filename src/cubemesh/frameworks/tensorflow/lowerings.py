@@ -94,7 +94,9 @@ Lowering = Callable[..., Any]
 def _convolution(layer: layers.Convolution, context: TensorFlowContext, x: Any) -> Any:
     """TensorFlow's CPU kernels have no backward pass for groups: each group is then a convolution
     of its own. With explicit padding they do not use oneDNN: a step of LittleCNN took 1.7 times as
-    long. So `SAME` is used where it pads the same cells; else the image is padded before."""
+    long. So `SAME` is used where it pads the same cells; else the image is padded before. Nor have
+    they a backward pass for gaps between a kernel's cells: `tf.nn.convolution` moves the image's
+    cells between samples instead, which it does at a stride of 1 only (`check_network`)."""
     x, weight = context.to_product_type(x, context.arrays["weight"])
     around = [(p, p) for p in layer.padding]
     same = pads_as_same(layer)
@@ -104,7 +106,13 @@ def _convolution(layer: layers.Convolution, context: TensorFlowContext, x: Any) 
         x = x if same or not any(layer.padding) else context.pad(x, around)
 
     def convolve(x: Any, weight: Any) -> Any:
-        return tf.nn.conv2d(x, weight, layer.stride, padding, data_format=context.format)
+        if context.compiled or layer.dilation == (1, 1):
+            return tf.nn.conv2d(
+                x, weight, layer.stride, padding, context.format, dilations=layer.dilation
+            )
+        return tf.nn.convolution(
+            x, weight, padding=padding, data_format=context.format, dilations=layer.dilation
+        )
 
     if layer.groups == 1 or context.compiled:
         y = convolve(x, weight)
@@ -122,7 +130,7 @@ def _convolution(layer: layers.Convolution, context: TensorFlowContext, x: Any) 
 
 def pads_as_same(layer: layers.Convolution) -> bool:
     """Whether TensorFlow's padding `SAME` pads the cells that `layer` does."""
-    return layer.stride == (1, 1) and layer.kernel == tuple(2 * p + 1 for p in layer.padding)
+    return layer.stride == (1, 1) and layer.reach == tuple(2 * p + 1 for p in layer.padding)
 
 
 def _linear(layer: layers.Linear, context: TensorFlowContext, x: Any) -> Any:
@@ -377,33 +385,131 @@ def _position_embedding(layer: layers.PositionEmbedding, context: TensorFlowCont
     return x + tf.cast(context.arrays["weight"][rows], x.dtype)
 
 
-def _lstm(layer: layers.LSTM, context: TensorFlowContext, x: Any, begin: Any = None) -> Any:
+def _recurrence(
+    layer: layers.Recurrence, context: TensorFlowContext, x: Any, begin: Any = None
+) -> Any:
+    """One direction, or both: the other reads the sequence from its end."""
+    forward = _one_way(layer, context, x, begin)
+    if layer.directions == "forward":
+        return forward
+    backward = tf.reverse(_one_way(layer, context, tf.reverse(x, [1]), None, "reverse_"), [1])
+    if layer.directions == "sum":
+        return forward + backward
+    return tf.concat([forward, backward], -1)
+
+
+def _one_way(
+    layer: layers.Recurrence, context: TensorFlowContext, x: Any, begin: Any, prefix: str = ""
+) -> Any:
     """The product of all inputs at once, then a step for each position; the cell in the type of
     statistics."""
-    own = context.arrays
-    x, weight, hidden_weight = context.to_product_type(x, own["weight"], own["hidden_weight"])
+    weight, hidden_weight, bias, hidden_bias = (
+        context.arrays[prefix + role] for role in ("weight", "hidden_weight", "bias", "hidden_bias")
+    )
+    x, weight, hidden_weight = context.to_product_type(x, weight, hidden_weight)
+    separate = isinstance(layer, layers.GRU)  # it multiplies the hidden one
     batch, length, features = x.shape
     rows = tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, features])
     fed = context.to_array_type(tf.matmul(rows, weight, transpose_b=True)) + (
-        own["bias"] + own["hidden_bias"]
+        bias if separate else bias + hidden_bias
     )
     each = tf.TensorArray(fed.dtype, length).unstack(tf.reshape(fed, [length, batch, -1]))
     first = tf.zeros([batch, layer.hidden], x.dtype) if begin is None else tf.cast(begin, x.dtype)
+    cell = context.to_array_type(first)
 
     def step(t: Any, h: Any, cell: Any, outputs: Any) -> Any:
         back = context.to_array_type(tf.matmul(h, hidden_weight, transpose_b=True))
-        i, f, g, o = tf.split(each.read(t) + back, 4, axis=1)
-        cell = tf.sigmoid(f) * cell + tf.sigmoid(i) * tf.tanh(g)
-        h = tf.cast(tf.sigmoid(o) * tf.tanh(cell), x.dtype)
+        h, cell = _cell(layer, each.read(t), back + hidden_bias if separate else back, cell)
+        h = tf.cast(h, x.dtype)
         return t + 1, h, cell, outputs.write(t, h)
 
     *_, outputs = tf.while_loop(
         lambda t, *carry: t < length,
         step,
-        (0, first, tf.zeros_like(context.to_array_type(first)), tf.TensorArray(x.dtype, length)),
+        (
+            0,
+            first,
+            tf.zeros_like(cell) if isinstance(layer, layers.LSTM) else cell,
+            tf.TensorArray(x.dtype, length),
+        ),
         maximum_iterations=length,  # XLA needs it for the backward pass
     )
     return tf.ensure_shape(tf.transpose(outputs.stack(), [1, 0, 2]), [batch, length, layer.hidden])
+
+
+def _cell(layer: layers.Recurrence, fed: Any, back: Any, cell: Any) -> tuple[Any, Any]:
+    """(h, cell) of a step, from the products of its input and of the h before; a layer without a
+    cell has h in its place."""
+    if isinstance(layer, layers.LSTM):
+        return _lstm_cell(fed + back, cell)
+    if isinstance(layer, layers.GRU):
+        (r, z, n), (r_back, z_back, n_back) = tf.split(fed, 3, axis=1), tf.split(back, 3, axis=1)
+        n = tf.tanh(n + tf.sigmoid(r + r_back) * n_back)
+        h = n + tf.sigmoid(z + z_back) * (cell - n)
+    else:
+        relu = isinstance(layer, layers.RNN) and layer.function == "relu"
+        h = (tf.nn.relu if relu else tf.tanh)(fed + back)
+    return h, h
+
+
+def _lstm_cell(gates: Any, cell: Any) -> tuple[Any, Any]:
+    i, f, g, o = tf.split(gates, 4, axis=1)
+    cell = tf.sigmoid(f) * cell + tf.sigmoid(i) * tf.tanh(g)
+    return tf.sigmoid(o) * tf.tanh(cell), cell
+
+
+def _input_feeding_decoder(
+    layer: layers.InputFeedingDecoder,
+    context: TensorFlowContext,
+    words: Any,
+    begin: Any,
+    memory: Any,
+) -> Any:
+    """A step for each position; cells, softmax and tanh in the type of statistics."""
+    words, begin, memory = context.to_product_type(words, begin, memory)
+    own, dtype = context.arrays, words.dtype
+    batch, length, _ = words.shape
+
+    def product(x: Any, role: str) -> Any:
+        (weight,) = context.to_product_type(own[role])
+        return context.to_array_type(tf.matmul(x, weight, transpose_b=True))
+
+    each = tf.TensorArray(dtype, length).unstack(tf.transpose(words, [1, 0, 2]))
+    outputs = tf.TensorArray(dtype, length)
+
+    def step(t: Any, hs: Any, cells: Any, fed: Any, outputs: Any) -> Any:
+        x, hs, cells = tf.concat([each.read(t), fed], 1), list(hs), list(cells)
+        for i, prefix in enumerate(layer.prefixes):
+            bias = own[prefix + "bias"] + own[prefix + "hidden_bias"]
+            now = product(x, prefix + "weight") + bias
+            x, cells[i] = _lstm_cell(now + product(hs[i], prefix + "hidden_weight"), cells[i])
+            hs[i] = x = tf.cast(x, dtype)
+        query = tf.cast(product(x, "attention_weight"), dtype)
+        scores = context.to_array_type(tf.matmul(memory, query[:, :, None]))
+        shares = tf.cast(tf.nn.softmax(scores, 1), dtype)
+        mean = tf.matmul(shares, memory, transpose_a=True)[:, 0]
+        fed = tf.cast(tf.tanh(product(tf.concat([mean, x], 1), "readout_weight")), dtype)
+        return t + 1, tuple(hs), tuple(cells), fed, outputs.write(t, fed)
+
+    empty = tf.zeros_like(begin)
+    *_, outputs = tf.while_loop(
+        lambda t, *carry: t < length,
+        step,
+        (
+            0,
+            (begin,) * layer.depth,
+            (context.to_array_type(empty),) * layer.depth,
+            empty,
+            outputs,
+        ),
+        maximum_iterations=length,  # XLA needs it for the backward pass
+    )
+    return tf.ensure_shape(tf.transpose(outputs.stack(), [1, 0, 2]), [batch, length, layer.hidden])
+
+
+def _columns(layer: layers.Columns, context: TensorFlowContext, x: Any) -> Any:
+    x = tf.transpose(x, [0, 2, 3, 1] if context.layout == "nhwc" else [0, 3, 1, 2])
+    return tf.reshape(x, [*x.shape[:2], -1])
 
 
 def _pair_product(
@@ -443,7 +549,11 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.PositionEmbedding: _position_embedding,
     layers.SelectPosition: lambda layer, context, x: x[:, layer.position],
     layers.Tanh: lambda layer, context, x: tf.tanh(x),
-    layers.LSTM: _lstm,
+    layers.LSTM: _recurrence,
+    layers.GRU: _recurrence,
+    layers.RNN: _recurrence,
+    layers.InputFeedingDecoder: _input_feeding_decoder,
+    layers.Columns: _columns,
     layers.PairSum: _pair_sum,
     layers.PairProduct: _pair_product,
     layers.Mix: _mix,

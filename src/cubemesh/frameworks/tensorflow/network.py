@@ -115,6 +115,13 @@ def check_network(network: Network, lowerings: Any, framework: str) -> None:
                 f"{framework} normalizes local responses of images, and '{node.name}' of "
                 f"{network.name} is given {node.shape}."
             )
+        conv = node.layer
+        if isinstance(conv, Convolution) and max(conv.dilation) > 1 and max(conv.stride) > 1:
+            raise Unsupported(
+                f"{framework} has no convolution with both a stride and a dilation, and "
+                f"'{node.name}' of {network.name} has stride {conv.stride} and dilation "
+                f"{conv.dilation}. Use framework=pytorch or jax."
+            )
 
 
 def _no_seed(node: int) -> Any:

@@ -42,7 +42,7 @@ def remove_no_ops(graph: Graph) -> Graph:
     return with_replaced_values(graph, replaced)
 
 
-OPTIONAL_OUTPUTS = frozenset({"Dropout", "MaxPool", "LayerNormalization", "LSTM", "GRU"})
+OPTIONAL_OUTPUTS = frozenset({"Dropout", "MaxPool", "LayerNormalization", "LSTM", "GRU", "RNN"})
 """Operators whose outputs other than the first may be left out."""
 
 

@@ -14,8 +14,8 @@ from cubemesh.onnx.library import import_onnx
 
 _EXTENDED = """
     Add AveragePool Cast ConstantOfShape CumSum DequantizeLinear Div Equal GRU GreaterOrEqual
-    Identity IsNaN LSTM LeakyRelu LessOrEqual Mul PRelu Pad Pow QuantizeLinear Relu Reshape
-    ScatterElements ScatterND Shape Size Sub Where
+    Identity IsNaN LSTM LeakyRelu LessOrEqual Mul PRelu Pad Pow QuantizeLinear RNN Relu
+    Reshape ScatterElements ScatterND Shape Size Sub Where
 """
 EXTENDED = frozenset(_EXTENDED.split())
 """Kinds of which every version from 13 to 20 takes what the versions before took, and means the

@@ -36,13 +36,15 @@ ActivationFunction = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Convolution(Layer):
-    """Two-dimensional cross-correlation."""
+    """Two-dimensional cross-correlation. `dilation`: the distance between neighbouring cells of the
+    kernel in the image (Yu and Koltun 2016); at 1 they touch."""
 
     category: ClassVar[str] = "convolution"
     filters: int
     kernel: Pair
     stride: Pair = (1, 1)
     padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
     groups: int = 1
     bias: bool = True
     initializer: Initializer = HE_OUT
@@ -55,11 +57,20 @@ class Convolution(Layer):
                 f"Convolution: {channels} channels and {self.filters} filters do not divide into "
                 f"{self.groups} groups."
             )
+        down, across = self.reach
         return (
             self.filters,
-            window_positions(self, height, self.kernel[0], self.stride[0], self.padding[0]),
-            window_positions(self, width, self.kernel[1], self.stride[1], self.padding[1]),
+            window_positions(self, height, down, self.stride[0], self.padding[0]),
+            window_positions(self, width, across, self.stride[1], self.padding[1]),
         )
+
+    @property
+    def reach(self) -> Pair:
+        """Height and width of the part of the image under the kernel, gaps included."""
+        down, across = (
+            (cells - 1) * apart + 1 for cells, apart in zip(self.kernel, self.dilation, strict=True)
+        )
+        return (down, across)
 
     def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
         """`weight` (filters, channels / groups, height, width) and, if any, `bias`."""

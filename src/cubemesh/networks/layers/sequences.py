@@ -253,37 +253,161 @@ class Tanh(Layer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LSTM(Layer):
-    """Long short-term memory (Hochreiter and Schmidhuber 1997, with Gers' forget gate), one layer,
-    in one direction:
+class Recurrence(Layer):
+    """Base of the recurrent layers: one layer of `hidden` values h, in one direction or in both.
+
+    Weights of the input and of h lie below one another, a block a gate, with two biases, as cuDNN
+    has them. `directions`: `forward`, or both, whose h are joined side by side (`concat`) or added
+    (`sum`); the second has arrays of its own. A second input is the first h of one direction;
+    without it h begins with zeros.
+    """
+
+    category: ClassVar[str] = "recurrence"
+    gates: ClassVar[int] = 1
+    hidden: int
+    directions: Literal["forward", "concat", "sum"] = "forward"
+    initializer: Initializer = GLOROT
+
+    @property
+    def ways(self) -> int:
+        """Number of directions."""
+        return 1 if self.directions == "forward" else 2
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What the roles of each direction's parameters begin with."""
+        return ("", "reverse_")[: self.ways]
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(length, hidden), or twice as wide where the h of both directions are side by side."""
+        name, (length, _) = type(self).__name__, sequence_shape(self, inputs[0])
+        if len(inputs) == 2 and self.ways == 2:
+            raise UsageError(f"{name} of both directions begins from zero and takes no first h.")
+        if len(inputs) == 2 and inputs[1] != (self.hidden,):
+            raise UsageError(f"{name} begins from ({self.hidden},), was given {inputs[1]}.")
+        return (length, self.hidden * (2 if self.directions == "concat" else 1))
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """`weight` (gates · hidden, features), `hidden_weight` (gates · hidden, hidden), `bias` and
+        `hidden_bias` (gates · hidden,); the same of the other direction with `reverse_` before."""
+        rows, features = self.gates * self.hidden, inputs[0][1]
+        found = {}
+        for prefix in self.prefixes:
+            for role, shape in (
+                ("weight", (rows, features)),
+                ("hidden_weight", (rows, self.hidden)),
+                ("bias", (rows,)),
+                ("hidden_bias", (rows,)),
+            ):
+                initializer = ZEROS if role.endswith("bias") else self.initializer
+                found[prefix + role] = ParameterSpec(shape=shape, initializer=initializer)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTM(Recurrence):
+    """Long short-term memory (Hochreiter and Schmidhuber 1997, with Gers' forget gate):
 
         i, f, g, o = W x + b + R h + c,  cell = σ(f) · cell + σ(i) · tanh(g),  h = σ(o) · tanh(cell)
 
-    The four lie below one another in that order, with two biases, as cuDNN has them. A second input
-    is the first h; without it, and the first cell always, it is zero.
+    The cell begins with zeros.
+    """
+
+    gates: ClassVar[int] = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRU(Recurrence):
+    """Gated recurrent unit, in the form of cuDNN and PyTorch:
+
+        r, z = σ(W x + b + R h + c),  n = tanh(W x + b + r · (R h + c)),  h = (1 − z) · n + z · h
+
+    Cho et al. (2014) multiply h by r before the product with R; here all products of a position are
+    one.
+    """
+
+    gates: ClassVar[int] = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class RNN(Recurrence):
+    """Plain recurrence (Elman 1990): h = tanh(W x + b + R h + c), or max(…, 0) as in Deep Speech
+    (Hannun et al. 2014)."""
+
+    function: Literal["tanh", "relu"] = "tanh"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputFeedingDecoder(Layer):
+    """Decoder of a translator whose attention is an input of its next step (input feeding, Luong,
+    Pham and Manning 2015): `depth` LSTMs on one another, attention, and a readout. At each
+    position, from a word w and the memory m of the encoder:
+
+        h, cells = LSTMs([w, a], h, cells)      of the last LSTM: h
+        share of a position of m = softmax(m · A h),  c = mean of m by these shares
+        a = tanh(R [c, h])
+
+    Inputs: words (length, features), the first h of every LSTM (hidden,), and the memory
+    (positions, hidden). Cells and a begin with zeros. As each step needs the one before, the LSTMs'
+    products cannot be one for all positions.
     """
 
     category: ClassVar[str] = "recurrence"
     hidden: int
+    depth: int = 1
     initializer: Initializer = GLOROT
 
     def output_shape(self, *inputs: Shape) -> Shape:
-        """(length, hidden): h at every position."""
+        """(length, hidden): a at every position."""
         length, _ = sequence_shape(self, inputs[0])
-        if len(inputs) == 2 and inputs[1] != (self.hidden,):
-            raise UsageError(f"LSTM begins from ({self.hidden},), was given {inputs[1]}.")
+        _, width = sequence_shape(self, inputs[2]) if len(inputs) == 3 else (0, 0)
+        if inputs[1:2] != ((self.hidden,),) or width != self.hidden:
+            raise UsageError(
+                f"InputFeedingDecoder needs words (length, features), a first h ({self.hidden},) "
+                f"and a memory (positions, {self.hidden}), was given {inputs}."
+            )
         return (length, self.hidden)
 
     def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
-        """`weight` (4 · hidden, features), `hidden_weight` (4 · hidden, hidden), `bias` and
-        `hidden_bias` (4 · hidden,)."""
-        rows, features = 4 * self.hidden, inputs[0][1]
-        return {
-            "weight": ParameterSpec(shape=(rows, features), initializer=self.initializer),
-            "hidden_weight": ParameterSpec(shape=(rows, self.hidden), initializer=self.initializer),
-            "bias": ParameterSpec(shape=(rows,), initializer=ZEROS),
-            "hidden_bias": ParameterSpec(shape=(rows,), initializer=ZEROS),
-        }
+        """Of the first LSTM `weight` (4 · hidden, features + hidden), `hidden_weight` (4 · hidden,
+        hidden), `bias` and `hidden_bias` (4 · hidden,); of the others the same with `lstm2_` and so
+        on before, `lstm2_weight` (4 · hidden, hidden); `attention_weight` (hidden, hidden) and
+        `readout_weight` (hidden, 2 · hidden)."""
+        hidden, found, width = self.hidden, {}, inputs[0][1] + self.hidden
+        for prefix in self.prefixes:
+            for role, shape in (
+                ("weight", (4 * hidden, width)),
+                ("hidden_weight", (4 * hidden, hidden)),
+                ("bias", (4 * hidden,)),
+                ("hidden_bias", (4 * hidden,)),
+            ):
+                initializer = ZEROS if role.endswith("bias") else self.initializer
+                found[prefix + role] = ParameterSpec(shape=shape, initializer=initializer)
+            width = hidden
+        for role, shape in (
+            ("attention_weight", (hidden, hidden)),
+            ("readout_weight", (hidden, 2 * hidden)),
+        ):
+            found[role] = ParameterSpec(shape=shape, initializer=self.initializer)
+        return found
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What the roles of each LSTM's parameters begin with."""
+        return ("", *(f"lstm{n}_" for n in range(2, self.depth + 1)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns(Layer):
+    """An image's columns as a sequence: the frames of a spectrogram (channels, frequencies,
+    frames)."""
+
+    category: ClassVar[str] = "view"
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(width, channels · height)."""
+        channels, height, width = image_shape(self, inputs[0])
+        return (width, channels * height)
 
 
 def _query_key(layer: Layer, inputs: tuple[Shape, ...]) -> tuple[int, int, int]:

@@ -42,7 +42,16 @@ _GAUSSIAN = Initializer(kind="normal", scale=0.01)
 def inception_bn(image_size: int = 224, classes: int = 1000) -> Network:
     """11,285,224 parameters with 1000 classes."""
     net = NetworkBuilder("inception-bn")
-    x = net.input("image", (3, image_size, image_size))
+    x = features(net, net.input("image", (3, image_size, image_size)))
+    with net.segment("classifier"):
+        x = net.global_average_pool(x, name="avgpool")
+        x = net.linear(x, classes, initializer=_GAUSSIAN, name="fc")
+    net.classify(x)
+    return net.build()
+
+
+def features(net: NetworkBuilder, x: str) -> str:
+    """Everything but the classifier, of an image `x`: 10,260,224 parameters; 1024 channels."""
     with net.segment("stem"):
         x = conv_norm_relu(net, x, "conv1", 64, kernel=7, stride=2)
         x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool1")
@@ -52,11 +61,7 @@ def inception_bn(image_size: int = 224, classes: int = 1000) -> Network:
     for block in _BLOCKS:
         with net.segment(f"inception{block}"):
             x = _inception(net, x, block)
-    with net.segment("classifier"):
-        x = net.global_average_pool(x, name="avgpool")
-        x = net.linear(x, classes, initializer=_GAUSSIAN, name="fc")
-    net.classify(x)
-    return net.build()
+    return x
 
 
 def _inception(net: NetworkBuilder, x: str, block: str) -> str:

@@ -14,6 +14,11 @@ are all `hidden` wide: 512, 1024 and 2048 in the document.
 The document gives neither layers nor vocabulary; here each LSTM has one layer, and one vocabulary
 serves both languages. Padding of the source is a token like any other and can be attended to; that
 of the target is not judged.
+
+`translator-2x` has what translators of the time had more: two LSTMs on one another on either side,
+dropout, and input feeding (Luong, Pham and Manning 2015; the defaults of OpenNMT, Klein et al.
+2017): the output of a position, before the scores, is an input of the next, so the decoder runs
+position by position. Its attention is Luong's general form, key · A query.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ from typing import Literal
 
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
+
+_DROPOUT = 0.3
 
 
 def translator(sequence_length: int = 50, vocabulary: int = 32000, hidden: int = 512) -> Network:
@@ -34,6 +41,29 @@ def translator_plain(
 ) -> Network:
     """54,173,952 parameters at the same sizes; attention by the product of query and key."""
     return _translator("translator-plain", "plain", sequence_length, vocabulary, hidden)
+
+
+def translator_2x(sequence_length: int = 50, vocabulary: int = 32000, hidden: int = 512) -> Network:
+    """59,686,656 parameters at the same sizes; two layers, input feeding and dropout."""
+    net = NetworkBuilder("translator-2x")
+    source = net.token_input("source", sequence_length, vocabulary)
+    target = net.token_input("target", sequence_length, vocabulary)
+    with net.segment("encoder"):
+        words = net.embedding(source, hidden, name="encoder.embedding")
+        words = net.dropout(words, _DROPOUT, name="encoder.dropout1")
+        x = net.lstm(words, hidden, name="encoder.lstm1")
+        x = net.dropout(x, _DROPOUT, name="encoder.dropout2")
+        memory = net.lstm(x, hidden, name="encoder.lstm2")
+    with net.segment("decoder"):
+        last = net.select(memory, sequence_length - 1, name="encoder.last")
+        begin = net.tanh(net.linear(last, hidden, name="bridge"), name="begin")
+        words = net.embedding(target, hidden, name="decoder.embedding")
+        words = net.dropout(words, _DROPOUT, name="decoder.dropout")
+        x = net.input_feeding_decoder(words, begin, memory, depth=2, name="decoder.lstms")
+    with net.segment("output"):
+        x = net.linear(net.dropout(x, _DROPOUT, name="dropout"), vocabulary, name="output")
+    net.classify(x)
+    return net.build()
 
 
 def _translator(

@@ -58,6 +58,14 @@ def test_a_convolutional_network_becomes_a_graph():
     assert [s.name for s in network.segments] == ["stem", "block", "mean", "fc"]
 
 
+def test_a_dilated_convolution_becomes_a_graph():
+    """Also one that keeps the size of its image."""
+    assert of_kind("Dilated", layers.Convolution) == [
+        layers.Convolution(filters=4, kernel=(3, 3), padding=(2, 1), dilation=(2, 1)),
+        layers.Convolution(filters=4, kernel=(3, 2), dilation=(2, 2)),
+    ]
+
+
 def test_branches_become_a_graph():
     assert kinds("Branches")[-4:] == [
         *(layers.MaxPool, layers.GlobalAveragePool, layers.Dropout, layers.Linear)
@@ -135,7 +143,6 @@ def test_the_counts_of_a_graph_are_those_of_pytorch():
         ("Softmax", "no layer type for aten.softmax"),
         ("Rooted", "no layer type for the function of each value"),
         ("Branching", "torch.export cannot trace it"),
-        ("Dilated", "dilated convolution"),
     ],
 )
 def test_what_has_no_graph_is_one_layer_with_its_counts(name, why):

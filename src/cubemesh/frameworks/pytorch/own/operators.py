@@ -53,21 +53,24 @@ def _pair(values: Sequence[int] | int) -> Pair:
 
 
 def _conv(t: Net, node: fx.Node, *, x: Any, weight: Any, bias: Any, **more: Any) -> Value:
-    if set(_pair(more["dilation"])) != {1}:
-        raise Untraceable("it has a dilated convolution, for which there is no layer type")
     filters, _, height, width = weight.shape
     padding = more["padding"]
     if is_pooled(t, x) and (height, width, more["groups"]) == (1, 1, 1):
         return _of_pooled(t, node, x, weight, bias)
     if isinstance(padding, str):
-        if padding == "same" and not (height % 2 and width % 2):
+        around = [
+            (cells - 1) * apart
+            for cells, apart in zip((height, width), _pair(more["dilation"]), strict=True)
+        ]
+        if padding == "same" and any(cells % 2 for cells in around):
             raise Untraceable("it has a convolution with uneven padding")
-        padding = (height // 2, width // 2) if padding == "same" else (0, 0)
+        padding = (around[0] // 2, around[1] // 2) if padding == "same" else (0, 0)
     layer = layers.Convolution(
         filters=filters,
         kernel=(height, width),
         stride=_pair(more["stride"]),
         padding=_pair(padding),
+        dilation=_pair(more["dilation"]),
         groups=more["groups"],
         bias=bias is not None,
     )
