@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         list_networks,
         network_layers,
         published_figures,
+        published_generations,
     )
     from cubemesh.api.collectives import collectives
     from cubemesh.api.compare import compare
@@ -94,6 +95,7 @@ __all__ = [
     "prioritize_job",
     "probe",
     "published_figures",
+    "published_generations",
     "record",
     "report",
     "results",
@@ -138,6 +140,7 @@ _FILES = {
     "predict_layout": "layouts",
     "prioritize_job": "jobs",
     "published_figures": "catalogue",
+    "published_generations": "catalogue",
     "record": "results",
     "resume_job": "jobs",
     "schedule": "jobs",
