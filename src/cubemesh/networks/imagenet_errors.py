@@ -41,7 +41,9 @@ def _one(
     return (PublishedError(top5=top5, top1=top1, conditions=conditions, source=source),)
 
 
-def _torchvision(top5: float, top1: float, source: str = _TORCHVISION) -> tuple[PublishedError, ...]:
+def _torchvision(
+    top5: float, top1: float, source: str = _TORCHVISION
+) -> tuple[PublishedError, ...]:
     return _one(top5, top1, "one network, one crop, trained by torchvision", source)
 
 

@@ -12,8 +12,9 @@ An event file is a sequence of records (TFRecord), each a serialized `Event` pro
     AttrValue: list = 1 { shape = 7 }, s = 2 (bytes), i = 3 (int64); shape: dim = 2 { size = 1 }
 
 (tensorflow/core/util/event.proto, framework/summary.proto, framework/graph.proto,
-framework/attr_value.proto, lib/io/record_writer.h; protobuf.dev/programming-guides/encoding.) The packages that write event files depend on a
-framework; the tests read these back with TensorBoard's own reader if it is installed.
+framework/attr_value.proto, lib/io/record_writer.h; protobuf.dev/programming-guides/encoding.) The
+packages that write event files depend on a framework; the tests read these back with TensorBoard's
+own reader if it is installed.
 """
 
 from __future__ import annotations

@@ -181,9 +181,7 @@ def _rows(
     made = {layer.name for layer in found.layers}
     given = dict.fromkeys(n for layer in found.layers for n in layer.inputs if n not in made)
     shapes = (found.summary.input_shape,) if len(given) == 1 else ()
-    rows = [
-        _end(name, "input", (), shapes[0] if shapes else (), segment="input") for name in given
-    ]
+    rows = [_end(name, "input", (), shapes[0] if shapes else (), segment="input") for name in given]
     frames: dict[int, tuple[int, int]] = {}
     names: dict[str, str] = {}
     for group in groups:
