@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from cubemesh.api.doctor import doctor
     from cubemesh.api.export import bundle, export
     from cubemesh.api.import_ import import_bundle, import_measurements, verify_bundle
-    from cubemesh.api.inference import build_plan, export_network, infer_plan
+    from cubemesh.api.inference import (
+        build_plan,
+        classify_images,
+        export_network,
+        infer_plan,
+    )
     from cubemesh.api.jobs import (
         agent,
         clone_job,
@@ -66,6 +71,7 @@ __all__ = [
     "audit_store",
     "build_plan",
     "bundle",
+    "classify_images",
     "clone_job",
     "collectives",
     "compare",
@@ -119,6 +125,7 @@ _FILES = {
     "audit_store": "audit",
     "build_plan": "inference",
     "bundle": "export",
+    "classify_images": "inference",
     "clone_job": "jobs",
     "delete_schedule": "jobs",
     "edit_job": "jobs",

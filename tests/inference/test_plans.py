@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import cubemesh
-from cubemesh import Plan, build_plan, export_network, infer_plan
+from cubemesh import Plan, build_plan, classify_images, export_network, infer_plan
 from cubemesh.errors import AccuracyError, BusyError, CubemeshError, DataError, UsageError
 from cubemesh.inference import device, runtime
 from cubemesh.inference.plan_file import PlanDevice, read_plan, write_plan
@@ -160,6 +160,33 @@ def test_inputs_that_do_not_fit(built):
             plan.run({"picture": images(1)})
         with pytest.raises(UsageError, match="at least one"):
             plan.run(images(0))
+
+
+def test_image_files_are_classified_with_the_names_of_the_training_data(
+    trained, fp32, tmp_path, monkeypatch
+):
+    image = pytest.importorskip("PIL.Image")
+    files = []
+    for number, pixels in enumerate(images(3)):
+        files.append(tmp_path / f"{number}.png")
+        image.fromarray(np.moveaxis((pixels * 255).astype(np.uint8), 0, 2)).save(files[-1])
+    found = classify_images(fp32, files, top=3, threads=1)
+    assert found.network == "little-cnn"
+    assert [[c.name for c in one.classes] for one in found.images] == [
+        [str(c.index) for c in one.classes] for one in found.images
+    ]
+    same = classify_images(trained, files, top=3, threads=1)
+    assert "checkpoint after step" in same.weights
+    for one, other in zip(found.images, same.images, strict=True):
+        assert [c.name for c in one.classes] == [c.name for c in other.classes]
+        assert one.classes[0].probability == pytest.approx(other.classes[0].probability, rel=1e-3)
+    named = classify_images(fp32, files[:1], class_names=["x"] * 10, top=2, threads=1)
+    assert [c.name for c in named.images[0].classes] == ["x", "x"]
+    with pytest.raises(UsageError, match="--step 3 is of a folder"):
+        classify_images(fp32, files, step=3)
+    monkeypatch.setattr("cubemesh.api.inference.of_device", lambda kind: ())
+    with pytest.raises(UsageError, match="ONNX Runtime or OpenVINO"):
+        classify_images(trained, files)
 
 
 def elsewhere(monkeypatch, **changes):
