@@ -54,6 +54,20 @@ def test_json_has_every_point_with_its_parts() -> None:
     assert {f["origin"] for f in factors.values()} == {"assumed", "fitted"}
 
 
+def test_the_time_to_train_is_beside_the_published_one() -> None:
+    options = ("--devices", "1,8", "--batch-per-device", "32", "--epochs", "goyal-2017")
+    found = json.loads(typed(*P100, *options, "--json"))
+    assert found["epochs"]["rule"] == "goyal-2017"
+    assert "1706.02677" in found["epochs"]["source"]
+    assert [one["published_hours"] for one in found["training"]] == [None, 29.0]
+    assert found["training"][1]["epochs"] == 90
+    page = typed(*P100, *options)
+    assert "Time to train, --epochs goyal-2017" in page
+    assert "Assumed epochs" in page
+    with pytest.raises(UsageError, match="--epochs is not for a transformer"):
+        typed("predict", "gpt3-175b", "--machine", "selene", "--layout", "tp=8", "--epochs", "9")
+
+
 def test_what_was_changed_is_in_json_and_on_the_terminal() -> None:
     options = ("--measured", "1=219", "--devices", "8", "--sync", "parameter-server")
     arguments = (*P100, *options, "--what-if", "link=pcie", "--what-if", "straggler=1.1")

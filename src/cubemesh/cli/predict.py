@@ -112,6 +112,20 @@ def predict(
             "average_every, launch_us.",
         ),
     ] = None,
+    epochs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="goyal-2017|mlperf|90|90@20000",
+            help="Epochs of a training by its global batch size, for the time to train: those of "
+            "Goyal et al. or of MLPerf, a number, or one with the critical batch size.",
+        ),
+    ] = None,
+    samples_per_epoch: Annotated[
+        int | None,
+        typer.Option(
+            "--samples-per-epoch", min=1, help="With --epochs; default: ImageNet's 1,281,167."
+        ),
+    ] = None,
     layout: Annotated[
         str,
         typer.Option(
@@ -172,6 +186,8 @@ def predict(
         "--sync": sync,
         "--input-limit": input_limit,
         "--what-if": what_if,
+        "--epochs": epochs,
+        "--samples-per-epoch": samples_per_epoch,
     }
     sized = is_transformer(network) and network not in NETWORKS and not is_own(network)
     if layout or search or sized:
@@ -226,6 +242,8 @@ def predict(
         what_if=what_if or (),
         input_shape=input_shape,
         store=store,
+        epochs=epochs,
+        samples_per_epoch=samples_per_epoch,
     )
     show(view.document(found), as_json, lambda console: view.print_prediction(console, found))
 
