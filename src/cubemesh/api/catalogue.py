@@ -264,5 +264,5 @@ def _matching(
             raise unknown_name("precision", precision, get_args(Precision), "", "precisions")
         found = [f for f in found if precision_of(f.precision) == precision]
         if not found:
-            raise UsageError(f"None of these figures is in {precision}. Leave out --precision.")
+            raise UsageError(f"There are no such figures in {precision}. Leave out --precision.")
     return found
