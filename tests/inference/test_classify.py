@@ -90,8 +90,9 @@ def test_names_of_a_file(tmp_path):
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"names\.txt"):
             read_names(path)
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_names(tmp_path / "none.txt")
+    for no_text in (tmp_path / "none.txt", tmp_path, "/dev/zero"):
+        with pytest.raises(UsageError, match="cannot be read"):
+            read_names(no_text)
 
 
 def test_names_of_data_sets(tmp_path):

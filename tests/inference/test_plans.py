@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import cubemesh
 from cubemesh import Plan, build_plan, classify_images, export_network, infer_plan
+from cubemesh.cli import app
 from cubemesh.errors import AccuracyError, BusyError, CubemeshError, DataError, UsageError
 from cubemesh.inference import device, runtime
 from cubemesh.inference.plan_file import PlanDevice, read_plan, write_plan
@@ -184,6 +186,22 @@ def test_image_files_are_classified_with_the_names_of_the_training_data(
     assert [c.name for c in named.images[0].classes] == ["x", "x"]
     with pytest.raises(UsageError, match="--step 3 is of a folder"):
         classify_images(fp32, files, step=3)
+    shown = CliRunner().invoke(
+        app,
+        ["infer", str(fp32), "--image", str(files[0]), "--top", "2", "--threads", "1", "--json"],
+    )
+    (image_found,) = json.loads(shown.stdout)["images"]
+    assert [c["name"] for c in image_found["classes"]] == [
+        c.name for c in found.images[0].classes[:2]
+    ]
+    (tmp_path / "text.png").write_text("no image")
+    missed = CliRunner().invoke(
+        app, ["infer", str(fp32), "--image", str(tmp_path / "text.png"), "--threads", "1"]
+    )
+    assert missed.exit_code == 1
+    assert "not classified" in missed.stdout
+    refused = CliRunner().invoke(app, ["infer", str(fp32), "--top", "2"])
+    assert "add --image FILE" in str(refused.exception)
     monkeypatch.setattr("cubemesh.api.inference.of_device", lambda kind: ())
     with pytest.raises(UsageError, match="ONNX Runtime or OpenVINO"):
         classify_images(trained, files)

@@ -206,10 +206,10 @@ def build_plan(
         seconds=seconds,
     )
     if from_plan is not None:
-        of_source = (source, checkpoints, step, image_size, classes, weights)
-        of_source += (input_shape or None, shapes or None)
+        of_weights = (weights, input_shape or None)
+        of_source = (source, checkpoints, step, image_size, classes, shapes or None)
         of_accuracy = (data, data_path, samples, accuracy, precisions)
-        if any(given is not None for given in (*of_source, *of_accuracy)):
+        if any(given is not None for given in (*of_source, *of_weights, *of_accuracy)):
             raise UsageError(
                 "--from takes network, weights and accuracy from the plan: leave out the network, "
                 "its weights and sizes, the samples, --accuracy and --precision."

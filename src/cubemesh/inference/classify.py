@@ -109,9 +109,9 @@ def read_names(path: str | Path) -> tuple[str, ...]:
     it cannot be read, DataError where it is no such text."""
     shown = shown_path(path)
     try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UsageError(f"{shown} cannot be read: {error.strerror or error}.") from error
+        text = read_whole(path).decode("utf-8")
+    except Skipped as error:
+        raise UsageError(f"{shown} cannot be read: {error}.") from error
     except UnicodeDecodeError:
         raise DataError(f"{shown} is not a text: a line for each class, in UTF-8.") from None
     names = tuple(clean(line.strip(), _MOST_LETTERS) for line in text.splitlines())

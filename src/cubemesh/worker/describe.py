@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,8 @@ def describe_to(request_path: Path, result_path: Path) -> int:
     weights = asked.pop("weights", None)
     own, traced = describe_with_arrays(from_plain(DescriptionRequest, asked))
     if weights is not None and traced is not None:
-        np.savez(weights, **{name: array.numpy() for name, array in traced.arrays.items()})
+        arrays: dict[str, Any] = {name: a.numpy() for name, a in traced.arrays.items()}
+        np.savez(weights, **arrays)
     part = result_path.with_suffix(".part")
     part.write_text(json.dumps(to_plain(own)), encoding="utf-8")
     part.rename(result_path)

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -49,7 +50,7 @@ def test_equal_blocks_are_drawn_once():
 @pytest.mark.parametrize("name", NETWORKS)
 def test_lanes_carry_each_value_to_where_it_is_read(name):
     lines = _lines(network_layers(name))
-    for place, (one, following) in enumerate(zip(lines, lines[1:], strict=False), start=1):
+    for place, (one, following) in enumerate(pairwise(lines), start=1):
         reached = {*following.arriving, *following.passing}
         assert one.lane not in one.passing
         assert set(one.passing) <= reached <= {*one.passing, one.lane}
