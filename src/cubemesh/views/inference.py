@@ -166,9 +166,9 @@ def print_classes(console: Console, found: Classification) -> None:
     for image in found.images:
         if image.reason:
             rows.append((clean(image.file), f"not classified: {image.reason}", ""))
-        for place, one in enumerate(image.classes):
-            name = clean(image.file) if place == 0 else ""
-            rows.append((name, clean(one.name), format_number(100 * one.probability)))
+        for one in image.classes:
+            percent = format_number(100 * one.probability)
+            rows.append((clean(image.file), clean(one.name), percent))
     _print(console, f"Classes by {found.network}", ("image", "class", "probability (%)"), rows)
     console.print(Text(f"{found.model}: {clean(found.weights)}."))
 
