@@ -96,5 +96,8 @@ def test_samples_of_an_epoch_are_imagenets_or_given():
     assert one.hours == pytest.approx(150_000 / point.point.samples_per_s / 3600)
     with pytest.raises(UsageError, match="--samples-per-epoch"):
         cubemesh.predict("little-cnn", **asked)
+    for samples in (0, 10**400):
+        with pytest.raises(UsageError, match="--samples-per-epoch is 1 to"):
+            cubemesh.predict("resnet-50", samples_per_epoch=samples, **asked)
     with pytest.raises(UsageError, match="needs --epochs"):
         cubemesh.predict("resnet-50", "dgx1-p100", samples_per_epoch=10)

@@ -49,6 +49,8 @@ def test_images_get_the_names_of_their_classes(photographs):
     assert found[0].classes[0].probability == pytest.approx(1 / (1 + np.exp(-10)))
     assert [bool(one.reason) for one in found] == [False, False, False, True, True]
     assert [one.file for one in found] == [str(path) for path in photographs]
+    (odd,) = classify(["a\0b.png"], (3, 8, 8), brightness, ())
+    assert "null character" in odd.reason
 
 
 def test_an_image_of_the_networks_size_is_taken_whole(tmp_path):
@@ -90,7 +92,7 @@ def test_names_of_a_file(tmp_path):
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"names\.txt"):
             read_names(path)
-    for no_text in (tmp_path / "none.txt", tmp_path, "/dev/zero"):
+    for no_text in (tmp_path / "none.txt", tmp_path, "/dev/zero", "a\0b"):
         with pytest.raises(UsageError, match="cannot be read"):
             read_names(no_text)
 

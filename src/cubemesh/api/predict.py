@@ -44,8 +44,10 @@ from cubemesh.networks.own_input import IMAGENET_CLASSES
 from cubemesh.runs.own_networks import described
 from cubemesh.schema import RunRecord
 from cubemesh.schema.spec import Layout, Precision
+from cubemesh.untrusted import quoted
 
 MAX_SWEEP_BYTES = 4 << 20
+MOST_SAMPLES = 10**15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,8 +227,11 @@ def _epochs(
         if samples is not None:
             raise UsageError(f"--samples-per-epoch {samples} needs --epochs.")
         return None, None
-    if samples is not None and samples < 1:
-        raise UsageError(f"--samples-per-epoch is 1 or more, not {samples}.")
+    if samples is not None and not 1 <= samples <= MOST_SAMPLES:
+        raise UsageError(
+            f"--samples-per-epoch is 1 to {MOST_SAMPLES:,}, not {quoted(samples)}: give the "
+            "samples of the training set."
+        )
     rule = read_rule(str(given), network.name)
     if samples is None:
         known = NETWORKS.get(network.name)

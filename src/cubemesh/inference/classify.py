@@ -110,10 +110,10 @@ def read_names(path: str | Path) -> tuple[str, ...]:
     shown = shown_path(path)
     try:
         text = read_whole(path).decode("utf-8")
-    except Skipped as error:
-        raise UsageError(f"{shown} cannot be read: {error}.") from error
     except UnicodeDecodeError:
         raise DataError(f"{shown} is not a text: a line for each class, in UTF-8.") from None
+    except (Skipped, ValueError) as error:  # ValueError: a path with a null character
+        raise UsageError(f"{shown} cannot be read: {error}.") from error
     names = tuple(clean(line.strip(), _MOST_LETTERS) for line in text.splitlines())
     if not names or len(names) > MOST_NAMES or not all(names):
         raise DataError(f"{shown} needs a name on each line, at least one of at most {MOST_NAMES}.")
@@ -122,6 +122,8 @@ def read_names(path: str | Path) -> tuple[str, ...]:
 
 def _read(decoder: Decoder, shape: tuple[int, int, int], file: str | Path) -> Array | str:
     """The pixels of an image, or why there are none."""
+    if "\0" in str(file):
+        return "a path has no null character"
     try:
         data = read_whole(file)
         whole = decoder.whole(data)
@@ -130,8 +132,6 @@ def _read(decoder: Decoder, shape: tuple[int, int, int], file: str | Path) -> Ar
         return np.asarray(decoder.decode(data, str(file)).pixels)
     except Skipped as error:
         return str(error)
-    except OSError as error:
-        return error.strerror or type(error).__name__
     except MemoryError:
         return "not enough memory to decode it"
 

@@ -55,7 +55,8 @@ def test_one_number_or_one_for_each_network(iterations):
 
 
 @pytest.mark.parametrize(
-    "text", ["0", "many", "=5", "resnet-18=", "resnet-18=-1", "3,4", "resnet-18=3,resnet18=4"]
+    "text",
+    ["0", "9" * 5000, "many", "=5", "resnet-18=", "resnet-18=-1", "3,4", "resnet-18=3,resnet18=4"],
 )
 def test_wrong_numbers(text):
     with pytest.raises(UsageError, match="iterations"):

@@ -36,6 +36,7 @@ PAPER_ITERATIONS = {"cifarnet": 60_000, "alexnet": 2_000, "googlenet": 1_600, "r
 """Of the paper 004, section 5.1; with --full on a GPU."""
 NETWORKS = {Scale.QUICK: ("little-cnn",)}
 MOST_ITERATIONS = 10_000_000
+_MOST_DIGITS = 20
 DEVICES = {Scale.QUICK: (1, 2)}
 PRECISIONS: dict[Scale, tuple[Precision, ...]] = {Scale.QUICK: ("fp64",)}
 
@@ -97,7 +98,8 @@ def iterations_by_network(given: Sequence[str]) -> dict[str, int]:
     for text in given:
         name, _, number = text.strip().rpartition("=")
         network = networks.canonical_name(name.strip()) if name.strip() else ""
-        valid = number.isascii() and number.isdigit() and 1 <= int(number) <= MOST_ITERATIONS
+        valid = number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS
+        valid = valid and 1 <= int(number) <= MOST_ITERATIONS
         if not valid or (not network and "=" in text):
             raise UsageError(
                 f"iterations={text} is not a number of steps: write one number, or NETWORK=N for "
