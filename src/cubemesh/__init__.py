@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         list_networks,
         network_layers,
         published_figures,
+        published_generations,
     )
     from cubemesh.api.collectives import collectives
     from cubemesh.api.compare import compare
@@ -30,7 +31,12 @@ if TYPE_CHECKING:
         import_training_log,
         verify_bundle,
     )
-    from cubemesh.api.inference import build_plan, export_network, infer_plan
+    from cubemesh.api.inference import (
+        build_plan,
+        classify_images,
+        export_network,
+        infer_plan,
+    )
     from cubemesh.api.jobs import (
         agent,
         clone_job,
@@ -72,6 +78,7 @@ __all__ = [
     "build_plan",
     "bundle",
     "check_image_set",
+    "classify_images",
     "clone_job",
     "collectives",
     "compare",
@@ -104,6 +111,7 @@ __all__ = [
     "prioritize_job",
     "probe",
     "published_figures",
+    "published_generations",
     "record",
     "report",
     "results",
@@ -128,6 +136,7 @@ _FILES = {
     "build_plan": "inference",
     "bundle": "export",
     "check_image_set": "image_sets",
+    "classify_images": "inference",
     "clone_job": "jobs",
     "delete_schedule": "jobs",
     "edit_job": "jobs",
@@ -152,6 +161,7 @@ _FILES = {
     "prepare_images": "image_sets",
     "prioritize_job": "jobs",
     "published_figures": "catalogue",
+    "published_generations": "catalogue",
     "record": "results",
     "resume_job": "jobs",
     "schedule": "jobs",

@@ -58,7 +58,7 @@ def test_the_cost_of_a_training_by_number_of_devices() -> None:
     options = ("--measured", "1=219", "--devices", "1,8", "--cost", "purchase_price=8760")
     arguments = (*P100, *options, "--cost", "depreciation_years=1", "--cost", "power_price=0.3")
     found = json.loads(typed(*arguments, "--json"))
-    assert found["training"] == "90 epochs of 1,280,000 samples"
+    assert found["priced_training"] == "90 epochs of 1,280,000 samples"
     for point in found["points"]:
         cost = point["cost"]
         assert cost["hours"] == pytest.approx(90 * 1.28e6 / point["samples_per_s"] / 3600)
@@ -69,6 +69,20 @@ def test_the_cost_of_a_training_by_number_of_devices() -> None:
     assert "Cost of 90 epochs" in typed(*arguments)
     with pytest.raises(UsageError, match="no tokens"):
         typed(*P100, "--cost", "tokens=1e9")
+
+
+def test_the_time_to_train_is_beside_the_published_one() -> None:
+    options = ("--devices", "1,8", "--batch-per-device", "32", "--epochs", "goyal-2017")
+    found = json.loads(typed(*P100, *options, "--json"))
+    assert found["epochs"]["rule"] == "goyal-2017"
+    assert "1706.02677" in found["epochs"]["source"]
+    assert [one["published_hours"] for one in found["training"]] == [None, 29.0]
+    assert found["training"][1]["epochs"] == 90
+    page = typed(*P100, *options)
+    assert "Time to train, --epochs goyal-2017" in page
+    assert "Assumed epochs" in page
+    with pytest.raises(UsageError, match="--epochs is not for a transformer"):
+        typed("predict", "gpt3-175b", "--machine", "selene", "--layout", "tp=8", "--epochs", "9")
 
 
 def test_what_was_changed_is_in_json_and_on_the_terminal() -> None:

@@ -46,5 +46,12 @@ def test_fewer_when_they_would_not_fit_but_never_less_than_a_batch(
     assert open_synthetic("train", (3, 90, 90), 10, 0, 0).samples == 1
 
 
+def test_as_many_as_the_memory_that_is_given_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "CACHE_BYTES", 100 * 4 * 3 * 8 * 8)
+    assert open_synthetic("train", SHAPE, 10, 0, 8, 300 * 4 * 3 * 8 * 8).samples == 300
+    assert open_synthetic("train", SHAPE, 10, 0, 8, 1 << 30).samples == 1024
+    assert open_synthetic("train", SHAPE, 10, 0, 8, 1).samples == 100
+
+
 def test_more_when_a_batch_needs_more() -> None:
     assert open_synthetic("train", SHAPE, 10, 0, 2048).samples == 2048

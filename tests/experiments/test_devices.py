@@ -9,7 +9,17 @@ from cubemesh.experiments.devices import EXPERIMENT, Settings
 from cubemesh.experiments.registry import Context
 from cubemesh.experiments.runner import run_experiment, stored_result
 from cubemesh.runs import Executor
-from cubemesh.schema import Figure, Outcome, Rank, RunSpec, Software, Status, TrainSteps
+from cubemesh.schema import (
+    Figure,
+    Outcome,
+    Placement,
+    ProgramSettings,
+    Rank,
+    RunSpec,
+    Software,
+    Status,
+    TrainSteps,
+)
 from cubemesh.store import Store
 
 
@@ -17,18 +27,31 @@ from cubemesh.store import Store
 def on(record_of):
     """A record of a network on a device of a host."""
 
-    def make(device, step_s, network="resnet-50", batch=32, **more):
+    def make(device, step_s, network="resnet-50", batch=32, devices=1, sync=None, **more):
         work = TrainSteps(network=network, batch_per_device=batch)
-        made = record_of(RunSpec(work=work), step_s=step_s, **more)
+        spec = RunSpec(
+            work=work,
+            placement=Placement(devices=devices),
+            program=ProgramSettings(sync=sync or ("none" if devices == 1 else "all-reduce")),
+        )
+        made = record_of(spec, step_s=step_s, **more)
         kind, host, name = device
         rank = Rank(
             rank=0, host=host, device=kind, device_name=name, outcome=Outcome(status=Status.OK)
         )
         return dataclasses.replace(
             made,
-            run_id=f"{host}-{kind}-{network}-{batch}".replace(":", ""),
+            run_id=f"{host}-{kind}-{network}-{batch}".replace(":", "")
+            + ("" if devices == 1 else f"-{devices}"),
             ranks=(rank,),
             key=dataclasses.replace(made.key, machine_id=host),
+            windows=tuple(
+                dataclasses.replace(w, samples=w.samples * devices) for w in made.windows
+            ),
+            figures={
+                name: f.scaled(devices, f.unit) if name == "throughput_per_s" else f
+                for name, f in made.figures.items()
+            },
         )
 
     return make
@@ -48,6 +71,58 @@ def test_a_gpu_compared_with_a_cpu(on):
     assert [c.name for c in table.columns] == ["workload", "Xeon T", "NVIDIA H200"]
     assert table.rows[0][2].value == pytest.approx(3200)
     assert len(answer.charts[0].lines) == 2
+
+
+def gathered(tmp_path, *stores):
+    """What `devices` gathers from stores with these records."""
+    paths = []
+    for number, records in enumerate(stores):
+        paths.append(str(tmp_path / f"{number}.sqlite"))
+        with Store.open(paths[-1]) as store:
+            for record in records:
+                store.save(record)
+    with Store.open(paths[0]) as store:
+        return EXPERIMENT.gather(Settings(stores=tuple(paths[1:])), store)
+
+
+def test_one_cpu_against_one_and_four_gpus_of_another_store(on, tmp_path):
+    gpus = [on(GPU, 1.0), on(GPU, 1.05, devices=4)]
+    answer = EXPERIMENT.answer(Settings(), gathered(tmp_path, [on(CPU, 5.3)], gpus))
+    (table,) = answer.tables
+    assert {c.name for c in table.columns[1:]} == {"Xeon T", "NVIDIA H200", "4 × NVIDIA H200"}
+    assert [row[0].text for row in table.rows] == ["resnet-50 · batch size 32"]
+    found = {f.text.partition(" trains")[0]: f.value for f in answer.findings}
+    assert found == {
+        "NVIDIA H200": pytest.approx(5.3),
+        "4 × NVIDIA H200": pytest.approx(4 * 5.3 / 1.05, rel=0.01),
+    }  # and not four GPUs with one: that is scaling
+
+
+def test_machines_with_the_same_numbers_are_compared_number_by_number(on, tmp_path):
+    other = ("cuda:0", "other", "NVIDIA A100")
+    mine = [on(GPU, 1.0, devices=n) for n in (1, 2, 4)]
+    theirs = [on(other, 2.0, devices=n) for n in (1, 2, 4)]
+    answer = EXPERIMENT.answer(Settings(), gathered(tmp_path, mine, theirs))
+    assert len(answer.findings) == 3
+    assert [f.value for f in answer.findings] == [pytest.approx(2.0)] * 3
+
+
+def test_how_one_machine_scales_is_not_its_question(on, tmp_path):
+    assert gathered(tmp_path, [on(GPU, 1.0), on(GPU, 1.0, devices=2)]) == []
+
+
+def test_other_strategies_and_ranks_of_a_cpu_are_columns_of_their_own(on):
+    records = [
+        on(CPU, 1.0, devices=2),
+        on(GPU, 0.1, devices=2, sync="parameter-server"),
+        on(GPU, 0.1, devices=2, sync="none"),
+    ]
+    answer = EXPERIMENT.answer(Settings(), records)
+    assert [c.name for c in answer.tables[0].columns[1:]] == [
+        "Xeon T as 2 ranks",
+        "2 × NVIDIA H200, parameter-server",
+        "2 × NVIDIA H200, no sync",
+    ]
 
 
 def test_samples_per_unit_of_money(on):
@@ -116,6 +191,16 @@ def test_without_prices_there_is_no_cost(on):
 def test_invalid_costs(text):
     with pytest.raises(UsageError, match="cost"):
         request(EXPERIMENT, {"cost": text})
+
+
+def test_four_devices_cost_four_times_as_much(on):
+    answer = EXPERIMENT.answer(
+        Settings(prices=("h200=2.5", "small=0.25")),
+        [on(CPU, 0.8, devices=2), on(GPU, 0.1, devices=4)],
+    )
+    money = answer.tables[1].rows[0]
+    assert money[1].value == pytest.approx(2 * 40 * 3600 / 0.25)  # ranks of one processor
+    assert money[2].value == pytest.approx(4 * 320 * 3600 / (4 * 2.5))
 
 
 @pytest.mark.parametrize("text", ["H200", "H200=", "=2", "H200=-1", "H200=nan", "H200=free"])

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import cubemesh
-from cubemesh import Plan, build_plan, export_network, infer_plan
+from cubemesh import Plan, build_plan, classify_images, export_network, infer_plan
+from cubemesh.cli import app
 from cubemesh.errors import AccuracyError, BusyError, CubemeshError, DataError, UsageError
 from cubemesh.inference import device, runtime
 from cubemesh.inference.plan_file import PlanDevice, read_plan, write_plan
@@ -160,6 +162,49 @@ def test_inputs_that_do_not_fit(built):
             plan.run({"picture": images(1)})
         with pytest.raises(UsageError, match="at least one"):
             plan.run(images(0))
+
+
+def test_image_files_are_classified_with_the_names_of_the_training_data(
+    trained, fp32, tmp_path, monkeypatch
+):
+    image = pytest.importorskip("PIL.Image")
+    files = []
+    for number, pixels in enumerate(images(3)):
+        files.append(tmp_path / f"{number}.png")
+        image.fromarray(np.moveaxis((pixels * 255).astype(np.uint8), 0, 2)).save(files[-1])
+    found = classify_images(fp32, files, top=3, threads=1)
+    assert found.network == "little-cnn"
+    assert [[c.name for c in one.classes] for one in found.images] == [
+        [str(c.index) for c in one.classes] for one in found.images
+    ]
+    same = classify_images(trained, files, top=3, threads=1)
+    assert "checkpoint after step" in same.weights
+    for one, other in zip(found.images, same.images, strict=True):
+        assert [c.name for c in one.classes] == [c.name for c in other.classes]
+        assert one.classes[0].probability == pytest.approx(other.classes[0].probability, rel=1e-3)
+    named = classify_images(fp32, files[:1], class_names=["x"] * 10, top=2, threads=1)
+    assert [c.name for c in named.images[0].classes] == ["x", "x"]
+    with pytest.raises(UsageError, match="--step 3 is of a folder"):
+        classify_images(fp32, files, step=3)
+    shown = CliRunner().invoke(
+        app,
+        ["infer", str(fp32), "--image", str(files[0]), "--top", "2", "--threads", "1", "--json"],
+    )
+    (image_found,) = json.loads(shown.stdout)["images"]
+    assert [c["name"] for c in image_found["classes"]] == [
+        c.name for c in found.images[0].classes[:2]
+    ]
+    (tmp_path / "text.png").write_text("no image")
+    missed = CliRunner().invoke(
+        app, ["infer", str(fp32), "--image", str(tmp_path / "text.png"), "--threads", "1"]
+    )
+    assert missed.exit_code == 1
+    assert "not classified" in missed.stdout
+    refused = CliRunner().invoke(app, ["infer", str(fp32), "--top", "2"])
+    assert "add --image FILE" in str(refused.exception)
+    monkeypatch.setattr("cubemesh.api.inference.of_device", lambda kind: ())
+    with pytest.raises(UsageError, match="ONNX Runtime or OpenVINO"):
+        classify_images(trained, files)
 
 
 def elsewhere(monkeypatch, **changes):

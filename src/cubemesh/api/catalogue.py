@@ -8,7 +8,7 @@ import textwrap
 import types
 import typing
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.experiments.core.settings import NOT_SET
@@ -17,9 +17,12 @@ from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.networks import NETWORKS, build, canonical_name
 from cubemesh.networks.describe import LayerRow, NetworkSummary, layer_rows, summary
 from cubemesh.papers.published import PeakShare, figures, peak_share
+from cubemesh.papers.published.generations import Generation, generations
+from cubemesh.papers.published.names import precision_of
 from cubemesh.runs.own_networks import described
 from cubemesh.schema import Budget, Placement, ProgramSettings, PublishedFigure
 from cubemesh.schema.serialization import field_types, to_plain
+from cubemesh.schema.spec import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,15 +206,17 @@ def published_figures(
     network: str | None = None,
     *,
     device: str | None = None,
+    precision: str | None = None,
     above_peak: bool = False,
     limit: int | None = None,
 ) -> PublishedFigures:
     """Figures of a network (by cubemesh's name or the source's), on devices whose name contains
-    `device`, only those above their device's peak, only the first `limit`.
+    `device`, only those in `precision`, only those above their device's peak, only the first
+    `limit`.
 
     UsageError where no figure matches.
     """
-    found = [(f, peak_share(f)) for f in _matching(network, device)]
+    found = [(f, peak_share(f)) for f in _matching(network, device, precision)]
     if above_peak:
         found = [pair for pair in found if pair[1].warning is not None]
     return PublishedFigures(
@@ -222,7 +227,26 @@ def published_figures(
     )
 
 
-def _matching(network: str | None, device: str | None) -> list[PublishedFigure]:
+def published_generations(
+    network: str, *, device: str | None = None, precision: str | None = None
+) -> tuple[Generation, ...]:
+    """The fastest published training rate of one GPU of each model, with peak and ratio to the
+    first, oldest first (papers/published/generations.py).
+
+    UsageError where no figure matches.
+    """
+    found = generations(_matching(network, device, precision), precision)
+    if not found:
+        raise UsageError(
+            f"There is no published rate of one GPU that trains {network} among these figures. "
+            f"`cubemesh published {network}` lists all of it."
+        )
+    return found
+
+
+def _matching(
+    network: str | None, device: str | None, precision: str | None
+) -> list[PublishedFigure]:
     found = list(figures())
     if network is not None:
         names = {f.network for f in found} | {f.canonical for f in found if f.canonical}
@@ -235,4 +259,10 @@ def _matching(network: str | None, device: str | None) -> list[PublishedFigure]:
         found = [f for f in found if device.casefold() in f.device.casefold()]
         if not found:
             raise unknown_name("device of these figures", device, devices, plural="devices")
+    if precision is not None:
+        if precision not in get_args(Precision):
+            raise unknown_name("precision", precision, get_args(Precision), "", "precisions")
+        found = [f for f in found if precision_of(f.precision) == precision]
+        if not found:
+            raise UsageError(f"There are no such figures in {precision}. Leave out --precision.")
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import json
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,10 +15,26 @@ from pathlib import Path
 import numpy as np
 
 from cubemesh.batches import Array
+from cubemesh.data.class_names import class_names as class_names_of
 from cubemesh.durable_files import replace_file
 from cubemesh.errors import DataError, UsageError
 from cubemesh.inference import build as builder
 from cubemesh.inference.build import BuildSettings, rebuild, with_free_batch
+from cubemesh.inference.classify import (
+    TOP,
+    ClassifiedImage,
+    classify,
+    image_shape,
+    read_names,
+)
+from cubemesh.inference.device import this_device
+from cubemesh.inference.engines import engine_errors, of_device, open_engine
+from cubemesh.inference.latencies import (
+    MOST_ITERATIONS,
+    latency_figures,
+    timed_runs,
+    trtexec_times,
+)
 from cubemesh.inference.plan_file import PlanDocument, describe_plan, read_plan, write_plan
 from cubemesh.inference.runtime import Plan, device_of
 from cubemesh.inference.samples import (
@@ -33,18 +48,18 @@ from cubemesh.inference.samples import (
 from cubemesh.inference.timing import TimingRecord
 from cubemesh.networks import build, canonical_name
 from cubemesh.networks.graph import Network
+from cubemesh.networks.own_networks import is_own
 from cubemesh.onnx import reader
 from cubemesh.onnx.export import export, graph_of
 from cubemesh.onnx.graph import Graph
+from cubemesh.onnx.writer import serialized
 from cubemesh.runs.locks import DeviceLocks
+from cubemesh.runs.own_networks import check_weights, network_with_weights
 from cubemesh.schema.record import Figure
-from cubemesh.statistics import percentile_interval
-from cubemesh.statistics.typical import percentile
 from cubemesh.training import manifest
 from cubemesh.training.checkpoint import load, path_of, steps_in
 from cubemesh.units import parse_duration
 
-MOST_ITERATIONS = 1_000_000
 Tell = Callable[[str], None]
 
 
@@ -73,6 +88,18 @@ class BuiltPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Classification:
+    """Images with their most probable classes."""
+
+    model: str
+    """The plan, or the folder of checkpoints."""
+    network: str
+    weights: str
+    """Where they are from, in words."""
+    images: tuple[ClassifiedImage, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class MeasuredPlan:
     """Latencies of a plan."""
 
@@ -95,7 +122,7 @@ class MeasuredPlan:
 
 
 def export_network(
-    name: str | None = None,
+    name: str | Network | None = None,
     file: str | Path | None = None,
     *,
     checkpoints: str | Path | None = None,
@@ -103,25 +130,30 @@ def export_network(
     image_size: int | None = None,
     classes: int | None = None,
     seed: int = 0,
+    weights: Mapping[str, Array] | None = None,
+    input_shape: str = "",
 ) -> ExportedNetwork:
     """Write a network with its weights as an ONNX file, by default NAME.onnx. The weights are those
     of the newest checkpoint of a training, or of the one after `step` steps; without `checkpoints`
-    they are drawn with `seed`. UsageError where options do not fit, DataError for a checkpoint that
-    cannot be read."""
-    network, weights, source = _weights_of(name, checkpoints, step, image_size, classes, seed)
+    they are drawn with `seed`. A module of your own (`model.py:Net`, docs/own_network.md) has its
+    own weights, for `input_shape`; a network that a program built (`NetworkBuilder`) those of
+    `weights`, by name. UsageError where options do not fit, DataError for a checkpoint that cannot
+    be read."""
+    choice = _Weights(checkpoints, step, image_size, classes, seed, weights, input_shape)
+    network, arrays, source = choice.of(name)
     path = Path(f"{network.name}.onnx" if file is None else file)
     return ExportedNetwork(
         file=str(path),
         network=network.name,
         format="ONNX",
         parameters=network.evaluation_parameter_count,
-        size_bytes=export(network, weights, path),
+        size_bytes=export(network, arrays, path),
         weights=source,
     )
 
 
 def build_plan(
-    source: str | None = None,
+    source: str | Network | None = None,
     file: str | Path | None = None,
     *,
     checkpoints: str | Path | None = None,
@@ -129,6 +161,8 @@ def build_plan(
     image_size: int | None = None,
     classes: int | None = None,
     seed: int = 0,
+    weights: Mapping[str, Array] | None = None,
+    input_shape: str = "",
     shapes: Mapping[str, Sequence[int]] | None = None,
     data: str | None = None,
     data_path: str | None = None,
@@ -145,8 +179,10 @@ def build_plan(
     wait: str | float = 0.0,
     tell: Tell = lambda line: None,
 ) -> BuiltPlan:
-    """Build the plan of a network of the zoo, of a training's checkpoints, or of an ONNX file, and
-    write it, by default as NAME.plan. Which model in which engine is the fastest is measured.
+    """Build the plan of a network of the zoo, of a training's checkpoints, of a module of your own
+    or a network of a program (both as in `export_network`), or of an ONNX file, and write it, by
+    default as NAME.plan. Which model in which engine is the fastest is measured. The names of the
+    classes are those of the data set of a training, or of `data`.
 
     `device` is `cpu` or `cuda:N`, by default the CPU, or what `from_plan` was built for. Without
     `accuracy` and `precisions` only fp32 is tried, on a GPU fp16. With `accuracy`, the least ratio
@@ -170,9 +206,10 @@ def build_plan(
         seconds=seconds,
     )
     if from_plan is not None:
+        of_weights = (weights, input_shape or None)
         of_source = (source, checkpoints, step, image_size, classes, shapes or None)
         of_accuracy = (data, data_path, samples, accuracy, precisions)
-        if any(given is not None for given in (*of_source, *of_accuracy)):
+        if any(given is not None for given in (*of_source, *of_weights, *of_accuracy)):
             raise UsageError(
                 "--from takes network, weights and accuracy from the plan: leave out the network, "
                 "its weights and sizes, the samples, --accuracy and --precision."
@@ -184,7 +221,8 @@ def build_plan(
         with _locked(device, wait, tell):
             document, models = rebuild(document, models, settings, record, tell)
     else:
-        graph, about, network = _source(source, checkpoints, step, image_size, classes, seed)
+        choice = _Weights(checkpoints, step, image_size, classes, seed, weights, input_shape)
+        graph, about, network = _source(source, choice)
         graph = with_free_batch(graph, {n: tuple(s) for n, s in (shapes or {}).items()})
         if data is None and samples is None and set(settings.precisions) != {"fp32"}:
             data, data_path = _trained_on(checkpoints, data_path)
@@ -192,6 +230,7 @@ def build_plan(
         path = Path(f"{graph.name}.plan" if file is None else file)
         with _locked(device, wait, tell):
             document, models = builder.build(graph, about, settings, chosen, record, tell)
+        document = replace(document, classes=_class_names(checkpoints, data, data_path))
     size_bytes = write_plan(path, document, models)
     return BuiltPlan(
         file=str(path),
@@ -248,11 +287,11 @@ def infer_plan(
         first_begin = time.perf_counter()
         plan.run(inputs)
         first = time.perf_counter() - first_begin
-        runs = _measure(plan, inputs, duration, iterations, warm_up)
+        runs = timed_runs(plan, inputs, duration, iterations, warm_up)
         document, split = plan.document, plan.split(count)
     seconds = [end - begin for begin, end in runs]
     if export_times is not None:
-        _write_file(Path(export_times), _times(runs).encode())
+        _write_file(Path(export_times), trtexec_times(runs).encode())
     return MeasuredPlan(
         file=str(file),
         document=document,
@@ -262,28 +301,98 @@ def infer_plan(
         load_s=load_s,
         first_s=first,
         throughput_per_s=count * len(seconds) / sum(seconds),
-        latencies=_summary(seconds, percentiles),
+        latencies=latency_figures(seconds, percentiles),
         times=None if export_times is None else str(export_times),
     )
 
 
-def _times(runs: Sequence[tuple[float, float]]) -> str:
-    """The runs in the fields of `trtexec --exportTimes`, a line each, in milliseconds since the
-    first one began. No copy is timed, so a run is all computation."""
-    origin = runs[0][0]
-    lines = []
-    for begin, end in runs:
-        first, last = 1e3 * (begin - origin), 1e3 * (end - origin)
-        fields = {
-            **dict.fromkeys(("startH2dMs", "endH2dMs", "startComputeMs"), first),
-            **dict.fromkeys(("endComputeMs", "startD2hMs", "endD2hMs"), last),
-            "h2dMs": 0.0,
-            "computeMs": last - first,
-            "d2hMs": 0.0,
-            "latencyMs": last - first,
-        }
-        lines.append(json.dumps({name: round(value, 6) for name, value in fields.items()}))
-    return "[\n" + ",\n".join(lines) + "\n]\n"
+def classify_images(
+    model: str | Path,
+    images: Sequence[str | Path],
+    *,
+    class_names: str | Path | Sequence[str] | None = None,
+    top: int = TOP,
+    step: int | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    wait: str | float = 0.0,
+    tell: Tell = lambda line: None,
+) -> Classification:
+    """The `top` most probable classes of image files, by a plan or by the newest checkpoint of a
+    training (`model` is its folder; `step` chooses another one), which runs in fp32 on the CPU.
+
+    `class_names` are the names, or a text file with a line for each class; by default those of the
+    data set of the training. A file that is no image has its reason instead of classes. UsageError
+    and DataError as `Plan.load` has them, and for a network that takes no images.
+    """
+    if not images:
+        raise UsageError("Name at least one image.")
+    if top < 1:
+        raise UsageError(f"top={top} is not a number of classes; give 1 or more.")
+    given = class_names
+    if isinstance(given, (str, Path)):
+        given = read_names(given)
+    folder = Path(model)
+    if folder.is_dir():
+        return _by_checkpoint(folder, step, images, given, top, device, threads)
+    if step is not None:
+        raise UsageError(f"--step {step} is of a folder of checkpoints; {model} is a plan.")
+    place = device or device_of(describe_plan(folder)[0])
+    with _locked(place, wait, tell), Plan.load(folder, threads=threads, device=place) as plan:
+        document = plan.document
+        shape = image_shape(document.inputs, document.network)
+        names = document.classes if given is None else given
+        found = classify(images, shape, plan.run, names, top)
+    return Classification(
+        model=str(model), network=document.network, weights=document.source, images=found
+    )
+
+
+def _by_checkpoint(
+    folder: Path,
+    step: int | None,
+    images: Sequence[str | Path],
+    class_names: Sequence[str] | None,
+    top: int,
+    device: str | None,
+    threads: int | None,
+) -> Classification:
+    if device not in (None, "cpu"):
+        raise UsageError(
+            f"--device {device}: checkpoints run on the CPU. Build a plan for a GPU: "
+            f"cubemesh build --checkpoints {folder} --device {device}"
+        )
+    network, weights, about = _trained(folder, step)
+    graph = graph_of(network, weights)
+    shape = image_shape(graph.inputs, network.name)
+    engine = next(iter(of_device("cpu")), None)
+    if engine is None:
+        raise UsageError(
+            "Classifying needs an engine, ONNX Runtime or OpenVINO: pip install "
+            "'cubemesh[inference]'"
+        )
+    names = _class_names(folder, None, None) if class_names is None else class_names
+    with engine_errors(engine, network.name):
+        session = open_engine(
+            engine,
+            serialized(graph),
+            threads=this_device(threads).threads,
+            device="cpu",
+            precision="fp32",
+            batch=None,
+        )
+        name = graph.inputs[0].name
+        found = classify(images, shape, lambda a: session.run({name: a})[0], names, top)
+    return Classification(model=str(folder), network=network.name, weights=about, images=found)
+
+
+def _class_names(
+    checkpoints: str | Path | None, data: str | None, data_path: str | None
+) -> tuple[str, ...]:
+    """The names of the classes of a training's data set, or of the one that is named."""
+    if checkpoints is not None:
+        data, data_path = _trained_on(checkpoints, data_path)
+    return () if data is None else class_names_of(data, data_path)
 
 
 @contextmanager
@@ -297,48 +406,6 @@ def _locked(device: str, wait: str | float, tell: Tell) -> Iterator[None]:
         locks.close()
 
 
-def _measure(
-    plan: Plan,
-    inputs: Mapping[str, Array],
-    duration: float,
-    iterations: int | None,
-    warm_up: float,
-) -> list[tuple[float, float]]:
-    """Begin and end of each run."""
-    clock = time.perf_counter
-    run = plan.bind(inputs)
-    begin = clock()
-    while clock() - begin < warm_up:
-        run()
-    runs: list[tuple[float, float]] = []
-    begin = clock()
-    while len(runs) < (iterations or MOST_ITERATIONS):
-        before = clock()
-        run()
-        after = clock()
-        runs.append((before, after))
-        if iterations is None and after - begin >= duration:
-            break
-    return runs
-
-
-def _summary(seconds: list[float], percentiles: Sequence[float]) -> dict[str, Figure]:
-    found = {
-        "min": Figure(value=min(seconds), unit="s", n=len(seconds)),
-        "mean": Figure(value=sum(seconds) / len(seconds), unit="s", n=len(seconds)),
-    }
-    for percent in sorted({50.0, *percentiles}):
-        interval = percentile_interval(seconds, percent)
-        found[f"p{percent:g}"] = Figure(
-            value=percentile(seconds, percent),
-            unit="s",
-            low=None if interval is None else interval.low,
-            high=None if interval is None else interval.high,
-            n=len(seconds),
-        )
-    return {**found, "max": Figure(value=max(seconds), unit="s", n=len(seconds))}
-
-
 def _precisions(
     given: Sequence[str] | None, accuracy: float | None, device: str
 ) -> tuple[str, ...]:
@@ -348,23 +415,16 @@ def _precisions(
     return floats[:1] if accuracy is None else (*floats, "int8")
 
 
-def _source(
-    source: str | None,
-    checkpoints: str | Path | None,
-    step: int | None,
-    image_size: int | None,
-    classes: int | None,
-    seed: int,
-) -> tuple[Graph, str, Network | None]:
-    """The graph, what it is in words, and its network if it is one of the zoo."""
-    if source is not None and source.endswith(".onnx"):
-        if (checkpoints, step, image_size, classes) != (None, None, None, None):
+def _source(source: str | Network | None, choice: _Weights) -> tuple[Graph, str, Network | None]:
+    """The graph, what it is in words, and its network unless it is an ONNX file."""
+    if isinstance(source, str) and source.endswith(".onnx"):
+        if choice.given:
             raise UsageError(
                 "An ONNX file has its own weights and sizes: leave out --checkpoints, --step, "
-                "--image-size and --classes."
+                "--image-size, --classes and --input-shape."
             )
         return reader.read(source), f"ONNX file {Path(source).name}", None
-    network, weights, about = _weights_of(source, checkpoints, step, image_size, classes, seed)
+    network, weights, about = choice.of(source)
     return graph_of(network, weights), f"{network.name}, {about}", network
 
 
@@ -419,29 +479,66 @@ def _write_file(path: Path, content: bytes) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
 
 
-def _weights_of(
-    name: str | None,
-    checkpoints: str | Path | None,
-    step: int | None,
-    image_size: int | None,
-    classes: int | None,
-    seed: int,
-) -> tuple[Network, dict[str, Array], str]:
-    """A network, its weights, and where they are from: drawn with a seed, or a checkpoint.
-    UsageError where options do not fit, DataError for a checkpoint that cannot be read."""
-    if checkpoints is None:
-        if step is not None:
-            raise UsageError(f"--step {step} needs --checkpoints DIR.")
-        if name is None:
-            raise UsageError("Name a network, such as resnet-50, or --checkpoints DIR.")
-        network = build(name, image_size, classes)
-        return network, dict(network.draw(seed)), f"seed {seed}"
-    if image_size is not None or classes is not None:
-        raise UsageError("A checkpoint has its own image size and classes: leave them out.")
-    network, weights, source = _trained(Path(checkpoints), step)
-    if name is not None and canonical_name(name) != network.name:
-        raise UsageError(f"'{checkpoints}' has checkpoints of {network.name}, not of {name}.")
-    return network, weights, source
+@dataclass(frozen=True)
+class _Weights:
+    """Which weights of a network."""
+
+    checkpoints: str | Path | None
+    step: int | None
+    image_size: int | None
+    classes: int | None
+    seed: int
+    weights: Mapping[str, Array] | None
+    input_shape: str
+
+    @property
+    def given(self) -> bool:
+        """Whether any was chosen."""
+        chosen = (self.checkpoints, self.step, self.image_size, self.classes, self.weights)
+        return any(one is not None for one in chosen) or bool(self.input_shape)
+
+    def of(self, source: str | Network | None) -> tuple[Network, dict[str, Array], str]:
+        """A network, its weights, and where they are from: drawn with a seed, a checkpoint, a
+        module or a program. UsageError where options do not fit, DataError for a checkpoint that
+        cannot be read."""
+        own = isinstance(source, str) and is_own(source)
+        if self.input_shape and not own:
+            raise UsageError(
+                f"--input-shape {self.input_shape} is the input of a network of your own, such as "
+                "model.py:Net. Leave it out."
+            )
+        if self.weights is not None and not isinstance(source, Network):
+            raise UsageError("weights are those of a network that a program built: give it too.")
+        if self.step is not None and self.checkpoints is None:
+            raise UsageError(f"--step {self.step} needs --checkpoints DIR.")
+        sizes = (self.checkpoints, self.image_size, self.classes)
+        if (own or isinstance(source, Network)) and sizes != (None, None, None):
+            raise UsageError(
+                "A network of your own has its own weights and sizes: leave out --checkpoints, "
+                "--image-size and --classes."
+            )
+        if isinstance(source, Network):
+            if self.weights is None:
+                return source, dict(source.draw(self.seed)), f"seed {self.seed}"
+            check_weights(source, self.weights)
+            arrays = {name: np.asarray(a, np.float32) for name, a in self.weights.items()}
+            return source, arrays, "weights of a program"
+        if own and source is not None:
+            network, arrays = network_with_weights(source, self.input_shape)
+            return network, arrays, f"its own weights from {source.rpartition(':')[0]}"
+        if self.checkpoints is None:
+            if source is None:
+                raise UsageError("Name a network, such as resnet-50, or --checkpoints DIR.")
+            network = build(source, self.image_size, self.classes)
+            return network, dict(network.draw(self.seed)), f"seed {self.seed}"
+        if self.image_size is not None or self.classes is not None:
+            raise UsageError("A checkpoint has its own image size and classes: leave them out.")
+        network, arrays, about = _trained(Path(self.checkpoints), self.step)
+        if source is not None and canonical_name(source) != network.name:
+            raise UsageError(
+                f"'{self.checkpoints}' has checkpoints of {network.name}, not of {source}."
+            )
+        return network, arrays, about
 
 
 def _training(folder: Path) -> manifest.Manifest:

@@ -14,6 +14,13 @@ from cubemesh.errors import UsageError, unknown_name
 from cubemesh.forecast.attained import Software
 from cubemesh.forecast.calibration import Calibration, defaults, read_sweeps
 from cubemesh.forecast.energy import BusyPower, busy_power, device_watts, sample_joules
+from cubemesh.forecast.epochs import (
+    IMAGENET_SAMPLES,
+    EpochRule,
+    TrainingTime,
+    read_rule,
+    training_time,
+)
 from cubemesh.forecast.from_records import measured_inputs
 from cubemesh.forecast.gradient_sync import check_cost
 from cubemesh.forecast.request import (
@@ -32,13 +39,16 @@ from cubemesh.frameworks import entry as framework_entry
 from cubemesh.machines.catalogue import datasheets
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.machines.files import read_text
-from cubemesh.networks import rate_unit
+from cubemesh.networks import NETWORKS, Network, rate_unit
 from cubemesh.networks.memory import forecast as forecast_memory
+from cubemesh.networks.own_input import IMAGENET_CLASSES
 from cubemesh.runs.own_networks import described
 from cubemesh.schema import RunRecord
 from cubemesh.schema.spec import Layout, Precision
+from cubemesh.untrusted import quoted
 
 MAX_SWEEP_BYTES = 4 << 20
+MOST_SAMPLES = 10**15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +89,11 @@ class Prediction:
     device_memory_bytes: float | None
     prices: Prices | None = None
     """None where no cost was asked for."""
+    epochs: EpochRule | None = None
+    """The assumption about the epochs of a training; None where none was given."""
+    samples_per_epoch: int | None = None
+    training: tuple[TrainingTime, ...] = ()
+    """The time to train on each number of devices."""
 
     def __repr__(self) -> str:
         lines = [f"Prediction({self.network} on {self.request.system.name})"]
@@ -110,6 +125,8 @@ def predict(
     store: AnyStore = None,
     input_shape: str = "",
     cost: Settings = (),
+    epochs: str | float | None = None,
+    samples_per_epoch: int | None = None,
 ) -> Prediction:
     """Predict how fast `devices` of a machine train a network, and what limits them.
 
@@ -121,7 +138,9 @@ def predict(
     and CSV files of measured collectives; of two for one quantity the later counts. `what_if`
     changes the machine or the program after calibration. `network` may be one of your own
     (docs/own_network.md), described for `input_shape`. `cost` has prices, and the training that
-    they are for (forecast/training_cost.py).
+    they are for (forecast/training_cost.py). `epochs` is an assumption about the epochs that a
+    training needs by its global batch size (forecast/epochs.py), for a time to train;
+    `samples_per_epoch` are by default those of ImageNet.
 
     UsageError for a value that is not possible, DataError for a file that cannot be read.
     """
@@ -171,6 +190,7 @@ def predict(
             f"{others[0].name}: rates of other networks correct a forecast from a datasheet, and "
             f"{network} itself was measured. Leave out the others."
         )
+    rule, samples = _epochs(epochs, samples_per_epoch, built)
     found = forecast_steps(request, counts, known, rates, changes, others)
     asked = apply_changes(request, known, changes)[0]
     sheet = datasheets().get(asked.system.device)
@@ -193,7 +213,47 @@ def predict(
         power=power,
         device_memory_bytes=memory,
         prices=prices,
+        epochs=rule,
+        samples_per_epoch=samples,
+        training=tuple(
+            training_time(
+                rule,
+                devices=p.devices,
+                global_batch=p.devices * p.batch_per_device,
+                samples_per_epoch=samples,
+                samples_per_s=p.samples_per_s,
+                low=p.low,
+                high=p.high,
+            )
+            for p in found.points
+            if rule is not None and samples is not None
+        ),
     )
+
+
+def _epochs(
+    given: str | float | None, samples: int | None, network: Network
+) -> tuple[EpochRule | None, int | None]:
+    """The rule and the samples of an epoch; UsageError where they do not fit."""
+    if given is None:
+        if samples is not None:
+            raise UsageError(f"--samples-per-epoch {samples} needs --epochs.")
+        return None, None
+    if samples is not None and not 1 <= samples <= MOST_SAMPLES:
+        raise UsageError(
+            f"--samples-per-epoch is 1 to {MOST_SAMPLES:,}, not {quoted(samples)}: give the "
+            "samples of the training set."
+        )
+    rule = read_rule(str(given), network.name)
+    if samples is None:
+        known = NETWORKS.get(network.name)
+        if known is None or known.classes != IMAGENET_CLASSES:
+            raise UsageError(
+                f"--epochs {given}: the samples of an epoch of {network.name} are not known. Give "
+                "--samples-per-epoch."
+            )
+        samples = IMAGENET_SAMPLES
+    return rule, samples
 
 
 def _software(framework: str, layout: Layout | None = None) -> Software:

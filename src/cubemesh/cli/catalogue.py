@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,20 +21,35 @@ def networks(
         ),
     ] = None,
     input_shape: InputShape = "",
+    draw: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw its layers and branches as .svg or .png."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the networks that can be trained. With a name, its layers and their costs."""
     from cubemesh import list_networks, network_layers
     from cubemesh.views import catalogue as view
+    from cubemesh.views.networks.drawing import check_path, write_drawing
 
+    if draw is not None:
+        check_path(draw)
     if name is None:
         if input_shape:
             raise UsageError("--input-shape is the input of a network; name one.")
+        if draw is not None:
+            raise UsageError(f"--draw {draw} draws a network; name one.")
         found = list_networks()
         show(view.networks_document(found), as_json, lambda c: view.print_networks(c, found))
         return
     one = network_layers(name, input_shape=input_shape)
-    show(view.network_document(one), as_json, lambda c: view.print_network(c, one))
+    if draw is not None:
+        write_drawing(draw, one)
+    show(
+        view.network_document(one, draw),
+        as_json,
+        lambda console: view.print_network(console, one, draw),
+    )
 
 
 def experiments(
@@ -68,6 +84,16 @@ def published(
     device: Annotated[
         str | None, typer.Option(help="Only devices whose name contains this text.")
     ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Only figures in fp64, fp32, tf32, fp16 or bf16.")
+    ] = None,
+    generations: Annotated[
+        bool,
+        typer.Option(
+            "--generations",
+            help="The fastest rate of one GPU of each model, oldest first, with peak and ratio.",
+        ),
+    ] = False,
     above_peak: Annotated[
         bool, typer.Option("--above-peak", help="Only figures above the peak of their device.")
     ] = False,
@@ -75,8 +101,22 @@ def published(
     as_json: AsJson = False,
 ) -> None:
     """List published figures with their MFU. It is the fraction of the device's peak."""
-    from cubemesh import published_figures
+    from cubemesh import published_figures, published_generations
     from cubemesh.views import published as view
 
-    found = published_figures(network, device=device, above_peak=above_peak, limit=limit)
+    if generations:
+        if network is None:
+            raise UsageError("--generations compares GPUs on one network; name it.")
+        if above_peak or limit is not None:
+            raise UsageError("--generations has one figure of each GPU: leave out other options.")
+        rows = published_generations(network, device=device, precision=precision)
+        show(
+            view.generations_document(network, rows),
+            as_json,
+            lambda console: view.print_generations(console, network, rows),
+        )
+        return
+    found = published_figures(
+        network, device=device, precision=precision, above_peak=above_peak, limit=limit
+    )
     show(view.document(found), as_json, lambda console: view.print_figures(console, found))

@@ -21,6 +21,14 @@ ImageSize = Annotated[
     int | None, typer.Option(min=1, help="Height and width of the images in pixels.")
 ]
 Classes = Annotated[int | None, typer.Option(min=1, help="Number of classes.")]
+Shape = Annotated[
+    str,
+    typer.Option(
+        "--input-shape",
+        metavar="3x224x224",
+        help="Input of a network of your own, FILE.py:NAME, which has its own weights.",
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the weights, without --checkpoints.")]
 Device = Annotated[
     str | None,
@@ -35,7 +43,8 @@ def export(
     network: Annotated[
         str | None,
         typer.Argument(
-            help="Network; `cubemesh networks` lists them. With --checkpoints theirs.",
+            help="Network; `cubemesh networks` lists them; or your own, FILE.py:NAME. With "
+            "--checkpoints theirs.",
             autocompletion=completion.networks,
         ),
     ] = None,
@@ -47,6 +56,7 @@ def export(
     image_size: ImageSize = None,
     classes: Classes = None,
     seed: Seed = 0,
+    input_shape: Shape = "",
     as_json: AsJson = False,
 ) -> None:
     """Write a network and its weights as an ONNX file."""
@@ -61,6 +71,7 @@ def export(
         image_size=image_size,
         classes=classes,
         seed=seed,
+        input_shape=input_shape,
     )
     show(view.export_document(done), as_json, lambda c: view.print_export(c, done))
 
@@ -70,7 +81,8 @@ def build(
         str | None,
         typer.Argument(
             metavar="NETWORK|FILE.onnx",
-            help="Network of the zoo, or an ONNX file. With --checkpoints theirs.",
+            help="Network of the zoo, your own (FILE.py:NAME), or an ONNX file. With "
+            "--checkpoints theirs.",
             autocompletion=completion.networks,
         ),
     ] = None,
@@ -145,6 +157,7 @@ def build(
     image_size: ImageSize = None,
     classes: Classes = None,
     seed: Seed = 0,
+    input_shape: Shape = "",
     wait: Wait = "0",
     as_json: AsJson = False,
 ) -> None:
@@ -173,6 +186,7 @@ def build(
         image_size=image_size,
         classes=classes,
         seed=seed,
+        input_shape=input_shape,
         wait=wait,
         tell=tell,
     )
@@ -180,7 +194,26 @@ def build(
 
 
 def infer(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="File written by `cubemesh build`.")],
+    plan: Annotated[
+        str,
+        typer.Argument(
+            metavar="PLAN",
+            help="File written by `cubemesh build`; with --image also a folder of checkpoints.",
+        ),
+    ],
+    image: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Classify this image; may be repeated."),
+    ] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="Classes of an image to show; default: 5.")
+    ] = None,
+    class_names: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Text with a name for each class; default: the training data's."
+        ),
+    ] = None,
     samples: Annotated[
         str | None,
         typer.Option(metavar="FILE.npz", help="Arrays by input; default: random ones."),
@@ -209,15 +242,45 @@ def infer(
             metavar="FILE.json", help="Write begin and end of each run, in trtexec's fields."
         ),
     ] = None,
+    step: Step = None,
     device: Device = None,
     threads: Threads = None,
     wait: Wait = "0",
     as_json: AsJson = False,
 ) -> None:
-    """Measure the latency of a plan, or compute the scores of samples with it."""
-    from cubemesh import infer_plan
+    """Measure the latency of a plan, compute the scores of samples, or classify images."""
+    from cubemesh import classify_images, infer_plan
     from cubemesh.views import inference as view
 
+    if image:
+        others = {
+            "--samples": samples,
+            "--output": output,
+            "--batch": batch,
+            "--iterations": iterations,
+            "--export-times": export_times,
+        }
+        for option, value in others.items():
+            if value is not None:
+                raise UsageError(f"{option} is for arrays or latencies: leave it out of --image.")
+        found = classify_images(
+            plan,
+            image,
+            class_names=class_names,
+            top=top or 5,
+            step=step,
+            device=device,
+            threads=threads,
+            wait=wait,
+            tell=tell,
+        )
+        show(view.classify_document(found), as_json, lambda c: view.print_classes(c, found))
+        if not any(one.classes for one in found.images):
+            raise typer.Exit(1)
+        return
+    for option, value in (("--top", top), ("--class-names", class_names), ("--step", step)):
+        if value is not None:
+            raise UsageError(f"{option} is for images: add --image FILE.")
     done = infer_plan(
         plan,
         samples=samples,

@@ -121,6 +121,20 @@ def predict(
             "(90) and samples (1.28 million) of the training, or its tokens.",
         ),
     ] = None,
+    epochs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="goyal-2017|mlperf|90|90@20000",
+            help="Epochs of a training by its global batch size, for the time to train: those of "
+            "Goyal et al. or of MLPerf, a number, or one with the critical batch size.",
+        ),
+    ] = None,
+    samples_per_epoch: Annotated[
+        int | None,
+        typer.Option(
+            "--samples-per-epoch", min=1, help="With --epochs; default: ImageNet's 1,281,167."
+        ),
+    ] = None,
     layout: Annotated[
         str,
         typer.Option(
@@ -182,6 +196,8 @@ def predict(
         "--input-limit": input_limit,
         "--what-if": what_if,
         "--cost": cost,
+        "--epochs": epochs,
+        "--samples-per-epoch": samples_per_epoch,
     }
     sized = is_transformer(network) and network not in NETWORKS and not is_own(network)
     if layout or search or sized:
@@ -237,6 +253,8 @@ def predict(
         input_shape=input_shape,
         store=store,
         cost=cost or (),
+        epochs=epochs,
+        samples_per_epoch=samples_per_epoch,
     )
     show(view.document(found), as_json, lambda console: view.print_prediction(console, found))
 

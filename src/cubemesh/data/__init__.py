@@ -53,6 +53,8 @@ class OpenRequest:
     samples_needed: int
     options: ImageOptions
     """Of images that are decoded."""
+    generated_bytes: int = 0
+    """Most memory for generated images; at least `CACHE_BYTES` in any case."""
 
     @property
     def given_path(self) -> Path:
@@ -105,7 +107,7 @@ SOURCES: dict[str, SourceEntry] = {
     "synthetic": SourceEntry(
         about="1,024 random images (DGX-1 best practices [001]) or sequences; for speed only",
         open=lambda r: synthetic.open_synthetic(
-            r.split, r.shape, r.classes, r.seed, r.samples_needed
+            r.split, r.shape, r.classes, r.seed, r.samples_needed, r.generated_bytes
         ),
         open_sequences=lambda r: sequences.open_synthetic(
             r.split, r.network, r.seed, r.samples_needed
@@ -250,11 +252,13 @@ def open_for(
     seed: int,
     samples_needed: int = 1,
     options: ImageOptions | None = None,
+    generated_bytes: int = 0,
 ) -> Source:
     """The data set `name`, split `train` or `validation`, in the form that `network` takes.
 
     `seed` is that of generated data, `samples_needed` (a global batch) the minimum number of
-    generated samples, and `options` how images are decoded. UsageError and DataError as in `check`
+    generated samples, `generated_bytes` the most memory for generated images where they need more
+    than `CACHE_BYTES`, and `options` how images are decoded. UsageError and DataError as in `check`
     and `check_feeds`, and if the network has fewer classes than the data.
     """
     check_feeds(name, network)
@@ -270,5 +274,6 @@ def open_for(
             seed=seed,
             samples_needed=samples_needed,
             options=options or ImageOptions(),
+            generated_bytes=generated_bytes,
         )
     )

@@ -1,8 +1,11 @@
 """Comparison of devices on the same workloads: throughput, and samples per unit of money.
 
 Nothing is measured: the records of the store are compared, and those of other machines' stores. Two
-records have the same *workload* if network, input, batch size, framework and every other setting
-agree and only the device differs; the latest record of each workload and device is used. A ratio of
+records have the same *workload* if network, input, batch size per device, framework and every other
+setting agree and only the device, the number of devices and their gradient synchronization differ;
+the latest record of each workload, device and number of devices is used. So one CPU is compared
+with one GPU and with four. Two machines with the same numbers of devices are compared number by
+number; how one machine scales is the question of `weak-scaling`. A ratio of
 two devices over several workloads is the geometric mean of their ratios (Fleming and Wallace, How
 not to lie with statistics, CACM 29, 1986), with the smallest and largest. Samples per unit of money
 are samples per hour over the price per hour.
@@ -66,6 +69,7 @@ PURCHASE = ("purchase_prices", "purchase price")
 """A setting, and what its prices are."""
 MOST_NAMED = 6
 """Most differences between two stacks that a sentence names; the table has all."""
+NO_SYNC = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,20 +130,35 @@ def gather(settings: Settings, store: Store, records: Sequence[RunRecord] = ()) 
         if record.outcome.status is Status.NOT_INSTALLED:
             continue
         if not settings.networks or work.network in settings.networks:
-            where = (work, program, record.spec.placement.devices)
+            where = (work, replace(program, sync=NO_SYNC))
             latest.setdefault(where, {})[_column(settings, record)] = record
-    return [r for devices in latest.values() if len(devices) > 1 for r in devices.values()]
+    return [
+        record
+        for own in latest.values()
+        if len({_kind(settings, r) for r in own.values()}) > 1
+        for record in own.values()
+    ]
 
 
-def _place(record: RunRecord) -> str:
+def _device(record: RunRecord) -> str:
     """One kind of device of one machine; its GPUs count as equal. What was imported is separate
     from what was measured."""
     kind = record.ranks[0].device.partition(":")[0]
     return f"{record.key.machine_id} {kind}{f' {record.source}' if record.source else ''}"
 
 
-def _column(settings: Settings, record: RunRecord) -> str:
+def _kind(settings: Settings, record: RunRecord) -> str:
     """A device, and with `stacks` one of its software stacks."""
+    return f"{_device(record)} {_stack_id(record)}" if settings.stacks else _device(record)
+
+
+def _place(record: RunRecord) -> str:
+    """So many of these devices, and how they synchronize."""
+    return f"{_device(record)} {record.spec.placement.devices} {record.spec.program.sync}"
+
+
+def _column(settings: Settings, record: RunRecord) -> str:
+    """A number of devices, and with `stacks` one of their software stacks."""
     return f"{_place(record)} {_stack_id(record)}" if settings.stacks else _place(record)
 
 
@@ -155,10 +174,11 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
     names = _names(settings, records)
     groups = group_by(records, lambda r: (_workload(r), names[_column(settings, r)]))
     matrix = Matrix(tuple(groups), row_name="workload")
-    prices = prices_by_device(settings.hourly, matrix)
+    hourly = prices_by_device(settings.hourly, matrix)
+    prices = {column: price * _priced_devices(matrix, column) for column, price in hourly.items()}
     costs = DevicePrices(
         common=settings.common,
-        hourly=prices,
+        hourly=hourly,
         purchase=prices_by_device(settings.purchase, matrix),
     )
     unit = throughput_unit(records)
@@ -190,9 +210,10 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             throughput,
         ),
         notes=(
-            f"Only records that differ in {'device or stack' if settings.stacks else 'the device'}"
-            " alone are compared, the latest of each device. Over several workloads a ratio is "
-            "their geometric mean.",
+            "Only records that differ in the device, the number of devices"
+            f"{' or the stack' if settings.stacks else ''} alone are compared, the latest of each; "
+            "the batch size is that of each device. Over several workloads a ratio is their "
+            "geometric mean.",
             *(
                 (
                     "A training costs devices times price per hour times hours where it is rented, "
@@ -226,9 +247,17 @@ def _names(settings: Settings, records: Sequence[RunRecord]) -> dict[str, str]:
 
 
 def _name(record: RunRecord) -> str:
-    rank = record.ranks[0]
+    rank, count = record.ranks[0], record.spec.placement.devices
     name = rank.device_name or f"{rank.device.partition(':')[0]} of {rank.host}"
-    return f"{name} ({record.source.partition(' (')[0]})" if record.source else name
+    if record.source:
+        name = f"{name} ({record.source.partition(' (')[0]})"
+    if count == 1:
+        return name
+    sync = record.spec.program.sync
+    how = {"all-reduce": "", NO_SYNC: ", no sync"}.get(sync, f", {sync}")
+    if rank.device.startswith("cpu"):
+        return f"{name} as {count} ranks{how}"
+    return f"{count} × {name}{how}"
 
 
 @dataclass(frozen=True)
@@ -300,16 +329,20 @@ def _workload(record: RunRecord) -> str:
         parts.append(f"{work.image_size} pixels")
     if work.data != "synthetic":
         parts.append(work.data)
-    named = {"kind", "network", "batch_per_device", "image_size", "data"}
+    named = {"kind", "network", "batch_per_device", "image_size", "data", "sync"}
     usual_work = TrainSteps(network=work.network, batch_per_device=work.batch_per_device)
     for part, other in ((work, usual_work), (program, ProgramSettings())):
         for field in fields(part):
             value = getattr(part, field.name)
             if field.name not in named and value != getattr(other, field.name):
                 parts.append(setting_label(field.name, value))
-    if record.spec.placement.devices > 1:
-        parts.append(f"{record.spec.placement.devices} devices")
     return " · ".join(parts)
+
+
+def _priced_devices(matrix: Matrix, column: str) -> int:
+    """How many devices with a price of their own a column has; ranks of a CPU share one price."""
+    record = next(g.records[0] for g in matrix.groups if g.key[1] == column)
+    return 1 if record.ranks[0].device.startswith("cpu") else record.spec.placement.devices
 
 
 def _money_table(matrix: Matrix, prices: dict[str, float]) -> Table:
@@ -335,7 +368,7 @@ def _findings(settings: Settings, matrix: Matrix, prices: dict[str, float]) -> I
             "another machine with --set stores=PATH.",
         )
         return
-    for one, other in combinations(matrix.variants, 2):
+    for one, other in _pairs(matrix):
         shares = list(matrix.ratios(one, other))
         if not shares:
             continue
@@ -353,6 +386,30 @@ def _findings(settings: Settings, matrix: Matrix, prices: dict[str, float]) -> I
             )
     for device, why, workloads in matrix.gaps():
         yield Finding(code="failed-run", text=f"{device}, {'; '.join(workloads)}: {why}.")
+
+
+def _pairs(matrix: Matrix) -> Iterator[tuple[str, str]]:
+    """The columns to compare: of different devices, with the same number of devices each, or with
+    numbers that one of the two has not run."""
+    first = {g.key[1]: g.records[0] for g in reversed(matrix.groups)}
+    columns = {
+        name: (_device(r), r.spec.placement.devices, r.spec.program.sync)
+        for name, r in first.items()
+    }
+    kinds = [columns[name] for name in matrix.variants]
+    for one, other in combinations(matrix.variants, 2):
+        (device, count, sync), (other_device, other_count, other_sync) = (
+            columns[one],
+            columns[other],
+        )
+        if device == other_device:
+            continue
+        same = (count, sync) == (other_count, other_sync)
+        alone = (device, other_count, other_sync) not in kinds or (
+            (other_device, count, sync) not in kinds
+        )
+        if same or alone:
+            yield one, other
 
 
 def _comparison(

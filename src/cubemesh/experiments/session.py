@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cubemesh.errors import unknown_name
+from cubemesh.errors import UsageError, unknown_name
 from cubemesh.experiments.core.ab_overrides import parse_against
 from cubemesh.experiments.core.planned_cost import planned_cost
 from cubemesh.experiments.core.settings import (
@@ -41,6 +41,7 @@ from cubemesh.runs.own_networks import describe_named
 from cubemesh.runs.quiet import check_quiet
 from cubemesh.schema import Answer, RunSpec
 from cubemesh.schema.own_network import OwnNetwork
+from cubemesh.units import format_list
 
 if TYPE_CHECKING:
     from cubemesh.store import Store
@@ -241,13 +242,20 @@ def resolve(
 def _lines(
     name: str, scale: Scale | None
 ) -> list[tuple[Experiment, dict[str, str], Scale, str | None, str]]:
-    """The experiments of a name: (experiment, settings, scale, suite, figure of a paper)."""
+    """The experiments of a name: (experiment, settings, scale, suite, figure of a paper).
+    UsageError for a suite of which the scale leaves nothing."""
     if name not in SUITES:
         return [(entry(name), {}, scale or Scale.DEFAULT, None, "")]
     suite = SUITES[name]
     own_scale = scale or suite.scale
+    entries = [e for e in suite.entries if e.quick or own_scale is not Scale.QUICK]
+    if not entries:
+        left_out = format_list(dict.fromkeys(e.experiment for e in suite.entries))
+        raise UsageError(
+            f"--quick leaves out every experiment of {name}, as each takes long: {left_out}. "
+            "Leave --quick out, or run one of them with it."
+        )
     return [
         (EXPERIMENTS[e.experiment], dict(e.settings), own_scale, name, e.reproduces)
-        for e in suite.entries
-        if e.quick or own_scale is not Scale.QUICK
+        for e in entries
     ]

@@ -176,6 +176,8 @@ class PlanDocument:
     """Time and accuracy of every candidate that was measured in both, the fastest first."""
     kernels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Of own kernels: description of a convolution → the numbers of its tiling."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes, in the order of the scores; none where they are not known."""
 
     @property
     def choices(self) -> tuple[Trial, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 from cubemesh.networks import build, canonical_name, entry
 from cubemesh.networks.cost import costs, totals
 from cubemesh.networks.graph import Network
+from cubemesh.networks.imagenet_errors import PublishedError, published_errors
 from cubemesh.networks.layers import ALL_LAYERS, AveragePool, Layer, MaxPool, Shape
 from cubemesh.networks.opaque import Opaque
 
@@ -27,6 +28,8 @@ class LayerRow:
     """Its type, as `ALL_LAYERS` calls it."""
     settings: str
     """Those that are not the layer's usual ones: `3×3, 64, stride 2`."""
+    inputs: tuple[str, ...]
+    """Names of the layers, or of the inputs of the network, that it reads."""
     output_shape: Shape
     parameters: int
     """A shared parameter counts at the first node that uses it."""
@@ -59,6 +62,8 @@ class NetworkSummary:
     source: str
     differs: str
     """From its source."""
+    imagenet_errors: tuple[PublishedError, ...]
+    """As others published them; none for a network that is not for ImageNet."""
 
 
 def summary(name: str, image_size: int | None = None, classes: int | None = None) -> NetworkSummary:
@@ -85,6 +90,7 @@ def summary(name: str, image_size: int | None = None, classes: int | None = None
         smallest_image_size=line.smallest_image_size or None,
         source=line.source,
         differs=line.differs,
+        imagenet_errors=published_errors(name),
     )
 
 
@@ -103,6 +109,7 @@ def layer_rows(network: Network) -> list[LayerRow]:
                 name=node.name,
                 layer=kinds.get(type(node.layer), "module"),
                 settings=settings(node.layer),
+                inputs=node.inputs,
                 output_shape=node.shape,
                 parameters=sum(math.prod(network.parameters[p].shape) for p in new),
                 forward_flops=forward.matrix_flops,

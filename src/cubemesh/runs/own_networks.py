@@ -19,10 +19,14 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
+
+from cubemesh.batches import Array
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import entry
 from cubemesh.networks import own_networks
 from cubemesh.networks.assembly import Assembly
+from cubemesh.networks.graph import Network
 from cubemesh.networks.graph_text import from_text, to_text
 from cubemesh.networks.opaque import Opaque
 from cubemesh.runs.interpreters import chosen, source_environment
@@ -49,12 +53,7 @@ def describe_named(
     if not own:
         return []
     shape, vocabulary = _input_of(settings)
-    python = chosen(pythons, os.environ).get(FRAMEWORK)
-    if python is None and not entry(FRAMEWORK).installed:
-        raise UsageError(
-            f"{own[0]} is a PyTorch module, and PyTorch is not installed. Install it with: "
-            f"{entry(FRAMEWORK).install}, or set a Python that has it: --python pytorch=PATH"
-        )
+    python = _interpreter(own[0], pythons)
     elsewhere = python is not None
     found = [locate(name, "networks", elsewhere=elsewhere) for name in dict.fromkeys(own)]
     return [_describe(named, shape, vocabulary, python) for named in found]
@@ -76,6 +75,55 @@ def described(names: Iterable[str], input_shape: str = "") -> Iterator[None]:
             raise UsageError(one.fault)
     with own_networks.named(own):
         yield
+
+
+def network_with_weights(name: str, input_shape: str = "") -> tuple[Network, dict[str, Array]]:
+    """The graph of an own network and the values that its module has after it was built, by their
+    names in the graph. UsageError as of `described`, and for a module without a graph, whose values
+    belong to no layer."""
+    shape, vocabulary = _input_of({"input_shape": input_shape})
+    python = _interpreter(name, ())
+    named = locate(name.strip(), "networks", elsewhere=python is not None)
+    with tempfile.TemporaryDirectory(prefix="cubemesh-") as folder:
+        file = Path(folder, "weights.npz")
+        own = _describe(named, shape, vocabulary, python, file)
+        if own.fault:
+            raise UsageError(own.fault)
+        if own.untraced or not file.exists():
+            raise UsageError(
+                f"{named.short} has no graph: {own.untraced or 'its values were not written'}. "
+                "Export it with torch.onnx.export and build the plan of the ONNX file."
+            )
+        network = from_text(own)
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                weights = {key: np.asarray(arrays[key]) for key in arrays.files}
+        except (OSError, ValueError, EOFError) as error:
+            raise UsageError(f"{named.short}: its values cannot be read: {error}.") from error
+    check_weights(network, weights)
+    return network, weights
+
+
+def check_weights(network: Network, weights: Mapping[str, Array]) -> None:
+    """UsageError where `weights` are not those of a network, each in its shape."""
+    wanted = {n: s.shape for n, s in {**network.parameters, **network.state}.items()}
+    found = {name: np.shape(array) for name, array in weights.items()}
+    for name in (*wanted, *found):
+        if wanted.get(name) != found.get(name):
+            has = "is missing" if name not in found else f"has the shape {found[name]}"
+            needs = "which it does not have" if name not in wanted else f"it needs {wanted[name]}"
+            raise UsageError(f"The weights of {network.name}: {name} {has}, and {needs}.")
+
+
+def _interpreter(name: str, pythons: Iterable[str]) -> str | None:
+    """The Python that has PyTorch, where it is another one than this. UsageError without one."""
+    python = chosen(pythons, os.environ).get(FRAMEWORK)
+    if python is None and not entry(FRAMEWORK).installed:
+        raise UsageError(
+            f"{name} is a PyTorch module, and PyTorch is not installed. Install it with: "
+            f"{entry(FRAMEWORK).install}, or set a Python that has it: --python pytorch=PATH"
+        )
+    return python
 
 
 def _input_of(settings: Mapping[str, str]) -> tuple[tuple[int, ...], int | None]:
@@ -117,12 +165,18 @@ def _number(settings: Mapping[str, str], key: str) -> int | None:
 
 
 def _describe(
-    named: UserObject, shape: tuple[int, ...], vocabulary: int | None, python: str | None
+    named: UserObject,
+    shape: tuple[int, ...],
+    vocabulary: int | None,
+    python: str | None,
+    weights: Path | None = None,
 ) -> OwnNetwork:
+    """The description of a module; its own values are written to the file `weights`."""
     request = {
         "named": to_plain(named),
         "input_shape": list(shape),
         "vocabulary": vocabulary,
+        **({} if weights is None else {"weights": str(weights)}),
     }
     with tempfile.TemporaryDirectory(prefix="cubemesh-") as temporary:
         own_folder = Path(temporary)

@@ -4,6 +4,7 @@ image set's classes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -37,25 +38,38 @@ def print_networks(console: Console, networks: Sequence[NetworkSummary]) -> None
             n.classes,
             format_count(n.parameters),
             format_quantity(n.forward_flops, "FLOP"),
+            next((_percent(e.top5) for e in n.imagenet_errors if e.top5 is not None), ""),
             n.source,
         )
         for n in networks
     ]
-    columns = ("network", "input", "classes", "parameters", "forward per sample", "source")
+    columns = (
+        *("network", "input", "classes", "parameters", "forward per sample"),
+        *("top-5 error (%)", "source"),
+    )
     note = (
-        "FLOPs of convolutions and matrix products; a multiply-add counts as two. "
-        "`cubemesh networks NAME` lists the layers of one."
+        "FLOPs of convolutions and matrix products; a multiply-add counts as two. Errors on "
+        "ImageNet are published ones of one network. `cubemesh networks NAME` lists the layers "
+        "of one, and the conditions of its errors."
     )
     _print(console, table_of_texts("Networks", columns, rows), note=note)
 
 
-def network_document(found: NetworkLayers) -> dict[str, Any]:
+def network_document(found: NetworkLayers, drawing: Path | None = None) -> dict[str, Any]:
     """The JSON of `cubemesh networks NAME`."""
-    return envelope("network", **to_plain({"network": found.summary, "layers": found.layers}))
+    return envelope(
+        "network",
+        **to_plain({"network": found.summary, "layers": found.layers}),
+        drawing=None if drawing is None else str(drawing),
+    )
 
 
-def print_network(console: Console, found: NetworkLayers) -> None:
-    """A line for each layer."""
+def print_network(console: Console, found: NetworkLayers, drawing: Path | None = None) -> None:
+    """A line for each layer, and the published errors; where its drawing was written, only the
+    name of the file."""
+    if drawing is not None:
+        console.print(Text(f"Wrote {drawing}."))
+        return
     summary = found.summary
     rows = [
         (
@@ -84,6 +98,18 @@ def print_network(console: Console, found: NetworkLayers) -> None:
         f"and matrix products. {summary.source}. {summary.differs}"
     )
     _print(console, table_of_texts(f"Layers of {summary.name}", columns, rows), note=note.strip())
+    if summary.imagenet_errors:
+        errors = [
+            (_percent(e.top5), _percent(e.top1), e.conditions, e.source)
+            for e in summary.imagenet_errors
+        ]
+        heads = ("top-5 (%)", "top-1 (%)", "conditions", "source")
+        title = "Published errors on ImageNet, validation set"
+        _print(console, table_of_texts(title, heads, errors))
+
+
+def _percent(error: float | None) -> str:
+    return "–" if error is None else f"{error:g}"
 
 
 def experiments_document(found: Catalogue) -> dict[str, Any]:

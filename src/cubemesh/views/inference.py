@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cubemesh.api.inference import BuiltPlan, ExportedNetwork, MeasuredPlan
+from cubemesh.api.inference import BuiltPlan, Classification, ExportedNetwork, MeasuredPlan
 from cubemesh.inference.build import proof_text
 from cubemesh.inference.engines import title
 from cubemesh.inference.plan_file import PlanDevice, PlanDocument, Proof, Trial
@@ -153,6 +153,24 @@ def print_infer(console: Console, done: MeasuredPlan) -> None:
     )
     if done.times is not None:
         console.print(Text(f"Wrote {done.times}: the times of each run."))
+
+
+def classify_document(found: Classification) -> dict[str, Any]:
+    """The JSON of `cubemesh infer --image`."""
+    return envelope("classification", **to_plain(found))
+
+
+def print_classes(console: Console, found: Classification) -> None:
+    """The most probable classes of each image."""
+    rows = []
+    for image in found.images:
+        if image.reason:
+            rows.append((clean(image.file), f"not classified: {image.reason}", ""))
+        for one in image.classes:
+            percent = format_number(100 * one.probability)
+            rows.append((clean(image.file), clean(one.name), percent))
+    _print(console, f"Classes by {found.network}", ("image", "class", "probability (%)"), rows)
+    console.print(Text(f"{found.model}: {clean(found.weights)}."))
 
 
 def _is_close(trial: Trial, choice: Trial) -> bool:

@@ -11,13 +11,14 @@ from rich.text import Text
 from cubemesh.api.predict import PredictedPoint, Prediction
 from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.energy import BusyPower
+from cubemesh.forecast.epochs import EpochRule
 from cubemesh.forecast.request import Forecast
 from cubemesh.forecast.styles import STYLES
 from cubemesh.forecast.training_cost import Prices, known_columns
 from cubemesh.networks import rate_unit
 from cubemesh.schema import Table
 from cubemesh.schema.serialization import to_plain
-from cubemesh.units import format_quantity
+from cubemesh.units import format_count, format_quantity
 from cubemesh.views import terminal
 from cubemesh.views.json_output import envelope
 from cubemesh.views.tables import table_of_figures
@@ -54,9 +55,18 @@ def document(found: Prediction) -> dict[str, Any]:
         measured_others={other.name: other.samples_per_s for other in found.others},
         device_source=found.forecast.device_source,
         power=to_plain(found.power),
-        training=None if found.prices is None else found.prices.training,
+        priced_training=None if found.prices is None else found.prices.training,
         points=[_point(one) for one in found.points],
         before=[_point(one) for one in found.before],
+        epochs=None
+        if found.epochs is None
+        else {
+            "rule": found.epochs.name,
+            "source": found.epochs.source,
+            "samples_per_epoch": found.samples_per_epoch,
+            "published_on": found.epochs.published_on,
+        },
+        training=[to_plain(one) for one in found.training],
         calibration=_calibration(found.forecast.calibration),
     )
 
@@ -107,6 +117,8 @@ def print_prediction(console: Console, found: Prediction) -> None:
         terminal.print_table(console, _energy(found, found.power))
     if found.prices is not None:
         terminal.print_table(console, _costs(found, found.prices))
+    if found.epochs is not None:
+        terminal.print_table(console, _training(found, found.epochs))
     for line in _notes(found):
         console.print(Text(line), soft_wrap=True)
 
@@ -149,6 +161,23 @@ def _costs(found: Prediction, prices: Prices) -> Table:
     return table_of_figures(title, {"devices": "", **dict(columns.values())}, rows)
 
 
+def _training(found: Prediction, rule: EpochRule) -> Table:
+    """The time to train, and where the rule has it the published one."""
+    published = any(one.published_hours for one in found.training)
+    units = {"devices": "", "global batch": "", "epochs": ""}
+    units |= dict.fromkeys(("time", "low", "high"), "hours")
+    rows = [
+        (
+            *(float(one.devices), float(one.global_batch), one.epochs),
+            *(one.hours, one.hours_low, one.hours_high),
+            *((one.published_hours,) if published else ()),
+        )
+        for one in found.training
+    ]
+    columns = units | ({"published": "hours"} if published else {})
+    return table_of_figures(f"Time to train, --epochs {rule.name}", columns, rows)
+
+
 def _row(one: PredictedPoint) -> tuple[float | str, ...]:
     point = one.point
     return (
@@ -167,6 +196,22 @@ LOSSES = {
     "overhead_between": "Lost between systems, relative to that",
 }
 """Factor of a calibration → what it multiplies, in words."""
+
+
+def _epoch_notes(found: Prediction) -> list[str]:
+    rule = found.epochs
+    if rule is None:
+        return []
+    notes = [
+        f"Assumed epochs: {rule.source}; {format_count(found.samples_per_epoch or 0)} samples an "
+        "epoch. The interval is that of the throughput; validations and checkpoints are not in it."
+    ]
+    if any(one.published_hours for one in found.training):
+        notes.append(f"Published: {rule.published_on}.")
+    for note in dict.fromkeys(one.note for one in found.training if one.note):
+        batches = [format_count(one.global_batch) for one in found.training if one.note == note]
+        notes.append(f"Global batch {', '.join(batches)}: {note}.")
+    return notes
 
 
 def _notes(found: Prediction) -> list[str]:
@@ -190,6 +235,7 @@ def _notes(found: Prediction) -> list[str]:
         f"Of {len(origins)} factors {origins.count('assumed')} are assumed and "
         f"{origins.count('fitted')} fitted to published rates. --json lists each with its source."
     )
+    notes += _epoch_notes(found)
     request = found.request
     if request.unknown and any(one.point.devices > 1 for one in found.points):
         one, more = known["band_unknown_one_system"], known["band_unknown_systems"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.text import Text
 
 from cubemesh.api.catalogue import PublishedFigures
 from cubemesh.papers.published import PeakShare
+from cubemesh.papers.published.generations import WITH_UPDATE, Generation
 from cubemesh.schema import PublishedFigure
 from cubemesh.schema.serialization import to_plain
 from cubemesh.units import format_count, format_number
@@ -60,12 +62,76 @@ def print_figures(console: Console, found: PublishedFigures) -> None:
     console.print(Text(text, style=terminal.SOFT), soft_wrap=True)
 
 
+def generations_document(network: str, found: Sequence[Generation]) -> dict[str, Any]:
+    """The JSON of `cubemesh published NETWORK --generations`."""
+    return envelope(
+        "generations",
+        network=network,
+        generations=[
+            {
+                "model": one.model,
+                "architecture": one.architecture,
+                "samples_per_s": one.samples_per_s,
+                "ratio": one.ratio,
+                "peak_ratio": one.peak_ratio,
+                "same_source_ratio": one.same_source_ratio,
+                "same_source": one.same_source,
+                "figure": _figure_json(one.figure, one.share),
+            }
+            for one in found
+        ],
+    )
+
+
+def print_generations(console: Console, network: str, found: Sequence[Generation]) -> None:
+    """A line for each GPU model, and what the ratios compare."""
+    first = found[0].model
+    columns = (
+        *("GPU", "architecture", _unit(found), "× first", "× first, one source", "peak (TFLOP/s)"),
+        *("peak × first", "MFU (%)", "precision", "batch size", "source"),
+    )
+    rows = [
+        (
+            one.model,
+            one.architecture,
+            format_number(one.samples_per_s) + ("" if one.figure.metric in WITH_UPDATE else " *"),
+            format_number(one.ratio),
+            "–" if one.same_source_ratio is None else format_number(one.same_source_ratio),
+            "–" if one.share.peak is None else format_number(one.share.peak.flops_per_s / 1e12),
+            "–" if one.peak_ratio is None else format_number(one.peak_ratio),
+            _share(one.share),
+            one.figure.precision or "–",
+            one.figure.batch_per_device or "–",
+            one.figure.source,
+        )
+        for one in found
+    ]
+    title = f"{network}: fastest published training rate of one GPU, by model"
+    terminal.print_table(console, table_of_texts(title, columns, rows))
+    text = (
+        f"× first compares with the {first}, with the framework, precision and batch size of each; "
+        "× first, one source: the fastest figures of one source in one precision. Peaks are dense, "
+        "in the precision of the row. Compare in one precision: --precision fp32."
+    )
+    if any(one.figure.metric not in WITH_UPDATE for one in found):
+        text += " *: forward and backward passes without an update of the weights."
+    console.print(Text(text, style=terminal.SOFT), soft_wrap=True)
+
+
+def _unit(found: Sequence[Generation]) -> str:
+    units = {one.figure.unit for one in found if one.figure.metric == "throughput"}
+    return units.pop() if len(units) == 1 else "samples/s"
+
+
+def _share(use: PeakShare) -> str:
+    if use.share is None:
+        return "–"
+    shown = f"{'≥ ' if use.at_least else ''}{format_number(100 * use.share)}"
+    return shown + (" !" if use.warning is not None else "")
+
+
 def _row(figure: PublishedFigure, use: PeakShare) -> tuple[object, ...]:
     count = {None: "?× ", 0: "", 1: ""}.get(figure.devices, f"{figure.devices}× ")
-    share = "–"
-    if use.share is not None:
-        share = f"{'≥ ' if use.at_least else ''}{format_number(100 * use.share)}"
-        share += " !" if use.warning is not None else ""
     return (
         figure.network,
         format_number(figure.value),
@@ -74,6 +140,6 @@ def _row(figure: PublishedFigure, use: PeakShare) -> tuple[object, ...]:
         figure.precision or "–",
         figure.batch_per_device or "–",
         figure.framework.split(",")[0].strip() or "–",
-        share,
+        _share(use),
         figure.source,
     )

@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from cubemesh.store import Store
 
 ITERATIONS = {Scale.QUICK: 10, Scale.DEFAULT: 30, Scale.FULL: 300}
+PAPER_ITERATIONS = {"cifarnet": 60_000, "alexnet": 2_000, "googlenet": 1_600, "resnet-50": 2_000}
+"""Of the paper 004, section 5.1; with --full on a GPU."""
 NETWORKS = {Scale.QUICK: ("little-cnn",)}
+MOST_ITERATIONS = 10_000_000
+_MOST_DIGITS = 20
 DEVICES = {Scale.QUICK: (1, 2)}
 PRECISIONS: dict[Scale, tuple[Precision, ...]] = {Scale.QUICK: ("fp64",)}
 
@@ -45,7 +49,8 @@ class Settings:
     """Settings of `sequential-equivalence` besides the fields of its specs."""
 
     networks: tuple[str, ...] = ()
-    """Networks to train. Default: little-cnn and resnet-18; with --quick little-cnn."""
+    """Networks to train. Default: little-cnn and resnet-18; with --quick little-cnn; with --full on
+    a GPU the paper's: cifarnet, alexnet, googlenet and resnet-50."""
     devices: tuple[int, ...] = ()
     """Numbers of devices. Default: 1, 2 and 4; with --quick 1 and 2."""
     strategies: tuple[str, ...] = ("all-reduce", "parameter-server")
@@ -54,6 +59,9 @@ class Settings:
     """Precisions. Default: fp64 and fp32; with --quick fp64."""
     global_batch_sizes: tuple[int, ...] = (16,)
     """Global batch sizes; every number of devices must divide them."""
+    iterations: tuple[str, ...] = ()
+    """Steps of each training, one number or NETWORK=N for each: 500 or cifarnet=60000,alexnet=2000.
+    Default: 30; with --quick 10; with --full the paper's of its networks on a GPU, else 300."""
     image_size: int = 32
     """Height and width of the images in pixels; at least the network's smallest."""
     data: str = "digits"
@@ -67,6 +75,7 @@ class Settings:
     """Stores of other machines (paths or URLs) to compare error rates with."""
 
     def __post_init__(self) -> None:
+        iterations_by_network(self.iterations)
         for sync in self.strategies:
             if sync not in SAME_STEPS:
                 raise UsageError(
@@ -82,13 +91,49 @@ class Settings:
                     )
 
 
+def iterations_by_network(given: Sequence[str]) -> dict[str, int]:
+    """`["500"]` or `["cifarnet=60000"]` by network, `""` being all others; UsageError for another
+    form, an unknown network or a number given twice."""
+    found: dict[str, int] = {}
+    for text in given:
+        name, _, number = text.strip().rpartition("=")
+        network = networks.canonical_name(name.strip()) if name.strip() else ""
+        valid = number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS
+        valid = valid and 1 <= int(number) <= MOST_ITERATIONS
+        if not valid or (not network and "=" in text):
+            raise UsageError(
+                f"iterations={text} is not a number of steps: write one number, or NETWORK=N for "
+                f"each network, as in cifarnet=60000,alexnet=2000; N is 1 to {MOST_ITERATIONS:,}."
+            )
+        if network in found:
+            raise UsageError(f"iterations has two numbers for {network or 'all networks'}.")
+        found[network] = int(number)
+    return found
+
+
+def iterations_of(network: str, settings: Settings, context: Context) -> int:
+    """The steps of a network's training: those that were set, else the default of the scale."""
+    given = iterations_by_network(settings.iterations)
+    usual = ITERATIONS[context.scale]
+    if context.scale is Scale.FULL and context.has_gpu:
+        usual = PAPER_ITERATIONS.get(networks.canonical_name(network), usual)
+    return given.get(networks.canonical_name(network), given.get("", usual))
+
+
+def default_networks(context: Context) -> tuple[str, ...]:
+    """The networks where none is set: with --full on a GPU those of the paper."""
+    if context.scale is Scale.FULL and context.has_gpu:
+        return tuple(PAPER_ITERATIONS)
+    return NETWORKS.get(context.scale, ("little-cnn", "resnet-18"))
+
+
 def plan(settings: Settings, context: Context) -> Plan:
     """One device, then every number of devices with every strategy, each spec once: a repeated one
     would begin the records of another store."""
     scale = context.scale
     yield [
         spec
-        for network in settings.networks or NETWORKS.get(scale, ("little-cnn", "resnet-18"))
+        for network in settings.networks or default_networks(context)
         for batch in dict.fromkeys(settings.global_batch_sizes)
         for precision in settings.precisions or PRECISIONS.get(scale, ("fp64", "fp32"))
         for spec in _specs(settings, context, network, batch, precision)
@@ -111,7 +156,7 @@ def _specs(
                 image_size=size,
                 classes=10,
                 data=settings.data,
-                iterations=ITERATIONS[context.scale],
+                iterations=iterations_of(network, settings, context),
             ),
             placement=Placement(devices=devices, oversubscribe=devices > 1),
             program=ProgramSettings(

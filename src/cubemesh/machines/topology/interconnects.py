@@ -84,6 +84,17 @@ NETWORKS: Mapping[str, Network] = {
             ),
         ),
         Network(
+            id="50gbe",
+            name="50 Gb Ethernet",
+            gbit_per_s=50,
+            switch_ports=32,
+            sources=(
+                "Goyal et al. 2017, arXiv:1706.02677, section 4.1: Mellanox ConnectX-4, 50 Gbit/s",
+                "Facebook Wedge 100: 32 ports of 100 Gb/s",
+                _NCCL,
+            ),
+        ),
+        Network(
             id="edr",
             name="InfiniBand EDR",
             gbit_per_s=100,

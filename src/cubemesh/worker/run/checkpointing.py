@@ -14,10 +14,12 @@ from cubemesh.errors import BusyError, CubemeshError, DataError, UsageError
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.frameworks.contract.program import Program, SupportsSnapshots, Unsupported
 from cubemesh.measure.log import Log
+from cubemesh.networks import build_for
 from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.record import Figure
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import warn
+from cubemesh.schema.work import NetworkWork
 from cubemesh.training import checkpoint as checkpoints
 from cubemesh.training import manifest
 from cubemesh.training.checkpoint import Checkpoint
@@ -25,7 +27,7 @@ from cubemesh.training.checkpoint_interval import IntervalRule
 from cubemesh.training.checkpoint_writer import CheckpointWriter, TrainingWriter
 from cubemesh.training.history import History
 from cubemesh.training.manifest import Claim
-from cubemesh.training.tensorboard import EventFile
+from cubemesh.training.tensorboard import EventFile, event_files
 
 _ERRORS = {error.__name__: error for error in (BusyError, DataError, UsageError)}
 
@@ -127,7 +129,8 @@ def _check_shared(folder: Path, group: Group) -> None:
 
 
 def training_writer(spec: RunSpec, group: Group, begin: Beginning) -> TrainingWriter:
-    """The writer for the checkpoints and curves that the spec asks for; rank 0 writes curves."""
+    """The writer for the checkpoints and curves that the spec asks for; rank 0 writes curves, and
+    the network's graph where its folder has no event file yet."""
     checkpointing = spec.checkpointing
     checkpoint_writer = None
     if checkpointing.checkpoints is not None:
@@ -142,8 +145,12 @@ def training_writer(spec: RunSpec, group: Group, begin: Beginning) -> TrainingWr
         checkpoint_writer.check()
     events = None
     if checkpointing.tensorboard is not None and group.rank == 0:
+        folder = Path(checkpointing.tensorboard)
+        begins = not event_files(folder)
         try:
-            events = EventFile(Path(checkpointing.tensorboard))
+            events = EventFile(folder)
+            if begins and isinstance(spec.work, NetworkWork):
+                events.graph(build_for(spec.work))
         except OSError as error:
             raise UsageError(
                 f"tensorboard={checkpointing.tensorboard}: {error.strerror}. Name another folder."

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.data import ImageOptions, Source, input_threads, open_for
+from cubemesh.data import ImageOptions, Source, input_threads, open_for, synthetic
 from cubemesh.data.feed import Feed
 from cubemesh.data.images.encoded_source import EncodedSource
 from cubemesh.data.images.image_source import ImageSource
@@ -35,7 +35,11 @@ from cubemesh.schema.warning import Warning, warn
 from cubemesh.schema.work import Input, NetworkWork
 from cubemesh.units import format_count
 from cubemesh.untrusted import clean
+from cubemesh.worker.launch.ranks import rank_from_env
+from cubemesh.worker.report.memory import available_bytes
 
+GENERATED = 1 / 8
+"""Part of the available memory that generated images may fill."""
 STILL_THERE = 0.25
 """Files with a larger fraction in memory were not read from the disk; read-ahead leaves some."""
 
@@ -63,7 +67,16 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
         seed=work.seed,
         samples_needed=work.batch_per_device * spec.placement.devices,
         options=options,
+        generated_bytes=memory_for_generated(spec),
     )
+
+
+def memory_for_generated(spec: RunSpec) -> int:
+    """Bytes that a rank may fill with generated images: a part of the memory that is available to
+    it, or of the limit of its budget."""
+    own = available_bytes() // rank_from_env().local_ranks
+    limit = spec.budget.memory_limit_bytes
+    return int(GENERATED * (own if limit is None else min(own, limit)))
 
 
 def open_stage(spec: RunSpec, network: Network) -> Source:
@@ -93,7 +106,9 @@ class HostClock:
 
 def log_files(log: Log, source: Source, threads: int) -> None:
     """Log the threads that prepare batches; for image files, their mean size and the fraction of
-    them in the page cache before anything is timed."""
+    them in the page cache before anything is timed; for generated images their number, where it is
+    not the usual one."""
+    log_generated(log, source)
     if threads:
         log.figure("input_threads", Figure(value=threads, unit=""))
     if isinstance(source, ImageSource):
@@ -109,6 +124,17 @@ def log_files(log: Log, source: Source, threads: int) -> None:
                 "whether the middle page of each file is in the page cache before the first step"
             )
             log.figure("page_cache_share", Figure(value=share, unit="", method=method))
+
+
+def log_generated(log: Log, source: Source) -> None:
+    """Log how many samples were generated, where memory or the batch made it another number than
+    the usual one."""
+    if source.name == synthetic.NAME and source.samples != synthetic.SAMPLES["train"]:
+        method = (
+            f"{format_count(synthetic.SAMPLES['train'])}, fewer where they need more than an "
+            "eighth of the available memory, and at least a global batch"
+        )
+        log.figure("generated_samples", Figure(value=source.samples, unit="", method=method))
 
 
 def warn_if_still_cached(spec: RunSpec, log: Log, source: Source) -> None:

@@ -73,6 +73,7 @@ def train(task: Task) -> None:
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
         validation = inputs.open_split(task.spec, network, "validation")
+        inputs.log_generated(log, source)
         begin = checkpointing.beginning(task.spec, task.group, log)
         feed = inputs.feed(
             task.spec,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from cubemesh.frameworks.pytorch.own.source import load, scores_of
-from cubemesh.frameworks.pytorch.own.tracing import Untraceable, trace
+from cubemesh.frameworks.pytorch.own.tracing import Traced, Untraceable, trace
 from cubemesh.networks.assembly import Assembly
 from cubemesh.networks.graph_text import to_text
 from cubemesh.networks.opaque import Opaque
@@ -68,6 +68,12 @@ def describe(request: DescriptionRequest) -> OwnNetwork:
 def describe_and_compare(request: DescriptionRequest) -> tuple[OwnNetwork, float | None]:
     """The description, and the largest relative difference of the graph's outputs from the
     module's; None where it has no graph."""
+    own, traced = describe_with_arrays(request)
+    return own, None if traced is None else traced.difference
+
+
+def describe_with_arrays(request: DescriptionRequest) -> tuple[OwnNetwork, Traced | None]:
+    """The description, and the graph with the module's own arrays; None where it has no graph."""
     try:
         return _describe(request)
     except UserCodeError as error:
@@ -80,7 +86,7 @@ def faulty(request: DescriptionRequest, fault: str) -> OwnNetwork:
     return OwnNetwork(source=named.name, folder=named.folder, graph=graph, fault=fault)
 
 
-def _describe(request: DescriptionRequest) -> tuple[OwnNetwork, float | None]:
+def _describe(request: DescriptionRequest) -> tuple[OwnNetwork, Traced | None]:
     named = request.named
     module = load(named)
     own = OwnNetwork(source=named.name, folder=named.folder, digest=digest(named), graph="")
@@ -101,7 +107,7 @@ def _describe(request: DescriptionRequest) -> tuple[OwnNetwork, float | None]:
         graph = _opaque_text(request, layer, arrays)
         return replace(own, graph=graph, untraced=str(reason)), None
     moments = {name: _moments(array) for name, array in traced.arrays.items()}
-    return replace(own, graph=to_text(traced.network, moments)), traced.difference
+    return replace(own, graph=to_text(traced.network, moments)), traced
 
 
 def _opaque_text(request: DescriptionRequest, layer: Opaque, arrays: dict[str, Tensor]) -> str:

@@ -1,0 +1,1 @@
+"""Drawing of a network: its layers as rows, its branches as lanes."""

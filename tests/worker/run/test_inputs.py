@@ -1,0 +1,28 @@
+"""Memory for generated images, and their number in the record."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from cubemesh.data.synthetic import open_synthetic
+from cubemesh.schema import Budget, RunSpec, TrainSteps
+from cubemesh.worker.run import inputs
+
+SPEC = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=8))
+
+
+def test_an_eighth_of_the_memory_that_a_rank_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "available_bytes", lambda: 64 << 30)
+    assert inputs.memory_for_generated(SPEC) == 8 << 30
+    monkeypatch.setattr(inputs, "rank_from_env", lambda: SimpleNamespace(local_ranks=4))
+    assert inputs.memory_for_generated(SPEC) == 2 << 30
+    limited = RunSpec(work=SPEC.work, budget=Budget(memory_limit_bytes=1 << 30))
+    assert inputs.memory_for_generated(limited) == 1 << 27
+
+
+@pytest.mark.parametrize(("needed", "logged"), [(8, []), (1100, [1100])])
+def test_another_number_than_the_usual_one_is_in_the_record(needed: int, logged: list) -> None:
+    found = []
+    log = SimpleNamespace(figure=lambda name, figure: found.append((name, figure.value)))
+    inputs.log_generated(log, open_synthetic("train", (3, 4, 4), 10, 0, needed))  # type: ignore[arg-type]
+    assert found == [("generated_samples", n) for n in logged]
