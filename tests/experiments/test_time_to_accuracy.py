@@ -7,7 +7,7 @@ import pytest
 from answers import finding, in_order, texts, values
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.settings import request
-from cubemesh.experiments.registry import EXPERIMENTS, Context, Scale
+from cubemesh.experiments.registry import Context, Scale
 from cubemesh.experiments.time_to_accuracy import EXPERIMENT, NO_ENERGY, Settings
 from cubemesh.papers.claims import check_claim
 from cubemesh.papers.claims.evidence import Evidence
@@ -168,7 +168,7 @@ def test_no_synchronization_has_no_accuracy_of_all_devices():
 def test_the_claim_about_stale_gradients(machine, play, record_of, epochs, accuracy, state):
     _, records, _ = both(play, record_of, machine, epochs, accuracy)
     claim = next(c for c in claims() if c.id == "001-21")
-    verdict = check_claim(claim, Evidence(records=tuple(records)), EXPERIMENTS)
+    verdict = check_claim(claim, Evidence(records=tuple(records)))
     assert verdict.state is ClaimState[state]
     assert verdict.measured.value == pytest.approx(epochs / 2)
-    assert check_claim(claim, Evidence(records=tuple(records[:2])), EXPERIMENTS).measured is None
+    assert check_claim(claim, Evidence(records=tuple(records[:2]))).measured is None

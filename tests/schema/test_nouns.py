@@ -208,7 +208,7 @@ def test_an_unknown_name_lists_what_is_near_or_known(given_name, known, said):
             "precision_of=fc8=bf16: under precision=fp32.*fp64, fp32",
         ),
         ({"precision": "fp64", "precision_of": ("fc8=fp32",)}, "another precision than fp64"),
-        ({"precision": "bf16", "precision_of": ("fc8=bf16/fp16",)}, "fp64, fp32, bf16, or two"),
+        ({"precision": "bf16", "precision_of": ("fc8=bf16/fp16",)}, "bf16, fp8, or two"),
         ({"precision": "bf16", "precision_of": ("fc8=bf16/fp32/fp32",)}, "as forward/backward"),
         ({"precision": "bf16", "precision_of": ("fc8",)}, "precision_of=fc8"),
         ({"precision": "bf16", "precision_of": ("fc8=fp16",)}, "fp32, bf16, fp8"),

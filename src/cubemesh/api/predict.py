@@ -14,13 +14,6 @@ from cubemesh.errors import UsageError, unknown_name
 from cubemesh.forecast.attained import Software
 from cubemesh.forecast.calibration import Calibration, defaults, read_sweeps
 from cubemesh.forecast.energy import BusyPower, busy_power, device_watts, sample_joules
-from cubemesh.forecast.epochs import (
-    IMAGENET_SAMPLES,
-    EpochRule,
-    TrainingTime,
-    read_rule,
-    training_time,
-)
 from cubemesh.forecast.from_records import measured_inputs
 from cubemesh.forecast.gradient_sync import check_cost
 from cubemesh.forecast.request import (
@@ -33,7 +26,14 @@ from cubemesh.forecast.request import (
 )
 from cubemesh.forecast.step import predict as forecast_steps
 from cubemesh.forecast.styles import check_style
-from cubemesh.forecast.training_cost import Prices, TrainingCost, cost_at, read_prices
+from cubemesh.forecast.training.cost import Prices, TrainingCost, cost_at, read_prices
+from cubemesh.forecast.training.epochs import (
+    IMAGENET_SAMPLES,
+    EpochRule,
+    TrainingTime,
+    read_rule,
+    training_time,
+)
 from cubemesh.forecast.what_if import apply_changes, read_changes
 from cubemesh.frameworks import entry as framework_entry
 from cubemesh.machines.catalogue import datasheets
@@ -138,8 +138,8 @@ def predict(
     and CSV files of measured collectives; of two for one quantity the later counts. `what_if`
     changes the machine or the program after calibration. `network` may be one of your own
     (docs/own_network.md), described for `input_shape`. `cost` has prices, and the training that
-    they are for (forecast/training_cost.py). `epochs` is an assumption about the epochs that a
-    training needs by its global batch size (forecast/epochs.py), for a time to train;
+    they are for (forecast/training/cost.py). `epochs` is an assumption about the epochs that a
+    training needs by its global batch size (forecast/training/epochs.py), for a time to train;
     `samples_per_epoch` are by default those of ImageNet.
 
     UsageError for a value that is not possible, DataError for a file that cannot be read.

@@ -42,7 +42,7 @@ from cubemesh.experiments.analysis.training_costs import (
     prices_by_device,
 )
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, import_records
-from cubemesh.forecast.training_cost import Prices, read_prices
+from cubemesh.forecast.training.cost import Prices, read_prices
 from cubemesh.machines.stack import StackDifference, software_differences
 from cubemesh.schema import (
     Answer,
@@ -368,7 +368,7 @@ def _findings(settings: Settings, matrix: Matrix, prices: dict[str, float]) -> I
             "another machine with --set stores=PATH.",
         )
         return
-    for one, other in _pairs(matrix):
+    for one, other in _pairs(settings, matrix):
         shares = list(matrix.ratios(one, other))
         if not shares:
             continue
@@ -388,12 +388,12 @@ def _findings(settings: Settings, matrix: Matrix, prices: dict[str, float]) -> I
         yield Finding(code="failed-run", text=f"{device}, {'; '.join(workloads)}: {why}.")
 
 
-def _pairs(matrix: Matrix) -> Iterator[tuple[str, str]]:
-    """The columns to compare: of different devices, with the same number of devices each, or with
-    numbers that one of the two has not run."""
+def _pairs(settings: Settings, matrix: Matrix) -> Iterator[tuple[str, str]]:
+    """The columns to compare: of different devices or stacks, with the same number of devices each,
+    or with numbers that one of the two has not run."""
     first = {g.key[1]: g.records[0] for g in reversed(matrix.groups)}
     columns = {
-        name: (_device(r), r.spec.placement.devices, r.spec.program.sync)
+        name: (_kind(settings, r), r.spec.placement.devices, r.spec.program.sync)
         for name, r in first.items()
     }
     kinds = [columns[name] for name in matrix.variants]

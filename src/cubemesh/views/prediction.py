@@ -11,10 +11,10 @@ from rich.text import Text
 from cubemesh.api.predict import PredictedPoint, Prediction
 from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.energy import BusyPower
-from cubemesh.forecast.epochs import EpochRule
 from cubemesh.forecast.request import Forecast
 from cubemesh.forecast.styles import STYLES
-from cubemesh.forecast.training_cost import Prices, known_columns
+from cubemesh.forecast.training.cost import Prices, known_columns
+from cubemesh.forecast.training.epochs import EpochRule
 from cubemesh.networks import rate_unit
 from cubemesh.schema import Table
 from cubemesh.schema.serialization import to_plain

@@ -1,6 +1,6 @@
 """Cost of a training and samples per joule of measured points, as tables and findings.
 
-Prices of devices are given by part of a device or host name; forecast/training_cost.py has the
+Prices of devices are given by part of a device or host name; forecast/training/cost.py has the
 formulas.
 """
 
@@ -16,7 +16,7 @@ from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.groups import Group, caveats
 from cubemesh.experiments.analysis.matrix import CellKey, Matrix
-from cubemesh.forecast.training_cost import Prices, TrainingCost, cost_at, known_columns
+from cubemesh.forecast.training.cost import Prices, TrainingCost, cost_at, known_columns
 from cubemesh.schema import Cell, Column, Figure, Finding, NetworkWork, RunRecord, Table, Work
 from cubemesh.units import format_number, format_quantity
 

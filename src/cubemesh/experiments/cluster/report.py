@@ -258,8 +258,8 @@ def _dragonfly_notes(design: Design) -> tuple[str, ...]:
     network = design.network
     return (
         "Bisection = the smaller of systems × ports × (in + out) ÷ 8 bit × ½ and of the links that "
-        "are cut: between groups ⌊g/2⌋ × ⌈g/2⌉ × links between two groups, within a group those "
-        "of its rows and columns (J. Kim et al., ISCA 2008).",
+        "are cut: between groups half of them × the other half × links between two groups, within "
+        "a group those of its rows and columns (J. Kim et al., ISCA 2008).",
         f"Latency = {network.latency_s * 1e6:g} µs from system to system + "
         f"{network.hop_latency_s * 1e6:g} µs for each router on the longest path, and that of a "
         "global link where one is crossed.",

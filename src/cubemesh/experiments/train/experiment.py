@@ -19,7 +19,7 @@ from cubemesh.experiments.analysis.groups import titled
 from cubemesh.experiments.analysis.trainings import ACCURACY_NOTE
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.train.report import charts, cost_finding, findings, table
-from cubemesh.forecast.training_cost import read_prices
+from cubemesh.forecast.training.cost import read_prices
 from cubemesh.schema import Answer, CheckpointSettings, RunRecord, RunSpec, Status, Train
 from cubemesh.training.checkpoint import steps_in
 from cubemesh.training.checkpoint_interval import FAULT_EVERY_S

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from cubemesh.experiments.analysis.trainings import curve_line, training_of, training_s
 from cubemesh.experiments.train.goodput import goodput_finding, goodput_table
-from cubemesh.forecast.training_cost import HOUR_S, known_columns, read_prices, training_cost
+from cubemesh.forecast.training.cost import HOUR_S, known_columns, read_prices, training_cost
 from cubemesh.networks import rate_unit
 from cubemesh.schema import (
     Axis,

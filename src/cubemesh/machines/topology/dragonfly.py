@@ -7,7 +7,7 @@ same slot of all chassis); routers of a row are linked all to all, and so are th
 two hops reach any router of the group (Cray XC Series Network, WP-Aries01-1112).
 
     bisection  = the smaller of systems × port × (in + out) × ½ and of the links that are cut:
-                 between g groups, ⌊g/2⌋ × ⌈g/2⌉ × links between two groups × (in + out);
+                 between groups, half of them × the other half × links between two × (in + out);
                  within one group, the row and column links between its halves
     latency    = from system to system + routers on the way × latency of one
                  + that of a global link where one is crossed

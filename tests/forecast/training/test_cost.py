@@ -3,7 +3,7 @@
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.forecast.training_cost import (
+from cubemesh.forecast.training.cost import (
     Prices,
     cost_at,
     known_columns,

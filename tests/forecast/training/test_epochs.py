@@ -4,7 +4,7 @@ import pytest
 
 import cubemesh
 from cubemesh.errors import UsageError
-from cubemesh.forecast.epochs import (
+from cubemesh.forecast.training.epochs import (
     IMAGENET_SAMPLES,
     MLPERF_EPOCHS,
     RULES,
