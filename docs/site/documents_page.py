@@ -6,6 +6,7 @@ python docs/site/documents_page.py > docs/documents.md
 
 from __future__ import annotations
 
+import json
 import sys
 import tomllib
 from collections import Counter
@@ -13,10 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from cubemesh.papers.published import claims
 from cubemesh.schema.published import PAPERS, SHORT_PAPERS
 
 DOCS = Path(__file__).parent.parent
 SOURCE = DOCS / "documents.toml"
+VERDICTS = DOCS.parent / "benchmarks" / "records" / "2026-11-26-claim-verdicts.json"
+"""Written by benchmarks/claim_verdicts.py."""
 STATES = {
     "works": "cubemesh does it, and the evidence shows it",
     "partial": "a part of it works; what is missing is named",
@@ -72,6 +76,8 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
             for result in content["result"]
         ),
     )
+    yield ""
+    yield from _claims(json.loads(VERDICTS.read_text(encoding="utf-8"))["rows"])
     for document, title in DOCUMENTS.items():
         yield ""
         yield f"## {title}"
@@ -94,6 +100,43 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
                 if row["document"] == document
             ),
         )
+
+
+def _claims(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The verdicts of all claims by the stored records, else by forecast."""
+    texts = {claim.id: claim for claim in claims()}
+    settled = Counter(row["basis"] for row in rows if row["basis"])
+    yield "## Claims"
+    yield ""
+    yield (
+        f"Of the {len(rows)} claims of the documents {settled.total()} have a verdict by the "
+        f"stored records: {settled['measured']} measured, {settled['forecast']} by forecast for the "
+        f"document's own machine, {settled['specification'] + settled['published']} by a "
+        "specification or a published figure of another source. The [rule](published.md#claims) of "
+        "a verdict is in published results; `python benchmarks/claim_verdicts.py "
+        "benchmarks/records/*.sqlite` computes them."
+    )
+    yield ""
+    yield from _table(
+        ("claim", "network", "quantity", "document", "measured", "forecast", "verdict", "reason"),
+        (
+            (
+                row["claim"],
+                texts[row["claim"]].network or "–",
+                texts[row["claim"]].quantity or texts[row["claim"]].place,
+                f"{row['paper']} {row['unit']}".strip() or "–",
+                _figure(row["measured"]),
+                _figure(row["forecast"]),
+                ", ".join(filter(None, (row["verdict"], row["basis"]))),
+                row["reason"],
+            )
+            for row in rows
+        ),
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
 
 
 def _remarks(row: Mapping[str, Any]) -> str:

@@ -263,13 +263,14 @@ def profile_findings(
             )
             continue
         name, most = max(differences.items(), key=lambda pair: sign * pair[1])
+        same = sum(difference for difference in differences.values() if difference * sign > 0)
         yield Finding(
             code="curvature-cause",
-            text=f"At batch size {one.batch}, {name} causes {100 * most / whole:.0f} % of the "
-            f"curvature of the time per sample: {before.get(name, 0.0):.3g}, "
-            f"{at.get(name, 0.0):.3g} and {after.get(name, 0.0):.3g} ms/sample at half, at it and "
-            "at twice.",
-            value=100 * most / whole,
+            text=f"At batch size {one.batch}, the largest cause of the curvature of the time per "
+            f"sample is {name}, {100 * most / same:.0f} % of what curves it so: "
+            f"{before.get(name, 0.0):.3g}, {at.get(name, 0.0):.3g} and {after.get(name, 0.0):.3g} "
+            "ms/sample at half, at it and at twice.",
+            value=100 * most / same,
             unit="%",
         )
 

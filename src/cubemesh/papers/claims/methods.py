@@ -17,6 +17,8 @@ from cubemesh.schema import (
     Claim,
     Figure,
     Forward,
+    ForwardBackward,
+    Infer,
     NetworkWork,
     RunRecord,
     Train,
@@ -55,11 +57,12 @@ def mean_of_runs(claim: Claim, evidence: Evidence) -> Verdict:
     """Whether forward passes and training steps were averaged over as many steps as in the paper,
     at its batch size."""
     counts = {}
-    for kind in (Forward, TrainSteps):
+    for kind in ((Forward, Infer), (ForwardBackward, TrainSteps)):
         own = [
             r
             for r in evidence.records
             if isinstance(r.spec.work, kind)
+            and isinstance(r.spec.work, NetworkWork)
             and r.spec.work.batch_per_device == 64
             and "throughput_per_s" in r.figures
         ]

@@ -1,0 +1,100 @@
+"""Verdicts of the papers' claims from stores of several machines: the measured one of any of them,
+else that by forecast or specification.
+
+    python benchmarks/claim_verdicts.py benchmarks/records/*.sqlite --json FILE
+
+A claim is checked on all records of one experiment on one machine, whatever command they are of,
+except those with --quick. Of several machines the first that settles a claim counts, in the order
+of the files. Stores are copied before they are opened. docs/documents.md shows the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cubemesh.papers.claims import check_claim, check_records
+from cubemesh.papers.claims.evidence import Evidence
+from cubemesh.papers.published import claims
+from cubemesh.schema import Basis, Claim, ClaimState, Machine, RunRecord, Verdict
+from cubemesh.store import Store
+
+Found = dict[tuple[str, str, str], tuple[Machine, dict[str, RunRecord]]]
+"""(file, machine id, experiment) → the machine and its records by id."""
+
+
+def gathered(files: list[Path]) -> Found:
+    """The records of all files by machine and experiment."""
+    found: Found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for file in files:
+            copy = Path(shutil.copy(file, folder))
+            with Store.open(str(copy)) as store:
+                for run in store.experiment_runs():
+                    machine = store.machine(run.machine_id)
+                    if machine is None or run.scale == "quick":
+                        continue
+                    key = (file.name, run.machine_id, run.experiment)
+                    own = found.setdefault(key, (machine, {}))[1]
+                    own.update((r.run_id, r) for r in store.records(run.run_ids))
+    return found
+
+
+def best(claim: Claim, found: Found) -> tuple[Verdict, str]:
+    """The verdict of a claim, and the file that settles it; without one the forecast's, or why it
+    cannot be tested."""
+    shown: tuple[Verdict, str] | None = None
+    for (file, _, experiment), (machine, records) in found.items():
+        if experiment != claim.experiment:
+            continue
+        evidence = Evidence(records=tuple(records.values()), machine=machine)
+        verdict = check_records(claim, evidence)
+        if verdict.state is not ClaimState.CANNOT_BE_TESTED_HERE:
+            return verdict, file
+        if verdict.measured is not None and shown is None:
+            shown = check_claim(claim, evidence), file
+    return shown or (check_claim(claim, Evidence(records=())), "")
+
+
+def rows(found: Found) -> Iterator[dict[str, Any]]:
+    """A row for each claim."""
+    for claim in claims():
+        verdict, file = best(claim, found)
+        settled = verdict.state is not ClaimState.CANNOT_BE_TESTED_HERE
+        yield {
+            "claim": claim.id,
+            "verdict": str(verdict.state),
+            "basis": str(verdict.basis) if settled else "",
+            "paper": "; ".join(f"{value:g}" for value in claim.values),
+            "unit": claim.unit,
+            "measured": None if verdict.measured is None else verdict.measured.value,
+            "forecast": None if verdict.forecast is None else verdict.forecast.value,
+            "reason": verdict.reason,
+            "record": file if verdict.basis is Basis.MEASURED else "",
+        }
+
+
+def main() -> int:
+    """Print the counts, and write the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("stores", nargs="+", type=Path)
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args()
+    table = list(rows(gathered(args.stores)))
+    counts = Counter((row["verdict"], row["basis"]) for row in table)
+    for (verdict, basis), count in sorted(counts.items()):
+        print(f"{count:3} {verdict}{f', {basis}' if basis else ''}")
+    if args.json:
+        Path(args.json).write_text(json.dumps({"schema": 1, "rows": table}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
