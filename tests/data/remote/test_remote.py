@@ -310,7 +310,7 @@ HEAD = b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-9/10\r\n"
 
 
 @pytest.mark.parametrize(
-    "answer, why",
+    ("answer", "why"),
     [
         (b"HTTP/1.1 302 Found\r\nLocation: http://[zz]/\r\n\r\n", "which is not HTTP"),
         (b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n", "which is not HTTP"),
