@@ -262,7 +262,11 @@ def _changed(network: str | Network, machine: str, devices: int, batch: int,
     ratios, band = [], 1.0
     for rate in (own.samples_per_s, own.low, own.high):
         found = _predict(
-            *(network, machine, (devices,), batch, precision), measured={1: rate}, **changes
+            *(network, machine, (devices,), batch, precision),
+            mode="weak",
+            sync="all-reduce",
+            measured={1: rate},
+            **changes,
         )
         (before,), (after,) = found.before, found.points
         ratios.append(after.samples_per_s / before.samples_per_s)
