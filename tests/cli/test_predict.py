@@ -93,6 +93,8 @@ def test_the_time_to_train_is_beside_the_published_one() -> None:
     assert found["epochs"]["rule"] == "goyal-2017"
     assert "1706.02677" in found["epochs"]["source"]
     assert [one["published_hours"] for one in found["training"]] == [None, 29.0]
+    other = json.loads(typed(*P100, "--epochs", "goyal-2017", "--json"))  # 64 images a GPU
+    assert all(one["published_hours"] is None for one in other["training"])
     assert found["training"][1]["epochs"] == 90
     page = typed(*P100, *options)
     assert "Time to train, --epochs goyal-2017" in page
