@@ -71,12 +71,30 @@ def test_the_cost_of_a_training_by_number_of_devices() -> None:
         typed(*P100, "--cost", "tokens=1e9")
 
 
+def test_the_cost_is_that_of_the_time_to_train() -> None:
+    options = ("--devices", "1,8", "--batch-per-device", "2048", "--cost", "price_per_hour=2")
+    arguments = (*P100, *options, "--epochs", "90@16384")
+    found = json.loads(typed(*arguments, "--json"))
+    assert [one["epochs"] for one in found["training"]] == [101.25, 180]
+    for point, training in zip(found["points"], found["training"], strict=True):
+        assert point["cost"]["hours"] == pytest.approx(training["hours"])
+        assert point["cost"]["rented"] == pytest.approx(2 * point["devices"] * training["hours"])
+    assert "Cost of the epochs of --epochs 90@16384, of 1,281,167 samples" in typed(*arguments)
+    unknown = json.loads(typed(*P100, *options, "--epochs", "goyal-2017", "--json"))
+    assert [point["cost"] is None for point in unknown["points"]] == [False, True]
+    for line in ("epochs=3", "samples=5", "tokens=1e9"):
+        with pytest.raises(UsageError, match="both say how long the training is"):
+            typed(*P100, "--epochs", "90", "--cost", line)
+
+
 def test_the_time_to_train_is_beside_the_published_one() -> None:
     options = ("--devices", "1,8", "--batch-per-device", "32", "--epochs", "goyal-2017")
     found = json.loads(typed(*P100, *options, "--json"))
     assert found["epochs"]["rule"] == "goyal-2017"
     assert "1706.02677" in found["epochs"]["source"]
     assert [one["published_hours"] for one in found["training"]] == [None, 29.0]
+    other = json.loads(typed(*P100, "--epochs", "goyal-2017", "--json"))  # 64 images a GPU
+    assert all(one["published_hours"] is None for one in other["training"])
     assert found["training"][1]["epochs"] == 90
     page = typed(*P100, *options)
     assert "Time to train, --epochs goyal-2017" in page

@@ -123,9 +123,45 @@ def test_files_of_others_do_not_choose_what_is_read(h5py, tmp_path: Path) -> Non
         layout[:] = h5py.VirtualSource(str(whole), "images", pixels().shape)
         file.create_virtual_dataset("images", layout)
         file["labels"] = np.arange(COUNT)
-    for name, words in (("link", "another file"), ("external", "other"), ("virtual", "other")):
+    with h5py.File(tmp_path / "detour.h5", "w") as file:
+        file["there"] = h5py.ExternalLink(str(whole), "/")
+        file["images"] = h5py.SoftLink("/there/images")
+        file["labels"] = np.arange(COUNT)
+    with h5py.File(tmp_path / "group.h5", "w") as file:
+        file["train"] = h5py.ExternalLink(str(whole), "/")
+    other = {"link": "another file", "detour": "another file", "group": "another file"}
+    for name, words in {**other, "external": "other", "virtual": "other"}.items():
         with pytest.raises(DataError, match=words):
             open_hdf5(tmp_path / f"{name}.h5", "train", SHAPE, COUNT)
+
+
+def test_links_in_the_file_are_followed(h5py, tmp_path: Path) -> None:
+    with h5py.File(write(h5py, tmp_path / "set.h5"), "a") as file:
+        file.move("images", "deep/pixels")
+        file["deep/again"] = h5py.SoftLink("./pixels")
+        file["images"] = h5py.SoftLink("/deep/again")
+    assert open_hdf5(tmp_path / "set.h5", "train", SHAPE, CLASSES).samples == 54
+    with h5py.File(tmp_path / "set.h5", "a") as file:
+        del file["deep/again"]
+        file["deep/again"] = h5py.SoftLink("/images")
+    with pytest.raises(DataError, match="a circle"):
+        open_hdf5(tmp_path / "set.h5", "train", SHAPE, CLASSES)
+
+
+def test_sizes_that_are_only_claimed_fill_no_memory(h5py, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "labels.h5", "w") as file:
+        file.create_dataset("images", (1 << 40, 8, 8, 3), np.uint8, chunks=(32, 8, 8, 3))
+        file.create_dataset("labels", (1 << 40,), np.int64, chunks=(1024,))
+    with pytest.raises(DataError, match="268,435,456 are allowed"):
+        open_hdf5(tmp_path / "labels.h5", "train", SHAPE, CLASSES)
+    for number, size in enumerate((1 << 20, 0)):
+        path = tmp_path / f"images-{number}.h5"
+        with h5py.File(path, "w") as file:
+            chunks = (1, 512, 512, 3) if size else None
+            file.create_dataset("images", (COUNT, size, size, 3), np.uint8, chunks=chunks)
+            file["labels"] = np.arange(COUNT) % CLASSES
+        with pytest.raises(DataError, match="1 byte to 256 MiB"):
+            open_hdf5(path, "train", SHAPE, CLASSES)
 
 
 @pytest.mark.parametrize(

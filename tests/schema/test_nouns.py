@@ -213,6 +213,7 @@ def test_an_unknown_name_lists_what_is_near_or_known(given_name, known, said):
         ({"precision": "bf16", "precision_of": ("fc8",)}, "precision_of=fc8"),
         ({"precision": "bf16", "precision_of": ("fc8=fp16",)}, "fp32, bf16, fp8"),
         ({"precision": "fp16", "precision_of": ("fc8=fp8",)}, "fp32, bf16, fp16"),
+        ({"precision_of": ("*=fp8",)}, "forward/backward. fp8 needs precision=bf16."),
     ],
 )
 def test_settings_of_precision_that_do_not_go_together(settings, words):

@@ -1,8 +1,11 @@
-"""HTTP server of a folder on loopback, with ranges and with faults that a test asks for."""
+"""HTTP servers on loopback: of a folder, with ranges and with faults that a test asks for; of given
+bytes, whatever is requested."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socketserver
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -101,3 +104,38 @@ class RangeServer:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self.stop()
+
+
+class RawServer:
+    """Answers every request with the same bytes, then with `endless` until the connection ends;
+    used in a `with`."""
+
+    def __init__(self, answer: bytes, endless: bytes = b"") -> None:
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                with contextlib.suppress(OSError):
+                    while self.rfile.readline().strip():
+                        pass
+                    self.wfile.write(answer)
+                    while endless:
+                        self.wfile.write(endless)
+
+            def finish(self) -> None:
+                with contextlib.suppress(OSError):
+                    super().finish()
+
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    def __enter__(self) -> RawServer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

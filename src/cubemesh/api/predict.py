@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
@@ -45,6 +45,7 @@ from cubemesh.networks.own_input import IMAGENET_CLASSES
 from cubemesh.runs.own_networks import described
 from cubemesh.schema import RunRecord
 from cubemesh.schema.spec import Layout, Precision
+from cubemesh.units import format_count
 from cubemesh.untrusted import quoted
 
 MAX_SWEEP_BYTES = 4 << 20
@@ -94,6 +95,16 @@ class Prediction:
     samples_per_epoch: int | None = None
     training: tuple[TrainingTime, ...] = ()
     """The time to train on each number of devices."""
+
+    @property
+    def priced_training(self) -> str | None:
+        """The training that the cost is of, in words; None where no cost was asked for."""
+        if self.prices is None:
+            return None
+        if self.epochs is None or self.samples_per_epoch is None:
+            return self.prices.training
+        each = format_count(self.samples_per_epoch)
+        return f"the epochs of --epochs {self.epochs.name}, of {each} samples"
 
     def __repr__(self) -> str:
         lines = [f"Prediction({self.network} on {self.request.system.name})"]
@@ -191,6 +202,8 @@ def predict(
             f"{network} itself was measured. Leave out the others."
         )
     rule, samples = _epochs(epochs, samples_per_epoch, built)
+    if rule is not None:
+        _check_one_training(rule, lines)
     found = forecast_steps(request, counts, known, rates, changes, others)
     asked = apply_changes(request, known, changes)[0]
     sheet = datasheets().get(asked.system.device)
@@ -198,15 +211,26 @@ def predict(
     power_before = busy_power(request.system.device, watts)
     same = asked.system.device == request.system.device
     power = power_before if same else busy_power(asked.system.device)
+
+    def of_point(point: Point) -> Prices | None:
+        """The prices, and the training at this global batch size; None where its epochs are not
+        known."""
+        if prices is None or rule is None or samples is None:
+            return prices
+        needed = rule.at(point.devices * point.batch_per_device).epochs
+        return None if needed is None else replace(prices, epochs=needed, samples=float(samples))
+
     return Prediction(
         network=built.name,
         request=asked,
         machine=request.system.name,
         forecast=found,
         points=tuple(
-            _point(asked, p, memory, power, found.calibration, prices) for p in found.points
+            _point(asked, p, memory, power, found.calibration, of_point(p)) for p in found.points
         ),
-        before=tuple(_point(request, p, None, power_before, known, prices) for p in found.before),
+        before=tuple(
+            _point(request, p, None, power_before, known, of_point(p)) for p in found.before
+        ),
         changes=changes,
         measured=rates,
         others=others,
@@ -254,6 +278,17 @@ def _epochs(
             )
         samples = IMAGENET_SAMPLES
     return rule, samples
+
+
+def _check_one_training(rule: EpochRule, cost: Sequence[str]) -> None:
+    """UsageError where the cost states a training too, which may be another one."""
+    for line in cost:
+        name = line.partition("=")[0].strip()
+        if name in ("epochs", "samples", "tokens"):
+            raise UsageError(
+                f"--epochs {rule.name} and --cost {line} both say how long the training is. Leave "
+                f"{name} out; --samples-per-epoch gives the samples."
+            )
 
 
 def _software(framework: str, layout: Layout | None = None) -> Software:

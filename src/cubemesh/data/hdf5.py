@@ -18,6 +18,7 @@ are refused: a file of others would choose what is read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from cubemesh.data.images.arrays import RawImages
 from cubemesh.data.source import Epoch, Indices, Shape, Split, check_classes, in_split
 from cubemesh.errors import DataError
 from cubemesh.frameworks.contract.program import NotInstalled
+from cubemesh.units import format_bytes
 from cubemesh.untrusted import clean
 
 NAME = "hdf5"
@@ -43,6 +45,10 @@ BLOCK = 32
 MOST_BLOCK = 1024
 GAP = 8
 """Rows between two that are wanted, up to which they are read together."""
+MOST_SAMPLES = 1 << 28
+"""Labels are read whole; a file of a few kilobytes can claim any number of them."""
+MOST_IMAGE_BYTES = 1 << 28
+MOST_LINKS = 16
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _CLASSIC = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 _WHITE = {"u1": 255, "u2": 65535, "f2": 1, "f4": 1, "f8": 1}
@@ -83,13 +89,13 @@ def open_hdf5(path: Path, split: Split, shape: Shape, classes: int) -> Hdf5Image
         ) from error
     try:
         file = h5py.File(path, "r", locking="best-effort")
-        group, has_splits = _group(file, split)
+        group, has_splits = _group(h5py, file, split)
         images, labels = _dataset(h5py, group, IMAGES), _dataset(h5py, group, LABELS)
-        own: NDArray[Any] = labels[()]
+        own = _integers(labels)
         every = own
         if has_splits:
-            train, _ = _group(file, "train")
-            every = _dataset(h5py, train, LABELS)[()]
+            train, _ = _group(h5py, file, "train")
+            every = _integers(_dataset(h5py, train, LABELS))
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
         raise DataError(f"{path} cannot be read: {clean(str(error), 200)}.") from error
     kind = f"{images.dtype.kind}{images.dtype.itemsize}"
@@ -100,7 +106,12 @@ def open_hdf5(path: Path, split: Split, shape: Shape, classes: int) -> Hdf5Image
             "(samples, height, width, channels), (samples, channels, height, width) or (samples, "
             "height, width) with 1 or 3 channels, of uint8, uint16 or floats."
         )
-    if own.dtype.kind not in "iu" or own.shape != images.shape[:1] or not own.size:
+    if not 0 < math.prod(raw_shape) * images.dtype.itemsize <= MOST_IMAGE_BYTES:
+        raise DataError(
+            f"{path}: an image of {images.name} has shape {images.shape[1:]}. It must have 1 byte "
+            f"to {format_bytes(MOST_IMAGE_BYTES)}."
+        )
+    if own.shape != images.shape[:1] or not own.size or not every.size:
         raise DataError(
             f"{path}: {labels.name} has shape {own.shape} and type {own.dtype}. It must have an "
             f"integer for each of the {images.shape[0]} images."
@@ -186,27 +197,70 @@ def _shape(found: tuple[int, ...]) -> Shape | None:
     return None
 
 
-def _group(file: Any, split: Split) -> tuple[Any, bool]:
+def _group(h5py: Any, file: Any, split: Split) -> tuple[Any, bool]:
     """The group of a split, or the whole file; and whether splits are separate."""
-    if not any(name in file for name in GROUPS["train"]):
+    if not any(_has(file, name) for name in GROUPS["train"]):
         return file, False
     for name in GROUPS[split]:
-        if name in file:
-            return file[name], True
+        if _has(file, name):
+            group = _followed(h5py, file, name)
+            if not isinstance(group, h5py.Group):
+                raise ValueError(f"{name} is not a group")
+            return group, True
     raise ValueError(f"it has a group for training, and no {' or '.join(GROUPS[split])}")
 
 
 def _dataset(h5py: Any, group: Any, names: tuple[str, ...]) -> Any:
     """The first of `names` in a group; ValueError where there is none, or it is in another file."""
     for name in names:
-        if name not in group:
+        if not _has(group, name):
             continue
-        if isinstance(group.get(name, getlink=True), h5py.ExternalLink):
-            raise ValueError(f"{name} is a link to another file, which is not followed")
-        found = group[name]
+        found = _followed(h5py, group, name)
         if not isinstance(found, h5py.Dataset) or not found.shape:
             raise ValueError(f"{name} is not an array")
         if found.external or found.is_virtual:
             raise ValueError(f"the values of {name} are in other files, which are not read")
         return found
     raise ValueError(f"it has no dataset {', '.join(names)}")
+
+
+def _integers(labels: Any) -> NDArray[Any]:
+    """The values of a dataset; ValueError where they are not integers, or too many to read."""
+    if labels.dtype.kind not in "iu" or len(labels.shape) != 1:
+        raise ValueError(
+            f"{labels.name} has shape {labels.shape} and type {labels.dtype}, and must have an "
+            "integer for each image"
+        )
+    if len(labels) > MOST_SAMPLES:
+        raise ValueError(f"{labels.name} has {len(labels):,} labels; {MOST_SAMPLES:,} are allowed")
+    values: NDArray[Any] = labels[()]
+    return values
+
+
+def _has(group: Any, name: str) -> bool:
+    """Whether a group has a link of this name; none is followed, as `in` would."""
+    return group.get(name, getlink=True) is not None
+
+
+def _followed(h5py: Any, group: Any, name: str) -> Any:
+    """The object of a name, through links in the same file; ValueError where one leads to another
+    file. None of another file is opened."""
+    here, parts, links = group, [name], 0
+    while parts:
+        part = parts.pop()
+        if part in ("", "."):
+            continue
+        if not isinstance(here, h5py.Group) or (link := here.get(part, getlink=True)) is None:
+            raise ValueError(f"{name} is a link to an object that is not there")
+        if isinstance(link, h5py.ExternalLink):
+            raise ValueError(f"{name} is a link to another file, which is not followed")
+        if not isinstance(link, h5py.SoftLink):
+            here = here[part]
+            continue
+        links += 1
+        if links > MOST_LINKS:
+            raise ValueError(f"{name} is more than {MOST_LINKS} links long, or a circle")
+        if link.path.startswith("/"):
+            here = here.file
+        parts += reversed(link.path.split("/"))
+    return here

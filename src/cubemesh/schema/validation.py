@@ -66,9 +66,11 @@ def check_precision_of(lines: Sequence[str], precision: str) -> None:
         passes = own.split("/")
         mixed = len(passes) == 2 and "fp8" in passes
         if len(passes) > 2 or mixed or not set(passes) <= set(allowed):
+            but = " (but for fp8)" if "fp8" in allowed else ""
+            needs = " fp8 needs precision=bf16." if "fp8" in passes and not but else ""
             raise UsageError(
                 f"precision_of={line}: under precision={precision} a layer can use "
-                f"{', '.join(allowed)}, or two of them as forward/backward (but for fp8)."
+                f"{', '.join(allowed)}, or two of them as forward/backward{but}.{needs}"
             )
 
 

@@ -13,7 +13,7 @@ from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.energy import BusyPower
 from cubemesh.forecast.request import Forecast
 from cubemesh.forecast.styles import STYLES
-from cubemesh.forecast.training.cost import Prices, known_columns
+from cubemesh.forecast.training.cost import known_columns
 from cubemesh.forecast.training.epochs import EpochRule
 from cubemesh.networks import rate_unit
 from cubemesh.schema import Table
@@ -55,7 +55,7 @@ def document(found: Prediction) -> dict[str, Any]:
         measured_others={other.name: other.samples_per_s for other in found.others},
         device_source=found.forecast.device_source,
         power=to_plain(found.power),
-        priced_training=None if found.prices is None else found.prices.training,
+        priced_training=found.priced_training,
         points=[_point(one) for one in found.points],
         before=[_point(one) for one in found.before],
         epochs=None
@@ -115,8 +115,8 @@ def print_prediction(console: Console, found: Prediction) -> None:
     terminal.print_table(console, _parts(found.forecast))
     if found.power is not None:
         terminal.print_table(console, _energy(found, found.power))
-    if found.prices is not None:
-        terminal.print_table(console, _costs(found, found.prices))
+    if any(one.cost is not None for one in found.points):
+        terminal.print_table(console, _costs(found))
     if found.epochs is not None:
         terminal.print_table(console, _training(found, found.epochs))
     for line in _notes(found):
@@ -151,13 +151,14 @@ def _energy(found: Prediction, power: BusyPower) -> Table:
     return table_of_figures(title, columns, rows)
 
 
-def _costs(found: Prediction, prices: Prices) -> Table:
+def _costs(found: Prediction) -> Table:
     """Time, energy and money of the training, for each number of devices."""
     columns = known_columns(one.cost for one in found.points)
     rows = (
-        (one.point.devices, *(getattr(one.cost, name) for name in columns)) for one in found.points
+        (one.point.devices, *(getattr(one.cost, name, None) for name in columns))
+        for one in found.points
     )
-    title = f"Cost of {prices.training}, money in the unit of the prices"
+    title = f"Cost of {found.priced_training}, money in the unit of the prices"
     return table_of_figures(title, {"devices": "", **dict(columns.values())}, rows)
 
 

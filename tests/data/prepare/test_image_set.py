@@ -428,3 +428,27 @@ def test_a_reader_may_skip_an_image_of_the_source(originals, tmp_path, monkeypat
     made = prepared(originals, tmp_path / "set")
     assert made.skipped == {"no permission to read": 1}
     assert sum(sum(each) for each in made.counts.values()) == 29
+
+
+def test_files_without_an_end_are_not_read(originals: Path, tmp_path: Path) -> None:
+    """Links to devices and FIFOs, as an archive of others can have them."""
+    whole = tmp_path / "set"
+    prepared(originals, whole)
+    index, shard = next(whole.glob("train/*.npy")), next(whole.glob("val/*.tar"))
+    index.unlink()
+    index.symlink_to("/dev/zero")
+    shard.unlink()
+    os.mkfifo(shard)
+    problems = check_image_set(whole, processes=1).problems
+    assert [p.split(": ")[1] for p in problems] == ["not a regular file"] * 2
+    with pytest.raises(DataError, match="not a regular file"):
+        open_encoded(whole, "train")
+    (whole / MANIFEST).unlink()
+    (whole / MANIFEST).symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"no manifest\.json"):
+        check_image_set(whole)
+
+
+def test_a_size_beyond_the_disk_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="in all"):
+        prepare_images("made-images", tmp_path / "new" / "set", size=1 << 62)

@@ -24,7 +24,7 @@ from cubemesh.data.remote.folder import check_url, is_url
 from cubemesh.data.remote.protocols import open_folder
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.contract.program import NotInstalled
-from range_server import RangeServer
+from range_server import RangeServer, RawServer
 
 Image = pytest.importorskip("PIL.Image")
 COUNT = 40
@@ -304,3 +304,36 @@ def test_a_training_whose_server_dies_is_a_recorded_outcome(server: RangeServer,
     record = json.loads(done.stdout)["record"]
     assert record["outcome"] == "crashed"
     assert "could not be read in 4 attempts" in record["outcome_detail"]["message"]
+
+
+HEAD = b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-9/10\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"HTTP/1.1 302 Found\r\nLocation: http://[zz]/\r\n\r\n", "which is not HTTP"),
+        (b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n", "which is not HTTP"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://a..b/\r\n\r\n", "cannot be requested"),
+        (b"HTTP/1.1 302 Found\r\nLocation: /\xe9\r\n\r\n", "cannot be requested"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n-5\r\nabc", "another range"),
+        (HEAD.replace(b"0-9", b"9" * 5000 + b"-9") + b"\r\n", "another range"),
+    ],
+    ids=["host", "file", "label", "path", "chunk", "digits"],
+)
+def test_an_answer_that_is_not_http_is_an_error_of_the_data(answer: bytes, why: str) -> None:
+    with RawServer(answer) as server, pytest.raises(DataError, match=why):
+        open_folder(server.url).read("train/000000.tar", 0, 10)
+
+
+def test_a_chunk_of_negative_size_fills_no_memory() -> None:
+    endless = HEAD + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n"
+    with RawServer(endless, bytes(1 << 16)) as server:
+        assert open_folder(server.url).read("train/000000.tar", 0, 10) == bytes(10)
+        with pytest.raises(DataError, match="more than 100000 bytes"):
+            open_folder(server.url).read_file("manifest.json", 100_000)
+
+
+def test_a_length_of_thousands_of_digits_is_no_number() -> None:
+    with RawServer(b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n{}") as server:
+        assert open_folder(server.url).read_file("manifest.json", 100) == b"{}"

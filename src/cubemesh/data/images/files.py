@@ -82,6 +82,29 @@ def read_whole(path: str | Path) -> bytes:
         raise Skipped(_REASONS.get(error.errno or 0, "cannot be read")) from error
 
 
+def regular_size(path: str | Path) -> int:
+    """Bytes of a regular file; OSError where it is something else."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return found.st_size
+
+
+def read_regular(path: str | Path, most_bytes: int) -> bytes:
+    """The bytes of a regular file; OSError where it is something else, which may have no end, or
+    has more than `most_bytes`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if found.st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"more than {most_bytes} bytes", str(path))
+        return pread(descriptor, found.st_size, 0)
+    finally:
+        os.close(descriptor)
+
+
 def pread(descriptor: int, size: int, offset: int) -> bytes:
     """`size` bytes from `offset`, fewer only where the file ends."""
     data = os.pread(descriptor, size, offset)

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.data.images.decode import SUFFIXES
+from cubemesh.data.images.files import read_regular, regular_size
 from cubemesh.data.images.tar_shards import MAX_CLASSES, ShardImages
 from cubemesh.data.source import Split, in_split
 from cubemesh.errors import DataError
@@ -261,7 +262,7 @@ def local_manifest(root: Path) -> SetManifest | None:
     """The manifest of the set in a folder; None if it is no prepared set. DataError where its
     preparation is not finished, or the manifest is damaged."""
     try:
-        text = (root / MANIFEST).read_bytes()
+        text = read_regular(root / MANIFEST, MANIFEST_BYTES)
     except OSError:
         text = b""
     if (root / UNFINISHED).is_dir():
@@ -277,8 +278,8 @@ def check_prepared(root: Path, manifest: SetManifest) -> None:
     read."""
     for shard in manifest.shards:
         try:
-            size = (root / shard.file).stat().st_size
-            (root / shard.index).stat()
+            size = regular_size(root / shard.file)
+            regular_size(root / shard.index)
         except OSError as error:
             raise DataError(
                 f"{root / shard.file} of the manifest cannot be read: {error.strerror}. Copy the "
@@ -296,7 +297,7 @@ def open_prepared(root: Path, manifest: SetManifest, split: Split | None) -> Pre
 
     def index_of(shard: Shard) -> bytes:
         try:
-            return (root / shard.index).read_bytes()
+            return read_regular(root / shard.index, shard.index_bytes)
         except OSError as error:
             raise DataError(f"{root / shard.index} cannot be read: {error.strerror}.") from error
 

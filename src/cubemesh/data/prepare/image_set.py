@@ -26,6 +26,7 @@ from zlib import crc32
 import numpy as np
 
 from cubemesh.data.images.decode import Skipped
+from cubemesh.data.images.files import read_regular, regular_size
 from cubemesh.data.images.prepared_set import (
     FOLDERS,
     FORMAT,
@@ -143,7 +144,7 @@ def prepare_images(
     _check_places(Path(text).expanduser(), root)
     try:
         converter = Converter(conversion)
-        originals = open_originals(text, None if size is None else _size("--size", size), labels)
+        originals = open_originals(text, None if size is None else _made_size(size, root), labels)
     except Unsupported as error:
         raise UsageError(str(error)) from error
     if originals.is_validation is not None and validation is not None:
@@ -278,7 +279,7 @@ class _Preparation:
     def _check_settings(self, file: Path, of: Callable[[Any], Any]) -> None:
         """UsageError where a file has the settings of another preparation."""
         try:
-            found = dict(of(parse_json(file.read_bytes())))
+            found = dict(of(parse_json(read_regular(file, MANIFEST_BYTES))))
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
@@ -355,7 +356,7 @@ class _Preparation:
         for shard in planned:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 written = _written(parse_json(self._entry(shard.file).read_bytes()))
-                is_whole = (self._root / shard.file).stat().st_size == written.shard.bytes
+                is_whole = regular_size(self._root / shard.file) == written.shard.bytes
                 if is_whole and (self._root / written.shard.index).is_file():
                     found[shard.file] = written
         whole = {file for w in found.values() for file in (w.shard.file, w.shard.index)}
@@ -369,7 +370,7 @@ class _Preparation:
     def _restore_entries(self) -> None:
         """Turn a manifest back into the entries from which it was made."""
         try:
-            text = (self._root / MANIFEST).read_bytes()
+            text = read_regular(self._root / MANIFEST, MANIFEST_BYTES)
         except OSError:
             return
         manifest = read_manifest(text, str(self._root))
@@ -380,9 +381,8 @@ class _Preparation:
                 skipped.setdefault(file, []).append((name, reason))
         for shard in manifest.shards:
             try:
-                index = read_index(
-                    (self._root / shard.index).read_bytes(), shard, len(manifest.classes)
-                )
+                found = read_regular(self._root / shard.index, shard.index_bytes)
+                index = read_index(found, shard, len(manifest.classes))
             except (OSError, DataError):
                 continue  # it is made again
             labels = Counter(index["label"].tolist())
@@ -478,7 +478,8 @@ def _manifest_in(root: Path) -> SetManifest:
 def _problems(root: Path, shard: Shard, classes: int) -> Iterator[str]:
     """What is wrong with a shard."""
     try:
-        index = read_index((root / shard.index).read_bytes(), shard, classes)
+        found = read_regular(root / shard.index, shard.index_bytes)
+        index = read_index(found, shard, classes)
     except OSError as error:
         yield f"{shard.index}: {error.strerror}"
         index = None
@@ -486,11 +487,11 @@ def _problems(root: Path, shard: Shard, classes: int) -> Iterator[str]:
         yield str(error)
         index = None
     try:
+        size = regular_size(root / shard.file)
+        if size != shard.bytes:
+            yield f"{shard.file}: {size} bytes, and {shard.bytes} in the manifest"
+            return
         with open(root / shard.file, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != shard.bytes:
-                yield f"{shard.file}: {size} bytes, and {shard.bytes} in the manifest"
-                return
             digest = hashlib.sha256()
             while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
@@ -529,6 +530,19 @@ def _size(option: str, given: str | int) -> int:
         raise UsageError(f"{option}: {error}") from error
     if size < 1:
         raise UsageError(f"{option} {given}: it must be more than nothing, such as 256MB.")
+    return size
+
+
+def _made_size(given: str | int, root: Path) -> int:
+    """The size of a set of `made-images`; UsageError where the disk of `root` is smaller, before
+    as many images are numbered."""
+    size = _size("--size", given)
+    place = next(p for p in (root, *root.absolute().parents) if p.is_dir())
+    if size > (disk := shutil.disk_usage(place).total):
+        raise UsageError(
+            f"--size {given}: the disk of {root} has {format_bytes(disk)} in all. Give a smaller "
+            "size, or a folder on another disk."
+        )
     return size
 
 

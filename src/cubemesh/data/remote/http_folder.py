@@ -16,7 +16,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from urllib.parse import quote, urljoin, urlsplit
 
 from cubemesh import __version__
-from cubemesh.data.remote.folder import TemporaryError, resumed
+from cubemesh.data.remote.folder import HTTP, TemporaryError, resumed
 from cubemesh.errors import DataError
 from cubemesh.untrusted import clean
 
@@ -26,7 +26,8 @@ REDIRECTS = 5
 BLOCK_BYTES = 1 << 18
 _REDIRECT = (301, 302, 303, 307, 308)
 _TEMPORARY = (408, 425, 429, 500, 502, 503, 504)
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
+_LENGTH = re.compile(r"\d{1,19}")
 
 
 class HttpFolder:
@@ -72,7 +73,7 @@ class HttpFolder:
                 answer.take(whole, most_bytes + 1)
             if len(whole) > most_bytes:
                 raise DataError(f"{clean(url, 200)} has more than {most_bytes} bytes.")
-            if length.isdecimal() and len(whole) < int(length):
+            if _LENGTH.fullmatch(length) and len(whole) < int(length):
                 raise TemporaryError("the connection ended early")
             into += whole
             return True
@@ -133,9 +134,7 @@ class _Answer:
                 break
             target = self.response.headers.get("Location", "")
             self._end()
-            url = urljoin(url, target)
-            if urlsplit(url).scheme not in ("http", "https") or not target:
-                raise DataError(f"{clean(url, 200)}: a redirection that is not to HTTP.")
+            url = _redirected(url, target)
         else:
             raise DataError(f"{clean(url, 200)}: more than {REDIRECTS} redirections.")
         if self.status in (200, 206):
@@ -166,19 +165,26 @@ class _Answer:
                 self._end()
                 if not used:  # the server may close one that was open
                     raise TemporaryError(_reason(error)) from error
+            except ValueError as error:  # of a redirection: a host or path that cannot be sent
+                self._end()
+                raise DataError(
+                    f"{clean(url, 200)} cannot be requested: {_reason(error)}."
+                ) from error
 
     def take(self, into: bytearray, most: int) -> None:
         """Append at most so many bytes of the body."""
         left = most
+        # A chunk may claim a negative size; `read` would then read to the end of the connection.
+        read = self.response.read1 if self.response.chunked else self.response.read
         try:
-            while left and (block := self.response.read(min(left, BLOCK_BYTES))):
-                into += block
-                left -= len(block)
+            while left and (block := read(min(left, BLOCK_BYTES))):
+                into += block[:left]
+                left -= len(block[:left])
         except http.client.IncompleteRead as error:
             into += error.partial[:left]
             self._end()
             raise TemporaryError("the connection ended early") from error
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:
             self._end()
             raise TemporaryError(_reason(error)) from error
 
@@ -191,6 +197,18 @@ class _Answer:
     def __exit__(self, *error: object) -> None:
         if not self.response.isclosed():  # a body that was not read to its end
             self._end()
+
+
+def _redirected(url: str, target: str) -> str:
+    """The URL to which `url` is redirected; DataError where it is none of HTTP."""
+    try:
+        found = urljoin(url, target)
+        if target and urlsplit(found).scheme in HTTP:
+            return found
+    except ValueError:
+        pass
+    where = clean(target, 200) or "nowhere"
+    raise DataError(f"{clean(url, 200)}: the server redirects to {where}, which is not HTTP.")
 
 
 def _reason(error: Exception) -> str:

@@ -158,10 +158,10 @@ def curve_findings(found: Sequence[LinkCurves]) -> Iterator[Finding]:
         ]
         if not ends:
             continue
-        words = [f"{format_ratio(figure)} over {link}" for link, _, figure in ends]
+        words = [f"{format_ratio(figure)} as fast over {link}" for link, _, figure in ends]
         yield Finding.of(
             code="link-scaling",
-            text=f"{curves.name}: {devices} devices train as fast as one device times "
+            text=f"{curves.name}: compared with one device, {devices} devices train "
             f"{format_list(words)}.",
             figure=ends[0][2],
             unit=f"× one device: {ends[0][0]}",

@@ -26,6 +26,7 @@ constant-batch in 003: `batch-size` of MXNet's GoogLeNet is that of a host's pro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -211,12 +212,13 @@ def _curve_specs(
     context: Context,
 ) -> Iterator[RunSpec]:
     """The runs of one curve, without those whose batch size cannot be divided evenly."""
+    unit = _common_samples(mode, case.batch, counts, context)
     for devices in counts:
         hosts = context.hosts if devices >= context.hosts else 1
         batch = batch_per_device(mode, case.batch, devices, hosts)
         if batch is None:
             continue
-        base = budget_of(settings, context, batch * devices)
+        base = budget_of(settings, context, batch * devices, unit)
         together = settings.strategies if devices > 1 else (NO_SYNC,)
         independent = (NO_SYNC,) if devices > 1 and settings.independent else ()
         for sync in (*dict.fromkeys(together), *independent):
@@ -248,7 +250,7 @@ def _cpu_spec(
         work=TrainSteps(network=case.network, batch_per_device=batch, image_size=case.image_size),
         placement=Placement(device="cpu"),
         program=ProgramSettings(framework=framework, layout=entry(framework).layout),
-        budget=budget_of(settings, context, batch),
+        budget=budget_of(settings, context, batch, batch),
     )
 
 
@@ -262,9 +264,18 @@ def on_all_cores(record: RunRecord) -> bool:
     return place.device == "cpu" and place.devices == 1 and place.threads is None
 
 
-def budget_of(settings: ScalingSettings, context: Context, global_batch: int) -> Budget:
+def _common_samples(mode: ScalingMode, batch: int, counts: Sequence[int], context: Context) -> int:
+    """The least number of samples that is a whole number of steps of every point of a curve."""
+    found = [1]
+    for devices in counts:
+        hosts = context.hosts if devices >= context.hosts else 1
+        found.append(devices * (batch_per_device(mode, batch, devices, hosts) or 0) or 1)
+    return math.lcm(*found)
+
+
+def budget_of(settings: ScalingSettings, context: Context, global_batch: int, unit: int) -> Budget:
     """The budget of a point; with a number of samples, exactly its steps. UsageError where they are
-    no whole number."""
+    no whole number; multiples of `unit` are one for every point."""
     samples = settings.samples if isinstance(settings, CurveSettings) else None
     if samples is None:
         return context.budget
@@ -272,8 +283,8 @@ def budget_of(settings: ScalingSettings, context: Context, global_batch: int) ->
     if left or not steps:
         raise UsageError(
             f"samples={samples} is not a whole number of steps of {global_batch} samples, "
-            f"a global batch size of this scaling. Set samples={(steps + 1) * global_batch} or "
-            "another multiple of the largest global batch size."
+            f"a global batch size of this scaling. Set samples={-(-samples // unit) * unit} or "
+            f"another multiple of {unit}."
         )
     return replace(context.budget, steps=steps, exact_steps=True, seconds=0.0, target_ci=None)
 

@@ -65,6 +65,8 @@ class EpochRule:
     """Those of the source; empty for any."""
     published_hours: Mapping[int, float] = field(default_factory=dict)
     """Devices → the source's hours of training."""
+    published_batch: int = 0
+    """Samples of a step on each device, of those hours."""
     published_on: str = ""
     """What the source trained on."""
 
@@ -119,6 +121,7 @@ def training_time(
 ) -> TrainingTime:
     """The time of a training at a throughput with its interval."""
     needed = rule.at(global_batch)
+    is_published = global_batch == devices * rule.published_batch
     samples = None if needed.epochs is None else needed.epochs * samples_per_epoch
 
     def hours(rate: float) -> float | None:
@@ -131,7 +134,7 @@ def training_time(
         hours=hours(samples_per_s),
         hours_low=hours(high),
         hours_high=hours(low),
-        published_hours=rule.published_hours.get(devices),
+        published_hours=rule.published_hours.get(devices) if is_published else None,
         note=needed.note,
     )
 
@@ -191,6 +194,7 @@ RULES: dict[str, EpochRule] = {
             at=_goyal,
             networks=("resnet-50", "resnet-101"),
             published_hours={8: 29.0, 256: 1.0},
+            published_batch=32,
             published_on="ResNet-50 on systems of 8 P100, 50 Gbit/s Ethernet, Caffe2, 32 images a "
             "GPU",
         ),

@@ -3,7 +3,8 @@
 Each follows from links, datasheets and the model alone; none is calibrated with a figure of the
 paper. Speed-ups and efficiencies are of the paper's network, devices and batch size (64 if none is
 given); "NVLink over PCIe" is `--what-if link=pcie`. A figure has the nine-in-ten band of its
-forecast, and none where it follows from links alone.
+forecast. A bandwidth that is attained is from what NCCL attains of the links up to their peak. Only
+what the design of a machine decides, such as a bisection, has no band.
 
 A value holds if the band comes within 10 % of the paper's, and is not wider than `MOST_BAND`; a
 bound holds, or does not, if the whole band is on one side of it.
@@ -237,9 +238,12 @@ def _at(network: str, side: int) -> Network:
 
 def _busy(points: tuple[Point, ...]) -> tuple[Figure, ...]:
     """Percent of a step in which the device computes."""
-    computes = ("forward", "backward", "update")
-    busy = (100 * sum(p.parts_s[name] for name in computes) / p.step_s for p in points)
-    return _plain(*busy)
+    found = []
+    for point in points:
+        computes = sum(point.parts_s[name] for name in ("forward", "backward", "update"))
+        busy = _banded(100 * computes / point.step_s, _band(point))
+        found.append(replace(busy, high=min(100.0, busy.high or 100.0)))
+    return tuple(found)
 
 
 def _one_gpu(device: str) -> System:
@@ -250,18 +254,43 @@ def _cpu_pair() -> System:
     return read_system(CPU_PAIR, "two-xeon-e5-2690-v4.toml", system)
 
 
-def _over_pcie(network: str | Network, batch: int, precision: Precision = "fp32") -> float:
-    found = _predict(network, "dgx1-v100", (8,), batch, precision, link="pcie")
-    return found.before[0].samples_per_s / found.points[0].samples_per_s
+def _changed(network: str | Network, machine: str, devices: int, batch: int,
+             precision: Precision = "fp32", /, **changes: str) -> Figure:  # fmt: skip
+    """Throughput with a change over that without. A slower device hides more of the exchange: the
+    band has the ratios at both ends of one device's, and what several devices are uncertain by."""
+    own = _one(network, machine, batch, precision)
+    ratios, band = [], 1.0
+    for rate in (own.samples_per_s, own.low, own.high):
+        found = _predict(
+            *(network, machine, (devices,), batch, precision),
+            mode="weak",
+            sync="all-reduce",
+            measured={1: rate},
+            **changes,
+        )
+        (before,), (after,) = found.before, found.points
+        ratios.append(after.samples_per_s / before.samples_per_s)
+        band = max(band, exp(hypot(log(_band(before)), log(_band(after)))))
+    return Figure(unit="", value=ratios[0], low=min(ratios) / band, high=max(ratios) * band)
+
+
+def _over_pcie(network: str | Network, batch: int, precision: Precision = "fp32") -> Figure:
+    slower = _changed(network, "dgx1-v100", 8, batch, precision, link="pcie")
+    low, high = slower.low or slower.value, slower.high or slower.value
+    return Figure(unit="", value=1 / slower.value, low=1 / high, high=1 / low)
+
+
+def _gain(ratio: Figure) -> Figure:
+    """A ratio as a gain in percent."""
+    value, low, high = (
+        100 * ((ratio.value if end is None else end) - 1)
+        for end in (ratio.value, ratio.low, ratio.high)
+    )
+    return Figure(unit="", value=value, low=low, high=high)
 
 
 def _translator(hidden: int, name: str = "translator") -> Network:
     return networks.entry(name).make(50, 32000, hidden)
-
-
-def _ethernet() -> float:
-    found = _predict("googlenet", "c4130-g-edr", (16,), 64, "fp32", network="10gbe")
-    return found.points[0].samples_per_s / found.before[0].samples_per_s
 
 
 def _design(name: str, ports: int) -> Design:
@@ -289,6 +318,24 @@ def _hops() -> float:
 
 def _rings(machine: str) -> float:
     return find_rings(load_system(machine).topology).bandwidth_bytes_per_s / GB
+
+
+def _nvlink_rings() -> Figure:
+    """Bandwidth of a DGX-1's rings: what NCCL attains of their links, up to their peak."""
+    peak = _rings("dgx1-v100")
+    attained = peak * defaults().factors["nvlink2_share"].value
+    return Figure(unit="", value=(attained + peak) / 2, low=attained, high=peak)
+
+
+def _pcie_ring() -> Figure:
+    """Bandwidth of a ring over PCIe: what NCCL expects of its slowest link, which is that between
+    the processors, and of PCIe, up to the peak."""
+    links = load_system("dual-root-pcie").topology.links
+    expected = {kind: min((link.sustained_bytes_per_s or link.bandwidth_bytes_per_s) / GB
+                for link in links if link.kind == kind) for kind in ("smp", "pcie")}  # fmt: skip
+    return Figure(
+        unit="", value=expected["pcie"], low=min(expected.values()), high=_rings("dual-root-pcie")
+    )
 
 
 def _mixed_over_fp32() -> Figure:
@@ -360,16 +407,19 @@ FORECASTS: dict[str, Rule] = {
         what="the efficiency of 2, 4 and 8 devices, %",
     ),
     "002-1": Rule(figures=lambda: (_mixed_over_fp32(),)),
-    "002-2": Rule(figures=lambda: _plain(100 * (_over_pcie("inception-v3", 128, "fp16") - 1))),
-    "002-3": Rule(figures=lambda: _plain(100 * (_over_pcie(_translator(512), 256) - 1))),
-    "002-4": Rule(figures=lambda: _plain(_over_pcie(_translator(2048), 64))),
+    "002-2": Rule(figures=lambda: (_gain(_over_pcie("inception-v3", 128, "fp16")),)),
+    "002-3": Rule(figures=lambda: (_gain(_over_pcie(_translator(512), 256)),)),
+    "002-4": Rule(figures=lambda: (_over_pcie(_translator(2048), 64),)),
     "002-5": Rule(
-        figures=lambda: _plain(
-            max(_over_pcie(_translator(512, n), 256) for n in ("translator", "translator-plain"))
+        figures=lambda: (
+            max(
+                (_over_pcie(_translator(512, n), 256) for n in ("translator", "translator-plain")),
+                key=lambda figure: figure.value,
+            ),
         )
     ),
-    "002-6": Rule(figures=lambda: _plain(_rings("dgx1-v100")), limits=((130, ANY),)),
-    "002-7": Rule(figures=lambda: _plain(_rings("dual-root-pcie"))),
+    "002-6": Rule(figures=lambda: (_nvlink_rings(),), limits=((130, ANY),)),
+    "002-7": Rule(figures=lambda: (_pcie_ring(),)),
     "002-8": Rule(
         figures=lambda: _plain(fat_tree(124, _design("10gbe", 2)).bisection_bytes_per_s / GB)
     ),
@@ -396,7 +446,7 @@ FORECASTS: dict[str, Rule] = {
     "003-7": Rule(
         figures=lambda: (_efficiency(_several("inception-bn", "c4130-g-edr", (12,))[0]),)
     ),
-    "003-8": Rule(figures=lambda: _plain(_ethernet())),
+    "003-8": Rule(figures=lambda: (_changed("googlenet", "c4130-g-edr", 16, 64, network="10gbe"),)),
     "003-13": Rule(
         figures=lambda: tuple(
             _efficiency(_several("googlenet", machine, (4,))[0])
