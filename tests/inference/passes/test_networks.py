@@ -7,6 +7,7 @@ from cubemesh import networks
 from cubemesh.inference.passes import OPTIONAL, PASSES, optimize, steps
 from cubemesh.onnx import export, writer
 from layer_samples import (
+    DISTINCT,
     NARROW,
     every_layer,
     every_sequence_layer,
@@ -94,7 +95,7 @@ STEPS = {
 """Steps of each network after the default passes, and with sibling products as one too."""
 
 
-@pytest.mark.parametrize("name", networks.NETWORKS)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_optimized_networks_have_the_same_scores(name):
     pytest.importorskip("onnxruntime")
     built = network(name)
