@@ -28,7 +28,16 @@ from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import BatchNorm, Convolution, LayerNorm
 from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.networks.zoo.vit import vit
-from layer_samples import decoder, dilated, fed, gated, mixed, recurrences
+from layer_samples import (
+    DISTINCT,
+    NARROW,
+    decoder,
+    dilated,
+    fed,
+    gated,
+    mixed,
+    recurrences,
+)
 
 LIMIT = 1e-9
 RATE = 0.01
@@ -42,11 +51,13 @@ SWEEP = (pytest.mark.sweep,)
 
 
 TOKENS = {"sequence_length": 7, "vocabulary": 20, "hidden": 12}
-IMAGE_SIZES = {name: 64 for name in networks.NETWORKS if name.startswith(("resnet", "inception"))}
+_NORMALIZED = ("resnet", "inception", "efficientnet")
+IMAGE_SIZES = {name: 64 for name in networks.NETWORKS if name.startswith(_NORMALIZED)}
 """Where the smallest image would leave normalizations next to nothing to average."""
 SMALLER = {
     "gpt2": lambda: gpt("gpt2", 12, 20, width=24, depth=2, heads=3),
     "vit-b16": lambda: vit("vit-b16", 32, CLASSES, width=24, depth=2, heads=3),
+    **{name: NARROW[name] for name in ("bert-base", "llama3-8b", "convnext-t")},
     "mixed": mixed,
     "gated": gated,
     "decoder": decoder,
@@ -57,7 +68,7 @@ SMALLER = {
 """Where sizes alone do not make a network small, one of its family; and one of our own."""
 QUICK = {
     *("little-cnn", "cifarnet", "mixed", "vit-b16", "gpt2", "translator", "translator-plain"),
-    *("gated", "decoder", "dilated", "fed", "recurrences"),
+    *("gated", "decoder", "dilated", "fed", "recurrences", "bert-base", "llama3-8b"),
 }
 
 
@@ -70,7 +81,7 @@ def build(name):
     return networks.build(name, **{size: sizes[size] for size in line.sizes})
 
 
-def cases(quick=QUICK, names=tuple({**networks.NETWORKS, **SMALLER})):
+def cases(quick=QUICK, names=tuple(dict.fromkeys((*DISTINCT, *SMALLER)))):
     """(framework, name) of each; of pytorch-compiled little always runs, for it traces slowly."""
     found = []
     for framework in OTHERS:

@@ -32,7 +32,7 @@ NAMES = [
     *("little-cnn", "cifarnet", "alexnet", "overfeat", "vgg16", "googlenet", "googlenet-paper"),
     *("inception-bn", "inception-v3", "resnet-18", "resnet-50", "vit-b16", "gpt2"),
 ]
-SMALLER = ["efficientnet-b0", "convnext-t", "bert-base", "llama-125m", "llama3-8b"]
+SMALLER = ["efficientnet-b0", "convnext-t", "bert-base", "llama3-8b"]
 """Compared with few or narrow layers, as their deep networks repeat them."""
 BATCH = 16
 

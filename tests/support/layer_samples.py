@@ -159,8 +159,7 @@ NARROW = {
     "gpt2": lambda: gpt("gpt2", 8, 300, width=48, depth=12, heads=12),
     "vit-b16": lambda: vit("vit-b16", 16, 10, width=48, depth=12, heads=12),
     "bert-base": lambda: of_two_layers(bert, "bert-base", kv_heads=4),
-    "llama-125m": lambda: of_two_layers(llama, "llama-125m", kv_heads=2),
-    "llama3-8b": lambda: of_two_layers(llama, "llama3-8b", kv_heads=1),
+    "llama3-8b": lambda: of_two_layers(llama, "llama3-8b", kv_heads=2),
     "convnext-t": lambda: convnext(
         "convnext-t", 32, 10, widths=(8, 16, 16, 24), depths=(1, 1, 2, 1)
     ),
@@ -170,10 +169,9 @@ SAME_LAYERS = {
     "vit-b16": ("vit-s16", "vit-l16"),
     "gpt2": ("gpt2-medium", "gpt2-large", "gpt2-xl"),
     "bert-base": ("bert-large",),
-    "llama-125m": ("llama3-1b",),
-    "llama3-8b": ("llama3-70b",),
+    "llama3-8b": ("llama-125m", "llama3-1b", "llama3-70b"),
 }
-"""Networks of the zoo that differ in sizes alone from the first."""
+"""Networks of the zoo that differ from the first in sizes alone, or in shared weights."""
 _LARGER = {name for names in SAME_LAYERS.values() for name in names}
 DISTINCT = [name for name in NETWORKS if name not in _LARGER]
 """The networks of the zoo, of each table of sizes the first: for what makes weights."""
