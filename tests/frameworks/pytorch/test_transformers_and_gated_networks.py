@@ -29,9 +29,7 @@ class Arrays(dict):
         return F.linear(x, self[f"{name}.weight"], self.get(f"{name}.bias"))
 
     def layer_norm(self, name, x, epsilon):
-        return F.layer_norm(
-            x, x.shape[-1:], self[f"{name}.weight"], self[f"{name}.bias"], epsilon
-        )
+        return F.layer_norm(x, x.shape[-1:], self[f"{name}.weight"], self[f"{name}.bias"], epsilon)
 
     def conv(self, name, x, **settings):
         return F.conv2d(x, self[f"{name}.weight"], self.get(f"{name}.bias"), **settings)

@@ -44,9 +44,7 @@ def bert(sizes: Transformer, sequence_length: int, vocabulary: int) -> Network:
         x = net.gelu(x, name=f"{name}.transform.act")
         x = net.layer_norm(x, epsilon=_EPSILON, name=f"{name}.transform.LayerNorm")
         tied = {"weight": "bert.embeddings.word_embeddings.weight"}
-        x = net.linear(
-            x, vocabulary, initializer=SMALL_NORMAL, share=tied, name=f"{name}.decoder"
-        )
+        x = net.linear(x, vocabulary, initializer=SMALL_NORMAL, share=tied, name=f"{name}.decoder")
     net.classify(x)
     return net.build()
 

@@ -103,9 +103,7 @@ def _conv(
     return net.add_layer(_SILU, x, name=f"{name}.2") if silu else x
 
 
-def _block(
-    net: NetworkBuilder, x: str, name: str, stage: _Stage, stride: int, rate: float
-) -> str:
+def _block(net: NetworkBuilder, x: str, name: str, stage: _Stage, stride: int, rate: float) -> str:
     channels = net.shape(x)[0]
     width, y, part = channels * stage.expansion, x, 0
     if stage.expansion > 1:

@@ -51,9 +51,7 @@ def llama(sizes: Transformer, sequence_length: int, vocabulary: int) -> Network:
 
 def _block(net: NetworkBuilder, x: str, name: str, sizes: Transformer) -> str:
     def linear(x: str, features: int, part: str) -> str:
-        return net.linear(
-            x, features, bias=False, initializer=SMALL_NORMAL, name=f"{name}.{part}"
-        )
+        return net.linear(x, features, bias=False, initializer=SMALL_NORMAL, name=f"{name}.{part}")
 
     def rotated(x: str, heads: int, part: str) -> str:
         layer = RotaryEmbedding(heads=heads, base=sizes.rotary_base)
