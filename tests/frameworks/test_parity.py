@@ -81,7 +81,10 @@ def build(name):
     return networks.build(name, **{size: sizes[size] for size in line.sizes})
 
 
-def cases(quick=QUICK, names=tuple(dict.fromkeys((*DISTINCT, *SMALLER)))):
+NAMES = tuple(dict.fromkeys((*DISTINCT, *SMALLER)))
+
+
+def cases(quick=QUICK, names=NAMES):
     """(framework, name) of each; of pytorch-compiled little always runs, for it traces slowly."""
     found = []
     for framework in OTHERS:

@@ -307,8 +307,9 @@ NETWORKS: dict[str, NetworkEntry] = {
 def canonical_name(name: str) -> str:
     """The name as in `NETWORKS`, whatever its case, dashes and underscores.
 
-    `ResNet50`, `resnet_50` and `resnet-50` are one network, and so are `llama-8b` and `llama3-8b`. An own network is known while a command
-    that names it runs (`own_networks.py`). UsageError with the nearest name if there is none.
+    `ResNet50`, `resnet_50` and `resnet-50` are one network, and so are `llama-8b` and `llama3-8b`.
+    An own network is known while a command that names it runs (`own_networks.py`). UsageError with
+    the nearest name if there is none.
     """
     if name in NETWORKS:
         return name

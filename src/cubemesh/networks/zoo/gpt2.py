@@ -9,7 +9,7 @@ truth).
 Each position is judged by the token that follows it. The GELU is the tanh form and the epsilon
 1e-5, as in the released code, which has no dropout (nor does the paper name a rate). Weights start
 from N(0, 0.02²), places from N(0, 0.01²), and what is added to the residual stream from a deviation
-smaller by √(2 · layers), the number of such additions. Of the 1024 places only as many are there as the
+smaller by √(2 · layers), for as many additions. Of the 1024 places only as many are there as the
 sequence is long. Nodes are called as in the released code and its ports; every matrix is
 (out, in), where the ports' Conv1D has (in, out).
 """
