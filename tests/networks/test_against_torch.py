@@ -32,7 +32,7 @@ NAMES = [
     *("little-cnn", "cifarnet", "alexnet", "overfeat", "vgg16", "googlenet", "googlenet-paper"),
     *("inception-bn", "inception-v3", "resnet-18", "resnet-50", "vit-b16", "gpt2"),
 ]
-SMALLER = ["efficientnet-b0", "convnext-t", "bert-base", "llama3-8b"]
+SMALLER = ["efficientnet-b0", "convnext-t", "bert-base", "llama3-8b", "unet"]
 """Compared with few or narrow layers, as their deep networks repeat them."""
 BATCH = 16
 
@@ -109,6 +109,7 @@ LOWER = {
     layers.Activation: lambda n, p, x: F.silu(x),
     layers.Sigmoid: lambda n, p, x: torch.sigmoid(x),
     layers.Multiply: lambda n, p, x, y: x * _per_channel(x, y),
+    layers.PixelShuffle: lambda n, p, x: F.pixel_shuffle(x, n.factor),
     layers.Scale: lambda n, p, x: x * p["weight"][:, None, None],
     layers.ToImage: lambda n, p, x: x.transpose(1, 2).unflatten(2, n.size),
     layers.LayerNorm: lambda n, p, x: F.layer_norm(
@@ -202,7 +203,7 @@ def test_matrix_operations_agree_with_the_flop_counter(name, monkeypatch):
         assert cost.backward.matrix_flops == pytest.approx(backward.get_total_flops(), rel=0.001)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "efficientnet-b0", "convnext-t", "bert-base"])
+@pytest.mark.parametrize("name", [*NAMES, "efficientnet-b0", "convnext-t", "bert-base", "unet"])
 def test_saved_bytes_agree_with_what_autograd_saves(name):
     network = network_of(name)
     fed_bytes = forecast(network, BATCH).input_bytes
@@ -256,7 +257,7 @@ class Alive(TorchDispatchMode):
     ("name", "batch"),
     [
         *((name, batch) for name in NAMES for batch in (1, 16)),
-        *(("efficientnet-b0", 16), ("convnext-t", 16), ("bert-base", 16)),
+        *(("efficientnet-b0", 16), ("convnext-t", 16), ("bert-base", 16), ("unet", 16)),
     ],
 )
 def test_peak_agrees_with_the_arrays_alive_in_a_step(name, batch):

@@ -12,6 +12,7 @@ from cubemesh.networks.zoo.bert import bert
 from cubemesh.networks.zoo.convnext import convnext
 from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.networks.zoo.llama import llama
+from cubemesh.networks.zoo.unet import unet_of
 from cubemesh.networks.zoo.vit import vit
 
 
@@ -105,6 +106,7 @@ def gated():
     for function in ("hard-swish", "relu6", "leaky-relu", "mish", "quick-gelu"):
         x = net.add_layer(layers.Activation(function=function, slope=0.1), x)
     x = net.add_layer(layers.Dropout(rate=0.2, per_sample=True), x)
+    x = net.add_layer(layers.PixelShuffle(), net.conv(x, 24, kernel=1, stride=2))
     x = net.add_layer(layers.Scale(), net.conv(x, 6, kernel=1))
     y = net.add_layer(layers.Transpose(), net.tokens(x))
     y = net.add_layer(layers.Transpose(), net.linear(y, 36))
@@ -163,6 +165,7 @@ NARROW = {
     "convnext-t": lambda: convnext(
         "convnext-t", 32, 10, widths=(8, 16, 16, 24), depths=(1, 1, 2, 1)
     ),
+    "unet": lambda: unet_of("unet", 16, 3, widths=(4, 6, 8)),
 }
 """Networks of the zoo with all their kinds of layers, each with fewer weights."""
 SAME_LAYERS = {

@@ -14,10 +14,9 @@ from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks import own_networks
 from cubemesh.networks.graph import Network
 from cubemesh.networks.transformer_sizes import OTHER_NAMES, TRANSFORMERS
-from cubemesh.networks.zoo.alexnet import alexnet
+from cubemesh.networks.zoo.alexnet import alexnet, overfeat
 from cubemesh.networks.zoo.bert import bert
 from cubemesh.networks.zoo.captioner import captioner
-from cubemesh.networks.zoo.cifarnet import cifarnet
 from cubemesh.networks.zoo.convnext import convnext_t
 from cubemesh.networks.zoo.deep_speech import deep_speech_gru, deep_speech_rnn
 from cubemesh.networks.zoo.efficientnet import efficientnet_b0
@@ -25,11 +24,11 @@ from cubemesh.networks.zoo.googlenet import googlenet, googlenet_paper
 from cubemesh.networks.zoo.gpt2 import gpt2
 from cubemesh.networks.zoo.inception_bn import inception_bn
 from cubemesh.networks.zoo.inception_v3 import inception_v3
-from cubemesh.networks.zoo.littlecnn import little_cnn, little_cnn_unpadded
+from cubemesh.networks.zoo.littlecnn import cifarnet, little_cnn, little_cnn_unpadded
 from cubemesh.networks.zoo.llama import llama
-from cubemesh.networks.zoo.overfeat import overfeat
 from cubemesh.networks.zoo.resnet import resnet_18, resnet_34, resnet_50, resnet_101, resnet_152
 from cubemesh.networks.zoo.translator import translator, translator_2x, translator_plain
+from cubemesh.networks.zoo.unet import unet
 from cubemesh.networks.zoo.vgg import vgg11, vgg16, vgg19
 from cubemesh.networks.zoo.vit import vit_b16, vit_l16, vit_s16
 from cubemesh.schema.own_network import OwnNetwork
@@ -198,6 +197,14 @@ NETWORKS: dict[str, NetworkEntry] = {
         classes=1000,
         source="Liu et al., A ConvNet for the 2020s (2022)",
         differs="torchvision's form; weights start from an untruncated N(0, 0.02²)",
+    ),
+    "unet": NetworkEntry(
+        make=unet,
+        image_size=512,
+        smallest_image_size=16,
+        classes=2,
+        source="Ronneberger et al., U-Net (2015)",
+        differs="padded convolutions, three colours; no bias of transposed convolutions",
     ),
     **{
         name: NetworkEntry(

@@ -1,5 +1,5 @@
-"""BERT, Llama-like decoders, ConvNeXt and EfficientNet of the zoo against modules and functions of
-torch.nn with the same arrays, in fp64: scores, and the gradient of every array."""
+"""BERT, Llama-like decoders, ConvNeXt, EfficientNet and U-Net of the zoo against modules and
+functions of torch.nn with the same arrays, in fp64: scores, and the gradient of every array."""
 
 import dataclasses
 
@@ -17,6 +17,7 @@ from cubemesh.networks.transformer_sizes import TRANSFORMERS
 from cubemesh.networks.zoo.bert import bert
 from cubemesh.networks.zoo.convnext import convnext
 from cubemesh.networks.zoo.llama import llama
+from cubemesh.networks.zoo.unet import unet_of
 
 WORDS, LENGTH, HIDDEN, HEADS, LAYERS = 50, 7, 32, 4, 2
 PLACES = torch.arange(LENGTH, dtype=torch.float64)
@@ -204,6 +205,38 @@ def by_table(p, x):
             x = x + y if x.shape == y.shape else y
     x = F.silu(normed("features.8", x))
     return p.linear("classifier.1", x.mean((2, 3)))
+
+
+def by_transposed_convolutions(widths):
+    """U-Net with the operator of its paper."""
+
+    def expected(p, x):
+        def two_convs(name, x):
+            for number in (1, 2):
+                x = F.relu(p.conv(f"{name}.conv{number}", x, padding=1))
+            return x
+
+        passed = []
+        for number in range(1, len(widths)):
+            x = two_convs(f"down{number}", x)
+            passed.append(x)
+            x = F.max_pool2d(x, 2)
+        x = two_convs("bottom", x)
+        for number in range(len(widths) - 1, 0, -1):
+            weight = p[f"up{number}.widen.weight"]
+            weight = weight.view(-1, 2, 2, weight.shape[1]).permute(3, 0, 1, 2)
+            x = F.conv_transpose2d(x, weight, stride=2)
+            x = two_convs(f"up{number}", torch.cat([passed.pop(), x], 1))
+        return p.conv("classifier", x).flatten(2).transpose(1, 2)
+
+    return expected
+
+
+def test_unet_equals_transposed_convolutions():
+    widths = (4, 6, 8)
+    network = unet_of("unet", 16, 3, widths=widths)
+    image = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    compare(network, by_transposed_convolutions(widths), image)
 
 
 def test_efficientnet_equals_its_table():
