@@ -2,8 +2,8 @@
 
     down    64, 128, 256 and 512 filters, each 2 × conv 3×3, then max pool 2×2
     bottom  2 × conv 3×3, 1024; dropout
-    up      512, 256, 128 and 64 filters: a transposed conv 2×2 / 2 to that many channels, beside it
-            those of the same size on the way down, 2 × conv 3×3
+    up      512, 256, 128 and 64 filters: a transposed conv 2×2 / 2 to that many channels, joined
+            with those of the same size on the way down, 2 × conv 3×3
     head    conv 1×1 to a score for each class
 
 ReLU follows each 3×3 convolution. These are padded, so that scores are as many as pixels, where the
