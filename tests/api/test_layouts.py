@@ -168,12 +168,11 @@ def test_other_networks_take_no_options_of_a_layout():
         typed("predict", "resnet-50", "--machine", "dgx1-p100", "--micro-batch", "2")
 
 
-def test_gpt2_is_forecast_as_trained_unless_a_layout_is_given():
-    plain = json.loads(typed("predict", "gpt2", "--machine", "hgx-h100", "--json"))
-    shaped = json.loads(
-        typed(
-            *("predict", "gpt2", "--machine", "hgx-h100", "--layout", "dp=8"),
-            *("--global-batch", "64", "--micro-batch", "8", "--json"),
-        )
-    )
+@pytest.mark.parametrize("name", ["gpt2-xl", "bert-large", "llama-8b"])
+def test_a_network_of_the_zoo_is_forecast_as_trained_unless_a_layout_is_given(name):
+    asked = ("predict", name, "--machine", "hgx-h100", "--json")
+    plain = json.loads(typed(*asked, "--batch-per-device", "1"))
+    shaped = json.loads(typed(*asked, "--layout", "dp=8,zero=3", "--global-batch", "64"))
     assert (plain["kind"], shaped["kind"]) == ("prediction", "layout-prediction")
+    with pytest.raises(UsageError, match="give --layout or --search"):
+        typed(*asked, "--global-batch", "64")

@@ -138,7 +138,7 @@ def in_bash(run) -> Callable[..., list[str]]:
         ("cubemesh run doc-", [s for s in SUITES if s.startswith("doc-")]),
         ("cubemesh run weak-scaling str", ["strong-scaling", "strategies"]),
         ("cubemesh networks resnet-1", ["resnet-18", "resnet-101", "resnet-152"]),
-        ("cubemesh tune gp", ["gpt2"]),
+        ("cubemesh tune gp", ["gpt2", "gpt2-large", "gpt2-medium", "gpt2-xl"]),
         ("cubemesh experiments cei", ["ceilings"]),
         ("cubemesh predict resnet-50 --machine hgx-h2", ["hgx-h200", "hgx-h200-ndr"]),
         ("cubemesh run minibatch --set precision=b", ["precision=bf16"]),

@@ -425,6 +425,15 @@ def test_what_only_moves_values():
     )
 
 
+def test_a_shuffle_of_pixels_copies_each_value_both_ways():
+    net = NetworkBuilder("net")
+    x = net.conv(net.input("image", (3, 5, 4)), 8, kernel=1)
+    shuffled = net.add_layer(layers.PixelShuffle(), x, name="shuffle")
+    net.classify(net.flatten(shuffled))
+    moved = Cost(read_bytes=2 * 4 * 160, written_bytes=2 * 4 * 160)
+    assert costs(net.build(), 2)["shuffle"] == LayerCost(forward=moved, data_gradient=moved)
+
+
 def test_separate_inputs_cost_what_packed_ones_do():
     net = NetworkBuilder("net")
     x = net.linear(net.input("x", (5, 3)), 4)

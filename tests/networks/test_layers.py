@@ -31,6 +31,7 @@ from cubemesh.networks.layers import (
     LocalResponseNorm,
     MaxPool,
     Multiply,
+    PixelShuffle,
     PositionEmbedding,
     Recurrence,
     ReLU,
@@ -132,6 +133,7 @@ def test_parameters_and_state():
         (Transpose(), SEQUENCE, (12, 5), {}),
         (SelectChannels(channels=(3, 1)), SEQUENCE, (5, 2), {}),
         (SelectChannels(channels=(3, 1)), IMAGE, (2, 9, 7), {}),
+        (PixelShuffle(factor=2), (12, 9, 7), (3, 18, 14), {}),
         (Sigmoid(), IMAGE, IMAGE, {}),
         (Activation(function="silu"), SEQUENCE, SEQUENCE, {}),
         (Scale(), IMAGE, IMAGE, {"weight": (6,)}),
@@ -207,6 +209,7 @@ def test_shapes_and_parameters_of_sequence_layers(layer, given, expected, parame
         (RotaryEmbedding(heads=4), [SEQUENCE], "12 features do not divide into pairs in 4"),
         (ToImage(size=(2, 3)), [SEQUENCE], "5 positions are no image"),
         (SelectChannels(channels=(6,)), [IMAGE], "channels 0 to 5"),
+        (PixelShuffle(), [IMAGE], "6 channels do not divide into squares of 2 × 2"),
         (Multiply(), [IMAGE, (9,)], r"Multiply .*\(9,\)"),
     ],
 )

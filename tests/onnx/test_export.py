@@ -15,7 +15,16 @@ from cubemesh.onnx.operators import OPERATORS
 from cubemesh.schema import CheckpointSettings, RunSpec, Train
 from cubemesh.training.checkpoint import Checkpoint, save
 from cubemesh.training.manifest import claim
-from layer_samples import NARROW, decoder, dilated, gated, mixed, recurrences, trained_weights
+from layer_samples import (
+    DISTINCT,
+    NARROW,
+    decoder,
+    dilated,
+    gated,
+    mixed,
+    recurrences,
+    trained_weights,
+)
 from onnx_graphs import cheap_weights, session_of
 
 torch = pytest.importorskip("torch")
@@ -61,7 +70,7 @@ def by_pytorch(network, weights, inputs):
     return scores.numpy()
 
 
-@pytest.mark.parametrize("name", networks.NETWORKS)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_every_network_of_the_zoo_has_the_scores_of_pytorch(name):
     network = small(name)
     weights = cheap_weights(network)

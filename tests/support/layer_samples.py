@@ -1,11 +1,18 @@
 """Small networks that together have every layer type, and weights on which evaluation depends."""
 
+import dataclasses
+
 import numpy as np
 
-from cubemesh.networks import layers
+from cubemesh.networks import NETWORKS, layers
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import LocalResponseNorm
+from cubemesh.networks.transformer_sizes import TRANSFORMERS
+from cubemesh.networks.zoo.bert import bert
+from cubemesh.networks.zoo.convnext import convnext
 from cubemesh.networks.zoo.gpt2 import gpt
+from cubemesh.networks.zoo.llama import llama
+from cubemesh.networks.zoo.unet import unet_of
 from cubemesh.networks.zoo.vit import vit
 
 
@@ -99,6 +106,7 @@ def gated():
     for function in ("hard-swish", "relu6", "leaky-relu", "mish", "quick-gelu"):
         x = net.add_layer(layers.Activation(function=function, slope=0.1), x)
     x = net.add_layer(layers.Dropout(rate=0.2, per_sample=True), x)
+    x = net.add_layer(layers.PixelShuffle(), net.conv(x, 24, kernel=1, stride=2))
     x = net.add_layer(layers.Scale(), net.conv(x, 6, kernel=1))
     y = net.add_layer(layers.Transpose(), net.tokens(x))
     y = net.add_layer(layers.Transpose(), net.linear(y, 36))
@@ -143,11 +151,33 @@ def mixed():
     return net.build()
 
 
+def of_two_layers(make, name, **columns):
+    """A transformer of the zoo that is 32 wide."""
+    sizes = {"hidden": 32, "layers": 2, "heads": 4, "ffn": 48, **columns}
+    return make(dataclasses.replace(TRANSFORMERS[name], **sizes), 8, 300)
+
+
 NARROW = {
     "gpt2": lambda: gpt("gpt2", 8, 300, width=48, depth=12, heads=12),
     "vit-b16": lambda: vit("vit-b16", 16, 10, width=48, depth=12, heads=12),
+    "bert-base": lambda: of_two_layers(bert, "bert-base", kv_heads=4),
+    "llama3-8b": lambda: of_two_layers(llama, "llama3-8b", kv_heads=2),
+    "convnext-t": lambda: convnext(
+        "convnext-t", 32, 10, widths=(8, 16, 16, 24), depths=(1, 1, 2, 1)
+    ),
+    "unet": lambda: unet_of("unet", 16, 3, widths=(4, 6, 8)),
 }
-"""Transformers of the zoo with all their layers, each with fewer weights."""
+"""Networks of the zoo with all their kinds of layers, each with fewer weights."""
+SAME_LAYERS = {
+    "vit-b16": ("vit-s16", "vit-l16"),
+    "gpt2": ("gpt2-medium", "gpt2-large", "gpt2-xl"),
+    "bert-base": ("bert-large",),
+    "llama3-8b": ("llama-125m", "llama3-1b", "llama3-70b"),
+}
+"""Networks of the zoo that differ from the first in sizes alone, or in shared weights."""
+_LARGER = {name for names in SAME_LAYERS.values() for name in names}
+DISTINCT = [name for name in NETWORKS if name not in _LARGER]
+"""The networks of the zoo, of each table of sizes the first: for what makes weights."""
 
 
 def trained_weights(network):

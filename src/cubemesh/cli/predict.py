@@ -177,7 +177,7 @@ def predict(
     """Predict training throughput and its limits. Nothing is run."""
     from cubemesh.networks import NETWORKS
     from cubemesh.networks.own_networks import is_own
-    from cubemesh.networks.transformer_sizes import is_transformer
+    from cubemesh.networks.transformer_sizes import is_transformer, transformer
 
     of_layout = {
         "--micro-batch": micro_batch,
@@ -199,8 +199,8 @@ def predict(
         "--epochs": epochs,
         "--samples-per-epoch": samples_per_epoch,
     }
-    sized = is_transformer(network) and network not in NETWORKS and not is_own(network)
-    if layout or search or sized:
+    sized = is_transformer(network) and not is_own(network)
+    if layout or search or (sized and transformer(network).name not in NETWORKS):
         _refuse(
             of_network, "is not for a transformer with a layout; docs/transformers.md lists its"
         )

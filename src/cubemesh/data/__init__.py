@@ -226,9 +226,12 @@ def check_feeds(name: str, network: Network) -> None:
             )
     elif line.open_sequences is None:
         able = ", ".join(n for n, e in SOURCES.items() if e.open_sequences is not None)
+        needed = "needs labels of positions"
+        if any(i.dtype == "integer" for i in network.inputs):
+            needed = "takes token sequences"
         raise UsageError(
-            f"data={name} has images, and {network.name} takes token sequences. Choose data "
-            f"that has them: {able}."
+            f"data={name} has images, and {network.name} {needed}. Choose data that has them: "
+            f"{able}."
         )
     elif line.open is None and not takes_tokens(network):
         (given, *_) = (i.name for i in network.inputs if i.dtype == "float")

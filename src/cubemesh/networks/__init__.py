@@ -8,24 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks import own_networks
 from cubemesh.networks.graph import Network
-from cubemesh.networks.zoo.alexnet import alexnet
+from cubemesh.networks.transformer_sizes import OTHER_NAMES, TRANSFORMERS
+from cubemesh.networks.zoo.alexnet import alexnet, overfeat
+from cubemesh.networks.zoo.bert import bert
 from cubemesh.networks.zoo.captioner import captioner
-from cubemesh.networks.zoo.cifarnet import cifarnet
+from cubemesh.networks.zoo.convnext import convnext_t
 from cubemesh.networks.zoo.deep_speech import deep_speech_gru, deep_speech_rnn
+from cubemesh.networks.zoo.efficientnet import efficientnet_b0
 from cubemesh.networks.zoo.googlenet import googlenet, googlenet_paper
 from cubemesh.networks.zoo.gpt2 import gpt2
 from cubemesh.networks.zoo.inception_bn import inception_bn
 from cubemesh.networks.zoo.inception_v3 import inception_v3
-from cubemesh.networks.zoo.littlecnn import little_cnn, little_cnn_unpadded
-from cubemesh.networks.zoo.overfeat import overfeat
+from cubemesh.networks.zoo.littlecnn import cifarnet, little_cnn, little_cnn_unpadded
+from cubemesh.networks.zoo.llama import llama
 from cubemesh.networks.zoo.resnet import resnet_18, resnet_34, resnet_50, resnet_101, resnet_152
 from cubemesh.networks.zoo.translator import translator, translator_2x, translator_plain
+from cubemesh.networks.zoo.unet import unet
 from cubemesh.networks.zoo.vgg import vgg11, vgg16, vgg19
-from cubemesh.networks.zoo.vit import vit_b16
+from cubemesh.networks.zoo.vit import vit_b16, vit_l16, vit_s16
 from cubemesh.schema.own_network import OwnNetwork
 from cubemesh.schema.work import NetworkWork
 
@@ -68,6 +73,7 @@ class NetworkEntry:
 
 _DOCUMENT_001 = "DGX-1 best practices [001] (2018)"
 _GOOGLENET = "Szegedy et al., Going deeper with convolutions (2014)"
+_VIT = "Dosovitskiy et al., An image is worth 16×16 words (2020)"
 _V1_5 = "v1.5: a bottleneck halves the image in its 3×3 convolution, not in the first 1×1"
 
 NETWORKS: dict[str, NetworkEntry] = {
@@ -176,21 +182,84 @@ NETWORKS: dict[str, NetworkEntry] = {
             ("resnet-152", resnet_152, _V1_5),
         )
     },
-    "vit-b16": NetworkEntry(
-        make=vit_b16,
+    "efficientnet-b0": NetworkEntry(
+        make=efficientnet_b0,
         image_size=224,
-        smallest_image_size=16,
+        smallest_image_size=1,
         classes=1000,
-        source="Dosovitskiy et al., An image is worth 16×16 words (2020)",
-        differs="torchvision's form: no dropout; the head starts from N(0, 0.02²), not from zero",
+        source="Tan and Le, EfficientNet (2019)",
+        differs="torchvision's form; the classifier starts from N(0, 0.02²)",
     ),
-    "gpt2": NetworkEntry(
-        make=gpt2,
-        sequence_length=1024,
-        vocabulary=50257,
-        source="Radford et al., Language models are unsupervised multitask learners (2019)",
-        differs="as many learned places as the sequence is long",
+    "convnext-t": NetworkEntry(
+        make=convnext_t,
+        image_size=224,
+        smallest_image_size=32,
+        classes=1000,
+        source="Liu et al., A ConvNet for the 2020s (2022)",
+        differs="torchvision's form; weights start from an untruncated N(0, 0.02²)",
     ),
+    "unet": NetworkEntry(
+        make=unet,
+        image_size=512,
+        smallest_image_size=16,
+        classes=2,
+        source="Ronneberger et al., U-Net (2015)",
+        differs="padded convolutions, three colours; no bias of transposed convolutions",
+    ),
+    **{
+        name: NetworkEntry(
+            make=make,
+            image_size=224,
+            smallest_image_size=16,
+            classes=1000,
+            source=source,
+            differs="torchvision's form: no dropout; the head starts from N(0, 0.02²), not from "
+            "zero",
+        )
+        for name, make, source in (
+            ("vit-s16", vit_s16, "Touvron et al., Training data-efficient transformers (2021)"),
+            ("vit-b16", vit_b16, _VIT),
+            ("vit-l16", vit_l16, _VIT),
+        )
+    },
+    **{
+        name: NetworkEntry(
+            make=partial(make, TRANSFORMERS[name]),
+            sequence_length=TRANSFORMERS[name].sequence_length,
+            vocabulary=TRANSFORMERS[name].vocabulary,
+            source=source,
+            differs=differs,
+        )
+        for make, source, differs, names in (
+            (
+                gpt2,
+                "Radford et al., Language models are unsupervised multitask learners (2019)",
+                "as many learned places as the sequence is long",
+                ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
+            ),
+            (
+                bert,
+                "Devlin et al., BERT (2018)",
+                "masked-language head alone, at every position; as many learned places as the "
+                "sequence is long",
+                ("bert-base", "bert-large"),
+            ),
+            (llama, "Liu et al., MobileLLM (2024), 125M", "", ("llama-125m",)),
+            (
+                llama,
+                "Llama 3.2 1B (2024)",
+                "sequences of 8,192 tokens; rotary frequencies as in Llama 3, not rescaled",
+                ("llama3-1b",),
+            ),
+            (
+                llama,
+                "Grattafiori et al., The Llama 3 herd of models (2024)",
+                "",
+                ("llama3-8b", "llama3-70b"),
+            ),
+        )
+        for name in names
+    },
     **{
         name: NetworkEntry(
             make=make,
@@ -245,17 +314,18 @@ NETWORKS: dict[str, NetworkEntry] = {
 def canonical_name(name: str) -> str:
     """The name as in `NETWORKS`, whatever its case, dashes and underscores.
 
-    `ResNet50`, `resnet_50` and `resnet-50` are one network. An own network is known while a command
-    that names it runs (`own_networks.py`). UsageError with the nearest name if there is none.
+    `ResNet50`, `resnet_50` and `resnet-50` are one network, and so are `llama-8b` and `llama3-8b`.
+    An own network is known while a command that names it runs (`own_networks.py`). UsageError with
+    the nearest name if there is none.
     """
     if name in NETWORKS:
         return name
     if own_networks.is_own(name):
         return own_networks.get(name).name
     wanted = _bare(name)
-    for known in NETWORKS:
+    for known in (*NETWORKS, *OTHER_NAMES):
         if _bare(known) == wanted:
-            return known
+            return OTHER_NAMES.get(known, known)
     raise unknown_name("network", name, NETWORKS, "`cubemesh networks` lists them.")
 
 

@@ -215,6 +215,7 @@ SAVED_TENSOR_RULES: dict[type[Layer], SavedTensorRule] = {
     layers.ToImage: SavedTensorRule(),
     layers.Transpose: SavedTensorRule(),
     layers.SelectChannels: SavedTensorRule(),
+    layers.PixelShuffle: SavedTensorRule(),
     layers.Sigmoid: SavedTensorRule(output=True),
     layers.Activation: SavedTensorRule(input=True, own=_sigmoids),
     layers.Multiply: SavedTensorRule(input=True),

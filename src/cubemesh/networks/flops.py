@@ -386,6 +386,12 @@ def _select_channels(layer: layers.SelectChannels, s: Sizes) -> LayerCost:
     )
 
 
+def _pixel_shuffle(layer: layers.PixelShuffle, s: Sizes) -> LayerCost:
+    """A copy each way."""
+    copy = s.cost(read=s.x, written=s.y)
+    return LayerCost(forward=copy, data_gradient=copy)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Recurrent:
     """Numbers for each h of a recurrent layer: operations other than products, forward and
@@ -541,6 +547,7 @@ COUNTS: dict[type[Layer], Callable[[Any, Sizes], LayerCost]] = {
     layers.ToImage: _view,
     layers.Transpose: _view,
     layers.SelectChannels: _select_channels,
+    layers.PixelShuffle: _pixel_shuffle,
     layers.Sigmoid: _sigmoid,
     layers.Activation: _activation,
     layers.Multiply: _multiply,

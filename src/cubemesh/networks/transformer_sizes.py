@@ -55,6 +55,8 @@ class Transformer:
     """Whether the output matrix is the embedding's."""
     segments: int = 0
     """Vectors for the kinds of sentence."""
+    rotary_base: int = 10_000
+    """Of the frequencies of rotary positions, where they are not learned."""
 
     def __post_init__(self) -> None:
         for key in _NUMBERS:
@@ -144,7 +146,13 @@ def _gated_ffn(hidden: int) -> int:
 
 _GPT2 = {"sequence_length": 1024}
 _LLAMA_2 = {"kv_heads": 8, "ffn": 28672}
-_LLAMA_3 = {"kv_heads": 8, "vocabulary": 128256, "sequence_length": 8192}
+_LLAMA_3 = {
+    "kv_heads": 8,
+    "vocabulary": 128256,
+    "sequence_length": 8192,
+    "rotary_base": 500_000,
+}
+_MOBILE = {"kv_heads": 3, "ffn": 1536, "sequence_length": 2048, "tied": True}
 TRANSFORMERS: Mapping[str, Transformer] = {
     network.name: network
     for network in (
@@ -169,6 +177,10 @@ TRANSFORMERS: Mapping[str, Transformer] = {
         _network("llama", "llama2-7b", (4096, 32, 32)),
         _network("llama", "llama2-13b", (5120, 40, 40)),
         _network("llama", "llama2-70b", (8192, 80, 64), **_LLAMA_2),
+        # Z. Liu et al., MobileLLM, arXiv:2402.14905, 125M of 30 layers
+        _network("llama", "llama-125m", (576, 30, 9), **_MOBILE),
+        # Llama 3.2 1B, configuration of its released weights
+        _network("llama", "llama3-1b", (2048, 16, 32), ffn=8192, tied=True, **_LLAMA_3),
         # A. Grattafiori et al., arXiv:2407.21783, table 3
         _network("llama", "llama3-8b", (4096, 32, 32), ffn=14336, **_LLAMA_3),
         _network("llama", "llama3-70b", (8192, 80, 64), ffn=28672, **_LLAMA_3),
@@ -176,21 +188,32 @@ TRANSFORMERS: Mapping[str, Transformer] = {
     )
 }
 """By name, each with its source."""
+OTHER_NAMES: Mapping[str, str] = {
+    "llama-1b": "llama3-1b",
+    "llama-8b": "llama3-8b",
+    "llama-70b": "llama3-70b",
+}
+"""What the networks of `TRANSFORMERS` are also called."""
 
 
 def is_transformer(name: str) -> bool:
-    """Whether a name is one of `TRANSFORMERS` or begins with a family and a colon."""
-    return name.lower() in TRANSFORMERS or ":" in name
+    """Whether a name is one of `TRANSFORMERS`, or another name of one, or begins with a family and
+    a colon."""
+    return _row(name) in TRANSFORMERS or ":" in name
+
+
+def _row(name: str) -> str:
+    return OTHER_NAMES.get(name.lower(), name.lower())
 
 
 def transformer(name: str) -> Transformer:
     """The network of a name or of columns; UsageError for another, an unknown or invalid column."""
     family, colon, columns = name.partition(":")
     if not colon:
-        if name.lower() not in TRANSFORMERS:
+        if _row(name) not in TRANSFORMERS:
             hint = f"Or give sizes, such as {_EXAMPLE}."
             raise unknown_name("transformer", name, TRANSFORMERS, hint)
-        return TRANSFORMERS[name.lower()]
+        return TRANSFORMERS[_row(name)]
     if family not in _FAMILIES:
         raise unknown_name("family of transformers", family, _FAMILIES, plural="families")
     given: dict[str, int] = {}

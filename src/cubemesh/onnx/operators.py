@@ -454,6 +454,14 @@ def _select_channels(to: Operators, layer: layers.SelectChannels, inputs: tuple[
     to.call("Gather", *inputs, to.integers("channels", *layer.channels), axis=axis)
 
 
+def _pixel_shuffle(to: Operators, layer: layers.PixelShuffle, inputs: tuple[str, ...]) -> None:
+    channels, height, width = to.shape
+    low = (height // layer.factor, width // layer.factor)
+    x = to.reshape(inputs[0], 0, channels, layer.factor, layer.factor, *low, to="squares")
+    x = to.transpose(x, 0, 1, 4, 2, 5, 3, to="rows")
+    to.reshape(x, 0, *to.shape)
+
+
 def _multiply(to: Operators, layer: Layer, inputs: tuple[str, ...]) -> None:
     x, y = inputs
     if len(to.shapes[1]) < len(to.shapes[0]):
@@ -526,6 +534,7 @@ OPERATORS: dict[type[Layer], Write] = {
     layers.ToImage: _to_image,
     layers.Transpose: _transpose,
     layers.SelectChannels: _select_channels,
+    layers.PixelShuffle: _pixel_shuffle,
     layers.Sigmoid: _plain("Sigmoid"),
     layers.Activation: _activation,
     layers.Multiply: _multiply,

@@ -117,6 +117,11 @@ CASES = {
         SEQUENCE,
         lambda x, p: torch.stack([x[..., 4], x[..., 0]], -1),
     ),
+    "pixel-shuffle": (
+        S.PixelShuffle(),
+        (8, 3, 4),
+        lambda x, p: torch.einsum("bcijhw->bchiwj", x.view(3, 2, 2, 2, 3, 4)).reshape(3, 2, 6, 8),
+    ),
     "sigmoid": (S.Sigmoid(), IMAGE, lambda x, p: 1 / (1 + torch.exp(-x))),
     "scale": (S.Scale(), IMAGE, lambda x, p: torch.einsum("bchw,c->bchw", x, p["weight"])),
     "scale-features": (S.Scale(), SEQUENCE, lambda x, p: x * p["weight"]),

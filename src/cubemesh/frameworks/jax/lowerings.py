@@ -270,6 +270,16 @@ def _select_channels(layer: layers.SelectChannels, context: JaxContext, x: jax.A
     return jnp.take(x, np.array(layer.channels), axis=axis)
 
 
+def _pixel_shuffle(layer: layers.PixelShuffle, context: JaxContext, x: jax.Array) -> jax.Array:
+    channels, height, width = context.shape
+    square, low = (layer.factor, layer.factor), (height // layer.factor, width // layer.factor)
+    if context.layout == "nhwc":
+        x = x.reshape(len(x), *low, channels, *square).transpose(0, 1, 4, 2, 5, 3)
+        return x.reshape(len(x), height, width, channels)
+    x = x.reshape(len(x), channels, *square, *low).transpose(0, 1, 4, 2, 5, 3)
+    return x.reshape(len(x), channels, height, width)
+
+
 def _multiply(layer: layers.Multiply, context: JaxContext, x: jax.Array, y: jax.Array) -> jax.Array:
     return x * (y if y.ndim == x.ndim else jnp.expand_dims(y, context.positions))
 
@@ -480,6 +490,7 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.ToImage: _to_image,
     layers.Transpose: lambda layer, context, x: x.swapaxes(1, 2),
     layers.SelectChannels: _select_channels,
+    layers.PixelShuffle: _pixel_shuffle,
     layers.Sigmoid: lambda layer, context, x: jax.nn.sigmoid(x),
     layers.Activation: _activation,
     layers.Multiply: _multiply,

@@ -511,6 +511,7 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.ToImage: lambda layer, shape, _: Image(layer.size),
     layers.Transpose: lambda layer, shape, _: Transposition(),
     layers.SelectChannels: lambda layer, shape, _: Selection(layer.channels),
+    layers.PixelShuffle: lambda layer, shape, _: nn.PixelShuffle(layer.factor),
     layers.Sigmoid: lambda layer, shape, _: nn.Sigmoid(),
     layers.Activation: lambda layer, shape, _: (
         nn.LeakyReLU(layer.slope) if layer.function == "leaky-relu" else Activation(layer.function)

@@ -341,6 +341,16 @@ def _select_channels(layer: layers.SelectChannels, context: TensorFlowContext, x
     return tf.gather(x, np.array(layer.channels), axis=axis)
 
 
+def _pixel_shuffle(layer: layers.PixelShuffle, context: TensorFlowContext, x: Any) -> Any:
+    channels, height, width = context.shape
+    square, low = [layer.factor, layer.factor], [height // layer.factor, width // layer.factor]
+    if context.layout == "nhwc":
+        x = tf.transpose(tf.reshape(x, [x.shape[0], *low, channels, *square]), [0, 1, 4, 2, 5, 3])
+        return tf.reshape(x, [x.shape[0], height, width, channels])
+    x = tf.transpose(tf.reshape(x, [x.shape[0], channels, *square, *low]), [0, 1, 4, 2, 5, 3])
+    return tf.reshape(x, [x.shape[0], channels, height, width])
+
+
 def _multiply(layer: layers.Multiply, context: TensorFlowContext, x: Any, y: Any) -> Any:
     if len(y.shape) < len(x.shape):
         y = tf.reshape(
@@ -562,6 +572,7 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.ToImage: _to_image,
     layers.Transpose: lambda layer, context, x: tf.transpose(x, [0, 2, 1]),
     layers.SelectChannels: _select_channels,
+    layers.PixelShuffle: _pixel_shuffle,
     layers.Sigmoid: lambda layer, context, x: tf.sigmoid(x),
     layers.Activation: _activation,
     layers.Multiply: _multiply,

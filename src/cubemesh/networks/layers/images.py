@@ -249,6 +249,26 @@ class SelectChannels(Layer):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PixelShuffle(Layer):
+    """An image `factor` times as high and wide, each square of pixels from the channels of one (Shi
+    et al. 2016): channel c · factor² + i · factor + j is row i and column j of the square in
+    channel c. After a 1×1 convolution it is a transposed convolution whose kernel is its stride."""
+
+    category: ClassVar[str] = "copy"
+    factor: int = 2
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(channels / factor², factor · height, factor · width)."""
+        channels, height, width = image_shape(self, inputs[0])
+        if channels % self.factor**2:
+            raise UsageError(
+                f"PixelShuffle: {channels} channels do not divide into squares of {self.factor} × "
+                f"{self.factor}."
+            )
+        return (channels // self.factor**2, self.factor * height, self.factor * width)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sigmoid(Layer):
     """1 / (1 + exp(−x))."""
 

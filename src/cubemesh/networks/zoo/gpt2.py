@@ -1,14 +1,15 @@
-"""GPT-2, the smallest of four (Radford et al. 2019, table 2; "117M" there, 124 M in truth).
+"""GPT-2 in its four sizes (Radford et al. 2019, table 2; the smallest is "117M" there, 124 M in
+truth).
 
-    wte, wpe   each token's learned vector of 768, plus one for its place
-    12 ×       layer norm, causal attention of 12 heads, added to the block's input
-               layer norm, 3072, GELU, 768, added again
+    wte, wpe   each token's learned vector, plus one for its place
+    layers ×   layer norm, causal attention, added to the block's input
+               layer norm, 4 · hidden, GELU, hidden, added again
     ln_f       layer norm, then the product with every token's vector: wte once more
 
 Each position is judged by the token that follows it. The GELU is the tanh form and the epsilon
 1e-5, as in the released code, which has no dropout (nor does the paper name a rate). Weights start
 from N(0, 0.02²), places from N(0, 0.01²), and what is added to the residual stream from a deviation
-smaller by √(2 · 12), the number of such additions. Of the 1024 places only as many are there as the
+smaller by √(2 · layers), for as many additions. Of the 1024 places only as many are there as the
 sequence is long. Nodes are called as in the released code and its ports; every matrix is
 (out, in), where the ports' Conv1D has (in, out).
 """
@@ -20,13 +21,15 @@ import math
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import SMALL_NORMAL, Initializer
+from cubemesh.networks.transformer_sizes import Transformer
 
 _PLACES = Initializer(kind="normal", scale=0.01)
 
 
-def gpt2(sequence_length: int = 1024, vocabulary: int = 50257) -> Network:
-    """124,439,808 parameters at 1024 tokens of a vocabulary of 50257."""
-    return gpt("gpt2", sequence_length, vocabulary, width=768, depth=12, heads=12)
+def gpt2(sizes: Transformer, sequence_length: int, vocabulary: int) -> Network:
+    """The network of a row of `TRANSFORMERS`."""
+    columns = {"width": sizes.hidden, "depth": sizes.layers, "heads": sizes.heads}
+    return gpt(sizes.name, sequence_length, vocabulary, **columns)
 
 
 def gpt(

@@ -1,8 +1,9 @@
-"""ViT-B/16 (Dosovitskiy et al. 2020, table 1 "Base", patches of 16×16), in torchvision's form.
+"""ViT-B/16, ViT-L/16 (Dosovitskiy et al. 2020, table 1 "Base" and "Large", patches of 16×16) and
+ViT-S/16 (Touvron et al. 2021, table 1 "DeiT-S", without distillation), in torchvision's form.
 
-    patches    conv 16×16 / 16, 768      a class token before them, plus a learned position each
-    12 ×       layer norm, attention of 12 heads, added to the block's input
-               layer norm, 3072, GELU, 768, added again
+    patches    conv 16×16 / 16, width    a class token before them, plus a learned position each
+    depth ×    layer norm, attention, added to the block's input
+               layer norm, 4 · width, GELU, width, added again
     head       layer norm, the class token only, fully connected
 
 Layer norms have an epsilon of 1e-6, GELU is the error function's, and there is no dropout (its rate
@@ -10,8 +11,8 @@ is 0.0 in torchvision; the paper trains on ImageNet-1k with 0.1). Biases start a
 from N(0, 0.02²), where torchvision starts it at zero, so that the first step already trains every
 layer. Nodes are called as torchvision's modules, so weights carry over by name but for these:
 
-    encoder.pos_embedding.weight (length, 768)        encoder.pos_embedding (1, length, 768)
-    class_token.token (768,)                          class_token (1, 1, 768)
+    encoder.pos_embedding.weight (length, width)      encoder.pos_embedding (1, length, width)
+    class_token.token (width,)                        class_token (1, 1, width)
     ….self_attention.in_proj.weight, .bias            ….self_attention.in_proj_weight, …_bias
 """
 
@@ -30,9 +31,19 @@ _FAN_IN = Initializer(kind="he_normal", scale=math.sqrt(0.5))
 """N(0, 1 / fan_in)."""
 
 
+def vit_s16(image_size: int = 224, classes: int = 1000) -> Network:
+    """22,050,664 parameters at 224² and 1000 classes."""
+    return vit("vit-s16", image_size, classes, width=384, depth=12, heads=6)
+
+
 def vit_b16(image_size: int = 224, classes: int = 1000) -> Network:
     """86,567,656 parameters at 224² and 1000 classes."""
     return vit("vit-b16", image_size, classes, width=768, depth=12, heads=12)
+
+
+def vit_l16(image_size: int = 224, classes: int = 1000) -> Network:
+    """304,326,632 parameters at 224² and 1000 classes."""
+    return vit("vit-l16", image_size, classes, width=1024, depth=24, heads=16)
 
 
 def vit(name: str, image_size: int, classes: int, *, width: int, depth: int, heads: int) -> Network:
