@@ -23,6 +23,9 @@ from cubemesh.views import terminal
 from cubemesh.views.json_output import envelope
 from cubemesh.views.tables import table_of_texts
 
+_SOURCE_WIDTH = 24
+"""Least width of the sources of networks."""
+
 
 def networks_document(networks: Sequence[NetworkSummary]) -> dict[str, Any]:
     """The JSON of `cubemesh networks`."""
@@ -30,7 +33,7 @@ def networks_document(networks: Sequence[NetworkSummary]) -> dict[str, Any]:
 
 
 def print_networks(console: Console, networks: Sequence[NetworkSummary]) -> None:
-    """A line for each network."""
+    """A line for each network; in a narrow terminal without its source."""
     rows = [
         (
             n.name,
@@ -52,7 +55,12 @@ def print_networks(console: Console, networks: Sequence[NetworkSummary]) -> None
         "ImageNet are published ones of one network. `cubemesh networks NAME` lists the layers "
         "of one, and the conditions of its errors."
     )
-    _print(console, table_of_texts("Networks", columns, rows), note=note)
+    table = table_of_texts("Networks", columns[:-1], [row[:-1] for row in rows])
+    if console.is_terminal and console.width < terminal.table_width(table) + _SOURCE_WIDTH:
+        note += " A wider terminal, a file or a pipe has the source of each, too."
+    else:
+        table = table_of_texts("Networks", columns, rows)
+    _print(console, table, note=note)
 
 
 def network_document(found: NetworkLayers, drawing: Path | None = None) -> dict[str, Any]:
