@@ -182,8 +182,8 @@ def _print(console: Console, *tables: Table, note: str = "") -> None:
         console.print(Text(note))
 
 
-def image_set_document(found: ImageSet) -> dict[str, Any]:
-    """The JSON of `cubemesh prepare`."""
+def image_set_document(found: ImageSet, page: Path | None = None) -> dict[str, Any]:
+    """The JSON of `cubemesh prepare`; `page` is the file that was written."""
     manifest = found.manifest
     return envelope(
         "image-set",
@@ -196,12 +196,17 @@ def image_set_document(found: ImageSet) -> dict[str, Any]:
         bytes=None if manifest is None else manifest.bytes,
         made=None if manifest is None else to_plain(dict(manifest.made)),
         shards_made_now=found.made,
+        page=None if page is None else str(page),
     )
 
 
-def print_image_set(console: Console, found: ImageSet, *, classes: bool) -> None:
-    """What a set has, in a line; its classes; what is wrong with it."""
-    if classes:
+def print_image_set(
+    console: Console, found: ImageSet, *, classes: bool, page: Path | None = None
+) -> None:
+    """What a set has, in a line; its classes, unless a page has them; what is wrong with it."""
+    if page is not None:
+        console.print(Text(f"Wrote {clean(str(page))}."), soft_wrap=True)
+    elif classes:
         rows = [
             (clean(name), *(format_count(each[label]) for each in found.counts.values()))
             for label, name in enumerate(found.classes)
