@@ -67,7 +67,7 @@ def test_a_page_has_counts_and_pictures_of_each_class(folder: Path, tmp_path: Pa
 def test_a_page_of_a_folder_is_self_contained_and_names_are_only_text(folder: Path) -> None:
     text = image_set.render(sample_image_set(folder))
     assert "20 images" in text
-    assert "none of its own" in text
+    assert "no split" in text
     assert "Chosen for this page, and cannot be used: not an image that is read (1)." in text
     assert sorted(pictures(text)) == [(40, 30)] * 9 + [(128, 43)]
     assert "<img src=x" not in text

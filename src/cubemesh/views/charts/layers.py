@@ -14,7 +14,6 @@ import altair as alt
 from cubemesh.schema import Line
 from cubemesh.untrusted import clean
 from cubemesh.views.charts.axes import Frame, Row
-from cubemesh.views.charts.vega import legend_options
 from cubemesh.views.theme import variable
 
 _MOST_MARKS = 40
@@ -28,11 +27,10 @@ _MOST_LABELS = 14
 class Layers:
     """The layers of one chart, back to front."""
 
-    def __init__(self, frame: Frame, *, legend: bool) -> None:
+    def __init__(self, frame: Frame, legend: alt.Legend | None) -> None:
         self.frame = frame
         self.chart = frame.chart
-        shown = legend and len(self.chart.lines) > 1
-        self.legend = alt.Legend(**legend_options(self.chart)) if shown else None
+        self.legend = legend
 
     def all(self) -> Iterator[alt.Chart]:
         """The layers of every line; where no point has a value, only the axes."""

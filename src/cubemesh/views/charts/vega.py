@@ -47,7 +47,9 @@ def vega_lite(
         layers, height = heat_layers(chart)
     else:
         frame = Frame(chart)
-        layers, height = list(Layers(frame, legend=legend).all()), frame.height(height)
+        shown = legend and len(chart.lines) > 1
+        entries = alt.Legend(**legend_options(chart)) if shown else None
+        layers, height = list(Layers(frame, entries).all()), frame.height(height)
     picture = alt.layer(*layers).properties(width=width, height=height)
     if title and chart.title:
         heading: dict[str, Any] = {"text": clean(chart.title)}

@@ -112,7 +112,7 @@ def _facts(sample: SetSample) -> list[tuple[str, str]]:
         share = totals["validation"] / all_images
         facts.append(("Split", f"{_counts_text(totals)} ({100 * share:.1f} %)"))
     elif "images" in totals:
-        facts.append(("Split", "none of its own: a training takes every tenth for validation"))
+        facts.append(("Split", "no split: a training validates on every tenth image of a class"))
     by_class = [sum(counts) for counts in zip(*listed.counts.values(), strict=True)]
     if len(by_class) > 1:
         few, many = min(by_class), max(by_class)
