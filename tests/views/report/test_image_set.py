@@ -15,6 +15,7 @@ from cubemesh.cli import app
 from cubemesh.data.prepare import picture_sample
 from cubemesh.errors import UsageError
 from cubemesh.views.report import image_set
+from range_server import RangeServer
 
 Image = pytest.importorskip("PIL.Image")
 HOSTILE = '"><img src=x onerror=alert(1)>&amp;\x1b[2J{{7*7}}'
@@ -125,3 +126,13 @@ def test_the_json_names_the_page(folder: Path, tmp_path: Path) -> None:
     page = str(tmp_path / "set.html")
     found = CliRunner().invoke(app, ["prepare", str(folder), "--list", "--page", page, "--json"])
     assert json.loads(found.stdout)["page"] == page
+
+
+def test_a_page_of_a_set_at_a_url(folder: Path, tmp_path: Path) -> None:
+    prepare_images(folder, tmp_path / "set", processes=1, validation=0.25)
+    local = sample_image_set(tmp_path / "set")
+    with RangeServer(tmp_path) as server:
+        remote = sample_image_set(f"{server.url}/set")
+    assert remote.pictures == local.pictures
+    assert {p.split for p in remote.pictures[1]} == {"train", "validation"}
+    assert "5 for validation" in image_set.render(remote)
