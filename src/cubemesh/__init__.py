@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from cubemesh.api.compare import compare
     from cubemesh.api.doctor import doctor
     from cubemesh.api.export import bundle, export
-    from cubemesh.api.image_sets import check_image_set, list_image_set, prepare_images
+    from cubemesh.api.image_sets import (
+        check_image_set,
+        list_image_set,
+        prepare_images,
+        sample_image_set,
+    )
     from cubemesh.api.import_ import (
         import_bundle,
         import_measurements,
@@ -117,6 +122,7 @@ __all__ = [
     "results",
     "resume_job",
     "run",
+    "sample_image_set",
     "schedule",
     "stop_job",
     "submit",
@@ -164,6 +170,7 @@ _FILES = {
     "published_generations": "catalogue",
     "record": "results",
     "resume_job": "jobs",
+    "sample_image_set": "image_sets",
     "schedule": "jobs",
     "stop_job": "jobs",
     "submit": "jobs",

@@ -1,12 +1,16 @@
 """`cubemesh networks --draw` and `cubemesh published --generations`, in this process."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from cubemesh import list_networks
 from cubemesh.cli import app
 from cubemesh.errors import CubemeshError, UsageError
+from cubemesh.views.catalogue import print_networks
 
 
 def typed(*arguments: str) -> str:
@@ -58,3 +62,18 @@ def test_generations_of_gpus():
 def test_figures_of_one_precision():
     found = json.loads(typed("published", "resnet-50", "--precision", "fp32", "--json"))
     assert {one["precision"].split("/")[0] for one in found["figures"]} <= {"fp32", "FP32"}
+
+
+@pytest.mark.parametrize(("width", "sources"), [(80, False), (120, True)])
+def test_networks_fit_a_terminal(width, sources):
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, color_system=None, width=width)
+    networks = list_networks()
+    print_networks(console, networks)
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert any(line.split()[:1] == ["little-cnn-unpadded"] for line in lines)
+    assert ("(2018)" in file.getvalue()) == sources
+    assert ("A wider terminal" in file.getvalue()) != sources
+    if not sources:  # a heading in three lines, a line for each network, and the note
+        assert len(lines) < len(networks) + 10

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from answers import in_order, texts, values
-from cubemesh.errors import UsageError
+from cubemesh.errors import DataError, UsageError
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.devices import EXPERIMENT, Settings
 from cubemesh.experiments.registry import Context
@@ -83,6 +83,17 @@ def gathered(tmp_path, *stores):
                 store.save(record)
     with Store.open(paths[0]) as store:
         return EXPERIMENT.gather(Settings(stores=tuple(paths[1:])), store)
+
+
+def test_a_store_of_the_settings_that_cannot_be_read_is_an_error_of_data(tmp_path):
+    """A job fails with it; a failure of its own store queues it again."""
+    other = tmp_path / "other.sqlite"
+    with Store.open(str(tmp_path / "own.sqlite")) as store:
+        with pytest.raises(DataError, match=r"(?s)setting `stores`.*no store at"):
+            EXPERIMENT.gather(Settings(stores=(str(other),)), store)
+        other.write_text("not a database, but long enough to be read as one" * 30)
+        with pytest.raises(DataError, match="is not a database"):
+            EXPERIMENT.gather(Settings(stores=(str(other),)), store)
 
 
 def test_one_cpu_against_one_and_four_gpus_of_another_store(on, tmp_path):

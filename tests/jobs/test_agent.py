@@ -10,19 +10,22 @@ import os
 import random
 import re
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import postgresql
 import psutil
 import pytest
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, event, inspect, text
 
 import cubemesh
 from cli_forkserver import Forked
 from cubemesh.errors import UsageError
+from cubemesh.jobs.child import Assignment, run_job_of
 from cubemesh.jobs.feed import curves, events_after
 from cubemesh.jobs.points import LOSS, RATE, SENSORS
-from cubemesh.jobs.queue import JobQueue
+from cubemesh.jobs.queue import FreeDevices, JobQueue
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import QueuedJob
 from cubemesh.schema import RunRecord
@@ -272,6 +275,64 @@ def test_a_killed_process_of_a_job_is_started_again(
         record = store.record(done.run_ids[-1])
     assert record.ok
     assert_points_are_the_records_losses(live, job, record)
+
+
+@on_postgresql
+def test_a_restart_of_the_stores_server_queues_the_job_again(
+    location: str, live: JobQueue, store: Store, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """It is killed when a run of the job is written, and starts when the job writes its end."""
+    job = submit(location, restarts=1, settings={**NULL, "batch_sizes": "1"})
+    server: postgresql.Server = request.getfixturevalue("_jobs_postgresql")
+    engine = store.database.engine
+    kills: list[Callable[[], None]] = []
+    connects: list[Callable[[], None]] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _kill(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        if statement.startswith("INSERT INTO job_runs") and kills:
+            connects.extend([lambda: None, server.start])  # the first attempt is in vain
+            kills.pop()()
+
+    @event.listens_for(engine, "do_connect")
+    def _connect(*parameters: object) -> None:
+        if connects and threading.current_thread() is threading.main_thread():
+            connects.pop(0)()
+
+    def attempt() -> QueuedJob:
+        claimed = live.claim("agent", FreeDevices(hostname="host"))
+        assert claimed is not None
+        given = Assignment(
+            store=location,
+            job_id=job.job_id,
+            fence=claimed.fence,
+            lease_s=10.0**9,
+            pause_file=str(tmp_path / "pause"),
+            checkpoints=str(tmp_path / "checkpoints"),
+        )
+        run_job_of(given, store)
+        return live.get(job.job_id)
+
+    kills.append(server.kill)
+    found = attempt()
+    assert (found.state, found.faults) == (State.QUEUED, 1)
+    assert "The store" in found.why
+    assert "failed" in found.why
+    assert live.claim("agent", FreeDevices(hostname="host")) is None  # not at once
+    measured = [record.run_id for record in store.records()]
+
+    live.clock = Later(live)
+    kills.append(server.kill)
+    found = attempt()
+    assert found.state is State.FAILED
+    assert "--restarts" in found.why
+
+    live.resume(job.job_id)
+    found = attempt()
+    assert found.state is State.DONE, found.why
+    assert measured
+    assert set(measured) <= set(found.run_ids)  # reused
+    assert_no_events_are_lost(live, job)
 
 
 def assert_points_are_the_records_losses(

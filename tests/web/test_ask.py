@@ -58,6 +58,16 @@ def test_a_form_shows_the_defaults_of_the_plan(client: Client) -> None:
     assert "constant" in fields["schedule"]["default"]
 
 
+def test_a_list_of_choices_is_shown_once(client: Client) -> None:
+    page = client.get("/ask/acceptance").text
+    assert page.count("matrix-product | memory-copy") == 1
+    assert page.count('<option value="burn-in"></option>') == 1
+    fields = {one["name"]: one for one in client.get("/api/v1/ask/acceptance").json()["settings"]}
+    assert fields["precisions"]["type"] == "(fp64 | fp32 | tf32 | bf16 | fp16),…"
+    assert fields["precisions"]["choices"] == ["fp64", "fp32", "tf32", "bf16", "fp16"]
+    assert fields["networks"]["choices"] == []
+
+
 def test_a_form_queues_a_job(member: Client, queue: JobQueue) -> None:
     form = {"framework": "null", "epochs": "3", "schedule": "", "scale": "quick"}
     found = ask(member, {**form, "job_priority": "7"})

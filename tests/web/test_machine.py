@@ -50,6 +50,30 @@ def test_a_change_is_shown_with_what_changed(tmp_path: Path, access: Any) -> Non
     assert "cubemesh 0.1.0 → 0.2.0" in page
 
 
+def test_workloads_of_one_name_are_shown_with_what_differs(tmp_path: Path, access: Any) -> None:
+    machine = report_sample.machine()
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        store.save_machine(machine)
+        for number, image_size in enumerate((32, 64, 64)):
+            one = report_sample.record(8)
+            work = dataclasses.replace(one.spec.work, image_size=image_size)
+            spec = dataclasses.replace(one.spec, work=work)
+            key = dataclasses.replace(one.key, repeat=number, spec_id=spec.spec_id)
+            figures = {"throughput_per_s": Figure(value=100.0 - 1e-3 * number, unit="samples/s")}
+            record = dataclasses.replace(
+                one, run_id=f"{number:012x}", key=key, spec=spec, figures=figures
+            )
+            store.save(record, ())
+        bench = Workbench(store, access, Rules(), secure=False)
+        client = Client(bench, cookie=f"{access.cookie}={access.new_session()}", origin=OWN)
+        page = client.get(f"/machines/{machine.machine_id}").text
+        listed = client.get("/machines").text
+    assert "image size 32" in page
+    assert "image size 64" in page
+    assert "+0.0 % from the run before" in page
+    assert f"id {machine.machine_id[:8]}" in listed
+
+
 def test_the_last_acceptance_is_shown_with_its_badge(
     tmp_path: Path, access: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

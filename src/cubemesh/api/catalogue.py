@@ -70,10 +70,16 @@ class Setting:
 
     name: str
     type: str
-    """As its values are typed: `cpu | cuda`, `integer,integer,…`."""
+    """As its values are typed: `cpu | cuda`, `integer,integer,…`, `(fp32 | bf16),…`."""
     default: Any
     """As plain data; null without one."""
     means: str
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words of which a value, or each value of a list, is one; empty for other types."""
+        words = tuple(self.type.removesuffix(",…").strip("()").split(" | "))
+        return () if len(words) < 2 or {"integer", "number", "text"} & set(words) else words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +153,7 @@ def _type_text(kind: Any) -> str:
         return " | ".join(map(str, arguments))
     if origin is tuple:
         one = _type_text(arguments[0])
-        return f"{one},{one},…"
+        return f"({one}),…" if " | " in one else f"{one},{one},…"
     names = {int: "integer", float: "number", str: "text", bool: "true | false"}
     return names.get(kind, getattr(kind, "__name__", str(kind)))
 

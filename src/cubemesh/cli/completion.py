@@ -259,8 +259,8 @@ def _sentence(text: str) -> str:
 def _words(kind: str, default: Any) -> list[str]:
     """The words of a type such as `true | false`; for another type the default, to be edited."""
     if kind.endswith(",…"):
-        kind = kind.removesuffix(",…")
-        kind = kind[: len(kind) // 2]  # each list type is shown as two of its members
+        # A list of choices is `(a | b),…`, another one is shown as two of its members.
+        kind = kind.removesuffix(",…").strip("()").partition(",")[0]
     members = kind.split(" | ")
     words = [word for word in members if re.fullmatch(r"[\w.-]+", word) and word not in _NOT_WORDS]
     if words:

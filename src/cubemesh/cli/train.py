@@ -3,13 +3,17 @@ makes the images for it."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cubemesh.cli import completion
 from cubemesh.cli.options import AsJson, Hosts, NoCache, Pythons, Settings, StoreAt, Wait, show
 from cubemesh.errors import UsageError
+
+if TYPE_CHECKING:
+    from cubemesh.data.prepare.image_set import ImageSet
 
 
 def train(
@@ -175,6 +179,14 @@ def prepare(
     list_: Annotated[
         bool, typer.Option("--list", help="List classes and numbers of images; also of a URL.")
     ] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--page",
+            metavar="FILE",
+            help="With --list: write an HTML page with pictures of each class.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make tar shards with checksums from images. The same command resumes after an interruption.
@@ -188,16 +200,23 @@ def prepare(
 
     if check and list_:
         raise UsageError("--check and --list exclude each other: give one.")
+    if page is not None and not list_:
+        raise UsageError(f"--page {page} belongs to --list: cubemesh prepare SET --list --page.")
     if check or list_:
         if target is not None:
             raise UsageError(
                 f"{'--check' if check else '--list'} takes one set; leave {target} out."
             )
-        found = check_image_set(source, processes=processes) if check else list_image_set(source)
+        if page is not None:
+            found = _write_page(source, page)
+        elif check:
+            found = check_image_set(source, processes=processes)
+        else:
+            found = list_image_set(source)
         show(
-            view.image_set_document(found),
+            view.image_set_document(found, page),
             as_json,
-            lambda console: view.print_image_set(console, found, classes=list_),
+            lambda console: view.print_image_set(console, found, classes=list_, page=page),
         )
         raise typer.Exit(0 if found.ok else 1)
     if target is None:
@@ -221,3 +240,14 @@ def prepare(
         as_json,
         lambda console: view.print_image_set(console, made, classes=False),
     )
+
+
+def _write_page(source: str, page: Path) -> ImageSet:
+    """Write the page of a set; the set."""
+    from cubemesh import sample_image_set
+    from cubemesh.views.report import image_set
+
+    image_set.check_path(page)
+    sample = sample_image_set(source)
+    image_set.write_page(page, sample)
+    return sample.listed

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cubemesh import termination
-from cubemesh.errors import BusyError, CubemeshError
+from cubemesh.errors import BusyError, CubemeshError, StoreError
 from cubemesh.experiments.registry import Scale
 from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.experiments.session import run_names
@@ -32,7 +32,7 @@ from cubemesh.store import Store
 from cubemesh.worker.report.limits import name_process
 
 LATER_S = 30.0
-"""After finding a device in use, a job waits for so long."""
+"""After finding a device in use, or a failure of the store, a job waits for so long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,11 @@ def run(given: Assignment) -> int:
 
 
 def run_job_of(given: Assignment, store: Store) -> None:
-    """Run the job and write how it ended. LeaseLost if another process holds it."""
+    """Run the job and write how it ended. LeaseLost if another process holds it.
+
+    A failure of the store, such as a restart of its server or a full disk, queues the job again up
+    to its number of restarts. A store that the settings name is data: it fails the job.
+    """
     queue = JobQueue(store.database)
     lease = Lease(queue=queue, job_id=given.job_id, fence=given.fence, seconds=given.lease_s)
     job = queue.get(given.job_id)
@@ -85,7 +89,7 @@ def run_job_of(given: Assignment, store: Store) -> None:
         expect=lambda spec: expected_throughput(store, spec, machine),
     )
     question = job.question
-    delay_s, failure, why = 0.0, "", ""
+    delay_s, failure, store_failure, why = 0.0, "", "", ""
     paused = False
     results: Sequence[ExperimentResult] = ()
     try:
@@ -111,8 +115,8 @@ def run_job_of(given: Assignment, store: Store) -> None:
                     why = f"Records wait in the spool: {unsaved}"
             except RunPaused as pause:
                 paused, why = True, str(pause)
-            except BusyError as busy:
-                paused, delay_s, why = True, LATER_S, str(busy)
+            except (BusyError, StoreError):
+                raise
             except CubemeshError as error:
                 failure = str(error)
             except Exception as error:
@@ -129,9 +133,15 @@ def run_job_of(given: Assignment, store: Store) -> None:
     except termination.Terminated:
         lease.release("Its agent ended.")
         return
+    except BusyError as busy:
+        paused, delay_s, why = True, LATER_S, str(busy)
+    except StoreError as error:
+        store_failure = str(error)
     if recorder.lost:
         raise LeaseLost
-    if paused:
+    if store_failure:
+        lease.fault(store_failure, delay_s=LATER_S, at_last=State.FAILED)
+    elif paused:
         lease.release(why, delay_s=delay_s)
     elif failure:
         lease.end(State.FAILED, failure)

@@ -110,9 +110,14 @@ class Lease:
 
         return self._write(write)
 
-    def fault(self, why: str) -> State:
-        """Its process was lost: queue it again if restarts are left; the new state."""
-        return self._write(lambda connection, row, now: after_fault(connection, row, now, why))
+    def fault(self, why: str, *, delay_s: float = 0.0, at_last: State = State.LOST) -> State:
+        """Its process was lost, or the store failed: queue it again for after `delay_s` seconds if
+        restarts are left, else it is `at_last`; the new state."""
+
+        def write(connection: Connection, row: Row[Any], now: float) -> State:
+            return after_fault(connection, row, now, why, delay_s=delay_s, at_last=at_last)
+
+        return self._write(write)
 
     def _write(self, work: Callable[[Connection, Row[Any], float], T]) -> T:
         def fenced(connection: Connection) -> T:

@@ -348,14 +348,23 @@ class JobQueue:
         return {State(state): int(count) for state, count in rows}
 
 
-def after_fault(connection: Connection, row: Row[Any], now: float, why: str) -> State:
-    """Queue a job again whose holder was lost, unless its restarts are used up, or it was to pause
-    or stop; the new state."""
+def after_fault(
+    connection: Connection,
+    row: Row[Any],
+    now: float,
+    why: str,
+    *,
+    delay_s: float = 0.0,
+    at_last: State = State.LOST,
+) -> State:
+    """Queue a job again whose holder was lost, for after `delay_s` seconds, unless its restarts are
+    used up (then it is `at_last`), or it was to pause or stop; the new state."""
     state = state_asked(row)
     if state is State.QUEUED and row.faults >= row.restarts:
-        state = State.LOST
+        state = at_last
         why = f"{why} It was queued again {row.restarts} times before: see --restarts."
-    change_state(connection, row, state, now, why=why, faults=row.faults + 1, **edited_columns(row))
+    columns = {"faults": row.faults + 1, "not_before_s": now + delay_s, **edited_columns(row)}
+    change_state(connection, row, state, now, why=why, **columns)
     return state
 
 

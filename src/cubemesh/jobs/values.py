@@ -83,7 +83,7 @@ class QueuedJob:
     attempt: int = 0
     """Number of claims so far."""
     restarts: int = 3
-    """Number of times it is queued again after its holder was lost."""
+    """Number of times it is queued again after its holder was lost or the store failed."""
     faults: int = 0
     """Number of times that has happened."""
     control: str | None = None

@@ -23,6 +23,9 @@ from cubemesh.views import terminal
 from cubemesh.views.json_output import envelope
 from cubemesh.views.tables import table_of_texts
 
+_SOURCE_WIDTH = 24
+"""Least width of the sources of networks."""
+
 
 def networks_document(networks: Sequence[NetworkSummary]) -> dict[str, Any]:
     """The JSON of `cubemesh networks`."""
@@ -30,7 +33,7 @@ def networks_document(networks: Sequence[NetworkSummary]) -> dict[str, Any]:
 
 
 def print_networks(console: Console, networks: Sequence[NetworkSummary]) -> None:
-    """A line for each network."""
+    """A line for each network; in a narrow terminal without its source."""
     rows = [
         (
             n.name,
@@ -52,7 +55,12 @@ def print_networks(console: Console, networks: Sequence[NetworkSummary]) -> None
         "ImageNet are published ones of one network. `cubemesh networks NAME` lists the layers "
         "of one, and the conditions of its errors."
     )
-    _print(console, table_of_texts("Networks", columns, rows), note=note)
+    table = table_of_texts("Networks", columns[:-1], [row[:-1] for row in rows])
+    if console.is_terminal and console.width < terminal.table_width(table) + _SOURCE_WIDTH:
+        note += " A wider terminal, a file or a pipe has the source of each, too."
+    else:
+        table = table_of_texts("Networks", columns, rows)
+    _print(console, table, note=note)
 
 
 def network_document(found: NetworkLayers, drawing: Path | None = None) -> dict[str, Any]:
@@ -174,8 +182,8 @@ def _print(console: Console, *tables: Table, note: str = "") -> None:
         console.print(Text(note))
 
 
-def image_set_document(found: ImageSet) -> dict[str, Any]:
-    """The JSON of `cubemesh prepare`."""
+def image_set_document(found: ImageSet, page: Path | None = None) -> dict[str, Any]:
+    """The JSON of `cubemesh prepare`; `page` is the file that was written."""
     manifest = found.manifest
     return envelope(
         "image-set",
@@ -188,12 +196,17 @@ def image_set_document(found: ImageSet) -> dict[str, Any]:
         bytes=None if manifest is None else manifest.bytes,
         made=None if manifest is None else to_plain(dict(manifest.made)),
         shards_made_now=found.made,
+        page=None if page is None else str(page),
     )
 
 
-def print_image_set(console: Console, found: ImageSet, *, classes: bool) -> None:
-    """What a set has, in a line; its classes; what is wrong with it."""
-    if classes:
+def print_image_set(
+    console: Console, found: ImageSet, *, classes: bool, page: Path | None = None
+) -> None:
+    """What a set has, in a line; its classes, unless a page has them; what is wrong with it."""
+    if page is not None:
+        console.print(Text(f"Wrote {clean(str(page))}."), soft_wrap=True)
+    elif classes:
         rows = [
             (clean(name), *(format_count(each[label]) for each in found.counts.values()))
             for label, name in enumerate(found.classes)

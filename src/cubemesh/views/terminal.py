@@ -25,7 +25,7 @@ from cubemesh.untrusted import clean
 from cubemesh.views import formatting
 from cubemesh.views.facts import machine as machine_facts
 from cubemesh.views.facts import run as run_facts
-from cubemesh.views.tables import GAP, text_table
+from cubemesh.views.tables import GAP, TextTable, text_table
 
 if TYPE_CHECKING:
     from cubemesh.api.probe import StackComparison
@@ -69,10 +69,7 @@ def print_table(console: Console, table: Table) -> None:
         _line(console, shown.title, style="bold")
     headings = [text for text, _ in shown.headings]
     numeric = [number for _, number in shown.headings]
-    columns = [
-        [heading, *(row[i].text for row in shown.rows if i < len(row) and not row[i].gap)]
-        for i, heading in enumerate(headings)
-    ]
+    columns = _columns(shown)
     widths: Sequence[int] = [max(map(cell_len, column)) for column in columns]
     wrap = console.is_terminal
     if wrap:
@@ -84,6 +81,20 @@ def print_table(console: Console, table: Table) -> None:
             _print_row(console, cells, widths, numeric, reason=last, wrap=wrap)
         else:
             _print_row(console, [*cells, last], widths, numeric, wrap=wrap)
+
+
+def table_width(table: Table) -> int:
+    """Characters of a row of the table where nothing wraps."""
+    widths = [max(map(cell_len, column)) for column in _columns(text_table(table))]
+    return len(_SPACE) * len(widths) + sum(widths)
+
+
+def _columns(shown: TextTable) -> list[list[str]]:
+    """The texts of each column, its heading first."""
+    return [
+        [heading, *(row[i].text for row in shown.rows if i < len(row) and not row[i].gap)]
+        for i, (heading, _) in enumerate(shown.headings)
+    ]
 
 
 def fitted_widths(

@@ -54,7 +54,7 @@ class FormField:
     type: str
     """As its values are typed: `cpu | cuda`."""
     choices: tuple[str, ...]
-    """The values that it can have, where they are few words."""
+    """The values that it, or each of several, can have, where they are few words."""
     means: str
     default: str
     value: str = ""
@@ -90,12 +90,10 @@ def _field(
     setting: Setting, planned: Any, values: Mapping[str, str], problems: Mapping[str, str]
 ) -> FormField:
     default = setting.default if planned is None else planned
-    words = tuple(word.strip() for word in setting.type.split("|"))
-    choices = words if len(words) > 1 and not {"integer", "number", "text"} & set(words) else ()
     return FormField(
         name=setting.name,
         type=setting.type,
-        choices=tuple(word for word in choices if "," not in word),
+        choices=setting.choices,
         means=setting.means,
         default="" if default is None else clean(value_text(default), 200),
         value=values.get(setting.name, ""),

@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from cubemesh.errors import DataError, StoreError
 from cubemesh.schema import Answer, Budget, Machine, RunRecord, RunSpec
 from cubemesh.schema.serialization import field_types
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from cubemesh.store import Store
 
 Plan = Generator[Sequence[RunSpec], Sequence[RunRecord], None]
+T = TypeVar("T")
 
 
 class Scale(StrEnum):
@@ -103,20 +106,30 @@ class Experiment:
 
 def import_records(store: Store, locations: Sequence[str]) -> list[RunRecord]:
     """Copy machines and records that `store` lacks from the stores at `locations` (paths or URLs);
-    return all records of those stores. Raises DataError if there is no store."""
+    return all records of those stores. DataError if one of those cannot be read."""
     from cubemesh.store import Store
 
     known = {r.run_id for r in store.records()}
     found = []
     for location in locations:
-        with Store.open(location, must_exist=True, read_only=True) as other:
+        opened = partial(Store.open, location, must_exist=True, read_only=True)
+        with _from_named(opened) as other:
             machines = {m.machine_id for m in store.machines()}
-            for machine in other.machines():
+            for machine in _from_named(other.machines):
                 if machine.machine_id not in machines:
                     store.save_machine(machine)
-            for record in other.records():
+            for record in _from_named(other.records):
                 found.append(record)
                 if record.run_id not in known:
                     known.add(record.run_id)
-                    store.save(record, other.series(record.run_id))
+                    series = _from_named(partial(other.series, record.run_id))
+                    store.save(record, series)
     return found
+
+
+def _from_named(read: Callable[[], T]) -> T:
+    """What `read` reads from a store that the settings name; a DataError where it fails."""
+    try:
+        return read()
+    except StoreError as error:
+        raise DataError(f"The setting `stores`: {error}") from error

@@ -11,14 +11,15 @@ import math
 import textwrap
 from collections import Counter
 from functools import cached_property
-from typing import Any
-
-import altair as alt
+from typing import TYPE_CHECKING, Any
 
 from cubemesh.schema import Chart, Point
 from cubemesh.untrusted import clean
 from cubemesh.views.formatting import axis_title, bare_quantity, number, quantity, split_figure
 from cubemesh.views.theme import line_styles
+
+if TYPE_CHECKING:
+    import altair as alt
 
 Row = dict[str, Any]
 
@@ -151,6 +152,8 @@ class Frame:
 
     def along_channel(self) -> Any:
         """The channel of x: categories in their order, or numbers on their scale."""
+        import altair as alt  # here: see layers.py
+
         channel = alt.Y if self.sideways else alt.X
         title = None if self.sideways else axis_title(self.chart.x) or None
         axis: dict[str, Any] = {"title": title, "grid": False}
@@ -185,6 +188,8 @@ class Frame:
 
     def value_channel(self, field: str = "y") -> Any:
         """The channel of y, for the field of the rows that holds it."""
+        import altair as alt  # here: see layers.py
+
         channel = alt.X if self.sideways else alt.Y
         axis: dict[str, Any] = {"title": axis_title(self.chart.y) or None, "tickCount": 5}
         if self.sideways:
@@ -207,6 +212,8 @@ class Frame:
         return {y for y in drawn if y is not None}
 
     def _value_scale(self) -> alt.Scale:
+        import altair as alt  # here: see layers.py
+
         base = _LOG_BASE.get(self.chart.y.scale)
         if base and self.chart.kind == "line":
             return alt.Scale(type="log", base=base)

@@ -92,7 +92,7 @@ def render(report: Report, *, bundled: bool = False) -> str:
     unmeasured = repeated_unmeasured(records)
     details = Details(len(records))
     return (
-        _environment()
+        environment()
         .get_template("report.html.j2")
         .render(
             report=report,
@@ -219,7 +219,8 @@ def _bundle() -> str:
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """The templates of pages; what they show is escaped."""
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("cubemesh.views", "templates"),
         autoescape=True,

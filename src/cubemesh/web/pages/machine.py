@@ -7,8 +7,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from cubemesh.api.arguments import value_text
 from cubemesh.experiments.acceptance.checks import AcceptanceVerdict
 from cubemesh.schema import Machine
+from cubemesh.schema.serialization import to_plain
 from cubemesh.statistics.change_points import FEWEST, change_points
 from cubemesh.store import Store
 from cubemesh.store.compare import differences
@@ -17,7 +19,7 @@ from cubemesh.untrusted import clean
 from cubemesh.views.charts.sparkline import sparkline
 from cubemesh.views.facts.acceptance import badge_svg
 from cubemesh.views.facts.machine import gpu_table, gpu_topology, link_sentences, machine_groups
-from cubemesh.views.formatting import day, machine_line, machine_name
+from cubemesh.views.formatting import day, machine_line, machine_name, words
 from cubemesh.views.json_output import answer_json, envelope, machine_json
 from cubemesh.views.tables import text_table
 from cubemesh.web.listing import name_of, plain_row, rate_text
@@ -28,6 +30,8 @@ PARAMETERS = (Parameter(name="runs", summary="Newest runs of the history, 1 to 1
 _RUNS, _MOST = 500, 1000
 _SHOWN = 30
 """Workloads whose history is shown."""
+_MOST_NAMED = 4
+"""Most settings that are named where workloads share a name."""
 
 
 def _histories(store: Store, machine_id: str, most: int) -> list[list[RunRow]]:
@@ -99,6 +103,8 @@ def view(asked: Asked) -> dict[str, Any]:
     machine = machine_of(asked)
     histories = _with_changes(asked.store, machine, asked.number("runs", _RUNS, _MOST))
     histories.sort(key=lambda pair: len(pair[0]), reverse=True)
+    shown = histories[:_SHOWN]
+    details = _details(asked.store, [rows[-1] for rows, _ in shown])
     return {
         "title": machine_name(machine),
         "machine": machine,
@@ -109,8 +115,9 @@ def view(asked: Asked) -> dict[str, Any]:
         "links": link_sentences(machine.gpu_links),
         "topology": _drawing(machine),
         "histories": [
-            _history(rows) | {"changes": [_change_text(change) for change in changes]}
-            for rows, changes in histories[:_SHOWN]
+            _history(rows)
+            | {"detail": detail, "changes": [_change_text(change) for change in changes]}
+            for (rows, changes), detail in zip(shown, details, strict=True)
         ],
         "more": max(0, len(histories) - _SHOWN),
     }
@@ -160,6 +167,28 @@ def _drawing(machine: Any) -> Markup:
     return Markup(draw_topology(found.topology, found.rings, in_page=True))
 
 
+def _details(store: Store, rows: list[RunRow]) -> list[str]:
+    """Framework, precision and device of workloads; where several of one name have the same, the
+    settings in which they differ, too."""
+    texts = [clean(f"{row.framework} · {row.precision} · {row.device}") for row in rows]
+    alike: dict[tuple[str, str], list[int]] = {}
+    for place, row in enumerate(rows):
+        alike.setdefault((name_of(row), texts[place]), []).append(place)
+    for places in alike.values():
+        if len(places) < 2:
+            continue
+        specs = [store.record(rows[place].run_id).spec for place in places]
+        plain = [
+            {**to_plain(one.placement), **to_plain(one.program), **to_plain(one.work)}
+            for one in specs
+        ]
+        names = [name for name in plain[0] if any(p.get(name) != plain[0][name] for p in plain)]
+        for place, own in zip(places, plain, strict=True):
+            differs = (f"{words(name)} {value_text(own.get(name))}" for name in names[:_MOST_NAMED])
+            texts[place] = clean(" · ".join((texts[place], *differs)), 300)
+    return texts
+
+
 def _history(rows: list[RunRow]) -> dict[str, Any]:
     """A workload's throughputs: the newest, and how it changed over the newest version."""
     rates = [row.samples_per_s or 0.0 for row in rows]
@@ -171,7 +200,6 @@ def _history(rows: list[RunRow]) -> dict[str, Any]:
     )
     return {
         "name": name,
-        "detail": clean(f"{last.framework} · {last.precision} · {last.device}"),
         "workload_id": last.workload_id,
         "runs": len(rows),
         "svg": Markup(svg),
@@ -179,7 +207,10 @@ def _history(rows: list[RunRow]) -> dict[str, Any]:
         "latest_id": last.run_id,
         "from": day(rows[0].started_utc),
         "to": day(last.started_utc),
-        "change": "" if change is None else f"{100 * change:+.1f} % from the run before",
+        # Adding 0.0 makes -0.0 positive.
+        "change": ""
+        if change is None
+        else f"{round(100 * change, 1) + 0.0:+.1f} % from the run before",
         "software": len({row.software_id for row in rows}),
         "versions": len({row.code_version for row in rows}),
     }
