@@ -103,6 +103,13 @@ class ModelParallelProgram(PyTorchProgram):
         array: Array = self._from_last_rank(scores).cpu().numpy()
         return array
 
+    def translate(self, sources: Array, search: BeamSearch) -> list[list[int]]:
+        """Unsupported: a token would pass all devices before the next one begins."""
+        raise Unsupported(
+            "a network that is divided over devices does not translate. Leave beam_width out, or set "
+            "another sync."
+        )
+
     def first_nonfinite(self, placed: Placed) -> str:
         """Of weights only: a forward pass needs the other ranks."""
         return state_dict.first_nonfinite(self._built.layers)
