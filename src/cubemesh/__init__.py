@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         classify_images,
         export_network,
         infer_plan,
+        translate_texts,
     )
     from cubemesh.api.jobs import (
         agent,
@@ -123,6 +124,7 @@ __all__ = [
     "telemetry",
     "topology",
     "train",
+    "translate_texts",
     "tune",
     "verify_bundle",
     "watch",
@@ -170,6 +172,7 @@ _FILES = {
     "telemetry": "results",
     "topology": "probe",
     "train": "run",
+    "translate_texts": "inference",
     "verify_bundle": "import_",
     "watch": "jobs",
 }
