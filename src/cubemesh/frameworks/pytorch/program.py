@@ -231,14 +231,14 @@ class PyTorchProgram:
 
     def translate(self, sources: Array, search: BeamSearch) -> list[list[int]]:
         """See `SupportsTranslation`."""
-        decoder = TokenDecoder(self._built)
+        decoder, trains = TokenDecoder(self._built), self.module.training
         self.module.eval()
         try:
             with torch.no_grad(), self._autocast:
                 given = torch.from_numpy(sources).to(self.device)
                 return search_translations(decoder, given, search)
         finally:
-            self.module.train(self._optimizer is not None)
+            self.module.train(trains)
 
     def infer(self, placed: Placed) -> Tensor:
         """See `SupportsInference`."""
