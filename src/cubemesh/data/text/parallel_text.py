@@ -169,9 +169,7 @@ def _learned(
     return _learn(lambda: _pairs(path), size, tokenizer)
 
 
-def _learn(
-    pairs: Callable[[], Iterable[Pair]], size: int, tokenizer: Tokenizer
-) -> Vocabulary:
+def _learn(pairs: Callable[[], Iterable[Pair]], size: int, tokenizer: Tokenizer) -> Vocabulary:
     texts = (side for pair in _of_split(pairs(), "train") for side in pair)
     return learn_vocabulary(texts, size, tokenizer)
 

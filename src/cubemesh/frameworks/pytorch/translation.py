@@ -103,8 +103,8 @@ def check_translates(network: Network) -> None:
     tokens = [i.dtype == "integer" for i in network.inputs]
     if tokens != [True, True]:
         raise Unsupported(
-            f"{network.name} does not translate: it has no source and target of tokens. Translators "
-            "are translator, translator-plain and translator-2x."
+            f"{network.name} does not translate: it has no source and target of tokens. "
+            "Translators are translator, translator-plain and translator-2x."
         )
     target = network.inputs[1].name
     of_target = {target}

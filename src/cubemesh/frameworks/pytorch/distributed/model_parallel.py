@@ -20,6 +20,7 @@ from torch import Tensor
 from cubemesh.batches import Array, Batch
 from cubemesh.frameworks.contract.gradient_sync import ModelParallelSync
 from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
+from cubemesh.frameworks.contract.translation import BeamSearch
 from cubemesh.frameworks.contract.validation import check_weights
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.precision import state_dict
@@ -106,8 +107,8 @@ class ModelParallelProgram(PyTorchProgram):
     def translate(self, sources: Array, search: BeamSearch) -> list[list[int]]:
         """Unsupported: a token would pass all devices before the next one begins."""
         raise Unsupported(
-            "a network that is divided over devices does not translate. Leave beam_width out, or set "
-            "another sync."
+            "a network that is divided over devices does not translate. Leave beam_width out, or "
+            "set another sync."
         )
 
     def first_nonfinite(self, placed: Placed) -> str:
