@@ -137,8 +137,8 @@ class Training:
         if not isinstance(self.validation, SentencePairs):
             raise Unsupported(
                 f"beam_width={self.work.beam_width} translates sentences, and "
-                f"{self.validation.name} has no sentence pairs. Leave it out, or set data=generated-sentences or "
-                "data=parallel-text."
+                f"{self.validation.name} has no sentence pairs. Leave it out, or set "
+                "data=generated-sentences or data=parallel-text."
             )
         if not isinstance(self.program, SupportsTranslation):
             raise Unsupported(
