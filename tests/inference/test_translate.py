@@ -115,7 +115,7 @@ def test_texts_are_translated_and_hostile_ones_get_a_sentence(folder, trained):
         assert one.translation == ""
     assert (last.reason, last.unknown) == ("", 1)
     greedy = cubemesh.translate_texts(
-        folder / "ck", ["der alte Hund singt ."], beam_width=1, step=2
+        folder / "ck", ["der alte Hund singt ."], beam_width=1, step=6
     )
     assert greedy.weights == "checkpoint after step 6"
 
