@@ -63,6 +63,7 @@ from cubemesh.onnx.writer import serialized
 from cubemesh.runs.locks import DeviceLocks
 from cubemesh.runs.own_networks import check_weights, network_with_weights
 from cubemesh.schema.record import Figure
+from cubemesh.schema.work import Tokenizer
 from cubemesh.training import manifest
 from cubemesh.training.checkpoint import load, path_of, steps_in
 from cubemesh.units import parse_duration
@@ -248,7 +249,8 @@ def build_plan(
         graph = with_free_batch(graph, {n: tuple(s) for n, s in (shapes or {}).items()})
         if data is None and samples is None and set(settings.precisions) != {"fp32"}:
             data, data_path = _trained_on(checkpoints, data_path)
-        chosen = _samples(graph, network, data, data_path, samples)
+        tokenizer = _tokenizer(checkpoints)
+        chosen = _samples(graph, network, data, data_path, samples, tokenizer)
         path = Path(f"{graph.name}.plan" if file is None else file)
         with _locked(device, wait, tell):
             document, models = builder.build(graph, about, settings, chosen, record, tell)
@@ -532,6 +534,7 @@ def _samples(
     data: str | None,
     data_path: str | None,
     samples: str | Path | None,
+    tokenizer: Tokenizer,
 ) -> SampleSets | None:
     if samples is not None:
         if (data, data_path) != (None, None):
@@ -547,7 +550,14 @@ def _samples(
             f".npz file with an array for each input ({', '.join(v.name for v in graph.inputs)}) "
             "and `labels`, and name it with --samples."
         )
-    return from_data(network, data, data_path)
+    return from_data(network, data, data_path, tokenizer=tokenizer)
+
+
+def _tokenizer(checkpoints: str | Path | None) -> Tokenizer:
+    """How a training divided its sentence pairs into tokens."""
+    if checkpoints is None:
+        return "words"
+    return "bpe" if _training(Path(checkpoints)).settings.get("tokenizer") == "bpe" else "words"
 
 
 def _write(path: Path, plan: Plan, arrays: Mapping[str, Array]) -> None:

@@ -295,8 +295,8 @@ def infer(
         if all(one.reason for one in translated.texts):
             raise typer.Exit(1)
         return
-    for option, value in of_texts.items():
-        if value is not None:
+    for option, number in of_texts.items():
+        if number is not None:
             raise UsageError(f"{option} is for texts: add --text TEXT.")
     if image:
         for option, value in of_arrays.items():
