@@ -151,6 +151,7 @@ def test_other_networks_do_not_translate():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU here")
 @pytest.mark.parametrize("name", TRANSLATORS)
 def test_a_gpu_translates_as_the_cpu_does(name):
     given = sources(5)
