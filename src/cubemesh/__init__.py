@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         classify_images,
         export_network,
         infer_plan,
+        translate_texts,
     )
     from cubemesh.api.jobs import (
         agent,
@@ -129,6 +130,7 @@ __all__ = [
     "telemetry",
     "topology",
     "train",
+    "translate_texts",
     "tune",
     "verify_bundle",
     "watch",
@@ -177,6 +179,7 @@ _FILES = {
     "telemetry": "results",
     "topology": "probe",
     "train": "run",
+    "translate_texts": "inference",
     "verify_bundle": "import_",
     "watch": "jobs",
 }

@@ -11,10 +11,13 @@ import pytest
 
 from cubemesh.data.feed import in_order, share_of
 from cubemesh.data.images.arrays import FloatImages
+from cubemesh.data.text.parallel_text import SentencePairs
+from cubemesh.data.text.vocabulary import END, PAD, SPECIAL, Vocabulary
 from cubemesh.frameworks.contract.kv_store import StoreClient, serve_store
 from cubemesh.frameworks.contract.rendezvous import StoreGroup
 from cubemesh.training.evaluation import EvaluationResult, score_all, total_of
 from cubemesh.training.scored_samples import SampleRecorder, right_samples
+from cubemesh.training.translation import beam_search, translate_all
 from in_memory_log import InMemoryLog
 from patience import PATIENCE_S
 
@@ -127,3 +130,39 @@ def test_without_answers_of_one_rank_there_are_none(together):
         return recorder.result(group)
 
     assert together(2, of_rank) == [None, None]
+
+
+class Copying:
+    """Translates a sentence as its own words, each second one without its first word."""
+
+    def __init__(self):
+        self.seen = []
+
+    def clock(self):
+        return 0.0
+
+    def translate(self, sources, search):
+        self.seen.append(len(sources))
+        return [
+            [token for token in row[i % 2 :].tolist() if token not in (PAD, search.end)]
+            for i, row in enumerate(sources)
+        ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_share_the_sentences_that_they_translate(together, ranks):
+    rows = np.array([[4, 5, 6, 7, END], [5, 6, 7, 4, END], [7, 7, 4, 5, END]] * 3)
+    words = Vocabulary("words", (*SPECIAL, "a", "b", "c", "d"))
+    texts = [words.decode(row) for row in rows]
+    pairs = SentencePairs("pairs", (rows, rows), rows, words, 8, texts)
+    programs = [Copying() for _ in range(ranks)]
+    search = beam_search(1, 0.6)
+    found = together(
+        ranks, lambda group: translate_all(programs[group.rank], pairs, search, 4, group)
+    )
+    assert all(one == found[0] for one in found)
+    assert found[0].sentences == 9
+    assert sum(sum(program.seen) for program in programs) == 9
+    # 9 sentences in batches of 4, 4 and 1: 4 of them lack a word
+    assert found[0].counts.matches == (32, 23, 14, 5)
+    assert (found[0].counts.translated, found[0].counts.reference) == (32, 36)

@@ -8,7 +8,7 @@ import io
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from cubemesh.batches import Array
 from cubemesh.data.class_names import class_names as class_names_of
+from cubemesh.data.text.vocabulary import Vocabulary, load_vocabulary
 from cubemesh.durable_files import replace_file
 from cubemesh.errors import DataError, UsageError
 from cubemesh.inference import build as builder
@@ -46,6 +47,12 @@ from cubemesh.inference.samples import (
     read_samples,
 )
 from cubemesh.inference.timing import TimingRecord
+from cubemesh.inference.translate import (
+    TranslatedText,
+    check_search,
+    translate,
+    translator_program,
+)
 from cubemesh.networks import build, canonical_name
 from cubemesh.networks.graph import Network
 from cubemesh.networks.own_networks import is_own
@@ -56,6 +63,7 @@ from cubemesh.onnx.writer import serialized
 from cubemesh.runs.locks import DeviceLocks
 from cubemesh.runs.own_networks import check_weights, network_with_weights
 from cubemesh.schema.record import Figure
+from cubemesh.schema.work import Tokenizer
 from cubemesh.training import manifest
 from cubemesh.training.checkpoint import load, path_of, steps_in
 from cubemesh.units import parse_duration
@@ -97,6 +105,21 @@ class Classification:
     weights: str
     """Where they are from, in words."""
     images: tuple[ClassifiedImage, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translation:
+    """Texts with their translations."""
+
+    model: str
+    """The folder of checkpoints."""
+    network: str
+    weights: str
+    """Where they are from, in words."""
+    device: str
+    beam_width: int
+    length_penalty: float
+    texts: tuple[TranslatedText, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +249,8 @@ def build_plan(
         graph = with_free_batch(graph, {n: tuple(s) for n, s in (shapes or {}).items()})
         if data is None and samples is None and set(settings.precisions) != {"fp32"}:
             data, data_path = _trained_on(checkpoints, data_path)
-        chosen = _samples(graph, network, data, data_path, samples)
+        tokenizer = _tokenizer(checkpoints)
+        chosen = _samples(graph, network, data, data_path, samples, tokenizer)
         path = Path(f"{graph.name}.plan" if file is None else file)
         with _locked(device, wait, tell):
             document, models = builder.build(graph, about, settings, chosen, record, tell)
@@ -348,6 +372,72 @@ def classify_images(
     )
 
 
+def translate_texts(
+    model: str | Path,
+    texts: Sequence[str],
+    *,
+    beam_width: int = 5,
+    length_penalty: float = 0.6,
+    step: int | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    wait: str | float = 0.0,
+    tell: Tell = lambda line: None,
+) -> Translation:
+    """Translations of texts by the newest checkpoint of a translator's training on sentence pairs
+    (`model` is its folder; `step` chooses another one), in fp32 by PyTorch, on the CPU unless
+    `device` is `cuda:N`.
+
+    They are searched by `beam_width` hypotheses, 1 being greedy search, with the exponent
+    `length_penalty` (Wu et al. 2016). A text that cannot be translated has its reason instead.
+    UsageError for a plan, a network that does not translate, and a folder without the vocabulary.
+    """
+    if isinstance(texts, str) or not texts:
+        raise UsageError("Name at least one text, in a list.")
+    check_search(beam_width, length_penalty)
+    folder = Path(model)
+    if not folder.is_dir():
+        raise UsageError(
+            f"'{model}' is no folder of checkpoints, and translating needs one, of a translator: "
+            "`cubemesh train translator --data generated-sentences --checkpoints DIR`."
+        )
+    network, weights, about = _trained(folder, step)
+    vocabulary = _vocabulary(folder, network)
+    place = "cuda:0" if device == "cuda" else device or "cpu"
+    # As for images, a CPU is not locked: nothing is measured.
+    with nullcontext() if place == "cpu" else _locked(place, wait, tell):
+        program = translator_program(network, weights, place, this_device(threads).threads)
+        try:
+            found = translate(program, network, vocabulary, texts, beam_width, length_penalty)
+        finally:
+            program.close()
+    return Translation(
+        model=str(model),
+        network=network.name,
+        weights=about,
+        device=place,
+        beam_width=beam_width,
+        length_penalty=length_penalty,
+        texts=found,
+    )
+
+
+def _vocabulary(folder: Path, network: Network) -> Vocabulary:
+    try:
+        vocabulary = load_vocabulary(folder)
+    except OSError as error:
+        raise UsageError(f"'{folder}' cannot be read: {error.strerror}.") from error
+    if vocabulary is None:
+        raise UsageError(
+            f"'{folder}' has checkpoints of {network.name} without a vocabulary, so it does not "
+            "translate texts: --text is for a translator that was trained on "
+            "data=generated-sentences or data=parallel-text."
+        )
+    if len(vocabulary.tokens) > (network.inputs[0].classes or 0):
+        raise DataError(f"'{folder}' has a vocabulary of another network than {network.name}.")
+    return vocabulary
+
+
 def _by_checkpoint(
     folder: Path,
     step: int | None,
@@ -444,6 +534,7 @@ def _samples(
     data: str | None,
     data_path: str | None,
     samples: str | Path | None,
+    tokenizer: Tokenizer,
 ) -> SampleSets | None:
     if samples is not None:
         if (data, data_path) != (None, None):
@@ -459,7 +550,14 @@ def _samples(
             f".npz file with an array for each input ({', '.join(v.name for v in graph.inputs)}) "
             "and `labels`, and name it with --samples."
         )
-    return from_data(network, data, data_path)
+    return from_data(network, data, data_path, tokenizer=tokenizer)
+
+
+def _tokenizer(checkpoints: str | Path | None) -> Tokenizer:
+    """How a training divided its sentence pairs into tokens."""
+    if checkpoints is None:
+        return "words"
+    return "bpe" if _training(Path(checkpoints)).settings.get("tokenizer") == "bpe" else "words"
 
 
 def _write(path: Path, plan: Plan, arrays: Mapping[str, Array]) -> None:

@@ -198,7 +198,8 @@ def infer(
         str,
         typer.Argument(
             metavar="PLAN",
-            help="File written by `cubemesh build`; with --image also a folder of checkpoints.",
+            help="File written by `cubemesh build`; with --image also a folder of checkpoints, "
+            "with --text always.",
         ),
     ],
     image: Annotated[
@@ -213,6 +214,18 @@ def infer(
         typer.Option(
             metavar="FILE", help="Text with a name for each class; default: the training data's."
         ),
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Translate this sentence; may be repeated."),
+    ] = None,
+    beam_width: Annotated[
+        int | None,
+        typer.Option(min=1, help="Hypotheses of a translation; 1: greedy search. Default: 5."),
+    ] = None,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Exponent of the length penalty; default: 0.6."),
     ] = None,
     samples: Annotated[
         str | None,
@@ -248,19 +261,45 @@ def infer(
     wait: Wait = "0",
     as_json: AsJson = False,
 ) -> None:
-    """Measure the latency of a plan, compute the scores of samples, or classify images."""
-    from cubemesh import classify_images, infer_plan
+    """Measure the latency of a plan, compute the scores of samples, classify images or translate
+    texts."""
+    from cubemesh import classify_images, infer_plan, translate_texts
     from cubemesh.views import inference as view
 
+    of_arrays = {
+        "--samples": samples,
+        "--output": output,
+        "--batch": batch,
+        "--iterations": iterations,
+        "--export-times": export_times,
+    }
+    of_images = {"--image": image or None, "--top": top, "--class-names": class_names}
+    of_texts = {"--beam-width": beam_width, "--length-penalty": length_penalty}
+    if text:
+        for option, value in {**of_arrays, **of_images}.items():
+            if value is not None:
+                raise UsageError(f"{option} does not go with --text: leave one out.")
+        translated = translate_texts(
+            plan,
+            text,
+            beam_width=5 if beam_width is None else beam_width,
+            length_penalty=0.6 if length_penalty is None else length_penalty,
+            step=step,
+            device=device,
+            threads=threads,
+            wait=wait,
+            tell=tell,
+        )
+        document = view.translation_document(translated)
+        show(document, as_json, lambda c: view.print_translations(c, translated))
+        if all(one.reason for one in translated.texts):
+            raise typer.Exit(1)
+        return
+    for option, number in of_texts.items():
+        if number is not None:
+            raise UsageError(f"{option} is for texts: add --text TEXT.")
     if image:
-        others = {
-            "--samples": samples,
-            "--output": output,
-            "--batch": batch,
-            "--iterations": iterations,
-            "--export-times": export_times,
-        }
-        for option, value in others.items():
+        for option, value in of_arrays.items():
             if value is not None:
                 raise UsageError(f"{option} is for arrays or latencies: leave it out of --image.")
         found = classify_images(

@@ -16,11 +16,12 @@ from cubemesh.data.images.image_source import NAME as IMAGES
 from cubemesh.data.images.open_images import ImageOptions
 from cubemesh.data.remote.folder import check_url, is_url
 from cubemesh.data.source import Shape, Source, Split
-from cubemesh.data.text import parallel_text, sequences
+from cubemesh.data.text import generated_sentences, parallel_text, sequences
 from cubemesh.data.text.sequences import Sequences, takes_sequences, takes_tokens
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks.graph import Network
 from cubemesh.schema.spec import DataLocation
+from cubemesh.schema.work import Tokenizer
 from cubemesh.units import format_count
 
 __all__ = [
@@ -55,6 +56,8 @@ class OpenRequest:
     """Of images that are decoded."""
     generated_bytes: int = 0
     """Most memory for generated images; at least `CACHE_BYTES` in any case."""
+    tokenizer: Tokenizer = "words"
+    """Of sentence pairs."""
 
     @property
     def given_path(self) -> Path:
@@ -149,9 +152,16 @@ SOURCES: dict[str, SourceEntry] = {
     ),
     parallel_text.NAME: SourceEntry(
         about="sentences and their translations, from the folder or file data_path names",
-        open_sequences=lambda r: parallel_text.open_parallel_text(r.given_path, r.split, r.network),
+        open_sequences=lambda r: parallel_text.open_parallel_text(
+            r.given_path, r.split, r.network, r.tokenizer
+        ),
         is_parallel=True,
         check_path=parallel_text.check_files,
+    ),
+    generated_sentences.NAME: SourceEntry(
+        about="6,000 generated German–English sentence pairs, for the translators",
+        open_sequences=lambda r: parallel_text.open_generated(r.split, r.network, r.tokenizer),
+        is_parallel=True,
     ),
 }
 
@@ -256,12 +266,14 @@ def open_for(
     samples_needed: int = 1,
     options: ImageOptions | None = None,
     generated_bytes: int = 0,
+    tokenizer: Tokenizer = "words",
 ) -> Source:
     """The data set `name`, split `train` or `validation`, in the form that `network` takes.
 
     `seed` is that of generated data, `samples_needed` (a global batch) the minimum number of
     generated samples, `generated_bytes` the most memory for generated images where they need more
-    than `CACHE_BYTES`, and `options` how images are decoded. UsageError and DataError as in `check`
+    than `CACHE_BYTES`, `options` how images are decoded, and `tokenizer` how sentence pairs are
+    divided into tokens. UsageError and DataError as in `check`
     and `check_feeds`, and if the network has fewer classes than the data.
     """
     check_feeds(name, network)
@@ -278,5 +290,6 @@ def open_for(
             samples_needed=samples_needed,
             options=options or ImageOptions(),
             generated_bytes=generated_bytes,
+            tokenizer=tokenizer,
         )
     )

@@ -38,6 +38,7 @@ DISK_OPERATIONS: tuple[Operation, ...] = ("disk_read", "disk_write", "disk_mixed
 LINK_OPERATIONS: tuple[Operation, ...] = ("links", "peer_access", "page_migration")
 """Operations that measure each pair of several devices in one process, instead of one rate."""
 Stage = Literal["read", "decode", "copy"]
+Tokenizer = Literal["words", "bpe"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,8 @@ class NetworkWork:
     """Data set; `synthetic` generates random samples."""
     data_path: str | None = None
     """Folder, file or URL of the data set, for data that is not part of cubemesh."""
+    tokenizer: Tokenizer = "words"
+    """Of sentence pairs: whole `words`, or sub-words learned by byte-pair encoding (`bpe`)."""
     max_image_pixels: int | None = None
     """Images of more pixels are skipped without decoding; None: the decoder's limit, 89 million."""
     seed: int = 0
@@ -181,11 +184,16 @@ class Train(OptimizerWork):
     ninths of all, as 30, 60 and 80 are of 90."""
     target_accuracy: float | None = None
     """Top-1 accuracy, 0 to 1, at which the training stops early."""
+    beam_width: int | None = None
+    """Of sentence pairs: each evaluation translates the validation sentences too, for BLEU, by a
+    beam search of so many hypotheses; 1: greedy search. None: it translates none."""
+    length_penalty: float = 0.6
+    """Of a beam search: exponent of the length penalty (Wu et al. 2016); 0: none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "warmup_epochs")
-        at_least(self, 1, "epochs")
+        at_least(self, 0, "warmup_epochs", "length_penalty")
+        at_least(self, 1, "epochs", "beam_width")
         check_schedule(self.schedule, self.rate_drops, self.epochs)
         check_target(self.target_accuracy)
 

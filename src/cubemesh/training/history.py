@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -24,6 +25,8 @@ class History:
     validation: list[EvaluationResult] = field(default_factory=list)
     rates: dict[int, float] = field(default_factory=dict)
     """Learning rate by step, if it changes."""
+    bleu: dict[int, float] = field(default_factory=dict)
+    """BLEU by epoch, of those whose evaluation translated."""
 
     def plain(self) -> dict[str, Any]:
         """As plain data, without the steps done."""
@@ -31,6 +34,7 @@ class History:
             "losses": [[step, loss] for step, loss in self.losses.items()],
             "validation": [asdict(scored) for scored in self.validation],
             "rates": [[step, rate] for step, rate in self.rates.items()],
+            "bleu": [[epoch, score] for epoch, score in self.bleu.items()],
         }
 
     @classmethod
@@ -45,6 +49,7 @@ class History:
             losses={int(step): float(loss) for step, loss in plain["losses"]},
             validation=validation,
             rates={int(step): float(rate) for step, rate in plain["rates"]},
+            bleu={int(epoch): float(score) for epoch, score in plain.get("bleu", ())},
         )
 
     def log_curves(self, classes: int, log: Log) -> None:
@@ -72,6 +77,31 @@ class History:
             log.figure("top5_accuracy", accuracy_figure(last.top5, last.samples))
         log.figure("validation_loss", Figure(value=last.loss, unit="", n=last.samples))
         log.figure("epochs_trained", Figure(value=len(self.validation), unit=""))
+
+    def log_translation_curves(self, log: Log) -> None:
+        """Log the perplexity of a word or sub-word, e^loss, and BLEU by epoch."""
+        epochs = range(1, len(self.validation) + 1)
+        perplexities = tuple(perplexity(scored.loss) for scored in self.validation)
+        for name, x, y in (
+            ("perplexity", tuple(map(float, epochs)), perplexities),
+            ("bleu", tuple(map(float, self.bleu)), tuple(self.bleu.values())),
+        ):
+            if y:
+                log.curve(Curve(name=name, x_name="epoch", x=x, y=y))
+
+    def log_translation_figures(self, log: Log) -> None:
+        """Log the perplexity of the last evaluation, and its BLEU if it translated."""
+        last = self.validation[-1]
+        log.figure("perplexity", Figure(value=perplexity(last.loss), unit="", n=last.samples))
+        score = self.bleu.get(len(self.validation))
+        if score is not None:
+            method = "BLEU-4 of the corpus, mteval-v13a tokens, one reference"
+            log.figure("bleu", Figure(value=score, unit="", method=method))
+
+
+def perplexity(loss: float) -> float:
+    """e^loss, at most the largest finite number."""
+    return math.exp(min(loss, 709.0))
 
 
 def by_step(name: str, values: dict[int, float]) -> Curve:

@@ -27,6 +27,7 @@ from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed, in_order, share_of
 from cubemesh.data.pipeline import Batches
 from cubemesh.data.source import Source
+from cubemesh.data.text.parallel_text import SentencePairs
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.frameworks.contract.program import (
     Diverged,
@@ -38,6 +39,7 @@ from cubemesh.frameworks.contract.program import (
     Unsupported,
     synchronize_replicas,
 )
+from cubemesh.frameworks.contract.translation import SupportsTranslation
 from cubemesh.measure.log import Log
 from cubemesh.measure.timing.timer import Stopwatch
 from cubemesh.schema.record import Figure, Window
@@ -49,6 +51,7 @@ from cubemesh.training.history import TOP5_CLASSES, History
 from cubemesh.training.pausing import Paused, PauseRequest
 from cubemesh.training.schedule import Schedule
 from cubemesh.training.scored_samples import SampleRecorder
+from cubemesh.training.translation import Translated, beam_search, translate_all
 
 WINDOWS_PER_EPOCH = 4
 WINDOWS = 12
@@ -62,7 +65,9 @@ class Training:
 
     Windows are marked `epoch-N`. Curves: training_loss and, if it changes, learning_rate by step;
     validation_loss, validation_accuracy and, with more than five classes, validation_top5_accuracy
-    by epoch. Figures, of the last epoch: accuracy, top5_accuracy, validation_loss, epochs_trained.
+    by epoch; of sentence pairs perplexity and, if they are translated, bleu. Figures, of the last
+    epoch: accuracy, top5_accuracy, validation_loss, epochs_trained; of sentence pairs perplexity,
+    bleu, translated_per_s, epoch_s and tokens_per_s.
     """
 
     program: Program
@@ -89,6 +94,8 @@ class Training:
     _started: bool = False
     _recorder: SampleRecorder | None = None
     """Of the last evaluation."""
+    _translated: Translated | None = None
+    """In the last evaluation."""
     _same_at: int = 0
     """The last step after which the ranks' weights were equal."""
 
@@ -125,6 +132,19 @@ class Training:
                 "framework=pytorch."
             )
 
+        if self.work.beam_width is None:
+            return
+        if not isinstance(self.validation, SentencePairs):
+            raise Unsupported(
+                f"beam_width={self.work.beam_width} translates sentences, and "
+                f"{self.validation.name} has no sentence pairs. Leave it out, or set "
+                "data=generated-sentences or data=parallel-text."
+            )
+        if not isinstance(self.program, SupportsTranslation):
+            raise Unsupported(
+                "This framework does not translate. Leave beam_width out, or set framework=pytorch."
+            )
+
     def _run(self) -> None:
         """Run the remaining epochs."""
         each = self.feed.steps_per_epoch
@@ -139,7 +159,8 @@ class Training:
                 cast(SupportsSharedEvaluation, self.program).share_statistics(self._evaluating)
             with self.log.phase("evaluate"), closing(self._in_order()) as batches:
                 self.history.validation.append(self._evaluate(batches, epoch))
-            self.history.log_curves(classes, self.log)
+                self._translate()
+            self._log_curves()
             done = self._is_done()
             if done or self.writer.due(self.history.done, ends_epoch=True):
                 self._checkpoint(synchronized=True)
@@ -147,9 +168,10 @@ class Training:
                 self._compare()
             if not done:
                 self._pause_if_requested()
-        self.history.log_curves(classes, self.log)
+        self._log_curves()
         self.writer.finish(self.group)
         self.history.log_figures(classes, self.log)
+        self._log_translation()
         self._log_scored_samples()
         self._log_target()
 
@@ -332,6 +354,53 @@ class Training:
             shown["accuracy/top-5"] = total.top5 / total.samples
         self.writer.scalars(shown, self.history.done)
         return total
+
+    def _translate(self) -> None:
+        """Translate the validation sentences, if that is asked for, with the other ranks."""
+        work = self.work
+        if work.beam_width is None or not isinstance(self.validation, SentencePairs):
+            return
+        search = beam_search(work.beam_width, work.length_penalty)
+        batch = self.feed.batch_per_device
+        found = translate_all(self.program, self.validation, search, batch, self._evaluating)
+        self._translated = found
+        self.history.bleu[len(self.history.validation)] = found.counts.score
+        self.writer.scalars({"accuracy/BLEU": found.counts.score}, self.history.done)
+
+    def _log_curves(self) -> None:
+        self.history.log_curves(self.validation.classes, self.log)
+        if isinstance(self.validation, SentencePairs):
+            self.history.log_translation_curves(self.log)
+
+    def _log_translation(self) -> None:
+        """Log perplexity, BLEU, and time and tokens/s of the last epoch, for sentence pairs."""
+        if not isinstance(self.validation, SentencePairs):
+            return
+        self.history.log_translation_figures(self.log)
+        if self._translated is not None:
+            done = self._translated
+            method = f"beam_width={self.work.beam_width}"
+            rate = done.sentences / done.seconds if done.seconds else 0.0
+            unit = "sentences/s"
+            self.log.figure(
+                "translated_per_s", Figure(value=rate, unit=unit, n=done.sentences, method=method)
+            )
+        last = f"epoch-{len(self.history.validation)}"
+        own = [w for w in self._measured if last in w.marks]
+        samples, seconds = sum(w.samples for w in own), sum(w.elapsed_s for w in own)
+        source = self.feed.source
+        if not samples or not seconds or not isinstance(source, SentencePairs):
+            return  # it resumed at its end
+        sentences = self.feed.steps_per_epoch * self.feed.samples_per_step * self.group.size
+        rate = self.group.size * samples / seconds
+        method = "of training, without the evaluation; from the rate of its measured steps"
+        self.log.figure("epoch_s", Figure(value=sentences / rate, unit="s", method=method))
+        tokens = Figure(
+            value=rate * source.tokens_per_sample,
+            unit="tokens/s",
+            method="of the target with its end, without padding, in the last epoch",
+        )
+        self.log.figure("tokens_per_s", tokens)
 
     def _compare(self) -> None:
         if self.same_weights:

@@ -80,8 +80,10 @@ class Claim:
 def settings_of(spec: RunSpec) -> dict[str, Any]:
     """The settings that must be the same in a resumed training, as plain data."""
     work, program = to_plain(spec.work), to_plain(spec.program)
+    divides = work["tokenizer"] != "words"  # the only one of checkpoints without that setting
     return {
         **{name: work[name] for name in _OF_WORK},
+        **({"tokenizer": work["tokenizer"]} if divides else {}),
         **{name: program[name] for name in _OF_PROGRAM},
         "devices": spec.placement.devices,
     }

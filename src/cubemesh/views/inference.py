@@ -8,7 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cubemesh.api.inference import BuiltPlan, Classification, ExportedNetwork, MeasuredPlan
+from cubemesh.api.inference import (
+    BuiltPlan,
+    Classification,
+    ExportedNetwork,
+    MeasuredPlan,
+    Translation,
+)
 from cubemesh.inference.build import proof_text
 from cubemesh.inference.engines import title
 from cubemesh.inference.plan_file import PlanDevice, PlanDocument, Proof, Trial
@@ -171,6 +177,31 @@ def print_classes(console: Console, found: Classification) -> None:
             rows.append((clean(image.file), clean(one.name), percent))
     _print(console, f"Classes by {found.network}", ("image", "class", "probability (%)"), rows)
     console.print(Text(f"{found.model}: {clean(found.weights)}."))
+
+
+def translation_document(found: Translation) -> dict[str, Any]:
+    """The JSON of `cubemesh infer --text`."""
+    return envelope("translation", **to_plain(found))
+
+
+def print_translations(console: Console, found: Translation) -> None:
+    """Each text with its translation."""
+    rows = []
+    for one in found.texts:
+        shown = clean(one.translation, 2000)
+        if one.reason:
+            shown = f"not translated: {one.reason}"
+        elif one.unknown:
+            shown += f" ({one.unknown} unknown in the text)"
+        rows.append((clean(one.text, 200), shown))
+    _print(console, f"Translations by {found.network}", ("text", "translation"), rows)
+    search = "greedy search"
+    if found.beam_width > 1:
+        search = (
+            f"beam search of {found.beam_width} hypotheses, length penalty "
+            f"{format_number(found.length_penalty)}"
+        )
+    console.print(Text(f"{clean(found.model)}: {clean(found.weights)}; {search}."))
 
 
 def _is_close(trial: Trial, choice: Trial) -> bool:

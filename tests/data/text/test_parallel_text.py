@@ -7,7 +7,8 @@ import pytest
 
 from cubemesh import data
 from cubemesh.data.feed import Feed
-from cubemesh.data.text.parallel_text import BEGIN, END, PAD, UNKNOWN, build_vocabulary
+from cubemesh.data.text.parallel_text import build_vocabulary
+from cubemesh.data.text.vocabulary import BEGIN, END, PAD, UNKNOWN
 from cubemesh.errors import DataError, UsageError
 from cubemesh.networks import build
 
@@ -45,7 +46,7 @@ def test_a_folder_and_a_file_with_tabs_are_the_same_text(tmp_path):
 
 def test_markers_padding_and_what_is_judged(tmp_path):
     path = folder_of(tmp_path, PAIRS)
-    words = build_vocabulary(tmp_path, 40)
+    words = build_vocabulary(tmp_path, 40).ids
     source = opened(path)
     assert (source.name, source.samples, source.classes) == ("parallel-text", 3, 40)
     batch = source.batch(np.array([2]))
@@ -58,7 +59,7 @@ def test_markers_padding_and_what_is_judged(tmp_path):
 
 def test_the_most_frequent_words_and_ties_by_the_alphabet(tmp_path):
     path = folder_of(tmp_path, PAIRS)
-    words = build_vocabulary(tmp_path, 7)
+    words = build_vocabulary(tmp_path, 7).ids
     assert words == {"the": 4, "Katze": 5, "cat": 6}
     batch = opened(path, vocabulary=7).batch(np.array([1]))
     assert batch.inputs[0][0].tolist() == [4, UNKNOWN, UNKNOWN, END, PAD, PAD]
@@ -67,7 +68,7 @@ def test_the_most_frequent_words_and_ties_by_the_alphabet(tmp_path):
 
 def test_a_word_that_spells_a_marker_is_none(tmp_path):
     folder_of(tmp_path, [("<s> a </s>", "<unk> <pad> b")])
-    assert set(build_vocabulary(tmp_path, 40)) == {"a", "b"}
+    assert set(build_vocabulary(tmp_path, 40).ids) == {"a", "b"}
 
 
 def test_long_and_empty_sentences_are_left_out(tmp_path):
@@ -100,7 +101,7 @@ def test_windows_line_ends_and_no_last_newline(tmp_path):
     (tmp_path / "source.txt").write_bytes(b"\xef\xbb\xbfa b\r\nc")
     (tmp_path / "target.txt").write_bytes(b"x\r\ny z\r\n")
     assert opened(str(tmp_path)).samples == 2
-    assert set(build_vocabulary(tmp_path, 40)) == set("abcxyz")
+    assert set(build_vocabulary(tmp_path, 40).ids) == set("abcxyz")
 
 
 def test_missing_files(tmp_path):

@@ -225,3 +225,42 @@ def test_the_cost_of_a_training_is_over_all_its_attempts(context):
 def test_prices_that_a_training_cannot_have(line):
     with pytest.raises(UsageError, match="cost="):
         Settings(cost=(line,))
+
+
+@pytest.mark.parametrize("bleu", [None, 31.25])
+def test_sentence_pairs_have_perplexity_bleu_and_the_time_of_an_epoch(context, bleu):
+    (spec,) = next(plan(Settings(networks=("translator",)), context))
+    work = dataclasses.replace(
+        spec.work, network="translator", data="generated-sentences", epochs=2, beam_width=4
+    )
+    figures = {"accuracy": 0.5, "perplexity": 7.5, "epoch_s": 9.0, "tokens_per_s": 6000.0}
+    y = {"validation_accuracy": (0.4, 0.5), "validation_loss": (3.0, 2.0), "perplexity": (20, 7.5)}
+    if bleu is not None:
+        figures |= {"bleu": bleu, "translated_per_s": 400.0}
+        y["bleu"] = (10.0, bleu)
+    windows = tuple(
+        Window(start_s=0.0, elapsed_s=1.0, steps=1, samples=600, marks=(f"epoch-{n}",))
+        for n in (1, 2)
+    )
+    trained = record(
+        dataclasses.replace(spec, work=work),
+        figures=figures,
+        windows=windows,
+        curves=tuple(
+            Curve(name=name, x_name="epoch", x=(1.0, 2.0), y=values) for name, values in y.items()
+        ),
+    )
+    shown = answer(Settings(networks=("translator",)), [trained])
+    texts = {finding.code: finding.text for finding in shown.findings}
+    assert "600 sentences/s, 6,000 tokens/s" in texts["epoch-time"]
+    epochs = next(table for table in shown.tables if table.title == "Epochs")
+    columns = [column.name for column in epochs.columns]
+    row = [cell.value for cell in epochs.rows[1]]
+    assert row[columns.index("perplexity")] == 7.5
+    if bleu is None:
+        assert "perplexity 7.5" in texts["perplexity"]
+        assert "BLEU" not in columns
+        return
+    assert "BLEU 31.2 by beam search of 4 hypotheses, 400 sentences/s" in texts["bleu"]
+    assert row[columns.index("BLEU")] == bleu
+    assert "train-translator-bleu" in {chart.name for chart in shown.charts}

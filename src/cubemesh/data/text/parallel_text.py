@@ -1,36 +1,43 @@
-"""Parallel text: sentence pairs for translation, from files of the user.
+"""Parallel text: sentence pairs for translation, from files of the user or generated.
 
-Either a folder with `source.txt` and `target.txt`, one sentence a line in the same order, or one
-file with a tab between the two. Words are separated by white space; one vocabulary serves both
-languages: `<pad>`, `<unk>`, `<s>`, `</s>`, then the most frequent words of the training
-pairs, as many as the network has tokens (ties in the order of the alphabet). The translator reads
-the source and its `</s>`, and `<s>` and the target; the labels are the target and its `</s>`. Pairs
-with a side that is empty or longer than the network's length are dropped; shorter ones are padded.
-Every tenth pair is for validation.
+Files are either a folder with `source.txt` and `target.txt`, one sentence a line in the same order,
+or one file with a tab between the two. Words are separated by white space; one vocabulary serves
+both languages (vocabulary.py), of the training pairs, with as many tokens as the network has. The
+translator reads the source and its `</s>`, and `<s>` and the target; the labels are the target and
+its `</s>`. Pairs with a side that is empty or has more tokens than the network's length are
+dropped; shorter ones are padded. Every tenth pair is for validation.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 
 from cubemesh.batches import PADDING
-from cubemesh.data.source import VALIDATION_EVERY, Split, in_split
-from cubemesh.data.text.sequences import Sequences
+from cubemesh.data.source import VALIDATION_EVERY, Indices, Split, in_split
+from cubemesh.data.text import generated_sentences
+from cubemesh.data.text.sequences import Sequences, Tokens
+from cubemesh.data.text.vocabulary import (
+    BEGIN,
+    END,
+    PAD,
+    SPECIAL,
+    Vocabulary,
+    learn_vocabulary,
+)
 from cubemesh.errors import DataError, UsageError
 from cubemesh.networks.graph import Network
+from cubemesh.schema.work import Tokenizer
 from cubemesh.units import format_count
 
 NAME = "parallel-text"
 MOST_LINE = 1 << 20
 """Most characters of a line."""
 FILES = ("source.txt", "target.txt")
-SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
-PAD, UNKNOWN, BEGIN, END = range(len(SPECIAL))
 
 Words = list[str]
 Pair = tuple[Words, Words]
@@ -55,67 +62,136 @@ def check_files(path: Path) -> None:
         )
 
 
-def open_parallel_text(path: Path, split: Split, network: Network) -> Sequences:
+class SentencePairs(Sequences):
+    """Sentence pairs as sequences of tokens, with their vocabulary and reference translations."""
+
+    def __init__(
+        self,
+        name: str,
+        inputs: tuple[Tokens, Tokens],
+        labels: Tokens,
+        vocabulary: Vocabulary,
+        size: int,
+        targets: list[str],
+    ) -> None:
+        super().__init__(name, inputs, labels, size)
+        self.vocabulary = vocabulary
+        self._targets = targets
+
+    def references(self, indices: Indices) -> list[str]:
+        """The translations in the text, of the samples numbered `indices`."""
+        return [self._targets[i] for i in indices]
+
+
+def open_parallel_text(
+    path: Path, split: Split, network: Network, tokenizer: Tokenizer = "words"
+) -> SentencePairs:
     """The pairs of `split` that fit `network`, as sequences of its length.
 
     UsageError for a vocabulary that has no room for a word; DataError as in `check_files`, for text
     that is not UTF-8 or has no tab, and where no pair is left.
     """
     check_files(path)
+    size = _size(network)
+    vocabulary = build_vocabulary(path, size, tokenizer)
+    return _encoded(NAME, f" in {path}", lambda: _pairs(path), split, network, vocabulary)
+
+
+def open_generated(split: Split, network: Network, tokenizer: Tokenizer) -> SentencePairs:
+    """The generated pairs of `split`; otherwise as `open_parallel_text`."""
+    made = generated_sentences
+    vocabulary = _learn(made.words, _size(network), tokenizer)
+    return _encoded(made.NAME, "", made.words, split, network, vocabulary)
+
+
+def _size(network: Network) -> int:
+    """Tokens of a network's vocabulary."""
     size = network.inputs[0].classes or 0
     if size <= len(SPECIAL):
         raise UsageError(
             f"vocabulary={size} has no room for a word: {len(SPECIAL)} tokens are "
             f"{', '.join(SPECIAL)}. Set it to {len(SPECIAL) + 1} or more."
         )
-    vocabulary = build_vocabulary(path, size)
+    return size
+
+
+def _encoded(
+    name: str,
+    where: str,
+    pairs: Callable[[], Iterable[Pair]],
+    split: Split,
+    network: Network,
+    vocabulary: Vocabulary,
+) -> SentencePairs:
     (length,) = network.targets[0].shape
     seen = 0
-    sources, targets = [], []
-    for source, target in _pairs_of(path, split):
+    sources, targets, texts = [], [], []
+    for source, target in _of_split(pairs(), split):
         seen += 1
-        if source and target and max(len(source), len(target)) < length:
-            sources.append([vocabulary.get(word, UNKNOWN) for word in source])
-            targets.append([vocabulary.get(word, UNKNOWN) for word in target])
+        if not (source and target):
+            continue
+        encoded = vocabulary.encode(source), vocabulary.encode(target)
+        if max(map(len, encoded)) < length:
+            sources.append(encoded[0])
+            targets.append(encoded[1])
+            texts.append(" ".join(target))
     if not sources:
+        unit = "words" if vocabulary.tokenizer == "words" else "sub-words"
         raise DataError(
-            f"No pair of {format_count(seen)} in {path} to {_PURPOSE[split]} on has 1 to "
-            f"{length - 1} words on both sides. {_REMEDY[split]}"
+            f"No pair of {format_count(seen)}{where} to {_PURPOSE[split]} on has 1 to "
+            f"{length - 1} {unit} on both sides. {_REMEDY[split]}"
         )
-    return _padded(sources, targets, length, size)
+    source_rows, target_rows, labels = _padded(sources, targets, length)
+    return SentencePairs(
+        name, (source_rows, target_rows), labels, vocabulary, _size(network), texts
+    )
 
 
 _PURPOSE = {"train": "train", "validation": "validate"}
 _REMEDY = {
-    "train": "Set sequence_length to more than the words of a sentence.",
+    "train": "Set sequence_length to more than the tokens of a sentence.",
     "validation": f"Every {VALIDATION_EVERY}th pair is one: give more pairs, or a longer "
     "sequence_length.",
 }
 
 
-def build_vocabulary(path: Path, size: int) -> dict[str, int]:
-    """The token of each word: the most frequent of the training pairs, up to `size` tokens with
-    the four special ones."""
-    counts: Counter[str] = Counter()
-    for source, target in _pairs_of(path, "train"):
-        counts.update(source)
-        counts.update(target)
-    for word in SPECIAL:  # a text that spells one out has no word there
-        counts.pop(word, None)
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: token for token, word in enumerate(ranked[: size - len(SPECIAL)], len(SPECIAL))}
+def build_vocabulary(path: Path, size: int, tokenizer: Tokenizer = "words") -> Vocabulary:
+    """The vocabulary of the training pairs, of at most `size` tokens. It is learned once for files
+    that are the same."""
+    stamps = tuple((str(f), f.stat().st_mtime_ns, f.stat().st_size) for f in _files(path))
+    return _learned(path, stamps, size, tokenizer)
+
+
+@lru_cache(maxsize=2)
+def _learned(
+    path: Path, stamps: tuple[tuple[str, int, int], ...], size: int, tokenizer: Tokenizer
+) -> Vocabulary:
+    return _learn(lambda: _pairs(path), size, tokenizer)
+
+
+def _learn(pairs: Callable[[], Iterable[Pair]], size: int, tokenizer: Tokenizer) -> Vocabulary:
+    texts = (side for pair in _of_split(pairs(), "train") for side in pair)
+    return learn_vocabulary(texts, size, tokenizer)
 
 
 def _padded(
-    sources: list[list[int]], targets: list[list[int]], length: int, vocabulary: int
-) -> Sequences:
-    source = np.full((len(sources), length), PAD, np.int64)
-    target, labels = source.copy(), np.full_like(source, PADDING)
-    for row, (words, own) in enumerate(zip(sources, targets, strict=True)):
-        source[row, : len(words) + 1] = [*words, END]
+    sources: list[list[int]], targets: list[list[int]], length: int
+) -> tuple[Tokens, Tokens, Tokens]:
+    """Source, target and labels."""
+    source = padded_sources(sources, length)
+    target, labels = np.full_like(source, PAD), np.full_like(source, PADDING)
+    for row, own in enumerate(targets):
         target[row, : len(own) + 1] = [BEGIN, *own]
         labels[row, : len(own) + 1] = [*own, END]
-    return Sequences(NAME, (source, target), labels, vocabulary)
+    return source, target, labels
+
+
+def padded_sources(sources: list[list[int]], length: int) -> Tokens:
+    """Sentences as a translator reads them: (sentences, length), each with its end, padded."""
+    rows = np.full((len(sources), length), PAD, np.int64)
+    for row, tokens in enumerate(sources):
+        rows[row, : len(tokens) + 1] = [*tokens, END]
+    return rows
 
 
 def _files(path: Path) -> tuple[Path, ...]:
@@ -146,8 +222,8 @@ def _line_count(file: Path) -> int:
     return lines + (last != b"\n")
 
 
-def _pairs_of(path: Path, split: Split) -> Iterator[Pair]:
-    for number, pair in enumerate(_pairs(path), 1):
+def _of_split(pairs: Iterable[Pair], split: Split) -> Iterator[Pair]:
+    for number, pair in enumerate(pairs, 1):
         if in_split(split, number):
             yield pair
 

@@ -36,6 +36,7 @@ def findings(records: Sequence[RunRecord]) -> Iterator[Finding]:
     record = records[-1]
     if record.ok:
         yield _accuracy(record)
+        yield from _translation(record)
         yield from _target(record)
         yield from _staging(record)
     else:
@@ -67,6 +68,43 @@ def _accuracy(record: RunRecord) -> Finding:
         figure=figure,
         unit="% top-1",
     )
+
+
+def _translation(record: RunRecord) -> Iterator[Finding]:
+    """BLEU, perplexity and the speed of an epoch, of sentence pairs."""
+    perplexity, bleu = record.figure("perplexity"), record.figures.get("bleu")
+    if perplexity is None:
+        return
+    work = training_of(record)
+    judged = f"perplexity {format_number(perplexity)} on the held-out sentences of {work.data}"
+    if bleu is None:
+        yield Finding(
+            code="perplexity",
+            text=f"{work.network} reaches {judged}.",
+            value=perplexity,
+            remedy="Set beam_width=1 (greedy search) or more for BLEU.",
+        )
+    else:
+        width, rate = work.beam_width or 1, record.figure("translated_per_s")
+        search = "greedy search" if width == 1 else f"beam search of {width} hypotheses"
+        speed = f", {format_quantity(rate, 'sentences/s')}" if rate else ""
+        yield Finding(
+            code="bleu",
+            text=f"{work.network} reaches BLEU {bleu.value:.1f} by {search}{speed}; {judged}.",
+            value=bleu.value,
+            unit="BLEU",
+        )
+    epoch_s, tokens = record.figure("epoch_s"), record.figure("tokens_per_s")
+    rate = _rate(record, round(record.figure("epochs_trained") or 1))
+    if epoch_s is not None and tokens is not None and rate is not None:
+        yield Finding(
+            code="epoch-time",
+            text=f"An epoch of {work.data} takes {format_seconds(epoch_s)} without its evaluation: "
+            f"{format_quantity(rate, 'sentences/s')}, {format_quantity(tokens, 'tokens/s')} of the "
+            "target.",
+            value=epoch_s,
+            unit="s",
+        )
 
 
 def _target(record: RunRecord) -> Iterator[Finding]:
@@ -161,12 +199,15 @@ def _epochs(records: Sequence[RunRecord]) -> Iterator[Table]:
         return
     work = records[-1].spec.work
     assert isinstance(work, NetworkWork)
+    record = records[-1]
     columns = (
         Column(name="epoch"),
         Column(name="training loss"),
         Column(name="validation loss"),
         Column(name="top-1", unit="%"),
         Column(name="top-5", unit="%"),
+        *([Column(name="perplexity")] if record.curve("perplexity") is not None else []),
+        *([Column(name="BLEU")] if record.curve("bleu") is not None else []),
         Column(name=rate_unit(work.network)),
     )
     rows = tuple(_row(records[-1], round(epoch)) for epoch in accuracy.x)
@@ -183,12 +224,20 @@ def _row(record: RunRecord, epoch: int) -> tuple[Cell, ...]:
         Cell(value=loss.y[place]),
         _cell(_percent(record, "validation_accuracy", place), "not logged"),
         _cell(_percent(record, "validation_top5_accuracy", place), "five classes or fewer"),
+        *(_at(record, name, epoch) for name in ("perplexity", "bleu") if record.curve(name)),
         _cell(_rate(record, epoch), "trained by an earlier run"),
     )
 
 
 def _cell(value: float | None, reason: str) -> Cell:
     return Cell(reason=reason) if value is None else Cell(value=value)
+
+
+def _at(record: RunRecord, name: str, epoch: int) -> Cell:
+    """The value of a curve after an epoch."""
+    curve = record.curve(name)
+    found = {} if curve is None else dict(zip(curve.x, curve.y, strict=True))
+    return _cell(found.get(float(epoch)), "not translated")
 
 
 def _percent(record: RunRecord, name: str, place: int) -> float | None:
@@ -232,6 +281,16 @@ def charts(network: str, records: Sequence[RunRecord]) -> Iterator[Chart]:
             x=Axis(name="epoch"),
             y=Axis(name="accuracy", unit="%"),
             lines=tuple(accuracies),
+        )
+    bleu = record.curve("bleu")
+    if bleu is not None and bleu.x:
+        yield Chart(
+            name=f"train-{network}-bleu",
+            title="BLEU on held-out sentences by epoch",
+            kind="line",
+            x=Axis(name="epoch"),
+            y=Axis(name="BLEU"),
+            lines=(curve_line(network, record, bleu),),
         )
     losses = record.curve("training_loss")
     if losses is not None and losses.x:

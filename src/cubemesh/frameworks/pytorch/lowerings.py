@@ -365,6 +365,9 @@ class RNN(_HiddenStates, nn.RNN):  # type: ignore[misc]
     """`nn.RNN` of one layer."""
 
 
+DecoderState = tuple[list[tuple[Tensor, Tensor]], Tensor]
+
+
 class InputFeedingDecoder(nn.Module):
     """LSTMs on one another with attention and a readout, position by position: each reads the
     readout of the position before."""
@@ -379,27 +382,34 @@ class InputFeedingDecoder(nn.Module):
     def forward(self, words: Tensor, begin: Tensor, memory: Tensor) -> Tensor:
         """(batch, length, features), (batch, hidden), (batch, positions, hidden) → (batch, length,
         hidden)."""
-        own = cast(dict[str, Tensor], self._parameters)
-        cells = [
-            [own[prefix + role] for role in ("weight", "hidden_weight", "bias", "hidden_bias")]
-            for prefix in self._prefixes
-        ]
-        states = [(begin, torch.zeros_like(begin)) for _ in cells]
-        fed, outputs = torch.zeros_like(begin), []
+        state, outputs = self.begin(begin), []
         for word in words.unbind(1):
-            x = torch.cat([word, fed], 1)
-            for i, arrays in enumerate(cells):
-                states[i] = torch.lstm_cell(x, states[i], *arrays)
-                x = states[i][0]
-            query = F.linear(x, own["attention_weight"])
-            scores = torch.bmm(memory.to(query.dtype), query.unsqueeze(2))
-            shares = torch.softmax(scores, 1).to(memory.dtype)
-            mean = torch.bmm(shares.transpose(1, 2), memory).squeeze(1)
-            fed = torch.tanh(
-                F.linear(torch.cat([mean, x.to(mean.dtype)], 1), own["readout_weight"])
-            )
+            fed, state = self.step(word, memory, state)
             outputs.append(fed)
         return torch.stack(outputs, 1)
+
+    def begin(self, begin: Tensor) -> DecoderState:
+        """The state before the first position: h and cell of every LSTM, and the last readout."""
+        states = [(begin, torch.zeros_like(begin)) for _ in self._prefixes]
+        return states, torch.zeros_like(begin)
+
+    def step(
+        self, word: Tensor, memory: Tensor, state: DecoderState
+    ) -> tuple[Tensor, DecoderState]:
+        """The readout (batch, hidden) at one position, and the state after it."""
+        own = cast(dict[str, Tensor], self._parameters)
+        before, fed = state
+        x, states = torch.cat([word, fed], 1), []
+        for prefix, last in zip(self._prefixes, before, strict=True):
+            roles = ("weight", "hidden_weight", "bias", "hidden_bias")
+            states.append(torch.lstm_cell(x, last, *(own[prefix + role] for role in roles)))
+            x = states[-1][0]
+        query = F.linear(x, own["attention_weight"])
+        scores = torch.bmm(memory.to(query.dtype), query.unsqueeze(2))
+        shares = torch.softmax(scores, 1).to(memory.dtype)
+        mean = torch.bmm(shares.transpose(1, 2), memory).squeeze(1)
+        fed = torch.tanh(F.linear(torch.cat([mean, x.to(mean.dtype)], 1), own["readout_weight"]))
+        return fed, (states, fed)
 
     def extra_repr(self) -> str:
         """What `print` shows between the brackets."""

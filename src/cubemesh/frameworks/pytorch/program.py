@@ -30,6 +30,7 @@ from cubemesh.frameworks.contract.gradient_sync import (
 )
 from cubemesh.frameworks.contract.group import RANK_SEEDS, Group
 from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported, monotonic_s
+from cubemesh.frameworks.contract.translation import BeamSearch
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
 from cubemesh.frameworks.pytorch.distributed.cpu_server import TorchCpuServer
 from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import synchronized
@@ -52,6 +53,7 @@ from cubemesh.frameworks.pytorch.runtime import (
     prepare,
     synchronize,
 )
+from cubemesh.frameworks.pytorch.translation import TokenDecoder, search_translations
 from cubemesh.networks.precision import layer_precisions
 from cubemesh.schema.profile import Profile
 from cubemesh.schema.spec import ProductPrecision
@@ -226,6 +228,17 @@ class PyTorchProgram:
         scores = scores.to("cpu", dtype=self._dtype)
         array: Array = scores.numpy()
         return array
+
+    def translate(self, sources: Array, search: BeamSearch) -> list[list[int]]:
+        """See `SupportsTranslation`."""
+        decoder, trains = TokenDecoder(self._built), self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad(), self._autocast:
+                given = torch.from_numpy(sources).to(self.device)
+                return search_translations(decoder, given, search)
+        finally:
+            self.module.train(trains)
 
     def infer(self, placed: Placed) -> Tensor:
         """See `SupportsInference`."""

@@ -10,6 +10,9 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cubemesh.data.source import Source
+from cubemesh.data.text.parallel_text import SentencePairs
+from cubemesh.data.text.vocabulary import FILE, load_vocabulary
 from cubemesh.errors import BusyError, CubemeshError, DataError, UsageError
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.frameworks.contract.program import Program, SupportsSnapshots, Unsupported
@@ -86,6 +89,34 @@ def beginning(spec: RunSpec, group: Group, log: Log) -> Beginning:
             begin.claim.close()
         raise
     return begin
+
+
+def save_vocabulary(spec: RunSpec, group: Group, begin: Beginning, source: Source) -> None:
+    """Write the vocabulary of sentence pairs to the folder of checkpoints, for their translations.
+    UsageError if it differs from that of the checkpoint to resume from: the text has changed."""
+    checkpoints_folder = spec.checkpointing.checkpoints
+    if checkpoints_folder is None or not isinstance(source, SentencePairs):
+        return
+    folder = Path(checkpoints_folder)
+    try:
+        before = load_vocabulary(folder) if begin.history.done else None
+        if before is not None and before != source.vocabulary:
+            raise UsageError(
+                f"The vocabulary of {spec_data(spec)} differs from '{folder / FILE}', with which "
+                "this training began: the text has changed. Restore it, or begin a training in "
+                "another folder."
+            )
+        if before is None and group.rank == 0:
+            source.vocabulary.save(folder)
+    except OSError as error:
+        raise UsageError(f"checkpoints={folder}: {error.strerror}. Name another folder.") from error
+
+
+def spec_data(spec: RunSpec) -> str:
+    """The data of a spec as a message names them."""
+    work = spec.work
+    assert isinstance(work, NetworkWork), "only networks are fed"
+    return work.data if work.data_path is None else f"{work.data_path}"
 
 
 def _claim(folder: Path, spec: RunSpec, group: Group) -> tuple[Claim | None, str]:

@@ -68,6 +68,7 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
         samples_needed=work.batch_per_device * spec.placement.devices,
         options=options,
         generated_bytes=memory_for_generated(spec),
+        tokenizer=work.tokenizer,
     )
 
 

@@ -65,7 +65,7 @@ def infer_precision(task: Task) -> None:
         )
     network = network_of(work)
     with log.phase("data"):
-        samples = from_data(network, work.data, work.data_path, work.seed)
+        samples = from_data(network, work.data, work.data_path, work.seed, work.tokenizer)
     graph = with_free_batch(_trained(task, work, network), {})
     with log.phase("candidates"):
         document, _ = build(

@@ -75,6 +75,7 @@ def train(task: Task) -> None:
         validation = inputs.open_split(task.spec, network, "validation")
         inputs.log_generated(log, source)
         begin = checkpointing.beginning(task.spec, task.group, log)
+        checkpointing.save_vocabulary(task.spec, task.group, begin, source)
         feed = inputs.feed(
             task.spec,
             source,

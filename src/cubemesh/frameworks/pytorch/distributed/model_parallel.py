@@ -20,6 +20,7 @@ from torch import Tensor
 from cubemesh.batches import Array, Batch
 from cubemesh.frameworks.contract.gradient_sync import ModelParallelSync
 from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
+from cubemesh.frameworks.contract.translation import BeamSearch
 from cubemesh.frameworks.contract.validation import check_weights
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.precision import state_dict
@@ -102,6 +103,13 @@ class ModelParallelProgram(PyTorchProgram):
             self._send(values, self._rank + 1)
         array: Array = self._from_last_rank(scores).cpu().numpy()
         return array
+
+    def translate(self, sources: Array, search: BeamSearch) -> list[list[int]]:
+        """Unsupported: a token would pass all devices before the next one begins."""
+        raise Unsupported(
+            "a network that is divided over devices does not translate. Leave beam_width out, or "
+            "set another sync."
+        )
 
     def first_nonfinite(self, placed: Placed) -> str:
         """Of weights only: a forward pass needs the other ranks."""
