@@ -17,6 +17,7 @@ from cubemesh.data.source import Source
 from cubemesh.errors import DataError, UsageError
 from cubemesh.networks.graph import Network
 from cubemesh.onnx.graph import Graph, Value
+from cubemesh.schema.own_network import OwnData
 from cubemesh.untrusted import quoted, shown_path
 
 CALIBRATION, SELECTION, PROOF = 256, 64, 10_000
@@ -38,11 +39,26 @@ class SampleSets:
     labels: Array | None
 
 
-def from_data(network: Network, data: str, path: str | None, seed: int = 0) -> SampleSets:
+def from_data(
+    network: Network,
+    data: str,
+    path: str | None,
+    seed: int = 0,
+    own_data: OwnData | None = None,
+) -> SampleSets:
     """Calibration and selection from a data set's samples for training, the proof from those for
-    validation. UsageError or DataError where the data do not fit."""
+    validation. `own_data` is the code of data of the user's own. UsageError or DataError where
+    the data do not fit."""
     train, validation = (
-        open_for(network, data, path, split, seed=seed, samples_needed=CALIBRATION + SELECTION)
+        open_for(
+            network,
+            data,
+            path,
+            split,
+            seed=seed,
+            samples_needed=CALIBRATION + SELECTION,
+            own_data=own_data,
+        )
         for split in ("train", "validation")
     )
     names = [value.name for value in network.inputs]
