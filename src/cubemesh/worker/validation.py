@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from cubemesh import data, frameworks, networks
-from cubemesh.data import own
+from cubemesh.data import own as own_data
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.contract.program import Capabilities, NotInstalled, Unsupported
 from cubemesh.networks.precision import layer_precisions
@@ -59,8 +59,8 @@ def check_names(specs: Iterable[RunSpec]) -> None:
         seen.add(key)
         network = networks.build_for(work)
         layer_precisions(network, program.precision_of)
-        if own.is_own(work.data):
-            own.get(work.data)
+        if own_data.is_own(work.data):
+            own_data.get(work.data)
         data.check(work.data, work.data_path, work.batch_per_device)
         data.check_feeds(work.data, network)
         classes = network.targets[0].classes or 0
@@ -239,7 +239,7 @@ def _check_input(spec: RunSpec, able: Capabilities) -> None:
             "Training over epochs feeds every sample, so its batches are copied from the host one "
             "by one. Set data_location=host, or measure single steps with train_steps."
         )
-    if own.is_own(work.data) and work.own_data is None:
+    if own_data.is_own(work.data) and work.own_data is None:
         raise Unsupported(f"data={work.data} is data of your own, and no command named its code.")
     decoded = data.entry(work.data).is_slow
     if program.script is not None and decoded:

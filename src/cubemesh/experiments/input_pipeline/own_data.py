@@ -41,8 +41,7 @@ def workers(group: Group[str]) -> tuple[int, str]:
 def own_workers(groups: Mapping[str, Group[str]], device: Figure) -> Iterator[Finding]:
     """Time of a sample, its rate with one worker and with all, and the workers that the device
     needs."""
-    alone = groups["item-one"] if "item-one" in groups else None
-    item = groups["item"] if "item" in groups else None
+    alone, item = groups.get("item-one"), groups.get("item")
     one = None if alone is None else alone.throughput
     all_ = None if item is None else item.throughput
     if one is None and all_ is None:
@@ -53,10 +52,10 @@ def own_workers(groups: Mapping[str, Group[str]], device: Figure) -> Iterator[Fi
     if one is not None:
         text = (
             f"A sample takes {format_quantity(1 / one.value, 's')} in one thread "
-            f"({one.value:.0f} {unit}); "
+            f"({one.value:,.0f} {unit}); "
         )
     if all_ is not None:
-        text += f"{count} {kind}: {all_.value:.0f} {unit}, {each:.0f} each. "
+        text += f"{count} {kind}: {all_.value:,.0f} {unit}, {each:,.0f} each. "
     blocked = one is not None and kind == "threads" and each < SCALES * one.value
     rate = one.value if blocked and one is not None else each
     needed = math.ceil(device.value / rate)
@@ -70,7 +69,7 @@ def own_workers(groups: Mapping[str, Group[str]], device: Figure) -> Iterator[Fi
     yield Finding(
         code="required-workers",
         question="How many workers does the device need?",
-        text=f"{text}This device needs {needed} {noun} of {rate:.0f} {unit}.",
+        text=f"{text}This device needs {needed} {noun} of {rate:,.0f} {unit}.",
         value=needed,
         unit=noun,
         remedy=remedy,

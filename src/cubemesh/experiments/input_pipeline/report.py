@@ -210,8 +210,8 @@ _REMEDY: dict[Part, str] = {
     "decode": "Use more cores, set decode_location=device on a GPU, or store smaller images.",
     "decode-by-device": "Use more cores with decode_location=host, or store smaller images.",
     "item": "Use more workers, or make each sample cheaper: store it smaller or already decoded.",
-    "collate": "Return arrays of the network's own shape and type, or a DataLoader that collates in "
-    "its workers.",
+    "collate": "Return arrays of the network's own shape and type, or a DataLoader, whose "
+    "workers collate.",
     "copy": "Keep data on the device, or copy fewer bytes.",
 }
 

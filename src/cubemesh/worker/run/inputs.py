@@ -34,7 +34,7 @@ from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.record import Figure
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import Warning, warn
-from cubemesh.schema.work import Input, NetworkWork, Stage
+from cubemesh.schema.work import InferPrecision, Input, NetworkWork, Stage, Train
 from cubemesh.units import format_count
 from cubemesh.untrusted import clean
 from cubemesh.worker.launch.ranks import rank_from_env
@@ -74,6 +74,12 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
         generated_bytes=memory_for_generated(spec),
         own_data=work.own_data,
     )
+    epochs = split == "validation" or isinstance(work, Train | InferPrecision)
+    if isinstance(source, OwnStream) and epochs and not source.has_length:
+        raise Unsupported(
+            f"{source.name} is an iterable without a length, and an epoch is a pass over all of "
+            "its samples. Give it __len__, or measure single steps (run minibatch)."
+        )
     if isinstance(source, OwnStream) and spec.placement.devices > 1:
         raise Unsupported(
             f"devices={spec.placement.devices}: {source.name} gives samples in its own order, so "
