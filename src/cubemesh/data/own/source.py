@@ -257,12 +257,15 @@ class OwnStream(Own):
         self._at = self._taken = 0
         self._rest = (None, 0, 0)
 
+    def _advance(self) -> Any:
+        """What the iterator gives; this source at its end."""
+        return next(cast(Iterator[Any], self._stream), self)
+
     def _next(self) -> Any:
         """The next sample, or batch of a loader."""
         what = "sample" if self.loader is None else "batch"
         for last in (False, True):
-            stream = cast(Iterator[Any], self._stream)
-            found = self.code.call(lambda s=stream: next(s, self), f"{what} {self._taken:,}")
+            found = self.code.call(self._advance, f"{what} {self._taken:,}")
             if found is not self:
                 self._taken += 1
                 return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from cubemesh.experiments.analysis.answer import cell_or_dash
 from cubemesh.experiments.analysis.groups import Group, caveats
@@ -16,19 +17,19 @@ SCALES = 0.5
 """Part of the rate of one thread that each of several has, below which they hold one another up."""
 
 
-def is_own(groups: Mapping[str, Group[str]]) -> bool:
+def is_own(groups: Mapping[Any, Group[Any]]) -> bool:
     """Whether these are measurements of data of the user's own."""
     return bool({"item", "item-one", "collate", "own"} & groups.keys())
 
 
-def unit_of(groups: Mapping[str, Group[str]]) -> str:
+def unit_of(groups: Mapping[Any, Group[Any]]) -> str:
     """Unit of the rates: of what the network takes; photographs are images."""
     works = (r.spec.work for g in groups.values() for r in g.records)
     names = [w.network for w in works if isinstance(w, NetworkWork)]
     return rate_unit(names[0]) if names and is_own(groups) else "images/s"
 
 
-def workers(group: Group[str]) -> tuple[int, str]:
+def workers(group: Group[Any]) -> tuple[int, str]:
     """What took the samples: a number and `threads`, `workers` of a DataLoader, or `process`."""
     threads, processes = group.median_of("input_threads"), group.median_of("input_workers")
     if processes:
@@ -38,7 +39,7 @@ def workers(group: Group[str]) -> tuple[int, str]:
     return 1, "process"
 
 
-def own_workers(groups: Mapping[str, Group[str]], device: Figure) -> Iterator[Finding]:
+def own_workers(groups: Mapping[Any, Group[Any]], device: Figure) -> Iterator[Finding]:
     """Time of a sample, its rate with one worker and with all, and the workers that the device
     needs."""
     alone, item = groups.get("item-one"), groups.get("item")
@@ -77,7 +78,7 @@ def own_workers(groups: Mapping[str, Group[str]], device: Figure) -> Iterator[Fi
     )
 
 
-def stage_table(stages: Sequence[Group[str]], labels: Mapping[str, str], unit: str) -> Table:
+def stage_table(stages: Sequence[Group[Any]], labels: Mapping[Any, str], unit: str) -> Table:
     """Stages with their workers, the rate of each and the time of a sample."""
     return Table(
         title="Stages",
@@ -99,7 +100,7 @@ def stage_table(stages: Sequence[Group[str]], labels: Mapping[str, str], unit: s
     )
 
 
-def _cells(group: Group[str]) -> tuple[Cell, ...]:
+def _cells(group: Group[Any]) -> tuple[Cell, ...]:
     """Workers, rate of each, and milliseconds of a sample in one of them."""
     rate = group.throughput
     if rate is None:
