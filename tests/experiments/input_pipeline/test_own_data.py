@@ -90,9 +90,9 @@ def test_fast_data_need_one_worker_and_no_change(machine, play, record_of):
 
 
 def test_parts_belong_to_their_data():
-    with pytest.raises(UsageError, match=r"parts=decode is none of data=data.py:make"):
+    with pytest.raises(UsageError, match=r"parts=decode is not a part of data=data.py:make"):
         Settings(data="data.py:make", parts=("decode",))
-    with pytest.raises(UsageError, match="parts=item is none of photographs"):
+    with pytest.raises(UsageError, match="parts=item is not a part of photographs"):
         Settings(parts=("item",))
     with pytest.raises(UsageError, match="data=digits: input-pipeline measures photographs"):
         Settings(data="digits")

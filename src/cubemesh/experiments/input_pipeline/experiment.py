@@ -78,7 +78,9 @@ class Settings:
         for part in self.parts:
             if part not in able:
                 of = "photographs" if self.data is None else f"data={self.data}"
-                raise UsageError(f"parts={part} is none of {of}. Choose from {', '.join(able)}.")
+                raise UsageError(
+                    f"parts={part} is not a part of {of}. Choose from {', '.join(able)}."
+                )
 
 
 def plan(settings: Settings, context: Context) -> Plan:
