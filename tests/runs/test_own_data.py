@@ -91,3 +91,13 @@ def test_a_spec_gets_the_code_of_the_data_that_it_names(null_spec):
         found = apply(spec, {"data": "mine.py:data"})
         assert (found.work.data, found.work.own_data) == ("mine.py:data", data)
         assert apply(spec, {}) == spec
+
+
+def test_two_data_sets_alternate_and_the_answer_names_them(folder):
+    (folder / "other.py").write_text(CODE.format(label=4))
+    settings = {k: v for k, v in SETTINGS.items() if k != "input_threads"}
+    found = cubemesh.run(
+        "minibatch", data="mine.py:data", against="data=other.py:data", store="s.sqlite", **settings
+    )
+    titles = [table.title for table in found.answer.tables]
+    assert any("B (data=other.py:data) compared with A (data=mine.py:data)" in t for t in titles)
