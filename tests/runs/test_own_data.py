@@ -97,7 +97,11 @@ def test_two_data_sets_alternate_and_the_answer_names_them(folder):
     (folder / "other.py").write_text(CODE.format(label=4))
     settings = {k: v for k, v in SETTINGS.items() if k != "input_threads"}
     found = cubemesh.run(
-        "minibatch", data="mine.py:data", against="data=other.py:data", store="s.sqlite", **settings
+        "minibatch",
+        data="mine.py:data",
+        against=["data=other.py:data"],
+        store="s.sqlite",
+        **settings,
     )
     titles = [table.title for table in found.answer.tables]
     assert any("B (data=other.py:data) compared with A (data=mine.py:data)" in t for t in titles)
