@@ -62,3 +62,25 @@ def test_the_script_prints_what_the_module_has(page_folder, capsys):
     weights, flops = map(int, capsys.readouterr().out.split())
     assert weights == 3 * 9 * 16 + 16 + 2 * 16 + 16 * 10 + 10
     assert flops == 2 * (3 * 9 * 16 * 32 * 32 + 16 * 10)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train model.py:Net --data data.py:make --batch-per-device 4 --epochs 1 "
+        "--set framework=null",
+        "tune model.py:Net --minutes 0.05 --batch-sizes 4 --set frameworks=null "
+        "--set script=step=0.002",
+    ],
+)
+def test_train_and_tune_take_the_network(page_folder, command):
+    """Training takes data of one's own with it."""
+    (page_folder / "data.py").write_text(
+        "import numpy as np\nmake = [(np.zeros((3, 32, 32)), 1)] * 20\n"
+    )
+    words = shlex.split(command)
+    done = CliRunner().invoke(
+        app, [*words, "--set", "input_shape=3x32x32", "--store", "s.sqlite", "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "model.py:Net" in done.output

@@ -144,7 +144,7 @@ def _same_without_input(resident: RunRecord, record: RunRecord) -> bool:
         return False
     assert isinstance(a.work, TrainSteps)
     assert isinstance(b.work, TrainSteps)
-    work = replace(b.work, data=a.work.data, data_path=a.work.data_path)
+    work = replace(b.work, data=a.work.data, data_path=a.work.data_path, own_data=None)
     program = replace(
         b.program,
         data_location="device",

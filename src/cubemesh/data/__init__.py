@@ -10,16 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubemesh.data import hdf5, synthetic
+from cubemesh.data import hdf5, own, synthetic
 from cubemesh.data.images import cifar10, cifar10_python, digits, generated_jpegs, open_images
 from cubemesh.data.images.image_source import NAME as IMAGES
 from cubemesh.data.images.open_images import ImageOptions
+from cubemesh.data.own.source import open_own
 from cubemesh.data.remote.folder import check_url, is_url
 from cubemesh.data.source import Shape, Source, Split
 from cubemesh.data.text import generated_sentences, parallel_text, sequences
 from cubemesh.data.text.sequences import Sequences, takes_sequences, takes_tokens
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks.graph import Network
+from cubemesh.schema.own_network import OwnData
 from cubemesh.schema.spec import DataLocation
 from cubemesh.schema.work import Tokenizer
 from cubemesh.units import format_count
@@ -58,6 +60,8 @@ class OpenRequest:
     """Most memory for generated images; at least `CACHE_BYTES` in any case."""
     tokenizer: Tokenizer = "words"
     """Of sentence pairs."""
+    own: OwnData | None = None
+    """Code of data of the user's own."""
 
     @property
     def given_path(self) -> Path:
@@ -98,7 +102,7 @@ class SourceEntry:
     """Raises DataError if the data at a path are incomplete; None: takes no path."""
     takes_urls: bool = False
     """Whether its path may be a URL."""
-    open_sequences: Callable[[OpenRequest], Sequences] | None = None
+    open_sequences: Callable[[OpenRequest], Source] | None = None
     """Opens it as token sequences; None: images only."""
     is_slow: bool = False
     """Whether samples are read and decoded on access, so that threads prefetch them by default."""
@@ -166,8 +170,23 @@ SOURCES: dict[str, SourceEntry] = {
 }
 
 
+def _open_own(request: OpenRequest) -> Source:
+    return open_own(request.own, request.path, request.split, request.network)
+
+
+OWN = SourceEntry(
+    about="data of the user's own, which a command named",
+    open=_open_own,
+    open_sequences=_open_own,
+    is_slow=True,
+)
+"""The entry of every data set of the user's own."""
+
+
 def entry(name: str) -> SourceEntry:
     """The entry of `name`; UsageError with the nearest name if there is none."""
+    if own.is_own(name):
+        return OWN
     if name not in SOURCES:
         raise unknown_name("data set", name, SOURCES)
     return SOURCES[name]
@@ -193,6 +212,8 @@ def check(name: str, path: str | None = None, batch_per_device: int | None = Non
     the data; DataError for files that are missing or not of their published size.
     """
     line = entry(name)
+    if line is OWN:  # whether its function takes a path is known when it is imported
+        return
     if line.check_path is None and path is not None:
         from_files = ", ".join(n for n, e in SOURCES.items() if e.check_path is not None)
         raise UsageError(
@@ -227,6 +248,8 @@ def check_feeds(name: str, network: Network) -> None:
     """UsageError if the data set `name` does not have what `network` takes: images, token
     sequences, or pairs of them."""
     line = entry(name)
+    if line is OWN:  # its samples are checked one by one
+        return
     if not takes_sequences(network):
         if line.open is None:
             able = ", ".join(n for n, e in SOURCES.items() if e.open is not None)
@@ -267,18 +290,22 @@ def open_for(
     options: ImageOptions | None = None,
     generated_bytes: int = 0,
     tokenizer: Tokenizer = "words",
+    own_data: OwnData | None = None,
 ) -> Source:
     """The data set `name`, split `train` or `validation`, in the form that `network` takes.
 
     `seed` is that of generated data, `samples_needed` (a global batch) the minimum number of
     generated samples, `generated_bytes` the most memory for generated images where they need more
-    than `CACHE_BYTES`, `options` how images are decoded, and `tokenizer` how sentence pairs are
-    divided into tokens. UsageError and DataError as in `check`
+    than `CACHE_BYTES`, `options` how images are decoded, `tokenizer` how sentence pairs are divided
+    into tokens, and `own_data` the code of data of the user's own. UsageError and DataError as in
+    `check`
     and `check_feeds`, and if the network has fewer classes than the data.
     """
     check_feeds(name, network)
     check(name, path)
     line = entry(name)
+    if line is OWN and own_data is None:
+        own_data = own.get(name)
     opens = line.open_sequences if takes_sequences(network) else line.open
     assert opens is not None, "`check_feeds` has made sure of it"
     return opens(
@@ -291,5 +318,6 @@ def open_for(
             options=options or ImageOptions(),
             generated_bytes=generated_bytes,
             tokenizer=tokenizer,
+            own=own_data,
         )
     )

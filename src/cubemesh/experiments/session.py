@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cubemesh.data import own as own_data
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.experiments.core.ab_overrides import parse_against
 from cubemesh.experiments.core.planned_cost import planned_cost
 from cubemesh.experiments.core.settings import (
     Request,
+    data_names,
     network_names,
     request,
     settable,
@@ -40,7 +42,7 @@ from cubemesh.runs.interpreters import environments
 from cubemesh.runs.own_networks import describe_named
 from cubemesh.runs.quiet import check_quiet
 from cubemesh.schema import Answer, RunSpec
-from cubemesh.schema.own_network import OwnNetwork
+from cubemesh.schema.own_network import OwnData, OwnNetwork
 from cubemesh.units import format_list
 
 if TYPE_CHECKING:
@@ -83,11 +85,15 @@ def run_names(
     (runs/interpreters.py), `against` lines KEY=VALUE of a program to interleave with
     (ab_overrides.py). Waits up to `wait_s` seconds for a device that another run uses, which no
     plan's time budget includes, and up to `wait_quiet_s` seconds for other programs to end. Once
-    `pause_file` exists, it ends with RunPaused (runs/executor.py). With `own_code`, networks of the
-    user's own may be named, whose code runs: only for what the user wrote in a command. Raises
+    `pause_file` exists, it ends with RunPaused (runs/executor.py). With `own_code`, networks and
+    data of the user's own may be named, whose code runs: only for what the user wrote in a
+    command. Raises
     UsageError before the first run for an unknown name or setting, or a path that is not a Python
     with its framework."""
-    with own_networks.named(_described(settings, pythons) if own_code else ()):
+    with (
+        own_data.named(_own_data(settings, against, pythons) if own_code else ()),
+        own_networks.named(_described(settings, pythons) if own_code else ()),
+    ):
         return _run_planned(
             resolve(names, settings, scale, against),
             store=store,
@@ -104,6 +110,14 @@ def _described(settings: Sequence[str], pythons: Sequence[str]) -> list[OwnNetwo
     """The descriptions of the user's own networks that settings name."""
     texts = split(settings)
     return describe_named(network_names(texts), texts, pythons)
+
+
+def _own_data(
+    settings: Sequence[str], against: Sequence[str], pythons: Sequence[str]
+) -> list[OwnData]:
+    """The data of the user's own that settings name; nothing is imported."""
+    names = [*data_names(split(settings)), *data_names(split(against, "--against"))]
+    return own_data.located(names, elsewhere=bool(pythons))
 
 
 def _run_planned(

@@ -17,6 +17,7 @@ from cubemesh.data.source import Source
 from cubemesh.errors import DataError, UsageError
 from cubemesh.networks.graph import Network
 from cubemesh.onnx.graph import Graph, Value
+from cubemesh.schema.own_network import OwnData
 from cubemesh.schema.work import Tokenizer
 from cubemesh.untrusted import quoted, shown_path
 
@@ -45,10 +46,11 @@ def from_data(
     path: str | None,
     seed: int = 0,
     tokenizer: Tokenizer = "words",
+    own_data: OwnData | None = None,
 ) -> SampleSets:
     """Calibration and selection from a data set's samples for training, the proof from those for
-    validation; sentence pairs are divided by `tokenizer`. UsageError or DataError where the data
-    do not fit."""
+    validation; sentence pairs are divided by `tokenizer`. `own_data` is the code of data of the
+    user's own. UsageError or DataError where the data do not fit."""
     train, validation = (
         open_for(
             network,
@@ -58,6 +60,7 @@ def from_data(
             seed=seed,
             samples_needed=CALIBRATION + SELECTION,
             tokenizer=tokenizer,
+            own_data=own_data,
         )
         for split in ("train", "validation")
     )

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cubemesh import termination
 from cubemesh.cgroups import oom_kills
+from cubemesh.data import own as own_data
 from cubemesh.data.data_digest import data_digest
 from cubemesh.errors import BusyError, StoreError, UsageError
 from cubemesh.frameworks import entry
@@ -42,6 +43,7 @@ from cubemesh.runs.reuse import is_reusable
 from cubemesh.runs.run_dirs import RunFolders, default_runs_folder, remove
 from cubemesh.runs.watch import server_name, watch
 from cubemesh.schema.machine import Machine
+from cubemesh.schema.own_network import OwnData
 from cubemesh.schema.record import Environment, RunKey, RunRecord, new_run_id
 from cubemesh.schema.serialization import digest
 from cubemesh.schema.spec import RunSpec
@@ -176,11 +178,13 @@ class Executor:
         )
 
     def _data_id(self, spec: RunSpec) -> str:
-        """Digest of the files at the `data_path` of a spec, and of the other side's, or of the code
-        of a step of one's own; computed again after each run."""
+        """Digest of the files at the `data_path` of a spec and of the code of its own data, and of
+        the other side's, or of the code of a step of one's own; computed again after each run."""
         if isinstance(spec.work, OwnStep):
             return digest_of_code(UserObject(name=spec.work.step, folder=spec.work.import_from))
-        return "-".join(dict.fromkeys(map(self._data_digest, _data_paths(spec))))
+        codes = (UserObject(name=own.source, folder=own.folder) for own in _own_data(spec))
+        digests = [*map(self._data_digest, _data_paths(spec)), *map(digest_of_code, codes)]
+        return "-".join(dict.fromkeys(digests))
 
     def _data_digest(self, path: str) -> str:
         if path not in self._data_ids:
@@ -356,13 +360,17 @@ class Executor:
 
 
 def _check_own_code(spec: RunSpec) -> None:
-    """UsageError for a network of the user's own that this command did not name: no code runs
-    because a store has it."""
+    """UsageError for a network or data of the user's own that this command did not name: no code
+    runs because a store has it."""
     for side in (spec, spec.other):
         own = None if side is None else getattr(side.work, "own_network", None)
         if own is not None and not own_networks.is_named(own):
             own_networks.get(own.source)
             raise UsageError(f"{own.source} is not as this command described it. Run it again.")
+    for data in _own_data(spec):
+        if not own_data.is_named(data):
+            own_data.get(data.source)
+            raise UsageError(f"{data.source} is not what this command named. Run it again.")
 
 
 def _now_utc() -> str:
@@ -373,3 +381,9 @@ def _data_paths(spec: RunSpec) -> list[str]:
     """The `data_path` of a spec, and of the other side."""
     works = [spec.work] if spec.against is None else [spec.work, spec.against.work]
     return [path for work in works if (path := getattr(work, "data_path", None))]
+
+
+def _own_data(spec: RunSpec) -> list[OwnData]:
+    """The data of the user's own of a spec, and of the other side."""
+    works = [spec.work] if spec.against is None else [spec.work, spec.against.work]
+    return [own for work in works if (own := getattr(work, "own_data", None)) is not None]

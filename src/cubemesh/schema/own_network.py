@@ -1,7 +1,7 @@
-"""Own network: a network of the user's own that a spec holds, described when a command named it.
+"""Own network and own data: what a spec holds of code of the user that a command named.
 
-The description is complete: counts, forecasts and answers need neither the source nor PyTorch, so
-records of such a network are read on any machine.
+A network is described when the command names it. The description is complete: counts, forecasts and
+answers need neither the source nor PyTorch, so records of such a network are read on any machine.
 """
 
 from __future__ import annotations
@@ -31,4 +31,20 @@ class OwnNetwork:
     @property
     def name(self) -> str:
         """Name of the network: `model.py:Net`, `package.module:build`."""
+        return short_name(self.source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnData:
+    """Data of the user's own: a data set, or a function that returns one, which a worker
+    imports."""
+
+    source: str
+    """`/folder/data.py:make` or `package.module:train`."""
+    folder: str = ""
+    """Folder that the code is imported from; empty for an installed package."""
+
+    @property
+    def name(self) -> str:
+        """Name of the data: `data.py:make`, `package.module:train`."""
         return short_name(self.source)

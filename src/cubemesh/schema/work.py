@@ -11,7 +11,7 @@ from typing import Literal
 
 from cubemesh.errors import UsageError
 from cubemesh.schema.collective import Collective
-from cubemesh.schema.own_network import OwnNetwork
+from cubemesh.schema.own_network import OwnData, OwnNetwork
 from cubemesh.schema.validation import at_least, check_schedule, check_target
 from cubemesh.user_code import short_name
 
@@ -37,7 +37,7 @@ DISK_OPERATIONS: tuple[Operation, ...] = ("disk_read", "disk_write", "disk_mixed
 """Operations on a file, which need no framework."""
 LINK_OPERATIONS: tuple[Operation, ...] = ("links", "peer_access", "page_migration")
 """Operations that measure each pair of several devices in one process, instead of one rate."""
-Stage = Literal["read", "decode", "copy"]
+Stage = Literal["read", "decode", "copy", "item", "collate"]
 Tokenizer = Literal["words", "bpe"]
 
 
@@ -60,7 +60,7 @@ class NetworkWork:
     hidden: int | None = None
     """Hidden size of the translator's embeddings and LSTMs; None: the network's default."""
     data: str = "synthetic"
-    """Data set; `synthetic` generates random samples."""
+    """Data set; `synthetic` generates random samples. Of the user's own: `data.py:make`."""
     data_path: str | None = None
     """Folder, file or URL of the data set, for data that is not part of cubemesh."""
     tokenizer: Tokenizer = "words"
@@ -71,6 +71,8 @@ class NetworkWork:
     """Seed of the initial weights, the order of samples, and dropout."""
     own_network: OwnNetwork | None = None
     """Description of a network of the user's own; None: it is one of cubemesh's."""
+    own_data: OwnData | None = None
+    """Code of data of the user's own; None: `data` is one of cubemesh's."""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "batch_per_device", "image_size", "classes")
@@ -240,7 +242,8 @@ class Input(NetworkWork):
     kind: Literal["input"] = "input"
     stage: Stage = "decode"
     """`read`: files are read. `decode`: images in memory are decoded, cropped and scaled.
-    `copy`: a batch on the host is copied to the device."""
+    `copy`: a batch on the host is copied to the device. Of data of the user's own `item`: samples
+    are taken from them, and `collate`: samples in memory are put into a batch."""
 
 
 @dataclass(frozen=True, kw_only=True)

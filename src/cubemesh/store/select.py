@@ -175,6 +175,8 @@ def format_value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, dict) and "source" in value:  # code of the user's own
+        return str(value["source"])
     return ",".join(map(format_value, value)) if isinstance(value, list) else str(value)
 
 

@@ -179,7 +179,9 @@ def wilson_interval(hits: int, n: int) -> Interval:
     middle = p + z * z / (2 * n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    return Interval(low=max(0.0, (middle - half) / scale), high=min(1.0, (middle + half) / scale))
+    low, high = (middle - half) / scale, (middle + half) / scale
+    # Rounding may leave p = 0 or 1 outside by a bit.
+    return Interval(low=min(p, max(0.0, low)), high=max(p, min(1.0, high)))
 
 
 def accuracy_figure(hits: int, n: int) -> Figure:

@@ -52,6 +52,8 @@ INPUT_STAGES: Mapping[str, str] = {
     "read": "read from disk",
     "decode": "decode",
     "copy": "copy to the device",
+    "item": "take samples of your data",
+    "collate": "collate",
 }
 """Stage of the input → its words."""
 
@@ -163,7 +165,8 @@ def run_name(spec: RunSpec) -> str:
         forward = " forward and backward" if isinstance(work, ForwardBackward) else forward
         name = f"{work.network}{forward}"
         if isinstance(work, Input):  # no network runs: it only gives the size of its images
-            name = f"input: {INPUT_STAGES[work.stage]}, images for {work.network}"
+            images = "" if work.own_data else "images "
+            name = f"input: {INPUT_STAGES[work.stage]}, {images}for {work.network}"
         parts = [name, f"batch size {work.batch_per_device:,}"]
         if work.image_size is not None:
             parts.append(f"{work.image_size} pixels")

@@ -32,7 +32,7 @@ NOT_FROM_PAGES = frozenset(
     {
         *("checkpoints", "data_path", "folder", "plan", "plan_file", "plan_checksum", "script"),
         *("stage_folder", "stores", "system", "tensorboard", "hosts", "resume", "reshard"),
-        *("drop_page_cache", "step", "import_from", "input_shape", "own_network"),
+        *("drop_page_cache", "step", "import_from", "input_shape", "own_network", "own_data"),
     }
 )
 """Settings that a form does not have."""

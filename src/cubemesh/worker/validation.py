@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from cubemesh import data, frameworks, networks
+from cubemesh.data import own as own_data
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.contract.program import Capabilities, NotInstalled, Unsupported
 from cubemesh.networks.precision import layer_precisions
@@ -58,10 +59,12 @@ def check_names(specs: Iterable[RunSpec]) -> None:
         seen.add(key)
         network = networks.build_for(work)
         layer_precisions(network, program.precision_of)
+        if own_data.is_own(work.data):
+            own_data.get(work.data)
         data.check(work.data, work.data_path, work.batch_per_device)
         data.check_feeds(work.data, network)
         classes = network.targets[0].classes or 0
-        needed = data.SOURCES[work.data].classes
+        needed = data.entry(work.data).classes
         if needed is not None and classes < needed:
             raise UsageError(
                 f"{work.data} has {needed} classes and {work.network} was given {classes}. "
@@ -236,6 +239,8 @@ def _check_input(spec: RunSpec, able: Capabilities) -> None:
             "Training over epochs feeds every sample, so its batches are copied from the host one "
             "by one. Set data_location=host, or measure single steps with train_steps."
         )
+    if own_data.is_own(work.data) and work.own_data is None:
+        raise Unsupported(f"data={work.data} is data of your own, and no command named its code.")
     decoded = data.entry(work.data).is_slow
     if program.script is not None and decoded:
         raise Unsupported(
@@ -247,9 +252,9 @@ def _check_input(spec: RunSpec, able: Capabilities) -> None:
             f"decode_location=device applies to stage=decode, not to stage={work.stage}. Leave it "
             "out, or set stage=decode."
         )
-    if on_device and not decoded:
+    if on_device and (not decoded or work.own_data is not None):
         raise Unsupported(
-            f"decode_location=device decodes images, and data={work.data} needs no decoding. "
+            f"decode_location=device decodes images, and data={work.data} has no files to decode. "
             "Leave it out, or set data=images."
         )
 

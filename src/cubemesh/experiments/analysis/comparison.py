@@ -126,7 +126,7 @@ def changes(record: RunRecord) -> tuple[tuple[str, str, str], ...]:
         (name, format_value(first[part].get(name)), format_value(value))
         for part in PARTS
         for name, value in second[part].items()
-        if first[part].get(name) != value
+        if first[part].get(name) != value and name != "own_data"  # `data` has its name
     )
 
 

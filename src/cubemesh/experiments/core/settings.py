@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from cubemesh.data import own as own_data
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.experiments.core.experiment import Experiment
 from cubemesh.networks import canonical_name, own_networks
@@ -40,7 +41,7 @@ TUNED = "tuned"
 """The key that applies a tuning (tune/apply.py); not a field of a spec."""
 INPUT_SHAPE = "input_shape"
 """The key of an own network's input (runs/own_networks.py); not a field of a spec."""
-NOT_SET = ("kind", "own_network")
+NOT_SET = ("kind", "own_network", "own_data")
 """Fields of works that no setting has."""
 _PARTS = {"placement": Placement, "program": ProgramSettings, "budget": Budget}
 
@@ -97,7 +98,7 @@ def request(experiment: Experiment, texts: Mapping[str, str]) -> Request:
                 f"{key} is set by {experiment.name}. Use --set {experiment.varies[key]}=… instead."
             )
         elif key in fields:
-            overrides[key] = parse_value(key, text, fields[key])
+            overrides[key] = canonical(key, parse_value(key, text, fields[key]))
         else:
             known = settable(experiment)
             hint = f"`cubemesh experiments {experiment.name}` lists them."
@@ -118,8 +119,15 @@ def network_names(texts: Mapping[str, str]) -> list[str]:
     return [name.strip() for text in texts.values() for name in text.split(",") if name.strip()]
 
 
+def data_names(texts: Mapping[str, str]) -> list[str]:
+    """The data sets that settings name."""
+    return [texts["data"].strip()] if "data" in texts else []
+
+
 def canonical(key: str, value: Any) -> Any:
-    """`value` with canonical names of networks."""
+    """`value` with canonical names of networks and of data of one's own."""
+    if key == "data" and value is not None and own_data.is_own(value):
+        return own_data.get(value).name
     if key == "networks":
         return tuple(map(canonical_name, value))
     return canonical_name(value) if key == "network" else value
@@ -184,7 +192,7 @@ def apply(spec: RunSpec, overrides: Mapping[str, Any], *, plans_devices: bool = 
     Training on several devices uses `sync=all-reduce` unless another is set; each of several hosts
     has at least one device. If the experiment `plans_devices`, its devices and strategies are
     unchanged, and runs with fewer devices than hosts stay on this host. A program to interleave
-    with gets the same overrides. The work on an own network gets its description.
+    with gets the same overrides. The work on an own network or own data gets its description.
     """
     if (other := spec.other) is not None:
         other = apply(other, overrides, plans_devices=plans_devices)
@@ -208,6 +216,9 @@ def apply(spec: RunSpec, overrides: Mapping[str, Any], *, plans_devices: bool = 
         if own:
             changed[part] = dataclasses.replace(before, **own)
     spec = dataclasses.replace(spec, **changed) if changed else spec
+    if isinstance(spec.work, NetworkWork) and (code := own_data.find(spec.work.data)):
+        work = dataclasses.replace(spec.work, data=code.name, own_data=code)
+        spec = dataclasses.replace(spec, work=work)
     requested = not {"devices", "hosts"}.isdisjoint(overrides) and "sync" not in overrides
     several = spec.placement.devices > 1 and isinstance(spec.work, Training)
     if requested and several and not plans_devices:

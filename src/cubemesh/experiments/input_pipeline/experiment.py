@@ -7,6 +7,9 @@ device), cached decoded in memory, on synthetic images from the host, and with o
 the device: the throughput without any input cost. The slowest is the bottleneck; the cores and the
 disk bandwidth that the device needs follow from the rates.
 
+Of data of the user's own the stages are taking samples (with one thread, and as a training does:
+with one thread per core, or with the workers of a DataLoader), collating them, and copying.
+
 Stages overlap in training, so its throughput is at most that of the slowest stage; on a CPU,
 decoding and training share the cores, and it is lower.
 """
@@ -18,6 +21,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from cubemesh.data.images.generated_jpegs import NAME as GENERATED
+from cubemesh.data.own import is_own
+from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import group_by, titled
 from cubemesh.experiments.analysis.per_workload import per_workload, training_workload
@@ -33,6 +38,13 @@ from cubemesh.schema import (
 )
 from cubemesh.schema.work import Stage
 
+DECODED: tuple[Part, ...] = (
+    *("read", "disk", "decode-one", "decode", "decode-by-device", "copy", "page-cache"),
+    *("page-cache-by-device", "decoded", "synthetic", "device"),
+)
+"""Parts of photographs, in the order in which they are measured."""
+OWN: tuple[Part, ...] = ("item-one", "item", "collate", "copy", "own", "synthetic", "device")
+"""Parts of data of the user's own."""
 NOT_QUICK = ("page-cache", "page-cache-by-device", "synthetic")
 GPU_ONLY = ("decode-by-device", "page-cache-by-device")
 """Measured on a CPU only if requested: there the device is the host."""
@@ -53,6 +65,22 @@ class Settings:
     --quick all but page-cache, page-cache-by-device and synthetic."""
     data_path: str | None = None
     """Folder of images or tar shards, or URL of a prepared set; default: 1,024 generated images."""
+    data: str | None = None
+    """Data of your own: FILE.py:NAME or PACKAGE.MODULE:NAME."""
+
+    def __post_init__(self) -> None:
+        if self.data is not None and not is_own(self.data):
+            raise UsageError(
+                f"data={self.data}: input-pipeline measures photographs, which data_path names, or "
+                "data of your own, FILE.py:NAME."
+            )
+        able = DECODED if self.data is None else OWN
+        for part in self.parts:
+            if part not in able:
+                of = "photographs" if self.data is None else f"data={self.data}"
+                raise UsageError(
+                    f"parts={part} is not a part of {of}. Choose from {', '.join(able)}."
+                )
 
 
 def plan(settings: Settings, context: Context) -> Plan:
@@ -64,7 +92,7 @@ def plan(settings: Settings, context: Context) -> Plan:
 
 
 def _plan_of(settings: Settings, context: Context, network: str, batch: int) -> Plan:
-    source = "images" if settings.data_path else GENERATED
+    source = settings.data or ("images" if settings.data_path else GENERATED)
     common = {"network": network, "image_size": settings.image_size, "batch_per_device": batch}
     files = {**common, "data": source, "data_path": settings.data_path}
 
@@ -93,12 +121,17 @@ def _plan_of(settings: Settings, context: Context, network: str, batch: int) -> 
         "page-cache-by-device": training(files, decode_location="device"),
         "decoded": training(files, cache_decoded=True),
         "synthetic": training(common),
+        "item-one": stage("item", input_threads=1),
+        "item": stage("item"),
+        "collate": stage("collate", input_threads=0),
+        "own": training(files),
         "device": training(common, data_location="device"),
     }
     quick = context.scale is Scale.QUICK
     excluded = {*(NOT_QUICK if quick else ()), *(() if context.has_gpu else GPU_ONLY)}
-    wanted = settings.parts or [name for name in specs if name not in excluded]
-    yield [spec for name, spec in specs.items() if name in wanted]
+    able = DECODED if settings.data is None else OWN
+    wanted = settings.parts or [name for name in able if name not in excluded]
+    yield [specs[name] for name in able if name in wanted]
 
 
 def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
@@ -126,11 +159,14 @@ def _key(record: RunRecord) -> Part:
     if isinstance(work, Input):
         if by_device:
             return "decode-by-device"
-        one = work.stage == "decode" and program.input_threads == 1
-        return "decode-one" if one else work.stage
+        if program.input_threads == 1 and work.stage in ("decode", "item"):
+            return "decode-one" if work.stage == "decode" else "item-one"
+        return work.stage
     assert isinstance(work, TrainSteps)
     if work.data == "synthetic":
         return "device" if program.data_location == "device" else "synthetic"
+    if work.own_data is not None:
+        return "own"
     if program.cache_decoded:
         return "decoded"
     if by_device:

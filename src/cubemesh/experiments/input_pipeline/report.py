@@ -17,6 +17,12 @@ from cubemesh.experiments.analysis.ratios import (
     significance,
     verdicts,
 )
+from cubemesh.experiments.input_pipeline.own_data import (
+    is_own,
+    own_workers,
+    stage_table,
+    unit_of,
+)
 from cubemesh.schema import (
     Axis,
     Cell,
@@ -37,10 +43,14 @@ Part = Literal[
     "decode",
     "decode-by-device",
     "copy",
+    "item-one",
+    "item",
+    "collate",
     "disk",
     "page-cache",
     "page-cache-by-device",
     "decoded",
+    "own",
     "synthetic",
     "device",
 ]
@@ -51,29 +61,37 @@ LABELS: dict[Part, str] = {
     "decode": "decode",
     "decode-by-device": "decode on the device",
     "copy": "copy to the device",
+    "item-one": "samples, one thread",
+    "item": "samples",
+    "collate": "collate",
     "disk": "files on disk",
     "page-cache": "files in the page cache",
     "page-cache-by-device": "files decoded on the device",
     "decoded": "decoded images in memory",
+    "own": "your data",
     "synthetic": "synthetic images on the host",
     "device": "one batch on the device",
 }
-STAGES: tuple[Part, ...] = ("read", "decode-one", "decode", "decode-by-device", "copy")
+STAGES: tuple[Part, ...] = (
+    *("read", "decode-one", "decode", "decode-by-device"),
+    *("item-one", "item", "collate", "copy"),
+)
 TRAININGS: tuple[Part, ...] = (
     "disk",
     "page-cache",
     "page-cache-by-device",
     "decoded",
+    "own",
     "synthetic",
     "device",
 )
 PATHS: dict[str, tuple[Part, ...]] = {
-    "": ("read", "decode", "copy"),
+    "": ("read", "decode", "item", "collate", "copy"),
     "Decoding on the device: ": ("read", "decode-by-device"),
 }
 """Start of a finding → the stages between disk and step."""
 TOGETHER: dict[str, tuple[Part, ...]] = {
-    "": ("disk", "page-cache"),
+    "": ("disk", "page-cache", "own"),
     "Decoding on the device: ": ("page-cache-by-device",),
 }
 """Start of a finding → the trainings that run all these stages."""
@@ -100,6 +118,7 @@ def findings(groups: Groups) -> Iterator[Finding]:
             if not how or "decode-by-device" in groups:
                 yield from _bottleneck(groups, device, how, stages)
         yield from _needed(groups, device)
+        yield from own_workers(groups, device)
     yield from _loss(groups)
     yield from _read(groups)
     for group in groups.values():
@@ -114,6 +133,7 @@ def _bottleneck(
     rates = {name: f for name in stages if (f := _rate(groups, name)) is not None}
     if not rates:
         return
+    unit = unit_of(groups)
     name = min(rates, key=lambda n: rates[n].value)
     share = ratio(rates[name], device)
     sure = caveats(groups[name], groups["device"])
@@ -127,12 +147,11 @@ def _bottleneck(
             text=f"{_begun(how, 'Slowed by its input')}: training on {LABELS[training]} is "
             f"{format_ratio(found)} the speed of one batch on the device. Each stage by itself "
             f"is faster than the device ({_STAGE[name]} is the slowest with "
-            f"{plus_minus(rates[name])} images/s, the device trains {plus_minus(device)}): "
+            f"{plus_minus(rates[name])} {unit}, the device trains {plus_minus(device)}): "
             "together with the step they compete for the host's cores.",
             figure=found,
             unit="× the speed",
-            remedy="Set fewer input_threads, so that the process that runs the step keeps a core; "
-            "or decode_location=device on a GPU, or cache_decoded=true.",
+            remedy=_CONTENTION["own" if training == "own" else ""],
             caveats=caveats(groups[training], groups["device"]),
             sides=(groups[training].run_id, groups["device"].run_id),
         )
@@ -140,12 +159,12 @@ def _bottleneck(
     if bound:
         text = (
             f"{_begun(how, 'Input-bound')}: {_STAGE[name]} is the bottleneck with "
-            f"{plus_minus(rates[name])} images/s; the device trains {plus_minus(device)} images/s "
+            f"{plus_minus(rates[name])} {unit}; the device trains {plus_minus(device)} {unit} "
             "without input cost."
         )
     else:
         text = (
-            f"{_begun(how, 'Not input-bound')}: the device trains {plus_minus(device)} images/s; "
+            f"{_begun(how, 'Not input-bound')}: the device trains {plus_minus(device)} {unit}; "
             f"the slowest input stage, {_STAGE[name]}, reaches {plus_minus(rates[name])}."
         )
     yield Finding.of(
@@ -172,16 +191,27 @@ def _slowest_training(
 
 
 QUESTION = "Is training input-bound?"
+_CONTENTION = {
+    "": "Set fewer input_threads, so that the process that runs the step keeps a core; or "
+    "decode_location=device on a GPU, or cache_decoded=true.",
+    "own": "Set fewer input_threads, so that the process that runs the step keeps a core; or "
+    "return a DataLoader, whose workers are processes.",
+}
 _STAGE: dict[Part, str] = {
     "read": "reading from disk",
     "decode": "decoding",
     "decode-by-device": "decoding on the device",
+    "item": "taking samples (your code)",
+    "collate": "collating",
     "copy": "copying to the device",
 }
 _REMEDY: dict[Part, str] = {
     "read": "Use tar shards or a faster disk, or copy the data to a local disk.",
     "decode": "Use more cores, set decode_location=device on a GPU, or store smaller images.",
     "decode-by-device": "Use more cores with decode_location=host, or store smaller images.",
+    "item": "Use more workers, or make each sample cheaper: store it smaller or already decoded.",
+    "collate": "Return arrays of the network's own shape and type, or a DataLoader, whose "
+    "workers collate.",
     "copy": "Keep data on the device, or copy fewer bytes.",
 }
 
@@ -263,7 +293,9 @@ def tables(groups: Groups) -> Iterator[Table]:
     """Stages, and trainings."""
     size = _file_bytes(groups)
     stages = [groups[name] for name in STAGES if name in groups]
-    if stages:
+    if stages and is_own(groups):
+        yield stage_table(stages, LABELS, unit_of(groups))
+    elif stages:
         columns = (
             Column(name="stage"),
             Column(name="images/s"),
@@ -286,7 +318,7 @@ def tables(groups: Groups) -> Iterator[Table]:
             title="Training",
             columns=(
                 Column(name="input"),
-                Column(name="images/s"),
+                Column(name=unit_of(groups)),
                 Column(name="step", unit="ms"),
                 Column(name="input wait", unit="ms"),
                 Column(name="page cache hits", unit="%"),
@@ -330,10 +362,10 @@ def charts(groups: Groups) -> Iterator[Chart]:
         return
     yield Chart(
         name="input-pipeline",
-        title="images/s by stage and in training",
+        title=f"{unit_of(groups)} by stage and in training",
         kind="bar",
         x=Axis(name="stage", scale="category"),
-        y=Axis(name="throughput", unit="images/s", from_zero=True),
+        y=Axis(name="throughput", unit=unit_of(groups), from_zero=True),
         lines=(
             Line(name="stage", points=bars(STAGES)),
             Line(name="training", points=bars(TRAININGS)),
@@ -357,6 +389,12 @@ def notes(groups: Groups) -> Iterator[str]:
             "The images are generated: 1,024 JPEG files of 500 × 375 pixels with 128 different "
             "random pictures. Set data_path to measure your own."
         )
+    if is_own(groups):
+        yield (
+            "Samples are taken by your code and dropped, collated from memory, and copied, each "
+            "stage by itself; in training, threads take and collate them."
+        )
+        return
     yield (
         "Page cache: files read from disk are dropped from memory after each read (posix_fadvise), "
         "as with more data than memory; this needs no privileges. A run that still finds files in "

@@ -57,6 +57,8 @@ def remedy_settings(record: RunRecord, loss: str) -> Mapping[str, Any]:
     work, program = record.spec.work, record.spec.program
     if not isinstance(work, Train | TrainSteps):
         return {}
+    if work.own_data is not None and loss in (INPUT, INPUT_CONTENTION):
+        return {}  # their code decides; `input-pipeline` finds which stage and how many workers
     slow = work.data in SOURCES and SOURCES[work.data].is_slow
     larger = {"batch_sizes": 2 * work.batch_per_device}
     if loss in (INPUT, INPUT_CONTENTION) and slow and not program.cache_decoded:

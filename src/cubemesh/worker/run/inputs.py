@@ -20,6 +20,8 @@ from cubemesh.data.images.image_source import ImageSource
 from cubemesh.data.images.local_cache import LocalCache
 from cubemesh.data.images.open_images import CachedImages
 from cubemesh.data.images.skipped_images import ImageCounts
+from cubemesh.data.own.source import Own, OwnStream
+from cubemesh.data.own.stages import collate, items
 from cubemesh.data.source import Split
 from cubemesh.data.stage_benchmark import ReadOnly, decode_only
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
@@ -32,12 +34,14 @@ from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.record import Figure
 from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.warning import Warning, warn
-from cubemesh.schema.work import Input, NetworkWork
+from cubemesh.schema.work import InferPrecision, Input, NetworkWork, Stage, Train
 from cubemesh.units import format_count
 from cubemesh.untrusted import clean
 from cubemesh.worker.launch.ranks import rank_from_env
 from cubemesh.worker.report.memory import available_bytes
 
+OWN_STAGES: tuple[Stage, ...] = ("item", "collate")
+OTHER_STAGES: tuple[Stage, ...] = ("read", "decode", "copy")
 GENERATED = 1 / 8
 """Part of the available memory that generated images may fill."""
 STILL_THERE = 0.25
@@ -59,7 +63,7 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
         stage_limit_bytes=usual.stage_limit_bytes if limit_bytes is None else limit_bytes,
         stays_encoded=stays_encoded,
     )
-    return open_for(
+    source = open_for(
         network,
         work.data,
         work.data_path,
@@ -69,7 +73,20 @@ def open_split(spec: RunSpec, network: Network, split: Split) -> Source:
         options=options,
         generated_bytes=memory_for_generated(spec),
         tokenizer=work.tokenizer,
+        own_data=work.own_data,
     )
+    epochs = split == "validation" or isinstance(work, Train | InferPrecision)
+    if isinstance(source, OwnStream) and epochs and not source.has_length:
+        raise Unsupported(
+            f"{source.name} is an iterable without a length, and an epoch is a pass over all of "
+            "its samples. Give it __len__, or measure single steps (run minibatch)."
+        )
+    if isinstance(source, OwnStream) and spec.placement.devices > 1:
+        raise Unsupported(
+            f"devices={spec.placement.devices}: {source.name} gives samples in its own order, so "
+            "each device would train on the same ones. Give a map-style data set, or set devices=1."
+        )
+    return source
 
 
 def memory_for_generated(spec: RunSpec) -> int:
@@ -88,6 +105,13 @@ def open_stage(spec: RunSpec, network: Network) -> Source:
     source = open_split(spec, network, "train")
     if work.stage == "copy":
         return source
+    if isinstance(source, Own) and work.stage in OWN_STAGES:
+        if work.stage == "collate":
+            return collate(source, network, work.batch_per_device)
+        return items(source, network, one=spec.program.input_threads == 1)
+    if isinstance(source, Own) or work.stage in OWN_STAGES:
+        stages = ", ".join((*OWN_STAGES, "copy") if isinstance(source, Own) else OTHER_STAGES)
+        raise Unsupported(f"data={work.data} has no stage={work.stage}. Choose from {stages}.")
     if not isinstance(source, ImageSource):
         raise Unsupported(
             f"data={work.data} is neither read nor decoded in the step. Set data=images, without "
@@ -112,6 +136,8 @@ def log_files(log: Log, source: Source, threads: int) -> None:
     log_generated(log, source)
     if threads:
         log.figure("input_threads", Figure(value=threads, unit=""))
+    if isinstance(source, OwnStream) and source.workers:
+        log.figure("input_workers", Figure(value=source.workers, unit=""))
     if isinstance(source, ImageSource):
         log.figure(
             "image_file_bytes",
@@ -167,6 +193,8 @@ def feed(
     work, program = spec.work, spec.program
     assert isinstance(work, NetworkWork), "only networks are fed"
     threads = input_threads(work.data, program.input_threads, usable_cores, program.decode_location)
+    if isinstance(source, OwnStream):
+        threads = source.threads(program.input_threads)
     if program.data_location == "device":
         threads = 0
     group = group or SingleProcessGroup()

@@ -65,7 +65,9 @@ def infer_precision(task: Task) -> None:
         )
     network = network_of(work)
     with log.phase("data"):
-        samples = from_data(network, work.data, work.data_path, work.seed, work.tokenizer)
+        samples = from_data(
+            network, work.data, work.data_path, work.seed, work.tokenizer, work.own_data
+        )
     graph = with_free_batch(_trained(task, work, network), {})
     with log.phase("candidates"):
         document, _ = build(
@@ -99,6 +101,7 @@ def _trained(task: Task, work: InferPrecision, network: Network) -> Graph:
         hidden=work.hidden,
         data=work.data,
         data_path=work.data_path,
+        own_data=work.own_data,
         max_image_pixels=work.max_image_pixels,
         seed=work.seed,
         optimizer=work.optimizer,

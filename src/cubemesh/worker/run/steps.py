@@ -16,7 +16,6 @@ from typing import Any, cast
 
 from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed, placed_batches
-from cubemesh.data.text.sequences import Sequences
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.frameworks.contract.program import (
     Program,
@@ -86,8 +85,9 @@ def measure_steps(task: Task, step_of: Callable[[Program], Callable[[object], No
             log.figure("input_wait_s", inputs.wait(measured, feed))
         inputs.log_images(log, (source, feed.tried))
         inputs.warn_if_still_cached(task.spec, log, source)
-        if isinstance(feed.source, Sequences):
-            log.figure("tokens_per_s", tokens(measured, feed.source))
+        each = getattr(feed.source, "tokens_per_sample", None)
+        if each is not None:
+            log.figure("tokens_per_s", tokens(measured, each))
         # Once, at the end: reading a loss waits for the device, and NaN stays NaN.
         check_loss(program)
 
@@ -172,7 +172,7 @@ def log_losses(program: Program, batch: Batch, steps: int, log: Log) -> None:
     log.curve(by_step(FIRST_LOSSES, losses))
 
 
-def tokens(measured: Measured, source: Sequences) -> Figure:
-    """Tokens per second that count in the loss: samples per second × mean tokens per sample."""
-    rate, each = figures(measured.windows, wall_s=0.0)["throughput_per_s"], source.tokens_per_sample
+def tokens(measured: Measured, each: float) -> Figure:
+    """Tokens per second that count in the loss: samples per second × mean tokens of `each`."""
+    rate = figures(measured.windows, wall_s=0.0)["throughput_per_s"]
     return rate.scaled(each, "tokens/s", rate.method)
