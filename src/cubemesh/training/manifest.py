@@ -80,8 +80,10 @@ class Claim:
 def settings_of(spec: RunSpec) -> dict[str, Any]:
     """The settings that must be the same in a resumed training, as plain data."""
     work, program = to_plain(spec.work), to_plain(spec.program)
+    accumulated = work.get("accumulation_steps", 1)
     return {
         **{name: work[name] for name in _OF_WORK},
+        **({"accumulation_steps": accumulated} if accumulated > 1 else {}),
         **{name: program[name] for name in _OF_PROGRAM},
         "devices": spec.placement.devices,
     }
