@@ -210,7 +210,7 @@ class PyTorchProgram:
         """Queue both passes, of the loss times `weight`."""
         loss = self._forward(placed)
         if self._micro_batches > 1:
-            loss = loss * weight
+            loss = loss * (weight if isinstance(weight, float) else weight.to(loss.dtype))
         if self._scaling is None:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
@@ -412,7 +412,7 @@ def micro_batch_weights(labels: Sequence[Tensor]) -> list[Tensor | float]:
     positions that are not padding; alike where each sample has one label."""
     if labels[0].dim() == 1:
         return [1 / len(labels)] * len(labels)
-    counted = torch.stack([(part != PADDING).sum() for part in labels])
+    counted = torch.stack([(part != PADDING).sum() for part in labels]).double()
     return list(counted / counted.sum())
 
 
