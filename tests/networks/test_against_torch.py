@@ -23,8 +23,9 @@ from cubemesh.networks.memory import forecast
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-from alive_arrays import Alive, storage
 from torch.utils.flop_counter import FlopCounterMode
+
+from alive_arrays import Alive, storage
 
 NAMES = [
     *("little-cnn", "cifarnet", "alexnet", "overfeat", "vgg16", "googlenet", "googlenet-paper"),

@@ -127,7 +127,10 @@ def test_a_batch_below_one_is_refused():
 
 def test_accumulated_gradients_are_all_there_while_a_micro_batch_runs():
     parameters, batch = 4 * (100 * 50 + 50 + 50 * 10 + 10), 1000
-    whole, parts = forecast(two_layers(), batch), forecast(two_layers(), batch, accumulation_steps=4)
+    whole, parts = (
+        forecast(two_layers(), batch),
+        forecast(two_layers(), batch, accumulation_steps=4),
+    )
     assert parts.gradient_bytes == parameters
     assert parts.activation_bytes == whole.activation_bytes / 4
     assert parts.input_bytes == whole.input_bytes

@@ -191,8 +191,9 @@ class StepSimulation:
             self._allocate(array.name, array.size_bytes(self.batch, self.width), group)
             read(head.value)
         for node in nodes:  # autocast's cache ends
-            for parameter in self._low_precision_weights(node) if node.name in self.segments else ():
-                self._free(f"low-precision {parameter}")
+            if node.name in self.segments:
+                for parameter in self._low_precision_weights(node):
+                    self._free(f"low-precision {parameter}")
 
     def _backward(self) -> None:
         gradients: dict[str, str] = {}

@@ -211,9 +211,7 @@ def _check_checkpointed_activations(spec: RunSpec, able: Capabilities) -> None:
     if spec.placement.devices == 1:
         return
     if program.batch_norm == "global" or strategy(program.sync).needs == "model-parallel":
-        setting = (
-            "batch_norm=global" if program.batch_norm == "global" else f"sync={program.sync}"
-        )
+        setting = "batch_norm=global" if program.batch_norm == "global" else f"sync={program.sync}"
         raise Unsupported(
             f"{asked}: with {setting} devices communicate within the forward pass, and would do so "
             "again in the backward pass. Leave one of the two out."

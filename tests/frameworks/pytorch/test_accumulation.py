@@ -95,9 +95,7 @@ def test_a_scaled_loss_is_unscaled_once(scale, make_request, make_batch, tiny):
     assert_same(parts, whole, 1e-2)
 
 
-def test_gradients_are_synchronized_in_the_last_micro_batch_only(
-    make_request, make_batch, tiny
-):
+def test_gradients_are_synchronized_in_the_last_micro_batch_only(make_request, make_batch, tiny):
     syncs = {n: Recorded() for n in (1, 4)}
     for micro_batches, sync in syncs.items():
         trained(build, make_request, tiny, make_batch, micro_batches, sync)

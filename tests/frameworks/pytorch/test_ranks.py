@@ -54,7 +54,17 @@ SERVED = [
     ("parameter-server-cpu", "fp64", "nchw", "compiled"),
 ]
 SPLIT = [("model-parallel", "fp64", "nchw"), ("model-parallel", "fp32", "nhwc")]
-CASES = [*SYNCHRONOUS, ROUNDED, AVERAGED, INDEPENDENT, COMPILED, ACCUMULATED, SCALED, *SERVED, *SPLIT]
+CASES = [
+    *SYNCHRONOUS,
+    ROUNDED,
+    AVERAGED,
+    INDEPENDENT,
+    COMPILED,
+    ACCUMULATED,
+    SCALED,
+    *SERVED,
+    *SPLIT,
+]
 
 
 def without_dropout(network):

@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from alive_arrays import Alive
-
 from cubemesh.frameworks.pytorch import build
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.program import total_loss

@@ -216,7 +216,12 @@ class CapturedProgram(PyTorchProgram):
         be accumulated in low precision."""
         dtype = AUTOCAST_TYPES.get(self._settings.precision)
         accumulates = self._micro_batches > 1
-        if self._gradients is not None or accumulates or dtype is None or find_spec("triton") is None:
+        if (
+            self._gradients is not None
+            or accumulates
+            or dtype is None
+            or find_spec("triton") is None
+        ):
             return
         if isinstance(self._optimizer, UPDATED):
             weights = self.fused.product_weights()

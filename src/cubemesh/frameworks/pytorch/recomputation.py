@@ -1,7 +1,8 @@
 """Activation checkpointing: segments whose forward pass is computed again in the backward pass.
 
-    forward    image ─ segment 1 ─▶ a ─ segment 2 ─▶ b ─ segment 3 ─▶ loss      saved: image, a; all of 3
-    backward   3's gradients; segment 2 again from a, its gradients; segment 1 again from image, …
+    forward    image ─ segment 1 ─▶ a ─ segment 2 ─▶ b ─ segment 3 ─▶ loss     image, a and all of
+                                                                               segment 3 are saved
+    backward   gradients of 3; segment 2 again from a, its gradients; segment 1 again from image
 
 Each recomputed segment is a function of the values that it reads (`graph_partition.py`), called
 through torch.utils.checkpoint, which saves those values only (Chen et al. 2016, "Training Deep Nets

@@ -154,12 +154,12 @@ def network_of(work: NetworkWork) -> Network:
     network = networks.build_for(work)
     if work.own_network is not None and work.own_network.fault:
         raise DataError(work.own_network.fault)
-    accumulates = isinstance(work, AccumulatedWork) and work.accumulation_steps > 1
-    if accumulates and work.micro_batch < network.smallest_batch:
+    small = network.smallest_batch
+    if isinstance(work, AccumulatedWork) and work.micro_batch < small <= work.batch_per_device:
         raise Unsupported(
             f"accumulation_steps={work.accumulation_steps} makes micro-batches of "
             f"{work.micro_batch} of batch_per_device={work.batch_per_device}, and {network.name} "
-            f"needs {network.smallest_batch}: its batch normalization has one position per sample. "
+            f"needs {small}: its batch normalization has one position per sample. "
             "Set fewer steps, or a larger batch size."
         )
     if work.batch_per_device < network.smallest_batch:
