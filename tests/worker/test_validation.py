@@ -17,7 +17,15 @@ from cubemesh.schema.spec import (
     ProgramSettings,
     RunSpec,
 )
-from cubemesh.schema.work import Ceiling, Forward, ForwardBackward, Input, Train, TrainSteps
+from cubemesh.schema.work import (
+    Ceiling,
+    FirstSteps,
+    Forward,
+    ForwardBackward,
+    Input,
+    Train,
+    TrainSteps,
+)
 from cubemesh.worker.validation import check_names, check_supported, supported_strategies
 
 ABLE = Capabilities(
@@ -242,7 +250,8 @@ def test_accumulation_is_supported_by_the_simulated_framework():
     ("spec", "given"),
     [
         (program(checkpoint_activations="segments"), ""),
-        (replace(program(checkpoint_activations="auto"), work=Forward(**FEED)), "forward"),
+        (replace(program(checkpoint_activations="auto"), work=Forward(**FEED)), ""),
+        (replace(program(checkpoint_activations="auto"), work=FirstSteps(**FEED)), "traced twice"),
         (
             replace(
                 program(checkpoint_activations="auto", sync="all-reduce", batch_norm="global"),
@@ -260,7 +269,15 @@ def test_accumulation_is_supported_by_the_simulated_framework():
     ],
 )
 def test_activations_are_computed_again_where_that_is_possible(spec, given):
-    able = replace(ALL, checkpoints_activations=True, batch_norms=frozenset({"device", "global"}))
+    able = replace(
+        ALL,
+        works=ALL.works | {"first_steps"},
+        checkpoints_activations=True,
+        batch_norms=frozenset({"device", "global"}),
+    )
     assert given in refusal(spec, able)
     assert bool(given) == bool(refusal(spec, able))
-    assert "checkpoint_activations=" in refusal(spec, ALL) or spec.program.batch_norm == "global"
+    unable = replace(able, checkpoints_activations=False)
+    assert ("set framework=pytorch" in refusal(spec, unable)) == isinstance(
+        spec.work, TrainSteps | FirstSteps
+    )

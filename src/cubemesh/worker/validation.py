@@ -24,6 +24,7 @@ from cubemesh.schema.work import (
     LINK_OPERATIONS,
     AccumulatedWork,
     Ceiling,
+    FirstSteps,
     Forward,
     ForwardBackward,
     Infer,
@@ -196,17 +197,18 @@ def _check_accumulation(spec: RunSpec, able: Capabilities) -> None:
 def _check_checkpointed_activations(spec: RunSpec, able: Capabilities) -> None:
     program = spec.program
     asked = f"checkpoint_activations={program.checkpoint_activations}"
-    if program.checkpoint_activations == "none":
+    passes = TrainSteps | Train | ForwardBackward | FirstSteps
+    if program.checkpoint_activations == "none" or not isinstance(spec.work, passes):
         return
     if not able.checkpoints_activations:
         raise Unsupported(
             f"{asked}: {program.framework} saves every activation that its backward pass reads. "
             "Leave checkpoint_activations out, or set framework=pytorch."
         )
-    if not isinstance(spec.work, TrainSteps | Train | ForwardBackward):
+    if isinstance(spec.work, FirstSteps):
         raise Unsupported(
-            f"{asked}: {spec.work.kind} has no timed backward pass. Leave it out, or measure "
-            "training steps."
+            f"{asked}: the first steps of a training are traced, and a layer that is computed "
+            "twice would be traced twice. Leave checkpoint_activations out."
         )
     if spec.placement.devices == 1:
         return

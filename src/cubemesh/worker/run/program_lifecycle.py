@@ -32,7 +32,7 @@ from cubemesh.networks.memory import recomputable_segments, recomputed_flops, re
 from cubemesh.parallel import staleness, strategies
 from cubemesh.schema.record import Figure
 from cubemesh.schema.warning import warn
-from cubemesh.schema.work import NetworkWork
+from cubemesh.schema.work import ForwardBackward, NetworkWork, Train, TrainSteps
 from cubemesh.units import format_bytes
 from cubemesh.worker.report import memory
 from cubemesh.worker.report.events import EventLog
@@ -131,7 +131,8 @@ def _recomputed(task: Task, network: Network) -> tuple[str, ...]:
     """The segments whose activations are computed again; logs them, with the operations that this
     takes. Ranks of different memory use the same."""
     spec = task.spec
-    if spec.program.checkpoint_activations == "none":
+    has_backward = isinstance(spec.work, TrainSteps | Train | ForwardBackward)
+    if spec.program.checkpoint_activations == "none" or not has_backward:
         return ()
     if not recomputable_segments(network):
         raise Unsupported(
