@@ -189,6 +189,12 @@ def _check_reshardable(before: Mapping[str, Any], spec: RunSpec) -> None:
             f"--reshard: {work.network} has attention with dropout, and each device draws its own "
             "numbers, which cannot be resharded. Resume on as many devices as before."
         )
+    if work.accumulation_steps > 1 and not layers.isdisjoint((BatchNorm, Dropout)):
+        raise UsageError(
+            f"--reshard: {work.network} has batch normalization or dropout, whose micro-batches "
+            "(accumulation_steps) would have other samples on other devices. Resume on as many "
+            "devices as before."
+        )
     if Dropout in layers and not now["deterministic"]:
         raise UsageError(
             f"--reshard: {work.network} has dropout, and each device draws its own numbers, which "
