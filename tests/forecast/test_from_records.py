@@ -12,7 +12,7 @@ from cubemesh.forecast.from_records import measured_inputs
 from cubemesh.forecast.request import ForecastRequest
 from cubemesh.forecast.step import predict
 from cubemesh.machines.catalogue.systems import load_system
-from cubemesh.schema import Collective, RunRecord
+from cubemesh.schema import Collective, RunRecord, TrainSteps
 from cubemesh.schema.collective import SweepPoint
 from cubemesh.store import Store
 from stored_benchmarks import RECORDS
@@ -93,6 +93,19 @@ def test_what_a_forecast_cannot_use_is_refused(trained: RunRecord) -> None:
         measured_inputs(swept(trained, "all-to-all"), "resnet-50", ASKED, EAGER)
     with pytest.raises(UsageError, match=rf"{trained.run_id}.*\btwo sizes"):
         measured_inputs(swept(trained, sizes=(1 << 20,)), "resnet-50", ASKED, EAGER)
+
+
+def test_steps_that_accumulate_or_compute_again_are_no_evidence(trained: RunRecord) -> None:
+    spec = trained.spec
+    assert isinstance(spec.work, TrainSteps)
+    work = replace(spec.work, accumulation_steps=4)
+    program = replace(spec.program, checkpoint_activations="segments")
+    for other, word in (
+        (replace(spec, work=work), "accumulation_steps is 4"),
+        (replace(spec, program=program), "checkpoint_activations is segments"),
+    ):
+        with pytest.raises(UsageError, match=word):
+            measured_inputs(replace(trained, spec=other), "resnet-50", ASKED, EAGER)
 
 
 def test_a_run_of_another_batch_size_or_network_is_a_rate_of_another(trained: RunRecord) -> None:

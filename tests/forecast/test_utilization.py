@@ -165,3 +165,16 @@ def test_several_devices_are_compared_with_the_peak_of_as_many():
     method = found.figures["ceiling_mfu_percent"].method
     assert "1 PFLOP/s" in method
     assert "2 devices: " in method
+
+
+def test_operations_computed_again_count_in_hfu_and_not_in_mfu():
+    usual, again = steps(), steps(checkpoint_activations="segments")
+    share = Figure(value=25.0, unit="%", method="of the segments a, b")
+    again = dataclasses.replace(again, figures={**again.figures, "recomputed_percent": share})
+    one, other = (with_utilization(r, [product(500e12)]).figures for r in (usual, again))
+    for name in ("model_flops_per_s", "mfu_percent", "ceiling_mfu_percent"):
+        assert other[name] == one[name]
+    for prefix in ("", "ceiling_"):
+        mfu, hfu = (other[f"{prefix}{name}_percent"] for name in ("mfu", "hfu"))
+        assert hfu.value == pytest.approx(1.25 * mfu.value)
+    assert "hfu_percent" not in one

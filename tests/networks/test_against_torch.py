@@ -7,7 +7,6 @@ its lifetime and nothing is computed, so whole networks at their own image size 
 from __future__ import annotations
 
 import math
-import weakref
 from functools import partial
 
 import pytest
@@ -25,8 +24,9 @@ from layer_samples import NARROW
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
+
+from alive_arrays import Alive, storage
 
 NAMES = [
     *("little-cnn", "cifarnet", "alexnet", "overfeat", "vgg16", "googlenet", "googlenet-paper"),
@@ -182,10 +182,6 @@ class Interpreted:
         return sum(storage(t).nbytes() for key, t in saved.items() if key not in own)
 
 
-def storage(tensor):
-    return tensor.untyped_storage()
-
-
 @pytest.mark.parametrize("name", [*NAMES, *SMALLER])
 def test_matrix_operations_agree_with_the_flop_counter(name, monkeypatch):
     network = network_of(name)
@@ -223,34 +219,6 @@ def test_saved_bytes_agree_with_what_autograd_saves_in_mixed_precision(name):
     copies = 2 * sum(math.prod(network.parameters[name].shape) for name in names)
     saved_bytes = totals(network, 4, "bf16").forward.saved_bytes
     assert saved_bytes + copies == pytest.approx(found, rel=0.005)
-
-
-class Alive(TorchDispatchMode):
-    """Counts the bytes of storages that operations made and that are still referred to; those of
-    the arrays `standing` before are not counted."""
-
-    def __init__(self, standing):
-        super().__init__()
-        self.now = self.peak = 0
-        self.known = {storage(a)._cdata for a in standing}
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and storage(tensor)._cdata not in self.known:
-                self._born(storage(tensor))
-        return result
-
-    def _born(self, array):
-        key, size = array._cdata, array.nbytes()
-        self.known.add(key)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(array, self._died, key, size)
-
-    def _died(self, key, size):
-        self.known.discard(key)
-        self.now -= size
 
 
 @pytest.mark.parametrize(

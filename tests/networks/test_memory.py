@@ -8,7 +8,7 @@ from cubemesh.errors import UsageError
 from cubemesh.networks import NETWORKS, build, entry
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.cost import totals
-from cubemesh.networks.memory import forecast, largest_batch
+from cubemesh.networks.memory import forecast, largest_batch, recomputable_segments
 
 CIFARNET = build("cifarnet")
 MIB = 2**20
@@ -123,3 +123,41 @@ def test_more_memory_or_less_width_takes_larger_batches():
 def test_a_batch_below_one_is_refused():
     with pytest.raises(UsageError, match="batch=0 "):
         forecast(CIFARNET, 0)
+
+
+def test_accumulated_gradients_are_all_there_while_a_micro_batch_runs():
+    parameters, batch = 4 * (100 * 50 + 50 + 50 * 10 + 10), 1000
+    whole, parts = (
+        forecast(two_layers(), batch),
+        forecast(two_layers(), batch, accumulation_steps=4),
+    )
+    assert parts.gradient_bytes == parameters
+    assert parts.activation_bytes == whole.activation_bytes / 4
+    assert parts.input_bytes == whole.input_bytes
+    assert parts.total_bytes < whole.total_bytes
+    limit = whole.total_bytes
+    fits = largest_batch(two_layers(), limit, accumulation_steps=4)
+    assert fits % 4 == 0
+    assert fits > batch
+    assert forecast(two_layers(), fits, accumulation_steps=4).total_bytes <= limit
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_recomputed_segments_save_what_they_read_only(device, precision):
+    network = build("resnet-18")
+    segments = recomputable_segments(network)
+    assert segments == tuple(s.name for s in network.segments[:-1])
+    usual, less = (
+        forecast(network, 64, precision, device=device, recomputed=chosen)
+        for chosen in ((), segments)
+    )
+    assert less.activation_bytes < 0.8 * usual.activation_bytes
+    assert less.total_bytes < usual.total_bytes
+    assert (less.optimizer_bytes, less.input_bytes) == (usual.optimizer_bytes, usual.input_bytes)
+    both = forecast(network, 64, recomputed=segments, accumulation_steps=4, device=device)
+    assert both.total_bytes < less.total_bytes or precision == "bf16"
+    forward = forecast(network, 64, precision, training=False, device=device)
+    assert forward == forecast(
+        network, 64, precision, training=False, device=device, recomputed=segments
+    )

@@ -48,6 +48,7 @@ def content(folder):
         ({"work": {"data": "digits"}}, ["data=synthetic", "data=digits"]),
         ({"work": {"seed": 3}}, ["seed=0", "seed=3"]),
         ({"work": {"batch_per_device": 32}}, ["batch_per_device=32"]),
+        ({"work": {"accumulation_steps": 2}}, ["accumulation_steps=2"]),
         ({"work": {"optimizer": "adam"}}, ["optimizer=adam"]),
         ({"work": {"momentum": 0.5}}, ["momentum=0.5"]),
         ({"work": {"weight_decay": 0.1}}, ["weight_decay=0.1"]),
@@ -110,6 +111,7 @@ def test_a_damaged_manifest_is_an_error_not_a_new_training(tmp_path, text):
 ALL_REDUCE = {"sync": "all-reduce"}
 FIXED = {"deterministic": True}
 HALF = {"batch_per_device": 32}
+MICRO = {"accumulation_steps": 2}
 RESNET = {"network": "resnet-18"}
 
 
@@ -180,6 +182,11 @@ def test_a_training_with_the_same_steps_is_resharded(tmp_path, before, now):
             "batch_norm=global",
         ),
         (
+            {"work": MICRO, "program": FIXED},
+            {"devices": 2, "work": MICRO | HALF, "program": FIXED | ALL_REDUCE},
+            "micro-batches",
+        ),
+        (
             {"program": FIXED},
             {"devices": 2, "work": HALF | {"seed": 1}, "program": FIXED | ALL_REDUCE},
             "seed=0",
@@ -196,7 +203,7 @@ def test_a_training_with_the_same_steps_is_resharded(tmp_path, before, now):
     ],
     ids=[
         *("global batch", "dropout", "local-sgd", "parameter-server", "16 bits"),
-        *("batch_norm", "seed", "rate_scaling"),
+        *("batch_norm", "micro-batches", "seed", "rate_scaling"),
     ],
 )
 def test_a_training_whose_steps_or_state_would_differ_is_not_resharded(tmp_path, before, now, word):

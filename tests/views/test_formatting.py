@@ -51,6 +51,8 @@ def test_a_figure_is_split_into_number_unit_and_interval(given_, parts):
 def test_runs_are_named_by_their_settings():
     train = TrainSteps(network="resnet-50", batch_per_device=4096)
     assert formatting.run_name(RunSpec(work=train)) == "resnet-50 · batch size 4,096"
+    parts = RunSpec(work=dataclasses.replace(train, accumulation_steps=4))
+    assert formatting.run_name(parts) == "resnet-50 · batch size 4,096 in 4 micro-batches"
     two = RunSpec(work=train, placement=Placement(devices=2))
     assert formatting.run_name(two).endswith("2 devices · no sync · global batch size 8,192")
     four = RunSpec(

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from cubemesh import frameworks
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.contract.program import Capabilities, NotInstalled, Unsupported
 from cubemesh.parallel.strategies import STRATEGIES
@@ -16,7 +17,15 @@ from cubemesh.schema.spec import (
     ProgramSettings,
     RunSpec,
 )
-from cubemesh.schema.work import Ceiling, Forward, ForwardBackward, Input, Train, TrainSteps
+from cubemesh.schema.work import (
+    Ceiling,
+    FirstSteps,
+    Forward,
+    ForwardBackward,
+    Input,
+    Train,
+    TrainSteps,
+)
 from cubemesh.worker.validation import check_names, check_supported, supported_strategies
 
 ABLE = Capabilities(
@@ -208,3 +217,67 @@ def test_unknown_names_and_impossible_settings_are_errors_before_a_run(spec, giv
     with pytest.raises(UsageError) as error:
         check_names([SPEC, spec])
     assert given in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "batch", "given", "remedy"),
+    [
+        ({"sync": "model-parallel"}, 8, "sync=model-parallel", "sync=all-reduce"),
+        ({}, 6, "batch_per_device=6", "multiple"),
+    ],
+)
+def test_micro_batches_have_equal_sizes_and_stay_on_their_device(fields, batch, given, remedy):
+    work = TrainSteps(network="little-cnn", batch_per_device=batch, accumulation_steps=4)
+    devices = 2 if fields else 1
+    spec = replace(program(**fields), work=work, placement=Placement(devices=devices))
+    message = refusal(spec, replace(ALL, accumulates=True))
+    assert given in message
+    assert remedy in message
+    assert "accumulation_steps=4" in refusal(spec, ALL)
+    assert "pytorch" in refusal(spec, ALL)
+
+
+def test_accumulation_is_supported_by_the_simulated_framework():
+    work = Train(**FEED, accumulation_steps=4)
+    settings = ProgramSettings(framework="null", checkpoint_activations="auto")
+    spec = RunSpec(work=work, program=settings, placement=ON_CPU)
+    assert refusal(spec, frameworks.entry("null").load().capabilities()) == ""
+    with pytest.raises(UsageError, match="accumulation_steps=0"):
+        TrainSteps(**FEED, accumulation_steps=0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "given"),
+    [
+        (program(checkpoint_activations="segments"), ""),
+        (replace(program(checkpoint_activations="auto"), work=Forward(**FEED)), ""),
+        (replace(program(checkpoint_activations="auto"), work=FirstSteps(**FEED)), "traced twice"),
+        (
+            replace(
+                program(checkpoint_activations="auto", sync="all-reduce", batch_norm="global"),
+                placement=Placement(devices=2),
+            ),
+            "batch_norm=global",
+        ),
+        (
+            replace(
+                program(checkpoint_activations="segments", sync="model-parallel"),
+                placement=Placement(devices=2),
+            ),
+            "sync=model-parallel",
+        ),
+    ],
+)
+def test_activations_are_computed_again_where_that_is_possible(spec, given):
+    able = replace(
+        ALL,
+        works=ALL.works | {"first_steps"},
+        checkpoints_activations=True,
+        batch_norms=frozenset({"device", "global"}),
+    )
+    assert given in refusal(spec, able)
+    assert bool(given) == bool(refusal(spec, able))
+    unable = replace(able, checkpoints_activations=False)
+    assert ("set framework=pytorch" in refusal(spec, unable)) == isinstance(
+        spec.work, TrainSteps | FirstSteps
+    )

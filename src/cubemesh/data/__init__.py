@@ -18,7 +18,7 @@ from cubemesh.data.own.source import open_own
 from cubemesh.data.remote.folder import check_url, is_url
 from cubemesh.data.source import Shape, Source, Split
 from cubemesh.data.text import generated_sentences, parallel_text, sequences
-from cubemesh.data.text.sequences import Sequences, takes_sequences, takes_tokens
+from cubemesh.data.text.sequences import takes_sequences, takes_tokens
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks.graph import Network
 from cubemesh.schema.own_network import OwnData

@@ -129,7 +129,9 @@ def _rate(record: RunRecord, network: str, request: ForecastRequest) -> tuple[in
         "input": (_inputs(networks.build_for(work)), _inputs(request.network)),
     }
     wanted: dict[str, tuple[object, object]] = {
-        "precision": (record.spec.program.precision, request.precision)
+        "precision": (record.spec.program.precision, request.precision),
+        "accumulation_steps": (work.accumulation_steps, 1),
+        "checkpoint_activations": (record.spec.program.checkpoint_activations, "none"),
     }
     other = devices == 1 and any(given != asked for given, asked in workload.values())
     if devices > 1:

@@ -6,6 +6,8 @@
     MFU                   the first, over the dense peak of the precision that ran
     memory use            the second, over the bandwidth
 
+    HFU                   as MFU, with the operations of recomputed segments counted again
+
 each against the datasheet, where the catalogue knows the device, and against the fastest matrix
 product and copy that were measured on the same device with as many threads; of several devices,
 against so many times that. The update is left out of both counts. Kernels that fuse layers move
@@ -81,12 +83,17 @@ def with_utilization(record: RunRecord, measured: Sequence[RunRecord]) -> RunRec
     flops = rate.scaled(done.counted / batch, "FLOP/s")
     moves = rate.scaled(moved / batch, "B/s")
     figures = {"model_flops_per_s": flops, "model_bytes_per_s": moves}
+    again = record.figures.get("recomputed_percent")
     warnings: list[Warning] = []
     for prefix, code, limits in (
         ("", "above-peak", datasheet_limits(record).times(len(record.ranks))),
         ("ceiling_", "above-ceiling", measured_limits(record, measured).times(len(record.ranks))),
     ):
         figures |= dict(_shares(prefix, flops, moves, limits))
+        if again is not None and (mfu := figures.get(f"{prefix}mfu_percent")) is not None:
+            figures[f"{prefix}hfu_percent"] = mfu.scaled(
+                1 + again.value / 100, "%", f"{mfu.method}, with operations computed again"
+            )
         warnings += _excess(code, flops, limits, done)
     return replace(
         record,

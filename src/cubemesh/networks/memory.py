@@ -15,6 +15,10 @@ and freed before the next step, so in a deep network few exist while all activat
 precision the forward pass makes low-precision copies of the weights of convolutions and matrix
 products; the backward pass frees each after its layer, and converts its gradient to fp32.
 
+Of several micro-batches (`accumulation_steps`) one at a time has activations, and the gradients of
+all weights exist. Segments whose activations are computed again in the backward pass save the
+values that they read only (`recomputed`).
+
 On a GPU the libraries' workspaces are included (`workspaces.py`). Not included: what a framework
 allocates at start (a CUDA context), workspaces on a CPU, and allocator overhead.
 """
@@ -22,6 +26,7 @@ allocates at start (a CUDA context), workspaces on a CPU, and allocator overhead
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Literal, TypedDict
 
 from cubemesh.errors import UsageError
@@ -31,13 +36,15 @@ from cubemesh.networks.activation_memory import (
     LABEL_BYTES,
     GradientFlow,
 )
+from cubemesh.networks.cost import costs
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution
 from cubemesh.networks.memory_simulation import StepSimulation
+from cubemesh.networks.opaque import Opaque
 from cubemesh.networks.workspaces import Workspaces, convolution_workspaces, library_bytes
 from cubemesh.schema.forecast import MemoryForecast
 from cubemesh.schema.spec import Layout, Precision, RunSpec
-from cubemesh.schema.work import ForwardBackward, Optimizer, Training
+from cubemesh.schema.work import AccumulatedWork, ForwardBackward, Optimizer, Training
 
 OPTIMIZER_ARRAYS: dict[Optimizer, int] = {"sgd": 1, "rmsprop": 1, "adam": 2, "adamw": 2, "lars": 1}
 """Arrays of the weights' size that each optimizer stores."""
@@ -54,8 +61,11 @@ def forecast(
     *,
     device: DeviceKind = "cpu",
     layout: Layout = "nchw",
+    accumulation_steps: int = 1,
+    recomputed: Collection[str] = (),
 ) -> MemoryForecast:
-    """Bytes one device needs for steps of `batch` samples, at the peak of a step.
+    """Bytes one device needs for steps of `batch` samples, at the peak of a step, in
+    `accumulation_steps` micro-batches, of segments `recomputed` in the backward pass.
 
     `layout` matters on a GPU only, where convolutions transpose other layouts. Without `training`
     it is the forward pass and the loss only, which save nothing; without an optimizer a step ends
@@ -67,8 +77,17 @@ def forecast(
     master = max(width, 4)
     parameter_bytes = network.parameter_count * master
     state_bytes = sum(math.prod(s.shape) for s in network.state.values()) * master
-    workspaces = _workspaces(network, batch, precision, layout) if device == "cuda" else {}
-    step = StepSimulation(GradientFlow(network), batch, width, training, workspaces)
+    micro = -(-batch // accumulation_steps)
+    workspaces = _workspaces(network, micro, precision, layout) if device == "cuda" else {}
+    step = StepSimulation(
+        GradientFlow(network),
+        micro,
+        width,
+        training,
+        workspaces,
+        recomputed=recomputed,
+        accumulates=accumulation_steps > 1,
+    )
     fullest = step.fullest()
     # RMSprop's square roots; LARS works in the gradients' own arrays, others are one fused kernel.
     update_bytes = parameter_bytes if optimizer == "rmsprop" else 0
@@ -97,12 +116,23 @@ def largest_batch(
     *,
     device: DeviceKind = "cpu",
     layout: Layout = "nchw",
+    accumulation_steps: int = 1,
+    recomputed: Collection[str] = (),
 ) -> int:
-    """The largest batch whose forecast stays within `limit_bytes`; 0 when not even one fits."""
+    """The largest batch, of `accumulation_steps` micro-batches of equal size, whose forecast stays
+    within `limit_bytes`; 0 when not even the smallest fits."""
 
-    def fits(batch: int) -> bool:
+    def fits(micro: int) -> bool:
         needed = forecast(
-            network, batch, precision, optimizer, training, device=device, layout=layout
+            network,
+            micro * accumulation_steps,
+            precision,
+            optimizer,
+            training,
+            device=device,
+            layout=layout,
+            accumulation_steps=accumulation_steps,
+            recomputed=recomputed,
         )
         return needed.total_bytes <= limit_bytes
 
@@ -114,7 +144,61 @@ def largest_batch(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return low * accumulation_steps
+
+
+def recomputable_segments(network: Network) -> tuple[str, ...]:
+    """The segments whose activations can be computed again: all but the last, whose backward pass
+    follows its forward pass. None of a module that runs as it is."""
+    if any(isinstance(node.layer, Opaque) for node in network.nodes):
+        return ()
+    needed = {node.name for node in network.needed()}
+    used = [s.name for s in network.segments if not needed.isdisjoint(s.nodes)]
+    return tuple(used[:-1])
+
+
+def recomputed_segments(
+    network: Network, spec: RunSpec, device: str, limit_bytes: int | None
+) -> tuple[str, ...]:
+    """The segments that a run of `spec` on `device` recomputes. With
+    `checkpoint_activations=auto`: none where the forecast is within `limit_bytes` or the limit is
+    unknown; else one after another, those first that free most bytes for each operation, until it
+    is."""
+    able = recomputable_segments(network)
+    asked = spec.program.checkpoint_activations
+    if asked != "auto" or limit_bytes is None:
+        return able if asked == "segments" else ()
+    batch = spec.batch_per_device or 1
+    settings = memory_settings(spec, device, network)
+
+    def fits(chosen: Collection[str]) -> bool:
+        needed = forecast(network, batch, **{**settings, "recomputed": tuple(chosen)})  # type: ignore[arg-type]
+        return needed.total_bytes <= limit_bytes
+
+    cost = costs(network, 1, spec.program.precision)
+    gain = {}
+    for segment in network.segments:
+        forward = [cost[node].forward for node in segment.nodes]
+        flops = sum(c.matrix_flops + c.other_flops for c in forward)
+        gain[segment.name] = sum(c.saved_bytes for c in forward) / max(1.0, flops)
+    order = sorted(able, key=lambda name: -gain[name])
+    count = 0
+    while count < len(order) and not fits(order[:count]):
+        count += 1
+    chosen = set(order[:count])
+    return tuple(name for name in able if name in chosen)
+
+
+def recomputed_flops(network: Network, recomputed: Collection[str]) -> tuple[float, float]:
+    """Matrix operations of a sample that are computed a second time, and those of its step."""
+    cost = costs(network)
+    again = sum(
+        cost[node].forward.matrix_flops
+        for segment in network.segments
+        if segment.name in recomputed
+        for node in segment.nodes
+    )
+    return again, sum(layer.total.matrix_flops for layer in cost.values())
 
 
 class MemorySettings(TypedDict):
@@ -125,17 +209,23 @@ class MemorySettings(TypedDict):
     training: bool
     device: DeviceKind
     layout: Layout
+    accumulation_steps: int
+    recomputed: tuple[str, ...]
 
 
-def memory_settings(spec: RunSpec, device: str) -> MemorySettings:
-    """Those of `spec` on `device` (`cpu`, `cuda:0`), as keywords of the functions above."""
+def memory_settings(spec: RunSpec, device: str, network: Network) -> MemorySettings:
+    """Those of `spec` on `device` (`cpu`, `cuda:0`), as keywords of the functions above. With
+    `checkpoint_activations=auto` every segment is recomputed: it is what the run can do to fit."""
     work = spec.work
+    recomputes = spec.program.checkpoint_activations != "none"
     return MemorySettings(
         precision=spec.program.precision,
         optimizer=work.optimizer if isinstance(work, Training) else None,
         training=isinstance(work, Training | ForwardBackward),
         device="cuda" if device.startswith("cuda") else "cpu",
         layout=spec.program.layout,
+        accumulation_steps=work.accumulation_steps if isinstance(work, AccumulatedWork) else 1,
+        recomputed=recomputable_segments(network) if recomputes else (),
     )
 
 

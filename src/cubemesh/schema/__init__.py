@@ -58,6 +58,7 @@ from cubemesh.schema.spec import (
 from cubemesh.schema.warning import WARNINGS, Warning, warn
 from cubemesh.schema.work import (
     WORK_KINDS,
+    AccumulatedWork,
     Ceiling,
     FirstSteps,
     Forward,
@@ -77,6 +78,7 @@ from cubemesh.schema.work import (
 __all__ = [
     "WARNINGS",
     "WORK_KINDS",
+    "AccumulatedWork",
     "Against",
     "Answer",
     "Axis",

@@ -33,6 +33,7 @@ ProductPrecision = Precision | Literal["fp8"]
 DataLocation = Literal["host", "device"]
 LossScale = Literal["dynamic"] | float
 CompileBy = Literal["network", "segment"]
+CheckpointActivations = Literal["none", "segments", "auto"]
 Device = Literal["auto", "cpu", "cuda"]
 Pinning = Literal["none", "compact", "spread", "cores"]
 MemoryPolicy = Literal["default", "interleave", "preferred"]
@@ -129,6 +130,10 @@ class ProgramSettings:
     compile_by: CompileBy = "network"
     """Unit of compilation. `segment`: one part of the network after another (e.g. a residual
     stage), so that the gradients of the last are complete while the first run backward."""
+    checkpoint_activations: CheckpointActivations = "none"
+    """Activation checkpointing: `segments` saves only the inputs of the network's segments and
+    computes their activations again in the backward pass, but for the last; `auto` does so for the
+    segments for which it must, so that the memory forecast fits the device; `none` saves all."""
     script: str | None = None
     """Script of the `null` framework; no other framework accepts one."""
     plan_file: str | None = None

@@ -154,7 +154,26 @@ class OptimizerWork(NetworkWork):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSteps(OptimizerWork):
+class AccumulatedWork(OptimizerWork):
+    """Common fields of work whose steps may accumulate gradients."""
+
+    accumulation_steps: int = 1
+    """Micro-batches of equal size that each device computes one after the other in a step; their
+    gradients are accumulated, and synchronized and applied once. `batch_per_device` counts all of
+    them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "accumulation_steps")
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of the largest micro-batch."""
+        return -(-self.batch_per_device // self.accumulation_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSteps(AccumulatedWork):
     """Training steps (forward, backward, update), repeated; the step time is measured."""
 
     kind: Literal["train_steps"] = "train_steps"
@@ -168,7 +187,7 @@ class TrainSteps(OptimizerWork):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(OptimizerWork):
+class Train(AccumulatedWork):
     """Training over epochs with an evaluation after each; loss and accuracy are measured."""
 
     kind: Literal["train"] = "train"

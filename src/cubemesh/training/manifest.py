@@ -80,9 +80,11 @@ class Claim:
 def settings_of(spec: RunSpec) -> dict[str, Any]:
     """The settings that must be the same in a resumed training, as plain data."""
     work, program = to_plain(spec.work), to_plain(spec.program)
+    accumulated = work.get("accumulation_steps", 1)
     divides = work["tokenizer"] != "words"  # the only one of checkpoints without that setting
     return {
         **{name: work[name] for name in _OF_WORK},
+        **({"accumulation_steps": accumulated} if accumulated > 1 else {}),
         **({"tokenizer": work["tokenizer"]} if divides else {}),
         **{name: program[name] for name in _OF_PROGRAM},
         "devices": spec.placement.devices,
@@ -188,6 +190,12 @@ def _check_reshardable(before: Mapping[str, Any], spec: RunSpec) -> None:
         raise UsageError(
             f"--reshard: {work.network} has attention with dropout, and each device draws its own "
             "numbers, which cannot be resharded. Resume on as many devices as before."
+        )
+    if work.accumulation_steps > 1 and not layers.isdisjoint((BatchNorm, Dropout)):
+        raise UsageError(
+            f"--reshard: {work.network} has batch normalization or dropout, whose micro-batches "
+            "(accumulation_steps) would have other samples on other devices. Resume on as many "
+            "devices as before."
         )
     if Dropout in layers and not now["deterministic"]:
         raise UsageError(

@@ -15,6 +15,7 @@ from typing import Any
 
 from cubemesh.networks import rate_unit
 from cubemesh.schema import (
+    AccumulatedWork,
     Axis,
     Ceiling,
     Collective,
@@ -168,6 +169,8 @@ def run_name(spec: RunSpec) -> str:
             images = "" if work.own_data else "images "
             name = f"input: {INPUT_STAGES[work.stage]}, {images}for {work.network}"
         parts = [name, f"batch size {work.batch_per_device:,}"]
+        if isinstance(work, AccumulatedWork) and work.accumulation_steps > 1:
+            parts[-1] += f" in {work.accumulation_steps:,} micro-batches"
         if work.image_size is not None:
             parts.append(f"{work.image_size} pixels")
     elif isinstance(work, Collective):

@@ -23,7 +23,9 @@ from cubemesh.schema.collective import Collective
 from cubemesh.schema.spec import ProgramSettings, RunSpec
 from cubemesh.schema.work import (
     LINK_OPERATIONS,
+    AccumulatedWork,
     Ceiling,
+    FirstSteps,
     Forward,
     ForwardBackward,
     Infer,
@@ -162,6 +164,8 @@ def _check_program(spec: RunSpec, able: Capabilities, kind: str) -> None:
         )
     if program.compile_by == "segment" and not able.compiles_segments:
         _refuse("compile_by", "segment", {"network"}, name)
+    _check_accumulation(spec, able)
+    _check_checkpointed_activations(spec, able)
     optimizer = getattr(spec.work, "optimizer", None)
     if optimizer is not None and optimizer not in able.optimizers:
         _refuse("optimizer", optimizer, able.optimizers, name)
@@ -169,6 +173,54 @@ def _check_program(spec: RunSpec, able: Capabilities, kind: str) -> None:
         raise Unsupported(f"{name} takes no script; framework=null does.")
     if program.plan_file is not None and name != "plan":
         raise Unsupported(f"{name} runs no plan; framework=plan does. Leave plan_file out.")
+
+
+def _check_accumulation(spec: RunSpec, able: Capabilities) -> None:
+    work = spec.work
+    if not isinstance(work, AccumulatedWork) or work.accumulation_steps == 1:
+        return
+    steps, batch = work.accumulation_steps, work.batch_per_device
+    if not able.accumulates:
+        raise Unsupported(
+            f"{spec.program.framework} computes a batch at once, and accumulation_steps={steps}. "
+            "Leave it out, or set framework=pytorch, pytorch-compiled or pytorch-captured."
+        )
+    if batch % steps:
+        raise Unsupported(
+            f"accumulation_steps={steps} does not divide batch_per_device={batch}: micro-batches "
+            "have equal sizes. Set a batch size that is a multiple of it."
+        )
+    if strategy(spec.program.sync).needs == "model-parallel" and spec.placement.devices > 1:
+        raise Unsupported(
+            f"accumulation_steps={steps}: sync={spec.program.sync} passes whole batches from "
+            "device to device. Leave accumulation_steps out, or set sync=all-reduce."
+        )
+
+
+def _check_checkpointed_activations(spec: RunSpec, able: Capabilities) -> None:
+    program = spec.program
+    asked = f"checkpoint_activations={program.checkpoint_activations}"
+    passes = TrainSteps | Train | ForwardBackward | FirstSteps
+    if program.checkpoint_activations == "none" or not isinstance(spec.work, passes):
+        return
+    if not able.checkpoints_activations:
+        raise Unsupported(
+            f"{asked}: {program.framework} saves every activation that its backward pass reads. "
+            "Leave checkpoint_activations out, or set framework=pytorch."
+        )
+    if isinstance(spec.work, FirstSteps):
+        raise Unsupported(
+            f"{asked}: the first steps of a training are traced, and a layer that is computed "
+            "twice would be traced twice. Leave checkpoint_activations out."
+        )
+    if spec.placement.devices == 1:
+        return
+    if program.batch_norm == "global" or strategy(program.sync).needs == "model-parallel":
+        setting = "batch_norm=global" if program.batch_norm == "global" else f"sync={program.sync}"
+        raise Unsupported(
+            f"{asked}: with {setting} devices communicate within the forward pass, and would do so "
+            "again in the backward pass. Leave one of the two out."
+        )
 
 
 def _check_devices(spec: RunSpec, able: Capabilities, kind: str) -> None:

@@ -58,18 +58,25 @@ def assert_near(one, other):
 
 @compiles
 @pytest.mark.parametrize(
-    ("compile_by", "graphs", "backend"),
+    ("compile_by", "graphs", "backend", "micro_batches"),
     [
-        ("network", 1, "inductor"),
-        ("segment", 2, "aot_eager"),  # traced and not made into C++, which takes seconds a graph
-        pytest.param("segment", 2, "inductor", marks=pytest.mark.sweep),
+        ("network", 1, "inductor", 1),
+        ("segment", 2, "aot_eager", 1),  # traced and not made into C++, which takes seconds a graph
+        ("network", 1, "aot_eager", 2),
+        pytest.param("segment", 2, "inductor", 1, marks=pytest.mark.sweep),
     ],
 )
 def test_compiled_equals_eager_in_fp64(
-    compile_by, graphs, backend, make_request, make_batch, monkeypatch
+    compile_by, graphs, backend, micro_batches, make_request, make_batch, monkeypatch
 ):
     monkeypatch.setattr(compiled, "BACKEND", backend)
-    request = make_request(small(), precision="fp64", learning_rate=0.1, weight_decay=0.01)
+    request = make_request(
+        small(),
+        precision="fp64",
+        learning_rate=0.1,
+        weight_decay=0.01,
+        accumulation_steps=micro_batches,
+    )
     settings = dataclasses.replace(request.program, compile_by=compile_by)
     request = dataclasses.replace(request, program=settings)
     eager, ours = programs.build(request), compiled.build(request)

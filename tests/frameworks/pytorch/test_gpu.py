@@ -1,5 +1,6 @@
 """What only a GPU can show. Needs torch, numpy and pytest, and `PYTHONPATH=src`."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from cubemesh.batches import Batch
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.pytorch import build, build_ceiling, capabilities
 from cubemesh.frameworks.pytorch import is_out_of_memory as is_oom
+from cubemesh.networks.memory import recomputable_segments
 from cubemesh.schema.spec import ProgramSettings
 from cubemesh.schema.work import Ceiling
 from layer_samples import dilated, recurrences, trained_weights
@@ -264,3 +266,46 @@ def test_launched_ranks_use_their_gpus():
         env=environment,
     )
     assert done.stdout == "{}\n", done.stderr
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-9), ("bf16", 2e-2)])
+@pytest.mark.parametrize("framework", ["pytorch", "pytorch-captured"])
+def test_micro_batches_train_as_one_batch_does(
+    framework, precision, tolerance, make_request, make_batch
+):
+    network = networks.build("cifarnet", 32, 10)
+    losses = []
+    for make, micro_batches in ((build, 1), (entry(framework).load().build, 4)):
+        fields = {"accumulation_steps": micro_batches, "learning_rate": 0.05}
+        program = make(make_request(network, device=GPU, precision=precision, **fields))
+        if framework == "pytorch-captured" and micro_batches > 1:
+            program.compile(program.place(make_batch(network, 4)))
+        program.load(network.draw(0))
+        for seed in range(5):
+            program.train_step(program.place(make_batch(network, 4, seed)))
+        losses.append(program.loss())
+        if framework == "pytorch-captured" and micro_batches > 1:
+            assert not program.not_captured
+        program.close()
+    assert losses[1] == pytest.approx(losses[0], rel=tolerance)
+
+
+def test_recomputed_segments_need_less_memory_and_give_the_same_losses(
+    resnet, make_request, make_batch
+):
+    found = []
+    for recomputed in ((), recomputable_segments(resnet)):
+        request = make_request(resnet, device=GPU)
+        settings = dataclasses.replace(request.program, deterministic=True)
+        request = dataclasses.replace(request, program=settings, recomputed=recomputed)
+        program = build(request)
+        program.load(resnet.draw(0))
+        losses = []
+        for seed in range(3):
+            program.train_step(program.place(make_batch(resnet, 128, seed)))
+            losses.append(program.loss())
+        found.append((losses, program.peak_memory_bytes()))
+        program.close()
+    (saved, most_bytes), (again, least_bytes) = found
+    assert again == saved
+    assert least_bytes < most_bytes

@@ -45,6 +45,8 @@ AVERAGED = ("local-sgd", "fp64", "nchw")
 INDEPENDENT = ("none", "fp64", "nchw")
 COMPILED = ("all-reduce", "fp64", "nchw", "compiled")
 """By segment, so that buckets fill one after the other; traced and not made into C++."""
+ACCUMULATED = ("all-reduce", "fp64", "nchw", "accumulated")
+"""In two micro-batches."""
 SCALED = ("parameter-server", "fp16", "nchw")
 SERVED = [
     ("parameter-server-cpu", "fp64", "nchw"),
@@ -52,7 +54,17 @@ SERVED = [
     ("parameter-server-cpu", "fp64", "nchw", "compiled"),
 ]
 SPLIT = [("model-parallel", "fp64", "nchw"), ("model-parallel", "fp32", "nhwc")]
-CASES = [*SYNCHRONOUS, ROUNDED, AVERAGED, INDEPENDENT, COMPILED, SCALED, *SERVED, *SPLIT]
+CASES = [
+    *SYNCHRONOUS,
+    ROUNDED,
+    AVERAGED,
+    INDEPENDENT,
+    COMPILED,
+    ACCUMULATED,
+    SCALED,
+    *SERVED,
+    *SPLIT,
+]
 
 
 def without_dropout(network):
@@ -71,10 +83,16 @@ def train(case, group, part=slice(None), steps=3):
     sync = strategies.make(name, group)
     if sync.bucket_bytes is not None:
         sync.bucket_bytes = BUCKET_BYTES
+    accumulated, how = how == ["accumulated"], how == ["compiled"]
     program = (compiled.build if how else build)(
         BuildRequest(
             network=network,
-            work=TrainSteps(network="little-cnn", batch_per_device=GLOBAL_BATCH, momentum=0.9),
+            work=TrainSteps(
+                network="little-cnn",
+                batch_per_device=GLOBAL_BATCH,
+                momentum=0.9,
+                accumulation_steps=2 if accumulated else 1,
+            ),
             placement=Placement(),
             program=ProgramSettings(
                 precision=precision,
@@ -209,6 +227,13 @@ def test_compiled_ranks_equal_one_eager_rank(ranks):
         found = ranks[COMPILED, n]
         assert found["buckets"] > 2
         assert_close(found, alone, "w/", TOLERANCE["fp64"])
+
+
+def test_ranks_that_accumulate_gradients_equal_one_with_the_global_batch(ranks):
+    alone = train(("none", "fp64", "nchw"), SingleProcessGroup())
+    for n in range(RANKS):
+        assert_close(ranks[ACCUMULATED, n], alone, "g/", 1e-12)
+        assert_close(ranks[ACCUMULATED, n], alone, "w/", 1e-12)
 
 
 def test_ranks_without_synchronization_differ(ranks):

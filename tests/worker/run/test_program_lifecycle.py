@@ -9,6 +9,9 @@ import pytest
 
 from cubemesh import networks
 from cubemesh.frameworks import entry
+from cubemesh.frameworks.contract.program import Unsupported
+from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.memory import forecast, recomputable_segments
 from cubemesh.schema import ProgramSettings, RunSpec, TrainSteps
 from cubemesh.worker.report.events import EventLog, read_events
 from cubemesh.worker.run.program_lifecycle import ready_program
@@ -99,3 +102,63 @@ def test_layers_in_another_precision_than_requested_are_a_warning(tmp_path, monk
     message = "PyTorch computes lstm in fp16."
     monkeypatch.setattr(framework, "other_precision", lambda request: message, raising=False)
     assert warnings("otherwise") == [("precision-mismatch", message)]
+
+
+def recomputed(tmp_path, network, limit_bytes, asked="auto"):
+    """What a run logs of the segments that it computes again."""
+    path = tmp_path / f"{asked}-{limit_bytes}"
+    framework = entry("pytorch").load()
+    spec = RunSpec(
+        work=TrainSteps(network="resnet-18", batch_per_device=8),
+        program=ProgramSettings(checkpoint_activations=asked),
+    )
+    task = Task(
+        spec=spec,
+        framework=framework,
+        device="cpu",
+        threads=1,
+        usable_cores=1,
+        log=EventLog(path, 0, 0.0),
+        limit_bytes=limit_bytes,
+    )
+    with ready_program(task, network, lambda: None):
+        pass
+    logged = [e["figure"] for e in read_events(path) if e.get("name") == "recomputed_percent"]
+    return logged[0]["value"], logged[0]["method"]
+
+
+@pytest.fixture
+def residual():
+    net = NetworkBuilder("residual")
+    x = net.input("image", (3, 16, 16))
+    for name in ("early", "middle", "late"):
+        with net.segment(name):
+            x = net.relu(net.batch_norm(net.conv(x, 16, kernel=3, padding=1)))
+    with net.segment("classifier"):
+        net.classify(net.linear(net.flatten(x), 10))
+    return net.build()
+
+
+def test_segments_are_computed_again_as_far_as_the_memory_needs(tmp_path, residual):
+    segments = recomputable_segments(residual)
+    whole = forecast(residual, 8).total_bytes
+    least = forecast(residual, 8, recomputed=segments).total_bytes
+    one = min(forecast(residual, 8, recomputed=(name,)).total_bytes for name in segments)
+    assert least < one < whole
+    percent, method = recomputed(tmp_path, residual, whole)
+    assert percent == 0
+    assert "within the limit" in method
+    some, method = recomputed(tmp_path, residual, whole - 1)
+    assert some > 0
+    most, method = recomputed(tmp_path, residual, least - 1)
+    assert some < most
+    assert all(name in method for name in segments)
+    assert recomputed(tmp_path, residual, None)[0] == 0
+    assert recomputed(tmp_path, residual, None, "segments")[0] == most
+
+
+def test_a_network_of_one_segment_has_nothing_to_compute_again(tmp_path):
+    net = NetworkBuilder("one")
+    net.classify(net.linear(net.input("x", (4,)), 3))
+    with pytest.raises(Unsupported, match="no segment before its last"):
+        recomputed(tmp_path, net.build(), None, "segments")

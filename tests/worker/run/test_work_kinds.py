@@ -362,3 +362,26 @@ def test_a_loss_that_is_nan_at_the_first_step_is_diverged(tmp_path):
     events = events_of(tmp_path, TrainSteps(**FEED, losses=5), "nan@3")
     assert outcome(events).status is Status.DIVERGED
     assert "in step 3" in outcome(events).message
+
+
+def test_windows_count_the_samples_of_all_micro_batches(tmp_path):
+    work = TrainSteps(**FEED, accumulation_steps=5)
+    events = events_of(tmp_path, work, checkpoint_activations="segments")
+    windows, found = [e["window"] for e in events if e["event"] == "window"], figures(events)
+    assert windows
+    assert all(window["samples"] == 10 * window["steps"] for window in windows)
+    assert 0 < found["recomputed_percent"].value < 100 / 3
+    assert "block1, block2" in found["recomputed_percent"].method
+
+
+@pytest.mark.parametrize(
+    ("network", "batch", "steps", "message"),
+    [("little-cnn", 10, 3, "accumulation_steps=3"), ("inception-v3", 4, 4, "micro-batches of 1")],
+)
+def test_micro_batches_have_equal_sizes_and_are_not_too_small(
+    tmp_path, network, batch, steps, message
+):
+    work = TrainSteps(network=network, batch_per_device=batch, accumulation_steps=steps)
+    refused = outcome(events_of(tmp_path, work))
+    assert refused.status is Status.UNSUPPORTED
+    assert message in refused.message

@@ -101,7 +101,8 @@ def forecast_bytes(spec: RunSpec, batch: int, device: str) -> int:
     """The memory forecast of `spec`'s network and program at another batch size, on `device`."""
     work = spec.work
     assert isinstance(work, NetworkWork)
-    return forecast(build_for(work), batch, **memory_settings(spec, device)).total_bytes
+    network = build_for(work)
+    return forecast(network, batch, **memory_settings(spec, device, network)).total_bytes
 
 
 class MaxBatch(NamedTuple):

@@ -147,8 +147,9 @@ def _working_set(record: RunRecord) -> int | None:
     work = record.spec.work
     if not isinstance(work, NetworkWork):
         return None
-    settings = memory_settings(record.spec, "cpu")
-    return forecast(networks.build_for(work), work.batch_per_device, **settings).total_bytes
+    network = networks.build_for(work)
+    settings = memory_settings(record.spec, "cpu", network)
+    return forecast(network, work.batch_per_device, **settings).total_bytes
 
 
 def _computation(several: ScalingGroup, one: ScalingGroup) -> Found:

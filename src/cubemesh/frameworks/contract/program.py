@@ -80,6 +80,10 @@ class Capabilities:
     """Kind of device → precisions that single layers may be given there; empty means none."""
     compiles_segments: bool = False
     """Whether `compile_by` may be `segment`."""
+    accumulates: bool = False
+    """Whether a step may accumulate the gradients of several micro-batches."""
+    checkpoints_activations: bool = False
+    """Whether activations may be computed again in the backward pass."""
     batch_norms: frozenset[str] = frozenset({"device"})
     """Whose samples its batch normalization may use for statistics on several devices."""
     deterministic: bool = False
@@ -106,6 +110,8 @@ class BuildRequest:
     device: str
     """One of `Capabilities.devices`."""
     threads: int
+    recomputed: tuple[str, ...] = ()
+    """Segments whose activations are computed again in the backward pass."""
     group: Group = field(default_factory=SingleProcessGroup)
     """The run's ranks, one of which is this process: each draws a dropout mask of its own, unless
     the program must be deterministic."""

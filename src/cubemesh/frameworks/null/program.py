@@ -53,6 +53,8 @@ def capabilities() -> Capabilities:
         layer_precisions=dict.fromkeys(
             ("cpu", "cuda"), frozenset({"fp64", "fp32", "tf32", "bf16", "fp16", "fp8"})
         ),
+        accumulates=True,
+        checkpoints_activations=True,
         scripted=True,
     )
 

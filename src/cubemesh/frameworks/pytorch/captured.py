@@ -109,6 +109,7 @@ class CapturedProgram(PyTorchProgram):
             self.fused,
             partial(total_loss, self._weights),
             merge=self._gradients is None,
+            fused_loss=self._micro_batches == 1,
         )
         self._infers = isinstance(self._work, Infer | InferLoad)
         captured = self._infers and self._kind == "cuda"
@@ -178,6 +179,7 @@ class CapturedProgram(PyTorchProgram):
         it."""
         if self._infers or (self._why_not and self._kind == "cuda"):
             return None
+        placed = self._split(placed)[0]
         if self._kind == "cuda":
             placed = self._as_captured(placed)
         with self._capture_stream(), self._autocast:
@@ -210,9 +212,16 @@ class CapturedProgram(PyTorchProgram):
 
     def _copy_weights(self) -> None:
         """Keep large weights in low precision too, on one device and under autocast: on several,
-        gradients are synchronized in buckets."""
+        gradients are synchronized in buckets. Not with several micro-batches, whose gradients would
+        be accumulated in low precision."""
         dtype = AUTOCAST_TYPES.get(self._settings.precision)
-        if self._gradients is not None or dtype is None or find_spec("triton") is None:
+        accumulates = self._micro_batches > 1
+        if (
+            self._gradients is not None
+            or accumulates
+            or dtype is None
+            or find_spec("triton") is None
+        ):
             return
         if isinstance(self._optimizer, UPDATED):
             weights = self.fused.product_weights()
@@ -231,6 +240,11 @@ class CapturedProgram(PyTorchProgram):
         self._zero_grad()
         super()._backward(placed)
         self.fused.join()
+
+    def _forward_and_backward(self, placed: Placed, weight: Tensor | float = 1.0) -> None:
+        super()._forward_and_backward(placed, weight)
+        if self._micro_batches > 1:  # the next pass adds to gradients of other streams
+            self.fused.join()
 
     def forward_backward(self, placed: Placed) -> None:
         """Queue a replay of both passes, as `train_step` does of a step."""
@@ -387,6 +401,7 @@ def capabilities() -> Capabilities:
         sync_features=SYNC_FEATURES,
         batch_norms=frozenset({"device"}),
         deterministic=False,
+        checkpoints_activations=False,
     )
 
 

@@ -135,7 +135,7 @@ class CompiledProgram(PyTorchProgram):
             return
         if self._gradients is not None:
             self._gradients.paused = True  # these gradients are not synchronized
-        self._forward(placed).backward()  # type: ignore[no-untyped-call]
+        self._forward(self._split(placed)[0]).backward()  # type: ignore[no-untyped-call]
         self._optimizer.zero_grad(set_to_none=True)
         if self._gradients is not None:
             self._gradients.paused = False
@@ -179,6 +179,7 @@ def capabilities() -> Capabilities:
         compiles_segments=True,
         batch_norms=frozenset({"device"}),  # no communication inside the compiled step
         deterministic=False,
+        checkpoints_activations=False,
     )
 
 

@@ -47,6 +47,7 @@ from cubemesh.frameworks.pytorch.profiling.activation_hooks import (
     inspected_layers,
     to_host_array,
 )
+from cubemesh.frameworks.pytorch.recomputation import recomputing_forward
 from cubemesh.frameworks.pytorch.runtime import (
     AUTOCAST_TYPES,
     MEMORY_FORMATS,
@@ -57,7 +58,7 @@ from cubemesh.frameworks.pytorch.translation import TokenDecoder, search_transla
 from cubemesh.networks.precision import layer_precisions
 from cubemesh.schema.profile import Profile
 from cubemesh.schema.spec import ProductPrecision
-from cubemesh.schema.work import Infer, InferLoad, Training
+from cubemesh.schema.work import AccumulatedWork, Infer, InferLoad, Training
 
 
 class PyTorchProgram:
@@ -87,7 +88,7 @@ class PyTorchProgram:
             device=self.device,
             dtype=self._dtype,
             memory_format=self._memory_format,
-            overwrite=self.overwrites,
+            overwrite=self.overwrites and not request.recomputed,
             layer_types=_layer_types(request),
             float8=_float8_layers(request),
             layer_passes=layer_passes(request),
@@ -100,6 +101,9 @@ class PyTorchProgram:
         )
         self.module = self._built.training
         """The network as a module: `print` shows its layers, `module.code` is its forward pass."""
+        self._run: Callable[..., tuple[Tensor, ...]] = self.module
+        if request.recomputed:
+            self._run = recomputing_forward(self._built, request.recomputed)
         self._weights = tuple(h.weight for h in request.network.heads)
         self._weights_on_device = [p.data for p in self._built.parameters.values()]
         # Inference has 16-bit weights, so that no pass casts them.
@@ -116,6 +120,7 @@ class PyTorchProgram:
                 "Set precision=bf16 or fp32, or another sync."
             )
         self._inspect: InspectCallback | None = None
+        self._micro_batches = work.accumulation_steps if isinstance(work, AccumulatedWork) else 1
         trains = isinstance(self._work, Training)
         self._gradients = buckets_for(self._sync, self._built.parameters) if trains else None
         if self._gradients is not None:
@@ -168,21 +173,46 @@ class PyTorchProgram:
                 )
 
     def _backward(self, placed: Placed) -> None:
-        """Queue forward pass, backward pass and gradient synchronization."""
+        """Queue forward pass, backward pass and gradient synchronization; of several micro-batches
+        the gradients are synchronized in the last backward pass."""
         optimizer = self._optimizer
         if optimizer is None:
             raise UsageError("a program for forward passes has no optimizer and cannot train.")
         optimizer.zero_grad(set_to_none=True)
         if self._gradients is not None:
             self._gradients.start()
-        self._forward_and_backward(placed)
+        if self._micro_batches == 1:
+            self._forward_and_backward(placed)
+        else:
+            self._accumulate(placed)
         if self._gradients is not None:
             self._gradients.check_complete()
             self._finish_sync(self._gradients)
 
-    def _forward_and_backward(self, placed: Placed) -> None:
-        """Queue both passes."""
+    def _accumulate(self, placed: Placed) -> None:
+        """Queue both passes of each micro-batch. Their losses are weighted, so that they and the
+        accumulated gradients add up to those of the whole batch."""
+        parts = self._split(placed)
+        weights = micro_batch_weights([labels for *_, labels in parts])
+        total: Tensor | float = 0.0
+        for number, (part, weight) in enumerate(zip(parts, weights, strict=True), start=1):
+            if self._gradients is not None:
+                self._gradients.paused = number < len(parts)
+            self._forward_and_backward(part, weight)
+            total = total + self._loss
+        assert isinstance(total, Tensor)
+        self._loss = total
+
+    def _split(self, placed: Placed) -> list[Placed]:
+        """The micro-batches of a placed batch, views of it."""
+        count = self._micro_batches
+        return list(zip(*(array.chunk(count) for array in placed), strict=True))
+
+    def _forward_and_backward(self, placed: Placed, weight: Tensor | float = 1.0) -> None:
+        """Queue both passes, of the loss times `weight`."""
         loss = self._forward(placed)
+        if self._micro_batches > 1:
+            loss = loss * (weight if isinstance(weight, float) else weight.to(loss.dtype))
         if self._scaling is None:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
@@ -217,7 +247,7 @@ class PyTorchProgram:
         """The weighted sum over the heads of the mean loss of the batch."""
         *inputs, labels = placed
         with self._autocast:
-            return total_loss(self._weights, self.module(*inputs), labels)
+            return total_loss(self._weights, self._run(*inputs), labels)
 
     def evaluate(self, placed: Placed) -> Array:
         """Scores (batch, …, classes) in float32, or float64 with precision fp64."""
@@ -372,7 +402,7 @@ class PyTorchProgram:
         if self._gradients is not None:
             self._gradients.close()
         del self._sync
-        del self.module, self._built, self._optimizer, self._scaling, self._loss
+        del self.module, self._run, self._built, self._optimizer, self._scaling, self._loss
         del self._gradients, self._weights_on_device, self._to_device
         if self._kind == "cuda":
             torch.cuda.empty_cache()
@@ -388,6 +418,15 @@ def total_loss(weights: Sequence[float], scores: Sequence[Tensor], labels: Tenso
     if tuple(weights) == (1.0,):
         return losses[0]
     return torch.stack([w * x for w, x in zip(weights, losses, strict=True)]).sum()
+
+
+def micro_batch_weights(labels: Sequence[Tensor]) -> list[Tensor | float]:
+    """The weight of each micro-batch's mean loss in that of the whole batch: its part of the
+    positions that are not padding; alike where each sample has one label."""
+    if labels[0].dim() == 1:
+        return [1 / len(labels)] * len(labels)
+    counted = torch.stack([(part != PADDING).sum() for part in labels]).double()
+    return list(counted / counted.sum())
 
 
 def _layer_types(request: BuildRequest) -> dict[str, torch.dtype]:

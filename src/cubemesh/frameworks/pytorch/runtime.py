@@ -81,6 +81,8 @@ def capabilities() -> Capabilities:
             for kind, devices in (("cpu", ["cpu"]), ("cuda", gpus))
             if devices
         },
+        accumulates=True,
+        checkpoints_activations=True,
         batch_norms=frozenset({"device", "global"}),
         deterministic=True,
         decodes=True,

@@ -85,9 +85,17 @@ class SegmentedLoss:
     """The loss of a built network as a function of its inputs and labels."""
 
     def __init__(
-        self, built: BuiltNetwork, fused: FusedNetwork, loss: Loss, *, merge: bool
+        self,
+        built: BuiltNetwork,
+        fused: FusedNetwork,
+        loss: Loss,
+        *,
+        merge: bool,
+        fused_loss: bool = True,
     ) -> None:
-        """`merge`: neighbouring segments are compiled as one."""
+        """`merge`: neighbouring segments are compiled as one. `fused_loss`: whether the loss is
+        what the backward pass starts from, as the fused loss needs, and not one of several that
+        are added."""
         self._built, self.fused, self._loss, self._merge = built, fused, loss, merge
         self.copies = LowPrecisionWeights((), torch.float32)
         """Of weights that layers read in low precision."""
@@ -102,7 +110,8 @@ class SegmentedLoss:
         self._linear: Node | None = None
         """The product whose cross-entropy can be computed with it."""
         if (
-            isinstance(final.layer, Linear)
+            fused_loss
+            and isinstance(final.layer, Linear)
             and not final.layer.bias
             and final.layer.features >= FEWEST_LOSS_CLASSES
             and [head.value for head in heads] == [final.name]

@@ -117,7 +117,8 @@ def _out_of_memory(
     if not isinstance(work, NetworkWork):
         message = f"out of memory: {had}." if had else "out of memory."
         return Outcome(status=Status.OOM, message=message, facts=facts)
-    network, settings = networks.build_for(work), memory_settings(spec, device)
+    network = networks.build_for(work)
+    settings = memory_settings(spec, device, network)
     needs = forecast(network, work.batch_per_device, **settings)
     needs_bytes = needs.total_bytes
     facts["forecast_bytes"] = needs_bytes

@@ -25,12 +25,14 @@ from cubemesh.frameworks.contract.program import (
     SupportsDecoding,
     SupportsLossScaling,
     SupportsMemoryRelease,
+    Unsupported,
 )
 from cubemesh.networks.graph import Network
+from cubemesh.networks.memory import recomputable_segments, recomputed_flops, recomputed_segments
 from cubemesh.parallel import staleness, strategies
 from cubemesh.schema.record import Figure
 from cubemesh.schema.warning import warn
-from cubemesh.schema.work import NetworkWork
+from cubemesh.schema.work import ForwardBackward, NetworkWork, Train, TrainSteps
 from cubemesh.units import format_bytes
 from cubemesh.worker.report import memory
 from cubemesh.worker.report.events import EventLog
@@ -60,6 +62,7 @@ def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> 
     work = cast(NetworkWork, spec.work)
     before_bytes = _held_bytes(framework)
     sync = strategies.make(spec.program.sync, task.group, spec.program.bucket_bytes)
+    recomputed = _recomputed(task, network)
     with log.phase("build"):
         request = BuildRequest(
             network=network,
@@ -69,6 +72,7 @@ def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> 
             sync=sync,
             device=task.device,
             threads=task.threads,
+            recomputed=recomputed,
             group=task.group,
         )
         program = framework.build(request)
@@ -121,6 +125,32 @@ def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> 
         _check_limit(peak, spec.budget.memory_limit_bytes)
     program.close()
     staleness.log_staleness(sync, log)
+
+
+def _recomputed(task: Task, network: Network) -> tuple[str, ...]:
+    """The segments whose activations are computed again; logs them, with the operations that this
+    takes. Ranks of different memory use the same."""
+    spec = task.spec
+    has_backward = isinstance(spec.work, TrainSteps | Train | ForwardBackward)
+    if spec.program.checkpoint_activations == "none" or not has_backward:
+        return ()
+    if not recomputable_segments(network):
+        raise Unsupported(
+            f"checkpoint_activations={spec.program.checkpoint_activations}: {network.name} has no "
+            "segment before its last that can be computed again. Leave it out."
+        )
+    limits = task.group.all_gather_object(task.limit_bytes)
+    limit_bytes = min((limit for limit in limits if limit is not None), default=None)
+    chosen = recomputed_segments(network, spec, task.device, limit_bytes)
+    again, whole = recomputed_flops(network, chosen)
+    method = f"forward passes computed again, of the segments {', '.join(chosen)}"
+    if not chosen:
+        method = "the forecast of the memory is within the limit, so nothing is computed again"
+        if limit_bytes is None:
+            method = "the memory of the device is not known, so nothing is computed again"
+    value = 100 * again / whole if whole else 0.0
+    task.log.figure("recomputed_percent", Figure(value=value, unit="%", method=method))
+    return chosen
 
 
 def _log_implementations(program: SupportsCapture, log: EventLog) -> None:

@@ -34,7 +34,7 @@ from cubemesh.networks.graph import Network
 from cubemesh.parallel.strategies import strategy
 from cubemesh.parallel.waits import WaitingGroup, Waits
 from cubemesh.schema.spec import RunSpec
-from cubemesh.schema.work import Forward, NetworkWork, Train, TrainSteps
+from cubemesh.schema.work import AccumulatedWork, Forward, NetworkWork, Train, TrainSteps
 from cubemesh.worker.report.events import EventLog
 from cubemesh.worker.run import inputs
 
@@ -154,6 +154,14 @@ def network_of(work: NetworkWork) -> Network:
     network = networks.build_for(work)
     if work.own_network is not None and work.own_network.fault:
         raise DataError(work.own_network.fault)
+    small = network.smallest_batch
+    if isinstance(work, AccumulatedWork) and work.micro_batch < small <= work.batch_per_device:
+        raise Unsupported(
+            f"accumulation_steps={work.accumulation_steps} makes micro-batches of "
+            f"{work.micro_batch} of batch_per_device={work.batch_per_device}, and {network.name} "
+            f"needs {small}: its batch normalization has one position per sample. "
+            "Set fewer steps, or a larger batch size."
+        )
     if work.batch_per_device < network.smallest_batch:
         raise Unsupported(
             f"batch_per_device={work.batch_per_device} is too small for {network.name} on images "

@@ -100,7 +100,7 @@ def build_stages(
         )
         for stage in stages
     }
-    code = _write_calls(names, stages, [i.name for i in network.inputs])
+    code = write_calls(names, stages, [i.name for i in network.inputs], ["run_labels"])
     run = define(code, f"{network.name}, by stages", called)["forward"]
     return StagedLoss(code=code, stages=stages, run=run)
 
@@ -132,15 +132,22 @@ def _write_loss(names: Mapping[str, str], stage: Stage, network: Network) -> str
     )
 
 
-def _write_calls(names: Mapping[str, str], stages: Sequence[Stage], inputs: Sequence[str]) -> str:
+def write_calls(
+    names: Mapping[str, str],
+    stages: Sequence[Stage],
+    inputs: Sequence[str],
+    labels: Sequence[str] = (),
+) -> str:
+    """A function `forward` from the values `inputs`, and what the last stage takes besides, to the
+    results of the last stage; it calls a stage as `run_` and its name."""
     last_reader = {value: stage.name for stage in stages for value in stage.inputs}
-    lines = [f"def forward({', '.join(names[i] for i in inputs)}, run_labels):"]
+    lines = [f"def forward({', '.join([*(names[i] for i in inputs), *labels])}):"]
     for stage in stages[:-1]:
         read = ", ".join(names[value] for value in stage.inputs)
         made = ", ".join(names[value] for value in stage.results)
         done = [names[value] for value in stage.inputs if last_reader[value] == stage.name]
         line = f"    ({made},) = run_{stage.name}({read})"
         lines.append(f"{line}; del {', '.join(done)}" if done else line)
-    read = ", ".join(names[value] for value in stages[-1].inputs)
-    lines.append(f"    return run_{stages[-1].name}({read}, run_labels)")
+    read = ", ".join([*(names[value] for value in stages[-1].inputs), *labels])
+    lines.append(f"    return run_{stages[-1].name}({read})")
     return "\n".join(lines) + "\n"
