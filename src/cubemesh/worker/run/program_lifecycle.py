@@ -27,7 +27,7 @@ from cubemesh.frameworks.contract.program import (
     SupportsMemoryRelease,
 )
 from cubemesh.networks.graph import Network
-from cubemesh.parallel import staleness, strategies
+from cubemesh.parallel import pipeline, staleness, strategies
 from cubemesh.schema.record import Figure
 from cubemesh.schema.warning import warn
 from cubemesh.schema.work import NetworkWork
@@ -60,6 +60,7 @@ def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> 
     work = cast(NetworkWork, spec.work)
     before_bytes = _held_bytes(framework)
     sync = strategies.make(spec.program.sync, task.group, spec.program.bucket_bytes)
+    sync.configure(spec.program)
     with log.phase("build"):
         request = BuildRequest(
             network=network,
@@ -121,6 +122,7 @@ def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> 
         _check_limit(peak, spec.budget.memory_limit_bytes)
     program.close()
     staleness.log_staleness(sync, log)
+    pipeline.log_pipeline(sync, task.group, log)
 
 
 def _log_implementations(program: SupportsCapture, log: EventLog) -> None:
