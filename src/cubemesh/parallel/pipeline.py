@@ -1,12 +1,12 @@
-"""Pipeline parallelism: micro-batches pass through stages of the network on several devices, and the
-hybrid of data and pipeline parallelism.
+"""Pipeline parallelism: micro-batches pass through stages of the network on several devices; and
+the hybrid of data and pipeline parallelism.
 
     1f1b, stage 0   F0 F1 ▒▒ B0 F2 B1 F3 B2 ▒▒ B3     p = 2 stages, m = 4 micro-batches
           stage 1   ▒▒ F0 B0 F1 B1 F2 B2 F3 B3 ▒▒     ▒ bubble: the stage waits
     gpipe           every F, then every B, in the same order
 
-A step divides its samples into m micro-batches and adds up their gradients, so the update is that of
-one device with all of them; batch normalization alone sees one micro-batch at a time. With equal
+A step divides its samples into m micro-batches and adds up their gradients, so the update is that
+of one device with all of them; batch normalization alone sees one micro-batch at a time. With equal
 stages a step takes m + p - 1 turns of a forward and a backward pass, of which each stage waits
 p - 1: the bubble is (p - 1) / (m + p - 1) of the step (Huang et al., GPipe, NeurIPS 2019).
 `1f1b` has the same bubble, and at most p micro-batches whose activations are stored rather than m
@@ -14,8 +14,8 @@ p - 1: the bubble is (p - 1) / (m + p - 1) of the step (Huang et al., GPipe, Neu
 
 `hybrid` is a mesh of data × stages ranks: replica r of the pipeline has ranks r·p to r·p + p - 1,
 and its own samples; before the update the ranks of a stage average their gradients. The hybrid of
-Krizhevsky (arXiv:1404.5997) also divides the devices' samples among layers of which one part is data
-parallel and the other model parallel; here every layer is both.
+Krizhevsky (arXiv:1404.5997) has convolutions that are data parallel and fully connected layers that
+are model parallel on the same devices; here every layer is both.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def first_steps(
     evaluates: bool = False,
 ) -> None:
     """Make `work.iterations` steps and log the trace of this rank, the curve of its losses, and
-    on rank 0 the accuracy afterwards, for which `evaluates` needs this rank too. Unsupported for a program without step inspection;
-    Diverged for a loss that is not finite."""
+    on rank 0 the accuracy afterwards; with `evaluates` every rank takes part in that. Unsupported
+    for a program without step inspection; Diverged for a loss that is not finite."""
     if not isinstance(program, SupportsStepInspection):
         raise Unsupported("This framework does not support step inspection. Set framework=pytorch.")
     with log.phase("steps"):

@@ -34,8 +34,8 @@ class ModelParallelProgram(PyTorchProgram):
         settings = request.program
         if settings.precision == "fp16" or settings.precision_of:
             raise Unsupported(
-                f"sync={request.sync.name} supports neither loss scaling nor precision by layer. Set "
-                "precision=bf16 or fp32, and leave precision_of out."
+                f"sync={request.sync.name} supports neither loss scaling nor precision by layer. "
+                "Set precision=bf16 or fp32, and leave precision_of out."
             )
         if settings.decode_location == "device":
             raise Unsupported(

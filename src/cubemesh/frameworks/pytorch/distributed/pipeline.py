@@ -10,8 +10,8 @@ micro-batch is its share of the mean over all samples, so that gradients of micr
 the gradient of the whole. With several replicas of the pipeline, the ranks of a stage then average
 their gradients, as one flat array of about 25 MiB after another.
 
-Waits are read on the host on a CPU, and by events around them on a GPU, which are read when they have
-passed: nothing is synchronized for them.
+Waits are read on the host on a CPU, and by events around them on a GPU, which are read when they
+have passed: nothing is synchronized for them.
 """
 
 from __future__ import annotations
