@@ -264,7 +264,7 @@ class PipelineProgram(ModelParallelProgram):
                 together = torch.cat([gradient.flatten() for gradient in present])
                 dist.all_reduce(together, group=self._own_stage)
                 together.div_(self._replicas)
-                rows = together.split([gradient.numel() for gradient in present])
+                rows = torch.split(together, [gradient.numel() for gradient in present])
                 for gradient, row in zip(present, rows, strict=True):
                     gradient.copy_(row.view(gradient.shape))
 
@@ -397,7 +397,7 @@ class _EventClock:
 
     def read(self, times: StepTimes, *, wait: bool = False) -> None:
         """Pass on the steps that are done; with `wait` all."""
-        while self._steps and (wait or self._steps[0][1].query()):
+        while self._steps and (wait or self._steps[0][1].query()):  # type: ignore[no-untyped-call]
             began, ended, waits, parts = self._steps.popleft()
             ended.synchronize()
             found: dict[Wait, float] = {"stage": 0.0, "gradients": 0.0}
@@ -408,6 +408,6 @@ class _EventClock:
 
 
 def _mark() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
