@@ -136,7 +136,7 @@ def test_a_hybrid_has_pipelines_whose_stages_divide_the_devices():
     with pytest.raises(Unsupported, match=r"4 stages do not divide devices=6.*pipeline_stages"):
         Hybrid.ranks_per_sample(6, program)
     with pytest.raises(UsageError, match="pipeline_stages"):
-        ProgramSettings(pipeline_stages=1)
+        ProgramSettings(pipeline_stages=0)
     assert strategies.strategy("all-reduce").ranks_per_sample(8, program) == 1
     assert strategies.strategy("model-parallel").ranks_per_sample(8, program) == 8
 

@@ -146,8 +146,7 @@ class ProgramSettings:
 
     def __post_init__(self) -> None:
         at_least(self, 0, "input_threads", "stage_limit_bytes")
-        at_least(self, 1, "bucket_bytes", "micro_batches")
-        at_least(self, 2, "pipeline_stages")
+        at_least(self, 1, "bucket_bytes", "micro_batches", "pipeline_stages")
         if self.loss_scale is not None:
             check_loss_scale(self.loss_scale, self.precision)
         if self.precision_of:
