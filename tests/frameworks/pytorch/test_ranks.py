@@ -65,6 +65,8 @@ CASES = [*SYNCHRONOUS, ROUNDED, AVERAGED, INDEPENDENT, COMPILED, SCALED, *SERVED
 CASES += [*PIPED, NORMED, DROPPING]
 MESH_RANKS, MESH_STAGES = 4, 2
 MESH = [("hybrid", "fp64", "nchw", "1f1b"), ("hybrid", "fp64", "nchw", "deterministic")]
+ONE_STAGE = ("hybrid", "fp64", "nchw", "one-stage")
+"""Four replicas of the whole network, in pipelines of one stage."""
 MICRO_BATCHES = 3
 """Of eight samples: micro-batches of 3, 3 and 2."""
 
@@ -123,6 +125,7 @@ def train(case, group, part=slice(None), steps=3):
         micro_batches=MICRO_BATCHES,
         pipeline_schedule="gpipe" if "gpipe" in how else "1f1b",
         deterministic="deterministic" in how,
+        pipeline_stages=1 if "one-stage" in how else None,
     )
     sync.configure(settings)
     if sync.bucket_bytes is not None:
@@ -185,8 +188,10 @@ def rank(folder):
 def mesh_rank(folder):
     """What each of the four processes of a mesh does."""
     group = join("cpu", 600.0)
-    for number, case in enumerate(MESH):
+    for number, case in enumerate([*MESH, ONE_STAGE]):
         part = own_part(group.rank // MESH_STAGES)
+        if case == ONE_STAGE:
+            part = slice(2 * group.rank, 2 * group.rank + 2)
         np.savez(Path(folder, f"mesh{number}-{group.rank}.npz"), **train(case, group, part))
     group.close()
 
@@ -202,7 +207,7 @@ def ranks(tmp_path_factory):
         for n in range(RANKS)
     } | {
         (case, n): dict(np.load(folder / f"mesh{number}-{n}.npz"))
-        for number, case in enumerate(MESH)
+        for number, case in enumerate([*MESH, ONE_STAGE])
         for n in range(MESH_RANKS)
     }
 
@@ -347,6 +352,13 @@ def test_a_mesh_of_two_pipelines_of_two_stages_equals_one_device(ranks, case):
     losses = [own["loss"] for own in found]
     assert (losses[0], losses[2]) == (losses[1], losses[3])
     assert (losses[0] + losses[2]) / 2 == pytest.approx(alone["loss"], rel=1e-10)
+
+
+def test_pipelines_of_one_stage_are_data_parallel(ranks):
+    alone = train(("none", "fp64", "nchw"), SingleProcessGroup())
+    for n in range(MESH_RANKS):
+        for kind in ("g/", "w/", "scores"):
+            assert_close(ranks[ONE_STAGE, n], alone, kind, TOLERANCE["fp64"])
 
 
 def test_a_pipeline_normalizes_over_each_micro_batch(ranks):
