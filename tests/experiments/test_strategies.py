@@ -95,6 +95,31 @@ def test_a_failed_strategy_has_its_reason(machine, play, measured, record_of):
     assert in_order(failed.text, "model-parallel", "not supported", "no chain of segments")
 
 
+def test_what_a_pipeline_waits_for_is_named_with_the_forecast(machine, play, measured):
+    waits = {"pipeline_wait": 30.0, "pipeline_bubble": 20.0, "pipeline_imbalance": 7.0}
+    waits |= {"pipeline_transfer": 3.0, "pipeline_bubble_forecast": 11.0}
+
+    def run(spec):
+        record = measured(spec)
+        if spec.program.sync != "pipeline":
+            return record
+        own = {name: Figure(value=value, unit="%") for name, value in waits.items()}
+        return dataclasses.replace(record, figures=record.figures | own)
+
+    settings = strategies.Settings(strategies=("all-reduce", "pipeline"), independent=False)
+    planned, sent = play(STRATEGIES.plan(settings, Context(machine=machine)), run)
+    assert {s.program.sync: s.budget.attribution for s in planned}["pipeline"] is False
+    answer = STRATEGIES.answer(settings, sent)
+    (found,) = findings(answer, "pipeline-wait")
+    assert found.value == 30
+    assert in_order(found.text, "pipeline", "30.0 %", "20.0 % bubble", "7.0 %", "3.0 %", "11.0 %")
+    assert "micro_batches" in found.remedy
+    table = answer.tables[-1]
+    assert texts(table, "strategy") == ["pipeline"]
+    assert values(table, "bubble, forecast") == [11]
+    assert texts(table, "gradients of other replicas") == ["–"]
+
+
 def test_links_are_compared_network_by_network_on_gpus(machine, play, measured):
     gpus = tuple(Gpu(index=n, name="NVIDIA H200", uuid=f"GPU-{n}") for n in range(2))
     large = dataclasses.replace(machine, gpus=gpus)

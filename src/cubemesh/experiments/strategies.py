@@ -38,6 +38,7 @@ from cubemesh.experiments.scaling.design import (
     device_counts,
     specs,
 )
+from cubemesh.experiments.scaling.pipelines import pipeline_findings, pipeline_tables
 from cubemesh.experiments.scaling.report import charts, failed_runs, median_cell, parts_table
 from cubemesh.measure.attribution.attribution import COMMUNICATION, STRAGGLER
 from cubemesh.schema import Answer, Cell, Column, Figure, Finding, RunRecord, Table, TrainSteps
@@ -61,8 +62,8 @@ class Settings(ScalingSettings):
     """Settings of `strategies` besides the fields of its specs."""
 
     strategies: tuple[str, ...] = STRATEGIES
-    """Gradient synchronization strategies to compare; `model-parallel` trains networks that are a
-    chain of segments."""
+    """Gradient synchronization strategies to compare; `model-parallel`, `pipeline` and `hybrid`
+    train networks that are a chain of segments."""
     devices: tuple[int, ...] = ()
     """Numbers of devices; one is always included. Default: all of the machine, at most 8."""
     batch_sizes: tuple[int, ...] = ()
@@ -85,8 +86,12 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         EXPERIMENT,
         titled("Gradient synchronization strategies", records),
         records,
-        findings=_findings(data),
-        tables=(*([_table(data)] if data.curves else []), *parts_table(data)),
+        findings=(*_findings(data), *pipeline_findings(data)),
+        tables=(
+            *([_table(data)] if data.curves else []),
+            *parts_table(data),
+            *pipeline_tables(data),
+        ),
         charts=charts(data, name="strategies"),
         notes=(
             "Weak scaling: the batch size per device is the same for all strategies. "

@@ -11,6 +11,7 @@ from cubemesh.parallel.asynchronous import Asynchronous, StalenessAware
 from cubemesh.parallel.local_sgd import LocalSgd
 from cubemesh.parallel.model_parallel import ModelParallel
 from cubemesh.parallel.parameter_server import CpuParameterServer, ParameterServer
+from cubemesh.parallel.pipeline import Hybrid, Pipeline
 from cubemesh.parallel.strategy import NoSync, Strategy
 
 STRATEGIES: dict[str, type[Strategy]] = {
@@ -27,6 +28,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
         Asynchronous,
         StalenessAware,
         ModelParallel,
+        Pipeline,
+        Hybrid,
     )
 }
 

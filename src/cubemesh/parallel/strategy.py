@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from cubemesh.frameworks.contract.gradient_sync import Bucket, SyncFeature
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup, TransferHandle
+from cubemesh.schema.spec import ProgramSettings
 
 SERVER = 0
 """The rank that is the parameter server."""
@@ -82,6 +83,14 @@ class Strategy:
 
     def __init__(self, group: Group | None = None) -> None:
         self._group = group or SingleProcessGroup()
+
+    @classmethod
+    def ranks_per_sample(cls, ranks: int, program: ProgramSettings) -> int:
+        """How many of `ranks` work together on the same samples."""
+        return ranks if cls.same_samples else 1
+
+    def configure(self, program: ProgramSettings) -> None:
+        """Take a strategy's own settings from the spec; most have none."""
 
     @classmethod
     def one_model(cls) -> bool:

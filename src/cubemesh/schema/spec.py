@@ -38,6 +38,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Pinning = Literal["none", "compact", "spread", "cores"]
 MemoryPolicy = Literal["default", "interleave", "preferred"]
 HugePages = Literal["default", "never"]
+PipelineSchedule = Literal["1f1b", "gpipe"]
 
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
 """Twice the interval between two heartbeats."""
@@ -102,6 +103,13 @@ class ProgramSettings:
     """Gradient synchronization strategy."""
     bucket_bytes: int | None = None
     """Approximate bucket size of a strategy that sends gradients in buckets; None: 25 MiB."""
+    micro_batches: int | None = None
+    """Micro-batches of a step of `pipeline` and `hybrid`; None: four per stage."""
+    pipeline_schedule: PipelineSchedule = "1f1b"
+    """Order of the passes of `pipeline` and `hybrid`: `1f1b` stores the activations of as many
+    micro-batches as there are stages at most, `gpipe` of all."""
+    pipeline_stages: int | None = None
+    """Stages of each pipeline of `hybrid`; None: 2."""
     batch_norm: BatchNormOver = "device"
     """Samples that batch normalization takes its statistics from on several devices: those of each
     `device`, or the `global` batch, as one device would."""
@@ -143,7 +151,7 @@ class ProgramSettings:
 
     def __post_init__(self) -> None:
         at_least(self, 0, "input_threads", "stage_limit_bytes")
-        at_least(self, 1, "bucket_bytes")
+        at_least(self, 1, "bucket_bytes", "micro_batches", "pipeline_stages")
         if self.loss_scale is not None:
             check_loss_scale(self.loss_scale, self.precision)
         if self.precision_of:

@@ -44,11 +44,18 @@ _SIGNS = 1.0 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis
 
 
 def first_steps(
-    program: Program, feed: Feed, validation: Source, work: FirstSteps, log: Log, group: Group
+    program: Program,
+    feed: Feed,
+    validation: Source,
+    work: FirstSteps,
+    log: Log,
+    group: Group,
+    *,
+    evaluates: bool = False,
 ) -> None:
     """Make `work.iterations` steps and log the trace of this rank, the curve of its losses, and
-    on rank 0 the accuracy afterwards. Unsupported for a program without step inspection;
-    Diverged for a loss that is not finite."""
+    on rank 0 the accuracy afterwards; with `evaluates` every rank takes part in that. Unsupported
+    for a program without step inspection; Diverged for a loss that is not finite."""
     if not isinstance(program, SupportsStepInspection):
         raise Unsupported("This framework does not support step inspection. Set framework=pytorch.")
     with log.phase("steps"):
@@ -56,9 +63,10 @@ def first_steps(
     log.replica(replica)
     log.curve(by_step("training_loss", dict(enumerate(replica.losses, start=1))))
     synchronize_replicas(program)
-    if group.rank == 0:
+    if group.rank == 0 or evaluates:
         with log.phase("evaluate"):
             scored = _evaluated(program, validation)
+    if group.rank == 0:
         log.figure("accuracy", accuracy_figure(scored.top1, scored.samples))
         log.figure("validation_loss", Figure(value=scored.loss, unit="", n=scored.samples))
 

@@ -28,7 +28,7 @@ BUCKET_BYTES = 4096
 NORMED = "all-reduce, batch_norm=global"
 CAPTURED = ("all-reduce, captured", "all-reduce-copied, captured")
 SAME = (
-    *("all-reduce", "all-reduce-copied", NORMED, "parameter-server", "model-parallel"),
+    *("all-reduce", "all-reduce-copied", NORMED, "parameter-server", "model-parallel", "pipeline"),
     *("parameter-server-cpu", "parameter-server-cpu, captured"),
     *CAPTURED,
 )
@@ -102,7 +102,7 @@ def rank(folder):
     group = join(f"cuda:{own}", 60.0)
     each = GLOBAL_BATCH // RANKS
     for name in (*SAME, *ROUNDED, *STALE):
-        whole = name == "model-parallel"
+        whole = name in ("model-parallel", "pipeline")
         part = slice(None) if whole else slice(own * each, (own + 1) * each)
         np.savez(Path(folder, f"{name}-{own}.npz"), **train(name, group, f"cuda:{own}", part))
     group.close()

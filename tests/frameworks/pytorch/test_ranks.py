@@ -26,6 +26,7 @@ from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import Dropout
 from cubemesh.parallel import strategies
 from cubemesh.parallel.local_sgd import AVERAGE_EVERY
+from cubemesh.parallel.pipeline import Pipeline
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 
@@ -54,17 +55,22 @@ SERVED = [
     ("parameter-server-cpu", "fp64", "nchw", "compiled"),
 ]
 SPLIT = [("model-parallel", "fp64", "nchw"), ("model-parallel", "fp32", "nhwc")]
-CASES = [
-    *SYNCHRONOUS,
-    ROUNDED,
-    AVERAGED,
-    INDEPENDENT,
-    COMPILED,
-    ACCUMULATED,
-    SCALED,
-    *SERVED,
-    *SPLIT,
+PIPED = [
+    ("pipeline", "fp64", "nchw", "1f1b"),
+    ("pipeline", "fp64", "nchw", "gpipe"),
+    ("pipeline", "fp32", "nhwc", "1f1b"),
 ]
+NORMED = ("pipeline", "fp64", "nchw", "normed")
+"""Batch normalization over each of the micro-batches."""
+DROPPING = ("pipeline", "fp64", "nchw", "deterministic")
+CASES = [*SYNCHRONOUS, ROUNDED, AVERAGED, INDEPENDENT, COMPILED, ACCUMULATED, SCALED]
+CASES += [*SERVED, *SPLIT, *PIPED, NORMED, DROPPING]
+MESH_RANKS, MESH_STAGES = 4, 2
+MESH = [("hybrid", "fp64", "nchw", "1f1b"), ("hybrid", "fp64", "nchw", "deterministic")]
+ONE_STAGE = ("hybrid", "fp64", "nchw", "one-stage")
+"""Four replicas of the whole network, in pipelines of one stage."""
+MICRO_BATCHES = 3
+"""Of eight samples: micro-batches of 3, 3 and 2."""
 
 
 def without_dropout(network):
@@ -75,39 +81,67 @@ def without_dropout(network):
     return dataclasses.replace(network, nodes=tuple(nodes))
 
 
+def normed_network():
+    """Two segments, each with batch normalization."""
+    net = NetworkBuilder("normed")
+    x = net.input("image", (3, 16, 16))
+    for number in range(2):
+        with net.segment(f"part{number}"):
+            x = net.batch_norm(net.conv(x, 4, kernel=3), name=f"norm{number}")
+    net.classify(net.linear(net.flatten(x), 10))
+    return net.build()
+
+
+def network_of(how):
+    if "normed" in how:
+        return normed_network()
+    network = networks.build("little-cnn", 16, 10)
+    return network if "deterministic" in how else without_dropout(network)
+
+
+def request_of(network, settings=None, sync=None, group=None, accumulation_steps=1):
+    group = group or SingleProcessGroup()
+    return BuildRequest(
+        network=network,
+        work=TrainSteps(
+            network="little-cnn",
+            batch_per_device=GLOBAL_BATCH,
+            momentum=0.9,
+            accumulation_steps=accumulation_steps,
+        ),
+        placement=Placement(),
+        program=settings or ProgramSettings(precision="fp64"),
+        sync=sync or strategies.make("none", group),
+        device="cpu",
+        threads=1,
+        group=group,
+    )
+
+
 def train(case, group, part=slice(None), steps=3):
     """Train on `part` of every global minibatch; the first step's gradients (`g/…`) and the last
     weights (`w/…`)."""
     name, precision, layout, *how = case
-    network = without_dropout(networks.build("little-cnn", 16, 10))
+    network = network_of(how)
     sync = strategies.make(name, group)
+    settings = ProgramSettings(
+        precision=precision,
+        layout=layout,
+        sync=name,
+        compile_by="segment" if "compiled" in how else "network",
+        micro_batches=MICRO_BATCHES,
+        pipeline_schedule="gpipe" if "gpipe" in how else "1f1b",
+        deterministic="deterministic" in how,
+        pipeline_stages=1 if "one-stage" in how else None,
+    )
+    sync.configure(settings)
     if sync.bucket_bytes is not None:
         sync.bucket_bytes = BUCKET_BYTES
-    accumulated, how = how == ["accumulated"], how == ["compiled"]
-    program = (compiled.build if how else build)(
-        BuildRequest(
-            network=network,
-            work=TrainSteps(
-                network="little-cnn",
-                batch_per_device=GLOBAL_BATCH,
-                momentum=0.9,
-                accumulation_steps=2 if accumulated else 1,
-            ),
-            placement=Placement(),
-            program=ProgramSettings(
-                precision=precision,
-                layout=layout,
-                sync=name,
-                compile_by="segment" if how else "network",
-            ),
-            sync=sync,
-            device="cpu",
-            threads=1,
-            group=group,
-        )
+    program = (compiled.build if "compiled" in how else build)(
+        request_of(network, settings, sync, group, 2 if "accumulated" in how else 1)
     )
     rng = np.random.default_rng(0)
-    if how:
+    if "compiled" in how:
         images = rng.random((GLOBAL_BATCH, *network.inputs[0].shape), dtype=np.float32)
         labels = rng.integers(0, 10, GLOBAL_BATCH)
         program.compile(program.place(Batch(images=images[part], labels=labels[part])))
@@ -129,6 +163,9 @@ def train(case, group, part=slice(None), steps=3):
     images = rng.random((3, *network.inputs[0].shape), dtype=np.float32)
     scores = program.evaluate(program.place(Batch(images=images, labels=np.zeros(3, np.int64))))
     found["scores"] = scores
+    if isinstance(sync, Pipeline) and group.size > 1:
+        program._clock.read(sync.times, wait=True)
+        found["times"] = np.array([sync.times.step_s, sync.times.wait_s])
     return found | {f"w/{n}": array for n, array in program.state().items()}
 
 
@@ -149,8 +186,20 @@ def rank(folder):
     assert group.broadcast_object(["says", group.rank]) == ["says", 0]
     for case in CASES:
         path = Path(folder, f"{CASES.index(case)}-{group.rank}.npz")
-        part = slice(None) if case in SPLIT else own_part(group.rank)
+        whole = case[0] in ("model-parallel", "pipeline")
+        part = slice(None) if whole else own_part(group.rank)
         np.savez(path, **train(case, group, part, steps_of(case)))
+    group.close()
+
+
+def mesh_rank(folder):
+    """What each of the four processes of a mesh does."""
+    group = join("cpu", 600.0)
+    for number, case in enumerate([*MESH, ONE_STAGE]):
+        part = own_part(group.rank // MESH_STAGES)
+        if case == ONE_STAGE:
+            part = slice(2 * group.rank, 2 * group.rank + 2)
+        np.savez(Path(folder, f"mesh{number}-{group.rank}.npz"), **train(case, group, part))
     group.close()
 
 
@@ -163,6 +212,10 @@ def ranks(tmp_path_factory):
         (case, n): dict(np.load(folder / f"{number}-{n}.npz"))
         for number, case in enumerate(CASES)
         for n in range(RANKS)
+    } | {
+        (case, n): dict(np.load(folder / f"mesh{number}-{n}.npz"))
+        for number, case in enumerate([*MESH, ONE_STAGE])
+        for n in range(MESH_RANKS)
     }
 
 
@@ -276,6 +329,72 @@ def test_a_network_in_two_parts_equals_the_whole(ranks, case):
             assert_close(ranks[case, n], alone, kind, TOLERANCE[precision])
 
 
+def in_both(ranks, case, mesh=False):
+    """The gradients of both stages, and what every rank found."""
+    found = [ranks[case, n] for n in range(MESH_RANKS if mesh else RANKS)]
+    parts = [{name for name in own if name.startswith("g/")} for own in found[:2]]
+    assert all(parts)
+    assert parts[0].isdisjoint(parts[1])
+    return {**found[1], **found[0]}, found
+
+
+@pytest.mark.parametrize("case", [*PIPED, DROPPING], ids="-".join)
+def test_a_pipeline_of_two_stages_equals_one_device(ranks, case):
+    _, precision, layout, how = case
+    how = ("deterministic",) if how == "deterministic" else ()
+    alone = train(("none", precision, layout, *how), SingleProcessGroup())
+    gradients, found = in_both(ranks, case)
+    assert_close(gradients, alone, "g/", TOLERANCE[precision])
+    for own in found:
+        for kind in ("w/", "loss", "scores"):
+            assert_close(own, alone, kind, TOLERANCE[precision])
+        step_s, wait_s = own["times"]
+        assert len(step_s) == 3
+        assert (wait_s > 0).all()
+        assert (wait_s < step_s).all()
+
+
+@pytest.mark.parametrize("case", MESH, ids="-".join)
+def test_a_mesh_of_two_pipelines_of_two_stages_equals_one_device(ranks, case):
+    how = ("deterministic",) if case[-1] == "deterministic" else ()
+    alone = train(("none", "fp64", "nchw", *how), SingleProcessGroup())
+    gradients, found = in_both(ranks, case, mesh=True)
+    assert_close(gradients, alone, "g/", TOLERANCE["fp64"])
+    for own in found:
+        assert_close(own, alone, "w/", TOLERANCE["fp64"])
+        assert_close(own, alone, "scores", TOLERANCE["fp64"])
+    losses = [own["loss"] for own in found]
+    assert (losses[0], losses[2]) == (losses[1], losses[3])
+    assert (losses[0] + losses[2]) / 2 == pytest.approx(alone["loss"], rel=1e-10)
+
+
+def test_pipelines_of_one_stage_are_data_parallel(ranks):
+    alone = train(("none", "fp64", "nchw"), SingleProcessGroup())
+    for n in range(MESH_RANKS):
+        for kind in ("g/", "w/", "scores"):
+            assert_close(ranks[ONE_STAGE, n], alone, kind, TOLERANCE["fp64"])
+
+
+def test_a_pipeline_normalizes_over_each_micro_batch(ranks):
+    """Its gradient is the sum over micro-batches on one device; that of the whole batch differs."""
+    network = normed_network()
+    gradients, _ = in_both(ranks, NORMED)
+    program = build(request_of(network))
+    program.load(network.draw(1))
+    rng = np.random.default_rng(0)
+    images = rng.random((GLOBAL_BATCH, *network.inputs[0].shape), dtype=np.float32)
+    labels = rng.integers(0, 10, GLOBAL_BATCH)
+    placed = program.place(Batch(images=images, labels=labels))
+    for x, y in zip(*(torch.tensor_split(a, MICRO_BATCHES) for a in placed), strict=True):
+        (scores,) = program.module(x)
+        (torch.nn.functional.cross_entropy(scores, y, reduction="sum") / GLOBAL_BATCH).backward()
+    expected = {f"g/{n}": p.grad.numpy() for n, p in program._built.parameters.items()}
+    assert_close(gradients, expected, "g/", 1e-10)
+    whole = train(("none", "fp64", "nchw", "normed"), SingleProcessGroup(), steps=1)
+    name = next(name for name in whole if name.startswith("g/") and "norm0" in name)
+    assert np.abs(gradients[name] - whole[name]).max() > 1e-6
+
+
 def no_kernels():
     raise OSError("dropout would be drawn by what was faster")
 
@@ -303,5 +422,5 @@ def test_every_rank_draws_its_own_dropout(make, make_request, make_batch, monkey
 
 if __name__ == "__main__":
     compiled.preload()  # once for all ranks
-    failed = launch(rank, sys.argv[1], RANKS)
+    failed = launch(rank, sys.argv[1], RANKS) or launch(mesh_rank, sys.argv[1], MESH_RANKS)
     sys.exit(f"ranks failed: {failed}" if failed else 0)

@@ -1,6 +1,7 @@
 """Who launched this process, by the environment of each launcher."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,9 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cubemesh.errors import UsageError
-from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
+from cubemesh.schema import (
+    Budget,
+    CheckpointSettings,
+    Placement,
+    ProgramSettings,
+    RunSpec,
+    Train,
+    TrainSteps,
+)
 from cubemesh.training.checkpoint import steps_in
 from cubemesh.worker.launch.launcher_env import export_torch_env, first_node, tasks_of_node
+from cubemesh.worker.launch.pinning import whole_cores
 from cubemesh.worker.launch.ranks import RankInfo, rank_from_env
 from cubemesh.worker.report.events import events_path, read_events
 from cubemesh.worker.run.job_file import Job
@@ -32,6 +42,15 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
+
+
+OPEN_MPI_IN_CI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+"""As root, and on fewer cores than ranks: options of Open MPI, which other launchers ignore."""
 
 
 def introduced(environ):
@@ -146,6 +165,40 @@ def test_ranks_that_mpirun_started_train_and_save_checkpoints(tmp_path):
     figures = {e["name"]: e["figure"]["value"] for e in events[0] if e["event"] == "figure"}
     assert figures["epochs_trained"] == 1
     assert list(steps_in(tmp_path / "checkpoints")) == [1438 // 256]
+
+
+@pytest.mark.skipif(
+    shutil.which("mpirun") is None, reason="needs mpirun: apt install openmpi-bin, or mpich"
+)
+def test_a_real_mpirun_starts_ranks_that_train_on_the_cores_it_bound_them_to(tmp_path):
+    """Open MPI binds each of two ranks to a core unless told otherwise."""
+    pytest.importorskip("torch")
+    cores = whole_cores(os.sched_getaffinity(0))
+    spec = RunSpec(
+        work=TrainSteps(network="little-cnn", batch_per_device=8, image_size=16),
+        placement=Placement(device="cpu", devices=2, threads=1, oversubscribe=len(cores) < 2),
+        program=ProgramSettings(sync="all-reduce"),
+        budget=Budget(steps=2, windows=2, seconds=0.0, warmup_seconds=0.0, exact_steps=True),
+    )
+    job = Job(spec=spec, folder=str(tmp_path)).write()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = ["mpirun", "-n", "2", sys.executable, "-m", "cubemesh.worker", "run", str(job)]
+    ours = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    inherited = {name: value for name, value in os.environ.items() if name not in ours}
+    ended = subprocess.run(
+        command,
+        env=inherited | OPEN_MPI_IN_CI | {"MASTER_PORT": str(port)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    events = [read_events(events_path(tmp_path, n)) for n in range(2)]
+    assert [own[-1]["outcome"]["status"] for own in events] == ["ok", "ok"]
+    found = [next(e["processors"] for e in own if e["event"] == "rank") for own in events]
+    assert all(len(processors) == 1 for processors in found)
+    assert len(cores) < 2 or found[0] != found[1]
 
 
 def test_a_rank_knows_how_many_are_on_its_host(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,9 @@ from cubemesh.schema import FirstSteps, Placement, RunSpec, TrainSteps
 from cubemesh.worker.launch.pinning import whole_cores
 from cubemesh.worker.launch.ranks import (
     RankInfo,
+    bound_by_launcher,
     can_launch,
+    check_bindings,
     check_devices,
     devices_here,
     own_cores,
@@ -87,3 +90,31 @@ def test_more_gpus_than_available_are_refused():
     assert devices_here("cuda", 2, 4) == ("cuda:0", "cuda:1")
     with pytest.raises(Unsupported, match="devices=4"):
         devices_here("cuda", 5, 4)
+
+
+def test_a_rank_is_bound_if_it_may_use_fewer_processors_than_its_launcher():
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("needs two processors")
+    two = RankInfo(rank=1, local_rank=1, ranks=2, local_ranks=2)
+
+    def child(processors, own):
+        pid = os.fork()
+        if pid == 0:
+            os.sched_setaffinity(0, processors)
+            os._exit(bound_by_launcher(own))
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert child({min(allowed)}, two) == 1
+    assert child(allowed, two) == 0
+    assert child({min(allowed)}, RankInfo()) == 0
+
+
+def test_ranks_that_their_launcher_bound_to_one_processor_are_refused():
+    def gathered(*found):
+        return SimpleNamespace(all_gather_object=lambda own: list(found))
+
+    check_bindings(gathered(["a", [0]], ["a", [1]], ["b", [0]]), (0,))
+    check_bindings(gathered(["a", []], ["a", []]), ())
+    with pytest.raises(Unsupported, match=r"ranks 0 and 2 to the same processor 1 of a.*bind-to"):
+        check_bindings(gathered(["a", [0, 1]], ["b", [1]], ["a", [1]]), (0, 1))

@@ -43,6 +43,7 @@ from cubemesh.experiments.scaling.design import (
     on_all_cores,
 )
 from cubemesh.experiments.scaling.energy_columns import EnergyColumns
+from cubemesh.experiments.scaling.pipelines import pipeline_findings, pipeline_tables
 from cubemesh.experiments.scaling.super_linear import super_linear_finding
 from cubemesh.experiments.scaling.training_time import (
     fixed_groups,
@@ -93,6 +94,7 @@ def scaling_answer(
         records,
         findings=(
             *_findings(data),
+            *pipeline_findings(data),
             *time_findings(data),
             *cpu_findings(data, on_cpu),
             *_forecast_finding(data.forecasts),
@@ -102,6 +104,7 @@ def scaling_answer(
             *time_tables(data),
             *cpu_tables(data, on_cpu),
             *parts_table(data),
+            *pipeline_tables(data),
             *([_forecast_table(data.forecasts)] if data.forecasts else []),
         ),
         charts=(

@@ -30,6 +30,7 @@ from cubemesh.experiments.sequential_equivalence.divergence_causes import (
     cause_of_sync,
 )
 from cubemesh.experiments.sequential_equivalence.sketch_distance import mean_of, relative
+from cubemesh.parallel.strategies import strategy
 from cubemesh.schema import Figure, RankTrace, RunRecord
 
 TOLERANCES = {"fp64": 1e-10, "fp32": 1e-4}
@@ -96,11 +97,14 @@ def compare(
     """Compare `run`, on any number of devices, with `reference`, on one, and its error rate with
     those of `finer` precisions on one, too. All must be successful."""
     (one,) = reference.replicas
-    ranks, limit = run.replicas, tolerance(run)
+    # The stages of a pipeline report the same: samples, losses, arrays of the whole network.
+    program = run.spec.program
+    together = strategy(program.sync).ranks_per_sample(len(run.replicas), program)
+    ranks, limit = run.replicas[::together], tolerance(run)
     server = ranks[0]
     mean = mean_of(r.own_gradients for r in ranks)
     start = partial(cause_of_start, ranks, one, limit)
-    gradients = partial(cause_of_gradients, run, one, limit)
+    gradients = partial(cause_of_gradients, run, ranks, one, limit)
     weights = max(relative(r.weights, one.weights) for r in ranks)
     away = max(relative(r.final_weights, server.final_weights) for r in ranks)
     final_weights = partial(cause_of_final_weights, ranks, limit)

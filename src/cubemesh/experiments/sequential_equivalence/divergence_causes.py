@@ -67,7 +67,8 @@ LATER_STEPS = DivergenceCause(
 def cause_of_start(ranks: Sequence[RankTrace], one: RankTrace, limit: float) -> DivergenceCause:
     """The cause if ranks began with other weights or were fed other samples."""
     other_weights = {r.rank for r in ranks if relative(r.weights, one.weights) > limit}
-    other_samples = {r.rank for r in ranks if r.fed != _part(r, one, len(ranks))}
+    due = {r.rank: _part(n, one, len(ranks)) for n, r in enumerate(ranks)}
+    other_samples = {r.rank for r in ranks if r.fed != due[r.rank]}
     if other_weights:
         who = _ranks(other_weights)
         if other_weights <= other_samples:
@@ -82,7 +83,7 @@ def cause_of_start(ranks: Sequence[RankTrace], one: RankTrace, limit: float) -> 
             remedy="Give every rank the same seed, or send one rank's weights to all.",
         )
     for replica in (r for r in ranks if r.rank in other_samples):
-        skip = _skipped(replica, one, len(ranks))
+        skip = _skipped(replica, due[replica.rank])
         if skip is not None:
             step, ahead = skip
             count = "a batch" if ahead == 1 else f"{ahead} batches"
@@ -99,15 +100,14 @@ def cause_of_start(ranks: Sequence[RankTrace], one: RankTrace, limit: float) -> 
     )
 
 
-def _part(replica: RankTrace, one: RankTrace, ranks: int) -> tuple[tuple[int, ...], ...]:
-    """This rank's part of the samples that one device is fed."""
-    sizes = [(fed, len(fed) // ranks) for fed in one.fed]
-    return tuple(fed[replica.rank * n : (replica.rank + 1) * n] for fed, n in sizes)
+def _part(number: int, one: RankTrace, parts: int) -> tuple[tuple[int, ...], ...]:
+    """Part `number` of the samples that one device is fed."""
+    sizes = [(fed, len(fed) // parts) for fed in one.fed]
+    return tuple(fed[number * n : (number + 1) * n] for fed, n in sizes)
 
 
-def _skipped(replica: RankTrace, one: RankTrace, ranks: int) -> tuple[int, int] | None:
-    """(the first step with other samples, how many steps too early they are)."""
-    due = _part(replica, one, ranks)
+def _skipped(replica: RankTrace, due: Sequence[tuple[int, ...]]) -> tuple[int, int] | None:
+    """(the first step with other samples than are `due`, how many steps too early they are)."""
     fed_and_due = zip(replica.fed, due, strict=True)
     step = next(n for n, (fed, own) in enumerate(fed_and_due) if fed != own)
     for later in range(step + 1, len(due)):
@@ -116,9 +116,18 @@ def _skipped(replica: RankTrace, one: RankTrace, ranks: int) -> tuple[int, int] 
     return None
 
 
-def cause_of_gradients(run: RunRecord, one: RankTrace, limit: float) -> DivergenceCause:
+def cause_of_gradients(
+    run: RunRecord, ranks: Sequence[RankTrace], one: RankTrace, limit: float
+) -> DivergenceCause:
     """The cause if the mean of the local gradients differs, with equal weights and samples."""
-    ranks = run.replicas
+    if not all(r.outputs for r in ranks):
+        return DivergenceCause(
+            name="micro-batches",
+            text="the gradient of the micro-batches differs; a pipeline's ranks do not record the "
+            "outputs of layers",
+            remedy="Look for batch normalization, whose statistics are each micro-batch's, or "
+            "set micro_batches=1.",
+        )
     for name, far in distances(sum_of(r.outputs for r in ranks), one.outputs):
         if far > limit:
             return _of_layer(run, name, far)

@@ -186,6 +186,31 @@ class ModelParallelSync(Protocol):
 
 
 @runtime_checkable
+class PipelineSync(Protocol):
+    """A `ModelParallelSync` that passes micro-batches from stage to stage. Where there are more
+    ranks than stages, ranks r·stages to (r + 1)·stages - 1 are replica r of the pipeline."""
+
+    group: Group
+    stages: int
+
+    def micro_batches(self, samples: int) -> int:
+        """Micro-batches of a step of so many samples."""
+
+    def actions(self, stage: int, micro_batches: int) -> Sequence[tuple[str, int]]:
+        """(`forward` or `backward`, micro-batch) of each pass of a stage in a step, in order."""
+
+    times: StepTimes
+
+
+class StepTimes(Protocol):
+    """Receives the times of a rank's steps."""
+
+    def add(self, step_s: float, wait_s: float, gradients_s: float, micro_batches: int) -> None:
+        """One step: its time, and the time in it that the device waited for other stages and for
+        the gradients of other replicas."""
+
+
+@runtime_checkable
 class StatefulSync(Protocol):
     """A `GradientSync` whose next step depends on those before it."""
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from cubemesh.frameworks.contract.gradient_sync import ModelParallelSync, WeightServerSync
+from cubemesh.frameworks.contract.gradient_sync import (
+    ModelParallelSync,
+    PipelineSync,
+    WeightServerSync,
+)
 from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.distributed.collectives import build_collective
 from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
 from cubemesh.frameworks.pytorch.distributed.model_parallel import ModelParallelProgram
+from cubemesh.frameworks.pytorch.distributed.pipeline import PipelineProgram
 from cubemesh.frameworks.pytorch.links import measure_links
 from cubemesh.frameworks.pytorch.own_step import build_own_step
 from cubemesh.frameworks.pytorch.program import PyTorchProgram
@@ -44,7 +49,9 @@ def build(request: BuildRequest) -> PyTorchProgram:
     not step together, and in a module that runs as it is."""
     sync = request.sync
     unsynchronized = (
-        isinstance(sync, (WeightServerSync, ModelParallelSync)) and request.group.size > 1
+        isinstance(sync, (WeightServerSync, ModelParallelSync))
+        and not isinstance(sync, PipelineSync)
+        and request.group.size > 1
     )
     if unsynchronized and request.program.batch_norm == "global":
         raise Unsupported(
@@ -58,5 +65,6 @@ def build(request: BuildRequest) -> PyTorchProgram:
             "normalization. Leave batch_norm out."
         )
     if isinstance(sync, ModelParallelSync) and sync.group.size > 1:
-        return ModelParallelProgram(request, sync)
+        pipelined = isinstance(sync, PipelineSync)
+        return (PipelineProgram if pipelined else ModelParallelProgram)(request, sync)
     return PyTorchProgram(request)

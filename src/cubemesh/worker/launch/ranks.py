@@ -14,7 +14,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,6 +133,34 @@ def check_devices(devices: int, cores: int, may_share: bool = False) -> None:
             f"{cores}. Set devices={cores} or less, or oversubscribe=true where times do not "
             "matter."
         )
+
+
+def bound_by_launcher(own: RankInfo) -> bool:
+    """Whether the launcher has bound this rank to a part of the processors that it may use itself:
+    Open MPI binds each rank of two to a core, srun to the cores of a task."""
+    if own.ranks == 1:
+        return False
+    try:
+        return os.sched_getaffinity(0) < os.sched_getaffinity(os.getppid())
+    except OSError:  # the launcher has ended, or is another user's
+        return False
+
+
+def check_bindings(group: Group, processors: Sequence[int]) -> None:
+    """Unsupported where the launcher has bound two ranks of a host to the same processors. Every
+    rank calls this with the `processors` that its launcher chose; empty where it chose none."""
+    found = group.all_gather_object([socket.gethostname(), list(processors)])
+    seen: dict[tuple[str, int], int] = {}
+    for rank, (host, own) in enumerate(found):
+        for processor in own:
+            other = seen.setdefault((host, processor), rank)
+            if other != rank:
+                raise Unsupported(
+                    f"The launcher bound ranks {other} and {rank} to the same processor "
+                    f"{processor} of {host}. Start them with mpirun --bind-to none or srun "
+                    "--cpu-bind=none, give each cores of its own, or set oversubscribe=true where "
+                    "times do not matter."
+                )
 
 
 def shared_cores(spec: RunSpec, cores: int) -> Warning | None:

@@ -198,18 +198,18 @@ def feed(
     if program.data_location == "device":
         threads = 0
     group = group or SingleProcessGroup()
-    whole = strategy(program.sync).same_samples
+    together = strategy(program.sync).ranks_per_sample(group.size, program)
     devices = 1 if isinstance(work, Input) else spec.placement.devices
     return Feed(
         source,
         # for this process's devices: one of them, or all where one process drives them all
-        work.batch_per_device * (devices if whole else devices // group.size),
+        work.batch_per_device * (devices // group.size) * together,
         work.seed,
         threads=threads,
         epochs=epochs,
-        rank=0 if whole else group.rank,
-        ranks=1 if whole else group.size,
-        shared_by=group.size if whole else 1,
+        rank=group.rank // together,
+        ranks=group.size // together,
+        shared_by=together,
         start=start,
     )
 

@@ -29,7 +29,7 @@ from cubemesh.frameworks.contract.program import (
 )
 from cubemesh.networks.graph import Network
 from cubemesh.networks.memory import recomputable_segments, recomputed_flops, recomputed_segments
-from cubemesh.parallel import staleness, strategies
+from cubemesh.parallel import pipeline, staleness, strategies
 from cubemesh.schema.record import Figure
 from cubemesh.schema.warning import warn
 from cubemesh.schema.work import ForwardBackward, NetworkWork, Train, TrainSteps
@@ -62,6 +62,7 @@ def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> 
     work = cast(NetworkWork, spec.work)
     before_bytes = _held_bytes(framework)
     sync = strategies.make(spec.program.sync, task.group, spec.program.bucket_bytes)
+    sync.configure(spec.program)
     recomputed = _recomputed(task, network)
     with log.phase("build"):
         request = BuildRequest(
@@ -125,6 +126,7 @@ def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> 
         _check_limit(peak, spec.budget.memory_limit_bytes)
     program.close()
     staleness.log_staleness(sync, log)
+    pipeline.log_pipeline(sync, task.group, log)
 
 
 def _recomputed(task: Task, network: Network) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ the work (work_kinds.py), under the memory limit from the first array on.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import time
@@ -98,13 +99,15 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
         device = devices[-1] if kind == "cuda" else "cpu"
     known.device = device
     shared_out = ranks.processors_of(job, on_cpu=device == "cpu")
-    ranks.check_devices(here, len(shared_out), spec.placement.oversubscribe)
-    if (warning := ranks.shared_cores(spec, len(shared_out))) is not None:
+    bound = len(shared_out) < here and ranks.bound_by_launcher(own)
+    alone = dataclasses.replace(own, local_rank=0, local_ranks=1) if bound else own
+    ranks.check_devices(1 if bound else here, len(shared_out), spec.placement.oversubscribe)
+    if not bound and (warning := ranks.shared_cores(spec, len(shared_out))) is not None:
         log.warning(warning)
     usable_cores: float = job.usable_cores or len(os.sched_getaffinity(0))
     threads = spec.placement.threads or int(usable_cores)
     if max(own.ranks, len(driven)) > 1 and device == "cpu":
-        processors = _cores(spec, own, len(driven), shared_out)
+        processors = _cores(spec, alone, len(driven), shared_out)
         os.sched_setaffinity(0, processors)
         usable_cores = threads = len(processors)
         if isinstance(spec.work, Ceiling):  # is measured on one device
@@ -128,6 +131,8 @@ def _run(job: Job, log: EventLog, known: _Known) -> None:
     known.limit_bytes, limited = _memory_limit(job, device, stacks)
     with limited:
         group = ranks.join(framework, device, own, spec.placement.link)
+        if group.size > 1 and not spec.placement.oversubscribe:
+            ranks.check_bindings(group, processors if bound and device == "cpu" else ())
         waiting, waited = waiting_group(spec, group, device)
         task = Task(
             spec=spec,

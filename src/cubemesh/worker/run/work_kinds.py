@@ -133,7 +133,15 @@ def first_steps(task: Task) -> None:
         validation = inputs.open_split(task.spec, network, "validation")
         feed = inputs.feed(task.spec, source, task.usable_cores, group=task.group)
     with program_for(task, network, feed) as program:
-        record_first_steps(program, feed, validation, work, log, task.group)
+        record_first_steps(
+            program,
+            feed,
+            validation,
+            work,
+            log,
+            task.group,
+            evaluates=strategy(task.spec.program.sync).same_samples,
+        )
 
 
 def input_stage(task: Task) -> None:

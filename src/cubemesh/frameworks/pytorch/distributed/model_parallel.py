@@ -35,26 +35,28 @@ class ModelParallelProgram(PyTorchProgram):
         settings = request.program
         if settings.precision == "fp16" or settings.precision_of:
             raise Unsupported(
-                "sync=model-parallel supports neither loss scaling nor precision by layer. Set "
-                "precision=bf16 or fp32, and leave precision_of out."
+                f"sync={request.sync.name} supports neither loss scaling nor precision by layer. "
+                "Set precision=bf16 or fp32, and leave precision_of out."
             )
         if settings.decode_location == "device":
             raise Unsupported(
-                "sync=model-parallel does not support decoding on the device. Set "
+                f"sync={request.sync.name} does not support decoding on the device. Set "
                 "decode_location=host."
             )
         self._parts = sync.parts(request.network)
         self._whole = request.network
         self._group, self._p2p = sync.group, sync.group.point_to_point()
-        self._rank, self._last = sync.group.rank, sync.group.size - 1
-        super().__init__(replace(request, network=self._parts[self._rank]))
+        self._stages = len(self._parts)
+        self._replica, self._stage = divmod(sync.group.rank, self._stages)
+        self._last = self._stages - 1
+        super().__init__(replace(request, network=self._parts[self._stage]))
 
     def place(self, batch: Batch) -> Placed:
         """The first rank gets the network's inputs, the last the labels. Each also gets an empty
         array whose length is the batch size."""
         count = torch.empty((batch.samples, 0), device=self.device)
-        inputs = map(self._to_device.array, batch.inputs) if self._rank == 0 else ()
-        labels = (self._to_device.array(batch.labels),) if self._rank == self._last else ()
+        inputs = map(self._to_device.array, batch.inputs) if self._stage == 0 else ()
+        labels = (self._to_device.array(batch.labels),) if self._stage == self._last else ()
         return (count, *inputs, *labels)
 
     def train_step(self, placed: Placed) -> None:
@@ -65,28 +67,28 @@ class ModelParallelProgram(PyTorchProgram):
         given = self._inputs(placed)
         with self._autocast:
             values = self.module(*given)
-        if self._rank == self._last:
+        if self._stage == self._last:
             with self._autocast:
                 loss = total_loss(self._weights, values, placed[-1])
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             loss = torch.zeros((), dtype=self._dtype, device=self.device)
             (value,) = values
-            self._send(value.detach(), self._rank + 1)
-            value.backward(self._recv(value.shape, self._rank + 1).to(value.dtype))
-        if self._rank > 0:
+            self._send(value.detach(), self._stage + 1)
+            value.backward(self._recv(value.shape, self._stage + 1).to(value.dtype))
+        if self._stage > 0:
             gradient = given[0].grad
             assert gradient is not None
-            self._send(gradient, self._rank - 1)
+            self._send(gradient, self._stage - 1)
         self._sync.update(self._apply, self._weights_on_device)
         self._loss = self._from_last_rank(loss.detach())
 
     def _forward(self, placed: Placed) -> Tensor:
         with self._autocast:
             values = self.module(*self._inputs(placed))
-            if self._rank == self._last:
+            if self._stage == self._last:
                 return self._from_last_rank(total_loss(self._weights, values, placed[-1]))
-        self._send(values[0], self._rank + 1)
+        self._send(values[0], self._stage + 1)
         return self._from_last_rank(torch.zeros((), dtype=self._dtype, device=self.device))
 
     def evaluate(self, placed: Placed) -> Array:
@@ -97,10 +99,10 @@ class ModelParallelProgram(PyTorchProgram):
             (values,) = self._built.evaluation(*self._inputs(placed))
         self.module.train()
         scores = torch.empty((len(placed[0]), *head), dtype=self._dtype, device=self.device)
-        if self._rank == self._last:
+        if self._stage == self._last:
             scores.copy_(values)
         else:
-            self._send(values, self._rank + 1)
+            self._send(values, self._stage + 1)
         array: Array = self._from_last_rank(scores).cpu().numpy()
         return array
 
@@ -117,21 +119,28 @@ class ModelParallelProgram(PyTorchProgram):
 
     def _inputs(self, placed: Placed) -> Placed:
         """The inputs of the rank's part: its batch, or the activations of the previous rank."""
-        if self._rank == 0:
+        if self._stage == 0:
             return placed[1 : 1 + len(self._whole.inputs)]
-        shape = self._parts[self._rank].inputs[0].shape
-        value = self._recv((len(placed[0]), *shape), self._rank - 1)
+        shape = self._parts[self._stage].inputs[0].shape
+        value = self._recv((len(placed[0]), *shape), self._stage - 1)
         return (value.requires_grad_(torch.is_grad_enabled()),)
+
+    def _rank_of(self, stage: int) -> int:
+        """The rank of a stage of this rank's replica of the network."""
+        return self._replica * self._stages + stage
 
     def _send(self, value: Tensor, to: int) -> None:
         contiguous = value.to(self._dtype).contiguous(memory_format=self._layout(value.dim()))
-        self._p2p.send([_flat(contiguous)], to)
+        self._p2p.send([flat(contiguous)], self._rank_of(to))
 
     def _recv(self, shape: tuple[int, ...], source: int) -> Tensor:
-        layout = self._layout(len(shape))
-        value = torch.empty(shape, dtype=self._dtype, device=self.device, memory_format=layout)
-        self._p2p.recv([_flat(value)], source)
+        value = self._empty(shape)
+        self._p2p.recv([flat(value)], self._rank_of(source))
         return value
+
+    def _empty(self, shape: tuple[int, ...]) -> Tensor:
+        layout = self._layout(len(shape))
+        return torch.empty(shape, dtype=self._dtype, device=self.device, memory_format=layout)
 
     def _layout(self, dimensions: int) -> torch.memory_format:
         return self._memory_format if dimensions == 4 else torch.contiguous_format
@@ -139,32 +148,36 @@ class ModelParallelProgram(PyTorchProgram):
     def _from_last_rank(self, value: Tensor) -> Tensor:
         """Broadcast the last rank's value."""
         value = value.to(self._dtype)
-        self._group.broadcast([value], self._last).wait()
+        self._broadcast(value, self._last)
         return value
+
+    def _broadcast(self, value: Tensor, stage: int) -> None:
+        """Replace `value` by that of a stage."""
+        self._group.broadcast([value], self._rank_of(stage)).wait()
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Load the rank's weights from those of the whole network."""
         check_weights(weights, self._whole)
-        own = self._parts[self._rank]
+        own = self._parts[self._stage]
         super().load({name: weights[name] for name in (*own.parameters, *own.state)})
 
     def state(self) -> dict[str, Array]:
         """Every array of the whole network, on every rank; all ranks must call it."""
         found: dict[str, Array] = {}
-        for rank, part in enumerate(self._parts):
+        for stage, part in enumerate(self._parts):
             arrays = {
                 name: spec.shape for name, spec in (*part.parameters.items(), *part.state.items())
             }
-            own = super().state() if rank == self._rank else {}
+            own = super().state() if stage == self._stage else {}
             for name, shape in arrays.items():
                 received = torch.empty(shape, dtype=self._dtype, device=self.device)
                 if name in own:
                     received.copy_(torch.from_numpy(own[name]))
-                self._group.broadcast([received], rank).wait()
+                self._broadcast(received, stage)
                 found[name] = received.cpu().numpy()
         return {name: found[name] for name in (*self._whole.parameters, *self._whole.state)}
 
 
-def _flat(value: Tensor) -> Tensor:
+def flat(value: Tensor) -> Tensor:
     """A dense array as a flat view in memory order."""
     return value.as_strided((value.numel(),), (1,), value.storage_offset())

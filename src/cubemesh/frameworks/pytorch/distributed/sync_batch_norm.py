@@ -16,6 +16,7 @@ same, on GPUs only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,16 +45,24 @@ class SyncDropout(nn.Module):
     def __init__(self, rate: float, group: Group, *, per_sample: bool = False) -> None:
         super().__init__()
         self.rate, self._group, self._per_sample = rate, group, per_sample
+        self.drawn: Tensor | None = None
+        """Numbers of these rows that were drawn before, in a pipeline; None: draw them."""
+
+    def shape(self, rows: int, of: Sequence[int]) -> tuple[int, ...]:
+        """Of the numbers to draw for `rows` samples of the shape `of`."""
+        return (rows, *([1] * len(of) if self._per_sample else of))
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, …), unchanged in shape."""
         if not self.training or self.rate == 0.0:
             return x
-        batch, rank = x.shape[0], self._group.rank
-        shape = [1] * (x.dim() - 1) if self._per_sample else x.shape[1:]
-        global_shape = (batch * self._group.size, *shape)
-        drawn = torch.rand(global_shape, device=x.device)  # fp32: the same mask in every precision
-        keep = drawn[rank * batch : (rank + 1) * batch] >= self.rate
+        drawn = self.drawn
+        if drawn is None:
+            batch, rank = x.shape[0], self._group.rank
+            shape = self.shape(batch * self._group.size, x.shape[1:])
+            drawn = torch.rand(shape, device=x.device)  # fp32: the same mask in every precision
+            drawn = drawn[rank * batch : (rank + 1) * batch]
+        keep = drawn >= self.rate
         return x * keep.to(x.dtype).div_(1.0 - self.rate)
 
     def extra_repr(self) -> str:
