@@ -76,13 +76,13 @@ def settings(ctx: typer.Context, incomplete: str) -> Items:
     names = _names()
     key, equals, value = incomplete.partition("=")
     if _pending_key:
-        return _values(names, _pending_key, incomplete, "")
+        return _values(_words_of(names, _pending_key, ctx), incomplete, "")
     if equals:
-        return _values(names, key.replace("-", "_"), value, f"{key}=")
+        return _values(_words_of(names, key.replace("-", "_"), ctx), value, f"{key}=")
     known = _keys(names, ctx)
     matching = [name for name in known if name.startswith(key)]
     if len(matching) == 1:  # its values at once
-        return _values(names, matching[0], "", f"{matching[0]}=")
+        return _values(_words_of(names, matching[0], ctx), "", f"{matching[0]}=")
     return [(f"{name}=", _short(known[name])) for name in matching]
 
 
@@ -148,24 +148,35 @@ def _short(text: str) -> str:
 
 
 def _keys(names: dict[str, Any], ctx: typer.Context) -> dict[str, str]:
-    """The settings that the command accepts, with their help. The experiments are among the words
-    of the command: an option without its value yet ends click's parsing before they are known."""
-    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
-    chosen: list[str] = []
-    for name in (ctx.info_name or "", *line.split()[2:]):
-        chosen += names["suite_experiments"].get(name, [name])
-    known = [name for name in dict.fromkeys(chosen) if name in names["settings"]]
+    """The settings that the command accepts, with their help."""
     return {
         key: names["help"][key]
-        for name in known or names["settings"]
+        for name in _chosen(names, ctx) or names["settings"]
         for key in names["settings"][name]
     }
 
 
-def _values(names: dict[str, Any], key: str, typed: str, before: str) -> Items:
+def _chosen(names: dict[str, Any], ctx: typer.Context) -> list[str]:
+    """The experiments of the command. They are among its words: an option without its value yet
+    ends click's parsing before they are known."""
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    chosen: list[str] = []
+    for name in (ctx.info_name or "", *line.split()[2:]):
+        chosen += names["suite_experiments"].get(name, [name])
+    return [name for name in dict.fromkeys(chosen) if name in names["settings"]]
+
+
+def _words_of(names: dict[str, Any], key: str, ctx: typer.Context) -> list[str]:
+    """The words of a setting: those of the command's experiment, where several have one of this
+    name."""
+    own = (names["own_values"].get(name, {}).get(key) for name in _chosen(names, ctx))
+    found: list[str] = next((words for words in own if words), names["values"].get(key, []))
+    return found
+
+
+def _values(words: list[str], typed: str, before: str) -> Items:
     """Values of a setting; of a list, the last one that is typed."""
     earlier, comma, last = typed.rpartition(",")
-    words = names["values"].get(key, [])
     return [
         (f"{before}{earlier}{comma}{word}", "")
         for word in words
@@ -229,14 +240,16 @@ def collect_names() -> dict[str, Any]:
     keys: dict[str, list[str]] = {}
     helps: dict[str, str] = {}
     values: dict[str, list[str]] = {}
+    own: dict[str, dict[str, list[str]]] = {}
+    """Experiment → key → words, where another experiment has other words for it."""
     for experiment in listed.experiments:
         found = experiment_settings(experiment.name)
         keys[experiment.name] = [s.name for s in (*found.settings, *found.fields)]
         for setting in (*found.settings, *found.fields):
             helps.setdefault(setting.name, _sentence(setting.means))
-            values.setdefault(
-                setting.name, named.get(setting.name) or _words(setting.type, setting.default)
-            )
+            words = named.get(setting.name) or _words(setting.type, setting.default)
+            if values.setdefault(setting.name, words) != words:
+                own.setdefault(experiment.name, {})[setting.name] = words
     return {
         "experiments": {e.name: e.question for e in listed.experiments},
         "suites": {s.name: s.summary for s in listed.suites},
@@ -249,6 +262,7 @@ def collect_names() -> dict[str, Any]:
         "settings": keys,
         "help": helps,
         "values": values,
+        "own_values": own,
     }
 
 
