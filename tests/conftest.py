@@ -27,16 +27,32 @@ from golden import Golden, make_golden
 from record_fixtures import *  # noqa: F403 - fixtures
 from slurm_cluster import slurm  # noqa: F401 - a fixture
 
-# No test depends on time: on a busy machine an example may take long.
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shared")
+# No test depends on time: on a busy machine an example may take long. Nor on chance: the examples
+# are the same in each run, unless others are asked for.
+ANY_TIME = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same-examples", ANY_TIME, derandomize=True, database=None)
+settings.register_profile("random-examples", ANY_TIME, derandomize=False)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--update-golden` writes golden files instead of comparing with them."""
+    """`--update-golden` writes golden files instead of comparing with them; `--random-examples`
+    lets hypothesis draw other examples in each run."""
     parser.addoption(
         "--update-golden", action="store_true", help="Write the golden files; read the diff."
     )
+    parser.addoption(
+        "--random-examples",
+        action="store_true",
+        help="Hypothesis draws other examples in each run, and keeps those that fail.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Examples of hypothesis: the same in each run, or random ones. `--hypothesis-profile` names
+    another profile."""
+    if not config.getoption("--hypothesis-profile", None):
+        chosen = "random-examples" if config.getoption("--random-examples") else "same-examples"
+        settings.load_profile(chosen)
 
 
 LONGEST = (
