@@ -2,6 +2,7 @@
 
 import gc
 import io
+import itertools
 import os
 import signal
 import subprocess
@@ -136,13 +137,21 @@ def _compiled(shared: Path) -> Iterator[Path]:
     patch.undo()
 
 
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders for one test each. `mktemp` would search all earlier ones for the next number."""
+    folder: Path = tmp_path_factory.mktemp("xdg")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
 def own_folders(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, _compiled: Path
+    _homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch, _compiled: Path
 ) -> Iterator[Path]:
     """Point the XDG folders to a temporary folder. Compiled libraries, named by a digest of their
     source, are linked into it from earlier tests."""
-    home: Path = tmp_path_factory.mktemp("xdg")
+    home = next(_homes)
+    home.mkdir()
     for kind in ("DATA_HOME", "CACHE_HOME", "STATE_HOME", "RUNTIME_DIR", "CONFIG_HOME"):
         name = f"XDG_{kind}"
         folder = home / name.lower()
