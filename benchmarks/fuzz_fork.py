@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -154,10 +155,22 @@ def prepare() -> None:
     for name in (*_MODULES, *names):
         with contextlib.suppress(ImportError, CubemeshError):
             importlib.import_module(name)
+    _build_commands()
     gc.collect()
     gc.freeze()  # a collection in a fork would copy every page it looks at
     if threading.active_count() > 1:
         raise RuntimeError(f"threads do not survive a fork: {threading.enumerate()}")
+
+
+def _build_commands() -> None:
+    """Build the commands once; typer builds all of them again for each call."""
+    import typer.main
+
+    from cubemesh.cli import app
+
+    get_command: Any = functools.cache(typer.main.get_command)
+    typer.main.get_command = get_command
+    get_command(app)
 
 
 def run(words: list[str], work: Path, home: Path, *, waits: bool) -> Ended:

@@ -22,11 +22,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from hypothesis import HealthCheck, settings
 
+import command_tree
 from chromium import browser  # noqa: F401 - a fixture
 from cli_forkserver import Forkserver
 from golden import Golden, make_golden
 from record_fixtures import *  # noqa: F403 - fixtures
 from slurm_cluster import slurm  # noqa: F401 - a fixture
+
+command_tree.build_once()
 
 # No test depends on time: on a busy machine an example may take long. Nor on chance: the examples
 # are the same in each run, unless others are asked for.

@@ -132,8 +132,8 @@ EXIT_CODES = {
     ("users",): 2,
     ("results", "--store", "postgresql://user@127.0.0.1:1/runs"): 1,
 }
-"""Of command lines that fail when nothing is missing: a server does not end by itself, a file has no
-users, and at port 1 there is no PostgreSQL."""
+"""Of command lines that fail when nothing is missing: a server does not end by itself, a file has
+no users, and at port 1 there is no PostgreSQL."""
 MOST_LINES = 4
 """Of an output without a measurement: what is missing, a heading, other load on the machine."""
 LINKED = (
