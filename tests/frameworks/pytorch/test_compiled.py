@@ -43,6 +43,15 @@ def small():
     return net.build()
 
 
+def smallest():
+    """As `small`, of fewer operations: each is a function in C++ that takes a second to compile."""
+    net = NetworkBuilder("smallest")
+    x = net.input("image", (3, 4, 4))
+    x = net.relu(net.batch_norm(net.conv(x, 4, kernel=3, padding=1, bias=False)))
+    net.classify(net.linear(net.flatten(x), 5))
+    return net.build()
+
+
 def dropping():
     """One segment, little more than a dropout."""
     net = NetworkBuilder("dropping")
@@ -58,18 +67,19 @@ def assert_near(one, other):
 
 @compiles
 @pytest.mark.parametrize(
-    ("compile_by", "graphs", "backend"),
+    ("make", "compile_by", "graphs", "backend"),
     [
-        ("network", 1, "inductor"),
-        ("segment", 2, "aot_eager"),  # traced and not made into C++, which takes seconds a graph
-        pytest.param("segment", 2, "inductor", marks=pytest.mark.sweep),
+        (smallest, "network", 1, "inductor"),
+        (small, "segment", 2, "aot_eager"),  # traced and not made into C++
+        pytest.param(small, "network", 1, "inductor", marks=pytest.mark.sweep),
+        pytest.param(small, "segment", 2, "inductor", marks=pytest.mark.sweep),
     ],
 )
 def test_compiled_equals_eager_in_fp64(
-    compile_by, graphs, backend, make_request, make_batch, monkeypatch
+    make, compile_by, graphs, backend, make_request, make_batch, monkeypatch
 ):
     monkeypatch.setattr(compiled, "BACKEND", backend)
-    request = make_request(small(), precision="fp64", learning_rate=0.1, weight_decay=0.01)
+    request = make_request(make(), precision="fp64", learning_rate=0.1, weight_decay=0.01)
     settings = dataclasses.replace(request.program, compile_by=compile_by)
     request = dataclasses.replace(request, program=settings)
     eager, ours = programs.build(request), compiled.build(request)
