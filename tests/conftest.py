@@ -12,6 +12,7 @@ from contextlib import closing, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 # Of tests and of hypothesis with rewritten assertions: seconds at every start.
@@ -60,15 +61,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONGEST = (
-    *("test_install.py", "runs/test_hosts.py", "frameworks/pytorch/test_compiled.py"),
-    *("runs/test_interruption.py", "views/test_browser.py", "frameworks/test_contract.py"),
-    *("cli/test_cli.py", "cli/test_faults.py", "runs/test_training_faults.py"),
+    *("test_install.py", "runs/test_hosts.py", "web/test_browser.py", "views/test_browser.py"),
+    *("frameworks/pytorch/test_compiled.py", "runs/test_interruption.py"),
+    *("frameworks/test_contract.py", "cli/test_cli.py", "cli/test_surroundings.py"),
+    *("runs/test_training_faults.py", "runs/test_stopped.py", "cli/test_faults.py"),
     *("experiments/sequential_equivalence/test_experiment.py", "cli/test_tune.py"),
     *("papers/validation/test_fitting.py", "papers/validation/test_experiment.py"),
 )
 """Files that take longest, so that the processes of pytest-xdist begin with them."""
 
 
+PROCESS_BYTES = 2 << 30
+"""Memory for a process with tests, with the processes that they start."""
 TOGETHER = ("papers/validation",)
 """Folders whose files one process tests, since the modules keep what takes long to compute."""
 
@@ -92,10 +96,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """`-n auto`: three processes for two cores, as tests wait for a third of their time."""
+    """`-n auto`: two processes for each core, as tests wait for half of their time, and no more
+    than fit into memory."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
-    return len(os.sched_getaffinity(0)) * 3 // 2
+    fitting = psutil.virtual_memory().total // PROCESS_BYTES
+    return max(1, min(2 * len(os.sched_getaffinity(0)), fitting))
 
 
 @pytest.hookimpl(trylast=True)
