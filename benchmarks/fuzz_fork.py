@@ -155,15 +155,14 @@ def prepare() -> None:
     for name in (*_MODULES, *names):
         with contextlib.suppress(ImportError, CubemeshError):
             importlib.import_module(name)
-    _build_commands()
     gc.collect()
     gc.freeze()  # a collection in a fork would copy every page it looks at
     if threading.active_count() > 1:
         raise RuntimeError(f"threads do not survive a fork: {threading.enumerate()}")
 
 
-def _build_commands() -> None:
-    """Build the commands once; typer builds all of them again for each call."""
+def build_commands() -> None:
+    """Build the commands for all forks; typer builds all of them again for each call."""
     import typer.main
 
     from cubemesh.cli import app
