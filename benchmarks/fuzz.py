@@ -54,6 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     began, cpu_s = time.monotonic(), sum(os.times()[:4])
     fuzz_fork.prepare()
+    fuzz_fork.build_commands()
     folder = Path(tempfile.mkdtemp(prefix="cubemesh-fuzz-"))
     try:
         files, grammar = (

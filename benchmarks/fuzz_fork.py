@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -158,6 +159,17 @@ def prepare() -> None:
     gc.freeze()  # a collection in a fork would copy every page it looks at
     if threading.active_count() > 1:
         raise RuntimeError(f"threads do not survive a fork: {threading.enumerate()}")
+
+
+def build_commands() -> None:
+    """Build the commands for all forks; typer builds all of them again for each call."""
+    import typer.main
+
+    from cubemesh.cli import app
+
+    get_command: Any = functools.cache(typer.main.get_command)
+    typer.main.get_command = get_command
+    get_command(app)
 
 
 def run(words: list[str], work: Path, home: Path, *, waits: bool) -> Ended:

@@ -2,6 +2,7 @@
 
 import gc
 import io
+import itertools
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import closing, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 # Of tests and of hypothesis with rewritten assertions: seconds at every start.
@@ -21,34 +23,56 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from hypothesis import HealthCheck, settings
 
+import command_tree
 from chromium import browser  # noqa: F401 - a fixture
 from cli_forkserver import Forkserver
 from golden import Golden, make_golden
 from record_fixtures import *  # noqa: F403 - fixtures
 from slurm_cluster import slurm  # noqa: F401 - a fixture
 
-# No test depends on time: on a busy machine an example may take long.
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shared")
+command_tree.build_once()
+
+# No test depends on time: on a busy machine an example may take long. Nor on chance: the examples
+# are the same in each run, unless others are asked for.
+ANY_TIME = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same-examples", ANY_TIME, derandomize=True, database=None)
+settings.register_profile("random-examples", ANY_TIME, derandomize=False)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--update-golden` writes golden files instead of comparing with them."""
+    """`--update-golden` writes golden files instead of comparing with them; `--random-examples`
+    lets hypothesis draw other examples in each run."""
     parser.addoption(
         "--update-golden", action="store_true", help="Write the golden files; read the diff."
     )
+    parser.addoption(
+        "--random-examples",
+        action="store_true",
+        help="Hypothesis draws other examples in each run, and keeps those that fail.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Examples of hypothesis: the same in each run, or random ones. `--hypothesis-profile` names
+    another profile."""
+    if not config.getoption("--hypothesis-profile", None):
+        chosen = "random-examples" if config.getoption("--random-examples") else "same-examples"
+        settings.load_profile(chosen)
 
 
 LONGEST = (
-    *("test_install.py", "runs/test_hosts.py", "frameworks/pytorch/test_compiled.py"),
-    *("runs/test_interruption.py", "views/test_browser.py", "frameworks/test_contract.py"),
-    *("cli/test_cli.py", "cli/test_faults.py", "runs/test_training_faults.py"),
+    *("test_install.py", "runs/test_hosts.py", "web/test_browser.py", "views/test_browser.py"),
+    *("frameworks/pytorch/test_compiled.py", "runs/test_interruption.py"),
+    *("frameworks/test_contract.py", "cli/test_cli.py", "cli/test_surroundings.py"),
+    *("runs/test_training_faults.py", "runs/test_stopped.py", "cli/test_faults.py"),
     *("experiments/sequential_equivalence/test_experiment.py", "cli/test_tune.py"),
     *("papers/validation/test_fitting.py", "papers/validation/test_experiment.py"),
 )
 """Files that take longest, so that the processes of pytest-xdist begin with them."""
 
 
+PROCESS_BYTES = 2 << 30
+"""Memory for a process with tests, with the processes that they start."""
 TOGETHER = ("papers/validation",)
 """Folders whose files one process tests, since the modules keep what takes long to compute."""
 
@@ -72,10 +96,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """`-n auto`: three processes for two cores, as tests wait for a third of their time."""
+    """`-n auto`: two processes for each core, as tests wait for half of their time, and no more
+    than fit into memory."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
-    return len(os.sched_getaffinity(0)) * 3 // 2
+    fitting = psutil.virtual_memory().total // PROCESS_BYTES
+    return max(1, min(2 * len(os.sched_getaffinity(0)), fitting))
 
 
 @pytest.hookimpl(trylast=True)
@@ -120,13 +146,21 @@ def _compiled(shared: Path) -> Iterator[Path]:
     patch.undo()
 
 
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders for one test each. `mktemp` would search all earlier ones for the next number."""
+    folder: Path = tmp_path_factory.mktemp("xdg")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
 def own_folders(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, _compiled: Path
+    _homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch, _compiled: Path
 ) -> Iterator[Path]:
     """Point the XDG folders to a temporary folder. Compiled libraries, named by a digest of their
     source, are linked into it from earlier tests."""
-    home: Path = tmp_path_factory.mktemp("xdg")
+    home = next(_homes)
+    home.mkdir()
     for kind in ("DATA_HOME", "CACHE_HOME", "STATE_HOME", "RUNTIME_DIR", "CONFIG_HOME"):
         name = f"XDG_{kind}"
         folder = home / name.lower()

@@ -2,6 +2,8 @@
 
 pip finds and installs the requirements for the other Pythons. For that of the tests they are links
 to the packages in the environment of the tests, as those of the extras are, on top of the bare one.
+All verbs run in the bare environments. In that of an extra run `doctor`, what the extra is for, and
+what needs other extras: a package that both have must not hide the message.
 """
 
 import json
@@ -32,6 +34,7 @@ FEW = (
     *("--set", "threads=1", "--set", "losses=8"),
 )
 DISK = (*("--set", "script=step=0.001", "--set", "parts=disk", "--set", "disk_gb_per_s=1"),)
+RUN = ("run", "minibatch", *NULL, "--set", "batch_sizes=8,16", "--set", "ceiling=false")
 IMPORTED = """# Collective test starting: all_reduce_perf
 # nThread 1 nGpus 2 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20
 #  Rank  0 Pid   770 on  host device  0 [0x00] NVIDIA H200
@@ -46,7 +49,7 @@ WORKS: dict[str, tuple[tuple[str, ...], ...]] = {
     "networks": ((), ("resnet-18",)),
     "experiments": ((), ("minibatch",)),
     "published": (("resnet-50", "--limit", "3"),),
-    "run": (("minibatch", *NULL, "--set", "batch_sizes=8,16", "--set", "ceiling=false"),),
+    "run": (RUN[1:],),
     "accept": ((*NULL, *DISK, "--quick", "--burn-in", "0"),),
     "train": (("little-cnn", *NULL, "--epochs", "1"),),
     "tune": (("little-cnn", "--set", "frameworks=null", "--minutes", "100", *FEW),),
@@ -63,13 +66,16 @@ WORKS: dict[str, tuple[tuple[str, ...], ...]] = {
     "users": ((),),
 }
 """Verb → command lines that need no extra, in the order in which they run."""
+SLOW = ("run", "input-pipeline", *NULL, "--set", "parts=decode", "--quick")
+"""Of what needs an extra the command line that starts a worker first: without its extra it is run
+in the bare environments only."""
 NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("torch", ("run", "minibatch", "--set", "batch_sizes=8", "--quick")),
     ("torch", ("run", "quick")),
     ("torch", ("train", "little-cnn", "--epochs", "1")),
     ("torch", ("tune", "little-cnn", "--minutes", "0.05", "--set", "frameworks=pytorch")),
     ("torch", ("collectives", "-b", "8", "-e", "8", "-n", "1", "-w", "0")),
-    ("images", ("run", "input-pipeline", *NULL, "--set", "parts=decode", "--quick")),
+    ("images", SLOW),
     ("images", ("prepare", "made-images", "made", "--size", "1MB", "--processes", "1")),
     ("remote", ("prepare", "local://set", "--list")),
     ("onnx", ("export", "little-cnn")),
@@ -79,8 +85,11 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("views", ("bundle", "create", "bundle.html")),
     ("exports", ("results", "--export", "runs.parquet")),
     ("serve", ("serve", "--host", "0.0.0.0")),
+    ("postgresql", ("results", "--store", "postgresql://user@127.0.0.1:1/runs")),
 )
 """(extra, command line) of what needs an extra; without it, one line of the output names it."""
+READ = {"views", "exports"}
+"""Extras for what is stored: a run comes first."""
 RELU = Graph(
     name="little-cnn",
     opset=20,
@@ -118,19 +127,21 @@ MANIFEST = {
     "shards": [],
 }
 """Of an image set that `prepare --list` reads."""
-REFUSED = {("serve", "--host", "0.0.0.0"), ("users",)}
-"""Command lines that are refused when nothing is missing: a server does not end by itself, and a
-file has no users."""
+EXIT_CODES = {
+    ("serve", "--host", "0.0.0.0"): 2,
+    ("users",): 2,
+    ("results", "--store", "postgresql://user@127.0.0.1:1/runs"): 1,
+}
+"""Of command lines that fail when nothing is missing: a server does not end by itself, a file has
+no users, and at port 1 there is no PostgreSQL."""
 MOST_LINES = 4
 """Of an output without a measurement: what is missing, a heading, other load on the machine."""
 LINKED = (
     *("images", "remote", "views", "exports", "serve"),
-    *("onnx", "onnxruntime", "openvino", "inference", "loadgen", "postgresql"),
+    *("onnx", "onnxruntime", "openvino", "loadgen", "postgresql"),
 )
-"""Extras whose environment runs every verb. PyTorch has a test of its own; the other frameworks are
-not in the environment of the tests."""
-LONG = {"accept", "train", "tune", "submit", "agent", "jobs", "watch"}
-"""Verbs that are run in the bare environments only: they import no package that others do not."""
+"""Extras that have an environment; `inference` is two of them together. PyTorch has a test of its
+own; the other frameworks are not in the environment of the tests."""
 
 
 def test_every_verb_is_run():
@@ -187,10 +198,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
         if extra:
             below = site_packages(make(version, "").parents[1])
             (site_packages(folder) / "below.pth").write_text(f"{below}\n")
-            link_extra(extra, site_packages(folder))
+            link_extra(extra, requirements(below), site_packages(folder))
         elif version == OWN:
             pip("install", "--no-deps", "--no-compile", wheel(), python=python)
-            link_extra("", site_packages(folder))
+            link_extra("", requirements(site_packages(folder)), site_packages(folder))
         else:
             constraints = ("--constraint", ROOT / "constraints.txt", "--no-compile")
             pip("install", *constraints, wheel(), python=python)
@@ -204,10 +215,15 @@ def site_packages(environment: Path) -> Path:
     return found
 
 
-def link_extra(extra: str, folder: Path) -> None:
+def requirements(folder: Path) -> list[str]:
+    """The lines of requirements of the wheel that is installed in site-packages `folder`."""
+    (found,) = metadata.distributions(name="cubemesh", path=[str(folder)])
+    return found.requires or []
+
+
+def link_extra(extra: str, lines: list[str], folder: Path) -> None:
     """Links to what an extra requires, or cubemesh without one, in the environment of the tests,
     where pip installed it from the same metadata."""
-    lines = metadata.requires("cubemesh") or ()
     wanted_by = (lambda r: f"'{extra}'" in r) if extra else (lambda r: "extra ==" not in r)
     direct = {required(r) for r in lines if wanted_by(r)}
     wanted, seen = [*direct], set()
@@ -229,9 +245,8 @@ def link_extra(extra: str, folder: Path) -> None:
                 link.symlink_to(Path(str(found.locate_file(top))))
 
 
-def contained(extra: str) -> set[str]:
+def contained(extra: str, lines: list[str]) -> set[str]:
     """The extras whose packages an extra has, itself included; one engine is enough to build."""
-    lines = metadata.requires("cubemesh") or ()
     packages = {e: {required(r) for r in lines if f"'{e}'" in r} for e, _ in NEEDS}
     own = {required(r) for r in lines if f"'{extra}'" in r}
     found = {e for e, needed in packages.items() if extra and needed <= own}
@@ -273,30 +288,31 @@ def run_all(python: Path, folder: Path, lines: list[tuple[str, ...]]) -> list[tu
 )
 def test_every_verb_works_or_names_its_extra(environment, tmp_path, version, extra):
     python = environment(version, extra)
-    works = [
-        (verb, *words)
-        for verb, lines in WORKS.items()
-        for words in (lines[:1] if extra else lines)
-        if not extra or verb not in LONG
-    ]
-    brought = contained(extra)
-    needs = [line for needed, line in NEEDS if needed not in brought]
-    given = [line for needed, line in NEEDS if needed in brought]
-    found = run_all(python, tmp_path, [*works, *needs, *given])
-    answers = dict(zip([*works, *needs, *given], found, strict=True))
+    brought = contained(extra, requirements(site_packages(environment(version).parents[1])))
+    works = [(verb, *words) for verb, lines in WORKS.items() for words in lines]
+    if extra:
+        works = [("doctor", "--json"), *([RUN] if extra in READ else [])]
+    needs = [(e, line) for e, line in NEEDS if e not in brought and not (extra and line == SLOW)]
+    # What another extra brings is tried with that one.
+    given = [line for e, line in NEEDS if e in brought and (e == extra or e not in LINKED)]
+    lines = [*works, *(line for _, line in needs), *given]
+    answers = dict(zip(lines, run_all(python, tmp_path, lines), strict=True))
     for line in [*works, *given]:
         code, output = answers[line]
-        expected = 2 if line in REFUSED else 0
-        assert code == expected, f"{' '.join(line)}: {output}"
-    for needed, line in NEEDS:
+        assert code == EXIT_CODES.get(line, 0), f"{' '.join(line)}: {output}"
+    for needed, line in needs:
         code, output = answers[line]
-        if needed not in brought:
-            assert code in (1, 2), f"{' '.join(line)}: {output}"
-            named = [part for part in output.splitlines() if "pip install" in part]
-            assert len(named) == 1, f"{' '.join(line)}: {output}"
-            assert output.count("\n") <= MOST_LINES, output
-            assert f"pip install 'cubemesh[{needed}]'" in named[0]
+        assert code in (1, 2), f"{' '.join(line)}: {output}"
+        named = [part for part in output.splitlines() if "pip install" in part]
+        assert len(named) == 1, f"{' '.join(line)}: {output}"
+        assert output.count("\n") <= MOST_LINES, output
+        assert f"pip install 'cubemesh[{needed}]'" in named[0]
     assert not [line for line, (_, output) in answers.items() if "Traceback" in output]
+    if extra:
+        components = json.loads(answers[("doctor", "--json")][1])["components"]
+        installed = {component["name"] for component in components if component["version"]}
+        assert extra in installed
+        assert not installed & {e for e, _ in needs}
 
 
 def test_pytorch_without_other_extras(environment, tmp_path):

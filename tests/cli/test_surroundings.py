@@ -293,9 +293,7 @@ def test_a_limit_of_processes_is_named(tmp_path, few_processes, processes):
     assert "pids.max" in done.stdout + done.stderr
 
 
-def test_a_renderer_without_threads_is_named(tmp_path, few_processes, cubemesh):
-    store = str(tmp_path / "s.db")
-    assert cubemesh(*RUN, "--store", store).returncode == 0
+def test_a_renderer_without_threads_is_named(store, tmp_path, few_processes):
     page = tmp_path / "page.html"
     words = command("report", "--store", store, "--output", str(page))
     done = ended(words, preexec_fn=few_processes(3))

@@ -1,10 +1,10 @@
 """The kernel's small formats are read, and what is not in them comes back as None."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cubemesh.machines.files import Tree, cpu_list, meminfo_bytes, size_bytes, whole_number
+from cubemesh.machines.files import BLANKS, Tree, cpu_list, meminfo_bytes, size_bytes, whole_number
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,7 @@ from cubemesh.machines.files import Tree, cpu_list, meminfo_bytes, size_bytes, w
         ("0-", None),
         ("a-b", None),
         ("3-1", ()),
+        ("0\x1f", None),
     ],
 )
 def test_cpu_list(text, numbers):
@@ -52,13 +53,34 @@ def test_size_bytes(text, size):
     assert size_bytes(text) == size
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        (" -7\t\r\n", -7),
+        ("0\x1f", None),
+        ("\xa01", None),
+        ("１", None),
+        ("+1", None),
+        ("1_0", None),
+        ("9" * 31, None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_whole_number(text, number):
+    assert whole_number(text) == number
+
+
 @given(st.text())
+@example("0\x1f")
 def test_parsers_never_raise(text):
     numbers = cpu_list(text)
     assert numbers is None or all(n >= 0 for n in numbers)
     size = size_bytes(text)
     assert size is None or size >= 0
-    assert whole_number(text) is None or int(text) == whole_number(text)
+    number = whole_number(text)
+    assert number is None or int(text.strip(BLANKS)) == number
 
 
 def test_a_tree_reads_below_its_root_only(make_tree):

@@ -37,9 +37,10 @@ from patience import wait_until
 
 EPOCHS = "3"
 STOPPING = """
-import os, signal
+import sys
 from pathlib import Path
 from cubemesh.training import checkpoint_writer
+from stopped_rank import stop_this, watch_only
 
 save = checkpoint_writer.save
 
@@ -48,12 +49,15 @@ def save_then_stop(folder, rank, ranks, checkpoint):
     fault = Path({folder!r}, "stops")
     if rank == 1 and checkpoint.step == 10 and fault.exists():
         fault.unlink()  # in the first run only
-        os.kill(os.getpid(), signal.SIGSTOP)
+        stop_this(Path({folder!r}, "stopped-rank"))
     return size_bytes
 
 checkpoint_writer.save = save_then_stop
+if "train" in sys.orig_argv:  # not a worker
+    watch_only(1, Path({folder!r}, "stopped-rank"))
 """
 """Rank 1 stops itself when its second checkpoint is written."""
+SUPPORT = Path(__file__).parents[1] / "support"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SPEC = RunSpec(
     work=Collective(sizes_bytes=(1 << 16,)),
@@ -373,11 +377,11 @@ def test_a_training_on_two_hosts_resumes_after_a_rank_was_stopped(between, tmp_p
     store, checkpoints = tmp_path / "r.db", tmp_path / "checkpoints"
     (tmp_path / "sitecustomize.py").write_text(STOPPING.format(folder=str(tmp_path)))
     (tmp_path / "stops").touch()
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{SUPPORT}:{os.environ.get('PYTHONPATH', '')}")
     training = between.start(
         store,
         *("train", "little-cnn", "--epochs", EPOCHS, "--checkpoints", str(checkpoints)),
-        *("--checkpoint-every", "5", "--keep", "99", "--set", "heartbeat_timeout_s=60"),
+        *("--checkpoint-every", "5", "--keep", "99", "--set", "heartbeat_timeout_s=2"),
         *("--set", "image_size=8", "--set", "device=cpu", "--set", "threads=1"),
     )
     first, second = ended(training, store)

@@ -20,13 +20,14 @@ STEP = "step=0.02,real=1"
 LONG = {"seconds": 100_000.0, "windows": 100_000, "time_limit_s": 1e6, "heartbeat_timeout_s": 2.0}
 STOPPING = """
 import os, signal
-from cubemesh.worker.launch import host_agent, multi_host_launcher
+from cubemesh.worker.launch import host_agent, multi_host_launcher, ssh
 
 def stop(self, request, framework):
     os.kill(os.getpid(), signal.SIGSTOP)
 
 host_agent.HostAgent._run = stop
 multi_host_launcher.FIRST_EVENT_S = 2.0
+ssh.CLOSE_S = 0.1
 """
 """The agent of a host stops itself when it has its job."""
 

@@ -18,10 +18,11 @@ from cubemesh.experiments.core.experiment import Context
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.runner import run_experiment
 from cubemesh.experiments.train.experiment import EXPERIMENT
-from cubemesh.runs import Executor, watch
+from cubemesh.runs import Executor
 from cubemesh.schema import Status
 from cubemesh.store import Store
 from cubemesh.training.checkpoint import load, steps_in
+from stopped_rank import watch_only
 
 pytest.importorskip("torch")
 
@@ -42,6 +43,7 @@ SETTINGS = {
     "checkpoint_every": "7",
     "keep": "9",
 }
+SUPPORT = Path(__file__).parents[1] / "support"
 STEPS = 5 * (1438 // 128)
 DISK_BYTES = 6_000_000
 """Room for one checkpoint of two files of 2.4 MB, and for no third file."""
@@ -49,6 +51,7 @@ DISK_BYTES = 6_000_000
 
 FAULTS = """
 import os
+import signal
 from pathlib import Path
 from cubemesh.training import checkpoint_writer
 
@@ -60,6 +63,9 @@ def save_then_fail(folder, rank, ranks, checkpoint):
     if checkpoint.step == 14 and fault.exists():
         number = int(fault.read_text())
         fault.unlink()  # in the first run only
+        if number == signal.SIGSTOP:
+            from stopped_rank import stop_this
+            stop_this(Path({folder!r}, "stopped-rank"))
         os.kill(os.getpid(), number)
     return size_bytes
 
@@ -96,14 +102,14 @@ def trained(tmp_path_factory, small_machine, processes_of, no_processes_left):
     faults = {
         "none": (None, 0, {}),
         "killed": (signal.SIGKILL, found["random"], {}),
-        "stopped": (signal.SIGSTOP, 1, {"heartbeat_timeout_s": "60", "restarts": "0"}),
+        "stopped": (signal.SIGSTOP, 1, {"heartbeat_timeout_s": "2", "restarts": "0"}),
         "full": (None, 0, {"epochs": "2"}),
     }
     (folder / "sitecustomize.py").write_text(FAULTS.format(folder=str(folder)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))  # locks of its own
-        patch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")
-        patch.setattr(watch, "STACKS_S", 60.0)  # a busy machine takes its time
+        patch.setenv("PYTHONPATH", f"{folder}:{SUPPORT}:{os.environ.get('PYTHONPATH', '')}")
+        watch_only(1, folder / "stopped-rank", patch.setattr)
         with (
             small_disk(folder / "full", DISK_BYTES) as mounted,
             Store.open(str(folder / "results.db")) as store,
@@ -163,7 +169,7 @@ def test_a_stopped_rank_is_named_with_the_stacks_of_the_other(trained):
     outcome = record.outcome
     assert outcome.status is Status.TIMED_OUT, outcome
     assert outcome.facts["rank"] == 1
-    assert outcome.facts["heartbeat_timeout_s"] >= 60
+    assert outcome.facts["heartbeat_timeout_s"] >= 2
     assert "most recent call first" in outcome.facts["stacks_of_others"]["0"]
     assert [r.outcome.facts.get("ended_with") for r in record.ranks] == [[1], None]
     assert record.measured, "windows measured before are stored"

@@ -150,14 +150,19 @@ class Forkserver:
 
 def serve(requests: socket.socket) -> None:
     """Fork and reap until the tests close their end."""
+    import typer.main
+
+    import command_tree
     import cubemesh
-    from cubemesh.cli import main
+    from cubemesh.cli import app, main
 
     for name in cubemesh.__all__:
         getattr(cubemesh, name)
     for module in ("cubemesh.views.summary", "cubemesh.web.server"):
         with suppress(ImportError):
             importlib.import_module(module)
+    command_tree.build_once()
+    typer.main.get_command(app)
     gc.collect()
     gc.freeze()  # a collection in a fork would copy every page it looks at
     while True:

@@ -11,6 +11,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+import command_tree
+
 
 def run(words: Sequence[str], encoding: str = "ascii") -> tuple[int, str]:
     """Exit code, and stdout and stderr together."""
@@ -32,6 +34,7 @@ def run(words: Sequence[str], encoding: str = "ascii") -> tuple[int, str]:
 
 
 if __name__ == "__main__":
+    command_tree.build_once()
     found = [run(words) for words in json.load(sys.stdin)]
     with open(sys.argv[1], "w") as file:
         json.dump(found, file)

@@ -22,7 +22,6 @@ RECORDS = Path(__file__).parents[2] / "benchmarks" / "records"
 KEPT = (
     "2026-11-21-one-h200",
     "2026-11-21-one-h200-feeding-power",
-    "2026-11-21-two-h200-scaling",
     "2026-11-21-four-h200-scaling",
     "2026-11-21-cpu-experiments",
     "2026-11-23-one-h200-performance-check",

@@ -28,7 +28,8 @@ pytestmark = [
     pytest.mark.skipif(find_spec("playwright") is None, reason="playwright is not installed"),
     pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium"),
 ]
-LOOKS = [(390, "dark"), (768, "light"), (1400, "light"), (1400, "dark")]
+LOOKS = {(390, "dark"): (768, "light"), (1400, "light"): (1400, "dark")}
+"""Width and colours in which a page is opened → those that it then changes to."""
 OWN_FLAGS = [flag for flag in FLAGS if "pipe" not in flag and "headless" not in flag]
 
 
@@ -109,7 +110,17 @@ def test_every_page_fits_and_loads_nothing_foreign(
 ) -> None:
     address, _, known = site
     page = tab(width, scheme)
+
+    def assert_fits(one: Any, width: int, scheme: str) -> None:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, one.path
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (background == "rgb(255, 255, 255)") is (scheme == "light")
+
     for one in PAGES:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
         if one.module == "report" or one.media != "text/html":  # have tests of their own
             continue
         page.goto(address + filled_in(one, one.path, known))
@@ -117,10 +128,9 @@ def test_every_page_fits_and_loads_nothing_foreign(
             page.wait_for_selector("[data-curves][data-ready]")
         else:
             page.wait_for_load_state("networkidle")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, one.path
+        assert_fits(one, width, scheme)
+        assert_fits(one, *LOOKS[width, scheme])
         assert page.locator("h1").count() == 1
-        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (background == "rgb(255, 255, 255)") is (scheme == "light")
         unnamed = page.evaluate(
             "[...document.querySelectorAll('input:not([type=hidden]), select, button')].filter("
             "e => !e.labels?.length && !e.ariaLabel && !e.textContent.trim() && !e.ariaHidden"

@@ -56,7 +56,7 @@ def photographs(tmp_path):
 WATCHED = """
 import os, sys
 from pathlib import Path
-from cubemesh.frameworks import pytorch
+from cubemesh.frameworks import pytorch  # once; each job has a fork
 from cubemesh.worker.run.job_file import read_job
 from cubemesh.worker.run.run_job import run_job
 
@@ -65,10 +65,14 @@ assert NAME not in os.environ
 
 def asked():
     print("asked with", os.environ.get(NAME), flush=True)
-    raise SystemExit("that is enough")
+    os._exit(0)
 
 pytorch.capabilities = asked
-run_job(read_job(Path(sys.argv[1])))
+for path in sys.argv[1:]:
+    if os.fork() == 0:
+        run_job(read_job(Path(path)))
+        os._exit(1)  # it has not asked
+    assert os.wait()[1] == 0
 """
 
 
@@ -79,26 +83,26 @@ def events_of(folder, **spec):
     return folder, job
 
 
-@pytest.mark.parametrize("decoding", ["program", "against"])
-def test_the_process_is_set_up_before_gpus_are_queried(tmp_path, photographs, decoding):
+def test_the_process_is_set_up_before_gpus_are_queried(tmp_path, photographs):
     """CUDA reads its variables once, for both programs of a comparison."""
     work = TrainSteps(
         network="little-cnn", batch_per_device=4, data="images", data_path=str(photographs)
     )
     on_device, on_host = ProgramSettings(decode_location="device"), ProgramSettings()
-    spec = {"program": on_device}
-    if decoding == "against":
-        spec = {"program": on_host, "against": Against(work=work, program=on_device)}
-    _, job = events_of(tmp_path / "run", work=work, **spec)
+    against = Against(work=work, program=on_device)
+    jobs = [
+        events_of(tmp_path / "program", work=work, program=on_device)[1],
+        events_of(tmp_path / "against", work=work, program=on_host, against=against)[1],
+    ]
     environ = {k: v for k, v in os.environ.items() if k != "CUDA_DEVICE_MAX_CONNECTIONS"}
     done = subprocess.run(
-        [sys.executable, "-c", WATCHED, str(job)],
+        [sys.executable, "-c", WATCHED, *map(str, jobs)],
         capture_output=True,
         text=True,
         env=environ,
         check=True,
     )
-    assert done.stdout == "asked with 32\n"
+    assert done.stdout == "asked with 32\n" * 2
 
 
 def outcome_and_figures(folder):

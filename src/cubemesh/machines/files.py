@@ -42,6 +42,9 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
+BLANKS = " \t\r\n"
+"""White space that the kernel writes. `str.strip()` also removes control characters (0x1c to 0x1f)
+and all spaces of Unicode, which are damage in such a file."""
 MOST_FILE_BYTES = 16 << 20
 MOST_TABLE_BYTES = 1 << 20
 """Size limit of a table of the kernel, which has some kilobytes."""
@@ -77,7 +80,7 @@ class Tree:
     def text(self, path: str) -> str | None:
         """The content of `path` as text, stripped; None where it cannot be read."""
         content = self.raw(path)
-        return None if content is None else content.decode(errors="replace").strip("\0 \t\r\n")
+        return None if content is None else content.decode(errors="replace").strip(f"\0{BLANKS}")
 
     def table(self, path: str, what: str) -> list[str] | None:
         """The lines of a table of the kernel such as /proc/mounts; None where it cannot be read. Of
@@ -129,9 +132,9 @@ class Tree:
 
 
 def whole_number(text: str | None) -> int | None:
-    """The integer in `text`, in ASCII digits, or None."""
-    match = re.fullmatch(r"\s*(-?[0-9]{1,30})\s*", text or "")
-    return int(match[1]) if match else None
+    """The integer in `text`, in ASCII digits with `BLANKS` around them, or None."""
+    match = re.fullmatch(r"-?[0-9]{1,30}", (text or "").strip(BLANKS))
+    return int(match[0]) if match else None
 
 
 def cpu_list(text: str | None) -> tuple[int, ...] | None:
@@ -144,7 +147,7 @@ def cpu_list(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     numbers: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
+    for part in filter(None, text.strip(BLANKS).split(",")):
         match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
         if not match:
             return None

@@ -241,6 +241,11 @@ def _request_stacks(
         server.signal(pid, signal.SIGUSR1)
     elif not job.spec.placement.hosts:
         signal_ranks(pid, is_agent=job.agent_output_path.exists())
+    return _stacks(job)
+
+
+def _stacks(job: Job) -> dict[int, str]:
+    """What ranks have written when all have, or after `STACKS_S`."""
     deadline = time.perf_counter() + STACKS_S
     ranks = range(job.spec.placement.devices)
     paths = [dataclasses.replace(job, rank=rank).stacks_path for rank in ranks]
