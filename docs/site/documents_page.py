@@ -108,13 +108,13 @@ def _claims(rows: list[dict[str, Any]]) -> Iterator[str]:
     settled = Counter(row["basis"] for row in rows if row["basis"])
     yield "## Claims"
     yield ""
+    others = settled["specification"] + settled["published"]
     yield (
         f"Of the {len(rows)} claims of the documents {settled.total()} have a verdict by the "
-        f"stored records: {settled['measured']} measured, {settled['forecast']} by forecast for the "
-        f"document's own machine, {settled['specification'] + settled['published']} by a "
-        "specification or a published figure of another source. The [rule](published.md#claims) of "
-        "a verdict is in published results; `python benchmarks/claim_verdicts.py "
-        "benchmarks/records/*.sqlite` computes them."
+        f"stored records: {settled['measured']} measured, {settled['forecast']} by forecast for "
+        f"the document's own machine, {others} by a specification or a published figure of "
+        "another source. The [rule](published.md#claims) of a verdict is in published results; "
+        "`python benchmarks/claim_verdicts.py benchmarks/records/*.sqlite` computes them."
     )
     yield ""
     yield from _table(
