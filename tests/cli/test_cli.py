@@ -309,8 +309,8 @@ def test_a_paper_is_replayed_and_the_report_has_its_claims(cubemesh, tmp_path: P
     assert claims["experiment"] == "doc-001"
     verdicts = {row[0]["text"]: row[1]["text"] for row in claims["tables"][0]["rows"]}
     assert len(verdicts) == 24
-    assert verdicts["001-3"].startswith(ClaimState.DOES_NOT_HOLD)  # noisy, on a busy machine
-    assert verdicts["001-15"] == ClaimState.CANNOT_BE_TESTED_HERE
+    # A quick run settles no measured claim.
+    assert verdicts["001-3"] == verdicts["001-5"] == ClaimState.CANNOT_BE_TESTED_HERE
     quick = [ask for ask in SUITES["doc-001"].entries if ask.quick]
     assert [answer["experiment"] for answer in answers] == [ask.experiment for ask in quick]
     assert [a["title"].partition(" · ")[0] for a in answers] == [ask.reproduces for ask in quick]
