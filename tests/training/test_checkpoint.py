@@ -214,6 +214,24 @@ def test_a_checkpoint_completed_during_pruning_is_not_removed(tmp_path, monkeypa
     assert look(tmp_path) == {10: 2}
 
 
+def test_a_folder_that_a_failing_rank_removed_is_made_again(tmp_path, monkeypatch):
+    """A rank whose write fails removes the step's folder before another has opened its file."""
+    write, wanted = checkpoints.write_arrays, [0, 1]
+
+    def fail_between(path, arrays, metadata):
+        if wanted:
+            path.parent.rmdir()  # as a rank that fails
+            wanted.pop()
+        write(path, arrays, metadata)
+
+    monkeypatch.setattr(checkpoints, "write_arrays", fail_between)
+    assert save(tmp_path, 2, 3, made(7)) > 0
+    assert path_of(tmp_path, 7, 2, 3).exists()
+    wanted += [0, 1, 2]
+    with pytest.raises(FileNotFoundError):  # more often than there are other ranks
+        save(tmp_path, 2, 3, made(8))
+
+
 def test_later_steps_do_not_change_a_snapshot(tmp_path, monkeypatch):
     """Programs test that a snapshot is a copy."""
     may_write = threading.Event()

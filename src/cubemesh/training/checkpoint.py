@@ -86,6 +86,14 @@ def save(folder: Path, rank: int, ranks: int, checkpoint: Checkpoint) -> int:
 
     OSError if that fails; then no part of it is left, and older checkpoints are untouched.
     """
+    for _ in range(ranks - 1):  # the step's folder is removed by each other rank that fails
+        with contextlib.suppress(FileNotFoundError):
+            return _save(folder, rank, ranks, checkpoint)
+    return _save(folder, rank, ranks, checkpoint)
+
+
+def _save(folder: Path, rank: int, ranks: int, checkpoint: Checkpoint) -> int:
+    """As `save`; FileNotFoundError where another rank removed the step's folder meanwhile."""
     path = path_of(folder, checkpoint.step, rank, ranks)
     _make_folder(path.parent)
     _failed_mark(path).unlink(missing_ok=True)
