@@ -15,3 +15,8 @@ def build_once() -> None:
         typer.main.get_command = get_command
         if testing := sys.modules.get("typer.testing"):
             testing._get_command = get_command  # type: ignore[attr-defined]
+
+
+def forget() -> None:
+    """Build them again at the next call."""
+    getattr(typer.main.get_command, "cache_clear", lambda: None)()

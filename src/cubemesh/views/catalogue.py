@@ -33,7 +33,8 @@ def networks_document(networks: Sequence[NetworkSummary]) -> dict[str, Any]:
 
 
 def print_networks(console: Console, networks: Sequence[NetworkSummary]) -> None:
-    """A line for each network; in a narrow terminal without its source."""
+    """A line for each network; in a narrow terminal with three digits of its parameters, and
+    without its source."""
     rows = [
         (
             n.name,
@@ -58,6 +59,18 @@ def print_networks(console: Console, networks: Sequence[NetworkSummary]) -> None
     table = table_of_texts("Networks", columns[:-1], [row[:-1] for row in rows])
     if console.is_terminal and console.width < terminal.table_width(table) + _SOURCE_WIDTH:
         note += " A wider terminal, a file or a pipe has the source of each, too."
+        short = [
+            (
+                *row[:3],
+                f"{n.parameters / 1e6:,.3g} M"
+                if n.parameters < 1e9
+                else f"{n.parameters / 1e9:.3g} G",
+                *row[4:-1],
+            )
+            for n, row in zip(networks, rows, strict=True)
+        ]
+        names = ("network", "input", "classes", "parameters", "forward", "top-5 (%)")
+        table = table_of_texts("Networks", names, short)
     else:
         table = table_of_texts("Networks", columns, rows)
     _print(console, table, note=note)

@@ -13,7 +13,7 @@ from cubemesh.data.own.source import OwnSamples, OwnStream
 from cubemesh.data.own.stages import collate, items
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.contract.program import Unsupported
-from cubemesh.networks.zoo.gpt2 import gpt2
+from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.networks.zoo.littlecnn import little_cnn
 from cubemesh.schema.own_network import OwnData
 from cubemesh.user_code import UserCodeError
@@ -141,7 +141,7 @@ def test_threads_give_the_batches_that_none_give(opened):
 
 
 def test_tokens_are_integers_of_the_vocabulary_and_labels_may_be_padding(opened):
-    network = gpt2(8, 50)
+    network = gpt("gpt2", 8, 50, width=16, depth=1, heads=2)
     source = opened("data", network=network)
     source.data = [(np.arange(8), np.where(np.arange(8) < 6, 1, -1))] * 40
     assert source.batch(np.array([0, 1])).inputs[0].tolist() == [list(range(8))] * 2
