@@ -363,7 +363,8 @@ def after_fault(
     if state is State.QUEUED and row.faults >= row.restarts:
         state = at_last
         why = f"{why} It was queued again {row.restarts} times before: see --restarts."
-    columns = {"faults": row.faults + 1, "not_before_s": now + delay_s, **edited_columns(row)}
+    later = now + delay_s if delay_s else None
+    columns = {"faults": row.faults + 1, "not_before_s": later, **edited_columns(row)}
     change_state(connection, row, state, now, why=why, **columns)
     return state
 
