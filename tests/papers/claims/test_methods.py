@@ -46,6 +46,7 @@ def test_a_run_without_a_figure_has_an_outcome(verdict, record_of):
     assert found.state is HOLDS
     assert in_order(found.reason, "1 of 4 runs", "pytorch")
     assert verdict("000-7", ()).code == "not-measured"
+    assert verdict("000-7", runs).code == "not-measured"
 
 
 def test_means_are_of_as_many_steps_as_the_papers(verdict, record_of):
@@ -82,19 +83,26 @@ def test_copies_from_the_host_cost_most_at_a_small_batch(verdict, record_of, sma
 
 
 def test_frameworks_each_at_several_batch_sizes(verdict, record_of):
-    def run(framework, batch, devices=2):
+    def run(framework, batch, devices=2, network="resnet-50"):
         return record_of(
             RunSpec(
-                work=TrainSteps(network="resnet-50", batch_per_device=batch),
+                work=TrainSteps(network=network, batch_per_device=batch),
                 placement=Placement(devices=devices),
                 program=ProgramSettings(framework=framework, sync="all-reduce"),
             )
         )
 
-    found = verdict("002-17", (run("pytorch", 64), run("pytorch", 128), run("jax", 32)))
+    pytorch = (run("pytorch", 64), run("pytorch", 128))
+    found = verdict("002-17", (*pytorch, run("jax", 32), run("jax", 64)))
     assert found.state is HOLDS
     assert in_order(found.reason, "pytorch", "64", "128", "jax", "32")
-    assert verdict("002-17", (run("pytorch", 64), run("pytorch", 128))).code == "not-measured"
+    for others in (
+        (),
+        (run("jax", 32),),
+        (run("jax", 32), run("jax", 64, network="vgg16")),
+        (run("jax", 32, devices=1), run("jax", 64)),
+    ):
+        assert verdict("002-17", (*pytorch, *others)).code == "not-measured"
 
 
 def test_throughput_is_recomputed_from_the_windows(verdict, record_of):
@@ -120,11 +128,20 @@ def test_batch_size_and_learning_rate_change_the_accuracy(verdict, record_of):
 
 
 def test_power_is_of_named_parts(verdict, record_of):
-    record = record_of(RunSpec(work=TrainSteps(network="cifarnet", batch_per_device=96)))
-    assert verdict("004-17", (record,)).code == "no-power-sensor"
-    power = Figure(value=300, unit="W", method="GPU board (NVML); not included: network")
-    powered = dataclasses.replace(record, figures={**record.figures, "mean_power_watts": power})
-    assert in_order(verdict("004-17", (powered,)).reason, "GPU board", "network")
+    def run(network, parts="GPU board (NVML)"):
+        record = record_of(RunSpec(work=TrainSteps(network=network, batch_per_device=96)))
+        power = Figure(value=300, unit="W", method=f"{parts}; not included: network")
+        figures = {**record.figures, "mean_power_watts": power}
+        return dataclasses.replace(record, figures=figures if parts else record.figures)
+
+    networks = ("alexnet", "googlenet", "resnet-50", "vgg16")
+    assert verdict("004-17", (run("alexnet", parts=""),)).code == "no-power-sensor"
+    assert verdict("004-17", tuple(map(run, networks[1:]))).code == "not-measured"
+    found = verdict("004-17", tuple(map(run, networks)))
+    assert found.state is HOLDS
+    assert in_order(found.reason, "GPU board", "network")
+    mixed = run("alexnet", parts="GPU board (NVML) + CPU package (RAPL)")
+    assert verdict("004-17", (*map(run, networks), mixed)).state is FAILS
 
 
 def test_the_reader_is_compared_with_the_papers(verdict, record_of):

@@ -132,7 +132,9 @@ def with_forecast(claim: Claim, untested: Verdict) -> Verdict:
             untested,
             state=ClaimState.DOES_NOT_HOLD if any(outside) else ClaimState.HOLDS,
             code="forecast",
-            reason=f"{text}; measured here: {untested.reason}" if untested.measured else text,
+            reason=f"{text}; not settled by measurement: {untested.reason}"
+            if untested.measured
+            else text,
             forecast=decisive,
             basis=Basis.FORECAST,
             caveats=(),
@@ -447,14 +449,6 @@ FORECASTS: dict[str, Rule] = {
         figures=lambda: (_efficiency(_several("inception-bn", "c4130-g-edr", (12,))[0]),)
     ),
     "003-8": Rule(figures=lambda: (_changed("googlenet", "c4130-g-edr", 16, 64, network="10gbe"),)),
-    "003-13": Rule(
-        figures=lambda: tuple(
-            _efficiency(_several("googlenet", machine, (4,))[0])
-            for machine in ("c4130-b", "c4130-g")
-        ),
-        limits=((0, ANY),) * 2,
-        what="the efficiency of GoogLeNet on four GPUs of a C4130 B, and of a G, %",
-    ),
     "003-10": Rule(
         figures=lambda: (
             _training_days(_predict("googlenet", "c4130-g", (4,)).points[0]),

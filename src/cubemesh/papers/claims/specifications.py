@@ -57,11 +57,10 @@ def peaks(claim: Claim, evidence: Evidence, device: str, tflops: Mapping[str, fl
 def host_memory(claim: Claim, evidence: Evidence, system: str) -> Verdict:
     """Whether the ratio of a system's memory to that of its GPUs is the claim's."""
     found = load_system(system)
-    sheet = datasheets()[found.device]
-    gpus = found.devices * (sheet.value("memory_bytes") or 0)
-    if not found.memory_bytes or not gpus:
+    multiple = found.host_to_gpu_memory
+    if multiple is None:
         raise Untested("not-stated", f"the catalogue does not have the memory of {found.title}")
-    return _specified(claim, Figure(value=found.memory_bytes / gpus, unit=claim.unit), found.title)
+    return _specified(claim, Figure(value=multiple, unit=claim.unit), found.title)
 
 
 def quoted(
