@@ -26,6 +26,7 @@ KEPT = (
     "2026-11-21-cpu-experiments",
     "2026-11-23-one-h200-performance-check",
     "2026-11-24-two-cores-performance-check",
+    "2026-11-26-one-h100-doc-000",
 )
 ONLY_ITSELF = ("file:", "data:", "blob:")
 

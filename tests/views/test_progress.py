@@ -70,6 +70,20 @@ def test_time_left_is_the_mean_of_finished_runs_times_those_to_come(made):
     assert 0 <= watcher.time_left_s() <= typical
 
 
+def test_no_time_is_left_of_a_run_that_takes_longer_than_the_others(made):
+    now = [0.0]
+    file = io.StringIO()
+    console = Console(file=file, width=200)
+    watcher = TerminalProgress(console, clock=lambda: now[0])
+    record = made.record(8)
+    watcher.plan([record.spec, record.spec])
+    watcher.finish(record, reused=False)
+    watcher.start(record.spec)
+    now[0] = record.elapsed_s + INTERVAL_S
+    watcher.progress(Progress(phase="measure"))
+    assert file.getvalue().splitlines()[-1].endswith("longer than estimated")
+
+
 @pytest.mark.parametrize(
     ("expected", "positions"),
     [

@@ -79,5 +79,5 @@ def check_quiet(
         load = sample(gpus)
     if not load.quiet:
         advice = "Stop them" if wait_s else "Stop them, or wait for them with --wait-quiet 10m"
-        observer.message(f"{load.text} The results will be noisy. {advice}.")
+        observer.message(f"{load.text} The results will be noisy, and take longer. {advice}.")
     return load

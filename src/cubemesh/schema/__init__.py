@@ -55,7 +55,7 @@ from cubemesh.schema.spec import (
     RunSpec,
     Tuned,
 )
-from cubemesh.schema.warning import WARNINGS, Warning, warn
+from cubemesh.schema.warning import CONDITION_CODES, WARNINGS, Warning, warn
 from cubemesh.schema.work import (
     WORK_KINDS,
     AccumulatedWork,
@@ -76,6 +76,7 @@ from cubemesh.schema.work import (
 )
 
 __all__ = [
+    "CONDITION_CODES",
     "WARNINGS",
     "WORK_KINDS",
     "AccumulatedWork",

@@ -52,6 +52,14 @@ WARNINGS: dict[str, str] = {
     "short-window": "windows were too short for the resolution of the clock",
 }
 
+CONDITION_CODES = frozenset(
+    {
+        *("throttled", "changing-clock", "low-host-memory", "reduced", "page-cache", "imported"),
+        *("energy-mismatch", "counter-restarted", "event-file-failed"),
+    }
+)
+"""Codes that name a condition of a measurement, and leave its throughput valid under it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Warning:

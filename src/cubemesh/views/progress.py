@@ -2,7 +2,8 @@
 and one every half minute of a long run.
 
 The time left is the mean wall time of the runs measured so far, times the number of remaining runs,
-minus the elapsed time of the current one. It is shown from the end of the first run on. The number
+minus the elapsed time of the current one. It is shown from the end of the first run on, and is
+unknown where the last run takes longer than the mean of the others. The number
 of runs is `3/8`, or `3/≥8` where a plan may request more. A tuning has a time budget in place of
 it.
 """
@@ -138,8 +139,12 @@ class TerminalProgress(Observer):
     def _left_text(self) -> str:
         """`3 min left`, or `≥ 3 min left`."""
         left = self.time_left_s()
+        if left is None:
+            return ""
+        if left <= 0:
+            return "longer than estimated"
         least = "" if self._expected == self._total else "≥ "
-        return "" if left is None else f"{least}{format_seconds(max(1, round(left)))} left"
+        return f"{least}{format_seconds(max(1, round(left)))} left"
 
     def line(self, record: RunRecord, *, reused: bool) -> Text:
         """`  5/8  resnet-50 · batch size 16  19.9 ± 0.2 images/s`, or the outcome."""

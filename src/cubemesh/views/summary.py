@@ -1,21 +1,23 @@
 """Summary of a performance check: one screen, wrapped to the width of the terminal.
 
 The order is that of the questions: the machine, the verdict, how fast it trains, what others reach,
-the largest loss and other gains with their measured remedies, and the next commands, which apply
-the remedies. Tables, charts and every warning are in the page.
+the largest loss with its measured remedy, what is left to gain, and the next commands, which apply
+the remedies. Where that is more than a screen, what matters least is left out. Tables, charts and
+every warning are in the page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from cubemesh.experiments.performance_check.experiment import EXPERIMENT as PERFORMANCE_CHECK
+from cubemesh.experiments.performance_check.report import quick_command
 from cubemesh.schema import Answer, Finding, Machine, Warning
 from cubemesh.schema.answer import INTERVAL_MEANING, is_interval_note
 from cubemesh.untrusted import clean
@@ -28,13 +30,24 @@ if TYPE_CHECKING:
 HEADINGS = {
     "How fast": ("throughput", "training-time", "failed-run"),
     "What others reach": ("published-ratio", "published-other-device"),
-    "Throughput loss": ("largest-loss", "no-loss", "throughput-loss", "further-gain"),
+    "Throughput loss": ("largest-loss", "no-loss", "throughput-loss"),
+    "Further": ("further-gain", "no-further-gain"),
 }
-"""Heading → codes of its findings. The verdict is above them, and says what was not tried."""
+"""Heading → codes of its findings. The verdict is above them."""
+CAVEATS = "Caveats"
+MOST_LINES = 45
+"""Lines of a summary, with the path of its page."""
+EXPENDABLE = (
+    *(CAVEATS, "training-time", "published-other-device", "throughput-loss", "no-further-gain"),
+    *("interval", "published-ratio"),
+)
+"""What is left out, in this order, where a terminal is too narrow: caveats but the first, and
+findings of these codes."""
 DERIVED = ("verdict", "training-time", "published-ratio", "published-other-device")
 """Codes of findings that follow from a throughput, which has their caveats."""
 MAX_WARNINGS = 2
-MAX_REMEDIES = 2
+MAX_REMEDIES = 3
+INDENT = "  "
 
 
 def print_run(console: Console, found: RunResult) -> None:
@@ -54,35 +67,68 @@ def print_page(console: Console, page: Path) -> None:
     _commands(console, "Report", [str(page.resolve())])
 
 
+@dataclass(frozen=True)
+class _Paragraph:
+    """A paragraph of a summary: its section, empty for the first one, and the code of its
+    finding."""
+
+    heading: str
+    code: str
+    text: Text
+
+
 def print_summary(console: Console, machine: Machine, answer: Answer) -> None:
     """One screen of an answer."""
-    console.print(Text(formatting.machine_line(machine, console.width), style="bold"))
+    commands = list(_next(answer))
+    paragraphs = _fitting(console, list(_paragraphs(answer)), len(commands))
+    for line in _wrapped(console, Text(formatting.machine_line(machine, console.width)), ""):
+        console.print(line, style="bold")
+    heading = ""
+    for paragraph in paragraphs:
+        if paragraph.heading != heading:
+            heading = paragraph.heading
+            console.print()
+            console.print(Text(heading, style=CAUTION if heading == CAVEATS else ACCENT))
+        for line in _wrapped(console, paragraph.text):
+            console.print(line)
+    _commands(console, "Next", commands)
+
+
+def _paragraphs(answer: Answer) -> Iterator[_Paragraph]:
+    """In the order of the summary."""
+    named: set[tuple[str, ...]] = set()
     for finding in answer.findings:
         if finding.code == "verdict":
-            _paragraph(console, _text(finding))
+            yield _Paragraph("", finding.code, _text(finding, named))
     for heading, codes in HEADINGS.items():
-        own = [_text(f) for f in answer.findings if f.code in codes]
-        if own and "throughput" in codes:
-            own += [Text(INTERVAL_MEANING, style=SOFT)] * any(map(is_interval_note, answer.notes))
-        if own:
-            _section(console, heading, own)
-    warnings = list(_warnings(answer))
-    if warnings:
-        _section(console, "Caveats", warnings, style=CAUTION)
-    _commands(console, "Next", _next(answer))
+        own = [
+            _Paragraph(heading, f.code, _text(f, named)) for f in answer.findings if f.code in codes
+        ]
+        yield from own
+        if own and "throughput" in codes and any(map(is_interval_note, answer.notes)):
+            yield _Paragraph(heading, "interval", Text(INTERVAL_MEANING, style=SOFT))
+    for place, text in enumerate(_warnings(answer)):
+        yield _Paragraph(CAVEATS, CAVEATS if place else "", text)
 
 
-def _section(
-    console: Console, heading: str, paragraphs: Sequence[Text], style: str = ACCENT
-) -> None:
-    console.print()
-    console.print(Text(heading, style=style))
-    for paragraph in paragraphs:
-        _paragraph(console, paragraph)
+def _fitting(console: Console, paragraphs: list[_Paragraph], commands: int) -> list[_Paragraph]:
+    """The paragraphs that fit into one screen next to so many commands."""
+    fixed = 1 + (2 + commands) + 3  # machine; next; report
+    for code in EXPENDABLE:
+        lines = sum(len(_wrapped(console, one.text)) for one in paragraphs)
+        headings = {one.heading for one in paragraphs} - {""}
+        if fixed + lines + 2 * len(headings) <= MOST_LINES:
+            break
+        paragraphs = [one for one in paragraphs if one.code != code]
+    return paragraphs
 
 
-def _paragraph(console: Console, text: Text) -> None:
-    console.print(Padding(text, (0, 0, 0, 2), expand=False))
+def _wrapped(console: Console, text: Text, indent: str = INDENT) -> list[Text]:
+    """Its lines, indented, without spaces at their ends."""
+    lines = text.wrap(console, console.width - len(indent))
+    for line in lines:
+        line.rstrip()
+    return [Text(indent).append_text(line) for line in lines]
 
 
 def _commands(console: Console, heading: str, lines: Iterable[str]) -> None:
@@ -95,10 +141,13 @@ def _commands(console: Console, heading: str, lines: Iterable[str]) -> None:
         console.print(text.append(f"{comment}{words}", style=SOFT), soft_wrap=True)
 
 
-def _text(finding: Finding) -> Text:
+def _text(finding: Finding, named: set[tuple[str, ...]]) -> Text:
+    """A finding with its caveats, which are spelled out the first time."""
     text = Text(clean(finding.text))
     if finding.caveats and finding.code not in DERIVED:
-        text.append(f" (! {', '.join(finding.caveats)})", style=CAUTION)
+        codes = "the same" if finding.caveats in named else ", ".join(finding.caveats)
+        text.append(f" (! {codes})", style=CAUTION)
+        named.add(finding.caveats)
     return text
 
 
@@ -125,10 +174,11 @@ def _next(answer: Answer) -> Iterator[str]:
             remedies.setdefault(f"cubemesh {arguments}", words)
     for command, words in list(remedies.items())[:MAX_REMEDIES]:
         yield f"{command}  # {words}"
+    networks = [f.text.partition(" ")[0] for f in answer.findings if f.code == "throughput"]
     if any(finding.caveats for finding in answer.findings):
-        yield "cubemesh run quick --no-cache --wait-quiet 10m  # To measure again when it is quiet"
+        again = f"{quick_command(networks)} --no-cache --wait-quiet 10m"
+        yield f"{again}  # To measure again when it is quiet"
         return  # a search or another experiment would be as noisy
-    first = next((f for f in answer.findings if f.code == "throughput"), None)
-    if first is not None:
-        yield f"cubemesh tune {first.text.partition(' ')[0]}  # To search for faster settings"
-    yield "cubemesh experiments  # To list what else can be measured"
+    if networks:
+        yield f"cubemesh tune {networks[0]}  # To search for faster settings"
+    yield "cubemesh run quick --set networks=model.py:Net  # To measure your own network"

@@ -158,6 +158,16 @@ def test_bars_with_long_names_lie_on_their_side():
     assert "minibatch 1024" in svg
 
 
+@pytest.mark.parametrize(("networks", "along"), [(4, "x"), (7, "y")])
+def test_every_bar_has_its_name_in_half_of_a_page(networks, along):
+    names = ("alexnet", "overfeat", "vgg16", "googlenet", "resnet-50", "resnet-101", "resnet-152")
+    points = tuple(Point(x=name, y=1.0) for name in names[:networks])
+    spec = vega_lite(chart(Line(name="pytorch", points=points), kind="bar", x="category"))
+    assert spec["layer"][0]["encoding"][along]["type"] in ("nominal", "ordinal")
+    svg = inline_svg(spec)
+    assert all(f">{name}</text>" in svg for name in names[:networks])
+
+
 def test_bars_of_lines_that_share_a_category_stand_side_by_side():
     grouped = vega_lite(chart(line(1.0), line(None, 2.0, name="b"), kind="bar"))
     assert all("xOffset" in m["encoding"] for m in marks(grouped, "bar"))

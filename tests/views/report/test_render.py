@@ -185,6 +185,9 @@ def test_warnings_of_one_code_share_a_chip(made):
     made_chips = chips((made.BUSY, made.FEW, made.BUSY))
     assert [chip.label for chip in made_chips] == ["busy host", "few windows"]
     assert len(made_chips[0].seen) == 1
+    assert not any(chip.is_condition for chip in made_chips)
+    (condition,) = chips((warn("throttled", "A power cap.", "None."),))
+    assert condition.is_condition
 
 
 def test_a_warning_names_the_runs_that_have_it(made, sample):

@@ -52,6 +52,10 @@ STOCK, DOUBLED, FILES, GPU_DECODED, CACHED, PROFILE, SINGLE = (
     *("profile", "single"),
 )
 """What a run was made for."""
+WORKLOADS_GPU = {"resnet-50": 256, "gpt2": 8}
+WORKLOADS_CPU = {"little-cnn": 64, "resnet-18": 4}
+"""Network → batch size, where the settings name no network."""
+DEFAULT_NETWORKS = WORKLOADS_GPU.keys() | WORKLOADS_CPU.keys()
 DECODING = {
     GPU_DECODED: "decode_location=device",
     CACHED: "cache_decoded=true",

@@ -20,7 +20,11 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.ratios import MIN_DIFFERENCE
 from cubemesh.experiments.core.ab_overrides import check_shared_process
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
-from cubemesh.experiments.performance_check.analysis import PerformanceCheck
+from cubemesh.experiments.performance_check.analysis import (
+    WORKLOADS_CPU,
+    WORKLOADS_GPU,
+    PerformanceCheck,
+)
 from cubemesh.experiments.performance_check.report import charts, findings, notes, tables
 from cubemesh.frameworks import FRAMEWORKS, entry
 from cubemesh.networks import build, build_for
@@ -44,9 +48,6 @@ FASTEST = ("pytorch-captured", "jax", "tensorflow", "keras")
 """Frameworks in the order of preference: the first that is installed is the fastest known
 (benchmarks/LOG.md)."""
 STOCK = ("pytorch", "pytorch-compiled")
-WORKLOADS_GPU = {"resnet-50": 256, "gpt2": 8}
-WORKLOADS_CPU = {"little-cnn": 64, "resnet-18": 4}
-"""Network → batch size."""
 MEMORY_FRACTION = 0.8
 """Fraction of a GPU's memory that all programs of an interleaved run may need."""
 INSTANCES = 3

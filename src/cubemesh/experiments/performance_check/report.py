@@ -14,6 +14,7 @@ from cubemesh.experiments.analysis.ratios import (
 )
 from cubemesh.experiments.analysis.utilization_columns import share_cell
 from cubemesh.experiments.performance_check.analysis import (
+    DEFAULT_NETWORKS,
     PROFILE,
     Loss,
     PerformanceCheck,
@@ -166,10 +167,11 @@ def _verdict(check: PerformanceCheck, workload: Workload, explained: set[str]) -
         return
     program = _program(workload.fastest, workload, explained)
     commands = [loss.command for loss in workload.losses() if loss.included and loss.significant]
+    rest = _rest(check)
     yield Finding(
         code="verdict",
-        text=f"{workload.network}: {_from_eager(workload, figure, program)}; {_rest(check)}."
-        f"{_rated(workload)}",
+        text=f"{workload.network}: {_from_eager(workload, figure, program)}"
+        f"{'; ' + rest if rest else ''}.{_rated(workload)}{_own_code(check)}",
         remedy=f"First, train {workload.network} at this speed: {commands[0]}" if commands else "",
         caveats=workload.caveats,
     )
@@ -193,16 +195,14 @@ def _from_eager(workload: Workload, figure: Figure, program: str) -> str:
 
 
 def _rest(check: PerformanceCheck) -> str:
-    """What else is faster, or was not tried, in a few words."""
+    """What else is faster, in a few words; empty where nothing else was tried."""
     others = [loss for loss in check.tried if not loss.included]
     left = max(
         (loss for loss in others if loss.significant), key=lambda o: o.gain.value, default=None
     )
     if left is not None:
         return f"{left.remedy} would make {left.network} {format_ratio(left.gain)} as fast"
-    untried = f"{format_list(check.untried)} not tried" if check.untried else ""
-    nothing = "nothing else that was tried is faster" if others else ""
-    return ", ".join(filter(None, (nothing, untried))) or "nothing else was tried"
+    return "nothing else that was tried is faster" if others else ""
 
 
 def _rated(workload: Workload) -> str:
@@ -315,7 +315,7 @@ def _losses(check: PerformanceCheck) -> Iterator[Finding]:
             code="throughput-loss" if place else "largest-loss",
             question=None if place else LARGEST_LOSS,
             text=f"{losses[0].baseline} loses {share} to {losses[0].cause}. "
-            f"{gains} as fast{included}.{_own_code(check, losses)}{_profile(check, losses)}",
+            f"{gains} as fast{included}.{_profile(check, losses)}",
             figure=losses[0].gain,
             unit="×",
             remedy=_remedy(losses[0]),
@@ -323,16 +323,16 @@ def _losses(check: PerformanceCheck) -> Iterator[Finding]:
         )
 
 
-def _own_code(check: PerformanceCheck, losses: Sequence[Loss]) -> str:
-    """What code outside of cubemesh gains in one line, where the remedies are cubemesh's own."""
-    own = {loss.network for loss in losses if loss.included and loss.remedy in EXPLAINED}
+def _own_code(check: PerformanceCheck) -> str:
+    """What code outside of cubemesh gains in one line, where the fastest program is cubemesh's."""
     gains = []
-    for workload in check.workloads:
+    for workload in check.ranked:
         eager, other = (workload.speedups.get(name) for name in ("pytorch", OWN_CODE))
-        if workload.network in own and eager is not None and other is not None:
-            gain = ratio(eager, other)
-            if significance(gain) > 0:
-                gains.append(f"{workload.network} {format_ratio(gain)}")
+        if eager is None or other is None or workload.fastest not in EXPLAINED:
+            continue
+        gain = ratio(eager, other)
+        if significance(gain) > 0:
+            gains.append(f"{workload.network} {format_ratio(gain)}")
     if not gains:
         return ""
     return f" In your own code, {title_of(OWN_CODE)} makes {format_list(gains)} as fast."
@@ -387,10 +387,22 @@ def _left(check: PerformanceCheck) -> Iterator[Finding]:
         question=LEFT,
         text=f"Nothing else that was tried is significantly faster: {format_list(tried)}."
         if others
-        else f"No other remedy was tried in the time: {format_list(check.untried)} are open.",
-        remedy="" if others else "To try them in 10 minutes: cubemesh run quick --set minutes=10",
+        else f"The time did not allow a trial of {format_list(check.untried)}.",
+        remedy="" if others else f"To try {format_list(check.untried)}: {_longer(check)}",
         caveats=_caveats(others),
     )
+
+
+def _longer(check: PerformanceCheck) -> str:
+    """The command that continues with more time."""
+    return f"{quick_command([w.network for w in check.workloads])} --set minutes=10"
+
+
+def quick_command(networks: Sequence[str]) -> str:
+    """The command that measures these networks."""
+    own = list(dict.fromkeys(networks))
+    named = "" if set(own) <= DEFAULT_NETWORKS else f" --set networks={','.join(own)}"
+    return f"cubemesh run quick{named}"
 
 
 def _training_time(workload: Workload) -> Iterator[Finding]:

@@ -27,6 +27,9 @@ _SHORT_NAME = 10
 _LABEL_LETTERS = 20
 _AXIS_LETTERS = 80
 """Letters of all categories below an axis, next to each other on a narrow screen."""
+_BELOW_LETTERS, _BETWEEN_LETTERS = 60, 2
+"""Letters below an axis that fill half of a page, where labels that overlap would be left out, and
+those of the space between two."""
 _FLUSH_PIXELS = 12
 """A label this close to an end of the axis is drawn inside of it."""
 _AXIS_TOP, _SIDEWAYS_TOP = 1.06, 1.16
@@ -58,8 +61,10 @@ class Frame:
             or chart.x.scale == "category"
             or any(isinstance(point.x, str) for point in self.points)
         )
-        self.sideways = chart.kind == "bar" and any(len(text) > _SHORT_NAME for text in texts)
-        """Whether bars are horizontal."""
+        below = sum(len(text) + _BETWEEN_LETTERS for text in set(texts))
+        long = any(len(text) > _SHORT_NAME for text in texts) or below > _BELOW_LETTERS
+        self.sideways = chart.kind == "bar" and long
+        """Whether bars are horizontal, so that each has its name."""
         places = [x for line in chart.lines for x in {x_text(p) for p in line.points}]
         self.shared = len(places) > len(set(places)) and not chart.stacked
         """Whether two lines have a value for the same category."""

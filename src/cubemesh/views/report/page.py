@@ -16,6 +16,7 @@ from cubemesh.experiments.ceilings.links import link_tables
 from cubemesh.experiments.collectives.nccl_rings import nccl_tables
 from cubemesh.experiments.collectives.report import sweep_tables
 from cubemesh.schema import (
+    CONDITION_CODES,
     WARNINGS,
     Answer,
     Chart,
@@ -86,6 +87,11 @@ class Chip:
     meaning: str
     seen: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]
     """(cause, remedy, its runs as (id, name)), each cause and remedy once."""
+
+    @property
+    def is_condition(self) -> bool:
+        """Whether it names a condition of the measurement, and no doubt about the figure."""
+        return self.code in CONDITION_CODES
 
 
 _SIDES = {
