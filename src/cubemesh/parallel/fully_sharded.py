@@ -34,7 +34,11 @@ class FullySharded(Strategy):
     collective_passes = True
     zero_stage = 3
     cost: ClassVar[SyncCost | None] = SyncCost(
-        pattern="sharded", gradients="reduce-scatter", weights="all-gather", gathers=2
+        pattern="sharded",
+        gradients="reduce-scatter",
+        weights="all-gather",
+        gathers=2,
+        divides_update=True,
     )
 
     def __init__(self, group: Group) -> None:
@@ -49,7 +53,11 @@ class ShardedGradients(FullySharded):
     summary = "as fully-sharded, but weights once a step: ranks share gradients, optimizer state"
     zero_stage = 2
     cost: ClassVar[SyncCost | None] = SyncCost(
-        pattern="sharded", gradients="reduce-scatter", weights="all-gather", gathers=1
+        pattern="sharded",
+        gradients="reduce-scatter",
+        weights="all-gather",
+        gathers=1,
+        divides_update=True,
     )
 
 
@@ -64,7 +72,9 @@ class ShardedOptimizer(AllReduce):
     replicated = False
     tuned = False
     capturable = False
-    cost: ClassVar[SyncCost | None] = SyncCost(gradients="all-reduce", weights="all-gather")
+    cost: ClassVar[SyncCost | None] = SyncCost(
+        gradients="all-reduce", weights="all-gather", divides_update=True
+    )
 
     def __init__(self, group: Group) -> None:
         super().__init__(group)

@@ -14,7 +14,11 @@ from typing import Any, ClassVar, Literal
 
 from cubemesh.frameworks.contract.gradient_sync import Bucket, SyncFeature
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup, TransferHandle
-from cubemesh.schema.spec import ProgramSettings
+from cubemesh.networks.graph import Network
+from cubemesh.networks.memory import forecast, memory_settings
+from cubemesh.networks.memory_simulation import Sharding
+from cubemesh.schema.forecast import MemoryForecast
+from cubemesh.schema.spec import ProgramSettings, RunSpec
 
 SERVER = 0
 """The rank that is the parameter server."""
@@ -39,6 +43,8 @@ class SyncCost:
     """The collective of the weights after the update; empty where there is none."""
     gathers: int = 0
     """Of `sharded`: how often a step gathers the weights."""
+    divides_update: bool = False
+    """Whether each device updates its part of the weights only."""
     bytes_factor: float = 1.0
     """Bytes sent for each byte of gradients."""
 
@@ -100,6 +106,23 @@ class Strategy:
 
     def configure(self, program: ProgramSettings) -> None:
         """Take a strategy's own settings from the spec; most have none."""
+
+    @classmethod
+    def sharding(cls, spec: RunSpec) -> Sharding | None:
+        """How its ranks divide the state of a training; None where it has one device."""
+        if spec.placement.devices == 1 or cls.needs is None or cls.same_samples:
+            return None
+        return Sharding(
+            ranks=spec.placement.devices,
+            zero_stage=cls.zero_stage,
+            unit_bytes=spec.program.bucket_bytes,
+        )
+
+    @classmethod
+    def memory(cls, spec: RunSpec, network: Network, device: str) -> MemoryForecast:
+        """The memory forecast of a run of `spec` on `device`, of the rank that needs most."""
+        settings = memory_settings(spec, device, network, cls.sharding(spec))
+        return forecast(network, spec.batch_per_device or 1, **settings)
 
     @classmethod
     def one_model(cls) -> bool:
