@@ -382,40 +382,7 @@ def datasheet_forecast(record: RunRecord) -> LayoutForecast | None:
     each = work.batch_per_device * pp
     micro = work.batch_per_device if pp == 1 else max(1, each // min(asked, each))
     layout = Layout(pp=pp, dp=devices // pp, zero=kind.zero_stage)
-    plan = _plan(record, layout, micro)
-    if plan is None:
-        return None
-    try:
-        check_plan(plan, devices)
-        return _forecast(plan)
-    except CubemeshError:
-        return None
-
-
-def _plan(record: RunRecord, layout: Layout, micro_batch: int) -> TrainingPlan | None:
-    """A training of a run's network, batch and devices; None where the catalogue has no system of
-    them."""
-    work, spec = record.spec.work, record.spec
-    assert isinstance(work, TrainSteps)
-    system = system_of("cuda", record.ranks[0].device_name, spec.placement.devices)
-    if isinstance(system, str):
-        return None
-    sizes = transformer(work.network)
-    return TrainingPlan(
-        network=sizes,
-        system=system,
-        layout=layout,
-        micro_batch=micro_batch,
-        global_batch=work.batch_per_device * spec.placement.devices,
-        sequence_length=work.sequence_length or sizes.sequence_length,
-        precision=spec.program.precision,
-        style="fsdp",
-    )
-
-
-@lru_cache(maxsize=64)
-def _forecast(plan: TrainingPlan) -> LayoutForecast:
-    return forecast_layout(plan, Groups(plan.system, defaults()))
+    return _forecast(*_training(record), layout, micro)
 
 
 def searched_layout(record: RunRecord) -> LayoutForecast | None:
@@ -423,18 +390,55 @@ def searched_layout(record: RunRecord) -> LayoutForecast | None:
     is no forecast."""
     if datasheet_forecast(record) is None:
         return None
-    plan = _plan(record, Layout(), 1)
-    assert plan is not None, "as there is a forecast"
+    return _forecast(*_training(record), None, 1)
+
+
+Training = tuple[str, str, int, int, int | None, str]
+"""(network, name of the device, devices, global batch, sequence length, precision)."""
+
+
+def _training(record: RunRecord) -> Training:
+    work, spec = record.spec.work, record.spec
+    assert isinstance(work, TrainSteps)
+    devices, batch = spec.placement.devices, work.batch_per_device * spec.placement.devices
+    name, precision = record.ranks[0].device_name, spec.program.precision
+    return work.network, name, devices, batch, work.sequence_length, precision
+
+
+@lru_cache(maxsize=64)
+def _forecast(
+    network: str,
+    device_name: str,
+    devices: int,
+    global_batch: int,
+    sequence_length: int | None,
+    precision: str,
+    layout: Layout | None,
+    micro_batch: int,
+) -> LayoutForecast | None:
+    """Of a layout, or of the fastest where none is given; None where there is no forecast."""
+    system = system_of("cuda", device_name, devices)
+    if isinstance(system, str):
+        return None
+    sizes = transformer(network)
+    plan = TrainingPlan(
+        network=sizes,
+        system=system,
+        layout=layout or Layout(),
+        micro_batch=micro_batch,
+        global_batch=global_batch,
+        sequence_length=sequence_length or sizes.sequence_length,
+        precision=precision,
+        style="fsdp",
+    )
+    groups = Groups(system, defaults())
     try:
-        return _search(plan, record.spec.placement.devices)
+        if layout is None:
+            return search_layouts(plan, devices, groups, any_recompute=False).fastest
+        check_plan(plan, devices)
+        return forecast_layout(plan, groups)
     except CubemeshError:
         return None
-
-
-@lru_cache(maxsize=16)
-def _search(plan: TrainingPlan, devices: int) -> LayoutForecast:
-    groups = Groups(plan.system, defaults())
-    return search_layouts(plan, devices, groups, any_recompute=False).fastest
 
 
 def _memory_table(case: Case) -> Iterator[Table]:

@@ -249,4 +249,6 @@ def test_what_cannot_be_sharded_is_refused_with_the_way_out(make_request, sync, 
 
 
 if __name__ == "__main__":
+    import torch._dynamo  # by FSDP: once, and not in each rank
+
     assert not launch(rank, sys.argv[1], RANKS)
