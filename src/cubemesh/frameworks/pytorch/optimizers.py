@@ -55,7 +55,7 @@ def make_optimizer(work: NetworkWork, parameters: list[nn.Parameter]) -> optim.O
     if not isinstance(work, Training):
         return None
     kind, settings = optimizer_class(work)
-    optimizer = kind(parameters, **settings)
+    optimizer: optim.Optimizer = kind(parameters, **settings)
     if work.optimizer == "sgd" and work.momentum:
         # Its first step would allocate them, uninitialized (PyTorch 2.13) when scaled gradients
         # overflow and the step is skipped. From zero the first step is the same.

@@ -106,12 +106,14 @@ class FullyShardedProgram(PyTorchProgram):
             dtype=self._low_precision,
         )
         device = torch.device(self.device)
-        self._root._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t)
+        self._root._apply(  # type: ignore[no-untyped-call]
+            lambda t: torch.empty_like(t, device=device) if t.is_meta else t
+        )
         state = {name: torch.empty_like(t, device=device) for name, t in built.state.items()}
         for node in built.network.nodes:
             for role, name in node.state.items():
                 setattr(built.layers[node.name], ATTRIBUTES.get(role, role), state[name])
-        parameters = {name: owner._parameters[key] for name, (owner, key) in places.items()}
+        parameters = {name: _parameter(owner, key) for name, (owner, key) in places.items()}
         return replace(built, parameters=parameters, state=state)
 
     def _backward(self, placed: Placed) -> None:
@@ -362,9 +364,9 @@ def sharded_root(
             children |= layers
             called[f"run_{stage.name}"] = run
         else:
-            module = children[stage.name] = _Unit(run, layers)
-            called[f"run_{stage.name}"] = module
-            modules.append(module)
+            own = children[stage.name] = _Unit(run, layers)
+            called[f"run_{stage.name}"] = own
+            modules.append(own)
     code = write_calls(identifiers(network), stages, [i.name for i in network.inputs])
     root = _Unit(define(code, f"{network.name}, by units", called)["forward"], children)
     mesh = init_device_mesh(kind, (ranks.size,))
@@ -378,8 +380,9 @@ def sharded_root(
     if kind == "cpu":
         for module in (*modules, root):
             assert isinstance(module, FSDPModule)
-            module.set_custom_all_gather(_TimedAllGather(ranks))
-            module.set_custom_reduce_scatter(_TimedReduceScatter(ranks))
+            gather, scatter = _TimedAllGather(ranks), _TimedReduceScatter(ranks)
+            module.set_custom_all_gather(gather)  # type: ignore[arg-type]
+            module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]
     return root
 
 
@@ -432,7 +435,8 @@ def _own_gradients(
             for key, parameter in part._parameters.items():
                 name = names.get((id(part), key))
                 if name is not None and name not in hooked and parameter is not None:
-                    hooked[name] = parameter.register_hook(partial(look, name))
+                    hook = partial(look, name)
+                    hooked[name] = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
     with ExitStack() as hooks:
         for layer in layers.values():
@@ -452,6 +456,12 @@ def _places(built: BuiltNetwork) -> dict[str, tuple[nn.Module, str]]:
                 if id(parameter) in names:
                     found.setdefault(names[id(parameter)], (part, key))
     return {name: found[name] for name in built.parameters}
+
+
+def _parameter(owner: nn.Module, key: str) -> nn.Parameter:
+    parameter = owner._parameters[key]
+    assert parameter is not None, "as before it was divided"
+    return parameter
 
 
 def _local(value: Tensor) -> Tensor:
