@@ -152,12 +152,16 @@ def test_all_but_the_last_bucket_can_be_waited_for(name):
 ALL_REDUCE = {"all-reduce", "all-reduce-16", "all-reduce-copied", "all-reduce-copied-16"}
 ASYNCHRONOUS = {"asynchronous", "asynchronous-aware"}
 SERVERS = {"parameter-server", "parameter-server-cpu"}
+SHARDED = {"fully-sharded", "sharded-gradients", "sharded-optimizer"}
 
 
 @pytest.mark.parametrize(
     ("trait", "names"),
     [
-        ("same_weights", {*ALL_REDUCE, *SERVERS}),
+        ("same_weights", {*ALL_REDUCE, *SERVERS, *SHARDED}),
+        ("replicated", {*ALL_REDUCE, "fully-sharded", "sharded-gradients"}),
+        ("collective_passes", {"fully-sharded", "sharded-gradients"}),
+        ("zero_stage", SHARDED),
         ("checkpoints", set(STRATEGIES) - ASYNCHRONOUS - {"parameter-server-cpu"}),
         ("low_precision", {"all-reduce-16", "all-reduce-copied-16"}),
         ("free_running", ASYNCHRONOUS),
@@ -165,7 +169,7 @@ SERVERS = {"parameter-server", "parameter-server-cpu"}
         ("same_samples", {"model-parallel", "pipeline", "hybrid"}),
         (
             "profiled",
-            {"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"},
+            {"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd", *SHARDED},
         ),
         (
             "sequential_step",
@@ -176,7 +180,7 @@ SERVERS = {"parameter-server", "parameter-server-cpu"}
         ("capturable", {*ALL_REDUCE, "none"}),
         (
             "cost",
-            {*ASYNCHRONOUS, *ALL_REDUCE, *SERVERS, "local-sgd"},
+            {*ASYNCHRONOUS, *ALL_REDUCE, *SERVERS, "local-sgd", *SHARDED},
         ),
     ],
 )
@@ -266,7 +270,7 @@ def test_a_single_process_updates_once_a_step_under_every_strategy(name):
         sync.update(lambda: updates.append(1), ["weights"])
     assert len(updates) == 2 * AVERAGE_EVERY
     moves_none = ("none", "local-sgd", "parameter-server-cpu")
-    divides = ("model-parallel", "pipeline", "hybrid")
+    divides = ("model-parallel", "pipeline", "hybrid", "fully-sharded", "sharded-gradients")
     assert sync.bucket_bytes == (None if name in (*moves_none, *divides) else BUCKET_BYTES)
     assert SingleProcessGroup().broadcast_object("an object") == "an object"
 

@@ -39,7 +39,7 @@ ALL = replace(
     ABLE,
     works=frozenset({"train_steps", "forward", "train", "input", "collective"}),
     sync_features=frozenset(
-        {"all-reduce", "hooks", "weight-server", "cpu-server", "model-parallel"}
+        {"all-reduce", "hooks", "weight-server", "cpu-server", "model-parallel", "sharded"}
     ),
     decodes=True,
     scripted=True,

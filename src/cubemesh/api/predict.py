@@ -41,7 +41,9 @@ from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.machines.files import read_text
 from cubemesh.networks import NETWORKS, Network, rate_unit
 from cubemesh.networks.memory import forecast as forecast_memory
+from cubemesh.networks.memory_simulation import Sharding
 from cubemesh.networks.own_input import IMAGENET_CLASSES
+from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.runs.own_networks import described
 from cubemesh.schema import RunRecord
 from cubemesh.schema.spec import Layout, Precision
@@ -255,6 +257,12 @@ def predict(
     )
 
 
+def _sharding(sync: str, devices: int) -> Sharding | None:
+    """How the devices divide weights, gradients and optimizer state; None where each has all."""
+    stage = STRATEGIES[sync].zero_stage if sync in STRATEGIES else 0
+    return Sharding(ranks=devices, zero_stage=stage) if stage and devices > 1 else None
+
+
 def _epochs(
     given: str | float | None, samples: int | None, network: Network
 ) -> tuple[EpochRule | None, int | None]:
@@ -400,6 +408,7 @@ def _point(
         point.batch_per_device,
         request.precision,
         device="cuda" if request.system.topology.gpus else "cpu",
+        sharding=_sharding(request.sync, point.devices),
     ).total_bytes
     return PredictedPoint(
         point=point,

@@ -53,6 +53,7 @@ EXPERIMENT_MODULES: dict[str, str] = {
     "weak-scaling": "experiments.scaling.weak",
     "strong-scaling": "experiments.scaling.strong",
     "strategies": "experiments.strategies",
+    "layouts": "experiments.layouts.experiment",
     "interconnect": "experiments.interconnect.experiment",
     "sequential-equivalence": "experiments.sequential_equivalence.experiment",
     "lr-scaling": "experiments.lr_scaling.experiment",

@@ -13,6 +13,9 @@ patterns of a `SyncCost` (parallel/strategy.py):
     peer-copies   each bucket copied between GPUs of one system by their copy engines, as often as
                   rings send it
     periodic      a collective of the weights every `average_every` steps
+    sharded       a unit's weights are gathered while the unit before computes, in 16 bits where the
+                  network computes in them, once or twice a step; a reduce-scatter of each bucket
+                  competes with them in the backward pass. Each device updates its part
 
 A parameter server in the memory of one host (`parameter-server-cpu`) is forecast as the frameworks
 of 2016 to 2018 had it, with copies of each bucket during the backward pass; here gradients are
@@ -73,6 +76,8 @@ class SyncTime:
     limit: str = ""
     bytes: int = 0
     """Sent by one device in a step, before any algorithm multiplies it."""
+    update_share: float = 1.0
+    """Of the weights that one device updates."""
     waiting: float = 1.0
     """Fraction of the wait for the slowest device that remains: 0 where no device waits."""
 
@@ -83,8 +88,16 @@ def check_cost(name: str) -> None:
         raise unknown_name("sync", name, COSTS)
 
 
-def sync_time(sync: str, on: Fabric, own: Passes, known: Calibration, library: Library) -> SyncTime:
-    """For a step whose passes are `own`; zero on one device."""
+def sync_time(
+    sync: str,
+    on: Fabric,
+    own: Passes,
+    known: Calibration,
+    library: Library,
+    *,
+    low_precision: bool = False,
+) -> SyncTime:
+    """For a step whose passes are `own`, in 16 bits with `low_precision`; zero on one device."""
     check_cost(sync)
     cost = COSTS[sync]
     if on.devices == 1:
@@ -106,6 +119,8 @@ def sync_time(sync: str, on: Fabric, own: Passes, known: Calibration, library: L
             bytes=round(size / every),
             waiting=every**-0.5,  # the spread of a sum of steps grows with their root
         )
+    if cost.pattern == "sharded":
+        return _sharded(links, own, known, cost, 0.5 if low_precision else 1.0)
     if cost.pattern == "asynchronous":
         return _asynchronous(links, own, size)
     if cost.pattern == "host-copies" and on.systems == 1:
@@ -286,6 +301,36 @@ def style_time(
     )
 
 
+def _sharded(
+    links: _Links, own: Passes, known: Calibration, cost: SyncCost, gathered: float
+) -> SyncTime:
+    """Units as large as buckets; `gathered` is bytes of a weight for each of its gradient."""
+    rooms = known["first_bucket_bytes"], known["bucket_bytes"]
+    units = list(_buckets(own, known["gradient_scale"], *rooms))
+    gathers_s = [links.transfer(cost.weights, gathered * size)[0] for _, size in units]
+    # The first unit is gathered before anything computes, the others while others do.
+    first_s, rest_s = gathers_s[-1], sum(gathers_s[:-1])
+    exposed_s = first_s + max(0.0, rest_s - own.forward_s)
+    hidden_s, busy_s, limit = min(rest_s, own.forward_s), sum(gathers_s), ""
+    ended_s, total = 0.0, 0.0
+    for (ready_s, size), gather_s in zip(units, gathers_s, strict=True):
+        reduce_s, limit = links.transfer(cost.gradients, size)
+        seconds = reduce_s + (gather_s if cost.gathers > 1 else 0.0)
+        started_s = max(ready_s - gather_s if cost.gathers > 1 else ready_s, ended_s)
+        ended_s = started_s + seconds
+        hidden_s += max(0.0, min(ended_s, own.backward_s) - started_s)
+        busy_s += seconds
+        total += size * (1 + gathered * cost.gathers)
+    return SyncTime(
+        slowdown_s=known["overlap_slowdown"] * hidden_s,
+        exposed_s=exposed_s + max(0.0, ended_s - own.backward_s),
+        busy_s=busy_s,
+        limit=limit,
+        bytes=round(total),
+        update_share=1 / links.on.devices,
+    )
+
+
 def _overlapped(links: _Links, own: Passes, known: Calibration, cost: SyncCost) -> SyncTime:
     end_s, ended_s, busy_s, hidden_s, limit = own.backward_s, 0.0, 0.0, 0.0, ""
     total = 0.0
@@ -310,6 +355,7 @@ def _overlapped(links: _Links, own: Passes, known: Calibration, cost: SyncCost) 
         busy_s=busy_s,
         limit=limit,
         bytes=round(total),
+        update_share=1 / links.on.devices if cost.divides_update else 1.0,
     )
 
 

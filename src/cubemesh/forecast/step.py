@@ -297,7 +297,7 @@ class _Model:
             "launch": stall + (stall_s(own, several * self.launch_s) - stall) * more,
             "slowdown": (one.slowdown_s + (found.slowdown_s - one.slowdown_s) * beyond) * more,
             "exposed": (one.exposed_s + (found.exposed_s - one.exposed_s) * beyond) * more,
-            "update": own.update_s,
+            "update": own.update_s * found.update_share,
             "sharing": self._sharing(devices) * own.step_s * more,
             "waiting": self._spread(devices) * found.waiting * own.step_s * more,
         }
@@ -326,6 +326,7 @@ class _Model:
             own or self.passes(devices),
             self.known,
             self.asked.library,
+            low_precision=self.asked.precision in ("bf16", "fp16"),
         )
 
     def fabric(self, devices: int) -> Fabric:

@@ -8,12 +8,21 @@ share one (tied weights). A network never changes; `networks/builder.py` makes o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from cubemesh.networks.layers import BatchNorm, Layer, ParameterSpec, Shape
+from cubemesh.networks.layers import (
+    Attention,
+    BatchNorm,
+    InputFeedingDecoder,
+    Layer,
+    LocalResponseNorm,
+    ParameterSpec,
+    Recurrence,
+    Shape,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -139,3 +148,82 @@ class Network:
         from cubemesh.networks.weights import draw
 
         return draw({**self.parameters, **self.state}, seed)
+
+
+UNIT_BYTES = 25 * 2**20
+"""Of fp32 weights from which a group of layers is a unit of its own."""
+_NEED_FP32 = (BatchNorm, InputFeedingDecoder, LocalResponseNorm, Recurrence)
+"""Layers that need fp32 weights or statistics beside 16-bit values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedUnit:
+    """Neighbouring segments whose weights are gathered and divided together."""
+
+    name: str
+    segments: tuple[str, ...]
+    nodes: tuple[str, ...]
+    """Those that some head needs."""
+    parameters: tuple[str, ...]
+    shares: bool
+    """Whether it shares a parameter with another unit, so that its weights are gathered for the
+    whole step."""
+
+
+def sharded_units(
+    network: Network, unit_bytes: int | None = None, *, by_segment: bool = False
+) -> tuple[ShardedUnit, ...]:
+    """The units of sharded data parallelism, in order of execution: the segments of a network with
+    attention (its blocks); of others, neighbouring segments with `unit_bytes` of fp32 weights or
+    more, unless `by_segment`."""
+    blocks = by_segment or any(isinstance(node.layer, Attention) for node in network.nodes)
+    least = 0 if blocks else UNIT_BYTES if unit_bytes is None else unit_bytes
+    needed = {node.name: node for node in network.needed()}
+    groups = list(_grouped(network, needed, least))
+    owners: dict[str, set[int]] = {}
+    for number, group in enumerate(groups):
+        for segment in group:
+            for name in _parameters(segment, needed):
+                owners.setdefault(name, set()).add(number)
+    units = []
+    for number, group in enumerate(groups):
+        names = dict.fromkeys(n for segment in group for n in _parameters(segment, needed))
+        units.append(
+            ShardedUnit(
+                name="–".join(dict.fromkeys((group[0].name, group[-1].name))),
+                segments=tuple(segment.name for segment in group),
+                nodes=tuple(n for segment in group for n in segment.nodes if n in needed),
+                parameters=tuple(name for name in names if min(owners[name]) == number),
+                shares=any(len(owners[name]) > 1 for name in names),
+            )
+        )
+    return tuple(units)
+
+
+def follows_weights(network: Network) -> bool:
+    """Whether every layer computes in the type of its weights and inputs, so that 16-bit copies
+    of the weights suffice for mixed precision."""
+    return not any(isinstance(node.layer, _NEED_FP32) for node in network.nodes)
+
+
+def _grouped(
+    network: Network, needed: Mapping[str, Node], least_bytes: int
+) -> Iterator[list[Segment]]:
+    """Neighbouring segments with at least so many bytes; the last may have fewer."""
+    group: list[Segment] = []
+    for segment in network.segments:
+        if not any(name in needed for name in segment.nodes):
+            continue
+        group.append(segment)
+        names = {name for one in group for name in _parameters(one, needed)}
+        size = 4 * sum(math.prod(network.parameters[name].shape) for name in names)
+        if size and size >= least_bytes:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _parameters(segment: Segment, needed: Mapping[str, Node]) -> list[str]:
+    names = (needed[n].parameters.values() for n in segment.nodes if n in needed)
+    return list(dict.fromkeys(name for values in names for name in values))

@@ -19,6 +19,9 @@ Of several micro-batches (`accumulation_steps`) one at a time has activations, a
 all weights exist. Segments whose activations are computed again in the backward pass save the
 values that they read only (`recomputed`).
 
+Of data-parallel devices (`sharding`) each has the gradients of all weights, in buckets that are
+averaged, or a part of the optimizer's state, of the gradients and of the weights (ZeRO).
+
 On a GPU the libraries' workspaces are included (`workspaces.py`). Not included: what a framework
 allocates at start (a CUDA context), workspaces on a CPU, and allocator overhead.
 """
@@ -39,7 +42,7 @@ from cubemesh.networks.activation_memory import (
 from cubemesh.networks.cost import costs
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution
-from cubemesh.networks.memory_simulation import StepSimulation
+from cubemesh.networks.memory_simulation import Sharding, StepSimulation
 from cubemesh.networks.opaque import Opaque
 from cubemesh.networks.workspaces import Workspaces, convolution_workspaces, library_bytes
 from cubemesh.schema.forecast import MemoryForecast
@@ -63,9 +66,11 @@ def forecast(
     layout: Layout = "nchw",
     accumulation_steps: int = 1,
     recomputed: Collection[str] = (),
+    sharding: Sharding | None = None,
 ) -> MemoryForecast:
     """Bytes one device needs for steps of `batch` samples, at the peak of a step, in
-    `accumulation_steps` micro-batches, of segments `recomputed` in the backward pass.
+    `accumulation_steps` micro-batches, of segments `recomputed` in the backward pass, as one of the
+    ranks of `sharding`.
 
     `layout` matters on a GPU only, where convolutions transpose other layouts. Without `training`
     it is the forward pass and the loss only, which save nothing; without an optimizer a step ends
@@ -87,17 +92,22 @@ def forecast(
         workspaces,
         recomputed=recomputed,
         accumulates=accumulation_steps > 1,
+        sharding=sharding,
     )
     fullest = step.fullest()
+    optimizer_bytes, gradient_bytes, weight_bytes = (
+        parameter_bytes if sharding is None else sharding.part(parameter_bytes, stage)
+        for stage in (1, 2, 2)  # weights are divided between two steps in stage 2 as well
+    )
     # RMSprop's square roots; LARS works in the gradients' own arrays, others are one fused kernel.
-    update_bytes = parameter_bytes if optimizer == "rmsprop" else 0
-    if training and sum(fullest.values()) < parameter_bytes + update_bytes:
+    update_bytes = optimizer_bytes if optimizer == "rmsprop" else 0
+    if training and sum(fullest.values()) < gradient_bytes + update_bytes:
         fullest = dict.fromkeys(fullest, 0)
-        fullest |= {"gradients": parameter_bytes, "workspace": update_bytes}
+        fullest |= {"gradients": gradient_bytes, "workspace": update_bytes}
     return MemoryForecast(
-        weight_bytes=parameter_bytes + state_bytes + fullest["weights"],
+        weight_bytes=weight_bytes + state_bytes + fullest["weights"],
         gradient_bytes=fullest["gradients"],
-        optimizer_bytes=OPTIMIZER_ARRAYS[optimizer] * parameter_bytes
+        optimizer_bytes=OPTIMIZER_ARRAYS[optimizer] * optimizer_bytes
         if training and optimizer
         else 0,
         activation_bytes=fullest["activations"],
@@ -118,6 +128,7 @@ def largest_batch(
     layout: Layout = "nchw",
     accumulation_steps: int = 1,
     recomputed: Collection[str] = (),
+    sharding: Sharding | None = None,
 ) -> int:
     """The largest batch, of `accumulation_steps` micro-batches of equal size, whose forecast stays
     within `limit_bytes`; 0 when not even the smallest fits."""
@@ -133,6 +144,7 @@ def largest_batch(
             layout=layout,
             accumulation_steps=accumulation_steps,
             recomputed=recomputed,
+            sharding=sharding,
         )
         return needed.total_bytes <= limit_bytes
 
@@ -158,7 +170,11 @@ def recomputable_segments(network: Network) -> tuple[str, ...]:
 
 
 def recomputed_segments(
-    network: Network, spec: RunSpec, device: str, limit_bytes: int | None
+    network: Network,
+    spec: RunSpec,
+    device: str,
+    limit_bytes: int | None,
+    sharding: Sharding | None = None,
 ) -> tuple[str, ...]:
     """The segments that a run of `spec` on `device` recomputes. With
     `checkpoint_activations=auto`: none where the forecast is within `limit_bytes` or the limit is
@@ -169,7 +185,7 @@ def recomputed_segments(
     if asked != "auto" or limit_bytes is None:
         return able if asked == "segments" else ()
     batch = spec.batch_per_device or 1
-    settings = memory_settings(spec, device, network)
+    settings = memory_settings(spec, device, network, sharding)
 
     def fits(chosen: Collection[str]) -> bool:
         needed = forecast(network, batch, **{**settings, "recomputed": tuple(chosen)})  # type: ignore[arg-type]
@@ -211,11 +227,15 @@ class MemorySettings(TypedDict):
     layout: Layout
     accumulation_steps: int
     recomputed: tuple[str, ...]
+    sharding: Sharding | None
 
 
-def memory_settings(spec: RunSpec, device: str, network: Network) -> MemorySettings:
-    """Those of `spec` on `device` (`cpu`, `cuda:0`), as keywords of the functions above. With
-    `checkpoint_activations=auto` every segment is recomputed: it is what the run can do to fit."""
+def memory_settings(
+    spec: RunSpec, device: str, network: Network, sharding: Sharding | None = None
+) -> MemorySettings:
+    """Those of `spec` on `device` (`cpu`, `cuda:0`), as keywords of the functions above; `sharding`
+    is that of its strategy. With `checkpoint_activations=auto` every segment is recomputed: it is
+    what the run can do to fit."""
     work = spec.work
     recomputes = spec.program.checkpoint_activations != "none"
     return MemorySettings(
@@ -226,6 +246,7 @@ def memory_settings(spec: RunSpec, device: str, network: Network) -> MemorySetti
         layout=spec.program.layout,
         accumulation_steps=work.accumulation_steps if isinstance(work, AccumulatedWork) else 1,
         recomputed=recomputable_segments(network) if recomputes else (),
+        sharding=sharding,
     )
 
 

@@ -8,6 +8,10 @@ value's size: `Add` passes its own to both inputs, `Concat` a slice to each, a v
 Of a recomputed segment the forward pass saves only the values that it reads; in the backward pass,
 before the gradients of its last layer, it is computed again and saves what it would have saved. Of
 several micro-batches the last is simulated, in which the gradients of all weights exist.
+
+Of weights that are divided over ranks (`Sharding`) a unit is gathered before its passes, through a
+buffer of its size, while in the backward pass the next one arrives; after its backward pass its
+gradients are added up through a buffer too, and each rank has its part.
 """
 
 from __future__ import annotations
@@ -15,10 +19,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from cubemesh.networks.activation_memory import GradientFlow, SavedTensor, log_probabilities
-from cubemesh.networks.graph import Network, Node
+from cubemesh.networks.graph import Network, Node, ShardedUnit, follows_weights, sharded_units
 from cubemesh.networks.layers import (
     Add,
     ClassToken,
@@ -38,6 +43,26 @@ Group = Literal["weights", "activations", "gradients", "workspace"]
 """What lives for a part of the step; `weights` are the low-precision copies only."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """How data-parallel ranks divide what each would hold whole."""
+
+    ranks: int
+    zero_stage: int = 0
+    """As `Strategy.zero_stage`; 0: gradients are whole, in buckets that are never freed."""
+    unit_bytes: int | None = None
+    """As of `sharded_units`."""
+
+    @property
+    def divides_weights(self) -> bool:
+        """Whether a rank has a part of the weights between two steps."""
+        return self.zero_stage > 1 and self.ranks > 1
+
+    def part(self, size: float, stage: int) -> int:
+        """Bytes of `size` that a rank has of what is divided from `stage` on."""
+        return math.ceil(size / self.ranks) if self.zero_stage >= stage else math.ceil(size)
+
+
 class StepSimulation:
     """A step of `batch` samples, values `width` bytes wide, with the `workspaces` of each node."""
 
@@ -51,6 +76,7 @@ class StepSimulation:
         *,
         recomputed: Collection[str] = (),
         accumulates: bool = False,
+        sharding: Sharding | None = None,
     ) -> None:
         self.flow = flow
         self.network = flow.network
@@ -58,7 +84,12 @@ class StepSimulation:
         self.width = width
         self.training = training
         self.workspaces = workspaces
-        self.accumulates = accumulates and training
+        divided = sharding is not None and sharding.divides_weights
+        buckets = sharding is not None and sharding.ranks > 1 and not divided
+        self.accumulates = (accumulates or buckets) and training and not divided
+        self.low_precision = width < 4 and not (divided and follows_weights(flow.network))
+        """Whether layers copy fp32 weights to 16 bits and gradients back."""
+        self.units = _Units(self, sharding, bool(recomputed)) if divided and sharding else None
         self.segments = {
             node: segment.nodes
             for segment in self.network.segments
@@ -73,6 +104,8 @@ class StepSimulation:
 
     def fullest(self) -> dict[Group, int]:
         """Bytes of each group at the moment of the step when most are alive."""
+        if self.units:
+            self.units.begin()
         if self.accumulates:
             for parameter, spec in self.network.parameters.items():
                 size = math.prod(spec.shape) * max(self.width, 4)
@@ -80,7 +113,18 @@ class StepSimulation:
         self._forward()
         if self.training:
             self._backward()
+            if self.units:
+                self.units.end()
         return self.peak
+
+    @property
+    def gradient_width(self) -> int:
+        """Bytes of a value of a gradient of weights."""
+        return self.width if self.width < 4 and not self.low_precision else max(self.width, 4)
+
+    def elements(self, parameter: str) -> int:
+        """Values of a parameter."""
+        return math.prod(self.network.parameters[parameter].shape)
 
     def _saved_tensors(self) -> tuple[dict[str, list[SavedTensor]], dict[str, list[str]]]:
         """Node → arrays that it saves first, and node → arrays that its backward pass frees; of a
@@ -175,6 +219,8 @@ class StepSimulation:
                 self._free(storage[value])
 
         for node in nodes:
+            if self.units:
+                self.units.forward(node.name)
             if storage[node.name] == node.name:
                 group: Group = "activations" if node.name in activations else "workspace"
                 self._allocate(node.name, self._value_bytes(node.name), group)
@@ -209,6 +255,8 @@ class StepSimulation:
         for node in reversed(self.network.nodes):
             if node.name not in gradients:
                 continue
+            if self.units:
+                self.units.backward(node.name)
             segment = self.segments.get(node.name)
             if segment is not None and segment not in recomputed:
                 recomputed.add(segment)
@@ -217,7 +265,7 @@ class StepSimulation:
             arrived = self._gradients_of_inputs(node, own)
             if arrived:
                 self._run_library(node, "data_gradient")
-            if self.width >= 4:
+            if not self.low_precision:
                 self._gradients_of_parameters(node)
             else:
                 self._low_precision_gradients(node)
@@ -227,7 +275,7 @@ class StepSimulation:
             for parameter in self._low_precision_weights(node):
                 self._free(f"low-precision {parameter}")
             self._free_unused(own, *gradients.values(), *(array for _, array in arrived))
-            if self.width < 4:  # converted to fp32 after the layer's arrays are freed
+            if self.low_precision:  # converted to fp32 after the layer's arrays are freed
                 self._gradients_of_parameters(node)
             for value, array in arrived:
                 self._accumulate(gradients, value, array)
@@ -248,7 +296,7 @@ class StepSimulation:
     def _low_precision_weights(self, node: Node) -> Sequence[str]:
         """Its parameters that have a copy in low precision."""
         multiplies = isinstance(node.layer, (Convolution, Linear))
-        return tuple(node.parameters.values()) if multiplies and self.width < 4 else ()
+        return tuple(node.parameters.values()) if multiplies and self.low_precision else ()
 
     def _low_precision_gradients(self, node: Node) -> None:
         for parameter in node.parameters.values():
@@ -257,7 +305,7 @@ class StepSimulation:
 
     def _gradients_of_parameters(self, node: Node) -> None:
         for parameter in node.parameters.values():
-            size = math.prod(self.network.parameters[parameter].shape) * max(self.width, 4)
+            size = self.elements(parameter) * self.gradient_width
             if f"d {parameter}" in self.alive:  # shared: the second is added to the first
                 self._allocate("again", size)
             self._allocate(f"d {parameter}", size, "gradients")
@@ -279,6 +327,97 @@ class StepSimulation:
     def _free_unused(self, array: str, *used: str) -> None:
         if array not in used:
             self._free(array)
+
+
+class _Units:
+    """The arrays of a step whose weights are divided: FSDP's, in the order in which it makes and
+    frees them."""
+
+    def __init__(self, step: StepSimulation, sharding: Sharding, by_segment: bool) -> None:
+        self.step, self.sharding = step, sharding
+        units = sharded_units(step.network, sharding.unit_bytes, by_segment=by_segment)
+        self.own = [unit for unit in units if unit.parameters and not unit.shares]
+        self.root = [name for unit in units if unit.shares for name in unit.parameters]
+        self.of_node = {node: unit for unit in self.own for node in unit.nodes}
+        self.current: ShardedUnit | None = None
+        self.buffer = ""
+
+    def begin(self) -> None:
+        """What units share is gathered for the whole step."""
+        if self.root:
+            self._gather("root", self.root)
+
+    def forward(self, node: str) -> None:
+        """Before a node's forward pass."""
+        unit = self.of_node.get(node)
+        if unit is self.current:
+            return
+        self._leave()
+        self.current = unit
+        if unit is not None:
+            self._gather(unit.name, unit.parameters)
+
+    def backward(self, node: str) -> None:
+        """Before a node's backward pass."""
+        unit = self.of_node.get(node)
+        if unit is self.current and unit is not None and f"gathered {unit.name}" in self.step.alive:
+            return
+        if unit is not self.current:
+            self._reduce(self.current)
+        self.current = unit
+        if unit is not None:
+            self._gather(unit.name, unit.parameters)
+            self._drop_buffer()
+            before = self.own[: self.own.index(unit)]
+            if before and f"gathered {before[-1].name}" not in self.step.alive:
+                self._receive(before[-1].name, before[-1].parameters)
+
+    def end(self) -> None:
+        """After the last backward pass."""
+        self._reduce(self.current)
+        if self.root:
+            self._average("root", self.root)
+
+    def _leave(self) -> None:
+        """After a unit's forward pass; the last is not freed, as its backward pass follows."""
+        last = self.current is None or self.current is self.own[-1]
+        if self.current is not None and self.sharding.zero_stage == 3 and not last:
+            self.step._free(f"gathered {self.current.name}")
+
+    def _reduce(self, unit: ShardedUnit | None) -> None:
+        if unit is not None:
+            self._average(unit.name, unit.parameters)
+
+    def _receive(self, name: str, parameters: Collection[str]) -> None:
+        """The buffer of an all-gather; that of the one before is freed when it is there."""
+        if self.buffer == f"buffer {name}":
+            return
+        self.step._allocate(f"buffer {name}", self._bytes(parameters))
+        self._drop_buffer()
+        self.buffer = f"buffer {name}"
+
+    def _drop_buffer(self) -> None:
+        self.step._free(self.buffer)
+        self.buffer = ""
+
+    def _gather(self, name: str, parameters: Collection[str]) -> None:
+        if f"gathered {name}" not in self.step.alive:
+            self._receive(name, parameters)
+            self.step._allocate(f"gathered {name}", self._bytes(parameters), "weights")
+
+    def _average(self, name: str, parameters: Collection[str]) -> None:
+        step = self.step
+        step._free(f"gathered {name}")
+        step._free("reduce-scatter")
+        values = sum(map(step.elements, parameters))
+        master = max(step.width, 4)
+        step._allocate("reduce-scatter", values * master)
+        step._allocate(f"part of d {name}", self.sharding.part(values * master, 2), "gradients")
+        for parameter in parameters:
+            step._free(f"d {parameter}")
+
+    def _bytes(self, parameters: Collection[str]) -> int:
+        return sum(map(self.step.elements, parameters)) * self.step.gradient_width
 
 
 def _read_by(network: Network, segment: Sequence[str]) -> list[str]:

@@ -20,7 +20,10 @@ from cubemesh.frameworks.contract.group import Group
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.cost import costs
 from cubemesh.networks.graph import Head, Input, Network, Segment
+from cubemesh.networks.memory import forecast, memory_settings
 from cubemesh.parallel.strategy import Strategy
+from cubemesh.schema.forecast import MemoryForecast
+from cubemesh.schema.spec import RunSpec
 
 
 class ModelParallel(Strategy):
@@ -40,6 +43,17 @@ class ModelParallel(Strategy):
     def parts(self, network: Network) -> Sequence[Network]:
         """The part of every rank."""
         return parts(network, self.group.size)
+
+    @classmethod
+    def memory(cls, spec: RunSpec, network: Network, device: str) -> MemoryForecast:
+        """Of the largest part, with the samples of all devices."""
+        if spec.placement.devices == 1:
+            return super().memory(spec, network, device)
+        found = (
+            forecast(part, spec.global_batch or 1, **memory_settings(spec, device, part))
+            for part in parts(network, spec.placement.devices)
+        )
+        return max(found, key=lambda one: one.total_bytes)
 
 
 def parts(network: Network, devices: int) -> tuple[Network, ...]:

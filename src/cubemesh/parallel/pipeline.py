@@ -21,6 +21,7 @@ are model parallel on the same devices; here every layer is both.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean, median
 from typing import Literal, NamedTuple
 
@@ -28,9 +29,11 @@ from cubemesh.frameworks.contract.group import Group
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.measure.log import Log
 from cubemesh.networks.graph import Network
+from cubemesh.networks.memory import forecast, memory_settings
 from cubemesh.parallel.model_parallel import ModelParallel, parts
+from cubemesh.schema.forecast import MemoryForecast
 from cubemesh.schema.record import Figure
-from cubemesh.schema.spec import PipelineSchedule, ProgramSettings
+from cubemesh.schema.spec import PipelineSchedule, ProgramSettings, RunSpec
 
 MICRO_BATCHES_PER_STAGE = 4
 """By default: a bubble of a fifth (GPipe: negligible from four micro-batches per stage on)."""
@@ -135,6 +138,25 @@ class Pipeline(ModelParallel):
         """Micro-batches of a step of so many samples: at most one a sample, of sizes that differ by
         one at most."""
         return min(self._asked or MICRO_BATCHES_PER_STAGE * self.stages, max(1, samples))
+
+    @classmethod
+    def memory(cls, spec: RunSpec, network: Network, device: str) -> MemoryForecast:
+        """Of the stage that needs most: the activations of the micro-batches that have passed it
+        forward and not backward, and the gradients of all its weights."""
+        program = spec.program
+        stages = cls.ranks_per_sample(spec.placement.devices, program)
+        if stages == 1:
+            return super().memory(spec, network, device)
+        samples = stages * (spec.batch_per_device or 1)
+        count = min(program.micro_batches or MICRO_BATCHES_PER_STAGE * stages, samples)
+        micro = -(-samples // count)
+        found = []
+        for stage, part in enumerate(parts(network, stages)):
+            settings = {**memory_settings(spec, device, part), "accumulation_steps": 2}
+            one = forecast(part, 2 * micro, **settings)  # type: ignore[arg-type]
+            ahead = count if program.pipeline_schedule == "gpipe" else min(stages - stage, count)
+            found.append(replace(one, activation_bytes=ahead * one.activation_bytes))
+        return max(found, key=lambda one: one.total_bytes)
 
     def actions(self, stage: int, micro_batches: int) -> Sequence[Action]:
         """The passes of a stage in a step."""

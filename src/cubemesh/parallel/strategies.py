@@ -8,6 +8,7 @@ from cubemesh.errors import unknown_name
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.parallel.all_reduce import AllReduce, AllReduce16, PeerAllReduce, PeerAllReduce16
 from cubemesh.parallel.asynchronous import Asynchronous, StalenessAware
+from cubemesh.parallel.fully_sharded import FullySharded, ShardedGradients, ShardedOptimizer
 from cubemesh.parallel.local_sgd import LocalSgd
 from cubemesh.parallel.model_parallel import ModelParallel
 from cubemesh.parallel.parameter_server import CpuParameterServer, ParameterServer
@@ -30,6 +31,9 @@ STRATEGIES: dict[str, type[Strategy]] = {
         ModelParallel,
         Pipeline,
         Hybrid,
+        FullySharded,
+        ShardedGradients,
+        ShardedOptimizer,
     )
 }
 

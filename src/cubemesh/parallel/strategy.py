@@ -14,7 +14,11 @@ from typing import Any, ClassVar, Literal
 
 from cubemesh.frameworks.contract.gradient_sync import Bucket, SyncFeature
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup, TransferHandle
-from cubemesh.schema.spec import ProgramSettings
+from cubemesh.networks.graph import Network
+from cubemesh.networks.memory import forecast, memory_settings
+from cubemesh.networks.memory_simulation import Sharding
+from cubemesh.schema.forecast import MemoryForecast
+from cubemesh.schema.spec import ProgramSettings, RunSpec
 
 SERVER = 0
 """The rank that is the parameter server."""
@@ -24,18 +28,23 @@ SERVER = 0
 class SyncCost:
     """The transfers of a step, as forecast/gradient_sync.py prices them."""
 
-    pattern: Literal["overlapped", "periodic", "asynchronous", "host-copies", "peer-copies"] = (
-        "overlapped"
-    )
+    pattern: Literal[
+        "overlapped", "periodic", "asynchronous", "host-copies", "peer-copies", "sharded"
+    ] = "overlapped"
     """`overlapped`: each bucket during the backward pass, then the weights; `periodic`: the
     weights every few steps; `asynchronous`: gradients to a server and weights back, without
     waiting for other devices; `host-copies`: as `overlapped`, by copies to and from the host;
-    `peer-copies`: each bucket by copies between GPUs of one host."""
+    `peer-copies`: each bucket by copies between GPUs of one host; `sharded`: the weights before a
+    pass, each bucket of gradients during the backward pass."""
     gradients: str = ""
     """The collective of a bucket: `all-reduce`, `reduce`; `peers` is an all-reduce by copies;
     `host` and `servers` are transfers to the memory of one host or of all."""
     weights: str = ""
     """The collective of the weights after the update; empty where there is none."""
+    gathers: int = 0
+    """Of `sharded`: how often a step gathers the weights."""
+    divides_update: bool = False
+    """Whether each device updates its part of the weights only."""
     bytes_factor: float = 1.0
     """Bytes sent for each byte of gradients."""
 
@@ -64,6 +73,12 @@ class Strategy:
     """Ranks that have more to do in a step than the others."""
     same_samples: ClassVar[bool] = False
     """Whether all ranks work on the samples of the global batch, rather than on their own."""
+    collective_passes: ClassVar[bool] = False
+    """Whether a forward pass needs all ranks, though each has its own samples: all evaluate the
+    same."""
+    zero_stage: ClassVar[int] = 0
+    """What is divided over the ranks instead of each having it whole, as ZeRO's stages: 1 the
+    optimizer's state, 2 the gradients too, 3 the weights too; 0 nothing."""
     profiled: ClassVar[bool] = True
     """Whether every wait is a collective of `Group`, so that a step can be attributed."""
     checkpoints: ClassVar[bool] = True
@@ -93,10 +108,27 @@ class Strategy:
         """Take a strategy's own settings from the spec; most have none."""
 
     @classmethod
+    def sharding(cls, spec: RunSpec) -> Sharding | None:
+        """How its ranks divide the state of a training; None where it has one device."""
+        if spec.placement.devices == 1 or cls.needs is None or cls.same_samples:
+            return None
+        return Sharding(
+            ranks=spec.placement.devices,
+            zero_stage=cls.zero_stage,
+            unit_bytes=spec.program.bucket_bytes,
+        )
+
+    @classmethod
+    def memory(cls, spec: RunSpec, network: Network, device: str) -> MemoryForecast:
+        """The memory forecast of a run of `spec` on `device`, of the rank that needs most."""
+        settings = memory_settings(spec, device, network, cls.sharding(spec))
+        return forecast(network, spec.batch_per_device or 1, **settings)
+
+    @classmethod
     def one_model(cls) -> bool:
         """Whether every rank has the whole network with the same weights once the replicas are
         synchronized, so that the ranks can share an evaluation."""
-        return cls.needs is not None and not cls.same_samples
+        return cls.needs is not None and not cls.same_samples and not cls.collective_passes
 
     def ready(self, bucket: Bucket) -> None:
         """No gradients are sent."""

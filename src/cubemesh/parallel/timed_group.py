@@ -4,12 +4,13 @@ a step over several ranks. It adds nothing but two readings of the clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from cubemesh.frameworks.contract.group import Group, TransferHandle
+from cubemesh.frameworks.contract.group import Group, TransferHandle, observed
 from cubemesh.measure.attribution.transfers import Transfer, Transfers
 
+T = TypeVar("T")
 LOW_PRECISION_BYTES = 2
 """Of a number that is sent as a 16-bit float."""
 
@@ -46,6 +47,13 @@ class TimedGroup:
         size_bytes = sum(map(_size_bytes, arrays))
         pending = self._group.broadcast(arrays, root)
         return _TimedTransfer(issued, pending, size_bytes, self._transfers)
+
+    def observe(self, call: Callable[[], T], size_bytes: int) -> T:
+        """See `ObservesCollectives`."""
+        issued = self._transfers.clock()
+        result = observed(self._group, call, size_bytes)
+        self._transfers.add(Transfer(issued, issued, self._transfers.clock(), size_bytes))
+        return result
 
 
 class _TimedTransfer:

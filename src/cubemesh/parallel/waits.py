@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from cubemesh.frameworks.contract.group import Group, TransferHandle
+from cubemesh.frameworks.contract.group import Group, TransferHandle, observed
+
+T = TypeVar("T")
 
 
 class Waits:
@@ -57,6 +59,13 @@ class WaitingGroup:
     def broadcast(self, arrays: Sequence[Any], root: int) -> TransferHandle:
         """See `Group`."""
         return _Waiting(self._group.broadcast(arrays, root), self._waits)
+
+    def observe(self, call: Callable[[], T], size_bytes: int) -> T:
+        """See `ObservesCollectives`."""
+        start = self._waits.clock()
+        result = observed(self._group, call, size_bytes)
+        self._waits.add(self._waits.clock() - start)
+        return result
 
 
 class _Waiting:

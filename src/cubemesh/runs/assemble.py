@@ -50,6 +50,7 @@ from cubemesh.schema.work import Input, NetworkWork, OwnStep, Train, TrainSteps
 
 Event = dict[str, Any]
 T = TypeVar("T")
+_PEAK = "peak_memory_bytes"
 
 
 def assemble(
@@ -81,7 +82,7 @@ def assemble(
     series = join_series(_nouns(events, "series", Series))
     measured = _figures(spec, windows, ending.elapsed_s)
     own_figures = _rank_figures(events)
-    logged = own_figures.get(0, {}) | _most(own_figures, "peak_memory_bytes")
+    logged = own_figures.get(0, {}) | _fullest(own_figures)
     points, library, swept, caveats = _sweep(spec, events)
     ranks = _ranks(spec, events, outcomes, gpus, processor, own_figures)
     caveats += _slow_ranks(spec, windows, ranks)
@@ -214,10 +215,13 @@ def _rank_figures(events: Sequence[Event]) -> dict[int, dict[str, Figure]]:
     return found
 
 
-def _most(by_rank: Mapping[int, Mapping[str, Figure]], name: str) -> dict[str, Figure]:
-    """The largest figure of this name of any rank; empty without one."""
-    found = [figures[name] for figures in by_rank.values() if name in figures]
-    return {name: max(found, key=lambda figure: figure.value)} if found else {}
+def _fullest(by_rank: Mapping[int, Mapping[str, Figure]]) -> dict[str, Figure]:
+    """The figures of memory of the rank with the highest peak; empty where none has one."""
+    found = [figures for figures in by_rank.values() if _PEAK in figures]
+    if not found:
+        return {}
+    fullest = max(found, key=lambda figures: figures[_PEAK].value)
+    return {n: f for n, f in fullest.items() if n == _PEAK or n.startswith("memory_")}
 
 
 def join_series(chunks: Iterable[Series]) -> list[Series]:

@@ -30,6 +30,7 @@ CAPTURED = ("all-reduce, captured", "all-reduce-copied, captured")
 SAME = (
     *("all-reduce", "all-reduce-copied", NORMED, "parameter-server", "model-parallel", "pipeline"),
     *("parameter-server-cpu", "parameter-server-cpu, captured"),
+    *("fully-sharded", "sharded-gradients", "sharded-optimizer"),
     *CAPTURED,
 )
 ROUNDED = tuple(

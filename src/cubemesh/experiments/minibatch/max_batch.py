@@ -18,6 +18,7 @@ from typing import NamedTuple
 from cubemesh.experiments.core.experiment import Plan, Scale
 from cubemesh.networks import build_for
 from cubemesh.networks.memory import forecast, memory_settings
+from cubemesh.parallel.strategies import strategy
 from cubemesh.schema import Budget, Finding, Machine, NetworkWork, RunRecord, RunSpec, Status
 from cubemesh.units import format_bytes
 
@@ -102,7 +103,8 @@ def forecast_bytes(spec: RunSpec, batch: int, device: str) -> int:
     work = spec.work
     assert isinstance(work, NetworkWork)
     network = build_for(work)
-    return forecast(network, batch, **memory_settings(spec, device, network)).total_bytes
+    sharding = strategy(spec.program.sync).sharding(spec)
+    return forecast(network, batch, **memory_settings(spec, device, network, sharding)).total_bytes
 
 
 class MaxBatch(NamedTuple):

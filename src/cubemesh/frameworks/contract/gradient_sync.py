@@ -18,11 +18,14 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.networks.graph import Network
 
-SyncFeature = Literal["all-reduce", "hooks", "weight-server", "cpu-server", "model-parallel"]
+SyncFeature = Literal[
+    "all-reduce", "hooks", "weight-server", "cpu-server", "model-parallel", "sharded"
+]
 """What a strategy needs of a framework: `all-reduce` averages gradients, by its own means or by
 `GradientSync`; `hooks` calls the methods of any `GradientSync` in its steps; `weight-server` also
 those of `WeightServerSync`; `cpu-server` those of `CpuServerSync`; `model-parallel` those of
-`ModelParallelSync`."""
+`ModelParallelSync`; `sharded` divides weights, gradients or optimizer state over the ranks, as
+`ShardedSync` says."""
 BUCKET_BYTES = 25 * 2**20
 """Default size of a bucket: large enough that latency is negligible, small enough that the first
 are sent early in the backward pass (the default of PyTorch's DistributedDataParallel)."""
@@ -200,6 +203,15 @@ class PipelineSync(Protocol):
         """(`forward` or `backward`, micro-batch) of each pass of a stage in a step, in order."""
 
     times: StepTimes
+
+
+@runtime_checkable
+class ShardedSync(Protocol):
+    """A `GradientSync` that divides what data-parallel ranks would each hold whole (ZeRO)."""
+
+    group: Group
+    zero_stage: int
+    """1: the optimizer's state; 2: the gradients too; 3: the weights too."""
 
 
 class StepTimes(Protocol):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
+T = TypeVar("T")
 RANK_SEEDS = 1_000_003
 """Distance between the dropout seeds of two ranks: a prime that is unlikely as a user's seed."""
 HEADER_INTEGERS = 2
@@ -85,6 +86,21 @@ class PeerMemoryGroup(Protocol):
     def peer_memory(self) -> PeerMemory:
         """Peer-to-peer copies for the buckets of one program. Every rank calls this; `Unsupported`
         where the devices have no peer access."""
+
+
+@runtime_checkable
+class ObservesCollectives(Protocol):
+    """A group that times the collectives which a library of the framework calls itself."""
+
+    def observe(self, call: Callable[[], T], size_bytes: int) -> T:
+        """Call `call`, a blocking collective of `size_bytes`, and record how long it took."""
+
+
+def observed(group: Group, call: Callable[[], T], size_bytes: int) -> T:
+    """The result of `call`, a blocking collective, which `group` records where it records any."""
+    if isinstance(group, ObservesCollectives):
+        return group.observe(call, size_bytes)
+    return call()
 
 
 class PeerMemory(Protocol):

@@ -375,6 +375,17 @@ class SupportsStepInspection(Program, Protocol):
 
 
 @runtime_checkable
+class ReportsMemoryByKind(Protocol):
+    """A `Program` that knows how much memory its arrays take."""
+
+    def memory_by_kind(self) -> dict[str, int]:
+        """Bytes of this device's `weights`, `gradients` and `optimizer` state."""
+
+    def fragmentation_bytes(self) -> int | None:
+        """Memory that the allocator had at its peak and no array used; None where unknown."""
+
+
+@runtime_checkable
 class SupportsProcessSettings(Protocol):
     """A `Program` that depends on settings of the whole process, such as threads, which another
     program in the process may have changed."""

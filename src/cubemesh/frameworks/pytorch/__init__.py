@@ -5,11 +5,16 @@ from __future__ import annotations
 from cubemesh.frameworks.contract.gradient_sync import (
     ModelParallelSync,
     PipelineSync,
+    ShardedSync,
     WeightServerSync,
 )
 from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.distributed.collectives import build_collective
+from cubemesh.frameworks.pytorch.distributed.fully_sharded import (
+    FullyShardedProgram,
+    ShardedOptimizerProgram,
+)
 from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
 from cubemesh.frameworks.pytorch.distributed.model_parallel import ModelParallelProgram
@@ -67,4 +72,14 @@ def build(request: BuildRequest) -> PyTorchProgram:
     if isinstance(sync, ModelParallelSync) and sync.group.size > 1:
         pipelined = isinstance(sync, PipelineSync)
         return (PipelineProgram if pipelined else ModelParallelProgram)(request, sync)
+    if isinstance(sync, ShardedSync) and sync.group.size > 1:
+        if as_it_is and sync.zero_stage > 1:
+            raise Unsupported(
+                f"sync={request.sync.name}: {request.network.name} runs as it is, as one layer "
+                "whose weights cannot be gathered part by part. Set sync=all-reduce or "
+                "sharded-optimizer."
+            )
+        if sync.zero_stage > 1:
+            return FullyShardedProgram(request, sync)
+        return ShardedOptimizerProgram(request, sync)
     return PyTorchProgram(request)

@@ -23,7 +23,7 @@ update, so `_undecorated` leaves the decorators out.
 from __future__ import annotations
 
 import inspect
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn, optim
@@ -54,22 +54,29 @@ def make_optimizer(work: NetworkWork, parameters: list[nn.Parameter]) -> optim.O
     """The optimizer of `work` over `parameters`; None for work that does not train."""
     if not isinstance(work, Training):
         return None
-    rate, decay = work.learning_rate, work.weight_decay
-    if work.optimizer == "rmsprop":
-        return _RMSprop(parameters, lr=rate, weight_decay=decay)
-    if work.optimizer == "adam":
-        return _Adam(parameters, lr=rate, weight_decay=decay, fused=True)
-    if work.optimizer == "adamw":
-        return _AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
-    if work.optimizer == "lars":
-        return Lars(parameters, rate=rate, momentum=work.momentum, decay=decay)
-    sgd = _SGD(parameters, lr=rate, momentum=work.momentum, weight_decay=decay, fused=True)
-    if work.momentum:
+    kind, settings = optimizer_class(work)
+    optimizer: optim.Optimizer = kind(parameters, **settings)
+    if work.optimizer == "sgd" and work.momentum:
         # Its first step would allocate them, uninitialized (PyTorch 2.13) when scaled gradients
         # overflow and the step is skipped. From zero the first step is the same.
         for parameter in parameters:
-            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return sgd
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+def optimizer_class(work: Training) -> tuple[Any, dict[str, Any]]:
+    """The class of the optimizer of `work`, and its settings."""
+    settings: dict[str, Any] = {"lr": work.learning_rate, "weight_decay": work.weight_decay}
+    if work.optimizer == "rmsprop":
+        return _RMSprop, settings
+    if work.optimizer == "adam":
+        return _Adam, {**settings, "fused": True}
+    if work.optimizer == "adamw":
+        return _AdamW, {**settings, "fused": True}
+    if work.optimizer == "lars":
+        own = {"rate": work.learning_rate, "decay": work.weight_decay}
+        return Lars, {**own, "momentum": work.momentum}
+    return _SGD, {**settings, "momentum": work.momentum, "fused": True}
 
 
 @_undecorated

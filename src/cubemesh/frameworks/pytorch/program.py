@@ -36,7 +36,7 @@ from cubemesh.frameworks.pytorch.distributed.cpu_server import TorchCpuServer
 from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import synchronized
 from cubemesh.frameworks.pytorch.distributed.weight_server import TorchReplica
 from cubemesh.frameworks.pytorch.input.host_to_device import HostToDevice, Placed, array_type
-from cubemesh.frameworks.pytorch.module import build_modules
+from cubemesh.frameworks.pytorch.module import BuiltNetwork, build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
 from cubemesh.frameworks.pytorch.precision import state_dict
 from cubemesh.frameworks.pytorch.precision.layer_passes import PassTypes
@@ -83,22 +83,7 @@ class PyTorchProgram:
         self._dtype = array_type(request)
         self._memory_format = MEMORY_FORMATS[settings.layout]
         self._to_device = HostToDevice(request)
-        self._built = build_modules(
-            request.network,
-            device=self.device,
-            dtype=self._dtype,
-            memory_format=self._memory_format,
-            overwrite=self.overwrites and not request.recomputed,
-            layer_types=_layer_types(request),
-            float8=_float8_layers(request),
-            layer_passes=layer_passes(request),
-            replace=partial(
-                synchronized,
-                group=request.group,
-                norm=settings.batch_norm == "global",
-                dropout=settings.deterministic,
-            ),
-        )
+        self._built = self._build(request)
         self.module = self._built.training
         """The network as a module: `print` shows its layers, `module.code` is its forward pass."""
         self._run: Callable[..., tuple[Tensor, ...]] = self.module
@@ -127,6 +112,31 @@ class PyTorchProgram:
             self._gradients.before_gather = self._inspect_own_gradients
         self._loss = torch.full((), float("nan"))
         self._start_optimizer()
+
+    def _build(self, request: BuildRequest) -> BuiltNetwork:
+        """The network's modules, with arrays on the device."""
+        return self._build_modules(request, self.device, self._memory_format)
+
+    def _build_modules(
+        self, request: BuildRequest, device: str, memory_format: torch.memory_format
+    ) -> BuiltNetwork:
+        settings = request.program
+        return build_modules(
+            request.network,
+            device=device,
+            dtype=self._dtype,
+            memory_format=memory_format,
+            overwrite=self.overwrites and not request.recomputed,
+            layer_types=_layer_types(request),
+            float8=_float8_layers(request),
+            layer_passes=layer_passes(request),
+            replace=partial(
+                synchronized,
+                group=request.group,
+                norm=settings.batch_norm == "global",
+                dropout=settings.deterministic,
+            ),
+        )
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -339,16 +349,22 @@ class PyTorchProgram:
             plain["scaling"] = self._scaling.state()
         if isinstance(self._sync, StatefulSync):
             plain["sync"] = self._sync.state()
-        arrays = state_dict.snapshot_arrays(self._optimizer, self._built.parameters, self.device)
-        return Snapshot(weights=self.state(), arrays=arrays, plain=plain)
+        return Snapshot(weights=self.state(), arrays=self._optimizer_arrays(), plain=plain)
+
+    def _optimizer_arrays(self) -> dict[str, Array]:
+        """The optimizer's arrays and the states of the generators, on the host."""
+        assert self._optimizer is not None, "a training program"
+        return state_dict.snapshot_arrays(self._optimizer, self._built.parameters, self.device)
+
+    def _restore_optimizer(self, arrays: Mapping[str, Array]) -> None:
+        """Continue from what `_optimizer_arrays` returned."""
+        assert self._optimizer is not None, "a training program"
+        state_dict.restore_arrays(arrays, self._optimizer, self._built.parameters, self.device)
 
     def restore(self, snapshot: Snapshot) -> None:
         """See `SupportsSnapshots`."""
         self.load(snapshot.weights)
-        assert self._optimizer is not None, "a training program"
-        state_dict.restore_arrays(
-            snapshot.arrays, self._optimizer, self._built.parameters, self.device
-        )
+        self._restore_optimizer(snapshot.arrays)
         if self._scaling is not None:
             self._scaling.restore(snapshot.plain["scaling"])
         if isinstance(self._sync, StatefulSync):
@@ -387,6 +403,25 @@ class PyTorchProgram:
             return None
         external = self._gradients.external_bytes if self._gradients is not None else 0
         return torch.cuda.max_memory_allocated(self.device) + external
+
+    def memory_by_kind(self) -> dict[str, int]:
+        """See `ReportsMemoryByKind`."""
+        parameters = self._built.parameters.values()
+        weights = sum(p.nbytes for p in parameters)
+        state = self._optimizer.state if self._optimizer is not None else {}
+        arrays = [value for own in state.values() for value in own.values()]
+        return {
+            "weights": weights + sum(array.nbytes for array in self._built.state.values()),
+            "gradients": weights,
+            "optimizer": sum(a.nbytes for a in arrays if isinstance(a, Tensor)),
+        }
+
+    def fragmentation_bytes(self) -> int | None:
+        """See `ReportsMemoryByKind`."""
+        if self._kind != "cuda":
+            return None
+        reserved = torch.cuda.max_memory_reserved(self.device)
+        return reserved - torch.cuda.max_memory_allocated(self.device)
 
     clock = staticmethod(monotonic_s)
 

@@ -48,14 +48,17 @@ def recomputing_forward(built: BuiltNetwork, recomputed: Collection[str]) -> For
     for stage, (segment, _) in zip(stages, parts, strict=True):
         run = stage_function(built, stage, built.layers, None)
         called[f"run_{stage.name}"] = (
-            _recomputed(run, built, stage) if segment in recomputed else run
+            recomputed_stage(run, built, stage) if segment in recomputed else run
         )
     code = write_calls(identifiers(network), stages, [i.name for i in network.inputs])
     forward: Forward = define(code, f"{network.name}, by segments", called)["forward"]
     return forward
 
 
-def _recomputed(run: Callable[..., Any], built: BuiltNetwork, stage: Stage) -> Callable[..., Any]:
+def recomputed_stage(
+    run: Callable[..., Any], built: BuiltNetwork, stage: Stage
+) -> Callable[..., Any]:
+    """`run`, the function of a stage, computed again in the backward pass."""
     norms = [
         module
         for node in stage.nodes

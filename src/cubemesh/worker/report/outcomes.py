@@ -30,7 +30,8 @@ from cubemesh.frameworks.contract.program import (
     ReplicasDiffer,
     Unsupported,
 )
-from cubemesh.networks.memory import forecast, largest_batch, memory_settings
+from cubemesh.networks.memory import largest_batch, memory_settings
+from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.collective import Collective
 from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.spec import RunSpec
@@ -118,8 +119,9 @@ def _out_of_memory(
         message = f"out of memory: {had}." if had else "out of memory."
         return Outcome(status=Status.OOM, message=message, facts=facts)
     network = networks.build_for(work)
-    settings = memory_settings(spec, device, network)
-    needs = forecast(network, work.batch_per_device, **settings)
+    sync = strategy(spec.program.sync)
+    settings = memory_settings(spec, device, network, sync.sharding(spec))
+    needs = sync.memory(spec, network, device)
     needs_bytes = needs.total_bytes
     facts["forecast_bytes"] = needs_bytes
     sentence = f"out of memory: the forecast is {format_bytes(needs_bytes)}"

@@ -19,6 +19,7 @@ from cubemesh.frameworks.contract.program import (
     Framework,
     OutOfMemory,
     Program,
+    ReportsMemoryByKind,
     ReportsPrecision,
     SupportsCapture,
     SupportsCompilation,
@@ -123,6 +124,8 @@ def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> 
     peak = _peak_memory(program, before_bytes, since)
     if peak is not None:
         log.figure("peak_memory_bytes", peak)
+        if isinstance(program, ReportsMemoryByKind) and isinstance(work, TrainSteps | Train):
+            _log_memory_by_kind(program, peak, log)
         _check_limit(peak, spec.budget.memory_limit_bytes)
     program.close()
     staleness.log_staleness(sync, log)
@@ -143,7 +146,8 @@ def _recomputed(task: Task, network: Network) -> tuple[str, ...]:
         )
     limits = task.group.all_gather_object(task.limit_bytes)
     limit_bytes = min((limit for limit in limits if limit is not None), default=None)
-    chosen = recomputed_segments(network, spec, task.device, limit_bytes)
+    sharding = strategies.strategy(spec.program.sync).sharding(spec)
+    chosen = recomputed_segments(network, spec, task.device, limit_bytes, sharding)
     again, whole = recomputed_flops(network, chosen)
     method = f"forward passes computed again, of the segments {', '.join(chosen)}"
     if not chosen:
@@ -175,6 +179,21 @@ def _check_limit(peak: Figure, limit_bytes: int | None) -> None:
         raise OutOfMemory(
             f"peak memory {format_bytes(peak.value)} exceeds {format_bytes(limit_bytes)}"
         )
+
+
+def _log_memory_by_kind(program: ReportsMemoryByKind, peak: Figure, log: EventLog) -> None:
+    """Log what the peak consists of: arrays that exist between steps, and the rest."""
+    kinds = program.memory_by_kind()
+    for kind, size in kinds.items():
+        figure = Figure(value=size, unit="B", method="the sizes of one device's arrays")
+        log.figure(f"memory_{kind}_bytes", figure)
+    method = "the peak less weights and optimizer state: activations, gradients, temporary arrays"
+    held = kinds["weights"] + kinds["optimizer"]
+    rest = Figure(value=max(0.0, peak.value - held), unit="B", method=method)
+    log.figure("memory_activations_bytes", rest)
+    if (lost := program.fragmentation_bytes()) is not None:
+        method = "the allocator's peak less that of the arrays"
+        log.figure("memory_fragmentation_bytes", Figure(value=lost, unit="B", method=method))
 
 
 def _compile(

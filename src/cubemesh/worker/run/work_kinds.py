@@ -127,6 +127,7 @@ def infer_precision(task: Task) -> None:
 def first_steps(task: Task) -> None:
     """Record the first steps of a training."""
     work, log = cast(FirstSteps, task.spec.work), task.log
+    sync = strategy(task.spec.program.sync)
     network = network_of(work)
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
@@ -140,7 +141,7 @@ def first_steps(task: Task) -> None:
             work,
             log,
             task.group,
-            evaluates=strategy(task.spec.program.sync).same_samples,
+            evaluates=sync.same_samples or sync.collective_passes,
         )
 
 

@@ -22,12 +22,22 @@ _HOST_GENERATOR = "random.cpu"
 _DEVICE_GENERATOR = "random.cuda"
 
 
+def _unchanged(name: str, value: Tensor) -> Tensor:
+    return value
+
+
 def snapshot_arrays(
-    optimizer: optim.Optimizer, parameters: Mapping[str, nn.Parameter], device: str
+    optimizer: optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    device: str,
+    whole: Callable[[str, Tensor], Tensor] = _unchanged,
 ) -> dict[str, Array]:
-    """Copies of the optimizer's arrays, by parameter and name, and of the generators' states."""
+    """Copies of the optimizer's arrays, by parameter and name, and of the generators' states.
+    `whole` maps a parameter's name and an array of its shape to the array to store."""
     arrays = {
-        f"{_OPTIMIZER}{name}.{key}": _to_host(value)
+        f"{_OPTIMIZER}{name}.{key}": _to_host(
+            whole(name, value) if value.shape == parameter.shape else value
+        )
         for name, parameter in parameters.items()
         for key, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
@@ -43,8 +53,10 @@ def restore_arrays(
     optimizer: optim.Optimizer,
     parameters: Mapping[str, nn.Parameter],
     device: str,
+    part: Callable[[str, Tensor], Tensor] = _unchanged,
 ) -> None:
-    """Restore what `snapshot_arrays` returned. UsageError for another optimizer or device."""
+    """Restore what `snapshot_arrays` returned; `part` is the inverse of its `whole`. UsageError for
+    another optimizer or device."""
     arrays = dict(arrays)
     try:
         torch.set_rng_state(torch.from_numpy(arrays.pop(_HOST_GENERATOR)))
@@ -60,7 +72,7 @@ def restore_arrays(
         owner, _, key = name.removeprefix(_OPTIMIZER).rpartition(".")
         if owner not in parameters:
             raise UsageError(f"the snapshot has '{name}', and the network has no such parameter.")
-        _set(optimizer, parameters[owner], key, torch.from_numpy(array))
+        _set(optimizer, parameters[owner], key, part(owner, torch.from_numpy(array)))
 
 
 def _set(optimizer: optim.Optimizer, parameter: nn.Parameter, key: str, value: Tensor) -> None:

@@ -1,0 +1,1 @@
+"""Experiment `layouts`: how the devices divide the training of one network."""

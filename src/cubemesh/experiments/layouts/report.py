@@ -1,0 +1,509 @@
+"""Report of `layouts`: the fastest layout, why each other one loses, memory beside its forecast.
+
+A layout loses to the fastest by the part of its step that grows most: communication that nothing
+hides, waiting for the slowest device, or computation, as attributed; of a pipeline by what a stage
+waits for. Forecasts use the rate of one device and nothing measured on several: `predict` for
+strategies that it prices, the bubble and the largest stage for pipelines; of transformers on GPUs
+the datasheet's forecast is shown too (`predict --search`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from cubemesh.errors import CubemeshError
+from cubemesh.experiments.analysis.answer import answer_of, cell_or_dash, failed_run
+from cubemesh.experiments.analysis.groups import Group, caveats, group_by, throughput_unit, titled
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
+from cubemesh.experiments.analysis.utilization_columns import share_cell
+from cubemesh.experiments.core.experiment import Experiment
+from cubemesh.experiments.scaling.analysis import mean_parts, profiled_record
+from cubemesh.experiments.scaling.forecast import forecast_for, system_of
+from cubemesh.forecast.calibration import defaults
+from cubemesh.forecast.transformers.groups import Groups
+from cubemesh.forecast.transformers.layout import Layout, TrainingPlan, check_plan
+from cubemesh.forecast.transformers.search import search_layouts
+from cubemesh.forecast.transformers.step import LayoutForecast, forecast_layout
+from cubemesh.frameworks.contract.program import Unsupported
+from cubemesh.measure.attribution.attribution import COMMUNICATION, STRAGGLER
+from cubemesh.networks import build_for
+from cubemesh.networks.cost import costs
+from cubemesh.networks.graph import Network
+from cubemesh.networks.transformer_sizes import is_transformer, transformer
+from cubemesh.parallel import pipeline
+from cubemesh.parallel.model_parallel import parts
+from cubemesh.parallel.strategies import strategy
+from cubemesh.schema import Answer, Cell, Column, Figure, Finding, RunRecord, Table, TrainSteps
+from cubemesh.schema.forecast import MemoryForecast
+from cubemesh.units import format_devices
+
+_GIB = 2**30
+Key = tuple[int, str, int]
+"""(devices, strategy, stages of a pipeline)."""
+NOTES = (
+    "All layouts train the same global batch. MFU: the counted matrix operations of forward and "
+    "backward pass, recomputation left out, over the dense peak of the precision by the datasheet "
+    "times the devices. Communication: what no computation hides, the mean over the ranks "
+    "(docs/attribution.md); of a pipeline, what a stage waits for others.",
+    "Forecasts use the rate of one device and nothing measured on several; ‘datasheet’ is that of "
+    "`predict --search`, for transformers on GPUs of the catalogue.",
+)
+NOTE_BF16 = (
+    "With bf16 sharded layouts compute every layer of a transformer in bf16, as FSDP's mixed "
+    "precision does; the others compute normalizations and the residual stream in fp32 (autocast), "
+    "so a part of the difference is precision, not communication."
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network at a batch size: one device, and the layouts of several."""
+
+    groups: tuple[Group[Key], ...]
+
+    @property
+    def work(self) -> TrainSteps:
+        """What all layouts train."""
+        work = self.groups[0].records[0].spec.work
+        assert isinstance(work, TrainSteps)
+        return work
+
+    @property
+    def name(self) -> str:
+        """`gpt2, 8 per device`."""
+        return f"{self.work.network}, {self.work.batch_per_device} per device"
+
+    @property
+    def one(self) -> Group[Key] | None:
+        """The runs on one device."""
+        return next((g for g in self.groups if g.key[0] == 1), None)
+
+    @property
+    def several(self) -> dict[int, list[Group[Key]]]:
+        """Devices → the layouts on them."""
+        found: dict[int, list[Group[Key]]] = {}
+        for group in self.groups:
+            if group.key[0] > 1:
+                found.setdefault(group.key[0], []).append(group)
+        return found
+
+    @cached_property
+    def network(self) -> Network:
+        """The graph."""
+        return build_for(self.work)
+
+    @property
+    def tokens(self) -> int:
+        """Of a sample; 0 for images."""
+        return math.prod(self.network.targets[0].shape) if self.network.targets[0].shape else 0
+
+    def rate(self, group: Group[Key]) -> Figure | None:
+        """Tokens/s, of images samples/s."""
+        figure = group.throughput
+        return figure and (figure.scaled(self.tokens, "tokens/s") if self.tokens else figure)
+
+
+def layouts_answer(experiment: Experiment, records: Sequence[RunRecord]) -> Answer:
+    """Findings and tables."""
+    cases = [
+        Case(tuple(group_by(g.records, _key)))
+        for g in group_by(
+            [r for r in records if isinstance(r.spec.work, TrainSteps)], lambda r: r.spec.work
+        )
+    ]
+    bf16 = any(r.spec.program.precision == "bf16" for r in records)
+    return answer_of(
+        experiment,
+        titled("Layouts", records),
+        records,
+        findings=[f for n, case in enumerate(cases) for f in _findings(case, card=n == 0)],
+        tables=[t for case in cases for t in (_table(case, records), *_memory_table(case))],
+        notes=(*NOTES, *((NOTE_BF16,) if bf16 else ())),
+    )
+
+
+def layout_name(key: Key) -> str:
+    """`fully-sharded, data=4`; `hybrid, data=2 × stages=2`."""
+    devices, sync, stages = key
+    if devices == 1:
+        return "one device"
+    data = devices // stages
+    axes = [f"data={data}"] * (data > 1 or stages == 1)
+    axes += [f"{_axis(sync)}={stages}"] * (stages > 1)
+    return f"{sync}, {' × '.join(axes)}"
+
+
+def _axis(sync: str) -> str:
+    return "stages" if issubclass(strategy(sync), pipeline.Pipeline) else "model"
+
+
+def _key(record: RunRecord) -> Key:
+    program, devices = record.spec.program, record.spec.placement.devices
+    try:
+        together = strategy(program.sync).ranks_per_sample(devices, program)
+    except Unsupported:
+        together = 1
+    return devices, program.sync, together
+
+
+def _findings(case: Case, *, card: bool) -> Iterator[Finding]:
+    for devices, groups in case.several.items():
+        ran = sorted((g for g in groups if g.throughput), key=lambda g: -_value(case, g))
+        if ran:
+            yield from _compared(case, devices, ran, card=card)
+            card = False
+        for group in groups:
+            if not group.throughput:
+                yield failed_run(
+                    f"{case.name} on {devices} devices, {layout_name(group.key)}", group
+                )
+    if case.one is not None and not case.one.throughput:
+        yield failed_run(f"{case.name} on one device", case.one)
+    if not case.several:
+        yield Finding(
+            code="single-device",
+            text="Only one device was measured: there is no layout to compare.",
+            remedy="Name more with --set devices=….",
+        )
+
+
+def _compared(
+    case: Case, devices: int, ran: Sequence[Group[Key]], *, card: bool
+) -> Iterator[Finding]:
+    best, noise = ran[0], caveats(*ran)
+    rate, mfu = case.rate(best), best.median_of("mfu_percent")
+    assert rate is not None
+    used = f", MFU {mfu:.1f} %" if mfu is not None else ""
+    where = f"{case.name} on {format_devices(devices)}"
+    yield Finding(
+        code="fastest-layout",
+        question="Which layout is fastest?" if card else None,
+        text=f"{where}: {layout_name(best.key)} is fastest, {rate.value:,.0f} {rate.unit}{used}.",
+        value=rate.value,
+        unit=f"{rate.unit}: {layout_name(best.key)}",
+        low=rate.low,
+        high=rate.high,
+        caveats=noise,
+    )
+    others = list(ran[1:])
+    ratios = [ratio(_figure(case, g), _figure(case, best)) for g in others]
+    for group, found, verdict in zip(others, ratios, verdicts(ratios), strict=True):
+        words = f"{format_ratio(found)} of {layout_name(best.key)}"
+        if not verdict.sign:
+            words = f"no significant difference to {layout_name(best.key)}, {words}"
+        why = _why(case, group, best)
+        yield Finding(
+            code="slower-layout",
+            text=f"{where}: {layout_name(group.key)} reaches {words}{f': {why}' if why else ''}.",
+            value=100 * found.value,
+            unit=f"%: {layout_name(group.key)}",
+            caveats=noise,
+        )
+    expected = searched_layout(best.records[0])
+    if expected is not None:
+        plan = expected.plan
+        yield Finding(
+            code="forecast-layout",
+            text=f"{where}: `predict --search` expects {plan.layout} with micro-batches of "
+            f"{plan.micro_batch} to be fastest, {expected.tokens_per_s:,.0f} tokens/s by the "
+            "datasheet.",
+            value=expected.tokens_per_s,
+            unit="tokens/s",
+        )
+    least = min(ran, key=lambda g: g.median_of("peak_memory_bytes") or math.inf)
+    held = least.median_of("peak_memory_bytes")
+    if held is not None and least is not best:
+        own = best.median_of("peak_memory_bytes") or 0.0
+        yield Finding(
+            code="least-memory",
+            text=f"{where}: {layout_name(least.key)} needs least memory, {held / _GIB:.2f} GiB per "
+            f"device; {layout_name(best.key)} needs {own / _GIB:.2f} GiB.",
+            value=held / _GIB,
+            unit="GiB",
+        )
+
+
+def _why(case: Case, group: Group[Key], best: Group[Key]) -> str:
+    """What makes its step longer than the fastest's."""
+    waited = group.median_of(pipeline.WAIT)
+    if waited is not None:
+        names = ("bubble of the schedule", "imbalance of the stages", "sending")
+        found = [(group.median_of(p) or 0.0, n) for p, n in zip(pipeline.PARTS, names, strict=True)]
+        words = ", ".join(f"{value:.1f} % {name}" for value, name in sorted(found, reverse=True))
+        gradients = group.median_of(pipeline.GRADIENTS)
+        more = f", and averages gradients for {gradients:.1f} %" if gradients else ""
+        return f"a stage waits {waited:.1f} % of its step: {words}{more}"
+    own, other = profiled_record(group), profiled_record(best)
+    if own is None or other is None:
+        return ""
+    mine, theirs = mean_parts(own), mean_parts(other)
+    more_s = {name: mine.get(name, 0.0) - theirs.get(name, 0.0) for name in {*mine, *theirs}}
+    worst = max(more_s, key=lambda name: (more_s[name], name))
+    if more_s[worst] <= 0:
+        return ""
+    step_s = math.fsum(mine.values())
+    return (
+        f"{worst.replace('_', ' ')} takes {1e3 * more_s[worst]:.3g} ms more of a step of "
+        f"{1e3 * step_s:.3g} ms"
+    )
+
+
+def _value(case: Case, group: Group[Key]) -> float:
+    return _figure(case, group).value
+
+
+def _figure(case: Case, group: Group[Key]) -> Figure:
+    figure = case.rate(group)
+    assert figure is not None
+    return figure
+
+
+def _table(case: Case, records: Sequence[RunRecord]) -> Table:
+    unit = "tokens/s" if case.tokens else throughput_unit(records)
+    columns = (
+        Column(name="layout"),
+        Column(name="devices"),
+        Column(name="throughput", unit=unit),
+        Column(name="per device", unit=unit),
+        Column(name="step", unit="ms"),
+        Column(name="MFU", unit="%"),
+        Column(name="communication or wait", unit="%"),
+        Column(name="straggler wait", unit="%"),
+        Column(name="forecast", unit=unit),
+        Column(name="datasheet", unit=unit),
+        Column(name="memory", unit="GiB"),
+        Column(name="memory, forecast", unit="GiB"),
+    )
+    rows = tuple(_row(case, group) for group in case.groups)
+    return Table(title=f"Layouts of {case.name}", columns=columns, rows=rows)
+
+
+def _row(case: Case, group: Group[Key]) -> tuple[Cell, ...]:
+    devices = group.key[0]
+    forecast = memory_forecast(group.records[0], case.network)
+    needs = cell_or_dash(None if forecast is None else forecast.total_bytes / _GIB)
+    head = (Cell(text=layout_name(group.key), run_id=group.run_id), Cell(value=devices))
+    times = case.tokens or 1
+    expected, sheet = rate_forecast(case, group), datasheet_forecast(group.records[0])
+    forecasts = (
+        cell_or_dash(None if expected is None else times * expected),
+        cell_or_dash(None if sheet is None else times * sheet.samples_per_s),
+    )
+    rate = case.rate(group)
+    if rate is None:
+        return (*head, *[group.cell(None)] * 6, *forecasts, group.cell(None), needs)
+    mfu, memory = group.median_of("mfu_percent"), group.median_of("peak_memory_bytes")
+    exposed, straggling = waits(group)
+    return (
+        *head,
+        group.cell(rate),
+        group.cell(rate.scaled(1 / devices, rate.unit)),
+        group.cell(group.step_ms and group.step_ms.scaled(devices, "ms")),
+        Cell(text="–") if mfu is None else share_cell(mfu, group.run_id),
+        cell_or_dash(exposed, group.run_id),
+        cell_or_dash(straggling, group.run_id),
+        *forecasts,
+        cell_or_dash(None if memory is None else memory / _GIB, group.run_id),
+        needs,
+    )
+
+
+def waits(group: Group[Key]) -> tuple[float | None, float | None]:
+    """Percent of the step of unhidden communication and of waiting for the slowest rank; of a
+    pipeline, of all waits of a stage and None."""
+    waited = group.median_of(pipeline.WAIT)
+    if waited is not None:
+        return waited + (group.median_of(pipeline.GRADIENTS) or 0.0), None
+    record = profiled_record(group)
+    if record is None or group.key[0] == 1:
+        return None, None
+    found = mean_parts(record)
+    step_s = math.fsum(found.values())
+    exposed, straggling = found.get(COMMUNICATION, 0.0), found.get(STRAGGLER)
+    return 100 * exposed / step_s, None if straggling is None else 100 * straggling / step_s
+
+
+def memory_forecast(record: RunRecord, network: Network) -> MemoryForecast | None:
+    """Of one device of a run; None where its layout is not possible."""
+    device = record.ranks[0].device if record.ranks else "cpu"
+    try:
+        return strategy(record.spec.program.sync).memory(record.spec, network, device)
+    except Unsupported:
+        return None
+
+
+def rate_forecast(case: Case, group: Group[Key]) -> float | None:
+    """Samples/s of several devices from the rate of one; None where there is no forecast."""
+    devices, sync, stages = group.key
+    one = case.one
+    if one is None or not one.throughput or devices == 1:
+        return None
+    rate = one.throughput.value
+    if not issubclass(strategy(sync), pipeline.Pipeline):
+        found = forecast_for(group.records[0], one.records[0], rate)
+        return None if isinstance(found, str) else found.samples_per_s
+    program = group.records[0].spec.program
+    samples = stages * case.work.batch_per_device
+    asked = program.micro_batches or pipeline.MICRO_BATCHES_PER_STAGE * stages
+    share = _largest_part(case.network, stages)
+    if share is None:
+        return None
+    return devices * rate * (1 - pipeline.bubble(stages, min(asked, samples))) / (share * stages)
+
+
+def _largest_part(network: Network, stages: int) -> float | None:
+    """Of the operations, in the largest stage; None where the network cannot be cut so often."""
+    try:
+        cut = parts(network, stages)
+    except Unsupported:
+        return None
+    counted = costs(network)
+    each = [sum(counted[node.name].total.flops for node in part.nodes) for part in cut]
+    return max(each) / sum(each)
+
+
+def datasheet_forecast(record: RunRecord) -> LayoutForecast | None:
+    """The forecast of `predict` with a layout; None but for transformers on GPUs of the
+    catalogue."""
+    work, spec = record.spec.work, record.spec
+    if not isinstance(work, TrainSteps) or not record.ranks or not is_transformer(work.network):
+        return None
+    rank, devices, sync = record.ranks[0], spec.placement.devices, spec.program.sync
+    kind = strategy(sync)
+    if rank.device == "cpu" or spec.program.precision not in ("bf16", "fp16"):
+        return None
+    pp = kind.ranks_per_sample(devices, spec.program)
+    if kind.same_samples and not issubclass(kind, pipeline.Pipeline):
+        return None
+    asked = spec.program.micro_batches or pipeline.MICRO_BATCHES_PER_STAGE * pp
+    each = work.batch_per_device * pp
+    micro = work.batch_per_device if pp == 1 else max(1, each // min(asked, each))
+    layout = Layout(pp=pp, dp=devices // pp, zero=kind.zero_stage)
+    return _forecast(*_training(record), layout, micro)
+
+
+def searched_layout(record: RunRecord) -> LayoutForecast | None:
+    """The fastest layout by `predict --search` of a run's network on its devices; None where there
+    is no forecast."""
+    if datasheet_forecast(record) is None:
+        return None
+    return _forecast(*_training(record), None, 1)
+
+
+Training = tuple[str, str, int, int, int | None, str]
+"""(network, name of the device, devices, global batch, sequence length, precision)."""
+
+
+def _training(record: RunRecord) -> Training:
+    work, spec = record.spec.work, record.spec
+    assert isinstance(work, TrainSteps)
+    devices, batch = spec.placement.devices, work.batch_per_device * spec.placement.devices
+    name, precision = record.ranks[0].device_name, spec.program.precision
+    return work.network, name, devices, batch, work.sequence_length, precision
+
+
+@lru_cache(maxsize=64)
+def _forecast(
+    network: str,
+    device_name: str,
+    devices: int,
+    global_batch: int,
+    sequence_length: int | None,
+    precision: str,
+    layout: Layout | None,
+    micro_batch: int,
+) -> LayoutForecast | None:
+    """Of a layout, or of the fastest where none is given; None where there is no forecast."""
+    system = system_of("cuda", device_name, devices)
+    if isinstance(system, str):
+        return None
+    sizes = transformer(network)
+    plan = TrainingPlan(
+        network=sizes,
+        system=system,
+        layout=layout or Layout(),
+        micro_batch=micro_batch,
+        global_batch=global_batch,
+        sequence_length=sequence_length or sizes.sequence_length,
+        precision=precision,
+        style="fsdp",
+    )
+    groups = Groups(system, defaults())
+    try:
+        if layout is None:
+            return search_layouts(plan, devices, groups, any_recompute=False).fastest
+        check_plan(plan, devices)
+        return forecast_layout(plan, groups)
+    except CubemeshError:
+        return None
+
+
+def _memory_table(case: Case) -> Iterator[Table]:
+    """Memory by kind, measured and forecast, of the device that needs most."""
+    rows = [row for group in case.groups if (row := _memory_row(case, group)) is not None]
+    if not rows:
+        return
+    columns = (
+        Column(name="layout"),
+        Column(name="devices"),
+        *(
+            Column(name=f"{name}{which}", unit="GiB")
+            for name in ("weights", "gradients", "optimizer state", "activations and others")
+            for which in ("", ", forecast")
+        ),
+        Column(name="fragmentation", unit="GiB"),
+        Column(name="total", unit="GiB"),
+        Column(name="total, forecast", unit="GiB"),
+        Column(name="forecast error", unit="%"),
+    )
+    title = f"Memory of a device by kind, {case.name}"
+    yield Table(title=title, columns=columns, rows=tuple(rows))
+
+
+def _memory_row(case: Case, group: Group[Key]) -> tuple[Cell, ...] | None:
+    peak = group.median_of("peak_memory_bytes")
+    found = memory_forecast(group.records[0], case.network)
+    if peak is None or found is None or group.median_of("memory_weights_bytes") is None:
+        return None
+    measured = [group.median_of(f"memory_{kind}_bytes") for kind in KINDS]
+    expected = _by_kind(case, group, found)
+    lost = group.median_of("memory_fragmentation_bytes")
+    cells = [
+        cell_or_dash(None if value is None else value / _GIB, group.run_id)
+        for pair in zip(measured, expected, strict=True)
+        for value in pair
+    ]
+    return (
+        Cell(text=layout_name(group.key), run_id=group.run_id),
+        Cell(value=group.key[0]),
+        *cells,
+        cell_or_dash(None if lost is None else lost / _GIB, group.run_id),
+        Cell(value=peak / _GIB, run_id=group.run_id),
+        Cell(value=found.total_bytes / _GIB),
+        Cell(value=100 * (found.total_bytes / peak - 1)),
+    )
+
+
+KINDS = ("weights", "gradients", "optimizer", "activations")
+"""Figures `memory_…_bytes` of a run, in the order of the table."""
+
+
+def _by_kind(case: Case, group: Group[Key], found: MemoryForecast) -> tuple[float, ...]:
+    """The forecast as a run measures it: what exists between steps, gradients when all are there,
+    and what else exists at the peak."""
+    spec = group.records[0].spec
+    stages = group.key[2]
+    parameters = case.network.parameter_count
+    if stages > 1:
+        cut = parts(case.network, stages)
+        parameters = max(part.parameter_count for part in cut)
+    own = float(parameters * (8 if spec.program.precision == "fp64" else 4))
+    sharding = strategy(spec.program.sync).sharding(spec)
+    weights = gradients = own
+    if sharding is not None:
+        weights = gradients = sharding.part(own, 2)
+    rest = found.total_bytes - weights - found.optimizer_bytes
+    return weights, gradients, found.optimizer_bytes, rest
