@@ -1,9 +1,10 @@
 """User code: an object of the user's own Python, named `file.py:name` or `package.module:name`.
 
-    locate   in the process that plans: finds the file and imports nothing
-    digest   of that file and of the user's files that it imports, for the key of a run
-    load     in a worker: imports it and returns the object
-    attempt  in a worker: calls it
+    locate     in the process that plans: finds the file and imports nothing
+    digest     of that file and of the user's files that it imports, for the key of a run
+    load       in a worker: imports it and returns the object
+    attempt    in a worker: calls it
+    NamedCode  what the command that runs has named: nothing else is code of a user
 
 User code runs in workers alone, so whatever it does (an endless loop, `sys.exit`, a crash) is the
 outcome of a run. What `load` and `attempt` raise is a UserCodeError, one sentence with the line;
@@ -21,12 +22,13 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from traceback import TracebackException
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from cubemesh.errors import DataError, UsageError
 from cubemesh.untrusted import clean, quoted
@@ -91,6 +93,65 @@ class UserObject:
 def short_name(name: str) -> str:
     """A name without the folder of its file."""
     return name.strip().rpartition("/")[2]
+
+
+class HasSource(Protocol):
+    """What is imported, or read, from a file or module of the user's."""
+
+    @property
+    def name(self) -> str:
+        """Its name in a record."""
+
+    @property
+    def source(self) -> str:
+        """The file or module, with the name of the object in it."""
+
+
+Named = TypeVar("Named", bound=HasSource)
+
+
+class NamedCode(Generic[Named]):
+    """Networks or data of the user's own that a command named, by name, while it runs.
+
+    Code of a user runs only where a command of the user names it: a store, a page and a queue know
+    no such name. `refusal` is the sentence for another name, with `{name}` in it.
+    """
+
+    def __init__(self, refusal: str) -> None:
+        self._refusal = refusal
+        self._named: dict[str, Named] = {}
+
+    @contextmanager
+    def named(self, objects: Iterable[Named]) -> Iterator[None]:
+        """Within it these can be found by name. UsageError for two of one name."""
+        before = dict(self._named)
+        try:
+            for own in objects:
+                other = self._named.setdefault(own.name, own)
+                if other != own:
+                    raise UsageError(
+                        f"{other.source} and {own.source} have the same name, {own.name}. Rename "
+                        "one, or measure them in two commands."
+                    )
+            yield
+        finally:
+            self._named.clear()
+            self._named.update(before)
+
+    def find(self, name: str) -> Named | None:
+        """What the command named so; None if it named none."""
+        return self._named.get(short_name(name))
+
+    def get(self, name: str) -> Named:
+        """What the command named so; UsageError if it named none."""
+        own = self.find(name)
+        if own is None:
+            raise UsageError(self._refusal.format(name=name))
+        return own
+
+    def is_named(self, own: Named) -> bool:
+        """Whether this command named exactly this."""
+        return self._named.get(own.name) == own
 
 
 def locate(text: str, setting: str, *, elsewhere: bool = False) -> UserObject:
