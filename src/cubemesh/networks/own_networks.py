@@ -10,7 +10,7 @@ import functools
 from cubemesh.networks.graph import Network
 from cubemesh.networks.graph_text import from_text
 from cubemesh.schema.own_network import OwnNetwork
-from cubemesh.user_code import NamedCode
+from cubemesh.user_code import NamedCode, form_of
 
 _NAMED = NamedCode[OwnNetwork](
     "network={name} is a network of your own, whose code runs only where a command names it: "
@@ -21,9 +21,9 @@ named, find, get, is_named = _NAMED.named, _NAMED.find, _NAMED.get, _NAMED.is_na
 
 
 def is_own(name: str) -> bool:
-    """Whether `name` has the form of an own network, `model.py:Net` or `package.module:build`, and
-    not that of a transformer by its sizes, `gpt:hidden=4096`."""
-    return ":" in name and "=" not in name
+    """Whether `name` has the form of an own network, `model.py:Net`, `package.module:build`,
+    `model.onnx` or `folder/`, and not that of a transformer by its sizes, `gpt:hidden=4096`."""
+    return form_of(name) != "python" or (":" in name and "=" not in name)
 
 
 @functools.lru_cache(maxsize=32)
