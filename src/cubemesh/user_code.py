@@ -67,7 +67,7 @@ class UserObject:
     @property
     def source(self) -> str:
         """The file, the folder or the module."""
-        return self.name.rpartition(":")[0] if self.form == "python" else self.name
+        return without_object(self.name)
 
     @property
     def attribute(self) -> str:
@@ -117,6 +117,11 @@ def short_name(name: str) -> str:
     if form_of(name) == "configuration":
         return f"{os.path.basename(_folder(name))}/"
     return name.strip().rpartition("/")[2]
+
+
+def without_object(name: str) -> str:
+    """The file, folder or module of a name: `model.py` of `model.py:Net`."""
+    return name.strip().rpartition(":")[0] if form_of(name) == "python" else name.strip()
 
 
 def _folder(name: str) -> str:

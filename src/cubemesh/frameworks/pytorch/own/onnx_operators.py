@@ -4,7 +4,7 @@ To add an operator: write a function that gives its module and the inputs that i
 line to `OPERATORS`. What has no layer type is refused by an exception whose text says why; what is
 written here need not check that, as tracing does.
 
-An attention is written as several operators, which are merged into one module (`_attentions`).
+An attention is written as several operators, which are merged into one module (onnx_attention.py).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from cubemesh.batches import Array
+from cubemesh.frameworks.pytorch.own.onnx_attention import find_attentions
 from cubemesh.frameworks.pytorch.own.values import Untraceable
 from cubemesh.onnx.graph import Graph, Operator
 
@@ -65,7 +65,8 @@ class Building:
         self._parameters: dict[tuple[tuple[int, ...], bytes], nn.Parameter] = {}
         self.merged: set[str] = set()
         """Operators that are part of another one's module."""
-        self.attentions = _attentions(self)
+        self.attentions, inner = find_attentions(self)
+        self.merged |= inner
         self.biases = _biases(self)
         self.roots = _roots(self)
 
@@ -518,120 +519,6 @@ def _cast(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
 
 _TYPES = {1: "float", 10: "float", 11: "float", 6: "integer", 7: "integer"}
 """ONNX's number of a type → kind; floats of 16, 32 and 64 bits are one here."""
-
-
-@dataclass(frozen=True)
-class _Attention:
-    """Softmax(factor · query · keys + mask) · values, written out."""
-
-    query: str
-    keys: str
-    """Transposed: (batch, heads, width, length)."""
-    values: str
-    mask: Array | None
-    factor: float
-
-    def call(self, query: Tensor, keys: Tensor, values: Tensor, mask: Any = None) -> Tensor:
-        """(batch, heads, length, width)."""
-        return F.scaled_dot_product_attention(
-            query, keys.transpose(-2, -1), values, attn_mask=mask, scale=self.factor
-        )
-
-
-def _attentions(b: Building) -> dict[str, _Attention]:
-    """Product of shares and values → the attention that it ends."""
-    found = {}
-    for operator in b.graph.operators:
-        if operator.kind == "MatMul" and b.constant(operator.inputs[1]) is None:
-            softmax, around = _softmax(b, operator.inputs[0])
-            if softmax is not None and (made := _attention(b, softmax)) is not None:
-                parts, inner = made
-                values = operator.inputs[1]
-                found[operator.name] = _Attention(
-                    parts.query, parts.keys, values, parts.mask, parts.factor
-                )
-                b.merged.update(inner | around)
-    return found
-
-
-def _softmax(b: Building, name: str) -> tuple[Operator | None, set[str]]:
-    """The softmax whose result this is, and what comes after it: an exporter replaces the NaN of a
-    position that sees none."""
-    where = b.sole(name, "Where")
-    if where is None:
-        return b.sole(name, "Softmax"), set()
-    nan, number, shares = where.inputs
-    test, softmax = b.sole(nan, "IsNaN"), b.graph.producers.get(shares)
-    if test is None or test.inputs != (shares,) or b.scalar(number) is None or softmax is None:
-        return None, set()
-    readers = b.graph.consumers[shares]
-    found = softmax if softmax.kind == "Softmax" and len(readers) == 2 else None
-    return found, {where.name, test.name}
-
-
-def _attention(b: Building, softmax: Operator) -> tuple[_Attention, set[str]] | None:
-    """The attention before a softmax, and the operators of it; None where it is another product."""
-    if _integer(softmax, "axis", -1) not in (-1, 3):
-        return None
-    merged, mask, factor = {softmax.name}, None, 1.0
-    name = softmax.inputs[0]
-    while (inner := b.sole(name, "Add", "Mul", "Div", "Where", "MatMul")) is not None:
-        merged.add(inner.name)
-        if inner.kind == "MatMul":
-            names = []
-            for side in inner.inputs:
-                own, scale, scaling = _scaled(b, side)
-                names.append(own)
-                factor *= scale
-                merged |= scaling
-            return _Attention(names[0], names[1], "", mask, factor), merged
-        if inner.kind in ("Mul", "Div"):
-            number = b.scalar(inner.inputs[1])
-            if number is None:
-                return None
-            factor *= number if inner.kind == "Mul" else 1 / number
-            name = inner.inputs[0]
-            continue
-        given = _mask(b, inner)
-        if given is None or mask is not None or factor != 1:
-            return None
-        name, mask = given
-    return None
-
-
-def _mask(b: Building, operator: Operator) -> tuple[str, Array] | None:
-    """The scores that a mask is added to or chosen by, and the mask as what is added."""
-    if operator.kind == "Add":
-        one, two = operator.inputs
-        for value, other in ((one, two), (two, one)):
-            if (array := b.constant(other)) is not None:
-                return value, array
-        return None
-    seen, yes, no = operator.inputs
-    where = b.constant(seen)
-    if where is None or where.dtype != np.bool_:
-        return None
-    for value, other, shown in ((yes, no, where), (no, yes, ~where)):
-        hidden = b.scalar(other)
-        if hidden is not None and hidden < -1e4:
-            return value, np.where(shown, 0.0, -np.inf).astype(np.float32)
-    return None
-
-
-def _scaled(b: Building, name: str) -> tuple[str, float, set[str]]:
-    """A value without the number that it was multiplied by, that number, and those operators."""
-    inner = b.sole(name, "Mul", "Div")
-    if inner is None:
-        return name, 1.0, set()
-    one, two = inner.inputs
-    number = b.scalar(two)
-    if number is None and inner.kind == "Mul":
-        one, number = two, b.scalar(inner.inputs[0])
-    if number is None:
-        return name, 1.0, set()
-    own, factor, more = _scaled(b, one)
-    factor *= number if inner.kind == "Mul" else 1 / number
-    return own, factor, more | {inner.name}
 
 
 OPERATORS: dict[str, Build] = {
