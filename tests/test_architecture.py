@@ -79,7 +79,7 @@ WORKER_ROOMS = {
 OWN_LIBRARIES = {
     "pytorch": {"torch", "triton", "safetensors"},
     "kernels": {"torch", "triton"},
-    "jax": {"jax"},
+    "jax": {"jax", "flax"},
     "tensorflow": {"tensorflow"},
     "keras": {"keras", "tensorflow"},
     "decode": {"PIL"},

@@ -6,7 +6,18 @@ from pathlib import Path
 import pytest
 
 from cubemesh.errors import UsageError
-from cubemesh.user_code import UserCodeError, UserObject, attempt, digest, load, locate
+from cubemesh.user_code import (
+    NamedCode,
+    UserCodeError,
+    UserObject,
+    attempt,
+    digest,
+    form_of,
+    load,
+    locate,
+    locate_network,
+    short_name,
+)
 
 
 @pytest.fixture
@@ -60,6 +71,78 @@ def test_a_module_is_found_without_importing_its_package(folder: Path) -> None:
 def test_what_names_nothing_is_refused(folder: Path, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=f"^step={text}.*{words}"):
         locate(text, "step")
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "short"),
+    [
+        ("a/model.py:Net", "python", "model.py:Net"),
+        ("package.module:build", "python", "package.module:build"),
+        ("model.onnx", "onnx", "model.onnx"),
+        ("/a/b c/model.onnx", "onnx", "model.onnx"),
+        ("a/model.onnx:Net", "python", "model.onnx:Net"),
+        ("models/gpt2", "configuration", "gpt2/"),
+        ("models/gpt2/", "configuration", "gpt2/"),
+        ("gpt2/", "configuration", "gpt2/"),
+        ("models/gpt2/config.json", "configuration", "gpt2/"),
+        ("gpt2", "python", "gpt2"),
+        ("a/model.py", "python", "model.py"),
+    ],
+)
+def test_a_name_is_code_a_file_or_a_folder(name: str, form: str, short: str) -> None:
+    assert (form_of(name), short_name(name), short_name(short)) == (form, short, short)
+
+
+def test_a_network_without_code_is_its_file(folder: Path) -> None:
+    (folder / "net.onnx").write_bytes(b"1")
+    (folder / "gpt").mkdir()
+    (folder / "gpt" / "config.json").write_text("{}")
+    (folder / "gpt" / "other.py").write_text("")
+    file, model = locate_network("net.onnx"), locate_network("./gpt")
+    assert (file.name, file.short, file.folder) == (f"{folder}/net.onnx", "net.onnx", "")
+    assert (model.name, model.short, model.source) == (f"{folder}/gpt/", "gpt/", f"{folder}/gpt/")
+    assert locate_network("gpt/config.json") == model
+    assert locate_network("train_here.py:make") == locate("train_here.py:make", "networks")
+    before = digest(file), digest(model)
+    (folder / "net.onnx").write_bytes(b"2")
+    (folder / "gpt" / "other.py").write_text("SIZE = 1")
+    assert digest(file) != before[0]
+    assert digest(model) == before[1], "only the configuration"
+    (folder / "gpt" / "config.json").write_text("{ }")
+    assert digest(model) != before[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("none.onnx", "there is no file .*none.onnx"),
+        ("./none", "none does not exist. A network of your own is FILE.py:NAME"),
+        ("./package_here", "there is no config.json in .*package_here"),
+        ("package_here/sizes.txt", "does not exist"),
+        ("./helper_here.py", "Write FILE.py:NAME"),
+    ],
+)
+def test_a_missing_file_of_a_network_is_refused(folder: Path, name: str, words: str) -> None:
+    with pytest.raises(UsageError, match=f"^networks={name}.*{words}"):
+        locate_network(name)
+
+
+def test_named_code_is_known_while_its_command_runs() -> None:
+    class Thing:
+        def __init__(self, source: str) -> None:
+            self.source, self.name = source, short_name(source)
+
+    known = NamedCode[Thing]("{name} is unknown here.")
+    one, other = Thing("/a/x.py:N"), Thing("/b/x.py:N")
+    with known.named([one]):
+        assert known.find("/c/x.py:N") is one
+        assert known.get("x.py:N") is one
+        assert (known.is_named(one), known.is_named(other)) == (True, False)
+        with pytest.raises(UsageError, match=r"have the same name, x\.py:N"), known.named([other]):
+            pass
+        assert known.find("x.py:N") is one
+    with pytest.raises(UsageError, match=r"^x\.py:N is unknown here\.$"):
+        known.get("x.py:N")
 
 
 @pytest.mark.parametrize("name", ["train_here.py:make", "package_here.steps:Made"])

@@ -1,9 +1,13 @@
 """User code: an object of the user's own Python, named `file.py:name` or `package.module:name`.
 
-    locate   in the process that plans: finds the file and imports nothing
-    digest   of that file and of the user's files that it imports, for the key of a run
-    load     in a worker: imports it and returns the object
-    attempt  in a worker: calls it
+A network may also be a file without code: `model.onnx`, or a folder with a configuration of Hugging
+Face.
+
+    locate     in the process that plans: finds the file and imports nothing
+    digest     of that file and of the user's files that it imports, for the key of a run
+    load       in a worker: imports it and returns the object
+    attempt    in a worker: calls it
+    NamedCode  what the command that runs has named: nothing else is code of a user
 
 User code runs in workers alone, so whatever it does (an endless loop, `sys.exit`, a crash) is the
 outcome of a run. What `load` and `attempt` raise is a UserCodeError, one sentence with the line;
@@ -21,18 +25,22 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from traceback import TracebackException
-from typing import Any, NoReturn
+from typing import Any, Generic, Literal, NoReturn, Protocol, TypeVar
 
 from cubemesh.errors import DataError, UsageError
 from cubemesh.untrusted import clean, quoted
 
 Recognizer = Callable[[BaseException], bool]
 """Whether an error of a framework is a refused allocation."""
+Form = Literal["python", "onnx", "configuration"]
+CONFIGURATION = "config.json"
+"""The file of a folder that is a configuration of Hugging Face."""
 MOST_FILES = 1000
 """Most files that a digest covers."""
 MOST_WORDS = 300
@@ -47,23 +55,29 @@ class UserCodeError(DataError):
 
 @dataclass(frozen=True, kw_only=True)
 class UserObject:
-    """An object of the user's code that is not imported yet."""
+    """An object of the user's code that is not imported yet, or a file of a network."""
 
     name: str
-    """`/home/me/train.py:make_step` or `my_package.steps:make_step`."""
+    """`/home/me/train.py:make_step` or `my_package.steps:make_step`; `/home/me/model.onnx`, or
+    `/home/me/gpt2/`, a folder."""
     folder: str
     """Folder that is first on the path of its imports: of the file, or of the top package; empty
     for an installed package."""
 
     @property
     def source(self) -> str:
-        """The file or the module."""
-        return self.name.rpartition(":")[0]
+        """The file, the folder or the module."""
+        return without_object(self.name)
 
     @property
     def attribute(self) -> str:
-        """The name within it, which may have dots."""
-        return self.name.rpartition(":")[2]
+        """The name within it, which may have dots; empty for a file without code."""
+        return self.name.rpartition(":")[2] if self.form == "python" else ""
+
+    @property
+    def form(self) -> Form:
+        """What it is: an object in Python code, or a file without code."""
+        return form_of(self.name)
 
     @property
     def is_file(self) -> bool:
@@ -73,8 +87,9 @@ class UserObject:
     @property
     def files(self) -> list[Path]:
         """The file, after those of the packages that it is in; empty where it is gone."""
-        if self.is_file:
-            return [path] if (path := Path(self.source)).is_file() else []
+        if self.is_file or self.form != "python":
+            path = Path(self.source, CONFIGURATION if self.form == "configuration" else "")
+            return [path] if path.is_file() else []
         return _files_of(self.source, self.path)
 
     @property
@@ -88,9 +103,116 @@ class UserObject:
         return short_name(self.name)
 
 
+def form_of(name: str) -> Form:
+    """What a name means: `model.onnx` is an ONNX file, a path without a colon a folder, and
+    everything else an object in Python code."""
+    slash, last = name.strip().rpartition("/")[1:]
+    if last.endswith(".onnx"):
+        return "onnx"
+    return "configuration" if slash and ":" not in last and last[-3:] != ".py" else "python"
+
+
 def short_name(name: str) -> str:
-    """A name without the folder of its file."""
+    """A name without the folder of its file: `model.py:Net`, `model.onnx`; `gpt2/` of a folder."""
+    if form_of(name) == "configuration":
+        return f"{os.path.basename(_folder(name))}/"
     return name.strip().rpartition("/")[2]
+
+
+def without_object(name: str) -> str:
+    """The file, folder or module of a name: `model.py` of `model.py:Net`."""
+    return name.strip().rpartition(":")[0] if form_of(name) == "python" else name.strip()
+
+
+def _folder(name: str) -> str:
+    """The folder of a configuration, which may be named by its file."""
+    path = os.path.abspath(os.path.expanduser(name.strip()))
+    return os.path.dirname(path) if os.path.basename(path) == CONFIGURATION else path
+
+
+def locate_network(text: str, *, elsewhere: bool = False) -> UserObject:
+    """The network that `text` names: as `locate`, or a file without code. UsageError for an invalid
+    name, and where there is no such file."""
+    form = form_of(text)
+    if form == "python":
+        return locate(text, "networks", elsewhere=elsewhere)
+    if form == "onnx":
+        file = os.path.abspath(os.path.expanduser(text.strip()))
+        if not os.path.isfile(file):
+            raise UsageError(f"networks={text}: there is no file {file}.")
+        return UserObject(name=file, folder="")
+    folder = _folder(text)
+    if not os.path.isdir(folder):
+        what = "is a file" if os.path.exists(folder) else "does not exist"
+        raise UsageError(
+            f"networks={text}: {folder} {what}. A network of your own is FILE.py:NAME, "
+            f"PACKAGE.MODULE:NAME, FILE.onnx, or a folder with the {CONFIGURATION} of Hugging Face."
+        )
+    if not os.path.isfile(os.path.join(folder, CONFIGURATION)):
+        raise UsageError(
+            f"networks={text}: there is no {CONFIGURATION} in {folder}. Name the folder with the "
+            "configuration of a model of Hugging Face."
+        )
+    return UserObject(name=f"{folder}/", folder="")
+
+
+class HasSource(Protocol):
+    """What is imported, or read, from a file or module of the user's."""
+
+    @property
+    def name(self) -> str:
+        """Its name in a record."""
+
+    @property
+    def source(self) -> str:
+        """The file or module, with the name of the object in it."""
+
+
+Named = TypeVar("Named", bound=HasSource)
+
+
+class NamedCode(Generic[Named]):
+    """Networks or data of the user's own that a command named, by name, while it runs.
+
+    Code of a user runs only where a command of the user names it: a store, a page and a queue know
+    no such name. `refusal` is the sentence for another name, with `{name}` in it.
+    """
+
+    def __init__(self, refusal: str) -> None:
+        self._refusal = refusal
+        self._named: dict[str, Named] = {}
+
+    @contextmanager
+    def named(self, objects: Iterable[Named]) -> Iterator[None]:
+        """Within it these can be found by name. UsageError for two of one name."""
+        before = dict(self._named)
+        try:
+            for own in objects:
+                other = self._named.setdefault(own.name, own)
+                if other != own:
+                    raise UsageError(
+                        f"{other.source} and {own.source} have the same name, {own.name}. Rename "
+                        "one, or measure them in two commands."
+                    )
+            yield
+        finally:
+            self._named.clear()
+            self._named.update(before)
+
+    def find(self, name: str) -> Named | None:
+        """What the command named so; None if it named none."""
+        return self._named.get(short_name(name))
+
+    def get(self, name: str) -> Named:
+        """What the command named so; UsageError if it named none."""
+        own = self.find(name)
+        if own is None:
+            raise UsageError(self._refusal.format(name=name))
+        return own
+
+    def is_named(self, own: Named) -> bool:
+        """Whether this command named exactly this."""
+        return self._named.get(own.name) == own
 
 
 def locate(text: str, setting: str, *, elsewhere: bool = False) -> UserObject:
@@ -148,7 +270,7 @@ def digest(named: UserObject) -> str:
             found[file] = file.read_bytes()
         except OSError:
             continue
-        if not is_installed:
+        if not is_installed and named.form == "python":
             imported = _imported_files(file, found[file], named.path)
             waiting += [f for f in imported if not _is_installed(f)]
     total = hashlib.sha256(named.attribute.encode())

@@ -1,5 +1,6 @@
 """Networks of a user: where their code may run, what a run of one stores, what a broken one is."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import stored_result
 from cubemesh.experiments.session import resolve, run_names
 from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.frameworks.contract.own_module import DescriptionRequest
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.contract.validation import check_layers
 from cubemesh.networks import build, build_for, entry, own_networks, rate_unit
@@ -24,6 +26,7 @@ from cubemesh.runs import own_networks as descriptions
 from cubemesh.runs.own_networks import describe_named
 from cubemesh.schema import Status
 from cubemesh.schema.own_network import OwnNetwork
+from cubemesh.schema.serialization import to_plain
 from cubemesh.store import Store
 from cubemesh.user_code import locate
 
@@ -194,9 +197,72 @@ def test_code_that_ends_its_process_is_a_fault(tmp_path):
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\necho bye.\nexit 3\n")
     program.chmod(0o700)
-    own = descriptions._describe(
-        locate(f"{MODULES}:Net", "networks"), (3, 8, 8), None, str(program)
-    )
+    named = locate(f"{MODULES}:Net", "networks")
+    asked = DescriptionRequest(named=named, input_shape=(3, 8, 8))
+    own = descriptions._describe(asked, [str(program)])
     assert own.fault == (
         "own_modules.py:Net: its code ended the process (exit code 3) after it printed: bye."
     )
+
+
+def scripted(folder, name: str, line: str) -> str:
+    """A Python that is a script; it gets the file of the request and that of the result."""
+    program = folder / name
+    program.write_text(f"#!/bin/sh\n{line}\n")
+    program.chmod(0o700)
+    return str(program)
+
+
+def test_another_python_is_asked_where_a_package_is_missing(tmp_path):
+    lacks = replace(own_network(), fault="Net: importing it raised ModuleNotFoundError: No flax.")
+    found = replace(own_network(), framework="jax", untraced="a Flax module")
+    for name, own in (("lacks", lacks), ("found", found)):
+        (tmp_path / name).write_text(json.dumps(to_plain(own)))
+    # The arguments are -P -m cubemesh.worker describe REQUEST RESULT.
+    first, second, never = (
+        scripted(tmp_path, f"{name}.sh", f'cp {tmp_path}/{name} "$6"')
+        for name in ("lacks", "found", "none")
+    )
+    named = locate(f"{MODULES}:Net", "networks")
+    asked = DescriptionRequest(named=named, input_shape=(3, 8, 8))
+    assert descriptions._describe(asked, [first, second, never]) == found
+    assert descriptions._describe(asked, [first, first]) == lacks
+    assert descriptions._describe(asked, [second, never]) == found
+
+
+def test_a_file_without_code_has_its_own_input(tmp_path):
+    (tmp_path / "net.onnx").write_bytes(b"")
+    name = f"{tmp_path}/net.onnx"
+    request, pythons = descriptions._asked(name, {"sequence_length": "7"})
+    assert (request.input_shape, request.sequence_length, pythons) == (None, 7, [None])
+    request, _ = descriptions._asked(name, {"input_shape": "5:11"})
+    assert (request.input_shape, request.vocabulary) == ((5,), 11)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "net.onnx",
+            "net.onnx is an ONNX file, which PyTorch traces, and PyTorch is not installed",
+        ),
+        ("./gpt2", "is a configuration of Hugging Face, whose models are PyTorch's, and"),
+        ("mine.py:Net", "is a module of PyTorch, Flax or Keras, and PyTorch is not installed"),
+    ],
+)
+def test_without_a_framework_one_sentence_says_what_to_install(name, words, monkeypatch):
+    monkeypatch.setattr(type(FRAMEWORKS["jax"]), "installed", False)
+    with pytest.raises(UsageError, match=f"{words}.*pip install 'cubemesh.torch.'"):
+        describe_named([name], {})
+
+
+@pytest.mark.parametrize("name", ["/folder/net.onnx", "/folder/gpt2/"])
+def test_files_and_folders_are_own_networks_that_a_queue_does_not_name(name):
+    own = replace(own_network(), source=name)
+    with own_networks.named([own]):
+        assert entry(name).sizes == {"image_size": 16, "classes": 7}
+        assert build(own.name).name == own.name
+    with pytest.raises(UsageError, match="runs only where a command names it"):
+        resolve(["minibatch"], [f"networks={name}"], None)
+    with pytest.raises(UsageError, match="runs only where a command names it"):
+        build(own.name)

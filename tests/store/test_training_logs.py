@@ -32,6 +32,7 @@ from cubemesh.store.imports.training_logs.intervals import (
     joined,
     total_rounding,
 )
+from cubemesh.store.run_statistics import run_windows
 
 LOGS = Path(__file__).parent / "training_logs"
 
@@ -196,8 +197,12 @@ def test_what_a_log_states_is_taken_from_it(store):
     megatron = imported(next(c for c in CASES if c.format == "megatron"), store)
     assert (megatron.spec.program.precision, megatron.spec.work.sequence_length) == ("bf16", 4096)
     assert megatron.spec.work.data == "unknown"
+    assert megatron.spec.program.sync == "tp=4,pp=1,dp=4", "not an all-reduce of 16 replicas"
+    assert "Its 16 devices worked as tp=4,pp=1,dp=4." in megatron.warnings[0].cause
+    assert len(run_windows(megatron)) == 9
     titan = imported(next(c for c in CASES if c.format == "torchtitan"), store)
     assert titan.spec.work.sequence_length == 8192
+    assert titan.spec.program.sync == "tp=1,pp=1,dp=8,zero=3"
     mlperf = imported(CASES[7], store)
     assert mlperf.spec.work.network == "resnet-50"
 
@@ -253,6 +258,8 @@ def test_a_machine_of_the_store_gets_the_record(store):
         (("network=a\x1b[31m",), "network"),
         (("format=tensorbord",), "format"),
         (("sync=gossip",), "strategy"),
+        (("sync=tp=2,qq=3",), "key of a layout"),
+        (("sync=tp=0",), "whole number"),
         (("batch_size=3",), "setting of training logs"),
         (("batch_per_device=3", "devices=2", "global_batch=7"), "global_batch"),
         (("skip_steps=-1",), "skip_steps"),
@@ -262,6 +269,66 @@ def test_a_machine_of_the_store_gets_the_record(store):
 def test_invalid_settings_are_refused(pairs, words, store):
     with pytest.raises(UsageError, match=words):
         library.import_training_log(LOGS / "caffe.log", store=store, **training_log_settings(pairs))
+
+
+def test_the_layout_of_a_log_that_prints_none_can_be_given(store):
+    stated = {"network": "llama-8b", "devices": 8, "sync": "dp=4,tp=2"} | BF16
+    record = library.import_training_log(LOGS / "nemo.log", store=store, **stated).record
+    assert record.spec.program.sync == "tp=2,pp=1,dp=4"
+
+
+def test_stated_devices_are_groups_of_a_layout(store):
+    stated = {"network": "gpt-7b", "skip_steps": 10, "devices": 4}
+    record = library.import_training_log(LOGS / "megatron.log", store=store, **stated).record
+    assert (record.spec.placement.devices, record.spec.program.sync) == (4, "all-reduce")
+    assert "devices=4 was given, so each is a group of them" in record.warnings[0].cause
+
+
+@pytest.mark.parametrize(
+    ("line", "layout"),
+    [
+        (
+            "data-parallel-size: 2, tensor-model-parallel size: 2, pipeline-model-parallel size: 2",
+            "tp=2,pp=2,dp=2",
+        ),
+        (
+            "data-parallel size: 8, context-parallel size: 1, tensor-model-parallel size: 1",
+            "all-reduce",
+        ),
+        (
+            "data-parallel size: 4, context-parallel size: 2, tensor-model-parallel size: 1",
+            "tp=1,pp=1,cp=2,dp=4",
+        ),
+        ("data-parallel size: 0, tensor-model-parallel size: 8", "all-reduce"),
+        ("data-parallel size: 4, encoder-tensor-model-parallel size: 2", "all-reduce"),
+    ],
+)
+def test_a_layout_is_that_of_the_log(line, layout, store, tmp_path):
+    path = tmp_path / "m.log"
+    step = " iteration {i}/ 100 | elapsed time per iteration (ms): 100.0 | global batch size: 8 |"
+    lines = [f"using world size: 8, {line}", *(step.format(i=i) for i in (1, 2, 3))]
+    path.write_text("\n".join(lines))
+    stated = {"network": "gpt-7b", "precision": "bf16"}
+    record = library.import_training_log(path, store=store, **stated).record
+    assert record.spec.program.sync == layout
+
+
+@pytest.mark.parametrize(
+    ("mesh", "layout"),
+    [
+        ("['dp_replicate', 'dp_shard', 'tp'], [2, 2, 2]", "tp=2,pp=1,dp=4,zero=3,shard=2"),
+        ("['pp', 'dp_shard', 'cp'], [2, 2, 2]", "tp=1,pp=2,cp=2,dp=2,zero=3"),
+        ("['dp_replicate'], [8]", "all-reduce"),
+        ("['dp_shard'], [2, 4]", "all-reduce"),
+    ],
+)
+def test_the_mesh_of_torchtitan_is_a_layout(mesh, layout, store, tmp_path):
+    path = tmp_path / "t.log"
+    text = (LOGS / "torchtitan.log").read_text()
+    path.write_text(text.replace("['dp_shard'], [8]", mesh))
+    stated = {"network": "llama-8b", "precision": "bf16", "devices": 8}
+    record = library.import_training_log(path, store=store, **stated).record
+    assert record.spec.program.sync == layout
 
 
 def test_a_global_batch_that_does_not_divide_is_refused(store):

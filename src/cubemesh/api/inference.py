@@ -67,6 +67,7 @@ from cubemesh.schema.work import Tokenizer
 from cubemesh.training import manifest
 from cubemesh.training.checkpoint import load, path_of, steps_in
 from cubemesh.units import parse_duration
+from cubemesh.user_code import without_object
 
 Tell = Callable[[str], None]
 
@@ -164,7 +165,11 @@ def export_network(
     be read."""
     choice = _Weights(checkpoints, step, image_size, classes, seed, weights, input_shape)
     network, arrays, source = choice.of(name)
-    path = Path(f"{network.name}.onnx" if file is None else file)
+    if file is None and network.name.endswith(".onnx"):
+        raise UsageError(
+            f"{network.name} is an ONNX file already. Name the new one: --output FILE.onnx"
+        )
+    path = Path(f"{network.name.rstrip('/')}.onnx" if file is None else file)
     return ExportedNetwork(
         file=str(path),
         network=network.name,
@@ -623,7 +628,7 @@ class _Weights:
             return source, arrays, "weights of a program"
         if own and source is not None:
             network, arrays = network_with_weights(source, self.input_shape)
-            return network, arrays, f"its own weights from {source.rpartition(':')[0]}"
+            return network, arrays, f"its own weights from {without_object(source)}"
         if self.checkpoints is None:
             if source is None:
                 raise UsageError("Name a network, such as resnet-50, or --checkpoints DIR.")

@@ -48,6 +48,8 @@ class Operator:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    node: str = field(default="", compare=False)
+    """Its name in the file that it was read from."""
 
     @property
     def name(self) -> str:

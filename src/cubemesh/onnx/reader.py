@@ -219,6 +219,7 @@ def _graph(model: Any, name: str) -> Graph:
                 inputs=tuple(node.input),
                 outputs=tuple(node.output),
                 attributes=attributes,
+                node=clean(node.name, 120),
             )
         )
     inputs = tuple(_value(v) for v in proto.input if v.name not in constants)

@@ -1,5 +1,8 @@
 """Own networks of a command: each is described by a process of its own before anything runs.
 
+The process runs in a Python with PyTorch, where there is one; if the code of a module lacks a
+package there, in the next Python that has a framework of modules.
+
 The code of a user is executed there and in the run's worker only, never in the runner. What the
 process does is contained: it has a time limit and a session of its own, which is killed at the end
 with all that it started; its output goes into a file. A module that cannot be described has a
@@ -16,7 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,18 +27,18 @@ import numpy as np
 from cubemesh.batches import Array
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import entry
+from cubemesh.frameworks.contract.own_module import DescriptionRequest, faulty
 from cubemesh.networks import own_networks
-from cubemesh.networks.assembly import Assembly
 from cubemesh.networks.graph import Network
-from cubemesh.networks.graph_text import from_text, to_text
-from cubemesh.networks.opaque import Opaque
+from cubemesh.networks.graph_text import from_text
 from cubemesh.runs.interpreters import chosen, source_environment
 from cubemesh.schema.own_network import OwnNetwork
 from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.untrusted import MOST_FILE_BYTES, clean, parse_json
-from cubemesh.user_code import UserObject, locate
+from cubemesh.user_code import form_of, locate_network
 
-FRAMEWORK = "pytorch"
+FRAMEWORKS = ("pytorch", "jax", "keras")
+"""Frameworks whose modules can be described; PyTorch traces modules, and reads files."""
 LIMIT_S = 120.0
 """Time limit of a description, with the import of PyTorch."""
 IMAGE_SIZE = 224
@@ -48,15 +51,32 @@ def describe_named(
     names: Iterable[str], settings: Mapping[str, str], pythons: Iterable[str] = ()
 ) -> list[OwnNetwork]:
     """A description of each own network among `names`, for the input that `settings` give.
-    UsageError for a file that does not exist, an invalid input, and where PyTorch is missing."""
-    own = [name.strip() for name in names if own_networks.is_own(name)]
+    UsageError for a file that does not exist, an invalid input, and where no framework is
+    installed that could run it."""
+    own = dict.fromkeys(name.strip() for name in names if own_networks.is_own(name))
     if not own:
         return []
+    pythons = tuple(pythons)
+    found = [_asked(name, settings, pythons) for name in own]
+    return [_describe(*one) for one in found]
+
+
+def _asked(
+    name: str, settings: Mapping[str, str], pythons: Iterable[str] = ()
+) -> tuple[DescriptionRequest, list[str | None]]:
+    """What to describe, and the Pythons that can, None for this one."""
+    file = form_of(name) != "python"
+    interpreters = _interpreters(name, pythons, FRAMEWORKS[:1] if file else FRAMEWORKS)
+    named = locate_network(name, elsewhere=interpreters != [None])
+    if file and not settings.get("input_shape", "").strip():
+        return DescriptionRequest(
+            named=named,
+            image_size=_number(settings, "image_size"),
+            sequence_length=_number(settings, "sequence_length"),
+        ), interpreters
     shape, vocabulary = _input_of(settings)
-    python = _interpreter(own[0], pythons)
-    elsewhere = python is not None
-    found = [locate(name, "networks", elsewhere=elsewhere) for name in dict.fromkeys(own)]
-    return [_describe(named, shape, vocabulary, python) for named in found]
+    request = DescriptionRequest(named=named, input_shape=shape, vocabulary=vocabulary)
+    return request, interpreters
 
 
 @contextlib.contextmanager
@@ -81,12 +101,11 @@ def network_with_weights(name: str, input_shape: str = "") -> tuple[Network, dic
     """The graph of an own network and the values that its module has after it was built, by their
     names in the graph. UsageError as of `described`, and for a module without a graph, whose values
     belong to no layer."""
-    shape, vocabulary = _input_of({"input_shape": input_shape})
-    python = _interpreter(name, ())
-    named = locate(name.strip(), "networks", elsewhere=python is not None)
+    request, pythons = _asked(name.strip(), {"input_shape": input_shape})
+    named = request.named
     with tempfile.TemporaryDirectory(prefix="cubemesh-") as folder:
         file = Path(folder, "weights.npz")
-        own = _describe(named, shape, vocabulary, python, file)
+        own = _describe(request, pythons, file)
         if own.fault:
             raise UsageError(own.fault)
         if own.untraced or not file.exists():
@@ -115,15 +134,27 @@ def check_weights(network: Network, weights: Mapping[str, Array]) -> None:
             raise UsageError(f"The weights of {network.name}: {name} {has}, and {needs}.")
 
 
-def _interpreter(name: str, pythons: Iterable[str]) -> str | None:
-    """The Python that has PyTorch, where it is another one than this. UsageError without one."""
-    python = chosen(pythons, os.environ).get(FRAMEWORK)
-    if python is None and not entry(FRAMEWORK).installed:
+def _interpreters(name: str, pythons: Iterable[str], frameworks: Sequence[str]) -> list[str | None]:
+    """The Pythons that have one of the frameworks, in their order, None for this one. UsageError
+    without one."""
+    others = chosen(pythons, os.environ)
+    found = [
+        others.get(framework)
+        for framework in frameworks
+        if framework in others or entry(framework).installed
+    ]
+    if not found:
+        what = {
+            "onnx": "an ONNX file, which PyTorch traces",
+            "configuration": "a configuration of Hugging Face, whose models are PyTorch's",
+            "python": "a module of PyTorch, Flax or Keras",
+        }[form_of(name)]
+        first = frameworks[0]
         raise UsageError(
-            f"{name} is a PyTorch module, and PyTorch is not installed. Install it with: "
-            f"{entry(FRAMEWORK).install}, or set a Python that has it: --python pytorch=PATH"
+            f"{name} is {what}, and {entry(first).title.split()[0]} is not installed. Install it "
+            f"with: {entry(first).install}, or set a Python that has it: --python {first}=PATH"
         )
-    return python
+    return list(dict.fromkeys(found))
 
 
 def _input_of(settings: Mapping[str, str]) -> tuple[tuple[int, ...], int | None]:
@@ -165,24 +196,32 @@ def _number(settings: Mapping[str, str], key: str) -> int | None:
 
 
 def _describe(
-    named: UserObject,
-    shape: tuple[int, ...],
-    vocabulary: int | None,
-    python: str | None,
-    weights: Path | None = None,
+    request: DescriptionRequest, pythons: Sequence[str | None], weights: Path | None = None
 ) -> OwnNetwork:
-    """The description of a module; its own values are written to the file `weights`."""
-    request = {
-        "named": to_plain(named),
-        "input_shape": list(shape),
-        "vocabulary": vocabulary,
-        **({} if weights is None else {"weights": str(weights)}),
-    }
+    """The description by the first Python that has what its code imports; its own values are
+    written to the file `weights`."""
+    first = _describe_in(request, pythons[0], weights)
+    for python in pythons[1:]:
+        if _MISSING not in first.fault:
+            break
+        own = _describe_in(request, python, weights)
+        if _MISSING not in own.fault:
+            return own
+    return first
+
+
+_MISSING = "raised ModuleNotFoundError"
+
+
+def _describe_in(
+    request: DescriptionRequest, python: str | None, weights: Path | None
+) -> OwnNetwork:
+    asked = to_plain(request) | ({} if weights is None else {"weights": str(weights)})
     with tempfile.TemporaryDirectory(prefix="cubemesh-") as temporary:
         own_folder = Path(temporary)
-        asked, found = own_folder / "request.json", own_folder / "result.json"
-        asked.write_text(json.dumps(request), encoding="utf-8")
-        fault = _run(asked, found, own_folder, python)
+        asked_file, found = own_folder / "request.json", own_folder / "result.json"
+        asked_file.write_text(json.dumps(asked), encoding="utf-8")
+        fault = _run(asked_file, found, own_folder, python)
         if not fault:
             try:
                 if found.stat().st_size > MOST_FILE_BYTES:
@@ -193,15 +232,7 @@ def _describe(
                 fault = f"its description cannot be read: {error}"
             else:
                 return own
-    net = Assembly(named.short)
-    x = net.input("tokens" if vocabulary else "image", shape, vocabulary=vocabulary)
-    net.classify(net.add_layer(Opaque(output=(1,)), x, name="module"))
-    return OwnNetwork(
-        source=named.name,
-        folder=named.folder,
-        graph=to_text(net.build(), {}),
-        fault=f"{named.short}: {fault}",
-    )
+    return faulty(request, f"{request.named.short}: {fault}")
 
 
 def _run(asked: Path, found: Path, own_folder: Path, python: str | None) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.measure.merge_ranks import merge_free_running, merge_lockstep
-from cubemesh.parallel.strategies import strategy
+from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.schema.comparison import Ratio, classify_ratio
 from cubemesh.schema.record import RunRecord, Window
 from cubemesh.statistics import (
@@ -47,7 +47,8 @@ Run = Sequence[Window]
 
 def run_windows(record: RunRecord) -> list[Window]:
     """The measured windows of a run, each with the samples of all ranks."""
-    if record.spec.placement.devices > 1 and not strategy(record.spec.program.sync).blocking:
+    sync = STRATEGIES.get(record.spec.program.sync)  # none of an imported record's layout
+    if record.spec.placement.devices > 1 and sync is not None and not sync.blocking:
         return merge_free_running(record.windows)
     return merge_lockstep(record.measured)
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import itertools
 import json
 import re
 import sys
@@ -20,7 +21,7 @@ from cubemesh.data.images.image_source import ImageSource
 from cubemesh.data.images.open_images import ImageOptions, open_encoded, open_images
 from cubemesh.data.images.remote_shards import RemoteShards
 from cubemesh.data.remote import folder as remote
-from cubemesh.data.remote.folder import check_url, is_url
+from cubemesh.data.remote.folder import Pace, check_url, is_url
 from cubemesh.data.remote.protocols import open_folder
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.contract.program import NotInstalled
@@ -337,3 +338,52 @@ def test_a_chunk_of_negative_size_fills_no_memory() -> None:
 def test_a_length_of_thousands_of_digits_is_no_number() -> None:
     with RawServer(b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n{}") as server:
         assert open_folder(server.url).read_file("manifest.json", 100) == b"{}"
+
+
+@pytest.fixture
+def slow_clock(monkeypatch: pytest.MonkeyPatch):
+    """A clock on which every look is three hours after the last."""
+    times = itertools.count(0.0, 10_000.0)
+    monkeypatch.setattr(remote, "monotonic_s", lambda: next(times))
+
+
+@pytest.mark.parametrize(
+    ("head", "byte"),
+    [
+        (HEAD + b"Content-Length: 10\r\n\r\n", b""),
+        (b"HTTP/1.1 206 Partial Content\r\nX-Slow: ", b"a"),
+        (HEAD.replace(b"0-9/10", b"0-999999/1000000") + b"Content-Length: 1000000\r\n\r\n", b"x"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+    ],
+    ids=["no body", "head", "body", "chunks"],
+)
+def test_a_server_that_trickles_is_given_up(head: bytes, byte: bytes, slow_clock) -> None:
+    """Each look at the clock is hours later, as if single bytes came so far apart."""
+    with RawServer(head, byte) as server, pytest.raises(DataError, match="is too slow: ") as slow:
+        open_folder(server.url).read("train/000000.tar", 0, 1_000_000)
+    assert "at least 1,024 bytes/s are needed" in str(slow.value)
+
+
+def test_a_server_that_ends_after_each_byte_is_given_up(server, monkeypatch) -> None:
+    """Each attempt gets a byte, so that none is a failure without progress."""
+    there = open_encoded(server.url, "train")
+    times = itertools.count(0.0, 1.0)
+    monkeypatch.setattr(remote, "monotonic_s", lambda: next(times))
+    server.requests.clear()
+    server.cuts += [1] * 1000
+    with pytest.raises(DataError, match="is too slow: "):
+        there.read(0)
+    assert 5 < len(server.requests) < 120
+
+
+def test_the_limit_of_a_read_grows_with_its_bytes(monkeypatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(remote, "monotonic_s", lambda: now[0])
+    pace = Pace("http://a/b")
+    now[0] = remote.GRACE_S - 1
+    pace.check()
+    pace.count(2 * remote.SLOWEST_BYTES_PER_S)
+    assert pace.left_s == 3
+    now[0] += 3
+    with pytest.raises(DataError, match="2,048 bytes came in 122 s"):
+        pace.check()

@@ -5,7 +5,8 @@
 by `cubemesh prepare --list`.
 
 An interrupted read resumes at the byte where it stopped. After `ATTEMPTS` failures in a row
-without a byte the read is a DataError, the outcome of the run.
+without a byte the read is a DataError, the outcome of the run; so is one that is slower than
+`SLOWEST_BYTES_PER_S` once `GRACE_S` have passed, all attempts and redirections included.
 """
 
 from __future__ import annotations
@@ -17,17 +18,51 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from cubemesh.errors import DataError, UsageError
+from cubemesh.frameworks.contract.program import monotonic_s
 from cubemesh.untrusted import clean
 
 PAUSES_S = (0.2, 1.0, 5.0)
 """Pauses between attempts."""
 ATTEMPTS = len(PAUSES_S) + 1
+SLOWEST_BYTES_PER_S = 1024
+GRACE_S = 120.0
+"""A read of n bytes takes at most GRACE_S + n / SLOWEST_BYTES_PER_S seconds."""
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.IGNORECASE | re.DOTALL)
 HTTP = ("http", "https")
 
 
 class TemporaryError(Exception):
     """A read failed, and may succeed when it is tried again; the message is the reason."""
+
+
+class Pace:
+    """Time limit of a read, which grows with the bytes that have come."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._begin_s = monotonic_s()
+        self._received = 0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the limit, unless more bytes come."""
+        allowed_s = GRACE_S + self._received / SLOWEST_BYTES_PER_S
+        return self._begin_s + allowed_s - monotonic_s()
+
+    def count(self, received: int) -> None:
+        """Count bytes that have come; DataError after the limit."""
+        self._received += received
+        self.check()
+
+    def check(self) -> None:
+        """DataError after the limit."""
+        if self.left_s <= 0:
+            raise DataError(
+                f"{clean(self._url, 200)} is too slow: {self._received:,} bytes came in "
+                f"{monotonic_s() - self._begin_s:,.0f} s, and after {GRACE_S:g} s at least "
+                f"{SLOWEST_BYTES_PER_S:,} bytes/s are needed. Copy the set to a faster server or a "
+                "disk of this machine."
+            )
 
 
 class RemoteFolder(Protocol):
@@ -71,13 +106,16 @@ def check_url(url: str) -> None:
 
 
 def resumed(
-    fetch: Callable[[int, bytearray], bool], url: str, pause: Callable[[float], None] | None = None
+    fetch: Callable[[int, bytearray], bool],
+    url: str,
+    pace: Pace,
+    pause: Callable[[float], None] | None = None,
 ) -> bytes:
     """What `fetch` reads in as many calls as it needs.
 
     `fetch(offset, into)` appends bytes from `offset` on and returns whether that was the end.
     TemporaryError is tried again after a pause, from the byte where it stopped; DataError after
-    `ATTEMPTS` failures in a row without a byte.
+    `ATTEMPTS` failures in a row without a byte, and after the limit of `pace`.
     """
     into = bytearray()
     failures = 0
@@ -94,5 +132,6 @@ def resumed(
                     f"{clean(str(error), 200)}. Check that the server answers, then run the same "
                     "command again."
                 ) from error
+            pace.check()
             if failures:
                 (pause or time.sleep)(PAUSES_S[failures - 1])

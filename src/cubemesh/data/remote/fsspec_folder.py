@@ -10,7 +10,7 @@ from typing import Any
 
 import fsspec
 
-from cubemesh.data.remote.folder import TemporaryError, resumed
+from cubemesh.data.remote.folder import Pace, TemporaryError, resumed
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.contract.program import NotInstalled
 from cubemesh.untrusted import clean
@@ -45,7 +45,8 @@ class FsspecFolder:
                 raise TemporaryError("the file ended early")
             return True
 
-        return resumed(fetch, f"{self.url}/{name}")
+        url = f"{self.url}/{name}"
+        return resumed(fetch, url, Pace(url))
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """See `RemoteFolder.read_file`."""
@@ -56,7 +57,8 @@ class FsspecFolder:
                 raise DataError(f"{self.url}/{name} has more than {most_bytes} bytes.")
             return True
 
-        return resumed(fetch, f"{self.url}/{name}")
+        url = f"{self.url}/{name}"
+        return resumed(fetch, url, Pace(url))
 
     def _range(self, name: str, start: int | None, end: int | None) -> bytes:
         try:

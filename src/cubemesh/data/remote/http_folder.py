@@ -7,16 +7,20 @@ image would cost a whole shard. Proxies are those of the environment (`https_pro
 
 from __future__ import annotations
 
+import functools
 import http.client
+import io
 import re
+import socket
 import threading
 import urllib.request
 from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from cubemesh import __version__
-from cubemesh.data.remote.folder import HTTP, TemporaryError, resumed
+from cubemesh.data.remote.folder import HTTP, Pace, TemporaryError, resumed
 from cubemesh.errors import DataError
 from cubemesh.untrusted import clean
 
@@ -40,12 +44,13 @@ class HttpFolder:
     def read(self, name: str, offset: int, size: int) -> bytes:
         """See `RemoteFolder.read`."""
         url = self._url_of(name)
+        pace = Pace(url)
 
         def fetch(done: int, into: bytearray) -> bool:
             if done == size:
                 return True
             first, last = offset + done, offset + size - 1
-            with _Answer(self, url, f"bytes={first}-{last}") as answer:
+            with _Answer(self, url, f"bytes={first}-{last}", pace) as answer:
                 if answer.status == 200:
                     raise DataError(
                         f"{clean(url, 200)}: the server ignores requests for a range of a file, "
@@ -60,15 +65,16 @@ class HttpFolder:
                 raise TemporaryError("the connection ended early")
             return True
 
-        return resumed(fetch, url)
+        return resumed(fetch, url, pace)
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """See `RemoteFolder.read_file`; after an interruption it is requested from its start."""
         url = self._url_of(name)
+        pace = Pace(url)
 
         def fetch(_: int, into: bytearray) -> bool:
             whole = bytearray()
-            with _Answer(self, url, None) as answer:
+            with _Answer(self, url, None, pace) as answer:
                 length = answer.response.headers.get("Content-Length", "")
                 answer.take(whole, most_bytes + 1)
             if len(whole) > most_bytes:
@@ -78,7 +84,7 @@ class HttpFolder:
             into += whole
             return True
 
-        return resumed(fetch, url)
+        return resumed(fetch, url, pace)
 
     def _url_of(self, name: str) -> str:
         return f"{self.url}/{quote(name)}"
@@ -118,13 +124,52 @@ def _connect(scheme: str, host: str) -> tuple[HTTPConnection, bool]:
     return connection, scheme == "http"
 
 
+class _PacedReader(io.RawIOBase):
+    """The bytes of a connection as they come, within the limits of a read."""
+
+    def __init__(self, connection: socket.socket, pace: Pace) -> None:
+        self._socket, self._pace = connection, pace
+        self._bytes = connection.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, into: Any) -> int | None:
+        """DataError after the limit of the read."""
+        self._pace.check()
+        self._socket.settimeout(min(TIMEOUT_S, self._pace.left_s))
+        try:
+            received = self._bytes.readinto(into)
+        except TimeoutError:
+            self._pace.check()
+            raise
+        self._pace.count(received or 0)
+        return received
+
+    def close(self) -> None:
+        """Leave the connection open."""
+        self._bytes.close()
+        super().close()
+
+
+class _PacedResponse(HTTPResponse):
+    """A response whose head and body are read within the limits of a read."""
+
+    def __init__(self, pace: Pace, sock: socket.socket, *more: Any, **settings: Any) -> None:
+        super().__init__(sock, *more, **settings)
+        paced = io.BufferedReader(_PacedReader(sock, pace))
+        self.fp.close()
+        self.fp = paced
+
+
 class _Answer:
     """The answer to one request, after redirections; TemporaryError or DataError otherwise."""
 
     response: HTTPResponse
 
-    def __init__(self, folder: HttpFolder, url: str, wanted: str | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: HttpFolder, url: str, wanted: str | None, pace: Pace) -> None:
+        self._folder, self._pace = folder, pace
         self._headers = {"User-Agent": f"cubemesh/{__version__}", "Accept-Encoding": "identity"}
         if wanted is not None:
             self._headers["Range"] = wanted
@@ -158,6 +203,10 @@ class _Answer:
             used = self._place in self._folder.connections
             try:
                 connection, whole = self._folder.connection(*self._place)
+                # The head of the answer is read by it too, and that of a proxy.
+                connection.response_class = functools.partial(  # type: ignore[assignment]
+                    _PacedResponse, self._pace
+                )
                 connection.request("GET", url if whole else path, headers=self._headers)
                 self.response = connection.getresponse()
                 return
@@ -165,6 +214,10 @@ class _Answer:
                 self._end()
                 if not used:  # the server may close one that was open
                     raise TemporaryError(_reason(error)) from error
+                self._pace.check()
+            except DataError:  # too slow
+                self._end()
+                raise
             except ValueError as error:  # of a redirection: a host or path that cannot be sent
                 self._end()
                 raise DataError(
@@ -184,6 +237,9 @@ class _Answer:
             into += error.partial[:left]
             self._end()
             raise TemporaryError("the connection ended early") from error
+        except DataError:  # too slow
+            self._end()
+            raise
         except (OSError, HTTPException, ValueError) as error:
             self._end()
             raise TemporaryError(_reason(error)) from error

@@ -10,6 +10,14 @@ from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Layer
 from cubemesh.networks.opaque import Opaque
+from cubemesh.schema.own_network import OwnFramework
+
+RUNS_IN: Mapping[OwnFramework, str] = {
+    "pytorch": "PyTorch. Set framework=pytorch or pytorch-compiled",
+    "jax": "JAX. Set framework=jax",
+    "keras": "Keras. Set framework=keras",
+}
+"""Framework of a module → where it runs, and how that is set."""
 
 
 def check_weights(given: Mapping[str, Array], network: Network) -> None:
@@ -35,11 +43,13 @@ def check_weights(given: Mapping[str, Array], network: Network) -> None:
 def check_layers(network: Network, lowered: Container[type[Layer]], framework: str) -> None:
     """`Unsupported` where `network` has a layer that is not among those `framework` lowers."""
     for node in network.nodes:
-        if isinstance(node.layer, Opaque) and Opaque not in lowered:
-            why = node.layer.own.untraced if node.layer.own is not None else ""
+        own = node.layer.own if isinstance(node.layer, Opaque) else None
+        runs_in = "pytorch" if own is None else own.framework
+        if isinstance(node.layer, Opaque) and (Opaque not in lowered or framework != runs_in):
+            why = "" if own is None else f" ({own.untraced})"
             raise Unsupported(
-                f"{framework} cannot run {network.name}: it is no graph of layers ({why}) and runs "
-                "as it is, in PyTorch. Set framework=pytorch or pytorch-compiled."
+                f"{framework} cannot run {network.name}: it is no graph of layers{why} and runs "
+                f"as it is, in {RUNS_IN[runs_in]}."
             )
         if type(node.layer) not in lowered:
             raise Unsupported(

@@ -9,7 +9,7 @@ graph's names. In `nhwc` the weights of convolutions are (height, width, in, out
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -21,11 +21,15 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cubemesh.batches import PADDING, Array
+from cubemesh.frameworks.contract.own_module import SAMPLES
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.contract.validation import check_layers
 from cubemesh.frameworks.jax.lowerings import LOWERINGS, JaxContext
+from cubemesh.frameworks.jax.own import load_described
 from cubemesh.frameworks.jax.runtime import JaxNumerics
 from cubemesh.networks.graph import Network, Node
 from cubemesh.networks.layers import Convolution, Linear
+from cubemesh.networks.opaque import Opaque
 
 Arrays = Mapping[str, jax.Array]
 AnyArray = TypeVar("AnyArray", jax.Array, Array)
@@ -45,7 +49,13 @@ class JaxFunction:
         layer_numerics: Mapping[str, tuple[JaxNumerics, JaxNumerics]] = MappingProxyType({}),
         norm_parts: int = 1,
     ) -> None:
-        check_layers(network, LOWERINGS, "jax")
+        check_layers(network, {*LOWERINGS, Opaque}, "jax")
+        self._opaque = {n.name: _opaque(n, network, layout) for n in network.nodes if _is_opaque(n)}
+        if norm_parts > 1 and any(node.state for node in network.nodes if _is_opaque(node)):
+            raise Unsupported(
+                f"{network.name} runs as it is, with its own normalization, which takes all "
+                "devices' samples here. Set batch_norm=global."
+            )
         self.network, self.layout, self.numerics = network, layout, numerics
         self._layer_numerics, self._norm_parts = layer_numerics, norm_parts
         convolutions = (n for n in network.nodes if isinstance(n.layer, Convolution))
@@ -121,7 +131,9 @@ class JaxFunction:
                 norm_parts=self._norm_parts,
             )
             inputs = (values[name] for name in node.inputs)
-            if backward is numerics:
+            if node.name in self._opaque:
+                found = self._opaque[node.name](context, *inputs)
+            elif backward is numerics:
                 found = LOWERINGS[type(node.layer)](node.layer, context, *inputs)
             else:
                 found = _product_by_pass(node, context, backward, *inputs)
@@ -140,6 +152,41 @@ class JaxFunction:
             return losses.mean()
         counted = labels != PADDING
         return jnp.where(counted, losses, 0).sum() / counted.sum()
+
+
+def _is_opaque(node: Node) -> bool:
+    return isinstance(node.layer, Opaque)
+
+
+def _opaque(
+    node: Node, network: Network, layout: str
+) -> Callable[[JaxContext, jax.Array], jax.Array]:
+    """The lowering of a module that runs as it is, which is imported here. Weights and inputs are
+    cast to the type of products; the module decides what it computes in."""
+    assert isinstance(node.layer, Opaque)
+    own, given = node.layer.own, network.inputs[0]
+    assert own is not None, "a network made of a description"
+    if given.dtype == "float":
+        channels, height, width = given.shape
+        sample = jnp.zeros((SAMPLES, height, width, channels), jnp.float32)
+    else:
+        sample = jnp.zeros((SAMPLES, *given.shape), jnp.int32)
+    module = load_described(own, sample)
+
+    def run(context: JaxContext, x: jax.Array) -> jax.Array:
+        if given.dtype == "float":
+            x = x.transpose(0, 2, 3, 1) if layout == "nchw" else x
+            x = x.astype(context.numerics.products)
+        trained = {n: context.arrays[n].astype(context.numerics.products) for n in module.trained}
+        state = {n: context.arrays[n] for n in module.state}
+        key = context.key() if context.training else None
+        with jax.default_matmul_precision(context.numerics.precision):
+            y, after = module(trained, state, x, key)
+        if context.training:
+            context.new_state.update({n: a.astype(state[n].dtype) for n, a in after.items()})
+        return y.astype(context.numerics.arrays)
+
+    return run
 
 
 def _product_by_pass(

@@ -20,12 +20,14 @@ import tensorflow as tf
 from cubemesh.batches import Array, Batch
 from cubemesh.frameworks.contract.program import BuildRequest, Capabilities, Unsupported
 from cubemesh.frameworks.contract.validation import check_weights
+from cubemesh.frameworks.keras import own
 from cubemesh.frameworks.keras.layers import LOWERINGS, KerasContext, TorchRules
 from cubemesh.frameworks.tensorflow import runtime
 from cubemesh.frameworks.tensorflow.network import check_network
 from cubemesh.frameworks.tensorflow.program import CpuProgram
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution, Linear
+from cubemesh.networks.opaque import Opaque
 from cubemesh.schema.work import Training
 
 POLICIES = {"fp64": "float64", "fp32": "float32", "bf16": "mixed_bfloat16"}
@@ -59,7 +61,7 @@ class KerasProgram(CpuProgram):
     def __init__(self, request: BuildRequest) -> None:
         super().__init__(request)
         _check_inputs(request.network)
-        check_network(request.network, LOWERINGS, "keras")
+        check_network(request.network, {*LOWERINGS, Opaque}, "keras")
         self._network = request.network
         policy = keras.DTypePolicy(POLICIES[request.program.precision])
         self._dtype = policy.variable_dtype
@@ -82,7 +84,12 @@ class KerasProgram(CpuProgram):
         for i, node in enumerate(network.nodes):
             context = KerasContext(shape=node.shape, seed=self._work.seed + i, full=self._dtype)
             inputs = (values[name] for name in node.inputs)
-            values[node.name] = LOWERINGS[type(node.layer)](node.layer, context, *inputs)
+            if isinstance(node.layer, Opaque):
+                assert node.layer.own is not None, "a network made of a description"
+                values[node.name], variables = own.apply(node.layer.own, *inputs)
+                context.arrays.update(variables)
+            else:
+                values[node.name] = LOWERINGS[type(node.layer)](node.layer, context, *inputs)
             for role, name in {**node.parameters, **node.state}.items():
                 if name in self._variables:
                     raise Unsupported(

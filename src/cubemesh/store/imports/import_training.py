@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from cubemesh.errors import DataError, UsageError, unknown_name
+from cubemesh.forecast.transformers.layout import read_layout
 from cubemesh.forecast.utilization import with_utilization
 from cubemesh.machines.files import read_text
 from cubemesh.measure.figures import figures
@@ -95,7 +96,8 @@ class LogSettings:
     layout: Layout = "nchw"
     """Memory layout of images."""
     sync: str | None = None
-    """Gradient synchronization strategy; default: all-reduce on several devices."""
+    """Gradient synchronization strategy, or a layout (tp=4,pp=1,dp=4); default: that of the log, or
+    all-reduce on several devices."""
     data: str | None = None
     """Data set, or `synthetic`; default: that of the log, or `unknown`."""
     image_size: int | None = None
@@ -119,8 +121,10 @@ class LogSettings:
         at_least(self, 0, "skip_steps")
         if self.devices is not None and self.devices > MAX_DEVICES:
             raise UsageError(f"devices={self.devices} is not valid: give 1 to {MAX_DEVICES:,}.")
-        if self.sync is not None and self.sync not in STRATEGIES:
+        if self.sync is not None and self.sync not in STRATEGIES and "=" not in self.sync:
             raise unknown_name("gradient synchronization strategy", self.sync, STRATEGIES)
+        if self.sync is not None and "=" in self.sync:
+            object.__setattr__(self, "sync", str(read_layout(self.sync)))
         if self.format is not None and self.format not in FORMATS:
             raise unknown_name("format of training logs", self.format, FORMATS, "", "formats")
         for name in ("network", "framework", "data"):
@@ -248,9 +252,17 @@ def _spec(path: Path, name: str, settings: LogSettings, logged: LoggedTraining) 
             framework=settings.framework or FORMATS[name].framework,
             precision=settings.precision or logged.precision or "fp32",
             layout=settings.layout,
-            sync=settings.sync or ("all-reduce" if devices > 1 else "none"),
+            sync=settings.sync or _sync(devices, logged),
         ),
     )
+
+
+def _sync(devices: int, logged: LoggedTraining) -> str:
+    """How the devices worked together: the layout that the log states for them, in the words of
+    `predict --layout`; else as replicas."""
+    if logged.layout is not None and logged.layout.devices == devices:
+        return str(logged.layout)
+    return "all-reduce" if devices > 1 else "none"
 
 
 def _network(name: str) -> str:
@@ -317,7 +329,7 @@ def _record(
         ranks=_ranks(spec, machine, settings),
         windows=windows,
         figures=found,
-        warnings=tuple(_warnings(intervals, logged, source, measured)),
+        warnings=tuple(_warnings(intervals, logged, source, measured, spec)),
         source=source,
     )
     known = isinstance(spec.work, TrainSteps) and spec.work.network in NETWORKS
@@ -373,14 +385,24 @@ def _ranks(spec: RunSpec, machine: Machine, settings: LogSettings) -> tuple[Rank
 
 
 def _warnings(
-    intervals: Sequence[Interval], logged: LoggedTraining, source: str, windows: Sequence[Window]
+    intervals: Sequence[Interval],
+    logged: LoggedTraining,
+    source: str,
+    windows: Sequence[Window],
+    spec: RunSpec,
 ) -> list[Warning]:
     rounding = total_rounding(intervals)
+    layout = ""
+    if logged.layout is not None:
+        layout = f" Its {logged.layout.devices} devices worked as {logged.layout}."
+        if logged.layout.devices != spec.placement.devices:
+            layout += f" devices={spec.placement.devices} was given, so each is a group of them."
     includes = f" Its times include {logged.includes}." if logged.includes else ""
     found = [
         warn(
             IMPORTED,
-            f"Read from the {source}. The printed digits leave ± {100 * rounding:.2g} %.{includes}",
+            f"Read from the {source}. The printed digits leave ± {100 * rounding:.2g} %."
+            f"{layout}{includes}",
             "Compare with care: input, warm-up and what is timed are those of the other program. "
             "Measure the same work with cubemesh for a comparison under the same rules.",
         )

@@ -16,34 +16,22 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from cubemesh.batches import Array
+from cubemesh.frameworks.contract.own_module import (
+    SAMPLES,
+    DescriptionRequest,
+    check_scores,
+    faulty,
+    moments,
+    opaque_text,
+)
+from cubemesh.frameworks.pytorch.own import hugging_face
 from cubemesh.frameworks.pytorch.own.source import load, scores_of
 from cubemesh.frameworks.pytorch.own.tracing import Traced, Untraceable, trace
-from cubemesh.networks.assembly import Assembly
 from cubemesh.networks.graph_text import to_text
 from cubemesh.networks.opaque import Opaque
 from cubemesh.schema.own_network import OwnNetwork
-from cubemesh.user_code import UserCodeError, UserObject, attempt, digest
-
-SAMPLES = 2
-"""Of the description: batch normalization needs two."""
-DIGITS = 3
-"""Significant digits of the initial values' deviation, so that rounding changes no spec."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DescriptionRequest:
-    """What to describe."""
-
-    named: UserObject
-    input_shape: tuple[int, ...]
-    """Of one sample: (channels, height, width), or (length,) of tokens."""
-    vocabulary: int | None = None
-    """Of tokens; None for images."""
-
-    @property
-    def input_name(self) -> str:
-        """Name of the input in the graph."""
-        return "image" if self.vocabulary is None else "tokens"
+from cubemesh.user_code import UserCodeError, attempt, digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,22 +63,21 @@ def describe_and_compare(request: DescriptionRequest) -> tuple[OwnNetwork, float
 def describe_with_arrays(request: DescriptionRequest) -> tuple[OwnNetwork, Traced | None]:
     """The description, and the graph with the module's own arrays; None where it has no graph."""
     try:
-        return _describe(request)
+        if request.named.form == "configuration":
+            request = hugging_face.with_input(request)
+        return describe_module(request, load(request.named))
     except UserCodeError as error:
         return faulty(request, str(error)), None
 
 
-def faulty(request: DescriptionRequest, fault: str) -> OwnNetwork:
-    """The description of a module that cannot be run."""
-    named, graph = request.named, _opaque_text(request, Opaque(output=(1,)), {})
-    return OwnNetwork(source=named.name, folder=named.folder, graph=graph, fault=fault)
-
-
-def _describe(request: DescriptionRequest) -> tuple[OwnNetwork, Traced | None]:
+def describe_module(
+    request: DescriptionRequest, module: nn.Module
+) -> tuple[OwnNetwork, Traced | None]:
+    """As `describe_with_arrays`, of a module that is built. UserCodeError where it cannot be
+    run."""
     named = request.named
-    module = load(named)
     own = OwnNetwork(source=named.name, folder=named.folder, digest=digest(named), graph="")
-    given = _samples(request)
+    given = torch.from_numpy(request.samples())
     counted = _count(module, given, request)
     try:
         traced = trace(own.name, module, given, request.input_name, request.vocabulary)
@@ -103,37 +90,25 @@ def _describe(request: DescriptionRequest) -> tuple[OwnNetwork, Traced | None]:
             backward_flops=counted.backward_flops,
             saved_values=counted.saved_values,
         )
-        arrays = {**counted.trained, **counted.updated}
-        graph = _opaque_text(request, layer, arrays)
+        arrays = {n: _values(a) for n, a in {**counted.trained, **counted.updated}.items()}
+        graph = opaque_text(request, layer, arrays)
         return replace(own, graph=graph, untraced=str(reason)), None
-    moments = {name: _moments(array) for name, array in traced.arrays.items()}
-    return replace(own, graph=to_text(traced.network, moments)), traced
+    return replace(own, graph=graph_text(traced)), traced
 
 
-def _opaque_text(request: DescriptionRequest, layer: Opaque, arrays: dict[str, Tensor]) -> str:
-    net = Assembly(request.named.name)
-    x = net.input(request.input_name, request.input_shape, vocabulary=request.vocabulary)
-    net.classify(net.add_layer(layer, x, name="module"))
-    return to_text(net.build(), {f"module.{n}": _moments(a) for n, a in arrays.items()})
-
-
-def _samples(request: DescriptionRequest) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    shape = (SAMPLES, *request.input_shape)
-    if request.vocabulary is None:
-        return torch.rand(shape, generator=generator)
-    return torch.randint(request.vocabulary, shape, generator=generator)
+def graph_text(traced: Traced) -> str:
+    """The text of a traced graph."""
+    arrays = {name: moments(_values(array)) for name, array in traced.arrays.items()}
+    return to_text(traced.network, arrays)
 
 
 def _count(module: nn.Module, given: Tensor, request: DescriptionRequest) -> _Counted:
-    named = request.named
-    shown = "×".join(map(str, request.input_shape))
-    what = f"images of {shown}" if request.vocabulary is None else f"{shown} tokens"
+    named, what = request.named, request.shown_input
     running = f"running it on {what}"
     module.eval()
     with torch.no_grad():
         scores = attempt(named, running, lambda: scores_of(module(given)))
-    _check_scores(named.short, scores, running)
+    check_scores(request, tuple(scores.shape), floating=scores.is_floating_point())
     module.train()
     parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
     buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point()}
@@ -172,15 +147,6 @@ def _count(module: nn.Module, given: Tensor, request: DescriptionRequest) -> _Co
     )
 
 
-def _check_scores(name: str, scores: Tensor, running: str) -> None:
-    shape = tuple(scores.shape)
-    if len(shape) not in (2, 3) or shape[0] != SAMPLES or not scores.is_floating_point():
-        raise UserCodeError(
-            f"{name}: {running}, {SAMPLES} a batch, returned values of shape {shape}, and scores "
-            "of shape (batch, classes) or (batch, positions, classes) are needed."
-        )
-
-
 class _SavedValues:
     """Bytes that a forward pass saves, each storage once, without arrays that exist anyway."""
 
@@ -199,16 +165,6 @@ class _SavedValues:
         return array
 
 
-def _moments(array: Tensor) -> tuple[float, float]:
-    """Mean and deviation of initial values: the mean of a constant, or where it is no noise."""
-    values = array.detach().double().flatten()
-    mean = float(values.mean())
-    deviation = float(values.std(unbiased=False)) if values.numel() > 1 else 0.0
-    if deviation <= 1e-6 * abs(mean) or values.numel() == 1:
-        return _rounded(mean), 0.0
-    noise = 4 * deviation / math.sqrt(values.numel())
-    return (_rounded(mean) if abs(mean) > noise else 0.0), _rounded(deviation)
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
+def _values(array: Tensor) -> Array:
+    found: Array = array.detach().double().numpy()
+    return found

@@ -4,46 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from cubemesh import user_code
+from cubemesh.frameworks.contract.own_module import check_unchanged, make, of_framework
+from cubemesh.frameworks.pytorch.own import hugging_face
 from cubemesh.frameworks.pytorch.runtime import is_out_of_memory
 from cubemesh.schema.own_network import OwnNetwork
-from cubemesh.user_code import UserCodeError, UserObject, attempt, digest
+from cubemesh.user_code import UserObject
 
 
 def load(named: UserObject) -> nn.Module:
     """The module, as its code builds it with seed 0. UserCodeError where there is none."""
-    found = user_code.load(named, is_out_of_memory)
-    if not isinstance(found, nn.Module):
-        if not callable(found):
-            raise UserCodeError(
-                f"{named.short} is of type {type(found).__name__}. Name a torch.nn.Module, or a "
-                "class or function without arguments that returns one."
-            )
-        torch.manual_seed(0)
-        found = attempt(named, "building it", found, is_out_of_memory)
-    if not isinstance(found, nn.Module):
-        raise UserCodeError(
-            f"{named.short} returned an object of type {type(found).__name__}, and a "
-            "torch.nn.Module is needed."
-        )
+    if named.form == "configuration":
+        return hugging_face.build(named)
+    found = of_framework(named, make(named, is_out_of_memory), "pytorch")
+    assert isinstance(found, nn.Module)
     return found
 
 
 def load_described(own: OwnNetwork) -> nn.Module:
     """The module of a description. UserCodeError where it cannot be built, or its files are no
     longer those that were described."""
-    if own.fault:
-        raise UserCodeError(own.fault)
-    named = UserObject(name=own.source, folder=own.folder)
-    module = load(named)
-    if digest(named) != own.digest:
-        raise UserCodeError(
-            f"{own.name}: its source changed after the command began. Run the command again."
-        )
-    return module
+    return load(check_unchanged(own))
 
 
 class Scores(nn.Module):

@@ -121,7 +121,11 @@ class Tracer:
             elif node.op == "get_attr":  # what a part runs in another mode
                 self._values[node] = getattr(self._exported.graph_module, str(node.target))
             elif node.op == "call_function" and node in self._used:
-                self._values[node] = self._call(node)
+                try:
+                    self._values[node] = self._call(node)
+                except Untraceable as reason:
+                    reason.place = _module_of(node)[0]
+                    raise
         value = self.settled(self._values[_output(self._exported)])
         if not isinstance(value, Value) or not self.is_whole(value):
             raise Untraceable("its scores are not the result of a layer")

@@ -22,6 +22,9 @@ from cubemesh.networks.layers import Layer
 class Untraceable(Exception):
     """Why a module has no graph, in words."""
 
+    place: str = ""
+    """Path of the module that computes it, where that is known."""
+
 
 class Symbolic:
     """What depends on the input of the network."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from cubemesh.errors import DataError
+from cubemesh.forecast.transformers.layout import Layout
 from cubemesh.schema.spec import Precision
 
 NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,15})?(?:[eE][+-]?[0-9]{1,3})?)"
@@ -80,6 +81,8 @@ class LoggedTraining:
     precision: Precision | None = None
     data: str | None = None
     sequence_length: int | None = None
+    layout: Layout | None = None
+    """How the devices shared the work, where each was not a replica of the whole network."""
     includes: str = ""
     """What the printed times include besides training steps, as a clause."""
 

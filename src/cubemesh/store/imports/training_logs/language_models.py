@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 
 from cubemesh.errors import DataError
+from cubemesh.forecast.transformers.layout import Layout
 from cubemesh.store.imports.training_logs.intervals import (
     NUMBER,
     LogContext,
@@ -31,6 +32,13 @@ MEGATRON = re.compile(
 )
 _MEGATRON_BATCH = re.compile(r"\bglobal batch size: {1,12}([0-9]{1,9})")
 _WORLD_SIZE = re.compile(r"using world size: {0,4}([0-9]{1,7})")
+_MEGATRON_GROUPS = {
+    "dp": re.compile(r"(?<![\w-])data-parallel[- ]size: {0,4}([0-9]{1,7})\b"),
+    "cp": re.compile(r"(?<![\w-])context-parallel[- ]size: {0,4}([0-9]{1,7})\b"),
+    "tp": re.compile(r"(?<![\w-])tensor-model-parallel[- ]size: {0,4}([0-9]{1,7})\b"),
+    "pp": re.compile(r"(?<![\w-])pipeline-model-parallel[- ]size: {0,4}([0-9]{1,7})\b"),
+}
+"""Group of devices → its size, in the line of the world size."""
 _MEGATRON_PRECISION = re.compile(r"using torch\.(bfloat16|float16|float32) for parameters")
 _MEGATRON_LENGTH = re.compile(r"^\s{0,8}seq_length \.{3,80} ([0-9]{1,9})")
 NEMO = re.compile(
@@ -45,6 +53,9 @@ _TITAN_TRAINER = re.compile(
     r"global batch size ([0-9]{1,9}),.{0,60}? sequence length ([0-9]{1,9})"
 )
 _TITAN_WORLD = re.compile(r"\bworld_size[=:] ?([0-9]{1,7})\b")
+_TITAN_MESH = re.compile(
+    r"Building [0-9]-D device mesh with \[([a-z_', ]{1,120})\], \[([0-9, ]{1,60})\]"
+)
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -79,6 +90,7 @@ def megatron(lines: Sequence[LogLine], context: LogContext, skip_steps: int) -> 
         devices=_whole(lines, _WORLD_SIZE),
         precision=_PRECISIONS[precision] if precision else None,  # type: ignore[arg-type]
         sequence_length=_whole(lines, _MEGATRON_LENGTH),
+        layout=_megatron_layout(lines),
     )
 
 
@@ -141,7 +153,41 @@ def torchtitan(lines: Sequence[LogLine], context: LogContext, skip_steps: int) -
         global_batch=batch,
         devices=devices,
         sequence_length=length,
+        layout=_titan_layout(lines),
     )
+
+
+def _megatron_layout(lines: Sequence[LogLine]) -> Layout | None:
+    """The groups of devices that Megatron-LM states; None where it states plain data
+    parallelism, or none."""
+    text = next((line.text for line in lines if _WORLD_SIZE.search(line.text)), "")
+    sizes = {name: int(m[1]) for name, p in _MEGATRON_GROUPS.items() if (m := p.search(text))}
+    return _layout(**sizes)
+
+
+def _titan_layout(lines: Sequence[LogLine]) -> Layout | None:
+    """The device mesh of TorchTitan: `dp_shard` shares weights, gradients and optimizer states
+    (`fully_shard`); `dp_replicate` repeats that."""
+    mesh = next((m for line in lines if (m := _TITAN_MESH.search(line.text))), None)
+    if mesh is None:
+        return None
+    names = [name.strip(" '") for name in mesh[1].split(",")]
+    sizes = [int(size) for size in mesh[2].split(",") if size.strip()]
+    if len(names) != len(sizes):
+        return None
+    axes = dict(zip(names, sizes, strict=True))
+    shard, replicas = axes.get("dp_shard", 1), axes.get("dp_replicate", 1)
+    groups = {name: axes.get(name, 1) for name in ("tp", "pp", "cp")}
+    dp = axes.get("dp", shard * replicas)
+    if shard == 1:
+        return _layout(dp=dp, **groups)
+    return _layout(dp=dp, zero=3, shard=shard * groups["cp"] if replicas > 1 else 0, **groups)
+
+
+def _layout(**sizes: int) -> Layout | None:
+    """None for a size below 1, and where each device has the whole network and optimizer state."""
+    found = Layout(**sizes) if all(v or k == "shard" for k, v in sizes.items()) else Layout()
+    return found if found.devices > found.dp or found.zero > 1 else None
 
 
 def _first(lines: Sequence[LogLine], pattern: re.Pattern[str]) -> str | None:

@@ -1,0 +1,158 @@
+"""Models of Hugging Face by their configuration: a folder with `config.json`, weights at random.
+
+transformers builds the model. Nothing is downloaded, and no code of the folder is run: a model that
+transformers itself does not have is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cubemesh.frameworks.contract.own_module import IMAGE, DescriptionRequest
+from cubemesh.frameworks.pytorch.runtime import is_out_of_memory
+from cubemesh.untrusted import clean, parse_json
+from cubemesh.user_code import CONFIGURATION, UserCodeError, UserObject, attempt
+
+MOST_BYTES = 1 << 20
+"""Of a configuration."""
+LENGTH = 512
+"""Tokens of a sequence where none are given, or as many as the model has positions for."""
+HEADS = {
+    "ForImageClassification": "AutoModelForImageClassification",
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForPreTraining": "AutoModelForMaskedLM",
+}
+"""End of the name of an architecture → the class that builds it."""
+DEFAULTS = (
+    "AutoModelForImageClassification",
+    "AutoModelForMaskedLM",
+    "AutoModelForCausalLM",
+    "AutoModelForSequenceClassification",
+)
+"""Classes for a configuration that names no architecture with a head; the first that has it."""
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
+
+
+def build(named: UserObject) -> nn.Module:
+    """The model of a configuration, with seed 0. UserCodeError where transformers is missing, or
+    has no such model."""
+    configuration = _configuration(named)
+    builder = _builder(named, configuration)
+    if getattr(configuration, "use_cache", None):
+        configuration.use_cache = False  # keys and values, which training does not return
+    torch.manual_seed(0)
+    found = attempt(
+        named,
+        "building it",
+        lambda: builder.from_config(configuration, trust_remote_code=False),
+        is_out_of_memory,
+    )
+    assert isinstance(found, nn.Module)
+    return found.float()
+
+
+def with_input(request: DescriptionRequest) -> DescriptionRequest:
+    """The request with the input of the configuration, where none is given. UserCodeError as of
+    `build`."""
+    if request.input_shape is not None:
+        return request
+    own = _configuration(request.named)
+    vocabulary = getattr(own, "vocab_size", None)
+    if isinstance(vocabulary, int) and vocabulary > 0:
+        positions = [n for name in _POSITIONS if isinstance(n := getattr(own, name, None), int)]
+        first = 2 if own.model_type in _PADDED_POSITIONS else 0
+        most = min((n - first for n in positions if n > first), default=LENGTH)
+        length = request.sequence_length or min(LENGTH, most)
+        return replace(request, input_shape=(length,), vocabulary=vocabulary)
+    size = getattr(own, "image_size", None)
+    sides = list(size) if isinstance(size, (list, tuple)) else [size, size]
+    if request.image_size is not None or not all(isinstance(n, int) for n in sides):
+        sides = [request.image_size or IMAGE[1]] * 2
+    channels = getattr(own, "num_channels", None)
+    shape = (channels if isinstance(channels, int) else IMAGE[0], *sides[-2:])
+    return replace(request, input_shape=shape)
+
+
+_PADDED_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"})
+"""Model types whose first positions are those of padding."""
+
+
+def _configuration(named: UserObject) -> Any:
+    """The configuration of a folder, as transformers reads it."""
+    file = Path(named.source, CONFIGURATION)
+    try:
+        if file.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+        plain = parse_json(file.read_bytes())
+    except (OSError, ValueError) as error:
+        reason = clean(str(getattr(error, "strerror", None) or error), 200).rstrip(".")
+        raise UserCodeError(f"{named.short}: {CONFIGURATION} cannot be read: {reason}.") from error
+    kind = plain.get("model_type") if isinstance(plain, dict) else None
+    if not isinstance(kind, str):
+        raise UserCodeError(
+            f"{named.short}: {CONFIGURATION} has no model_type, so it is no configuration of a "
+            "model of Hugging Face."
+        )
+    library = _transformers(named)
+    if kind not in library.CONFIG_MAPPING:
+        more = " Code in its folder is not run." if "auto_map" in plain else ""
+        raise UserCodeError(
+            f"{named.short}: transformers {library.__version__} has no model {clean(kind, 60)}."
+            f"{more}"
+        )
+    given = {key: v for key, v in plain.items() if key not in _NOT_READ and key[:1] != "_"}
+    return attempt(
+        named,
+        f"reading {CONFIGURATION}",
+        lambda: library.CONFIG_MAPPING[kind].from_dict(given),
+        is_out_of_memory,
+    )
+
+
+_NOT_READ = frozenset({"model_type", "auto_map", "attn_implementation", "quantization_config"})
+"""Keys of a configuration that would name code or kernels to fetch, or change weights."""
+
+
+def _builder(named: UserObject, configuration: Any) -> Any:
+    """The class that builds the model of a configuration, with its head."""
+    library = _transformers(named)
+    given = getattr(configuration, "architectures", None)
+    names = [name for name in given or () if isinstance(name, str)]
+    heads = [HEADS[end] for name in names for end in HEADS if name.endswith(end)]
+    for head in (*heads, *DEFAULTS) if not _has_two_inputs(configuration) else ():
+        builder = getattr(library, head)
+        if type(configuration) in builder._model_mapping:
+            return builder
+    model = clean(names[0] if names else configuration.model_type, 60)
+    raise UserCodeError(
+        f"{named.short}: {model} has no scores of one input: causal language models, encoders and "
+        "image classifiers are measured."
+    )
+
+
+def _has_two_inputs(configuration: Any) -> bool:
+    """Whether a model takes a text and what is made of it."""
+    return bool(getattr(configuration, "is_encoder_decoder", False))
+
+
+def _transformers(named: UserObject) -> Any:
+    """The package, which makes no connection."""
+    if importlib.util.find_spec("transformers") is None:
+        raise UserCodeError(
+            f"{named.short} is a configuration of Hugging Face, and transformers is not installed. "
+            "Install it with: pip install transformers"
+        )
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    return importlib.import_module("transformers")
