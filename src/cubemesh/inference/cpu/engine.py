@@ -1,0 +1,36 @@
+"""Own kernels as an engine of plans: models of convolutional networks in 8-bit integers, on a CPU
+with AVX512-VNNI or AMX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cubemesh.inference.cpu.lower import lower
+from cubemesh.inference.cpu.session import CpuSession
+from cubemesh.inference.passes import optimize
+from cubemesh.kernels.cpu.int8.library import unsupported
+from cubemesh.onnx.reader import parse
+
+__all__ = ["available", "open_session", "unsupported"]
+
+
+def available() -> tuple[str, ...]:
+    """8-bit integers only."""
+    return ()
+
+
+def open_session(
+    content: bytes | Path,
+    *,
+    threads: int,
+    precision: str = "fp32",
+    device: str = "cpu",
+    batch: int | None = None,
+) -> CpuSession:
+    """See `Engine`. ValueError, which ends a sentence, for a network without kernels."""
+    if not isinstance(content, bytes):
+        content = content.read_bytes()
+    if batch is None:
+        raise ValueError("a plan in these kernels has fixed batch sizes")
+    graph, _ = optimize(parse(content))
+    return CpuSession(lower(graph), batch, threads)
