@@ -27,34 +27,69 @@ static inline __m128i bytes_of(__m512 real, __m512i zero, __m512i low) {
 
 static inline __mmask16 mask_of(long left) { return left >= 16 ? 0xffff : (1u << left) - 1; }
 
+static inline __m512i quantized(const float* x, __mmask16 mask, __m512 scale, __m512i zero) {
+    const __m512 real = _mm512_div_ps(_mm512_maskz_loadu_ps(mask, x), scale);
+    return _mm512_cvtepu8_epi32(bytes_of(real, zero, _mm512_setzero_si512()));
+}
+
+// A line of three planes as words of three bytes, with zeros before and after.
+static inline void store_line(uint32_t* line, long pixels, long left, const float* x, long plane, long width,
+                              __m512 scale, __m512i zero) {
+    const uint32_t nothing = static_cast<uint32_t>(_mm512_cvtsi512_si32(zero)) * 0x010101u;
+    for (long w = 0; w < pixels; w++) line[w] = nothing;
+    for (long w = 0; x && w < width; w += 16) {
+        const __mmask16 mask = mask_of(width - w);
+        __m512i word = quantized(x + w, mask, scale, zero);
+        word = _mm512_or_si512(word, _mm512_slli_epi32(quantized(x + plane + w, mask, scale, zero), 8));
+        word = _mm512_or_si512(word, _mm512_slli_epi32(quantized(x + 2 * plane + w, mask, scale, zero), 16));
+        _mm512_mask_storeu_epi32(line + left + w, mask, word);
+    }
+}
+
 // Planes of float32 become pixels of bytes with a border; with fold 2, 2 × 2 pixels become one.
 static inline void store_image(const StepInfo& s, const View& y, const float* x, long channels, long height,
-                               long width, long image, long from, long to, uint8_t* line) {
+                               long width, long image, long from, long to, uint8_t* scratch) {
     const __m512 scale = _mm512_set1_ps(static_cast<float>(s.factor));
     const __m512i zero = _mm512_set1_epi32(static_cast<int>(y.info->zero));
-    const long fold = s.fold, pixel_bytes = y.info->pitch;
+    const long fold = s.fold, pixel_bytes = y.info->pitch, pixels = y.info->width * fold;
+    // the output may be narrower than the input
+    const long given = std::min(width, pixels - s.left);
     for (long row = from; row < to; row++) {
         uint8_t* out = y.pixel(image, row, 0);
+        if (channels == 3) {
+            uint32_t* lines[2];
+            for (long sub = 0; sub < fold; sub++) {
+                const long h = row * fold + sub - s.top;
+                lines[sub] = reinterpret_cast<uint32_t*>(scratch) + sub * pixels;
+                store_line(lines[sub], pixels, s.left, h >= 0 && h < height ? x + h * width : nullptr, height * width,
+                           given, scale, zero);
+            }
+            for (long w = 0; w < y.info->width; w++, out += pixel_bytes) {
+                if (fold == 1) {
+                    memcpy(out, lines[0] + w, 3);
+                    continue;
+                }
+                const uint32_t *a = lines[0] + 2 * w, *b = lines[1] + 2 * w;
+                const uint64_t low = a[0] | static_cast<uint64_t>(a[1]) << 24 | static_cast<uint64_t>(b[0]) << 48;
+                const uint32_t high = b[0] >> 16 | b[1] << 8;
+                memcpy(out, &low, 8);
+                memcpy(out + 8, &high, 4);
+            }
+            continue;
+        }
         memset(out, static_cast<int>(y.info->zero), y.info->width * pixel_bytes);
         for (long sub = 0; sub < fold; sub++) {
             const long h = row * fold + sub - s.top;
             if (h < 0 || h >= height) continue;
             for (long c = 0; c < channels; c++) {
                 const float* plane = x + (c * height + h) * width;
-                for (long w = 0; w < width; w += 16) {
-                    const __mmask16 mask = mask_of(width - w);
-                    const __m512 real = _mm512_div_ps(_mm512_maskz_loadu_ps(mask, plane + w), scale);
-                    _mm_storeu_si128(reinterpret_cast<__m128i*>(line + w), bytes_of(real, zero, _mm512_setzero_si512()));
+                for (long w = 0; w < given; w += 16) {
+                    const __m512i bytes = quantized(plane + w, mask_of(given - w), scale, zero);
+                    _mm_storeu_si128(reinterpret_cast<__m128i*>(scratch + w), _mm512_cvtepi32_epi8(bytes));
                 }
                 uint8_t* at = out + sub * fold * channels + c;
-                if (fold == 1) {
-                    for (long w = 0; w < width; w++) at[(w + s.left) * pixel_bytes] = line[w];
-                } else {
-                    for (long w = 0; w < width; w++) {
-                        const long place = w + s.left;
-                        at[place / 2 * pixel_bytes + place % 2 * channels] = line[w];
-                    }
-                }
+                for (long w = 0; w < given; w++)
+                    at[(w + s.left) / fold * pixel_bytes + (w + s.left) % fold * channels] = scratch[w];
             }
         }
     }

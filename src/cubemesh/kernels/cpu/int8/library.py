@@ -132,7 +132,8 @@ class Network:
         infos = (_ArrayInfo * len(arrays))(*(_ArrayInfo(**a) for a in arrays))
         made = (_StepInfo * len(steps))(*(_step(step, keep) for step in steps))
         parts = (_SegmentInfo * len(segments))(*(_SegmentInfo(*s) for s in segments))
-        sizes = (_L * 6)(*shape, arena_bytes, shape[2] + 64, len(outputs))
+        line_bytes = 16 * max(a["width"] for a in arrays) + shape[2] + 64
+        sizes = (_L * 6)(*shape, arena_bytes, line_bytes, len(outputs))
         results = (_P * len(outputs))(*(array.ctypes.data for array in outputs))
         self._outputs = outputs
         self._network = library().int8_create(

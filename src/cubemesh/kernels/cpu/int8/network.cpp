@@ -78,7 +78,7 @@ struct Network {
         p.row_bytes = (s.row_bytes + 3) / 4 * 4;
         p.padded_bytes = tiles ? (s.row_bytes + 63) / 64 * 64 : p.row_bytes;
         p.pixels = y.height * y.width;
-        const long padded = (p.outputs + OUTPUTS - 1) / OUTPUTS * OUTPUTS;
+        const long padded = (p.outputs + 4 * OUTPUTS - 1) / (4 * OUTPUTS) * (4 * OUTPUTS);
         int8_t* weights = keep<int8_t>(padded * p.taps * p.padded_bytes);
         float* multipliers = keep<float>(padded);
         int32_t* biases = keep<int32_t>(padded);
@@ -99,6 +99,8 @@ struct Network {
                 const bool inside = h >= 0 && h < x.height && w >= 0 && w < x.width;
                 table[tap * p.pixels + pixel] = inside ? static_cast<int32_t>((h * x.width + w) * x.pitch) : -1;
             }
+        const bool whole = p.taps == 1 && x.height * x.width == p.pixels && x.image_bytes == p.pixels * x.pitch;
+        p.linear = whole && s.stride_h == 1 && s.stride_w == 1 && !s.top && !s.left ? x.pitch : 0;
         uint8_t* zeros = keep<uint8_t>(p.padded_bytes);
         memset(zeros, static_cast<int>(x.zero), p.padded_bytes);
         p.weights = weights;

@@ -20,6 +20,7 @@
 constexpr long OUTPUTS = 32;  // output channels of a block
 constexpr long PIXELS = 14;   // of a block of VNNI
 constexpr long TILE_PIXELS = 32;
+constexpr long MOST_FETCHED = 64 << 10;  // of weights that are fetched before they are needed
 constexpr long PANEL_BYTES = 192 << 10;  // of weights or rows that blocks in a row use again
 
 struct Product {
@@ -30,6 +31,7 @@ struct Product {
     const int32_t* table;     // (taps, pixels)
     const uint8_t* zero_row;  // what a tap beyond the border reads
     long x_image_bytes, y_pitch, residual_pitch;
+    long linear;  // bytes from each pixel that the only tap reads to the next, across images; or 0
     float residual_factor, offset;
     bool floats, relu;
     uint8_t zero, low;
@@ -72,38 +74,44 @@ static inline void store_bytes(uint8_t* at, __m256i bytes, __mmask32 mask) {
         _mm256_mask_storeu_epi8(at, mask, bytes);
 }
 
-// Rows `first` to first + rows - 1 of the result, outputs of a block, from sums (row, 32).
-// `sums(row, half)` gives 16 sums.
-template <typename Sums>
-static inline __attribute__((always_inline)) void store_rows(const Product& p, const Operands& o, long first,
-                                                             int rows, long output, Sums sums) {
+// Rows r and s = r or r + 1 of a block in bytes.
+template <bool RESIDUAL, typename Sums>
+static inline __attribute__((always_inline)) void store_pair(const Product& p, const Operands& o, __m512 m0, __m512 m1,
+                                                             long first, int r, int s, long output, __mmask32 mask,
+                                                             Sums sums) {
+    uint8_t* y = o.y + (first + r) * p.y_pitch + output;
+    const uint8_t* residual = RESIDUAL ? o.residual + (first + r) * p.residual_pitch + output : nullptr;
+    const __m512i bytes = to_bytes<RESIDUAL>(p, m0, m1, sums(r, 0), sums(r, 1), sums(s, 0), sums(s, 1), residual,
+                                             residual + (s - r) * p.residual_pitch);
+    store_bytes(y, _mm512_castsi512_si256(bytes), mask);
+    if (s > r) store_bytes(y + p.y_pitch, _mm512_extracti64x4_epi64(bytes, 1), mask);
+}
+
+// Rows `first` to first + rows - 1 of the result, 32 outputs; `sums(row, half)` gives 16 sums. With
+// N rows the loops are unrolled, so that sums can stay in registers.
+template <int N, typename Sums>
+static inline __attribute__((always_inline)) void store_rows(const Product& p, const Operands& o, long first, int rows,
+                                                             long output, Sums sums) {
     const long left = p.outputs - output;
     const __m512 m0 = _mm512_loadu_ps(p.multipliers + output), m1 = _mm512_loadu_ps(p.multipliers + output + 16);
-    if (p.floats) {
-        const __mmask16 k0 = left >= 16 ? 0xffff : (1u << left) - 1;
-        const __mmask16 k1 = left >= 32 ? 0xffff : left > 16 ? (1u << (left - 16)) - 1 : 0;
-        const __m512 least = _mm512_set1_ps(p.relu ? 0.0f : -__builtin_inff());
-        for (int r = 0; r < rows; r++) {
-            float* y = reinterpret_cast<float*>(o.y) + (first + r) * p.y_pitch + output;
-            _mm512_mask_storeu_ps(y, k0, _mm512_max_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums(r, 0)), m0), least));
-            _mm512_mask_storeu_ps(y + 16, k1, _mm512_max_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums(r, 1)), m1), least));
-        }
-        return;
-    }
     const __mmask32 mask = left >= 32 ? 0xffffffffu : (1u << left) - 1;
-    for (int r = 0; r < rows; r += 2) {
-        const int s = r + 1 < rows ? r + 1 : r;
-        uint8_t* y = o.y + (first + r) * p.y_pitch + output;
-        __m512i bytes;
-        if (o.residual) {
-            const uint8_t* residual = o.residual + (first + r) * p.residual_pitch + output;
-            bytes = to_bytes<true>(p, m0, m1, sums(r, 0), sums(r, 1), sums(s, 0), sums(s, 1), residual,
-                                   residual + (s - r) * p.residual_pitch);
-        } else {
-            bytes = to_bytes<false>(p, m0, m1, sums(r, 0), sums(r, 1), sums(s, 0), sums(s, 1), nullptr, nullptr);
+    const int all = N ? N : rows;
+    if (p.floats) {
+        const __m512 least = _mm512_set1_ps(p.relu ? 0.0f : -__builtin_inff());
+        float* y = reinterpret_cast<float*>(o.y) + first * p.y_pitch + output;
+#pragma GCC unroll 14
+        for (int r = 0; r < all; r++, y += p.y_pitch) {
+            const __m512 a = _mm512_mul_ps(_mm512_cvtepi32_ps(sums(r, 0)), m0);
+            const __m512 b = _mm512_mul_ps(_mm512_cvtepi32_ps(sums(r, 1)), m1);
+            _mm512_mask_storeu_ps(y, static_cast<__mmask16>(mask), _mm512_max_ps(a, least));
+            _mm512_mask_storeu_ps(y + 16, static_cast<__mmask16>(mask >> 16), _mm512_max_ps(b, least));
         }
-        store_bytes(y, _mm512_castsi512_si256(bytes), mask);
-        if (s > r) store_bytes(y + p.y_pitch, _mm512_extracti64x4_epi64(bytes, 1), mask);
+    } else if (o.residual) {
+#pragma GCC unroll 7
+        for (int r = 0; r < all; r += 2) store_pair<true>(p, o, m0, m1, first, r, r + 1 < all ? r + 1 : r, output, mask, sums);
+    } else {
+#pragma GCC unroll 7
+        for (int r = 0; r < all; r += 2) store_pair<false>(p, o, m0, m1, first, r, r + 1 < all ? r + 1 : r, output, mask, sums);
     }
 }
 
@@ -113,12 +121,18 @@ static __attribute__((noinline)) void vnni_block(const Product& p, const Operand
                                                  long output) {
     const uint8_t* image[N];
     int32_t pixel[N];
-    long number = first / p.pixels, at = first % p.pixels;
+    const uint8_t* a[N];
+    if (p.linear && rows == N) {
+        const uint8_t* start = o.x + first * p.linear;
 #pragma GCC unroll 16
-    for (int i = 0; i < N; i++) {
-        image[i] = o.x + number * p.x_image_bytes;
-        pixel[i] = static_cast<int32_t>(at);
-        if (i + 1 < rows && ++at == p.pixels) at = 0, number++;
+        for (int i = 0; i < N; i++, start += p.linear) a[i] = start;
+    } else {
+        long number = first / p.pixels, at = first % p.pixels;
+        for (int i = 0; i < N; i++) {
+            image[i] = o.x + number * p.x_image_bytes;
+            pixel[i] = static_cast<int32_t>(at);
+            if (i + 1 < rows && ++at == p.pixels) at = 0, number++;
+        }
     }
     __m512i sum[N][2];
     const __m512i bias0 = _mm512_loadu_si512(p.biases + output), bias1 = _mm512_loadu_si512(p.biases + output + 16);
@@ -126,12 +140,13 @@ static __attribute__((noinline)) void vnni_block(const Product& p, const Operand
     for (int i = 0; i < N; i++) sum[i][0] = bias0, sum[i][1] = bias1;
     const int8_t* w = p.weights + output * p.taps * p.padded_bytes;
     for (long tap = 0; tap < p.taps; tap++) {
-        const int32_t* offsets = p.table + tap * p.pixels;
-        const uint8_t* a[N];
+        if (!p.linear || rows < N) {
+            const int32_t* offsets = p.table + tap * p.pixels;
 #pragma GCC unroll 16
-        for (int i = 0; i < N; i++) {
-            const int32_t offset = offsets[pixel[i]];
-            a[i] = offset < 0 ? p.zero_row : image[i] + offset;
+            for (int i = 0; i < N; i++) {
+                const int32_t offset = offsets[pixel[i]];
+                a[i] = offset < 0 ? p.zero_row : image[i] + offset;
+            }
         }
         for (long k = 0; k < p.row_bytes; k += 4, w += 128) {
             const __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
@@ -146,13 +161,41 @@ static __attribute__((noinline)) void vnni_block(const Product& p, const Operand
         }
         w += (p.padded_bytes - p.row_bytes) * 32;
     }
+    if (rows == N) {
+        store_rows<N>(p, o, first, N, output, [&](int r, int half) { return sum[r][half]; });
+        return;
+    }
     alignas(64) int32_t stored[N][2][16];
 #pragma GCC unroll 16
     for (int i = 0; i < N; i++) {
         _mm512_store_si512(stored[i][0], sum[i][0]);
         _mm512_store_si512(stored[i][1], sum[i][1]);
     }
-    store_rows(p, o, first, rows, output, [&](int r, int half) { return _mm512_load_si512(stored[r][half]); });
+    store_rows<0>(p, o, first, rows, output, [&](int r, int half) { return _mm512_load_si512(stored[r][half]); });
+}
+
+// One pixel, 128 outputs: four streams of weights.
+static void vnni_pixel(const Product& p, const Operands& o, long output) {
+    const long stride = OUTPUTS * p.taps * p.padded_bytes;
+    __m512i sum[4][2];
+    for (int c = 0; c < 4; c++)
+        for (int half = 0; half < 2; half++) sum[c][half] = _mm512_loadu_si512(p.biases + output + 32 * c + 16 * half);
+    const int8_t* w = p.weights + output * p.taps * p.padded_bytes;
+    for (long tap = 0; tap < p.taps; tap++, w += (p.padded_bytes - p.row_bytes) * 32) {
+        const uint8_t* a = p.table[tap * p.pixels] < 0 ? p.zero_row : o.x + p.table[tap * p.pixels];
+        for (long k = 0; k < p.row_bytes; k += 4, w += 128) {
+            int32_t four;
+            memcpy(&four, a + k, 4);
+            const __m512i x = _mm512_set1_epi32(four);
+#pragma GCC unroll 4
+            for (int c = 0; c < 4; c++) {
+                sum[c][0] = _mm512_dpbusd_epi32(sum[c][0], x, _mm512_loadu_si512(w + c * stride));
+                sum[c][1] = _mm512_dpbusd_epi32(sum[c][1], x, _mm512_loadu_si512(w + c * stride + 64));
+            }
+        }
+    }
+    for (int c = 0; c < 4 && output + 32 * c < p.outputs; c++)
+        store_rows<0>(p, o, 0, 1, output + 32 * c, [&](int, int half) { return sum[c][half]; });
 }
 
 // A part of 0 … count: that of `rank` of `team`.
@@ -170,22 +213,30 @@ static void vnni_blocks(const Product& p, const Operands& o, long rank, long tea
     else
         share(columns, rank, team, first, last);
     // weights that stay in the L2: panels of rows, so that these stay too
-    const long weights = columns * OUTPUTS * p.taps * p.padded_bytes;
+    const long column_bytes = OUTPUTS * p.taps * p.padded_bytes, weights = columns * column_bytes;
     const long per_block = N * p.taps * p.row_bytes;
     const long panel = weights > 2 * PANEL_BYTES ? blocks : std::max(1L, PANEL_BYTES / 8 / per_block);
-    for (long start = from; start < to; start += panel)
+    const bool few = column_bytes <= MOST_FETCHED;
+    for (long start = from; start < to; start += panel) {
+        const long end = std::min(to, start + panel), fetched = (column_bytes / (end - start) + 63) / 64 * 64;
         for (long column = first; column < last; column++)
-            for (long block = start; block < std::min(to, start + panel); block++) {
+            for (long block = start; block < end; block++) {
+                if (few && column + 1 < last)  // a share of the next column's weights
+                    for (long byte = 0; byte < fetched; byte += 64)
+                        _mm_prefetch(p.weights + (column + 1) * column_bytes + (block - start) * fetched + byte, _MM_HINT_T1);
                 const long at = rows < N ? 0 : std::min(block * N, rows - N);
                 vnni_block<N>(p, o, at, static_cast<int>(std::min<long>(N, rows)), column * OUTPUTS);
             }
+    }
 }
 
 static void vnni_product(const Product& p, const Operands& o, long rank, long team) {
     const long rows = o.images * p.pixels;
-    if (rows == 1)
-        vnni_blocks<1>(p, o, rank, team);
-    else if (rows < 10)
+    if (rows == 1) {
+        long first, last;
+        share((p.outputs + 4 * OUTPUTS - 1) / (4 * OUTPUTS), rank, team, first, last);
+        for (long column = first; column < last; column++) vnni_pixel(p, o, column * 4 * OUTPUTS);
+    } else if (rows < 10)
         vnni_blocks<4>(p, o, rank, team);
     else if ((rows + 9) / 10 * 10 < (rows + PIXELS - 1) / PIXELS * PIXELS)
         vnni_blocks<10>(p, o, rank, team);
@@ -261,7 +312,7 @@ static inline void tile_block(const Product& p, const Operands& o, const TileRow
         TILE_STORE(2, sums[16], 128);
         TILE_STORE(3, sums[16] + 16, 128);
     }
-    store_rows(p, o, first, rows, output, [&](int r, int half) { return _mm512_load_si512(sums[r] + 16 * half); });
+    store_rows<0>(p, o, first, rows, output, [&](int r, int half) { return _mm512_load_si512(sums[r] + 16 * half); });
 }
 
 static void tile_product(const Product& p, const Operands& o, TilePanel& memory, long rank, long team) {
