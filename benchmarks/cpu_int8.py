@@ -7,9 +7,9 @@ time over that of the own kernels, with its 95 % interval (order statistics).
 
     python benchmarks/cpu_int8.py --cases resnet-50:1,8,32 little-cnn:1 --rounds 15 --json cpu.json
 
-`--threads 2` uses two threads, where engines may spin while they wait: then `--clock wall` on a quiet machine. The 8-bit weights
-are calibrated with random images: this measures time, not accuracy. Results of the own kernels in
-both kinds of instructions are compared; other sides round differently.
+With `--threads 2` engines may spin while they wait: then measure with `--clock wall` on a quiet
+machine. The 8-bit weights are calibrated with random images: this measures time, not accuracy.
+Where the own kernels use AMX, their results are compared with those of VNNI, to the bit.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from cubemesh import networks
+from cubemesh.batches import Array
 from cubemesh.inference.build import with_free_batch
 from cubemesh.inference.cpu.lower import lower
 from cubemesh.inference.cpu.session import CpuSession
@@ -45,17 +46,23 @@ OWN = "cubemesh"
 CLOCKS: dict[str, Callable[[], float]] = {"processor": time.process_time, "wall": time.perf_counter}
 
 
+def random_images(graph: Graph, count: int) -> dict[str, Array]:
+    """Inputs of a network."""
+    value = graph.inputs[0]
+    lengths = [length for length in value.shape[1:] if isinstance(length, int)]
+    random = np.random.default_rng(count)
+    return {value.name: random.standard_normal((count, *lengths)).astype(np.float32)}
+
+
 def quantized_graph(name: str) -> Graph:
     """A network in 8 bits, its sums and pools too, with drawn weights."""
     network = networks.build(name)
     graph, _ = optimize(with_free_batch(graph_of(network, dict(network.draw(0))), {}))
-    value = graph.inputs[0]
-    images = np.random.default_rng(0).standard_normal((8, *value.shape[1:])).astype(np.float32)
     engine = next(line.load() for line in ENGINES.values() if line.installed)
     calibration = calibrate(
         graph,
         lambda content: engine.open_session(content, threads=1),
-        [{value.name: images}],
+        [random_images(graph, 8)],
         observed_values(graph),
     )
     return quantize(graph, calibration, "min-max", sums=True)
@@ -65,10 +72,7 @@ def sides_of(
     graph: Graph, batch: int, threads: int, instructions: str
 ) -> dict[str, Callable[[], object]]:
     """Calls of every side for one batch; AssertionError where instructions disagree."""
-    value = graph.inputs[0]
-    shape = (batch, *value.shape[1:])
-    images = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
-    inputs = {value.name: images}
+    inputs = random_images(graph, batch)
     own = CpuSession(lower(graph), batch, threads, instructions)
     if own.instructions != "vnni":
         other = CpuSession(lower(graph), batch, threads, "vnni")

@@ -75,8 +75,8 @@ class _Machine:
         count, channels, height, width = self.images.shape
         shape = (count, y.height * step.fold, y.width * step.fold, channels)
         whole = np.full(shape, y.zero, np.int64)
-        whole[:, step.top : step.top + height, step.left : step.left + width] = (
-            bytes_.transpose(0, 2, 3, 1)
+        whole[:, step.top : step.top + height, step.left : step.left + width] = bytes_.transpose(
+            0, 2, 3, 1
         )
         blocks = whole.reshape(count, y.height, step.fold, y.width, step.fold, channels)
         self.view(step.y)[...] = blocks.transpose(0, 1, 3, 2, 4, 5).reshape(
@@ -111,7 +111,9 @@ class _Machine:
         other = self.program.arrays[step.residual]
         factor = ratio(other.scale, y.scale)
         offset = np.float32(-other.zero * float(factor))
-        return fused(sums.astype(np.float32), factors, fused(self.read(step.residual), factor, offset))
+        return fused(
+            sums.astype(np.float32), factors, fused(self.read(step.residual), factor, offset)
+        )
 
     def sum(self, x_name, x_factor, other_name, y):
         x, other = (self.program.arrays[name] for name in (x_name, other_name))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from cubemesh.inference.cpu.lower import lower
 from cubemesh.inference.cpu.session import CpuSession
-from cubemesh.inference.passes import optimize
+from cubemesh.inference.plan_file import mapped_model
 from cubemesh.kernels.cpu.int8.library import unsupported
-from cubemesh.onnx.reader import parse
+from cubemesh.onnx.light_reader import graph_of_model
 
 __all__ = ["available", "open_session", "unsupported"]
 
@@ -28,9 +28,10 @@ def open_session(
     batch: int | None = None,
 ) -> CpuSession:
     """See `Engine`. ValueError, which ends a sentence, for a network without kernels."""
-    if not isinstance(content, bytes):
-        content = content.read_bytes()
     if batch is None:
-        raise ValueError("a plan in these kernels has fixed batch sizes")
-    graph, _ = optimize(parse(content))
-    return CpuSession(lower(graph), batch, threads)
+        raise ValueError("these kernels are prepared for one batch size")
+    reason = unsupported()
+    if reason:
+        raise ValueError(reason)
+    whole = content if isinstance(content, bytes) else mapped_model(content)
+    return CpuSession(lower(graph_of_model(whole)), batch, threads)

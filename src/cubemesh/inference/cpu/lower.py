@@ -2,7 +2,7 @@
 
 A convolution takes the residual sum and the ReLU that follow it, and is not rounded in between; the
 parts of a concatenation are written where they belong; views cost nothing. What a graph leaves in
-fp32 between two steps is refused by name, and so are operators without a kernel. Only means keep the
+fp32 between two steps is refused by name, and so are operators without a kernel; only means get the
 scale of what they average.
 """
 
@@ -189,7 +189,7 @@ class _Lowering:
             owner, offset = self.owner(name)
             if scale is None:
                 whole = isinstance(step, (ProductStep, PoolStep)) and owner == name
-                if name not in outputs or not whole or getattr(step, "residual", ""):
+                if name not in outputs or not whole or _has_residual(step):
                     raise NotLowered(f"{name} is not in 8 bits")
                 if isinstance(step, PoolStep) and not step.average:
                     raise NotLowered(f"its result {name} is a maximum")
@@ -210,6 +210,10 @@ class _Lowering:
         return found
 
 
+def _has_residual(step: Step | None) -> bool:
+    return isinstance(step, ProductStep) and bool(step.residual)
+
+
 def _with_long_rows(step: Step, arrays: dict[str, ByteArray]) -> Step:
     """A convolution whose taps of a line, or of all lines, follow one another in memory, as one
     with fewer taps of more bytes."""
@@ -227,9 +231,7 @@ def _with_long_rows(step: Step, arrays: dict[str, ByteArray]) -> Step:
     lines = window.pad[0] == 0 and (y.height - 1) * stride_h + kernel_h <= x.height
     if weights.shape[2] == x.width * x.pitch and lines and window.dilation[0] == 1:
         weights, kernel_h = weights.reshape(outputs, 1, -1), 1
-    return replace(
-        step, weights=weights, window=replace(window, kernel=(kernel_h, kernel_w))
-    )
+    return replace(step, weights=weights, window=replace(window, kernel=(kernel_h, kernel_w)))
 
 
 # Operators
@@ -404,9 +406,7 @@ def _pool(lowering: _Lowering, operator: Operator, *, average: bool) -> None:
             if last > given + pads[n + 2]:
                 raise NotLowered(f"it has no kernel for means beyond the padding ({operator.name})")
     step = PoolStep(x=value.name, y=operator.name, window=window, average=average, divisor=divisor)
-    made = replace(
-        value, name=operator.name, height=size[0], width=size[1], parent="", offset=0
-    )
+    made = replace(value, name=operator.name, height=size[0], width=size[1], parent="", offset=0)
     lowering.add(step, made)
 
 

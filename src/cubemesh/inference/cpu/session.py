@@ -12,6 +12,7 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -115,30 +116,25 @@ class CpuSession:
         }
 
     def _step(self, step: Step) -> Mapping[str, object]:
+        found: dict[str, Any]
         arrays = self.program.arrays
         numbers = {name: at for at, name in enumerate(arrays)}
         y = arrays[step.y]
-        common: dict[str, object] = {"y": numbers[step.y], "low": y.zero if step.relu else -1}
+        common: dict[str, Any] = {"y": numbers[step.y], "low": y.zero if step.relu else -1}
         if isinstance(step, ImageStep):
-            found = {
-                **{"kind": Kind.IMAGE, "top": step.top, "left": step.left},
-                **{"fold": step.fold, "factor": y.scale},
-            }
+            found = {"kind": Kind.IMAGE, "top": step.top, "left": step.left, "fold": step.fold}
+            found["factor"] = y.scale
         elif isinstance(step, ProductStep):
             found = {"kind": Kind.CONV, **window_numbers(step.window)} | self._product(step)
         elif isinstance(step, SumStep):
             x, other = arrays[step.x], arrays[step.other]
-            factors = (ratio(x.scale, y.scale), ratio(other.scale, y.scale))
-            found = {
-                **{"kind": Kind.SUM, "other": numbers[step.other]},
-                **{"factor": factors[0], "other_factor": factors[1]},
-                "offset": np.float32(-(x.zero * float(factors[0]) + other.zero * float(factors[1]))),
-            }
+            one, second = ratio(x.scale, y.scale), ratio(other.scale, y.scale)
+            found = {"kind": Kind.SUM, "other": numbers[step.other], "factor": one}
+            found["other_factor"] = second
+            found["offset"] = np.float32(-(x.zero * float(one) + other.zero * float(second)))
         elif isinstance(step, NormStep):
-            found = {
-                **{"kind": Kind.NORM, "size": step.size},
-                "multipliers": norm_table(step, arrays[step.x].scale, y.scale),
-            }
+            found = {"kind": Kind.NORM, "size": step.size}
+            found["multipliers"] = norm_table(step, arrays[step.x].scale, y.scale)
         else:
             found = self._pool(step)
         if step.reads:
@@ -193,7 +189,8 @@ def norm_table(step: NormStep, x_scale: float, y_scale: float) -> Array:
     """By what a channel is multiplied, by the sum of squares of its neighbours' bytes."""
     squares = np.arange(step.size * 255**2 + 1, dtype=np.float64) * x_scale**2
     base = step.bias + step.alpha / step.size * squares
-    return (x_scale / y_scale * base**-step.beta).astype(np.float32)
+    found: Array = (x_scale / y_scale * base**-step.beta).astype(np.float32)
+    return found
 
 
 def ratio(one: float, other: float) -> np.float32:

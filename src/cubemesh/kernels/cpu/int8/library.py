@@ -53,11 +53,11 @@ _DEFAULTS = {"x": -1, "other": -1, "fold": 1}
 
 
 class _ArrayInfo(ctypes.Structure):
-    _fields_ = [(name, _L) for name in _ARRAY]  # noqa: RUF012
+    _fields_ = [(name, _L) for name in _ARRAY]
 
 
 class _StepInfo(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *((name, _L) for name in _STEP),
         *((name, ctypes.c_double) for name in _FACTORS),
         *((name, _P) for name in _POINTERS),
@@ -65,7 +65,7 @@ class _StepInfo(ctypes.Structure):
 
 
 class _SegmentInfo(ctypes.Structure):
-    _fields_ = [(name, _L) for name in ("first", "last", "group")]  # noqa: RUF012
+    _fields_ = [(name, _L) for name in ("first", "last", "group")]
 
 
 _N = ctypes.c_long
