@@ -150,6 +150,13 @@ class _Machine:
     def norm(self, step, y):
         x = self.program.arrays[step.x]
         given = self.read(step.x) - x.zero
+        if step.size == 1:
+            sums = np.zeros_like(given)
+            for h in range(y.height):
+                for w in range(y.width):
+                    window = given[:, *self.reach(step.window, h, w, x)]
+                    sums[:, h, w] = (window**2).sum(axis=(1, 2))
+            return given.astype(np.float32) * norm_table(step, x.scale, y.scale)[sums]
         before = (step.size - 1) // 2
         more = np.pad(given**2, ((0, 0), (0, 0), (0, 0), (before, step.size - 1 - before)))
         sums = sum(more[..., n : n + x.channels] for n in range(step.size))

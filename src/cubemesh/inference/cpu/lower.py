@@ -38,7 +38,7 @@ from cubemesh.inference.quantization.quantized_graph import (
 from cubemesh.onnx.graph import Graph, Operator
 
 MOST_NORMALIZED = 15
-"""Channels of a window of response normalization: its table has 255² entries for each."""
+"""Squares in a mean of response normalization: its table has 255² entries for each."""
 _VIEWS = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze")
 
 
@@ -53,6 +53,14 @@ class _Value:
     parent: str = ""
     """The concatenation of which it is a slice."""
     offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Norm:
+    """Operators that are a response normalization within channels, the division last."""
+
+    operators: tuple[str, ...]
+    step: NormStep
 
 
 @dataclass(kw_only=True)
@@ -84,7 +92,11 @@ class _Lowering:
         for operator in graph.operators:
             self.users.update({name for name in operator.inputs if name})
         self.users.update(graph.output_names)
+        joined = {name: norm for norm in _norms(graph) for name in norm.operators}
         for operator in graph.operators:
+            if operator.name in joined:
+                self.norm(operator, joined[operator.name])
+                continue
             lower = _LOWER.get(operator.kind)
             if lower is None:
                 raise NotLowered(f"it has no kernel for {operator.kind} ({operator.name})")
@@ -161,6 +173,14 @@ class _Lowering:
             self.scales.setdefault(joined.y, self.scales[step.y])
         self.steps[at] = joined
 
+    def norm(self, operator: Operator, norm: _Norm) -> None:
+        """Add a normalization within channels where its last operator is."""
+        if operator.name != norm.operators[-1]:
+            return
+        value = self.computed(operator)
+        step = replace(norm.step, x=value.name, y=operator.name)
+        self.add(step, replace(value, name=operator.name, parent="", offset=0))
+
     def weights(self, name: str) -> Weights:
         """A constant."""
         found = self.source.weights.get(name)
@@ -232,6 +252,45 @@ def _with_long_rows(step: Step, arrays: dict[str, ByteArray]) -> Step:
     if weights.shape[2] == x.width * x.pitch and lines and window.dilation[0] == 1:
         weights, kernel_h = weights.reshape(outputs, 1, -1), 1
     return replace(step, weights=weights, window=replace(window, kernel=(kernel_h, kernel_w)))
+
+
+def _norms(graph: Graph) -> list[_Norm]:
+    """The normalizations x / (bias + alpha · mean of x² in a window)^beta, as the exporter writes
+    them."""
+    found = []
+    for division in graph.operators:
+        if division.kind != "Div" or len(division.inputs) != 2:
+            continue
+        chain, constants = [division], []
+        for kind in ("Pow", "Add", "Mul", "AveragePool", "Mul"):
+            below = graph.producers.get(chain[-1].inputs[1 if kind == "Pow" else 0])
+            if below is None or below.kind != kind or graph.sole_consumer(below.name) is None:
+                break
+            chain.append(below)
+            if kind in ("Pow", "Add", "Mul") and below.inputs[0] != below.inputs[-1]:
+                constant = graph.constant(below.inputs[1])
+                if constant is None or constant.size != 1:
+                    break
+                constants.append(float(constant.reshape(())))
+        square, pool = chain[-1], chain[-2]
+        kernel = integers(pool, "kernel_shape")
+        if (
+            len(chain) != 6
+            or len(constants) != 3
+            or set(square.inputs) != {division.inputs[0]}
+            or integers(pool, "strides", (1, 1)) != (1, 1)
+            or integers(pool, "pads", (0, 0, 0, 0)) != tuple(n // 2 for n in (*kernel, *kernel))
+            or not integer(pool, "count_include_pad", 0)
+            or len(kernel) != 2
+            or not 1 < kernel[0] * kernel[1] <= MOST_NORMALIZED
+            or not all(n % 2 for n in kernel)
+        ):
+            continue
+        beta, bias, alpha = constants
+        window = Window(kernel=(kernel[0], kernel[1]), pad=(kernel[0] // 2, kernel[1] // 2))
+        step = NormStep(x="", y="", window=window, alpha=alpha, beta=beta, bias=bias)
+        found.append(_Norm(operators=tuple(o.name for o in reversed(chain)), step=step))
+    return found
 
 
 # Operators

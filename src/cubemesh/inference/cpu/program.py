@@ -123,11 +123,13 @@ class SumStep:
 
 @dataclass(frozen=True, kw_only=True)
 class NormStep:
-    """Local response normalization: x / (bias + alpha / size · Σ x²)^beta over `size` channels."""
+    """Response normalization: x / (bias + alpha · mean of x²)^beta, over `size` channels of a pixel
+    or, where that is 1, over a `window` around the pixel, with zeros beyond the border."""
 
     x: str
     y: str
-    size: int
+    size: int = 1
+    window: Window = Window()
     alpha: float
     beta: float
     bias: float
@@ -137,6 +139,11 @@ class NormStep:
     def reads(self) -> tuple[str, ...]:
         """The array that it needs."""
         return (self.x,)
+
+    @property
+    def count(self) -> int:
+        """Squares of a mean."""
+        return self.size * self.window.kernel[0] * self.window.kernel[1]
 
 
 Step = ImageStep | ProductStep | PoolStep | SumStep | NormStep

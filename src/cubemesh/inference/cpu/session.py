@@ -133,7 +133,7 @@ class CpuSession:
             found["other_factor"] = second
             found["offset"] = np.float32(-(x.zero * float(one) + other.zero * float(second)))
         elif isinstance(step, NormStep):
-            found = {"kind": Kind.NORM, "size": step.size}
+            found = {"kind": Kind.NORM, "size": step.size, **window_numbers(step.window)}
             found["multipliers"] = norm_table(step, arrays[step.x].scale, y.scale)
         else:
             found = self._pool(step)
@@ -187,8 +187,8 @@ def mean_table(step: PoolStep, x: ByteArray, y: ByteArray) -> Array:
 
 def norm_table(step: NormStep, x_scale: float, y_scale: float) -> Array:
     """By what a channel is multiplied, by the sum of squares of its neighbours' bytes."""
-    squares = np.arange(step.size * 255**2 + 1, dtype=np.float64) * x_scale**2
-    base = step.bias + step.alpha / step.size * squares
+    squares = np.arange(step.count * 255**2 + 1, dtype=np.float64) * x_scale**2
+    base = step.bias + step.alpha / step.count * squares
     found: Array = (x_scale / y_scale * base**-step.beta).astype(np.float32)
     return found
 

@@ -23,7 +23,7 @@ struct StepInfo {
     int64_t row_bytes;   // of an input that a tap multiplies
     int64_t low;         // least result: the byte that means 0 after a ReLU
     int64_t fold;        // of an image: 2 where 2 × 2 pixels are one
-    int64_t size;        // of a normalization: channels of a window
+    int64_t size;        // of a normalization: channels of a window; 1: one within a channel
     double factor, other_factor, offset;
     const int8_t* weights;     // (outputs, taps, row_bytes)
     const float* multipliers;  // of an output channel; of a mean: by the pixels of its window

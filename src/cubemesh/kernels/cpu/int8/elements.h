@@ -186,6 +186,32 @@ static void sum_arrays(const StepInfo& s, const View& x, const View& other, cons
         }
 }
 
+// Response normalization within a channel: (x - zero) · table[sum of the squares of a window].
+static void normalize_windows(const StepInfo& s, const View& x, const View& y, long image, long from, long to) {
+    const __m512i zero_x = _mm512_set1_epi32(static_cast<int>(x.info->zero));
+    const __m512i zero = _mm512_set1_epi32(static_cast<int>(y.info->zero)), low = _mm512_set1_epi32(static_cast<int>(s.low));
+    for (long h = from; h < to; h++)
+        for (long w = 0; w < y.info->width; w++) {
+            const Reach r = reach_of(s, *x.info, h, w);
+            for (long c = 0; c < y.info->channels; c += 16) {
+                const __mmask16 mask = mask_of(y.info->channels - c);
+                auto difference = [&](long i, long j) {
+                    const __m128i q = _mm_maskz_loadu_epi8(mask, x.pixel(image, i, j) + c);
+                    return _mm512_maskz_sub_epi32(mask, _mm512_cvtepu8_epi32(q), zero_x);
+                };
+                __m512i sum = _mm512_setzero_si512();
+                for (long i = r.h0; i < r.h1; i++)
+                    for (long j = r.w0; j < r.w1; j++) {
+                        const __m512i d = difference(i, j);
+                        sum = _mm512_add_epi32(sum, _mm512_mullo_epi32(d, d));
+                    }
+                const __m512 factor = _mm512_i32gather_ps(sum, s.multipliers, 4);
+                const __m512 real = _mm512_mul_ps(_mm512_cvtepi32_ps(difference(h, w)), factor);
+                _mm_mask_storeu_epi8(y.pixel(image, h, w) + c, mask, bytes_of(real, zero, low));
+            }
+        }
+}
+
 // Response normalization: (x - zero) · table[sum of the squares of neighbouring channels].
 static void normalize(const StepInfo& s, const View& x, const View& y, long image, long from, long to, int32_t* squares) {
     const long channels = y.info->channels, before = (s.size - 1) / 2;

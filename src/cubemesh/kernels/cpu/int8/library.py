@@ -85,10 +85,10 @@ def library() -> ctypes.CDLL:
     )
 
 
-def unsupported() -> str:
+def unsupported(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Why this machine cannot run the kernels, as the end of a sentence; '' where it can."""
     try:
-        flags = Path("/proc/cpuinfo").read_text("utf-8")
+        flags = cpuinfo.read_text("utf-8")
     except OSError:
         flags = ""
     if "avx512_vnni" not in flags.split():

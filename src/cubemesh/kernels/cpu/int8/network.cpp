@@ -154,6 +154,8 @@ struct Network {
                 average_pool(s, view(context, s.x, image), y, n, h, end);
             } else if (s.kind == SUM) {
                 sum_arrays(s, view(context, s.x, image), view(context, s.other, image), y, n, h, end);
+            } else if (s.size == 1) {
+                normalize_windows(s, view(context, s.x, image), y, n, h, end);
             } else {
                 normalize(s, view(context, s.x, image), y, n, h, end, reinterpret_cast<int32_t*>(own.squares.get()));
             }
@@ -210,7 +212,7 @@ extern "C" void* int8_create(const ArrayInfo* arrays, long array_count, const St
         }
         most_channels = std::max(most_channels, static_cast<long>(n.arrays[s.y].channels + s.size));
         if (s.kind == AVERAGE_POOL || s.kind == NORM) {  // what Python passes is not kept
-            const long count = s.kind == NORM ? s.size * 255 * 255 + 1 : s.kernel_h * s.kernel_w + 1;
+            const long count = s.kind == NORM ? s.size * s.kernel_h * s.kernel_w * 255 * 255 + 1 : s.kernel_h * s.kernel_w + 1;
             float* own = n.keep<float>(count);
             memcpy(own, s.multipliers, count * sizeof(float));
             s.multipliers = own;
