@@ -23,7 +23,7 @@ ZOO = {
 
 def fp32(name):
     """The optimized graph of a network of the zoo, with drawn weights."""
-    network = build(name, **ZOO[name])
+    network = build(name, **ZOO.get(name, {}))
     graph = with_free_batch(graph_of(network, dict(network.draw(0))), {})
     return optimize(graph)[0]
 

@@ -34,9 +34,11 @@ from cubemesh.inference.engines import (
     check_kind,
     computation,
     engine_errors,
+    in_floats,
     kernels_of,
     of_device,
     title,
+    unsupported,
 )
 from cubemesh.inference.mixed_precision import MixedPrecisionSearch, front, quantized_forms
 from cubemesh.inference.passes import OPTIONAL, PASSES, optimize, steps
@@ -147,7 +149,7 @@ def build(
 ) -> tuple[PlanDocument, dict[str, bytes]]:
     """The plan of `graph`, whose batch is free, and its models. UsageError where no engine is
     installed or a precision needs samples."""
-    pool = _pool(settings, graph.name)
+    pool = _pool(settings, graph.name, tell)
     device = pool.device
     lower = [name for name in settings.precisions if name != "fp32"]
     if lower and samples is None:
@@ -221,7 +223,7 @@ def rebuild(
     """The plan of another device or version, with choices measured here. The proofs stay: a model
     gives the same answers, to rounding, on every device that does not saturate sums of bytes; on
     one that does, 8-bit models with full weights are not tried."""
-    pool = _pool(settings, document.network)
+    pool = _pool(settings, document.network, tell)
     device = pool.device
     notes = {note.name: note for note in document.models}
     if _adds_bytes(document.device) and not _adds_bytes(device):
@@ -246,15 +248,16 @@ def rebuild(
     )
 
 
-def _pool(settings: BuildSettings, network: str) -> EnginePool:
+def _pool(settings: BuildSettings, network: str, tell: Tell) -> EnginePool:
     """The engines of the device, and those that compute fp32 for comparison. UsageError where one
     is missing, or a precision that none computes is asked for."""
     kind = check_device(settings.device)
     device = this_device(settings.threads, settings.device)
-    engines = _engines(settings, kind)
+    engines = _usable(_engines(settings, kind), settings, tell)
     reference = None
-    if kind != "cpu":
-        reference = EnginePool(_engines(replace(settings, engines=()), "cpu"), device, network)
+    if kind != "cpu" or not in_floats(engines):
+        others = in_floats(_engines(replace(settings, engines=()), "cpu"))
+        reference = EnginePool(others, device, network)
     pool = EnginePool(engines, device, network, place=settings.device, reference=reference)
     unable = [p for p in settings.precisions if not any(pool.able(e, p) for e in engines)]
     if kind != "cpu" and unable:
@@ -295,11 +298,31 @@ def _engines(settings: BuildSettings, kind: str) -> tuple[str, ...]:
         )
     if not found and kind != "cpu":
         raise UsageError("A plan on a GPU needs Triton, which comes with PyTorch for CUDA.")
-    if not found:
+    if kind == "cpu" and not settings.engines and not in_floats(found):
         raise UsageError(
             "A plan needs an engine, ONNX Runtime or OpenVINO: pip install 'cubemesh[inference]'"
         )
     return found
+
+
+def _usable(engines: Sequence[str], settings: BuildSettings, tell: Tell) -> tuple[str, ...]:
+    """The engines without those that cannot run here or in these precisions. UsageError where one
+    of those was asked for."""
+    if "int8" not in settings.precisions:
+        found = in_floats(engines)
+        if not found:
+            raise UsageError(
+                f"The engine {engines[0]} computes in 8-bit integers only: --accuracy 0.99, or "
+                "--precision int8, and samples."
+            )
+        return found
+    reasons = {name: unsupported(name) for name in engines}
+    for name, reason in reasons.items():
+        if reason and name in settings.engines:
+            raise UsageError(f"The engine {name} cannot run here: {reason}.")
+        if reason:
+            tell(f"{title(name)}: not tried, as {reason}")
+    return tuple(name for name, reason in reasons.items() if not reason)
 
 
 def _floats(settings: BuildSettings) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from cubemesh.inference.engines import (
     EngineError,
     Session,
     engine_errors,
+    in_floats,
     open_engine,
     title,
 )
@@ -103,6 +104,7 @@ class EnginePool:
         """`place`: the device, `cpu` or `cuda:N`. `reference`: where fp32 is computed, if not
         here."""
         self.engines = list(engines)
+        """The first in floating point computes fp32, where `reference` is this pool."""
         self.device = device
         self.network = network
         self.place = place
@@ -165,11 +167,16 @@ class EnginePool:
 
     def reference_scores(self, content: bytes, inputs: Mapping[str, Array]) -> Array:
         """The scores of a model in fp32."""
-        return self.reference.scores(self.reference.engines[0], content, inputs)
+        return self.reference.scores(self.reference.first, content, inputs)
 
     def open_reference(self, content: bytes) -> Session:
         """A session in fp32, for batches of any size."""
-        return self.reference.open(self.reference.engines[0], content)
+        return self.reference.open(self.reference.first, content)
+
+    @property
+    def first(self) -> str:
+        """The first engine that computes in floating point too; the first one where none does."""
+        return next(iter((*in_floats(self.engines), *self.engines)))
 
     def _session(self, engine: str, content: bytes, precision: str, batch: int) -> Session:
         key = (engine, content, precision, batch)
@@ -188,7 +195,7 @@ class EnginePool:
         inputs = next(batches(samples.selection, 4)) if samples else random_inputs(graph.inputs, 2)
         unchanged = serialized(graph)
         scores: dict[str, list[Array]] = {}
-        for engine in self.engines:
+        for engine in in_floats(self.engines):
             try:
                 scores[engine] = [self.scores(engine, c, inputs) for c in (unchanged, *contents)]
             except EngineError as error:
@@ -196,7 +203,7 @@ class EnginePool:
                 failed = error
         if not scores:
             raise failed
-        self.engines = list(scores)
+        self.engines = [e for e in self.engines if e in scores or ENGINES[e].integers_only]
         first, (wanted, *_) = next(iter(scores.items()))
         largest = float(np.abs(wanted).max()) or 1.0
         for engine, every in scores.items():

@@ -1,17 +1,18 @@
-"""Engines of plans: those that run ONNX models on a CPU, and own kernels on a GPU.
+"""Engines of plans: those that run ONNX models on a CPU, and own kernels on a GPU and on a CPU.
 
 To add one, write a module that has the functions of `Engine`, and add a line to `ENGINES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from cubemesh.batches import Array
 from cubemesh.errors import CubemeshError, UsageError
+from cubemesh.kernels.cpu.int8.library import VERSION
 from cubemesh.onnx.engines import ENGINES as OF_ONNX
 from cubemesh.onnx.engines import EngineError, EngineLine, Session
 from cubemesh.untrusted import clean
@@ -25,6 +26,14 @@ ENGINES: dict[str, EngineLine] = {
         package="triton",
         extra="torch",
         kind="cuda",
+    ),
+    "cpu-int8": EngineLine(
+        title="cubemesh's INT8 kernels",
+        module="cubemesh.inference.cpu.engine",
+        package="cubemesh",
+        extra="inference",
+        own_version=VERSION,
+        integers_only=True,
     ),
     **OF_ONNX,
 }
@@ -88,6 +97,20 @@ def kernels_of(session: Session) -> dict[str, tuple[int, ...]]:
 def of_device(kind: str) -> tuple[str, ...]:
     """The engines for a kind of device, `cpu` or `cuda`, that are installed."""
     return tuple(name for name, line in ENGINES.items() if line.kind == kind and line.installed)
+
+
+def in_floats(names: Iterable[str]) -> tuple[str, ...]:
+    """Those engines that compute models in floating point too."""
+    return tuple(name for name in names if not ENGINES[name].integers_only)
+
+
+def unsupported(name: str) -> str:
+    """Why this machine cannot run an engine that is installed; '' where it can."""
+    if not ENGINES[name].integers_only:
+        return ""
+    module: Any = ENGINES[name].load()
+    reason: str = module.unsupported()
+    return reason
 
 
 def check_kind(name: str, kind: str) -> None:

@@ -26,7 +26,7 @@ from cubemesh.inference.candidates import (
     Tell,
     samples_of,
 )
-from cubemesh.inference.engines import EngineError, engine_errors
+from cubemesh.inference.engines import EngineError, engine_errors, in_floats
 from cubemesh.inference.plan_file import FrontPoint, ModelNote, Proof, Trial
 from cubemesh.inference.quantization.calibrate import Calibration, calibrate
 from cubemesh.inference.quantization.quantize import (
@@ -91,7 +91,7 @@ def quantized_forms(
     if not operators:
         tell("int8: no operator can be quantized")
         return None
-    with engine_errors(pool.reference.engines[0], graph.name):
+    with engine_errors(pool.reference.first, graph.name):
         calibration = calibrate(
             graph,
             pool.open_reference,
@@ -140,7 +140,8 @@ def _closest(
 ) -> Iterator[tuple[float, Candidate, bytes]]:
     """The candidate of each form with the least divergence. All are compared on the first batch,
     the best ones of each form on all samples."""
-    engine, selection = pool.engines[0], samples.selection
+    engine = pool.first if in_floats(pool.engines) else pool.reference.first
+    selection = samples.selection
     reference = pool.reference_scores(serialized(graph), selection)
     first = min(BATCH_OF_PROOF, len(reference))
 
@@ -202,7 +203,7 @@ class MixedPrecisionSearch:
     def models(self, proofs: Sequence[Proof]) -> list[Model]:
         """The models found, given the `proofs` of the 8-bit ones."""
         found: dict[str, Model] = {}
-        for engine in self.pool.engines:
+        for engine in in_floats(self.pool.engines):
             own = [p for p in proofs if p.engine == engine and p.model in self.forms.chosen]
             if not own or any(keeps_bound(proof) for proof in own):
                 continue
@@ -233,7 +234,7 @@ class MixedPrecisionSearch:
     def _order(self, method: str) -> list[tuple[str, ...]]:
         """Groups of operators in the order in which they go back to fp32."""
         if method not in self._orders:
-            with engine_errors(self.pool.reference.engines[0], self.forms.graph.name):
+            with engine_errors(self.pool.reference.first, self.forms.graph.name):
                 found = sensitivity(
                     self.forms.graph,
                     self.forms.calibration,

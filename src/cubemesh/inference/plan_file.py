@@ -252,6 +252,9 @@ def unpacked_plan(
         yield plan.document, found
 
 
+_WEIGHTS = ".weights"
+
+
 class _PlanFile:
     """An open plan: its header is read, its models are not."""
 
@@ -303,7 +306,7 @@ class _PlanFile:
     def unpack(self, name: str, folder: Path) -> Path:
         """A model as a file, copied by the system."""
         place, size = self.models[name]
-        file = folder / f"{list(self.models).index(name)}.weights"
+        file = folder / f"{list(self.models).index(name)}{_WEIGHTS}"
         with file.open("wb") as target:
             while size:
                 copied = os.sendfile(target.fileno(), self._file.fileno(), place, size)
@@ -386,6 +389,12 @@ def _mapped(file: Path) -> bytes | mmap:
     """The content of a file of this process, of which only what is looked at is in memory."""
     with file.open("rb") as opened:
         return mmap(opened.fileno(), 0, access=ACCESS_READ) if file.stat().st_size else b""
+
+
+def mapped_model(path: Path) -> bytes | mmap:
+    """The content of a model whole, given its file or that of `unpacked_plan`."""
+    weights = path.with_suffix(_WEIGHTS)
+    return _mapped(weights if weights.is_file() else path)
 
 
 def _with_sorted_metadata(content: bytes) -> bytes:

@@ -99,7 +99,7 @@ def check_structure(content: bytes | mmap) -> ModelStructure:
     """What a model has; ValueError, a phrase without its end, where it has another form than the
     writer's."""
     try:
-        return _Walk(memoryview(content)).model()
+        return Walk(memoryview(content)).model()
     except UnicodeDecodeError:
         raise ValueError("it has a name that is not Unicode") from None
 
@@ -107,7 +107,7 @@ def check_structure(content: bytes | mmap) -> ModelStructure:
 def with_weights_in(location: str, content: bytes | mmap, structure: ModelStructure) -> bytes:
     """The model with arrays above `INLINE_BYTES` in the file `location` of its folder, which has
     the bytes `content` of the whole model. Its structure has been checked."""
-    walk = _Walk(memoryview(content))
+    walk = Walk(memoryview(content))
     initializers = iter(structure.initializers)
     model = []
     for number, value in walk.fields(walk.whole, "the model"):
@@ -157,7 +157,7 @@ def _encoded_number(value: int) -> bytes:
     return bytes((*found, value))
 
 
-class _Walk:
+class Walk:
     """One walk over the bytes of a model."""
 
     def __init__(self, content: memoryview) -> None:
@@ -167,8 +167,10 @@ class _Walk:
         self.known: set[str] = set()
         """Values that were computed so far, inputs and arrays."""
         self.operators = 0
+        self.name = ""
 
     def model(self) -> ModelStructure:
+        """The structure of the whole."""
         graph: memoryview | None = None
         opset = 0
         for number, value in self.fields(self.whole, "the model"):
@@ -187,6 +189,7 @@ class _Walk:
         return self.graph(graph, opset)
 
     def opset(self, content: memoryview) -> int:
+        """The version of ONNX's operators."""
         found = 0
         for number, value in self.fields(content, "the opset"):
             if number == 1 and _text(value) in ("", "ai.onnx"):
@@ -197,6 +200,7 @@ class _Walk:
         return found
 
     def graph(self, content: memoryview, opset: int) -> ModelStructure:
+        """The structure of the graph."""
         nodes: list[memoryview] = []
         inputs: list[Value] = []
         outputs: list[Value] = []
@@ -216,7 +220,7 @@ class _Walk:
             elif number == 12:
                 outputs.append(self.value(_bytes(value)))
             elif number == 2:
-                _text(value)
+                self.name = _text(value)
             else:
                 raise _unknown("the graph", number)
         for declared in inputs:
@@ -237,11 +241,13 @@ class _Walk:
         )
 
     def define(self, name: str) -> None:
+        """Take note of a value; ValueError for one that is known."""
         if not name or name in self.known:
             raise ValueError(f"the value {quoted(name)} is computed twice, or has no name")
         self.known.add(name)
 
     def operator(self, content: memoryview) -> None:
+        """Check an operator."""
         inputs: list[str] = []
         outputs: list[str] = []
         attributes: list[memoryview] = []
@@ -292,6 +298,7 @@ class _Walk:
             )
 
     def attribute(self, content: memoryview, kind: str) -> None:
+        """Check an attribute of an operator."""
         name, numbers = "", []
         for number, value in self.fields(content, "an attribute"):
             if number == 1:
@@ -301,18 +308,19 @@ class _Walk:
             elif number in (6, 11):
                 raise ValueError(f"an operator {kind} contains a graph, which no plan has")
             elif number in (3, 8):
-                numbers += [value] if isinstance(value, int) else _packed(value)
+                numbers += [value] if isinstance(value, int) else packed(value)
             elif number not in (2, 4, 7, 9, 20):
                 raise _unknown("an attribute", number)
         if name in _LENGTHS and any(min(n, (1 << 64) - n) > MOST_NUMBER for n in numbers):
             raise ValueError(f"{name} of an operator {kind} is beyond {MOST_NUMBER:,}")
 
     def tensor(self, content: memoryview) -> Initializer:
+        """An array, whose content is as long as its shape says."""
         name, lengths, kind = "", [], 0
         raw: memoryview | None = None
         for number, value in self.fields(content, "an array"):
             if number == 1:
-                lengths += [value] if isinstance(value, int) else _packed(value)
+                lengths += [value] if isinstance(value, int) else packed(value)
             elif number == 2:
                 kind = _number(value)
             elif number == 8:
@@ -339,11 +347,16 @@ class _Walk:
             size_bytes=size_bytes,
         )
 
+    def fixed(self, content: memoryview) -> int | memoryview:
+        """What a field of fixed length is read as: its value is no matter here."""
+        return 0
+
     def offset_of(self, part: memoryview) -> int:
         """Where a part of the model begins."""
         return _address(part) - _address(self.whole) if len(part) else 0
 
     def value(self, content: memoryview) -> Value:
+        """Name and type of an input or output."""
         name, dtype, shape = "", "", None
         for number, value in self.fields(content, "a value"):
             if number == 1:
@@ -360,6 +373,7 @@ class _Walk:
         return Value(name=name, dtype=dtype, shape=shape)
 
     def type(self, content: memoryview) -> tuple[str, tuple[Length, ...]]:
+        """A data type and the lengths of the axes."""
         kind = 0
         shape: list[Length] = []
         for number, value in self.fields(content, "a type"):
@@ -380,6 +394,7 @@ class _Walk:
         return _TYPES[kind], tuple(shape)
 
     def axis(self, content: memoryview, place: int) -> Length:
+        """The length of an axis."""
         found: Length = f"axis {place}"
         for number, value in self.fields(content, "an axis"):
             if number == 1:
@@ -409,10 +424,10 @@ class _Walk:
                 value, at = _varint(content, at)
                 yield number, value
             elif kind in (_FIXED32, _FIXED64):
-                at += 4 if kind == _FIXED32 else 8
+                start, at = at, at + (4 if kind == _FIXED32 else 8)
                 if at > end:
                     raise ValueError(f"{shown} is truncated")
-                yield number, 0
+                yield number, self.fixed(content[start:at])
             else:
                 raise ValueError(f"{shown} is damaged")
 
@@ -437,7 +452,7 @@ def _varint(content: memoryview, at: int) -> tuple[int, int]:
     return value, at
 
 
-def _packed(content: memoryview) -> list[int]:
+def packed(content: memoryview) -> list[int]:
     """The numbers of a packed field: few, as attributes and shapes have."""
     found, at = [], 0
     while at < len(content):

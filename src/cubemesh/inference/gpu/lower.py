@@ -24,11 +24,15 @@ from cubemesh.inference.gpu.program import (
     ImageStep,
     PoolStep,
     ProjectionPart,
-    Quantized,
 )
-from cubemesh.inference.gpu.quantized_graph import NotLowered, QuantizedGraph, Weights
-from cubemesh.inference.gpu.quantized_graph import without_quantizations as plain
 from cubemesh.inference.passes.rewrite import integer, integers, number, text
+from cubemesh.inference.quantization.quantized_graph import (
+    NotLowered,
+    Quantized,
+    QuantizedGraph,
+    Weights,
+)
+from cubemesh.inference.quantization.quantized_graph import without_quantizations as plain
 from cubemesh.kernels.triton.hwnc.launch import LEAST_CHANNELS, Window
 from cubemesh.onnx.graph import Graph, Operator
 

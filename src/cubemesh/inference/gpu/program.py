@@ -11,20 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cubemesh.inference.quantization.quantized_graph import Quantized
 from cubemesh.kernels.triton.hwnc.launch import Window
 
 IMAGE_ROW = 4
 """Most channels of the network's input, and those of a stored pixel."""
 NOWHERE = -1
 """A channel of an array that has no channel of the network: it is 0."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quantized:
-    """8-bit values: x = scale · (q − zero), with q from −128 to 127."""
-
-    scale: float
-    zero: int
 
 
 @dataclass(frozen=True, kw_only=True)

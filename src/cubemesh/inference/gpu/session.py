@@ -17,8 +17,8 @@ from cubemesh.inference.gpu.program import (
     DeviceProgram,
     DeviceStep,
     PoolStep,
-    Quantized,
 )
+from cubemesh.inference.quantization.quantized_graph import Quantized
 from cubemesh.kernels.cuda_events import time_ms
 from cubemesh.kernels.triton.compilation import compiling_in_threads
 from cubemesh.kernels.triton.hwnc import launch

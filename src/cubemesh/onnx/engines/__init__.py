@@ -61,6 +61,10 @@ class EngineLine:
     """The extra of cubemesh that installs it."""
     kind: str = "cpu"
     """Of the devices on which it runs: `cpu` or `cuda`."""
+    own_version: str = ""
+    """Of cubemesh's own kernels, instead of that of the library."""
+    integers_only: bool = False
+    """Whether it computes nothing but 8-bit models, with fixed batch sizes."""
 
     @property
     def installed(self) -> bool:
@@ -69,8 +73,8 @@ class EngineLine:
 
     @property
     def version(self) -> str:
-        """The version of its library."""
-        return metadata.version(self.package)
+        """The version of its library, or of own kernels."""
+        return self.own_version or metadata.version(self.package)
 
     def load(self) -> Engine:
         """Its module."""

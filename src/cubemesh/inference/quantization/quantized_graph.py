@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.batches import Array
-from cubemesh.inference.gpu.program import Quantized
 from cubemesh.inference.passes.rewrite import integer
 from cubemesh.onnx.graph import Graph, Operator
 
@@ -22,6 +21,14 @@ from cubemesh.onnx.graph import Graph, Operator
 class NotLowered(ValueError):
     """A network, or a part of it, for which there is no kernel; the text ends the sentence
     "… cannot run NETWORK:"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """8-bit values: x = scale · (q − zero), with q from −128 to 127."""
+
+    scale: float
+    zero: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

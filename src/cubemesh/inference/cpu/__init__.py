@@ -1,0 +1,1 @@
+"""Plans on a CPU in own kernels: networks of convolutions in 8-bit integers."""

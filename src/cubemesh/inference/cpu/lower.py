@@ -1,0 +1,587 @@
+"""Lowering: from a quantized graph of operators to a program in bytes.
+
+A convolution takes the residual sum and the ReLU that follow it, and is not rounded in between; the
+parts of a concatenation are written where they belong; views cost nothing. What a graph leaves in
+fp32 between two steps is refused by name, and so are operators without a kernel; only means get the
+scale of what they average.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cubemesh.batches import Array
+from cubemesh.inference.cpu.program import (
+    ByteArray,
+    ByteProgram,
+    ImageStep,
+    NormStep,
+    Pair,
+    PoolStep,
+    ProductStep,
+    Step,
+    SumStep,
+    Window,
+)
+from cubemesh.inference.passes.rewrite import integer, integers, number, text
+from cubemesh.inference.quantization.quantized_graph import (
+    NotLowered,
+    Quantized,
+    QuantizedGraph,
+    Weights,
+    without_quantizations,
+)
+from cubemesh.onnx.graph import Graph, Operator
+
+MOST_NORMALIZED = 15
+"""Squares in a mean of response normalization: its table has 255² entries for each."""
+_VIEWS = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze")
+
+
+@dataclass(kw_only=True, eq=False)
+class _Value:
+    """A value of the network while its program is made."""
+
+    name: str
+    height: int
+    width: int
+    channels: int
+    parent: str = ""
+    """The concatenation of which it is a slice."""
+    offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Norm:
+    """Operators that are a response normalization within channels, the division last."""
+
+    operators: tuple[str, ...]
+    step: NormStep
+
+
+@dataclass(kw_only=True)
+class _Lowering:
+    source: QuantizedGraph
+    scales: dict[str, Quantized] = field(default_factory=dict)
+    values: dict[str, _Value] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    step_of: dict[str, int] = field(default_factory=dict)
+    """Value → the step that computes it, or the last part of it."""
+    alias: dict[str, str] = field(default_factory=dict)
+    """View → the value that it shows."""
+    users: Counter[str] = field(default_factory=Counter)
+    flattened: set[str] = field(default_factory=set)
+    """Names whose pixels and channels are one axis."""
+
+    def lower(self) -> ByteProgram:
+        graph = self.source.graph
+        if len(graph.inputs) != 1 or len(graph.inputs[0].shape) != 4:
+            raise NotLowered("its input is not one batch of images")
+        _, channels, height, width = graph.inputs[0].shape
+        if not (isinstance(channels, int) and isinstance(height, int) and isinstance(width, int)):
+            raise NotLowered("its input has free lengths")
+        self.scales.update(self.source.quantized)
+        given = graph.inputs[0].name
+        if given not in self.scales:
+            raise NotLowered("its input is not quantized: these kernels compute in 8-bit integers")
+        self.values[given] = _Value(name=given, height=height, width=width, channels=channels)
+        for operator in graph.operators:
+            self.users.update({name for name in operator.inputs if name})
+        self.users.update(graph.output_names)
+        joined = {name: norm for norm in _norms(graph) for name in norm.operators}
+        for operator in graph.operators:
+            if operator.name in joined:
+                self.norm(operator, joined[operator.name])
+                continue
+            lower = _LOWER.get(operator.kind)
+            if lower is None:
+                raise NotLowered(f"it has no kernel for {operator.kind} ({operator.name})")
+            lower(self, operator)
+        outputs = []
+        for output in graph.outputs:
+            value = self.value(output.name)
+            if value.name not in self.step_of:
+                raise NotLowered(f"its result {output.name} is not computed by a kernel")
+            outputs.append((value.name, self.is_flat(output.name)))
+        arrays = self.arrays({name for name, _ in outputs})
+        return ByteProgram(
+            network=graph.name,
+            input=given,
+            input_shape=(channels, height, width),
+            steps=tuple(_with_long_rows(step, arrays) for step in self.steps),
+            arrays=arrays,
+            outputs=tuple(outputs),
+        )
+
+    def value(self, name: str) -> _Value:
+        """The value behind a name; NotLowered for a constant."""
+        name = self.base(name)
+        if name not in self.values:
+            raise NotLowered(f"{name} is a constant where a kernel reads an activation")
+        return self.values[name]
+
+    def computed(self, operator: Operator, position: int = 0) -> _Value:
+        """An input of an operator that a step computes."""
+        value = self.value(operator.inputs[position])
+        if value.name not in self.step_of:
+            raise NotLowered(f"{operator.name} reads the network's input")
+        return value
+
+    def base(self, name: str) -> str:
+        """The value that a view shows."""
+        while name in self.alias:
+            name = self.alias[name]
+        return name
+
+    def is_flat(self, name: str) -> bool:
+        """Whether pixels and channels are one axis of `name`."""
+        while name not in self.flattened and name in self.alias:
+            name = self.alias[name]
+        return name in self.flattened
+
+    def scale(self, name: str) -> Quantized | None:
+        """The scale of a value; of a mean without one, that of what it averages."""
+        step = self.steps[self.step_of[name]] if name in self.step_of else None
+        if name not in self.scales and isinstance(step, PoolStep) and step.y == name:
+            return self.scale(step.x)
+        return self.scales.get(name)
+
+    def add(self, step: Step, value: _Value) -> None:
+        """Append a step and its result."""
+        self.values[value.name] = value
+        self.step_of[value.name] = len(self.steps)
+        self.steps.append(step)
+
+    def sole_step(self, name: str) -> Step | None:
+        """The step whose result is `name`, if only one operator uses it and it is not a view."""
+        step = self.steps[self.step_of[name]] if name in self.step_of else None
+        return step if step is not None and step.y == name and self.users[name] == 1 else None
+
+    def join(self, step: ProductStep | PoolStep | SumStep | NormStep, joined: Step) -> None:
+        """Replace a step by one that computes what follows it too."""
+        at = self.step_of.pop(step.y)
+        value = self.values.pop(step.y)
+        value.name = joined.y
+        self.values[joined.y], self.step_of[joined.y] = value, at
+        if step.y in self.flattened:
+            self.flattened.add(joined.y)
+        if step.y in self.scales:
+            self.scales.setdefault(joined.y, self.scales[step.y])
+        self.steps[at] = joined
+
+    def norm(self, operator: Operator, norm: _Norm) -> None:
+        """Add a normalization within channels where its last operator is."""
+        if operator.name != norm.operators[-1]:
+            return
+        value = self.computed(operator)
+        step = replace(norm.step, x=value.name, y=operator.name)
+        self.add(step, replace(value, name=operator.name, parent="", offset=0))
+
+    def weights(self, name: str) -> Weights:
+        """A constant."""
+        found = self.source.weights.get(name)
+        if found is None:
+            raise NotLowered(f"the weights {name} are not constant")
+        return found
+
+    def owner(self, name: str) -> tuple[str, int]:
+        """The array of which `name` is a slice, and the offset of its channels there."""
+        offset = 0
+        while self.values[name].parent:
+            offset += self.values[name].offset
+            name = self.values[name].parent
+        return name, offset
+
+    def arrays(self, outputs: set[str]) -> dict[str, ByteArray]:
+        """The arrays of all values that steps compute. NotLowered for one without a scale that is
+        no result."""
+        found = {}
+        producers = {step.y: step for step in self.steps}
+        for name, value in self.values.items():
+            if name not in self.step_of:
+                continue
+            scale = None if name in outputs and name not in self.scales else self.scale(name)
+            step = producers.get(name)
+            owner, offset = self.owner(name)
+            if scale is None:
+                whole = isinstance(step, (ProductStep, PoolStep)) and owner == name
+                if name not in outputs or not whole or _has_residual(step):
+                    raise NotLowered(f"{name} is not in 8 bits")
+                if isinstance(step, PoolStep) and not step.average:
+                    raise NotLowered(f"its result {name} is a maximum")
+            elif name in outputs:
+                raise NotLowered(f"its result {name} is in 8 bits")
+            found[name] = ByteArray(
+                name=name,
+                height=value.height,
+                width=value.width,
+                channels=value.channels,
+                owner=owner,
+                offset=offset,
+                pitch=self.values[owner].channels,
+                scale=1.0 if scale is None else scale.scale,
+                zero=0 if scale is None else scale.zero + 128,
+                floats=scale is None,
+            )
+        return found
+
+
+def _has_residual(step: Step | None) -> bool:
+    return isinstance(step, ProductStep) and bool(step.residual)
+
+
+def _with_long_rows(step: Step, arrays: dict[str, ByteArray]) -> Step:
+    """A convolution whose taps of a line, or of all lines, follow one another in memory, as one
+    with fewer taps of more bytes."""
+    if not isinstance(step, ProductStep):
+        return step
+    x, y, window = arrays[step.x], arrays[step.y], step.window
+    (kernel_h, kernel_w), (stride_h, stride_w) = window.kernel, window.stride
+    outputs, channels = len(step.weights), x.channels
+    inside = window.pad[1] == 0 and (y.width - 1) * stride_w + kernel_w <= x.width
+    if kernel_w > 1 and inside and window.dilation[1] == 1 and x.pitch == channels:
+        weights = step.weights.reshape(outputs, kernel_h, kernel_w * channels)
+        kernel_w = 1
+    else:
+        weights = step.weights
+    lines = window.pad[0] == 0 and (y.height - 1) * stride_h + kernel_h <= x.height
+    if weights.shape[2] == x.width * x.pitch and lines and window.dilation[0] == 1:
+        weights, kernel_h = weights.reshape(outputs, 1, -1), 1
+    return replace(step, weights=weights, window=replace(window, kernel=(kernel_h, kernel_w)))
+
+
+def _norms(graph: Graph) -> list[_Norm]:
+    """The normalizations x / (bias + alpha · mean of x² in a window)^beta, as the exporter writes
+    them."""
+    found = []
+    for division in graph.operators:
+        if division.kind != "Div" or len(division.inputs) != 2:
+            continue
+        chain, constants = [division], []
+        for kind in ("Pow", "Add", "Mul", "AveragePool", "Mul"):
+            below = graph.producers.get(chain[-1].inputs[1 if kind == "Pow" else 0])
+            if below is None or below.kind != kind or graph.sole_consumer(below.name) is None:
+                break
+            chain.append(below)
+            if kind in ("Pow", "Add", "Mul") and below.inputs[0] != below.inputs[-1]:
+                constant = graph.constant(below.inputs[1])
+                if constant is None or constant.size != 1:
+                    break
+                constants.append(float(constant.reshape(())))
+        square, pool = chain[-1], chain[-2]
+        kernel = integers(pool, "kernel_shape")
+        if (
+            len(chain) != 6
+            or len(constants) != 3
+            or set(square.inputs) != {division.inputs[0]}
+            or integers(pool, "strides", (1, 1)) != (1, 1)
+            or integers(pool, "pads", (0, 0, 0, 0)) != tuple(n // 2 for n in (*kernel, *kernel))
+            or not integer(pool, "count_include_pad", 0)
+            or len(kernel) != 2
+            or not 1 < kernel[0] * kernel[1] <= MOST_NORMALIZED
+            or not all(n % 2 for n in kernel)
+        ):
+            continue
+        beta, bias, alpha = constants
+        window = Window(kernel=(kernel[0], kernel[1]), pad=(kernel[0] // 2, kernel[1] // 2))
+        step = NormStep(x="", y="", window=window, alpha=alpha, beta=beta, bias=bias)
+        found.append(_Norm(operators=tuple(o.name for o in reversed(chain)), step=step))
+    return found
+
+
+# Operators
+
+
+def _conv(lowering: _Lowering, operator: Operator) -> None:
+    weights = lowering.weights(operator.inputs[1])
+    if integer(operator, "group", 1) != 1:
+        raise NotLowered(f"it has no kernel for convolutions in groups ({operator.name})")
+    if weights.values.ndim != 4:
+        raise NotLowered(f"it has no kernel for convolutions of {weights.values.ndim - 2} axes")
+    value = lowering.value(operator.inputs[0])
+    kernel = (weights.values.shape[2], weights.values.shape[3])
+    window, size = _window(operator, kernel, value)
+    _product(lowering, operator, value, weights, window, size)
+
+
+def _gemm(lowering: _Lowering, operator: Operator) -> None:
+    weights = lowering.weights(operator.inputs[1])
+    attributes = (number(operator, "alpha", 1.0), number(operator, "beta", 1.0))
+    if attributes != (1.0, 1.0) or integer(operator, "transA", 0) or weights.values.ndim != 2:
+        raise NotLowered(f"it has no kernel for this product ({operator.name})")
+    if not integer(operator, "transB", 0):
+        weights = replace(weights, values=weights.values.T, axis=1 - weights.axis)
+    value = lowering.value(operator.inputs[0])
+    if not lowering.is_flat(operator.inputs[0]):
+        raise NotLowered(f"it has no kernel for this product ({operator.name})")
+    shape = (len(weights.values), value.channels, value.height, value.width)
+    if weights.values.shape[1] != value.channels * value.height * value.width:
+        raise NotLowered(f"the shapes of {operator.name} contradict")
+    weights = replace(weights, values=weights.values.reshape(shape))
+    window = Window(kernel=(value.height, value.width))
+    _product(lowering, operator, value, weights, window, (1, 1))
+    lowering.flattened.add(operator.name)
+
+
+def _product(
+    lowering: _Lowering,
+    operator: Operator,
+    value: _Value,
+    weights: Weights,
+    window: Window,
+    size: Pair,
+) -> None:
+    """Add a convolution; one that reads the network's input reads a copy in bytes."""
+    name, outputs = operator.name, weights.values.shape[0]
+    if weights.scales is None or weights.axis != 0 or weights.values.dtype != np.int8:
+        raise NotLowered(f"the weights of {name} are not in 8 bits")
+    scale = lowering.scale(value.name)
+    if scale is None:
+        raise NotLowered(f"{name} has only its weights in 8 bits")
+    if weights.values.shape[1] != value.channels:
+        raise NotLowered(f"the shapes of {name} contradict")
+    steps = np.float32(scale.scale) * weights.scales
+    biases = np.zeros(outputs, np.int64)
+    if len(operator.inputs) > 2 and operator.inputs[2]:
+        biases = _whole_biases(lowering.weights(operator.inputs[2]), steps, outputs)
+    values = weights.values
+    if value.name not in lowering.step_of:
+        value, values, window = _image(lowering, value, values, window, size)
+    taps = np.ascontiguousarray(values.transpose(0, 2, 3, 1)).reshape(outputs, -1, value.channels)
+    step = ProductStep(
+        x=value.name, y=name, window=window, weights=taps, scales=weights.scales, biases=biases
+    )
+    lowering.add(step, _Value(name=name, height=size[0], width=size[1], channels=outputs))
+
+
+def _whole_biases(bias: Weights, steps: Array, outputs: int) -> Array:
+    """Biases in steps of the sums."""
+    if bias.values.dtype == np.int32 and bias.scales is not None:
+        ratio = bias.scales / np.maximum(steps, np.finfo(np.float32).tiny)
+        if np.allclose(ratio, 1.0, rtol=1e-5):
+            return np.broadcast_to(bias.values.reshape(-1), (outputs,)).astype(np.int64)
+    real = np.broadcast_to(bias.real.reshape(-1), (outputs,)).astype(np.float64)
+    return np.rint(real / steps).clip(-(2.0**30), 2.0**30).astype(np.int64)
+
+
+def _image(
+    lowering: _Lowering, value: _Value, weights: Array, window: Window, size: Pair
+) -> tuple[_Value, Array, Window]:
+    """The network's input in bytes with its border, and the weights and window of a convolution
+    that reads it. For a stride of 2, blocks of 2 × 2 pixels are one with four times the
+    channels."""
+    outputs, channels, *kernel = weights.shape
+    fold = 2 if (window.stride, window.dilation) == ((2, 2), (1, 1)) else 1
+    pad, stride, dilation = window.pad, window.stride, window.dilation
+    if fold == 2:
+        kernel = [-(-length // 2) for length in kernel]
+        stride = (1, 1)
+    lengths = [
+        max(-(-(before + given) // fold), (count - 1) * step + (taps - 1) * apart + 1)
+        for before, given, count, step, taps, apart in zip(
+            pad, (value.height, value.width), size, stride, kernel, dilation, strict=True
+        )
+    ]
+    name = f"{value.name}/bytes {pad} {fold} {lengths}"
+    if name not in lowering.values:
+        step = ImageStep(x=value.name, y=name, top=pad[0], left=pad[1], fold=fold)
+        made = _Value(
+            name=name, height=lengths[0], width=lengths[1], channels=channels * fold * fold
+        )
+        lowering.scales[name] = lowering.scales[value.name]
+        lowering.add(step, made)
+    if fold == 2:
+        whole = np.zeros((outputs, channels, 2 * kernel[0], 2 * kernel[1]), weights.dtype)
+        whole[:, :, : weights.shape[2], : weights.shape[3]] = weights
+        # (outputs, channel, line, row, pixel, column) → (outputs, row · column · channel, …)
+        whole = whole.reshape(outputs, channels, kernel[0], 2, kernel[1], 2)
+        weights = whole.transpose(0, 3, 5, 1, 2, 4).reshape(outputs, -1, kernel[0], kernel[1])
+    read = Window(kernel=(kernel[0], kernel[1]), stride=stride, dilation=dilation)
+    return lowering.values[name], weights, read
+
+
+def _relu(lowering: _Lowering, operator: Operator) -> None:
+    value = lowering.computed(operator)
+    step = lowering.sole_step(operator.inputs[0])
+    if step is None or isinstance(step, ImageStep):
+        flat = lowering.is_flat(operator.inputs[0])
+        _copy(lowering, value, operator.name, relu=True)
+        if flat:
+            lowering.flattened.add(operator.name)
+        return
+    lowering.join(step, replace(step, y=operator.name, relu=True))
+
+
+def _add(lowering: _Lowering, operator: Operator) -> None:
+    one, other = (lowering.computed(operator, position) for position in (0, 1))
+    if (one.height, one.width, one.channels) != (other.height, other.width, other.channels):
+        raise NotLowered(f"it has no kernel for sums of different shapes ({operator.name})")
+    if lowering.step_of[one.name] < lowering.step_of[other.name]:
+        one, other = other, one
+    step = lowering.sole_step(one.name)
+    if one is not other and isinstance(step, ProductStep) and not step.relu and not step.residual:
+        lowering.join(step, replace(step, y=operator.name, residual=other.name))
+        return
+    made = replace(one, name=operator.name, parent="", offset=0)
+    lowering.add(SumStep(x=one.name, other=other.name, y=operator.name), made)
+
+
+def _max_pool(lowering: _Lowering, operator: Operator) -> None:
+    if len(operator.outputs) > 1 and operator.outputs[1]:
+        raise NotLowered(f"it has no kernel for the indices of maxima ({operator.name})")
+    _pool(lowering, operator, average=False)
+
+
+def _average_pool(lowering: _Lowering, operator: Operator) -> None:
+    _pool(lowering, operator, average=True)
+
+
+def _global_average_pool(lowering: _Lowering, operator: Operator) -> None:
+    value = lowering.computed(operator)
+    window = Window(kernel=(value.height, value.width))
+    step = PoolStep(x=value.name, y=operator.name, window=window, average=True)
+    made = replace(value, name=operator.name, height=1, width=1, parent="", offset=0)
+    lowering.add(step, made)
+
+
+def _pool(lowering: _Lowering, operator: Operator, *, average: bool) -> None:
+    value = lowering.computed(operator)
+    kernel = integers(operator, "kernel_shape")
+    if len(kernel) != 2:
+        raise NotLowered(f"it has no kernel for pools of {len(kernel)} axes ({operator.name})")
+    window, size = _window(operator, (kernel[0], kernel[1]), value)
+    if window.dilation != (1, 1):
+        raise NotLowered(f"it has no kernel for dilated pools ({operator.name})")
+    divisor = 0
+    if average and integer(operator, "count_include_pad", 0):
+        divisor = kernel[0] * kernel[1]
+        pads = integers(operator, "pads", (0, 0, 0, 0))
+        for n, given in enumerate((value.height, value.width)):
+            last = (size[n] - 1) * window.stride[n] - window.pad[n] + kernel[n]
+            if last > given + pads[n + 2]:
+                raise NotLowered(f"it has no kernel for means beyond the padding ({operator.name})")
+    step = PoolStep(x=value.name, y=operator.name, window=window, average=average, divisor=divisor)
+    made = replace(value, name=operator.name, height=size[0], width=size[1], parent="", offset=0)
+    lowering.add(step, made)
+
+
+def _norm(lowering: _Lowering, operator: Operator) -> None:
+    value, size = lowering.computed(operator), integer(operator, "size", 1)
+    if size > MOST_NORMALIZED:
+        raise NotLowered(f"it has no kernel for LRN over {size} channels ({operator.name})")
+    step = NormStep(
+        x=value.name,
+        y=operator.name,
+        size=size,
+        alpha=number(operator, "alpha", 1e-4),
+        beta=number(operator, "beta", 0.75),
+        bias=number(operator, "bias", 1.0),
+    )
+    lowering.add(step, replace(value, name=operator.name, parent="", offset=0))
+
+
+def _concat(lowering: _Lowering, operator: Operator) -> None:
+    parts = [lowering.computed(operator, n) for n in range(len(operator.inputs))]
+    sizes = {(part.height, part.width) for part in parts}
+    flat = any(lowering.is_flat(name) for name in operator.inputs)
+    if integer(operator, "axis", 1) not in (1, -3) or len(sizes) > 1 or flat:
+        raise NotLowered(f"it has no kernel for this concatenation ({operator.name})")
+    name, scale, offset = operator.name, lowering.scale(operator.name), 0
+    if scale is None:
+        scales = {lowering.scale(part.name) for part in parts}
+        if len(scales) == 1:
+            scale = scales.pop()
+        if scale is None:
+            raise NotLowered(f"{name} is not in 8 bits")
+        lowering.scales[name] = scale
+    for part in parts:
+        if part.parent or lowering.scale(part.name) != scale:
+            copy = f"{name}/part {offset}"
+            lowering.scales[copy] = scale
+            _copy(lowering, part, copy)
+            part = lowering.values[copy]
+        part.parent, part.offset = name, offset
+        offset += part.channels
+    height, width = sizes.pop()
+    lowering.values[name] = _Value(name=name, height=height, width=width, channels=offset)
+    lowering.step_of[name] = len(lowering.steps) - 1
+
+
+def _copy(lowering: _Lowering, value: _Value, name: str, *, relu: bool = False) -> None:
+    step = PoolStep(x=value.name, y=name, window=Window(), relu=relu)
+    lowering.add(step, replace(value, name=name, parent="", offset=0))
+
+
+def _view(lowering: _Lowering, operator: Operator) -> None:
+    value = lowering.value(operator.inputs[0])
+    flat = lowering.is_flat(operator.inputs[0])
+    refusal = NotLowered(f"it has no kernel for this view ({operator.name})")
+    if operator.kind == "Flatten":
+        if integer(operator, "axis", 1) != 1:
+            raise refusal
+        flat = True
+    elif operator.kind == "Reshape":
+        shape = lowering.source.graph.constant(operator.inputs[1])
+        if shape is None or shape.size != 2 or int(shape[0]) == 1:
+            raise refusal
+        flat = True
+    elif operator.kind == "Squeeze":
+        if (value.height, value.width) != (1, 1):
+            raise refusal
+        flat = True
+    lowering.alias[operator.name] = operator.inputs[0]
+    if flat:
+        lowering.flattened.add(operator.name)
+    lowering.users[value.name] += lowering.users[operator.name] - 1
+    own = lowering.scales.get(operator.name)
+    if own is not None and lowering.scales.setdefault(value.name, own) != own:
+        raise NotLowered(f"{operator.name} has another scale than {value.name}")
+
+
+_LOWER: dict[str, Callable[[_Lowering, Operator], None]] = {
+    "Add": _add,
+    "AveragePool": _average_pool,
+    "Concat": _concat,
+    "Conv": _conv,
+    "Gemm": _gemm,
+    "GlobalAveragePool": _global_average_pool,
+    "LRN": _norm,
+    "MaxPool": _max_pool,
+    "Relu": _relu,
+    **dict.fromkeys(_VIEWS, _view),
+}
+
+
+def lower(graph: Graph) -> ByteProgram:
+    """The program of a graph whose batch is free; NotLowered, naming it, for what has no kernel."""
+    return _Lowering(source=without_quantizations(graph)).lower()
+
+
+def _window(operator: Operator, kernel: Pair, value: _Value) -> tuple[Window, Pair]:
+    """The windows of an operator, and height and width of its result."""
+    strides = integers(operator, "strides", (1, 1))
+    dilations = integers(operator, "dilations", (1, 1))
+    pads = integers(operator, "pads", (0, 0, 0, 0))
+    if text(operator, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        raise NotLowered(f"it has no kernel for automatic padding ({operator.name})")
+    lengths = []
+    for n, size in enumerate((value.height, value.width)):
+        rest = size + pads[n] + pads[n + 2] - dilations[n] * (kernel[n] - 1) - 1
+        length = rest // strides[n] + 1
+        if integer(operator, "ceil_mode", 0) and rest % strides[n]:
+            # the last window begins inside the image or its padding before
+            length += length * strides[n] < size + pads[n]
+        if length < 1:
+            raise NotLowered(f"the windows of {operator.name} are larger than its input")
+        lengths.append(length)
+    window = Window(
+        kernel=kernel,
+        stride=(strides[0], strides[1]),
+        pad=(pads[0], pads[1]),
+        dilation=(dilations[0], dilations[1]),
+    )
+    return window, (lengths[0], lengths[1])
