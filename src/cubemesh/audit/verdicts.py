@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from cubemesh.audit.evidence import Evidence, interval, name_of
 from cubemesh.audit.inconsistency import Inconsistency, inconsistency
-from cubemesh.experiments.scaling.analysis import excess_of
+from cubemesh.measure.attribution.bottlenecks import excess_of
 from cubemesh.schema import Finding, NetworkWork, RunRecord
 
 OF_PARTS = ("largest-overhead", "scaling-overhead")
