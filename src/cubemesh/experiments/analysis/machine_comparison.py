@@ -178,7 +178,7 @@ def _software(side: Side) -> str:
     names = {
         name for n in sorted(used) if n in FRAMEWORKS for name in FRAMEWORKS[n].packages[:1]
     }
-    return format_list([f"{name} {packages[name]}" for name in sorted(names) if name in packages])
+    return ", ".join(f"{name} {packages[name]}" for name in sorted(names) if name in packages)
 
 
 def _date(side: Side) -> str:
