@@ -175,9 +175,7 @@ def _software(side: Side) -> str:
     """The versions of the frameworks that ran."""
     used = {r.spec.program.framework for r in side.records.values()}
     packages = side.machine.software.packages
-    names = {
-        name for n in sorted(used) if n in FRAMEWORKS for name in FRAMEWORKS[n].packages[:1]
-    }
+    names = {name for n in sorted(used) if n in FRAMEWORKS for name in FRAMEWORKS[n].packages[:1]}
     return ", ".join(f"{name} {packages[name]}" for name in sorted(names) if name in packages)
 
 
@@ -255,10 +253,9 @@ def _judged(matches: Sequence[Match]) -> list[tuple[Figure | None, str]]:
     found = [_compared(a, b) for _, a, b in matches]
     judged = iter(verdicts([figure for figure, _ in found if figure is not None]))
     return [
-        (figure, why if figure is None else verdict_text(figure, next(judged))) for figure, why in found
+        (figure, why if figure is None else verdict_text(figure, next(judged)))
+        for figure, why in found
     ]
-
-
 
 
 def _differences(names: Sequence[str], first: MachineWorkload, second: MachineWorkload) -> str:
@@ -302,7 +299,9 @@ def _findings(matches: Sequence[Match], names: tuple[str, str]) -> Iterator[Find
 
 def _table(matches: Sequence[Match], names: tuple[str, str]) -> Table:
     rows = []
-    for (experiment, first, second), (figure, verdict) in zip(matches, _judged(matches), strict=True):
+    for (experiment, first, second), (figure, verdict) in zip(
+        matches, _judged(matches), strict=True
+    ):
         there = Cell(text="–") if second is None else second.cell(second.throughput)
         row = (
             Cell(text=first.text),
