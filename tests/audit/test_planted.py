@@ -9,6 +9,7 @@ from evidence_builders import (
     BAD_PARTS,
     BF16,
     FILES,
+    GOOD_PARTS,
     NOT_BOUND,
     NOTHING_LOST,
     RATES,
@@ -37,6 +38,7 @@ from cubemesh.schema import (
     Figure,
     Finding,
     Infer,
+    Part,
     Placement,
     ProgramSettings,
     RunRecord,
@@ -183,6 +185,66 @@ def _projection() -> Evidence:
     return answer(run("a", network="little-cnn"), tables=[table(row, columns=names)])
 
 
+def _scaling_loss(text: str = "") -> Evidence:
+    """A run of four devices that loses 15 % to launch gaps and 10 % to straggler wait, in the mean
+    over its ranks."""
+    waits, gaps = (0.16, 0.04, 0.11, 0.09), (0.11, 0.20, 0.13, 0.16)
+    record = run("a", batch=32, devices=4)
+    ranks = tuple(
+        tuple(
+            Part(name=name, seconds=0.128 * share, method="")
+            for name, share in (
+                ("compute", 1 - wait - gap),
+                ("launch_gaps", gap),
+                ("straggler_wait", wait),
+                ("unattributed", 0.0),
+            )
+        )
+        for wait, gap in zip(waits, gaps, strict=True)
+    )
+    finding = Finding(
+        code="scaling-overhead",
+        text=text or "The largest overhead is straggler wait, 9.8 % of the step.",
+        run_id="a",
+    )
+    return answer(replace(record, parts=ranks[0], rank_parts=ranks), findings=[finding])
+
+
+def _two_verdicts(least: str) -> Evidence:
+    """A ratio of 1.05 whose row says that no difference below 9.7 % would be detected."""
+    text = "no significant difference (differences below {} % would not be detected)"
+    finding = Finding(
+        code="machine-ratio",
+        text="resnet-50: 1.05×.",
+        value=1.05,
+        unit="×",
+        verdict=text.format(least),
+    )
+    row = [Cell(value=1.05), Cell(text=text.format("9.7"))]
+    names = columns("this / other:×", "this machine is")
+    return answer(run("a"), findings=[finding], tables=[table(row, columns=names)])
+
+
+def _cause(cause: str, compiled: float) -> Evidence:
+    """A loss of eager PyTorch, of 1,000 samples/s, with torch.compile at `compiled`."""
+    both = [
+        run(name, rate=rate, program=ProgramSettings(framework=framework))
+        for name, framework, rate in (
+            ("a", "pytorch", 1000.0),
+            ("b", "pytorch-compiled", compiled),
+            ("c", "pytorch-captured", 1840.0),
+        )
+    ]
+    text = f"PyTorch eager loses 46 % of the throughput of resnet-50 to {cause}. It is slower."
+    return answer(*both, findings=[Finding(code="largest-loss", text=text)])
+
+
+def _same_columns() -> Evidence:
+    names = columns("workload", "NVIDIA H200 · vm:images/s", "NVIDIA H200 · vm:images/s")
+    row = [Cell(text="resnet-50"), Cell(value=1000.0), Cell(value=1100.0)]
+    return answer(run("a"), tables=[table(row, columns=names)])
+
+
 PLANTED: list[Planted] = [
     (
         "one workload at 1,029 and at 910 samples/s in two answers of a run",
@@ -290,6 +352,37 @@ PLANTED: list[Planted] = [
         "above-resident",
         lambda: [answer(run("a"), run("b", rate=700.0, program=RESIDENT))],
     ),
+    (
+        "straggler wait as the largest loss of a step that loses more to launch gaps",
+        "verdicts-differ",
+        lambda: [_scaling_loss()],
+    ),
+    (
+        "13 % launch gaps by the median rank, which are 15 % in the mean",
+        "verdicts-differ",
+        lambda: [_scaling_loss("resnet-50: 13 % launch gaps at batch size 32.")],
+    ),
+    (
+        "no difference below 7.6 % in a card, and below 9.7 % in the table",
+        "verdicts-differ",
+        lambda: [_two_verdicts("7.6")],
+    ),
+    (
+        "unfused kernels, where the compiler that fuses them is slower",
+        "cause-without-evidence",
+        lambda: [_cause("unfused kernels", compiled=960.0)],
+    ),
+    (
+        "kernel launches without an attribution, where the compiler is slower",
+        "cause-without-evidence",
+        lambda: [_cause("kernel launches", compiled=960.0)],
+    ),
+    (
+        "two sections called Weak scaling",
+        "same-name",
+        lambda: [answer(run("a"), title="Weak"), answer(run("b", "alexnet"), title="Weak")],
+    ),
+    ("two columns called NVIDIA H200 · vm", "same-name", lambda: [_same_columns()]),
     (
         "not input-bound beside files at 0.51 times the speed",
         "verdict-without-evidence",
@@ -427,6 +520,17 @@ def test_there_are_at_least_25_and_every_code_is_planted() -> None:
 
 def test_percentiles_in_order_pass() -> None:
     assert audit([_latencies(p50=9, p90=11, p99=40, p999=900, max=950)]) == ()
+
+
+def test_verdicts_with_their_evidence_pass() -> None:
+    both = "The largest overhead of scaling is straggler wait, 10.0 %. The largest loss is launch "
+    assert audit([_scaling_loss(f"{both}gaps, 15 % of the step.")]) == ()
+    assert audit([_two_verdicts("9.7")]) == ()
+    assert audit([_cause("unfused kernels or launch gaps", compiled=1470.0)]) == ()
+    assert audit([_cause("causes that were not measured", compiled=960.0)]) == ()
+    gaps = run("d", parts=GOOD_PARTS)
+    shown = _cause("launch gaps", compiled=960.0)
+    assert audit([replace(shown, records=(*shown.records, gaps))]) == ()
 
 
 def test_a_consistent_set_passes() -> None:

@@ -147,6 +147,10 @@ def test_a_single_framework_is_not_ranked(record_of):
     steps = {k: v for k, v in STEPS.items() if k[1] == "pytorch"}
     answer = EXPERIMENT.answer(Settings(), matrix(record_of, steps))
     assert not any("fastest" in f.code for f in answer.findings)
+    speeds = findings(answer, "throughput")
+    assert [f.text.partition(" ")[0] for f in speeds] == [network for network, _ in steps]
+    assert [f.value for f in speeds] == pytest.approx([64 / s for s in steps.values()])
+    assert "(pytorch, fp32, batch size 64)" in speeds[0].text
     assert EXPERIMENT.answer(Settings(), []).charts == ()
 
 

@@ -10,6 +10,7 @@ from cubemesh.api.arguments import AnyStore, open_store
 from cubemesh.audit.audit import audit
 from cubemesh.audit.evidence import Evidence
 from cubemesh.audit.inconsistency import Inconsistency
+from cubemesh.experiments.analysis.titles import distinct_titles
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import stored_results
 
@@ -52,7 +53,8 @@ def stored_evidence(store: Store) -> Sequence[Evidence]:
     """Every answer of a store with its records, then the runs that no answer uses."""
     known = [run for run in store.experiment_runs() if run.experiment in EXPERIMENTS]
     answered = stored_results(known, EXPERIMENTS, store)
-    found = [Evidence(one.answer, one.records) for one in answered]
+    named = distinct_titles([(one.answer, one.records) for one in answered])
+    found = [Evidence(answer, tuple(records)) for answer, records in named]
     used = {r.run_id for one in found for r in one.records}
     rest = tuple(r for r in store.records() if r.run_id not in used)
     return [*found, Evidence(None, rest)]

@@ -16,6 +16,7 @@ from cubemesh.audit.marking import marked
 from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.experiments.analysis.machine_comparison import (
     Side,
+    labels,
     machine_comparison,
     pairs,
 )
@@ -55,6 +56,8 @@ class Report:
     of the answers."""
     partners: Sequence[tuple[Answer, Answer]] = ()
     """Answers to the same question on this and on the other machine."""
+    names: tuple[str, ...] = ()
+    """Of two machines: the names by which they differ, this one first."""
 
     def __repr__(self) -> str:
         lines = [f"Report({self.machine.hostname}, {len(self.records)} runs)"]
@@ -75,23 +78,26 @@ def report(
             entry(name)
     with open_store(store, reading=True) as opened:
         own = _report(opened, names, machine_id, closes=opened is not store)
+        source = opened.name
     if against is None:
         return own
     with open_store(against, reading=True) as opened:
-        return _compared(own, _report(opened, names, "", closes=opened is not against), opened.name)
+        sources = source, opened.name
+        return _compared(own, _report(opened, names, "", closes=opened is not against), sources)
 
 
-def _compared(own: Report, other: Report, source: str) -> Report:
+def _compared(own: Report, other: Report, sources: Sequence[str]) -> Report:
     """`own` with the comparison in front and the answers of `other` next to its own."""
     sides = [
         Side(machine=r.machine, runs=r.experiment_runs, records=r.records, source=source)
-        for r in (own, other)
+        for r, source in zip((own, other), sources, strict=True)
     ]
     paired = pairs(own.experiment_runs, other.experiment_runs)
     return replace(
         own,
         answers=(machine_comparison(*sides), *own.answers),
         against=other,
+        names=labels(*sides),
         partners=tuple(
             (own.answer_of[one.experiment_run_id], other.answer_of[two.experiment_run_id])
             for one, two in paired
@@ -161,7 +167,10 @@ def compose(
         made_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         version=__version__,
         experiment_runs=tuple(one.experiment_run for one in answered),
-        answer_of={one.experiment_run.experiment_run_id: one.answer for one in answered},
+        answer_of={
+            one.experiment_run.experiment_run_id: answer
+            for one, answer in zip(answered, answers, strict=True)
+        },
     )
 
 

@@ -12,6 +12,7 @@ from cubemesh.audit import (
     ceilings,
     comparability,
     latencies,
+    names,
     parts,
     same_workload,
     shares,
@@ -34,6 +35,9 @@ CHECKS: tuple[Check, ...] = (
     comparability.sides,
     comparability.projections,
     verdicts.of_parts,
+    verdicts.of_runs,
+    verdicts.of_repeated_ratios,
+    verdicts.of_causes,
     verdicts.of_input,
     verdicts.of_ratios,
     verdicts.of_failed_runs,
@@ -44,6 +48,7 @@ CHECKS: tuple[Check, ...] = (
     units.energy,
     units.windows,
     latencies.in_order,
+    names.columns,
 )
 """Checks of one answer with its records."""
 
@@ -51,6 +56,6 @@ CHECKS: tuple[Check, ...] = (
 def audit(evidence: Iterable[Evidence]) -> tuple[Inconsistency, ...]:
     """All contradictions within and between the answers."""
     several = tuple(evidence)
-    found = [*same_workload.different_figures(several)]
+    found = [*same_workload.different_figures(several), *names.answers(several)]
     found += [one for each in several for check in CHECKS for one in check(each)]
     return tuple(dict.fromkeys(found))

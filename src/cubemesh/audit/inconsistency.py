@@ -25,6 +25,8 @@ INCONSISTENCIES: dict[str, str] = {
     "not-comparable": "the two sides of a ratio differ in more than the text says",
     "projection-of-other-data": "a projection to 90 ImageNet epochs from another input",
     "verdict-without-evidence": "a verdict contradicts the figures that should support it",
+    "verdicts-differ": "a run or a ratio has two verdicts that contradict each other",
+    "cause-without-evidence": "a loss has a cause that no attribution or trial shows",
     "insignificant-verdict": "a verdict from a ratio whose interval contains 1",
     "unexplained-input-cost": "training is slower with input, and no figure says why",
     "unit-of-other-work": "a rate has the unit of another kind of work",
@@ -35,6 +37,7 @@ INCONSISTENCIES: dict[str, str] = {
     "figure-differs-from-windows": "a throughput is not that of the windows it was computed from",
     "cell-differs-from-run": "a table shows another throughput than the run it refers to",
     "latencies-contradict": "percentiles of a run contradict one another or its throughput",
+    "same-name": "two answers, or two columns of a table, have the same name",
     "figure-of-failed-run": "a figure refers to a run that failed",
 }
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from cubemesh.audit.audit import audit
 from cubemesh.audit.evidence import Evidence
 from cubemesh.audit.inconsistency import Inconsistency
+from cubemesh.experiments.analysis.titles import distinct_titles
 from cubemesh.schema import Answer, Finding, RunRecord, warn
 from cubemesh.schema.warning import INCONSISTENT
 
@@ -20,10 +21,10 @@ LABEL = " · inconsistent"
 
 
 def marked(answers: Sequence[tuple[Answer, Sequence[RunRecord]]]) -> list[Answer]:
-    """The answers of one run or page after the audit, in their order."""
-    evidence = [Evidence(answer, tuple(records)) for answer, records in answers]
-    found = audit(evidence)
-    return [mark(answer, _of(answer, found)) for answer, _ in answers]
+    """The answers of one run or page after the audit, in their order, with distinct titles."""
+    named = distinct_titles(answers)
+    found = audit([Evidence(answer, tuple(records)) for answer, records in named])
+    return [mark(answer, _of(answer, found)) for answer, _ in named]
 
 
 def _of(answer: Answer, found: Iterable[Inconsistency]) -> list[Inconsistency]:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from cubemesh.audit.evidence import Evidence, Row, name_of
 from cubemesh.audit.inconsistency import Inconsistency, inconsistency
-from cubemesh.experiments.scaling.analysis import excess_of
 from cubemesh.measure.attribution.attribution import PARTS, UNATTRIBUTED
+from cubemesh.measure.attribution.bottlenecks import excess_of
 from cubemesh.schema import Part
 
 WINDOW_TOLERANCE = 0.05

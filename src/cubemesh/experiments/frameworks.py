@@ -25,11 +25,12 @@ from cubemesh.experiments.analysis.published_rows import (
     nearest_table,
     time_rows,
 )
-from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
+from cubemesh.experiments.analysis.ratios import format_ratio, plus_minus, ratio, verdicts
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
 from cubemesh.experiments.core.passes import PASSES, VARIES, WORKS, Pass, of_pass, work_of
 from cubemesh.frameworks import FRAMEWORKS, entry
+from cubemesh.networks import rate_unit
 from cubemesh.schema import (
     Answer,
     Axis,
@@ -234,6 +235,8 @@ def _findings(matrices: Mapping[Pass, Matrix]) -> Iterator[Finding]:
     ranked = matrices[name]
     if any(len(ranked.row(n)) > 1 for n in ranked.networks):
         yield from _fastest(ranked, name)
+    elif name == "training":
+        yield from _throughputs(ranked)
     for framework, line in FRAMEWORKS.items():
         if line.compiles and (found := ranked.gains(framework, line.compiles)):
             yield found
@@ -246,6 +249,24 @@ def _findings(matrices: Mapping[Pass, Matrix]) -> Iterator[Finding]:
             if text not in seen:
                 seen.add(text)
                 yield Finding(code="failed-run", text=text)
+
+
+def _throughputs(training: Matrix) -> Iterator[Finding]:
+    """How fast each network trains, where no other framework ran it."""
+    for group in training.groups:
+        if (figure := group.throughput) is None:
+            continue
+        network, framework = group.key
+        spec, unit = group.records[0].spec, rate_unit(network)
+        yield Finding.of(
+            code="throughput",
+            question="How fast does this machine train?",
+            text=f"{network} trains at {plus_minus(figure)} {unit} ({framework}, "
+            f"{spec.program.precision}, batch size {spec.batch_per_device}).",
+            figure=figure,
+            unit=unit,
+            caveats=group.caveats,
+        )
 
 
 def _fastest(training: Matrix, name: Pass) -> Iterator[Finding]:

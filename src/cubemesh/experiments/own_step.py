@@ -19,7 +19,7 @@ from cubemesh.experiments.analysis.groups import Group, caveats, group_by, title
 from cubemesh.experiments.analysis.utilization_columns import ABOVE_WHOLE, ceiling_specs
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.scaling.analysis import excess_text, profiled_record
-from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
+from cubemesh.measure.attribution.bottlenecks import largest_bottleneck, step_parts
 from cubemesh.schema import (
     Answer,
     Cell,
@@ -151,7 +151,7 @@ def _rate(group: Group[str], record: RunRecord) -> Iterator[Finding]:
 def _overhead(group: Group[str]) -> Iterator[Finding]:
     record = profiled_record(group)
     loss = None if record is None else largest_bottleneck(record)
-    if loss is None:
+    if record is None or loss is None:
         unmeasured = [u.why for r in group.ok for u in r.unmeasured if u.what == "attribution"]
         why = excess_text(group) or next(iter(unmeasured), "it ran without attribution")
         yield Finding(code="no-attribution", text=f"{group.key} has no breakdown: {why}.")
@@ -164,6 +164,7 @@ def _overhead(group: Group[str]) -> Iterator[Finding]:
         unit=f"% {loss.name.replace('_', ' ')}" if loss.name else "",
         remedy=f"{loss.remedy[0].upper()}{loss.remedy[1:]}." if loss.remedy else "",
         caveats=caveats(group),
+        run_id=record.run_id,
     )
 
 
@@ -171,7 +172,7 @@ def _tables(group: Group[str]) -> Iterator[Table]:
     record = profiled_record(group)
     if record is None:
         return
-    total_s = math.fsum(part.seconds for part in record.parts)
+    total_s = math.fsum(part.seconds for part in step_parts(record))
     run_id = record.run_id
     yield Table(
         title=f"{group.key}: breakdown of the mean step time",
@@ -186,7 +187,7 @@ def _tables(group: Group[str]) -> Iterator[Table]:
                 Cell(value=1e3 * part.seconds, run_id=run_id),
                 Cell(value=100 * part.seconds / total_s if total_s else 0.0, run_id=run_id),
             )
-            for part in record.parts
+            for part in step_parts(record)
         ),
     )
     for name, title in (("category", "work by category"), ("operator", "longest operators")):

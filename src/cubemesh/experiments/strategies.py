@@ -22,7 +22,6 @@ from cubemesh.experiments.scaling.analysis import (
     ScalingData,
     efficiency,
     efficiency_independent,
-    mean_parts,
     profiled_record,
 )
 from cubemesh.experiments.scaling.design import (
@@ -41,6 +40,7 @@ from cubemesh.experiments.scaling.design import (
 from cubemesh.experiments.scaling.pipelines import pipeline_findings, pipeline_tables
 from cubemesh.experiments.scaling.report import charts, failed_runs, median_cell, parts_table
 from cubemesh.measure.attribution.attribution import COMMUNICATION, STRAGGLER
+from cubemesh.measure.attribution.bottlenecks import mean_parts
 from cubemesh.schema import Answer, Cell, Column, Figure, Finding, RunRecord, Table, TrainSteps
 
 BASELINE = "all-reduce"

@@ -44,6 +44,11 @@ class Finding:
     """Codes of the warnings that the runs behind it carry."""
     sides: tuple[str, str] | None = None
     """Where the value is a ratio: a run of its numerator and one of its denominator."""
+    run_id: str = ""
+    """The run whose step it is about; empty for none, and for several."""
+    verdict: str = ""
+    """Of a ratio that is judged with others: `faster`, `slower` or `no significant difference`,
+    which names the smallest difference that would be significant; empty for any other finding."""
 
     @classmethod
     def of(
@@ -57,6 +62,7 @@ class Finding:
         remedy: str = "",
         caveats: tuple[str, ...] = (),
         sides: tuple[str, str] | None = None,
+        verdict: str = "",
     ) -> Finding:
         """A finding with the value and interval of `figure`."""
         return cls(
@@ -70,6 +76,7 @@ class Finding:
             remedy=remedy,
             caveats=caveats,
             sides=sides,
+            verdict=verdict,
         )
 
 

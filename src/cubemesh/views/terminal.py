@@ -184,7 +184,7 @@ def print_record(console: Console, record: RunRecord, series: Sequence[Series] =
     telemetry = [(run_facts.series_name(s)[0], run_facts.series_note(s)) for s in series]
     for title, facts in (
         ("Settings that differ from the default", formatting.own_settings(record.spec)),
-        ("Breakdown of the mean step time", parts),
+        (run_facts.parts_title(record), parts),
         *(
             (f"Step time by {clean(b.name)}", run_facts.breakdown_facts(b))
             for b in record.breakdowns

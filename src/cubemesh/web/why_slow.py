@@ -7,7 +7,11 @@ from typing import Any
 
 from cubemesh.api.arguments import value_text
 from cubemesh.experiments.time_breakdown.remedies import breakdown_settings, remedy_settings
-from cubemesh.measure.attribution.bottlenecks import excess_share, largest_bottleneck
+from cubemesh.measure.attribution.bottlenecks import (
+    excess_of,
+    largest_bottleneck,
+    step_parts,
+)
 from cubemesh.schema import RunRecord
 from cubemesh.schema.work import NetworkWork
 from cubemesh.store import Store
@@ -41,10 +45,10 @@ def why_slow(store: Store, record: RunRecord) -> dict[str, Any] | None:
     own = breakdown_settings(attributed.spec)
     return {
         "measured": attributed.run_id,
-        "step_s": math.fsum(part.seconds for part in attributed.parts),
+        "step_s": math.fsum(part.seconds for part in step_parts(attributed)),
         "parts": [
             {"name": part.name, "seconds": part.seconds, "method": clean(part.method)}
-            for part in attributed.parts
+            for part in step_parts(attributed)
         ],
         "loss": None
         if loss is None
@@ -90,7 +94,7 @@ def _of_speed(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _faster(record: RunRecord, share: float) -> float | None:
     """How many times as fast the step would be without a loss."""
-    return 1 / (1 - share) if share < 1 and excess_share(record.parts) is None else None
+    return 1 / (1 - share) if share < 1 and excess_of(record) is None else None
 
 
 def _form(fields: dict[str, Any] | None, changes: dict[str, Any]) -> dict[str, Any]:

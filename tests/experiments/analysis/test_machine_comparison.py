@@ -132,9 +132,52 @@ def test_machines_with_the_same_devices_have_different_labels():
     assert labels(one, two) == ("H100", "H200")
     twin = replace(two, machine=replace(H100, hostname="c"))
     first, second = labels(one, twin)
-    assert first == f"H100 ({H100.machine_id[:6]})"
-    assert second == f"H100 ({twin.machine.machine_id[:6]})"
-    assert labels(one, replace(one, source="b.sqlite")) == (
-        "H100 (this store)",
-        "H100 (b.sqlite)",
+    assert (first, second) == ("H100 (a)", "H100 (c)")
+    sources = (replace(one, source=f"{name}.sqlite") for name in "ab")
+    assert labels(*sources) == ("H100 (a.sqlite)", "H100 (b.sqlite)")
+    assert labels(one, one) == ("H100 (this store)", "H100 (the other store)")
+    other = replace(H100, gpus=(replace(H100.gpus[0], uuid="GPU-3"),))
+    assert labels(one, replace(one, machine=other)) == (
+        f"H100 ({H100.machine_id[:6]})",
+        f"H100 ({other.machine_id[:6]})",
     )
+
+
+def test_measurements_of_two_days_on_the_same_machine_are_distinguished(record_of):
+    days = [
+        replace(record_of(SPEC), started_utc=f"2026-01-0{day}T00:00:00+00:00") for day in (2, 5)
+    ]
+    one, two = (
+        Side(machine=H100, runs=(), records={"a": record}, source=f"{record.started_utc}.sqlite")
+        for record in days
+    )
+    assert labels(one, two) == ("H100 (2 Jan 2026)", "H100 (5 Jan 2026)")
+    torch = replace(H100.software, packages={"torch": "2.12.0"})
+    older = replace(H100.software, packages={"torch": "2.11.0"})
+    one = replace(one, machine=replace(H100, software=torch))
+    two = replace(two, machine=replace(H100, software=older))
+    assert labels(one, two) == ("H100 (torch 2.12.0)", "H100 (torch 2.11.0)")
+
+
+def test_the_finding_has_the_verdict_of_the_table(record_of):
+    """Two ratios are judged together: one that would be significant by itself is not."""
+    specs = [
+        SPEC,
+        replace(SPEC, work=TrainSteps(network="vgg16", batch_per_device=8)),
+        replace(SPEC, work=TrainSteps(network="alexnet", batch_per_device=8)),
+    ]
+    own, other = (
+        {
+            f"{side} {i}": replace(record_of(spec, step_s=0.01 * times), run_id=f"{side} {i}")
+            for i, spec in enumerate(specs)
+        }
+        for side, times in (("own", 1.0), ("other", 1.01))
+    )
+    answer = machine_comparison(
+        Side(machine=H200, runs=[run("q", *own)], records=own),
+        Side(machine=H100, runs=[run("r", *other)], records=other),
+    )
+    shown = texts(answer.tables[0], "this machine is")
+    found = [f.verdict for f in findings(answer, "machine-ratio")]
+    assert sorted(found) == sorted(shown)
+    assert all(text.startswith("no significant difference (") for text in found)

@@ -16,7 +16,7 @@ from cubemesh.experiments.performance_check.experiment import EXPERIMENT, Settin
 from cubemesh.experiments.registry import Context, entry
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.measure.timing.interleaved_ab import SECOND_PROGRAM
-from cubemesh.schema import Figure, Gpu, Rank, RunSpec, Status, TrainSteps, Window, warn
+from cubemesh.schema import Figure, Gpu, Part, Rank, RunSpec, Status, TrainSteps, Window, warn
 from cubemesh.schema.comparison import RATIO
 from cubemesh.schema.record import AGAINST
 from cubemesh.statistics import student_t
@@ -334,6 +334,44 @@ def test_the_largest_loss_has_the_gain_of_the_remedy_that_was_tried(context, pla
     assert "--set cache_decoded=true" in left[0].remedy
     assert "--batch-per-device 128" in left[1].remedy
     assert "no-further-gain" not in codes(answer)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "gaps", "cause"),
+    [
+        (0.96, None, "causes that were not measured"),
+        (1.1, None, "causes that were not measured"),  # explains 9 of 50 %
+        (1.5, None, "unfused kernels or launch gaps"),
+        (1.5, 0.01, "unfused kernels"),
+        (1.5, 0.2, "launch gaps and unfused kernels"),
+        (0.96, 0.3, "launch gaps"),
+        (0.96, 0.1, "causes that were not measured"),
+        (0.96, 0.0, "causes that were not measured"),
+    ],
+)
+def test_a_loss_has_a_cause_that_was_measured(context, play, measure, compiled, gaps, cause):
+    settings = Settings(networks=("resnet-18",), batch_sizes=(64,), trials=False)
+    speeds = {**SPEEDS, "pytorch-compiled": compiled}
+    planned, records = play(EXPERIMENT.plan(settings, context), lambda s: measure(s, speeds))
+    if gaps is not None:
+        known = next(s for s in planned if isinstance(s.work, TrainSteps))
+        eager = replace(
+            known,
+            against=None,
+            program=replace(known.program, framework="pytorch"),
+            budget=replace(known.budget, attribution=True),
+        )
+        shares = {"compute": 1 - gaps, "launch_gaps": gaps, "unattributed": 0.0}
+        parts = tuple(Part(name=n, seconds=share, method="") for n, share in shares.items())
+        records = [*records, replace(measure(eager, speeds), parts=parts)]
+    text = losing(EXPERIMENT.answer(settings, records)).text
+    assert f"loses 50 % of the throughput of resnet-18 to {cause}." in text
+
+
+def losing(answer):
+    """The finding about what PyTorch eager loses."""
+    lost = (f for f in answer.findings if f.code in ("largest-loss", "throughput-loss"))
+    return next(f for f in lost if f.text.startswith("PyTorch eager"))
 
 
 def test_remedies_that_are_one_change_are_one_finding(context, play, measure):

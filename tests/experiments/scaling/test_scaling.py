@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 
 from answers import codes, finding, findings, in_order, table, texts, values
+from cubemesh.audit.audit import audit
+from cubemesh.audit.evidence import Evidence
 from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.core.settings import apply
@@ -23,6 +25,7 @@ from cubemesh.experiments.scaling.design import (
     curves,
 )
 from cubemesh.experiments.scaling.training_time import epochs
+from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
 from cubemesh.schema import (
     Budget,
     Figure,
@@ -272,6 +275,27 @@ def test_compute_time_that_does_not_shrink_is_overhead_of_strong_scaling(machine
     assert overhead.value == pytest.approx(25)
     assert "3 ms longer" in overhead.text
     assert "compute, 25.0 %" in overhead.text
+
+
+def test_the_overhead_of_scaling_is_next_to_the_largest_loss_of_the_step(machine, play, several):
+    """Both are means over the ranks, of the run that the finding names."""
+    gaps = {"compute": 0.0085, "launch_gaps": 0.0015, "unattributed": 0.0}
+
+    def measured(asked):
+        if asked.placement.devices == 1:
+            return several(asked, step_s=0.010, parts=gaps)
+        parts = {**gaps, "launch_gaps": 0.0016, "straggler_wait": 0.0009}
+        return several(asked, step_s=0.011, parts=parts)
+
+    settings = weak_scaling.Settings(devices=(2,), batch_sizes=(64,), independent=False)
+    _, sent = play(WEAK.plan(settings, Context(machine=machine)), measured)
+    overhead = finding(WEAK.answer(settings, sent), "scaling-overhead")
+    run = next(r for r in sent if r.run_id == overhead.run_id)
+    assert run.spec.placement.devices == 2
+    assert "largest overhead of scaling is straggler wait, 8.2 % of the step" in overhead.text
+    assert "largest loss of the step is launch gaps, 15 % of it (15 % on one" in overhead.text
+    assert largest_bottleneck(run).text.startswith("15 % launch gaps")
+    assert audit([Evidence(WEAK.answer(settings, sent), tuple(sent))]) == ()
 
 
 def test_failed_runs_have_a_reason_and_one_device_has_no_scaling(machine, play, several):

@@ -3,7 +3,12 @@ import dataclasses
 import pytest
 
 from cubemesh.measure.attribution.attribution import PARTS
-from cubemesh.measure.attribution.bottlenecks import largest_bottleneck, losses
+from cubemesh.measure.attribution.bottlenecks import (
+    largest_bottleneck,
+    losses,
+    over_ranks,
+    step_parts,
+)
 from cubemesh.schema import Figure, Outcome, RunRecord, RunSpec, TrainSteps
 from cubemesh.schema.outcome import Status
 from cubemesh.schema.record import Part, RunKey
@@ -70,12 +75,34 @@ def test_a_throttled_clock_costs_its_share_of_compute():
 def test_a_slow_rank_is_named_with_what_slows_it():
     waiting = parts(compute=60, straggler_wait=35, cpu_contention=1, host=4)
     slow = parts(compute=60, straggler_wait=0, cpu_contention=36, host=4)
-    for ranks in ((waiting, slow), (slow, waiting), (waiting, slow, waiting)):
+    for ranks, name, share in (
+        ((waiting, slow), "cpu_contention", 0.185),
+        ((slow, waiting), "cpu_contention", 0.185),
+        ((waiting, slow, waiting), "straggler_wait", 0.70 / 3),
+    ):
         found = largest_bottleneck(record(*ranks))
-        assert found.name == "straggler_wait"
-        assert found.share == pytest.approx(0.35)
+        assert (found.name, found.share) == (name, pytest.approx(share))
+        assert f"mean over {len(ranks)} ranks" in found.text
         rank = ranks.index(slow)
         assert f"rank {rank} is the slowest, by 35 ms of cpu contention" in found.text
+
+
+def test_the_mean_over_the_ranks_adds_up_to_their_mean_step():
+    ranks = [parts(compute=60, straggler_wait=w, host=40 - w) for w in (0, 10, 32)]
+    found = step_parts(record(*ranks))
+    assert [part.name for part in found] == ["compute", "straggler_wait", "host"]
+    assert [1e3 * part.seconds for part in found] == pytest.approx([60, 14, 26])
+    assert losses(record(*ranks))["straggler_wait"] == pytest.approx(0.14)
+    assert step_parts(record(ranks[2])) == record(ranks[2]).parts
+    assert step_parts(record(ranks[0], ())) == ranks[0], "the second rank was not attributed"
+    assert over_ranks(record(*ranks)) == "mean over 3 ranks"
+    assert over_ranks(record(ranks[0])) == over_ranks(record(ranks[0], ())) == ""
+
+
+def test_parts_of_any_rank_that_exceed_the_step_give_no_verdict():
+    good, bad = parts(compute=90, host=10), parts(compute=120, host=10, unattributed=-30)
+    assert largest_bottleneck(record(good, bad)).name == ""
+    assert "exceed the step by 30 %" in largest_bottleneck(record(good, bad)).text
 
 
 def test_a_loss_of_all_ranks_is_no_slow_rank():

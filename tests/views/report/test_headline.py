@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from cubemesh.schema import Answer, Axis, Chart, Finding, Line
+from cubemesh.schema import Answer, Axis, Chart, Figure, Finding, Line
 from cubemesh.schema.answer import INTERVAL_MEANING
 from cubemesh.views.report.headline import headline, interval_note, lead, ranked, split_text
 from cubemesh.views.report.page import cards
@@ -140,6 +140,50 @@ def test_a_published_ratio_has_a_verdict_by_its_interval(value, low, high, verdi
     (card,) = cards([answer(one)])
     assert card.verdict == verdict
     assert [name for name, *_ in card.bars] == ["this machine", "published"]
+
+
+def test_a_ratio_of_machines_has_the_verdict_of_its_answer():
+    """Not that of the ratio by itself: its answer judged it with others."""
+    one = finding("machine-ratio", "T.", 1.08, low=1.02, high=1.14, unit="×", question="How fast?")
+    equal = "no significant difference (differences below 9.7 % would not be detected)"
+    shown = "no significant difference from the other machine: differences below 9.7 % would not"
+    for verdict, text, kind in (
+        (equal, f"{shown} be detected", "equal"),
+        ("faster", "8 % above the other machine", "good"),
+        ("not judged: no interval", "not judged: no interval", "equal"),
+    ):
+        (card,) = cards([answer(dataclasses.replace(one, verdict=verdict))])
+        assert card.verdict == (text, kind)
+
+
+def test_only_a_bracket_at_the_end_is_cut():
+    ends = "An inference pass takes from 29 % (resnet-101, pytorch) to 41 % (vgg16, pytorch) of the"
+    middle = finding("inference-share", f"{ends} time of a training step.", 41.0, unit="%")
+    assert split_text(middle) == (middle.text, "", "")
+    twice = "resnet-50 trains fastest with pytorch-captured: 1.48× the speed of a (separate runs),"
+    last = finding("fastest-settings", f"{twice} and 8.52× that of b (separate runs).", 9020.0)
+    assert split_text(last) == (f"{twice} and 8.52× that of b.", "separate runs", "")
+
+
+def test_the_headline_is_about_the_workload_of_most_runs(sample):
+    records = [r for r in sample.records.values() if r.ok]
+    main = records[0]
+    other = dataclasses.replace(
+        main,
+        run_id="other",
+        spec=dataclasses.replace(
+            main.spec, work=dataclasses.replace(main.spec.work, network="alexnet")
+        ),
+        figures={**main.figures, "model_flops_per_s": Figure(value=1e18, unit="FLOP/s")},
+    )
+    again = dataclasses.replace(main, run_id="again")
+    network = main.spec.work.network
+    found = [
+        answer(finding("throughput", f"{name} trains."), run_ids=tuple(ids))
+        for name, ids in (("alexnet", ["other"]), (network, [main.run_id, "again"]))
+    ]
+    assert headline(found, [main, again, other]) == f"{network} trains."
+    assert headline(found, [main, other]) == "alexnet trains.", "neither has more than half"
 
 
 def test_a_question_has_the_card_of_its_most_important_finding():

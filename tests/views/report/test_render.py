@@ -2,19 +2,27 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from cubemesh.api.report import Report, report
+from cubemesh.experiments.analysis.machine_comparison import Side, labels
 from cubemesh.schema import RunRecord, Unknown, warn
 from cubemesh.schema.serialization import from_plain
 from cubemesh.views.charts.files import chart_csv
 from cubemesh.views.facts.run import run_facts
 from cubemesh.views.report.headline import headline, lead
 from cubemesh.views.report.page import caption, cards, chips
+from cubemesh.views.report.render import render
+from stored_benchmarks import RECORDS
 
+FOUR, OTHER = "2026-11-21-four-h200-scaling", "2026-11-23-one-h200-breakdown"
+LOSING = "b56f898af58d"
+"""A run of ResNet-50 on four GPUs whose ranks wait for the slowest."""
 VOID = {"meta", "link", "br", "img", "path", "line", "rect", "circle"}
 
 
@@ -236,3 +244,51 @@ def test_the_data_of_a_chart_travels_with_it(source, sample):
     assert saved["csv"] == chart_csv(sample.answers[0].charts[0])
     assert saved["title"] == sample.answers[0].charts[0].title
     assert "20 Nov 2026" in saved["caption"]
+
+
+def _few(found: Report, *run_ids: str) -> Report:
+    """A report of these runs only, without charts, tables and series, which take long to draw."""
+    records = {i: replace(found.records[i], breakdowns=()) for i in run_ids}
+    answers = [replace(answer, charts=(), tables=()) for answer in found.answers]
+    return replace(found, records=records, series={}, answers=answers, partners=())
+
+
+@pytest.fixture(scope="module")
+def two_days(tmp_path_factory: pytest.TempPathFactory) -> Outline:
+    """The page of a run on four GPUs, next to a run of another day on one GPU of the same kind."""
+    folder = tmp_path_factory.mktemp("stores")
+    stores = [shutil.copy(RECORDS / f"{name}.sqlite", folder) for name in (FOUR, OTHER)]
+    found = report(store=stores[0], against=stores[1])
+    assert found.against is not None
+    own, other = _few(found, LOSING), _few(found.against, next(iter(found.against.records)))
+    own = replace(own, machine=replace(own.machine, gpus=own.machine.gpus[:1]))
+    sides = (Side(machine=own.machine, runs=(), records=r.records) for r in (own, other))
+    names = labels(*sides)
+    return Outline(render(replace(own, against=replace(other, answers=()), names=names)))
+
+
+def test_sections_and_machines_of_one_page_have_different_names(two_days):
+    links = [a["href"] for tag, a in two_days.elements if tag == "a"]
+    assert len(set(links)) > 3
+    lines = two_days.lines().splitlines()
+    contents = lines[lines.index("Contents") + 1 : lines.index("Runs") + 1]
+    assert len(contents) == len(set(contents))
+    titles = [line for line in lines if line.startswith("Weak scaling · ")]
+    assert {title.rpartition(" · ")[2] for title in titles} == {"resnet-50", "alexnet"}
+    own, other = "NVIDIA H200 (21 Nov 2026)", "NVIDIA H200 (23 Nov 2026)"
+    runs = lines[len(lines) - 1 - lines[::-1].index("Runs") :]
+    assert [line for line in runs if line.startswith("NVIDIA H200")] == [own, other]
+
+
+def test_dates_say_what_they_are_of(two_days):
+    lines = two_days.lines().splitlines()
+    assert "measured 21 Nov 2026" in lines
+    assert any(line.startswith("page made ") for line in lines)
+
+
+def test_a_run_of_several_ranks_says_over_which_its_parts_are(two_days):
+    words = two_days.words()
+    assert "Breakdown of the mean step time, mean over 4 ranks" in words
+    assert "15 % launch gaps at batch size 32, mean over 4 ranks; rank 1 is the slowest" in words
+    assert re.search(r"straggler wait 1\.24 ms 9\.8 %", words)
+    assert "straggler wait, 9.8 % of the step. The largest loss of the step is launch gaps" in words

@@ -14,7 +14,9 @@ from functools import cached_property
 from typing import Any
 
 from cubemesh.experiments.analysis.groups import Group, caveats, throughput_unit
-from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
+from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdict_text, verdicts
+from cubemesh.experiments.analysis.titles import day_of
+from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.schema import (
     Answer,
     Budget,
@@ -50,7 +52,8 @@ SAME_WORK = {
 """Setting → its name. Throughputs are comparable only where these are equal."""
 _BUDGET = {field.name for field in fields(Budget)}
 _FILES = "digest_of_data_files"
-_RESULTS = {1: "faster", 0: "no significant difference", -1: "slower"}
+VERDICT = "this machine is"
+"""The column of verdicts."""
 
 Pair = tuple[ExperimentRun, ExperimentRun]
 
@@ -152,15 +155,40 @@ def machine_comparison(own: Side, other: Side) -> Answer:
 
 
 def labels(own: Side, other: Side) -> tuple[str, str]:
-    """Names of two machines: their devices, and what else is needed to distinguish them."""
-    found = [_label(side.machine) for side in (own, other)]
-    if found[0] == found[1] and own.machine.machine_id != other.machine.machine_id:
-        found = [
-            f"{n} ({s.machine.machine_id[:6]})" for n, s in zip(found, (own, other), strict=True)
-        ]
-    elif found[0] == found[1]:
-        found = [f"{found[0]} (this store)", f"{found[1]} ({other.source or 'the other store'})"]
-    return found[0], found[1]
+    """Names of two machines: their devices; of the same devices also the first that differs of
+    hosts, frameworks, dates, stores and hardware."""
+    first, second = _label(own.machine), _label(other.machine)
+    if first != second:
+        return first, second
+    for describe in (_host, _software, _date, _store, _hardware):
+        a, b = describe(own), describe(other)
+        if a and b and a != b:
+            return f"{first} ({a})", f"{second} ({b})"
+    return f"{first} (this store)", f"{second} ({other.source or 'the other store'})"
+
+
+def _host(side: Side) -> str:
+    return side.machine.hostname
+
+
+def _software(side: Side) -> str:
+    """The versions of the frameworks that ran."""
+    used = {r.spec.program.framework for r in side.records.values()}
+    packages = side.machine.software.packages
+    names = {name for n in sorted(used) if n in FRAMEWORKS for name in FRAMEWORKS[n].packages[:1]}
+    return ", ".join(f"{name} {packages[name]}" for name in sorted(names) if name in packages)
+
+
+def _date(side: Side) -> str:
+    return day_of(side.records.values())
+
+
+def _hardware(side: Side) -> str:
+    return side.machine.machine_id[:6]
+
+
+def _store(side: Side) -> str:
+    return side.source
 
 
 def _label(machine: Machine) -> str:
@@ -220,6 +248,16 @@ def _compared(first: MachineWorkload, second: MachineWorkload | None) -> tuple[F
     return ratio(a, b), ""
 
 
+def _judged(matches: Sequence[Match]) -> list[tuple[Figure | None, str]]:
+    """The ratio and the verdict of each match, all judged together; without a ratio, why."""
+    found = [_compared(a, b) for _, a, b in matches]
+    judged = iter(verdicts([figure for figure, _ in found if figure is not None]))
+    return [
+        (figure, why if figure is None else verdict_text(figure, next(judged)))
+        for figure, why in found
+    ]
+
+
 def _differences(names: Sequence[str], first: MachineWorkload, second: MachineWorkload) -> str:
     return format_list(
         [
@@ -231,9 +269,13 @@ def _differences(names: Sequence[str], first: MachineWorkload, second: MachineWo
 
 
 def _findings(matches: Sequence[Match], names: tuple[str, str]) -> Iterator[Finding]:
-    found = [(a, b, f) for _, a, b in matches if b is not None and (f := _compared(a, b)[0])]
-    rate = {a.key: a.throughput.value if a.throughput else 0.0 for a, _, _ in found}
-    for first, second, figure in sorted(found, key=lambda one: -rate[one[0].key]):
+    found = [
+        (a, b, figure, verdict)
+        for (_, a, b), (figure, verdict) in zip(matches, _judged(matches), strict=True)
+        if b is not None and figure is not None
+    ]
+    rate = {a.key: a.throughput.value if a.throughput else 0.0 for a, *_ in found}
+    for first, second, figure, verdict in sorted(found, key=lambda one: -rate[one[0].key]):
         extra = first.differing(second)
         also = f" Also different: {_differences(extra, first, second)}." if extra else ""
         yield Finding.of(
@@ -243,6 +285,7 @@ def _findings(matches: Sequence[Match], names: tuple[str, str]) -> Iterator[Find
             figure=figure,
             unit="×",
             caveats=caveats(first, second),
+            verdict=verdict,
         )
     if not found:
         yield Finding(
@@ -256,10 +299,9 @@ def _findings(matches: Sequence[Match], names: tuple[str, str]) -> Iterator[Find
 
 def _table(matches: Sequence[Match], names: tuple[str, str]) -> Table:
     rows = []
-    known = [f for _, a, b in matches if b is not None and (f := _compared(a, b)[0])]
-    judged = iter(verdicts(known))
-    for experiment, first, second in matches:
-        figure, why = _compared(first, second)
+    for (experiment, first, second), (figure, verdict) in zip(
+        matches, _judged(matches), strict=True
+    ):
         there = Cell(text="–") if second is None else second.cell(second.throughput)
         row = (
             Cell(text=first.text),
@@ -268,17 +310,14 @@ def _table(matches: Sequence[Match], names: tuple[str, str]) -> Table:
             there,
         )
         if figure is None or second is None:
-            rows.append((*row, *(Cell(reason=why),) * 3))
+            rows.append((*row, *(Cell(reason=verdict),) * 3))
             continue
         extra = first.differing(second)
-        verdict = next(judged)
-        text = _RESULTS[verdict.sign]
-        result = Cell(text=text if verdict.sign else f"{text} ({verdict.unseen})")
         rows.append(
             (
                 *row,
                 Cell.of(figure),
-                result,
+                Cell(text=verdict),
                 Cell(text=_differences(extra, first, second) if extra else "–"),
             )
         )
@@ -291,7 +330,7 @@ def _table(matches: Sequence[Match], names: tuple[str, str]) -> Table:
             Column(name=names[0], unit=unit),
             Column(name=names[1], unit=unit),
             Column(name="this / other", unit="×"),
-            Column(name="this machine is"),
+            Column(name=VERDICT),
             Column(name="other differences"),
         ),
         rows=tuple(rows),

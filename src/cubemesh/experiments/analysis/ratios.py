@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cubemesh.schema import Figure
+from cubemesh.schema.comparison import Difference
 from cubemesh.statistics import CONFIDENCE, holm, student_p, student_t
 from cubemesh.units import format_interval, format_number
 
@@ -89,6 +90,15 @@ def verdicts(found: Sequence[Figure]) -> list[Verdict]:
         sign = (1 if figure.value > 1 else -1) if known and next(significant) and far else 0
         judged.append(Verdict(sign, least))
     return judged
+
+
+def verdict_text(figure: Figure, verdict: Verdict) -> str:
+    """`faster`, `slower`, or no significant difference and what that leaves open."""
+    if figure.low is None or figure.high is None:
+        return "not judged: no interval"
+    if verdict.sign:
+        return (Difference.FASTER if verdict.sign > 0 else Difference.SLOWER).value
+    return f"{Difference.NOT_SIGNIFICANT.value} ({verdict.unseen})"
 
 
 def significance(found: Figure) -> int:

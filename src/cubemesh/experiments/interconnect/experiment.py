@@ -34,7 +34,7 @@ from cubemesh.experiments.interconnect.curves import (
     curve_tables,
     link_curves,
 )
-from cubemesh.experiments.scaling.analysis import mean_parts, profiled_record
+from cubemesh.experiments.scaling.analysis import profiled_record
 from cubemesh.experiments.scaling.design import (
     NO_SYNC,
     VARIES,
@@ -46,6 +46,7 @@ from cubemesh.experiments.scaling.design import (
 )
 from cubemesh.frameworks import entry
 from cubemesh.measure.attribution.attribution import COMMUNICATION
+from cubemesh.measure.attribution.bottlenecks import mean_parts
 from cubemesh.networks import entry as entry_of
 from cubemesh.parallel.strategies import strategy
 from cubemesh.schema import (

@@ -23,6 +23,8 @@ from cubemesh.experiments.analysis.groups import (
 )
 from cubemesh.experiments.analysis.ratios import ratio, reciprocal, significance
 from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.measure.attribution.attribution import GAPS
+from cubemesh.measure.attribution.bottlenecks import excess_of, losses
 from cubemesh.measure.timing.interleaved_ab import SECOND_PROGRAM, ratio_of
 from cubemesh.networks import NETWORKS, rate_unit
 from cubemesh.networks.own_input import at_own_size
@@ -46,6 +48,7 @@ from cubemesh.statistics import Spread, spread_of
 from cubemesh.statistics.process_spread import pooled as pooled_spread
 from cubemesh.store.run_statistics import run_windows
 from cubemesh.store.spread_prior import prior_spread
+from cubemesh.units import format_list
 
 STOCK, DOUBLED, FILES, GPU_DECODED, CACHED, PROFILE, SINGLE = (
     *("stock", "batch size", "files", "files, decoded on the GPU", "files, decoded once"),
@@ -61,6 +64,8 @@ DECODING = {
     CACHED: "cache_decoded=true",
 }
 """Run with a remedy for slow input → its setting."""
+UNMEASURED_CAUSE = "causes that were not measured"
+"""Of a loss that neither an attribution nor a tried remedy explains."""
 MIN_LOSS = 0.02
 """Smallest fraction of throughput that is reported as a loss."""
 WIDE_INTERVAL = 0.1
@@ -127,7 +132,7 @@ class Loss:
     @property
     def share(self) -> float:
         """Fraction of the remedied throughput that the baseline lacks."""
-        return 1 - 1 / self.gain.value
+        return _share(self.gain)
 
     @property
     def significant(self) -> bool:
@@ -327,6 +332,39 @@ class Workload:
         work = self.spec.work
         return isinstance(work, TrainSteps) and work.data == "synthetic"
 
+    @cached_property
+    def eager_cause(self) -> str:
+        """What eager PyTorch loses its throughput to, as far as it was measured: launch gaps by the
+        attribution of an eager step, unfused kernels by the gain of a compiler that fuses them,
+        which also launches less. A cause that explains less than half of the loss is not named."""
+        least = max(MIN_LOSS, _share(self.speedups["pytorch"]) / 2)
+        gaps, fused = self._gap_share, self._fusing_share
+        if gaps is None:
+            return "unfused kernels or launch gaps" if fused >= least else UNMEASURED_CAUSE
+        found = ["launch gaps"] if gaps >= MIN_LOSS else []
+        found += ["unfused kernels"] if fused - gaps >= MIN_LOSS else []
+        return format_list(found) if found and max(gaps, fused) >= least else UNMEASURED_CAUSE
+
+    @property
+    def _gap_share(self) -> float | None:
+        """The share of launch gaps in an eager step; None where none was attributed."""
+        for record in self.role(PROFILE):
+            if excess_of(record) is None and (found := losses(record)):
+                return found.get(GAPS, 0.0)
+        return None
+
+    @property
+    def _fusing_share(self) -> float:
+        """The fraction of its throughput that eager PyTorch lacks to a program that fuses kernels
+        and is otherwise the same; 0 without a significant gain."""
+        eager = self.speedups["pytorch"]
+        gains = [
+            eager if name == self.fastest else ratio(eager, self.speedups[name])
+            for name in (*self.speedups, self.fastest)
+            if (known := FRAMEWORKS.get(name)) and known.fuses and known.compiles == "pytorch"
+        ]
+        return max((_share(gain) for gain in gains if significance(gain) > 0), default=0.0)
+
     def losses(self) -> Iterator[Loss]:
         """The losses for which a remedy was measured."""
         program = title_of(self.known)
@@ -334,7 +372,7 @@ class Workload:
         if "pytorch" in self.speedups:
             yield Loss(
                 network=self.network,
-                cause="unfused kernels" if self.on_cpu else "kernel launches and unfused kernels",
+                cause=self.eager_cause,
                 baseline=title_of("pytorch"),
                 gain=self.speedups["pytorch"],
                 remedy=title_of(self.fastest),
@@ -431,6 +469,11 @@ class Workload:
     def on_cpu(self) -> bool:
         """Whether it ran on the CPU."""
         return any(k.device == "cpu" for r in self.records for k in r.ranks)
+
+
+def _share(gain: Figure) -> float:
+    """The fraction of the faster throughput that the slower one lacks."""
+    return 1 - 1 / gain.value
 
 
 def _half_width(figure: Figure | None) -> float:

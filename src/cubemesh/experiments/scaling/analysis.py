@@ -23,14 +23,14 @@ from functools import cached_property
 from typing import Any
 
 from cubemesh.experiments.analysis.groups import Group, pooled
-from cubemesh.experiments.analysis.ratios import bounds, ratio
+from cubemesh.experiments.analysis.ratios import ratio
 from cubemesh.experiments.scaling.design import ScalingCurve, ScalingGroup, ScalingMode
 from cubemesh.experiments.scaling.forecast import forecast_points
 from cubemesh.forecast.request import Point
-from cubemesh.measure.attribution.attribution import COMPUTE, PARTS
-from cubemesh.measure.attribution.bottlenecks import MAX_EXCESS, excess_share, remedy_of
+from cubemesh.measure.attribution.attribution import COMPUTE
+from cubemesh.measure.attribution.bottlenecks import excess_of, mean_parts, remedy_of
 from cubemesh.networks import rate_unit
-from cubemesh.schema import Figure, Part, RunRecord
+from cubemesh.schema import Figure, RunRecord
 from cubemesh.statistics import FEWEST_FOR_INTERVAL, median
 from cubemesh.store.run_statistics import run_windows
 
@@ -192,16 +192,6 @@ def profiled_record(group: Group[Any]) -> RunRecord | None:
     return next((r for r in group.ok if r.parts and excess_of(r) is None), None)
 
 
-def excess_of(record: RunRecord) -> float | None:
-    """By which fraction the parts of any rank exceed its step; None if by less than 5 % and the
-    95 % interval of the step."""
-    found = [excess_share(parts) for parts in (record.parts, *record.rank_parts)]
-    rate = record.figures.get("throughput_per_s")
-    low, high = bounds(rate) if rate else (0.0, 0.0)
-    least = MAX_EXCESS + ((high - low) / 2 / rate.value if rate and rate.value else 0.0)
-    return max((share for share in found if share is not None and share > least), default=None)
-
-
 def excess_text(group: Group[Any]) -> str:
     """Why the profiled runs of a point are not used: their parts exceed the step; "" if they do
     not."""
@@ -212,18 +202,3 @@ def excess_text(group: Group[Any]) -> str:
         f"the parts exceed the step by {100 * max(found):.0f} %: profiled steps differed from "
         "measured ones"
     )
-
-
-def parts_by_rank(record: RunRecord) -> dict[int, Sequence[Part]]:
-    """The attribution of each rank."""
-    return dict(enumerate(record.rank_parts or (record.parts,)))
-
-
-def mean_parts(record: RunRecord) -> dict[str, float]:
-    """Seconds of each part, the mean over the ranks, in the order of PARTS."""
-    ranks = [{part.name: part.seconds for part in own} for own in parts_by_rank(record).values()]
-    return {
-        name: math.fsum(own.get(name, 0.0) for own in ranks) / len(ranks)
-        for name in PARTS
-        if any(name in own for own in ranks)
-    }

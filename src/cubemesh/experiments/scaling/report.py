@@ -20,8 +20,6 @@ from cubemesh.experiments.scaling.analysis import (
     efficiency,
     efficiency_independent,
     independent_rates,
-    mean_parts,
-    parts_by_rank,
     profiled_record,
     step_overhead,
 )
@@ -52,6 +50,13 @@ from cubemesh.experiments.scaling.training_time import (
     time_tables,
 )
 from cubemesh.measure.attribution.attribution import PARTS, UNATTRIBUTED
+from cubemesh.measure.attribution.bottlenecks import (
+    LEAST,
+    losses,
+    mean_parts,
+    over_ranks,
+    parts_by_rank,
+)
 from cubemesh.networks import rate_unit
 from cubemesh.networks.own_input import is_imagenet
 from cubemesh.schema import (
@@ -170,7 +175,7 @@ def _curve_findings(
     if (independent := curve.at(devices, NO_SYNC)) is not None:
         yield from _independent_finding(last, one, independent)
     if (found := step_overhead(last, one)) is not None:
-        yield _overhead_finding(found, last, one)
+        yield _overhead_finding(data.name(curve, sync), found, last, one)
     for group in done:
         yield from super_linear_finding(group, one, data.name(curve, sync))
     for fewer, more in pairwise(done):
@@ -225,17 +230,22 @@ def _independent_finding(
     )
 
 
-def _overhead_finding(found: StepOverhead, last: ScalingGroup, one: ScalingGroup) -> Finding:
-    devices = last.key[0]
+def _overhead_finding(
+    name: str, found: StepOverhead, last: ScalingGroup, one: ScalingGroup
+) -> Finding:
+    devices, record = last.key[0], profiled_record(last)
+    assert record is not None
+    over = f" ({over_ranks(record)})" if over_ranks(record) else ""
     same = last.records[0].spec.batch_per_device == one.records[0].spec.batch_per_device
     ideal = "one device's" if same else "ideal"
     code, step = "scaling-overhead", format_seconds(found.step_s)
     if not found.largest:
         return Finding(
             code=code,
-            text=f"A step on {devices} devices takes {step}, as long as {ideal}: no part has an "
-            "overhead of 1 % of the step.",
+            text=f"{name}: a step on {devices} devices takes {step}{over}, as long as {ideal}: no "
+            f"part has an overhead of 1 % of the step.{_largest_loss(found, record, one)}",
             caveats=caveats(last, one),
+            run_id=record.run_id,
         )
     named = [
         f"{format_seconds(seconds)} {name.replace('_', ' ')}"
@@ -245,13 +255,30 @@ def _overhead_finding(found: StepOverhead, last: ScalingGroup, one: ScalingGroup
     longer = "longer" if found.extra_s >= 0 else "shorter"
     return Finding(
         code=code,
-        text=f"A step on {devices} devices takes {step}, {format_seconds(abs(found.extra_s))} "
-        f"{longer} than {ideal}, with {format_list(named)} more. The largest overhead is "
-        f"{found.largest.replace('_', ' ')}, {found.percent:.1f} % of the step.",
+        text=f"{name}: a step on {devices} devices takes {step}{over}, "
+        f"{format_seconds(abs(found.extra_s))} {longer} than {ideal}, with {format_list(named)} "
+        f"more. The largest overhead of scaling is {found.largest.replace('_', ' ')}, "
+        f"{found.percent:.1f} % of the step.{_largest_loss(found, record, one)}",
         value=found.percent,
         unit="%",
         remedy=found.remedy,
         caveats=caveats(last, one),
+        run_id=record.run_id,
+    )
+
+
+def _largest_loss(found: StepOverhead, record: RunRecord, one: ScalingGroup) -> str:
+    """What the step loses most to, where that is not the largest overhead of scaling: one device
+    may have it too."""
+    name, share = next(iter(losses(record).items()), ("", 0.0))
+    largest = found.largest == name and f"{100 * share:.1f}" == f"{found.percent:.1f}"
+    if share < LEAST or largest:
+        return ""
+    single = profiled_record(one)
+    own = 0.0 if single is None else losses(single).get(name, 0.0)
+    return (
+        f" The largest loss of the step is {name.replace('_', ' ')}, {100 * share:.0f} % of it "
+        f"({100 * own:.0f} % on one device)."
     )
 
 
@@ -292,7 +319,7 @@ def _points_table(data: ScalingData) -> Table:
         Column(name="memory", unit="MiB"),
         Column(name="wall time", unit="s"),
         *([Column(name="90 epochs", unit="days")] if _projects(data) else []),
-        Column(name="largest overhead"),
+        Column(name="largest overhead of scaling"),
     )
     rows = tuple(_point_row(data, c, group, energy) for c in data.curves for group in c.groups)
     return Table(title=f"{str(data.mode).capitalize()} scaling", columns=columns, rows=rows)

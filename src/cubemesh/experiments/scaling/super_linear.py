@@ -18,10 +18,11 @@ from collections.abc import Iterator, Sequence
 
 from cubemesh import networks
 from cubemesh.experiments.analysis.groups import caveats
-from cubemesh.experiments.scaling.analysis import efficiency, mean_parts, profiled_record
+from cubemesh.experiments.scaling.analysis import efficiency, profiled_record
 from cubemesh.experiments.scaling.design import ScalingGroup
 from cubemesh.machines.catalogue import find
 from cubemesh.measure.attribution.attribution import COMPUTE
+from cubemesh.measure.attribution.bottlenecks import mean_parts
 from cubemesh.networks.memory import forecast, memory_settings
 from cubemesh.schema import Finding, NetworkWork, RunRecord
 from cubemesh.units import format_bytes, format_devices, format_list, format_seconds

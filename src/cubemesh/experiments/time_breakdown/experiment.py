@@ -138,12 +138,12 @@ def _key(record: RunRecord) -> Key:
 
 def _findings(groups: Sequence[Group[Key]]) -> Iterator[Finding]:
     found = [
-        (group, loss)
+        (group, record, loss)
         for group in groups
         if (record := profiled_record(group)) and (loss := largest_bottleneck(record))
     ]
-    worst = max(found, key=lambda pair: pair[1].share, default=None)
-    for group, loss in found:
+    worst = max(found, key=lambda one: one[2].share, default=None)
+    for group, record, loss in found:
         card = worst is not None and group is worst[0] and loss.name != ""
         yield Finding(
             code="largest-overhead",
@@ -153,6 +153,7 @@ def _findings(groups: Sequence[Group[Key]]) -> Iterator[Finding]:
             unit=f"% {loss.name.replace('_', ' ')}" if loss.name else "",
             remedy=f"{loss.remedy[0].upper()}{loss.remedy[1:]}." if loss.remedy else "",
             caveats=caveats(group),
+            run_id=record.run_id,
         )
     for group in groups:
         if profiled_record(group) is None:

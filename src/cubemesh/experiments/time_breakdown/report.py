@@ -9,6 +9,7 @@ from cubemesh.experiments.analysis.answer import cell_or_dash
 from cubemesh.experiments.analysis.groups import Group
 from cubemesh.experiments.scaling.analysis import excess_text, profiled_record
 from cubemesh.measure.attribution.attribution import PARTS, UNATTRIBUTED
+from cubemesh.measure.attribution.bottlenecks import mean_parts
 from cubemesh.schema import Axis, Breakdown, Cell, Chart, Column, Line, Point, RunRecord, Table
 
 MOST_LAYERS = 10
@@ -72,7 +73,7 @@ def _attribution_row(
 
 
 def _step_s(record: RunRecord) -> float:
-    return math.fsum(part.seconds for part in record.parts)
+    return math.fsum(mean_parts(record).values())
 
 
 def _percents(group: Group[Key]) -> dict[str, float]:
@@ -81,7 +82,7 @@ def _percents(group: Group[Key]) -> dict[str, float]:
     if record is None:
         return {}
     step_s = _step_s(record)
-    return {part.name: 100 * part.seconds / step_s for part in record.parts}
+    return {name: 100 * seconds / step_s for name, seconds in mean_parts(record).items()}
 
 
 def charts(groups: Sequence[Group[Key]]) -> Iterator[Chart]:

@@ -2,17 +2,20 @@
 
 Candidates are the parts in which nothing computes, and of `compute` what a throttled clock costs:
 the fraction by which the clock was below its highest, an upper limit for kernels that wait for
-memory. Of several ranks the typical one counts: a loss that half of them do not have is one of slow
-ranks, and shows as straggler wait of the others. Fractions are of the mean step; below 1 % there is
-no remedy.
+memory.
+
+Of several ranks every part is the mean over them, in every view: means add up to the mean step, as
+a median of each part does not, and are the fraction of all devices' time. The mean straggler wait
+is what equally fast ranks would save, since each would then take their mean time. Fractions are of
+the mean step; below 1 % there is no remedy.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median, median_high, median_low
+from dataclasses import dataclass, replace
+from statistics import median
 
 from cubemesh.measure.attribution.attribution import (
     COMMUNICATION,
@@ -22,6 +25,7 @@ from cubemesh.measure.attribution.attribution import (
     HOST,
     INPUT,
     INPUT_CONTENTION,
+    PARTS,
     STRAGGLER,
     UNATTRIBUTED,
 )
@@ -69,7 +73,7 @@ class Bottleneck:
     share: float
     """Fraction of the mean step, 0 to 1."""
     text: str
-    """`31 % launch gaps at batch size 8`."""
+    """`31 % launch gaps at batch size 8`; of several ranks `…, mean over 4 ranks`."""
     remedy: str
     """How to reduce it; empty below 1 %."""
 
@@ -81,6 +85,45 @@ def excess_share(parts: Sequence[Part]) -> float | None:
     return -rest_s / step_s if step_s > 0 and rest_s < -MAX_EXCESS * step_s else None
 
 
+def excess_of(record: RunRecord) -> float | None:
+    """By which fraction the parts of any rank exceed its step; None if by less than 5 % and half of
+    the 95 % interval of the throughput."""
+    found = [excess_share(parts) for parts in (record.parts, *record.rank_parts)]
+    rate, half = record.figures.get("throughput_per_s"), 0.0
+    if rate is not None and rate.value and rate.low is not None and rate.high is not None:
+        half = (rate.high - rate.low) / 2 / rate.value
+    least = MAX_EXCESS + half
+    return max((share for share in found if share is not None and share > least), default=None)
+
+
+def parts_by_rank(record: RunRecord) -> dict[int, Sequence[Part]]:
+    """The attribution of each rank."""
+    return dict(enumerate(record.rank_parts or (record.parts,)))
+
+
+def step_parts(record: RunRecord) -> tuple[Part, ...]:
+    """The attribution of a run: each part with its mean over the ranks, in the order of PARTS."""
+    ranks = [{p.name: p for p in own} for own in parts_by_rank(record).values() if own]
+    found = []
+    for name in PARTS:
+        own = [rank[name] for rank in ranks if name in rank]
+        if own:
+            seconds = math.fsum(part.seconds for part in own) / len(ranks)
+            found.append(replace(own[0], seconds=seconds))
+    return tuple(found)
+
+
+def mean_parts(record: RunRecord) -> dict[str, float]:
+    """Seconds of each part, the mean over the ranks, in the order of PARTS."""
+    return {part.name: part.seconds for part in step_parts(record)}
+
+
+def over_ranks(record: RunRecord) -> str:
+    """`mean over 4 ranks` of a run of which several ranks were attributed; empty otherwise."""
+    ranks = sum(bool(parts) for parts in record.rank_parts)
+    return f"mean over {ranks} ranks" if ranks > 1 else ""
+
+
 def largest_bottleneck(record: RunRecord) -> Bottleneck | None:
     """The largest bottleneck of an attributed run; None without an attribution."""
     found = losses(record)
@@ -88,7 +131,7 @@ def largest_bottleneck(record: RunRecord) -> Bottleneck | None:
         return None
     batch = record.spec.batch_per_device
     at = "" if batch is None else f" at batch size {batch}"
-    if (excess := excess_share(record.parts)) is not None:
+    if (excess := excess_of(record)) is not None:
         text = f"Unknown{at}: the measured parts exceed the step by {100 * excess:.0f} %"
         return Bottleneck(name="", share=0.0, text=text, remedy=_REMEDIES[UNATTRIBUTED])
     name, share = next(iter(found.items()))
@@ -96,33 +139,26 @@ def largest_bottleneck(record: RunRecord) -> Bottleneck | None:
         text = f"No bottleneck{at}: no overhead reaches 1 % of the step"
         return Bottleneck(name="", share=share, text=text, remedy="")
     text = f"{100 * share:.0f} % {name.replace('_', ' ')}{at}"
-    if name == STRAGGLER:
+    if over := over_ranks(record):
+        text += f", {over}"
+    if found.get(STRAGGLER, 0.0) >= LEAST:
         text += _slowest_rank(record)
     remedies = _REMEDIES | _OWN_CODE if isinstance(record.spec.work, OwnStep) else _REMEDIES
     return Bottleneck(name=name, share=share, text=text, remedy=remedies[name])
 
 
 def losses(record: RunRecord) -> dict[str, float]:
-    """Causes of lost time and the fraction of the step that each costs the typical rank, the
-    largest first. Empty without an attribution."""
-    ranks = [_shares(parts) for parts in record.rank_parts or (record.parts,)]
-    ranks = [shares for shares in ranks if shares]
-    if not ranks:
+    """Causes of lost time and the fraction of the step that each costs, the mean over the ranks;
+    the largest first. Empty without an attribution."""
+    parts = mean_parts(record)
+    step_s = math.fsum(parts.values())
+    if step_s <= 0:
         return {}
-    found = {
-        name: (median_high if name == STRAGGLER else median_low)([r.get(name, 0.0) for r in ranks])
-        for name in _REMEDIES
-        if any(name in shares for shares in ranks)
-    }
+    found = {name: parts[name] / step_s for name in _REMEDIES if name in parts}
     lost = record.figure(CLOCK_LOSS)
     if lost is not None:
-        found[CLOCK] = lost / 100 * median_low([shares.get(COMPUTE, 0.0) for shares in ranks])
+        found[CLOCK] = lost / 100 * parts.get(COMPUTE, 0.0) / step_s
     return dict(sorted(found.items(), key=lambda pair: -pair[1]))
-
-
-def _shares(parts: Sequence[Part]) -> dict[str, float]:
-    step_s = math.fsum(part.seconds for part in parts)
-    return {part.name: part.seconds / step_s for part in parts} if step_s > 0 else {}
 
 
 def _slowest_rank(record: RunRecord) -> str:

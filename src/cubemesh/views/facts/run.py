@@ -11,7 +11,11 @@ from cubemesh.experiments.analysis.comparison import changes, ratio_of_record
 from cubemesh.experiments.analysis.utilization_columns import COLUMNS
 from cubemesh.exports.record_json import step_median
 from cubemesh.frameworks import entry
-from cubemesh.measure.attribution.bottlenecks import largest_bottleneck
+from cubemesh.measure.attribution.bottlenecks import (
+    largest_bottleneck,
+    over_ranks,
+    step_parts,
+)
 from cubemesh.measure.telemetry.gpu import throttle_words
 from cubemesh.parallel.staleness import FIRST_UPDATES, HISTOGRAM
 from cubemesh.schema import Breakdown, Figure, Part, Rank, RunRecord, Series, Unknown
@@ -198,8 +202,14 @@ def _figure_text(name: str, figure: Figure) -> str:
 
 
 def part_shares(record: RunRecord) -> tuple[TimeShare, ...]:
-    """The attribution of the step, with methods; empty where it was not profiled."""
-    return _shares((formatting.words(p.name), p.seconds, p.method) for p in record.parts)
+    """The attribution of the step, with methods, the mean over the ranks; empty where it was not
+    profiled."""
+    return _shares((formatting.words(p.name), p.seconds, p.method) for p in step_parts(record))
+
+
+def parts_title(record: RunRecord) -> str:
+    """The title of `part_shares`: `…, mean over 4 ranks` of several."""
+    return ", ".join(filter(None, ("Breakdown of the mean step time", over_ranks(record))))
 
 
 def phase_shares(record: RunRecord) -> tuple[TimeShare, ...]:

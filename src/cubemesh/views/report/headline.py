@@ -2,8 +2,9 @@
 
 Findings are ranked by code: wrong results first, then a comparison that was asked for, the
 performance of the machine, what it loses, and other figures; what is missing comes last. Within one
-rank a finding with published results to compare comes first, then one without caveats, then the run
-with the highest rate of floating-point operations (of a loss: the largest), then the order of the
+rank a finding with published results to compare comes first, then one about the main workload of
+the page (the network of more than half of its runs), then one without caveats, then the run with
+the highest rate of floating-point operations (of a loss: the largest), then the order of the
 answers.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,7 +41,8 @@ _MISSING = (
     *("failed-run", "nothing-measured", "noisy-runs", "not-compared", "no-measurement"),
     *("input-not-compared", "untried-settings", "search-cut-short"),
 )
-_CONDITIONS = re.compile(r" \(([^()]*[a-z]{3}[^()]*)\)")
+_CONDITIONS = re.compile(r" \(([^()]*[a-z]{3}[^()]*)\)(?=: |\.?$)")
+"""Words in brackets at the end of a sentence, or before its colon."""
 _MOST_LETTERS = 90
 """A longer headline ends at its colon."""
 
@@ -58,8 +61,9 @@ class Ranked:
 def ranked(answers: Sequence[Answer], records: Iterable[RunRecord]) -> list[Ranked]:
     """All findings, the most important first; those of simulated runs last."""
     by_id = {record.run_id: record for record in records}
+    others = _minor_networks(by_id.values())
     found = [
-        Ranked(finding=f, answer=answer, index=i, rank=_rank(f, answer, by_id))
+        Ranked(finding=f, answer=answer, index=i, rank=_rank(f, answer, by_id, others))
         for i, answer in enumerate(answers, start=1)
         for f in answer.findings
     ]
@@ -115,8 +119,9 @@ def top_finding(answers: Sequence[Answer], records: Iterable[RunRecord]) -> Find
 
 
 def split_text(finding: Finding) -> tuple[str, str, str]:
-    """The sentence of a finding as title, conditions and rest. Conditions are the first words in
-    brackets of a long sentence; the rest begins at its first colon, if its figure is before it."""
+    """The sentence of a finding as title, conditions and rest. Conditions are words in brackets at
+    the end of a long sentence or before its colon, so that the others remain a sentence; the rest
+    begins at its first colon, if its figure is before it."""
     text = clean(finding.text)
     if finding.value is None or len(text) <= _MOST_LETTERS:
         return text, "", ""
@@ -124,14 +129,27 @@ def split_text(finding: Finding) -> tuple[str, str, str]:
     title, colon, rest = text.partition(": ")
     if not colon or figure.rstrip("×") not in title:
         found = _CONDITIONS.search(text)
-        return (text, "", "") if found is None else (text.replace(found[0], "", 1), found[1], "")
+        if found is None:
+            return text, "", ""
+        return f"{text[: found.start()]}{text[found.end() :]}", found[1], ""
     found = _CONDITIONS.search(title)
     if found is not None and title.endswith(")"):
         return title.removesuffix(found[0]), found[1], rest[:1].upper() + rest[1:]
     return title, "", rest[:1].upper() + rest[1:]
 
 
-def _rank(finding: Finding, answer: Answer, records: Mapping[str, RunRecord]) -> tuple[float, ...]:
+def _minor_networks(records: Iterable[RunRecord]) -> frozenset[str]:
+    """The networks other than that of more than half of the runs; none if there is no such one."""
+    ran = Counter(
+        r.spec.work.network for r in records if r.ok and isinstance(r.spec.work, NetworkWork)
+    )
+    main, most = max(ran.items(), key=lambda pair: pair[1], default=("", 0))
+    return frozenset(ran) - {main} if 2 * most > ran.total() else frozenset()
+
+
+def _rank(
+    finding: Finding, answer: Answer, records: Mapping[str, RunRecord], others: frozenset[str]
+) -> tuple[float, ...]:
     own = _records(finding, answer, records)
     rate = max(map(_flops_per_s, own), default=0.0)
     loss = finding.code in _LOSSES and finding.value is not None
@@ -139,9 +157,15 @@ def _rank(finding: Finding, answer: Answer, records: Mapping[str, RunRecord]) ->
         float(answer.simulated),
         float(_code_rank(finding)),
         float(not _is_compared(finding, answer)),
+        float(bool(own) and all(_network(record) in others for record in own)),
         float(bool(finding.caveats)),
         -float(finding.value) if loss and finding.value is not None else -rate,
     )
+
+
+def _network(record: RunRecord) -> str:
+    work = record.spec.work
+    return work.network if isinstance(work, NetworkWork) else ""
 
 
 def _flops_per_s(record: RunRecord) -> float:

@@ -10,11 +10,12 @@ from typing import Any
 from markupsafe import Markup
 
 from cubemesh.api.report import Report
-from cubemesh.experiments.analysis.ratios import verdicts
+from cubemesh.experiments.analysis.ratios import verdict_text, verdicts
 from cubemesh.experiments.analysis.roofline_chart import roofline, roofline_table
 from cubemesh.experiments.ceilings.links import link_tables
 from cubemesh.experiments.collectives.nccl_rings import nccl_tables
 from cubemesh.experiments.collectives.report import sweep_tables
+from cubemesh.measure.attribution.bottlenecks import step_parts
 from cubemesh.schema import (
     CONDITION_CODES,
     WARNINGS,
@@ -31,6 +32,7 @@ from cubemesh.schema import (
     Warning,
 )
 from cubemesh.schema.answer import is_interval_note
+from cubemesh.schema.comparison import Difference
 from cubemesh.schema.outcome import STATUS_WORDS
 from cubemesh.store.series_chunks import Samples
 from cubemesh.units import format_number
@@ -101,6 +103,8 @@ _SIDES = {
     "machine-ratio": ("this machine", "the other"),
 }
 """Code of a ratio → names of its two sides."""
+_OTHERS = {"published-ratio": "published", "machine-ratio": "the other machine"}
+"""Code of a ratio with a verdict on its card → what it is compared with."""
 
 
 def cards(answers: Sequence[Answer], records: Iterable[RunRecord] = ()) -> tuple[Card, ...]:
@@ -188,19 +192,29 @@ def _card(one: Ranked, question: str, top: Finding | None) -> Card:
 
 
 def _verdict(finding: Finding) -> tuple[str, str]:
-    """A published figure or another machine compared, by its significance."""
-    others = {"published-ratio": "published", "machine-ratio": "the other machine"}
-    other, value = others.get(finding.code), finding.value
-    if other is None or value is None or finding.low is None or finding.high is None:
+    """A published figure or another machine compared: the verdict of the finding, as its answer
+    has it, in words."""
+    other, value = _OTHERS.get(finding.code), finding.value
+    if other is None or value is None:
         return "", ""
-    figure = Figure(value=value, unit=finding.unit, low=finding.low, high=finding.high)
-    found = verdicts([figure])[0]
-    if found.sign > 0:
+    judged = finding.verdict or _single_verdict(finding)
+    if judged == Difference.FASTER:
         above = f"{100 * (value - 1):.0f} % above" if value < 2 else f"{value:.3g} × as fast as"
         return f"{above} {other}", "good"
-    if found.sign < 0:
+    if judged == Difference.SLOWER:
         return f"{100 * (1 - value):.0f} % below {other}", "low"
-    return f"no significant difference from {other}: {found.unseen}", "equal"
+    if judged.startswith(Difference.NOT_SIGNIFICANT):
+        least = judged.removeprefix(Difference.NOT_SIGNIFICANT).strip(" ()")
+        return f"{Difference.NOT_SIGNIFICANT} from {other}{least and f': {least}'}", "equal"
+    return clean(judged), "equal" if judged else ""
+
+
+def _single_verdict(finding: Finding) -> str:
+    """The verdict of a ratio that is judged with no other; empty without an interval."""
+    if finding.value is None or finding.low is None or finding.high is None:
+        return ""
+    figure = Figure(value=finding.value, unit=finding.unit, low=finding.low, high=finding.high)
+    return verdict_text(figure, verdicts([figure])[0])
 
 
 def _bars(finding: Finding) -> tuple[tuple[str, float, str], ...]:
@@ -239,6 +253,20 @@ def section(
     }
 
 
+def names(report: Report) -> tuple[str, ...]:
+    """The names of the machines of a page: those of a comparison say what differs."""
+    if report.against is None:
+        return (formatting.machine_name(report.machine),)
+    return tuple(map(clean, report.names))
+
+
+def measured(report: Report) -> str:
+    """`measured 21 Nov 2026 to 23 Nov 2026`: the dates of the runs on this machine; empty without
+    runs."""
+    records = tuple(report.records.values())
+    return f"measured {_dates(records)[0]}" if records else ""
+
+
 def sections(report: Report) -> list[dict[str, Any]]:
     """The sections of a report: its answers, each with that of the other machine next to it
     (`partner`), then the other machine's remaining answers."""
@@ -264,7 +292,7 @@ def sections(report: Report) -> list[dict[str, Any]]:
     rest = [answer for answer in other.answers if id(answer) not in shown]
     return found + [
         section(i, answer, other.records, other.machine, prefix="rest")
-        | {"partner": None, "of": formatting.machine_name(other.machine)}
+        | {"partner": None, "of": names(report)[1]}
         for i, answer in enumerate(rest, start=1)
     ]
 
@@ -453,8 +481,9 @@ def run_entry(
         ),
         "parts": tuple(
             (part, variable(_PART_COLOURS[named.name]))
-            for part, named in zip(run_facts.part_shares(record), record.parts, strict=True)
+            for part, named in zip(run_facts.part_shares(record), step_parts(record), strict=True)
         ),
+        "parts_title": run_facts.parts_title(record),
         "bottleneck": run_facts.bottleneck_text(record),
         "breakdowns": tuple(
             (f"Step time by {clean(b.name)}", run_facts.breakdown_facts(b))

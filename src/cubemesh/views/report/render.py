@@ -105,13 +105,16 @@ def render(report: Report, *, bundled: bool = False) -> str:
             linked=by_id,
             run_address=lambda run_id: f"#run-{run_id}" if run_id in by_id else "",
             interactive=True,
-            names=[formatting.machine_name(r.machine) for r in (report, other) if r is not None],
+            names=page.names(report),
             sections=sections,
             machines=[
-                _machine(r.machine, drawn=r is report) for r in (report, other) if r is not None
+                _machine(r.machine, name, drawn=r is report)
+                for r, name in zip((report, other), page.names(report), strict=False)
+                if r is not None
             ],
             unmeasured=unmeasured,
             machine_line=formatting.machine_line(report.machine),
+            measured=page.measured(report),
             runs=_runs(report, unmeasured, details),
             details=details,
             made=formatting.moment(report.made_utc),
@@ -139,13 +142,14 @@ def _runs(
             read, each_samples(other.series, [i for i in other.records if i not in report.records])
         )
     for run_id, series in read:
-        yield page.run_entry(shown[run_id], series, unmeasured, packed=details.full)
+        entry = page.run_entry(shown[run_id], series, unmeasured, packed=details.full)
+        yield entry | {"side": int(run_id not in report.records)}
 
 
-def _machine(machine: Machine, *, drawn: bool) -> dict[str, Any]:
+def _machine(machine: Machine, name: str, *, drawn: bool) -> dict[str, Any]:
     """The facts of a machine, with the drawing of its topology if it is to be `drawn`."""
     return {
-        "name": formatting.machine_name(machine),
+        "name": name,
         "groups": machine_facts.machine_groups(machine),
         "gpus": text_table(machine_facts.gpu_table(machine.gpus)),
         "links": machine_facts.link_sentences(machine.gpu_links),
