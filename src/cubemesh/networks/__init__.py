@@ -26,6 +26,7 @@ from cubemesh.networks.zoo.inception_bn import inception_bn
 from cubemesh.networks.zoo.inception_v3 import inception_v3
 from cubemesh.networks.zoo.littlecnn import cifarnet, little_cnn, little_cnn_unpadded
 from cubemesh.networks.zoo.llama import llama
+from cubemesh.networks.zoo.mixtral import MIXTURES, mixtral
 from cubemesh.networks.zoo.resnet import resnet_18, resnet_34, resnet_50, resnet_101, resnet_152
 from cubemesh.networks.zoo.translator import translator, translator_2x, translator_plain
 from cubemesh.networks.zoo.unet import unet
@@ -259,6 +260,23 @@ NETWORKS: dict[str, NetworkEntry] = {
             ),
         )
         for name in names
+    },
+    **{
+        name: NetworkEntry(
+            make=partial(mixtral, MIXTURES[name]),
+            sequence_length=MIXTURES[name].sizes.sequence_length,
+            vocabulary=MIXTURES[name].sizes.vocabulary,
+            source="Jiang et al., Mixtral of experts (2024)",
+            differs=differs,
+        )
+        for name, differs in (
+            (
+                "mixtral-1b",
+                "a quarter of the width and half of the blocks, a size of cubemesh's own; load "
+                "balance by router",
+            ),
+            ("mixtral-8x7b", "load balance by router, not of all blocks together"),
+        )
     },
     **{
         name: NetworkEntry(

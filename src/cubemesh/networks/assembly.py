@@ -105,6 +105,11 @@ class Assembly:
             self._targets.append(label)
         self._heads.append(Head(value=x, target="label", weight=weight, train_only=train_only))
 
+    def penalize(self, x: str, weight: float) -> None:
+        """Add `weight` times the mean of `x` over the batch to the loss of training."""
+        head = Head(value=x, target="label", loss="mean", weight=weight, train_only=True)
+        self._heads.append(head)
+
     def build(self) -> Network:
         """The finished network.
 

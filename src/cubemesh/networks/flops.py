@@ -379,6 +379,42 @@ def _rotary_embedding(layer: layers.RotaryEmbedding, s: Sizes) -> LayerCost:
     )
 
 
+def _experts(layer: layers.Experts, s: Sizes) -> LayerCost:
+    """Three products at each of `active` experts of a position, 6 · features · ffn a pass: the
+    experts that are not chosen compute nothing. Other operations, for each of these hidden values:
+    silu and the product 6 forward, 12 backward; for each result a product and a sum, backward
+    twice; 5 a score of the softmax forward, 4 backward. All experts' weights are read and written.
+    Each pass reads and writes the chosen positions, and what is saved."""
+    length, features = s.shape
+    rows = layer.active * (s.y // features)
+    hidden, results, scores = rows * layer.ffn, rows * features, s.x - s.y
+    work = 6 * features * hidden
+    return LayerCost(
+        forward=s.cost(
+            matrix=work,
+            other=6 * hidden + 2 * results + 5 * rows,
+            read=s.x + 3 * results + 3 * hidden + s.parameters,
+            written=s.y + 2 * results + 3 * hidden,
+        ),
+        data_gradient=s.cost(
+            matrix=work,
+            other=12 * hidden + 4 * results + 4 * rows,
+            read=s.y + 3 * results + 5 * hidden + s.parameters,
+            written=s.y + scores + 3 * results + 3 * hidden,
+        ),
+        weight_gradient=s.cost(matrix=work, read=2 * results + 3 * hidden, written=s.parameters),
+    )
+
+
+def _load_balance(layer: layers.LoadBalance, s: Sizes) -> LayerCost:
+    """7 a score forward (softmax 5, times its share 1, sum 1), 5 backward. The choice itself, a
+    comparison of scores, is not counted."""
+    return LayerCost(
+        forward=s.cost(other=7 * s.x, read=s.x, written=s.y + s.x),
+        data_gradient=s.cost(other=5 * s.x, read=s.x + s.y, written=s.x),
+    )
+
+
 def _select_channels(layer: layers.SelectChannels, s: Sizes) -> LayerCost:
     """A copy forward; backward the gradient among zeros."""
     return LayerCost(
@@ -544,6 +580,8 @@ COUNTS: dict[type[Layer], Callable[[Any, Sizes], LayerCost]] = {
     layers.Mix: _mix,
     layers.RMSNorm: _rms_norm,
     layers.RotaryEmbedding: _rotary_embedding,
+    layers.Experts: _experts,
+    layers.LoadBalance: _load_balance,
     layers.ToImage: _view,
     layers.Transpose: _view,
     layers.SelectChannels: _select_channels,

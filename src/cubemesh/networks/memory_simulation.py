@@ -24,6 +24,7 @@ from cubemesh.networks.layers import (
     ClassToken,
     Concat,
     Convolution,
+    Experts,
     Linear,
     PositionEmbedding,
     SelectPosition,
@@ -247,7 +248,7 @@ class StepSimulation:
 
     def _low_precision_weights(self, node: Node) -> Sequence[str]:
         """Its parameters that have a copy in low precision."""
-        multiplies = isinstance(node.layer, (Convolution, Linear))
+        multiplies = isinstance(node.layer, (Convolution, Linear, Experts))
         return tuple(node.parameters.values()) if multiplies and self.width < 4 else ()
 
     def _low_precision_gradients(self, node: Node) -> None:

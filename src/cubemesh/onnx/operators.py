@@ -441,6 +441,69 @@ def _rotary_embedding(
     to.reshape(to.call("Concat", *halves, to="turned", axis=-1), 0, length, features)
 
 
+def _chosen(to: Operators, scores: str, part: str, active: int) -> tuple[str, str]:
+    """The largest `active` scores of each position, and which they are."""
+    values, indices = to.name(f"{part}largest"), to.name(f"{part}chosen")
+    count = to.integers(f"{part}active", active)
+    to.operators.append(
+        Operator(
+            kind="TopK", inputs=(scores, count), outputs=(values, indices), attributes={"axis": -1}
+        )
+    )
+    return values, indices
+
+
+def _scattered(to: Operators, like: str, indices: str, values: str, part: str) -> str:
+    """Zeros of the shape of `like`, with `values` at `indices` of the last axis."""
+    zeros = to.call("Sub", like, like, to=f"{part}zeros")
+    return to.call("ScatterElements", zeros, indices, values, to=f"{part}scattered", axis=-1)
+
+
+def _experts(to: Operators, layer: layers.Experts, inputs: tuple[str, ...]) -> None:
+    """Every expert computes every position, and the shares of those that are not chosen are 0."""
+    x, scores = inputs
+    largest, chosen = _chosen(to, scores, "", layer.active)
+    shares = to.call("Softmax", largest, to="shares", axis=-1)
+    dense = _scattered(to, scores, chosen, shares, "")
+    by_expert = to.call(
+        "Unsqueeze",
+        to.transpose(dense, 0, 2, 1, to="by_expert"),
+        to.integers("last", 3),
+        to="share",
+    )
+    rows = to.call("Unsqueeze", x, to.integers("second", 1), to="rows")
+
+    def product(rows: str, role: str, part: str) -> str:
+        columns = to.transpose(to.weight(role), 0, 2, 1, to=f"{role}.transposed")
+        return to.call("MatMul", rows, columns, to=part)
+
+    gate = product(rows, "gate_weight", "gate")
+    silu = to.call("Mul", gate, to.call("Sigmoid", gate, to="sigmoid"), to="silu")
+    hidden = to.call("Mul", silu, product(rows, "up_weight", "up"), to="hidden")
+    weighted = to.call("Mul", product(hidden, "down_weight", "down"), by_expert, to="weighted")
+    to.call("ReduceSum", weighted, to.integers("experts", 1), keepdims=0)
+
+
+def _load_balance(to: Operators, layer: layers.LoadBalance, inputs: tuple[str, ...]) -> None:
+    total = ""
+    for n, (scores, (_, experts)) in enumerate(zip(inputs, to.shapes, strict=True)):
+        part = f"router{n}."
+        largest, chosen = _chosen(to, scores, part, layer.active)
+        none = to.call("Sub", largest, largest, to=f"{part}none")
+        ones = to.call("Add", none, to.constant(f"{part}one", 1.0), to=f"{part}ones")
+        counted = _scattered(to, scores, chosen, ones, part)
+        batch = to.integers(f"{part}batch", 0, 1)
+        shares = to.call("ReduceMean", counted, batch, to=f"{part}shares", keepdims=1)
+        probabilities = to.call("Softmax", scores, to=f"{part}probabilities", axis=-1)
+        both = to.call("Mul", probabilities, shares, to=f"{part}products")
+        last = to.integers(f"{part}last", -1)
+        summed = to.call("ReduceSum", both, last, to=f"{part}sum", keepdims=1)
+        factor = to.constant(f"{part}factor", experts / layer.active)
+        loss = to.call("Mul", summed, factor, to=f"{part}loss")
+        total = to.call("Add", total, loss, to=f"{part}total") if total else loss
+    to.call("Identity", total)
+
+
 def _to_image(to: Operators, layer: layers.ToImage, inputs: tuple[str, ...]) -> None:
     to.reshape(to.transpose(inputs[0], 0, 2, 1, to="columns"), 0, *to.shape)
 
@@ -531,6 +594,8 @@ OPERATORS: dict[type[Layer], Write] = {
     layers.Mix: _mix,
     layers.RMSNorm: _rms_norm,
     layers.RotaryEmbedding: _rotary_embedding,
+    layers.Experts: _experts,
+    layers.LoadBalance: _load_balance,
     layers.ToImage: _to_image,
     layers.Transpose: _transpose,
     layers.SelectChannels: _select_channels,

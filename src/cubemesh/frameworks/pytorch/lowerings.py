@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from cubemesh.frameworks.pytorch.experts import BalanceLoss, ExpertMixture
 from cubemesh.networks import layers
 from cubemesh.networks.graph import Network, Node
 from cubemesh.networks.layers.sequences import rotation_tables
@@ -527,6 +528,8 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
         nn.LeakyReLU(layer.slope) if layer.function == "leaky-relu" else Activation(layer.function)
     ),
     layers.Multiply: lambda layer, shape, _: Product(),
+    layers.Experts: lambda layer, shape, _: ExpertMixture(layer, shape),
+    layers.LoadBalance: lambda layer, shape, _: BalanceLoss(layer.active),
     layers.Scale: lambda layer, shape, _: LearnedScale(shape[0 if len(shape) == 3 else -1]),
 }
 

@@ -53,8 +53,10 @@ from cubemesh.networks.layers.sequences import (
     ClassToken,
     Columns,
     Embedding,
+    Experts,
     InputFeedingDecoder,
     LayerNorm,
+    LoadBalance,
     Mix,
     PairProduct,
     PairSum,
@@ -94,6 +96,7 @@ __all__ = [
     "Convolution",
     "Dropout",
     "Embedding",
+    "Experts",
     "Flatten",
     "GlobalAveragePool",
     "Initializer",
@@ -101,6 +104,7 @@ __all__ = [
     "Layer",
     "LayerNorm",
     "Linear",
+    "LoadBalance",
     "LocalResponseNorm",
     "MaxPool",
     "Mix",
@@ -169,6 +173,8 @@ SEQUENCE_LAYERS: dict[str, type[Layer]] = {
     "activation": Activation,
     "multiply": Multiply,
     "scale": Scale,
+    "experts": Experts,
+    "load-balance": LoadBalance,
 }
 """The layer types of sequences and of gates; a framework that lacks one refuses the networks that
 have it."""

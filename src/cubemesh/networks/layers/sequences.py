@@ -456,3 +456,72 @@ class Mix(Layer):
                 f"{inputs}."
             )
         return (scores[0], values[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts(Layer):
+    """Sparse mixture of gated feed-forward parts (Shazeer et al. 2017; Jiang et al. 2024, section
+    2.1). The scores choose `active` of the experts at each position, whose results are weighted:
+
+        y = Σ share_e · down_e (silu(gate_e x) · up_e x)      share = softmax of the chosen scores
+
+    Inputs: x (length, features) and the router's scores (length, experts). No token is dropped: an
+    expert computes as many positions as chose it.
+    """
+
+    category: ClassVar[str] = "matrix product"
+    experts: int
+    active: int
+    ffn: int
+    """Width of an expert's two hidden products."""
+    initializer: Initializer = SMALL_NORMAL
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(length, features)."""
+        if not 1 <= self.active <= self.experts:
+            raise UsageError(
+                f"Experts: active={self.active} must be 1 to {self.experts}, the number of experts."
+            )
+        length, _ = sequence_shape(self, inputs[0])
+        if inputs[1:] != ((length, self.experts),):
+            raise UsageError(
+                f"Experts needs (length, features) and scores (length, {self.experts}), was given "
+                f"{inputs}."
+            )
+        return inputs[0]
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """`gate_weight` and `up_weight` (experts, ffn, features), `down_weight` (experts, features,
+        ffn)."""
+        width = inputs[0][1]
+        into, back = (self.experts, self.ffn, width), (self.experts, width, self.ffn)
+        shapes = {"gate_weight": into, "up_weight": into, "down_weight": back}
+        return {
+            role: ParameterSpec(shape=shape, initializer=self.initializer)
+            for role, shape in shapes.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadBalance(Layer):
+    """Auxiliary loss that spreads positions over experts (Fedus et al. 2021, equations 4 to 6), for
+    `active` experts a position, summed over the routers whose scores it reads:
+
+        loss = experts · Σ_e f_e · P_e
+
+    f_e is the share of the choices of the whole batch that went to expert e, and has no gradient;
+    P_e the mean probability (softmax of all scores) of e. Its least value is 1 a router, where all
+    experts are chosen equally often.
+    """
+
+    active: int
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(length, 1): of each position, so that their mean is the loss."""
+        length, experts = sequence_shape(self, inputs[0])
+        if len(set(inputs)) != 1 or not 1 <= self.active <= experts:
+            raise UsageError(
+                f"LoadBalance needs scores (length, experts) of one shape, and {self.active} of "
+                f"the experts at a position, was given {inputs}."
+            )
+        return (length, 1)
