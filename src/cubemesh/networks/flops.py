@@ -385,7 +385,7 @@ def _experts(layer: layers.Experts, s: Sizes) -> LayerCost:
     silu and the product 6 forward, 12 backward; for each result a product and a sum, backward
     twice; 5 a score of the softmax forward, 4 backward. All experts' weights are read and written.
     Each pass reads and writes the chosen positions, and what is saved."""
-    length, features = s.shape
+    _length, features = s.shape
     rows = layer.active * (s.y // features)
     hidden, results, scores = rows * layer.ffn, rows * features, s.x - s.y
     work = 6 * features * hidden

@@ -15,7 +15,7 @@ from cubemesh.schema.own_network import OwnData, OwnNetwork
 from cubemesh.schema.validation import at_least, check_schedule, check_target
 from cubemesh.user_code import short_name
 
-Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
+Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "adamw-8bit", "lars"]
 RateScaling = Literal["none", "linear"]
 Scenario = Literal["single-stream", "offline"]
 LoadScenario = Literal["single-stream", "multi-stream", "server", "offline"]

@@ -4,6 +4,7 @@
     rmsprop   v = 0.99 v + 0.01 g²;  w −= rate · g / (√v + 1e-8)        Tieleman and Hinton 2012
     adam      betas 0.9 and 0.999, epsilon 1e-8                         Kingma and Ba 2015
     adamw     w −= rate · decay · w;  then as adam, without decay       Loshchilov and Hutter 2019
+    adamw-8bit  as adamw, with 8-bit moments (`adamw_8bit.py`)          Dettmers et al. 2022
     lars      v = momentum · v + trust · (g + decay · w);  w −= rate · v     You et al. 2017
 
 In the first three weight decay is added to the gradient. A fused update is one kernel over all
@@ -28,6 +29,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn, optim
 
+from cubemesh.frameworks.pytorch.adamw_8bit import AdamW8bit
 from cubemesh.schema.work import NetworkWork, Training
 
 ETA = 0.001
@@ -48,6 +50,7 @@ _SGD = _undecorated(optim.SGD)
 _RMSprop = _undecorated(optim.RMSprop)
 _Adam = _undecorated(optim.Adam)
 _AdamW = _undecorated(optim.AdamW)
+_AdamW8bit = _undecorated(AdamW8bit)
 
 
 def make_optimizer(work: NetworkWork, parameters: list[nn.Parameter]) -> optim.Optimizer | None:
@@ -61,6 +64,8 @@ def make_optimizer(work: NetworkWork, parameters: list[nn.Parameter]) -> optim.O
         return _Adam(parameters, lr=rate, weight_decay=decay, fused=True)
     if work.optimizer == "adamw":
         return _AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
+    if work.optimizer == "adamw-8bit":
+        return _AdamW8bit(parameters, _AdamW, rate=rate, decay=decay)
     if work.optimizer == "lars":
         return Lars(parameters, rate=rate, momentum=work.momentum, decay=decay)
     sgd = _SGD(parameters, lr=rate, momentum=work.momentum, weight_decay=decay, fused=True)

@@ -53,7 +53,11 @@ MIXTURES: Mapping[str, Mixture] = {
         Mixture(
             sizes=_sizes(
                 "mixtral-1b",
-                **{"hidden": 1024, "layers": 16, "heads": 16, "kv_heads": 4, "ffn": 2816},
+                hidden=1024,
+                layers=16,
+                heads=16,
+                kv_heads=4,
+                ffn=2816,
                 sequence_length=2048,
                 rotary_base=1_000_000,
             )
@@ -62,7 +66,11 @@ MIXTURES: Mapping[str, Mixture] = {
         Mixture(
             sizes=_sizes(
                 "mixtral-8x7b",
-                **{"hidden": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "ffn": 14336},
+                hidden=4096,
+                layers=32,
+                heads=32,
+                kv_heads=8,
+                ffn=14336,
                 sequence_length=32768,
                 rotary_base=1_000_000,
             )
