@@ -19,6 +19,7 @@ from cubemesh.worker.validation import check_supported
 from layer_samples import (
     chosen,
     decoder,
+    documents,
     every_layer,
     every_sequence_layer,
     fed,
@@ -89,6 +90,7 @@ def test_the_other_sample_networks_have_every_layer_of_sequences(name):
         recurrences(),
         fed(),
         chosen(),
+        documents(),
     )
     nodes = [node for network in made for node in network.nodes]
     found = {type(node.layer) for node in nodes}
@@ -98,7 +100,7 @@ def test_the_other_sample_networks_have_every_layer_of_sequences(name):
 @pytest.mark.parametrize(
     "make",
     [
-        *(every_sequence_layer, of_tokens, recurrent, gated, decoder, fed, chosen),
+        *(every_sequence_layer, of_tokens, recurrent, gated, decoder, fed, chosen, documents),
         functools.partial(recurrences, 1),  # a compiler writes out each position
     ],
 )

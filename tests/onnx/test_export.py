@@ -21,6 +21,7 @@ from layer_samples import (
     chosen,
     decoder,
     dilated,
+    documents,
     gated,
     mixed,
     recurrences,
@@ -84,7 +85,7 @@ def test_every_network_of_the_zoo_has_the_scores_of_pytorch(name):
         assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("make", [mixed, gated, decoder, dilated, recurrences, chosen])
+@pytest.mark.parametrize("make", [mixed, gated, decoder, dilated, recurrences, chosen, documents])
 def test_settings_that_the_zoo_leaves_out(make):
     network = make()
     weights, inputs = trained_weights(network), inputs_of(network, 3)

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from cubemesh.networks import NETWORKS, layers
+from cubemesh.networks.assembly import of_documents
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import LocalResponseNorm
 from cubemesh.networks.transformer_sizes import TRANSFORMERS
@@ -144,6 +145,22 @@ def chosen():
     y = net.add(net.add(x, y), net.linear(balance, 16))
     net.classify(net.linear(net.global_average_pool(y), 5))
     return net.build()
+
+
+def documents():
+    """A decoder for packed documents, by grouped queries, learned places from the third row on, and
+    attention both causal and not."""
+    net = NetworkBuilder("documents")
+    x = net.add_layer(layers.RMSNorm(), net.embedding(net.token_input("tokens", 6, 9), 16))
+    x = net.add_layer(layers.PositionEmbedding(rows=9, first=2), x)
+    x = net.add_layer(layers.PositionEmbedding(rows=3, first=1, shared=True), x)
+    q = net.add_layer(layers.RotaryEmbedding(heads=4, base=100.0), net.linear(x, 16))
+    k = net.add_layer(layers.RotaryEmbedding(heads=2, base=100.0), net.linear(x, 8))
+    attention = layers.Attention(heads=4, causal=True, key_value_heads=2)
+    x = net.add(x, net.add_layer(attention, q, k, net.linear(x, 8)))
+    x = net.attention(net.linear(x, 48), 4)
+    net.classify(net.linear(x, 9))
+    return of_documents(net.build())
 
 
 def mixed():

@@ -12,6 +12,7 @@ from functools import partial
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks import own_networks
+from cubemesh.networks.assembly import of_documents
 from cubemesh.networks.graph import Network
 from cubemesh.networks.transformer_sizes import OTHER_NAMES, TRANSFORMERS
 from cubemesh.networks.zoo.alexnet import alexnet, overfeat
@@ -33,7 +34,7 @@ from cubemesh.networks.zoo.unet import unet
 from cubemesh.networks.zoo.vgg import vgg11, vgg16, vgg19
 from cubemesh.networks.zoo.vit import vit_b16, vit_l16, vit_s16
 from cubemesh.schema.own_network import OwnNetwork
-from cubemesh.schema.work import NetworkWork
+from cubemesh.schema.work import AccumulatedWork, NetworkWork
 
 __all__ = ["NETWORKS", "Network", "NetworkEntry", "build", "build_for", "canonical_name", "entry"]
 
@@ -415,7 +416,7 @@ def build_for(work: NetworkWork) -> Network:
     damaged description of an own network."""
     if work.own_network is not None:
         return own_networks.network_of(work.own_network)
-    return build(
+    network = build(
         work.network,
         work.image_size,
         work.classes,
@@ -423,6 +424,8 @@ def build_for(work: NetworkWork) -> Network:
         vocabulary=work.vocabulary,
         hidden=work.hidden,
     )
+    packs = isinstance(work, AccumulatedWork) and work.packing == "documents"
+    return of_documents(network) if packs else network
 
 
 def _samples(name: str) -> str:

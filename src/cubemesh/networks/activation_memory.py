@@ -122,8 +122,15 @@ def _scales(layer: layers.RMSNorm, node: Node) -> list[SavedTensor]:
 
 def _log_sums(layer: layers.Attention, node: Node) -> list[SavedTensor]:
     """The logarithm of each row's sum of exponentials, in each head; a fused kernel saves no
-    scores."""
-    return [_own(node, "log_sums", layer.heads * node.shape[0], "fp32")]
+    scores, but a mask of documents as values that it adds to them."""
+    sums = _own(node, "log_sums", layer.heads * node.shape[0], "fp32")
+    return [sums, _own(node, "mask", node.shape[0] ** 2)] if layer.documents else [sums]
+
+
+def _turns(layer: layers.RotaryEmbedding, node: Node) -> list[SavedTensor]:
+    """Of documents, a row of the tables for each position; else they are the network's."""
+    values = node.shape[0] * node.shape[1] // layer.heads
+    return [_own(node, "tables", values)] if layer.documents else []
 
 
 RECURRENT_VALUES: dict[type[layers.Recurrence], int] = {
@@ -230,7 +237,8 @@ SAVED_TENSOR_RULES: dict[type[Layer], SavedTensorRule] = {
     layers.PairProduct: SavedTensorRule(input=True),
     layers.Mix: SavedTensorRule(last_input=True, own=_weights),
     layers.RMSNorm: SavedTensorRule(input=True, own=_scales),
-    layers.RotaryEmbedding: SavedTensorRule(),  # its tables are the network's, not the batch's
+    layers.RotaryEmbedding: SavedTensorRule(own=_turns),
+    layers.DocumentMask: SavedTensorRule(),
     layers.ToImage: SavedTensorRule(),
     layers.Transpose: SavedTensorRule(),
     layers.SelectChannels: SavedTensorRule(),

@@ -249,6 +249,8 @@ def _attention(layer: layers.Attention, s: Sizes) -> LayerCost:
     length, features = s.shape
     scores = layer.heads * length * s.y // features
     logarithms = layer.heads * s.y // features
+    mask = length * s.y // features if layer.documents else 0
+    x = s.x - mask
     work, dropped = 4 * length * s.y, 2 * scores if layer.dropout else 0
     return LayerCost(
         forward=s.cost(matrix=work, other=6 * scores + dropped, read=s.x, written=s.y + logarithms),
@@ -256,7 +258,7 @@ def _attention(layer: layers.Attention, s: Sizes) -> LayerCost:
             matrix=2 * work,
             other=3 * scores + dropped + 2 * s.y,
             read=s.x + 2 * s.y + logarithms,
-            written=s.x,
+            written=x,
         ),
     )
 
@@ -374,8 +376,15 @@ def _rms_norm(layer: layers.RMSNorm, s: Sizes) -> LayerCost:
 def _rotary_embedding(layer: layers.RotaryEmbedding, s: Sizes) -> LayerCost:
     """3 a value each way: two products and their sum. The tables of cosines and sines are small."""
     return LayerCost(
-        forward=s.cost(other=3 * s.x, read=s.x, written=s.y),
-        data_gradient=s.cost(other=3 * s.x, read=s.y, written=s.x),
+        forward=s.cost(other=3 * s.y, read=s.x, written=s.y),
+        data_gradient=s.cost(other=3 * s.y, read=s.y, written=s.y),
+    )
+
+
+def _document_mask(layer: layers.DocumentMask, s: Sizes) -> LayerCost:
+    """2 a pair of positions: whether they are of one document, and the first not after it."""
+    return LayerCost(
+        forward=s.cost(other=2 * s.y, read_bytes=s.x * INDEX_BYTES, written_bytes=s.y * MASK_BYTES)
     )
 
 
@@ -581,6 +590,7 @@ COUNTS: dict[type[Layer], Callable[[Any, Sizes], LayerCost]] = {
     layers.RMSNorm: _rms_norm,
     layers.RotaryEmbedding: _rotary_embedding,
     layers.Experts: _experts,
+    layers.DocumentMask: _document_mask,
     layers.LoadBalance: _load_balance,
     layers.ToImage: _view,
     layers.Transpose: _view,

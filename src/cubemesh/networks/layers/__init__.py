@@ -52,6 +52,7 @@ from cubemesh.networks.layers.sequences import (
     Attention,
     ClassToken,
     Columns,
+    DocumentMask,
     Embedding,
     Experts,
     InputFeedingDecoder,
@@ -94,6 +95,7 @@ __all__ = [
     "Columns",
     "Concat",
     "Convolution",
+    "DocumentMask",
     "Dropout",
     "Embedding",
     "Experts",
@@ -174,6 +176,7 @@ SEQUENCE_LAYERS: dict[str, type[Layer]] = {
     "multiply": Multiply,
     "scale": Scale,
     "experts": Experts,
+    "document-mask": DocumentMask,
     "load-balance": LoadBalance,
 }
 """The layer types of sequences and of gates; a framework that lacks one refuses the networks that
