@@ -301,8 +301,8 @@ def _check_documents(name: str, line: SourceEntry, network: Network) -> None:
     if packed and not line.has_documents:
         able = ", ".join(n for n, e in SOURCES.items() if e.has_documents)
         raise UsageError(
-            f"packing=documents packs documents, and data={name} has none. Leave packing out, or "
-            f"choose data that has them: {able}."
+            f"packing=documents needs data with documents, and data={name} has no documents. Leave "
+            f"packing out, or choose data that has them: {able}."
         )
     predicts = len(network.inputs) == 1 and takes_sequences(network) and takes_tokens(network)
     if line.has_documents and not (packed or predicts):

@@ -113,7 +113,7 @@ def test_a_file_that_is_no_text_or_missing(tmp_path):
 @pytest.mark.parametrize(
     ("name", "network", "message"),
     [
-        ("synthetic", of_documents(gpt()), "data=synthetic has none.*generated-documents"),
+        ("synthetic", of_documents(gpt()), "data=synthetic has no documents.*generated-documents"),
         ("documents", networks.build("translator"), "does not predict a token"),
         ("generated-documents", networks.build("resnet-18"), "does not predict a token"),
     ],
