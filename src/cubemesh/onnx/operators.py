@@ -290,8 +290,8 @@ def _position_embedding(
     if layer.documents:
         x, places = inputs
         first = to.constant("first", layer.first, np.int64)
-        rows = to.call("Add", places, first, to="rows")
-        to.call("Add", x, to.call("Gather", weight, rows, to="added", axis=0))
+        own = to.call("Add", places, first, to="rows")
+        to.call("Add", x, to.call("Gather", weight, own, to="added", axis=0))
         return
     if layer.rows:
         rows = np.arange(layer.first, layer.first + (1 if layer.shared else to.shape[0]))

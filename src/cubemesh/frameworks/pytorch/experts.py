@@ -188,7 +188,7 @@ class _GroupedProduct(torch.autograd.Function):
         return _forward(rows, weight, ends)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None]:
         return (*_backward(grad_output, *ctx.saved_tensors), None)
 
 

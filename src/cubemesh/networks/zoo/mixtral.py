@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
@@ -36,14 +37,15 @@ class Mixture:
     active: int = 2
 
 
-def _sizes(name: str, **columns: int) -> Transformer:
+def _sizes(name: str, **columns: Any) -> Transformer:
     return Transformer(
         name=name,
-        **{"vocabulary": 32000, **columns},
+        vocabulary=32000,
         gated=True,
         biases=False,
         positions=False,
         tied=False,
+        **columns,
     )
 
 
