@@ -17,7 +17,9 @@ from cubemesh.schema.spec import ProgramSettings, RunSpec
 from cubemesh.schema.work import WORK_KINDS, Ceiling, ForwardBackward, Infer, TrainSteps
 from cubemesh.worker.validation import check_supported
 from layer_samples import (
+    chosen,
     decoder,
+    documents,
     every_layer,
     every_sequence_layer,
     fed,
@@ -87,6 +89,8 @@ def test_the_other_sample_networks_have_every_layer_of_sequences(name):
         decoder(),
         recurrences(),
         fed(),
+        chosen(),
+        documents(),
     )
     nodes = [node for network in made for node in network.nodes]
     found = {type(node.layer) for node in nodes}
@@ -96,7 +100,7 @@ def test_the_other_sample_networks_have_every_layer_of_sequences(name):
 @pytest.mark.parametrize(
     "make",
     [
-        *(every_sequence_layer, of_tokens, recurrent, gated, decoder, fed),
+        *(every_sequence_layer, of_tokens, recurrent, gated, decoder, fed, chosen, documents),
         functools.partial(recurrences, 1),  # a compiler writes out each position
     ],
 )

@@ -57,7 +57,10 @@ IMAGE_SIZES = {name: 64 for name in networks.NETWORKS if name.startswith(_NORMAL
 SMALLER = {
     "gpt2": lambda: gpt("gpt2", 12, 20, width=24, depth=2, heads=3),
     "vit-b16": lambda: vit("vit-b16", 32, CLASSES, width=24, depth=2, heads=3),
-    **{name: NARROW[name] for name in ("bert-base", "llama3-8b", "convnext-t", "unet")},
+    **{
+        name: NARROW[name]
+        for name in ("bert-base", "llama3-8b", "mixtral-8x7b", "convnext-t", "unet")
+    },
     "mixed": mixed,
     "gated": gated,
     "decoder": decoder,
@@ -69,6 +72,7 @@ SMALLER = {
 QUICK = {
     *("little-cnn", "cifarnet", "mixed", "vit-b16", "gpt2", "translator", "translator-plain"),
     *("gated", "decoder", "dilated", "fed", "recurrences", "bert-base", "llama3-8b"),
+    "mixtral-8x7b",
 }
 
 

@@ -59,6 +59,18 @@ def test_optimizers_have_arrays_as_large_as_the_weights(optimizer, arrays):
     assert needed.optimizer_bytes == arrays * 4 * 89_578
 
 
+def test_moments_of_8_bits_take_a_quarter_and_their_update_works_in_chunks():
+    """A byte a value and 4 for each 256, twice; small arrays as with AdamW."""
+    net = NetworkBuilder("wide")
+    net.classify(net.linear(net.input("x", (3000,)), 3000))
+    network = net.build()
+    needed = forecast(network, 1, optimizer="adamw-8bit")
+    blocks = -(-3000 * 3000 // 256)
+    assert needed.optimizer_bytes == 2 * (3000 * 3000 + 4 * blocks + 4 * 3000)
+    assert needed.workspace_bytes == 7 * 4 * 2**22
+    assert forecast(network, 1, optimizer="adamw").optimizer_bytes == 2 * 4 * 3000 * 3001
+
+
 def test_the_update_can_be_the_peak():
     # One image through AlexNet saves little; RMSprop's square roots are as large as the weights.
     needed = forecast(build("alexnet"), 1, optimizer="rmsprop")

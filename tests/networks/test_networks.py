@@ -51,6 +51,8 @@ PARAMETERS = {
     "llama3-1b": 1_235_814_400,
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
+    "mixtral-1b": 1_214_940_160,
+    "mixtral-8x7b": 46_702_792_704,
     "translator": 54_699_264,
     "translator-plain": 54_173_952,
     "translator-2x": 59_686_656,
@@ -89,6 +91,13 @@ WITHOUT_AUXILIARY = {"googlenet-paper": 6_998_552, "inception-v3": 23_834_568}
 
 def test_parameters_are_the_published_ones():
     assert {name: build(name).parameter_count for name in NETWORKS} == PARAMETERS
+
+
+def test_a_mixture_of_experts_is_active_in_part():
+    """12.9 of 46.7 billion, as transformers' MixtralForCausalLM has them with 2 of its 8 experts;
+    13 of 47 in the paper, section 2.2."""
+    assert summary("mixtral-8x7b").active_parameters == 12_879_925_248
+    assert summary("llama-125m").active_parameters == 124_635_456
 
 
 def test_auxiliary_heads_are_not_counted_for_an_evaluation():

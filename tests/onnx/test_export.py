@@ -18,8 +18,10 @@ from cubemesh.training.manifest import claim
 from layer_samples import (
     DISTINCT,
     NARROW,
+    chosen,
     decoder,
     dilated,
+    documents,
     gated,
     mixed,
     recurrences,
@@ -83,7 +85,7 @@ def test_every_network_of_the_zoo_has_the_scores_of_pytorch(name):
         assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("make", [mixed, gated, decoder, dilated, recurrences])
+@pytest.mark.parametrize("make", [mixed, gated, decoder, dilated, recurrences, chosen, documents])
 def test_settings_that_the_zoo_leaves_out(make):
     network = make()
     weights, inputs = trained_weights(network), inputs_of(network, 3)

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from cubemesh.networks import NETWORKS, layers
+from cubemesh.networks.assembly import of_documents
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import LocalResponseNorm
 from cubemesh.networks.transformer_sizes import TRANSFORMERS
@@ -12,6 +13,7 @@ from cubemesh.networks.zoo.bert import bert
 from cubemesh.networks.zoo.convnext import convnext
 from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.networks.zoo.llama import llama
+from cubemesh.networks.zoo.mixtral import MIXTURES, Mixture, mixtral
 from cubemesh.networks.zoo.unet import unet_of
 from cubemesh.networks.zoo.vit import vit
 
@@ -133,6 +135,34 @@ def decoder():
     return net.build()
 
 
+def chosen():
+    """A mixture of experts whose load balance is read like any value."""
+    net = NetworkBuilder("chosen")
+    x = net.embedding(net.token_input("tokens", 6, 9), 16)
+    scores = net.linear(x, 4, bias=False)
+    y = net.add_layer(layers.Experts(experts=4, active=2, ffn=12), x, scores)
+    balance = net.add_layer(layers.LoadBalance(active=2), scores, scores)
+    y = net.add(net.add(x, y), net.linear(balance, 16))
+    net.classify(net.linear(net.global_average_pool(y), 5))
+    return net.build()
+
+
+def documents():
+    """A decoder for packed documents, by grouped queries, learned places from the third row on, and
+    attention both causal and not."""
+    net = NetworkBuilder("documents")
+    x = net.add_layer(layers.RMSNorm(), net.embedding(net.token_input("tokens", 6, 9), 16))
+    x = net.add_layer(layers.PositionEmbedding(rows=9, first=2), x)
+    x = net.add_layer(layers.PositionEmbedding(rows=3, first=1, shared=True), x)
+    q = net.add_layer(layers.RotaryEmbedding(heads=4, base=100.0), net.linear(x, 16))
+    k = net.add_layer(layers.RotaryEmbedding(heads=2, base=100.0), net.linear(x, 8))
+    attention = layers.Attention(heads=4, causal=True, key_value_heads=2)
+    x = net.add(x, net.add_layer(attention, q, k, net.linear(x, 8)))
+    x = net.attention(net.linear(x, 48), 4)
+    net.classify(net.linear(x, 9))
+    return of_documents(net.build())
+
+
 def mixed():
     """What the zoo leaves out: hanging and padded windows, groups, two heads, both response
     normalizations of odd and even size, batch normalization without an image."""
@@ -157,11 +187,19 @@ def of_two_layers(make, name, **columns):
     return make(dataclasses.replace(TRANSFORMERS[name], **sizes), 8, 300)
 
 
+def mixture_of_two_layers(**columns):
+    """Mixtral, 32 wide, with 4 experts of which 2 are active."""
+    sizes = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 24, **columns}
+    sizes = dataclasses.replace(MIXTURES["mixtral-8x7b"].sizes, **sizes)
+    return mixtral(Mixture(sizes=sizes, experts=4), 8, 300)
+
+
 NARROW = {
     "gpt2": lambda: gpt("gpt2", 8, 300, width=48, depth=12, heads=12),
     "vit-b16": lambda: vit("vit-b16", 16, 10, width=48, depth=12, heads=12),
     "bert-base": lambda: of_two_layers(bert, "bert-base", kv_heads=4),
     "llama3-8b": lambda: of_two_layers(llama, "llama3-8b", kv_heads=2),
+    "mixtral-8x7b": lambda: mixture_of_two_layers(),
     "convnext-t": lambda: convnext(
         "convnext-t", 32, 10, widths=(8, 16, 16, 24), depths=(1, 1, 2, 1)
     ),
@@ -173,6 +211,7 @@ SAME_LAYERS = {
     "gpt2": ("gpt2-medium", "gpt2-large", "gpt2-xl"),
     "bert-base": ("bert-large",),
     "llama3-8b": ("llama-125m", "llama3-1b", "llama3-70b"),
+    "mixtral-8x7b": ("mixtral-1b",),
 }
 """Networks of the zoo that differ from the first in sizes alone, or in shared weights."""
 _LARGER = {name for names in SAME_LAYERS.values() for name in names}

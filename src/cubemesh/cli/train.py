@@ -36,7 +36,9 @@ def train(
     batch_per_device: Annotated[
         int, typer.Option("--batch-per-device", min=1, help="Batch size per device.")
     ] = 64,
-    optimizer: Annotated[str, typer.Option(help="sgd, rmsprop, adam, adamw or lars.")] = "sgd",
+    optimizer: Annotated[
+        str, typer.Option(help="sgd, rmsprop, adam, adamw, adamw-8bit or lars.")
+    ] = "sgd",
     learning_rate: Annotated[
         float, typer.Option(help="Learning rate for one device; see --rate-scaling.")
     ] = 0.01,

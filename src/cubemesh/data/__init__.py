@@ -17,9 +17,10 @@ from cubemesh.data.images.open_images import ImageOptions
 from cubemesh.data.own.source import open_own
 from cubemesh.data.remote.folder import check_url, is_url
 from cubemesh.data.source import Shape, Source, Split
-from cubemesh.data.text import generated_sentences, parallel_text, sequences
+from cubemesh.data.text import documents, generated_sentences, parallel_text, sequences
 from cubemesh.data.text.sequences import takes_sequences, takes_tokens
 from cubemesh.errors import UsageError, unknown_name
+from cubemesh.networks.assembly import POSITIONS
 from cubemesh.networks.graph import Network
 from cubemesh.schema.own_network import OwnData
 from cubemesh.schema.spec import DataLocation
@@ -108,6 +109,8 @@ class SourceEntry:
     """Whether samples are read and decoded on access, so that threads prefetch them by default."""
     is_parallel: bool = False
     """Whether it has pairs of source and target sequences, for translators only."""
+    has_documents: bool = False
+    """Whether it has documents, which can be packed."""
 
 
 SOURCES: dict[str, SourceEntry] = {
@@ -166,6 +169,19 @@ SOURCES: dict[str, SourceEntry] = {
         about="6,000 generated German–English sentence pairs, for the translators",
         open_sequences=lambda r: parallel_text.open_generated(r.split, r.network, r.tokenizer),
         is_parallel=True,
+    ),
+    documents.NAME: SourceEntry(
+        about="documents of tokens, from the file data_path names, for language models",
+        open_sequences=lambda r: documents.open_documents(r.given_path, r.split, r.network),
+        check_path=documents.check_file,
+        has_documents=True,
+    ),
+    documents.GENERATED: SourceEntry(
+        about="4,096 generated documents of different lengths, for speed only",
+        open_sequences=lambda r: documents.open_generated(
+            r.split, r.network, r.seed, r.samples_needed
+        ),
+        has_documents=True,
     ),
 }
 
@@ -250,6 +266,7 @@ def check_feeds(name: str, network: Network) -> None:
     line = entry(name)
     if line is OWN:  # its samples are checked one by one
         return
+    _check_documents(name, line, network)
     if not takes_sequences(network):
         if line.open is None:
             able = ", ".join(n for n, e in SOURCES.items() if e.open is not None)
@@ -276,6 +293,22 @@ def check_feeds(name: str, network: Network) -> None:
         raise UsageError(
             f"data={name} has sentences and their translations, and {network.name} takes one "
             "sequence. Use network=translator, translator-plain, translator-2x, or data=synthetic."
+        )
+
+
+def _check_documents(name: str, line: SourceEntry, network: Network) -> None:
+    packed = any(i.name == POSITIONS for i in network.inputs)
+    if packed and not line.has_documents:
+        able = ", ".join(n for n, e in SOURCES.items() if e.has_documents)
+        raise UsageError(
+            f"packing=documents needs data with documents, and data={name} has no documents. Leave "
+            f"packing out, or choose data that has them: {able}."
+        )
+    predicts = len(network.inputs) == 1 and takes_sequences(network) and takes_tokens(network)
+    if line.has_documents and not (packed or predicts):
+        raise UsageError(
+            f"data={name} has documents of tokens, and {network.name} does not predict a token at "
+            "each position of one sequence. Choose a network such as gpt2, or data=synthetic."
         )
 
 

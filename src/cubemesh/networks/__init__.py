@@ -12,6 +12,7 @@ from functools import partial
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks import own_networks
+from cubemesh.networks.assembly import of_documents
 from cubemesh.networks.graph import Network
 from cubemesh.networks.transformer_sizes import OTHER_NAMES, TRANSFORMERS
 from cubemesh.networks.zoo.alexnet import alexnet, overfeat
@@ -26,13 +27,14 @@ from cubemesh.networks.zoo.inception_bn import inception_bn
 from cubemesh.networks.zoo.inception_v3 import inception_v3
 from cubemesh.networks.zoo.littlecnn import cifarnet, little_cnn, little_cnn_unpadded
 from cubemesh.networks.zoo.llama import llama
+from cubemesh.networks.zoo.mixtral import MIXTURES, mixtral
 from cubemesh.networks.zoo.resnet import resnet_18, resnet_34, resnet_50, resnet_101, resnet_152
 from cubemesh.networks.zoo.translator import translator, translator_2x, translator_plain
 from cubemesh.networks.zoo.unet import unet
 from cubemesh.networks.zoo.vgg import vgg11, vgg16, vgg19
 from cubemesh.networks.zoo.vit import vit_b16, vit_l16, vit_s16
 from cubemesh.schema.own_network import OwnNetwork
-from cubemesh.schema.work import NetworkWork
+from cubemesh.schema.work import AccumulatedWork, NetworkWork
 
 __all__ = ["NETWORKS", "Network", "NetworkEntry", "build", "build_for", "canonical_name", "entry"]
 
@@ -262,6 +264,23 @@ NETWORKS: dict[str, NetworkEntry] = {
     },
     **{
         name: NetworkEntry(
+            make=partial(mixtral, MIXTURES[name]),
+            sequence_length=MIXTURES[name].sizes.sequence_length,
+            vocabulary=MIXTURES[name].sizes.vocabulary,
+            source="Jiang et al., Mixtral of experts (2024)",
+            differs=differs,
+        )
+        for name, differs in (
+            (
+                "mixtral-1b",
+                "a quarter of the width and half of the blocks, a size of cubemesh's own; load "
+                "balance by router",
+            ),
+            ("mixtral-8x7b", "load balance by router, not of all blocks together"),
+        )
+    },
+    **{
+        name: NetworkEntry(
             make=make,
             sequence_length=50,
             vocabulary=32000,
@@ -397,7 +416,7 @@ def build_for(work: NetworkWork) -> Network:
     damaged description of an own network."""
     if work.own_network is not None:
         return own_networks.network_of(work.own_network)
-    return build(
+    network = build(
         work.network,
         work.image_size,
         work.classes,
@@ -405,6 +424,8 @@ def build_for(work: NetworkWork) -> Network:
         vocabulary=work.vocabulary,
         hidden=work.hidden,
     )
+    packs = isinstance(work, AccumulatedWork) and work.packing == "documents"
+    return of_documents(network) if packs else network
 
 
 def _samples(name: str) -> str:

@@ -122,8 +122,15 @@ def _scales(layer: layers.RMSNorm, node: Node) -> list[SavedTensor]:
 
 def _log_sums(layer: layers.Attention, node: Node) -> list[SavedTensor]:
     """The logarithm of each row's sum of exponentials, in each head; a fused kernel saves no
-    scores."""
-    return [_own(node, "log_sums", layer.heads * node.shape[0], "fp32")]
+    scores, but a mask of documents as values that it adds to them."""
+    sums = _own(node, "log_sums", layer.heads * node.shape[0], "fp32")
+    return [sums, _own(node, "mask", node.shape[0] ** 2)] if layer.documents else [sums]
+
+
+def _turns(layer: layers.RotaryEmbedding, node: Node) -> list[SavedTensor]:
+    """Of documents, a row of the tables for each position; else they are the network's."""
+    values = node.shape[0] * node.shape[1] // layer.heads
+    return [_own(node, "tables", values)] if layer.documents else []
 
 
 RECURRENT_VALUES: dict[type[layers.Recurrence], int] = {
@@ -170,6 +177,25 @@ def _weights(layer: layers.Mix, node: Node) -> list[SavedTensor]:
     return [_own(node, "weights", node.shape[0] * layer.keys)]
 
 
+def _expert_values(layer: layers.Experts, node: Node, inputs: Sequence[Shape]) -> list[SavedTensor]:
+    """For each chosen expert of a position: its input, the two hidden products, silu of one, their
+    product and the result; its share, and two numbers of its place."""
+    rows = node.shape[0] * layer.active
+    return [
+        _own(node, "rows", 2 * rows * node.shape[1]),
+        _own(node, "hidden", 4 * rows * layer.ffn),
+        _own(node, "shares", 2 * rows, "fp32"),
+        _own(node, "places", 3 * rows, "index"),
+    ]
+
+
+def _probabilities(
+    layer: layers.LoadBalance, node: Node, inputs: Sequence[Shape]
+) -> list[SavedTensor]:
+    """Of every expert."""
+    return [_own(node, "probabilities", sum(map(math.prod, inputs)), "fp32")]
+
+
 def _own(
     node: Node, role: str, elements: int, item: Item = "value", per_sample: bool = True
 ) -> SavedTensor:
@@ -211,7 +237,8 @@ SAVED_TENSOR_RULES: dict[type[Layer], SavedTensorRule] = {
     layers.PairProduct: SavedTensorRule(input=True),
     layers.Mix: SavedTensorRule(last_input=True, own=_weights),
     layers.RMSNorm: SavedTensorRule(input=True, own=_scales),
-    layers.RotaryEmbedding: SavedTensorRule(),  # its tables are the network's, not the batch's
+    layers.RotaryEmbedding: SavedTensorRule(own=_turns),
+    layers.DocumentMask: SavedTensorRule(),
     layers.ToImage: SavedTensorRule(),
     layers.Transpose: SavedTensorRule(),
     layers.SelectChannels: SavedTensorRule(),
@@ -220,6 +247,8 @@ SAVED_TENSOR_RULES: dict[type[Layer], SavedTensorRule] = {
     layers.Activation: SavedTensorRule(input=True, own=_sigmoids),
     layers.Multiply: SavedTensorRule(input=True),
     layers.Scale: SavedTensorRule(input=True),
+    layers.Experts: SavedTensorRule(by_inputs=_expert_values),
+    layers.LoadBalance: SavedTensorRule(by_inputs=_probabilities),
 }
 
 
@@ -284,10 +313,12 @@ class GradientFlow:
 
 
 def log_probabilities(network: Network, head: Head) -> SavedTensor:
-    """What the loss of `head` saves: the logarithm of each class's probability."""
+    """What the loss of `head` saves: the logarithm of each class's probability; of a mean
+    nothing."""
+    classes = head.loss == "cross_entropy"
     return SavedTensor(
         name=f"{head.value}:log_probabilities",
-        elements=math.prod(network.shapes[head.value]),
+        elements=math.prod(network.shapes[head.value]) if classes else 0,
         item="fp32",
     )
 

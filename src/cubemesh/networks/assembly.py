@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import groupby
 from typing import Literal
 
@@ -105,6 +106,11 @@ class Assembly:
             self._targets.append(label)
         self._heads.append(Head(value=x, target="label", weight=weight, train_only=train_only))
 
+    def penalize(self, x: str, weight: float) -> None:
+        """Add `weight` times the mean of `x` over the batch to the loss of training."""
+        head = Head(value=x, target="label", loss="mean", weight=weight, train_only=True)
+        self._heads.append(head)
+
     def build(self) -> Network:
         """The finished network.
 
@@ -166,3 +172,68 @@ class Assembly:
                 )
             table.setdefault(names[role], spec)
         return names
+
+
+POSITIONS = "positions"
+"""Input of a network of packed documents: the place of each position in its document."""
+_BY_POSITION = (
+    *(layers.Linear, layers.Embedding, layers.LayerNorm, layers.RMSNorm, layers.GELU, layers.Add),
+    *(layers.ReLU, layers.Tanh, layers.Sigmoid, layers.Activation, layers.Multiply),
+    *(layers.Dropout, layers.Scale, layers.SelectChannels, layers.Experts, layers.LoadBalance),
+)
+"""Layers that compute each position by itself."""
+
+
+def of_documents(network: Network) -> Network:
+    """The network for rows of several documents: positions attend to their own document alone, and
+    places count from its begin, by a second input. The parameters are the same.
+
+    UsageError for a network that does not take one sequence of tokens, or whose positions meet
+    outside of attention.
+    """
+    (given, *more) = network.inputs
+    if more or given.dtype != "integer" or network.targets[0].shape != given.shape:
+        raise UsageError(
+            f"packing=documents: {network.name} does not predict a token at each position of one "
+            "sequence. Leave packing out, or choose a network such as gpt2 or llama-125m."
+        )
+    (length,) = given.shape
+    nodes: list[Node] = []
+    masks: dict[bool, str] = {}
+    for node in network.nodes:
+        layer, inputs = node.layer, node.inputs
+        if isinstance(layer, layers.Attention):
+            if layer.causal not in masks:
+                masks[layer.causal] = "document_mask" if not masks else "document_mask_2"
+                nodes.append(
+                    Node(
+                        name=masks[layer.causal],
+                        layer=layers.DocumentMask(causal=layer.causal),
+                        inputs=(POSITIONS,),
+                        shape=(length, length),
+                        segment=node.segment,
+                    )
+                )
+            layer, inputs = replace(layer, documents=True), (*inputs, masks[layer.causal])
+        elif isinstance(layer, layers.PositionEmbedding) and layer.shared:
+            pass
+        elif isinstance(layer, layers.PositionEmbedding | layers.RotaryEmbedding):
+            layer, inputs = replace(layer, documents=True), (*inputs, POSITIONS)
+        elif not isinstance(layer, _BY_POSITION):
+            raise UsageError(
+                f"packing=documents: '{node.name}' of {network.name} reads several positions, and "
+                "only attention can be limited to a document. Leave packing out."
+            )
+        nodes.append(replace(node, layer=layer, inputs=inputs))
+    if not masks:
+        raise UsageError(f"packing=documents: {network.name} has no attention. Leave packing out.")
+    positions = Input(name=POSITIONS, shape=(length,), dtype="integer", classes=length)
+    in_segments = {
+        node.segment: tuple(n.name for n in nodes if n.segment == node.segment) for node in nodes
+    }
+    return replace(
+        network,
+        inputs=(given, positions),
+        nodes=tuple(nodes),
+        segments=tuple(replace(s, nodes=in_segments[s.name]) for s in network.segments),
+    )

@@ -97,9 +97,16 @@ def _opaque_cost(layer: Opaque, sizes: Sizes, batch: int, saved_bytes: int) -> L
 
 def _loss_cost(network: Network, head: Head, batch: int, element_bytes: int) -> LayerCost:
     """Softmax cross-entropy, per class: forward 5 (largest, difference, exponential, sum,
-    logarithm's difference), backward 3 (exponential, minus the label, divided by the batch)."""
+    logarithm's difference), backward 3 (exponential, minus the label, divided by the batch). A mean
+    1 a value forward."""
     shape = network.shapes[head.value]
     classes = batch * math.prod(shape)
+    if head.loss == "mean":
+        values = classes * element_bytes
+        return LayerCost(
+            forward=Cost(other_flops=classes, read_bytes=values),
+            data_gradient=Cost(written_bytes=values),
+        )
     labels = batch * math.prod(shape[:-1]) * LABEL_BYTES
     saved_bytes = log_probabilities(network, head).size_bytes(batch, element_bytes)
     return LayerCost(

@@ -50,6 +50,8 @@ class NetworkSummary:
     parameters: int
     evaluation_parameters: int
     """Without the auxiliary heads, which only training has."""
+    active_parameters: int
+    """Of a mixture of experts, with the experts alone that one position chooses."""
     forward_flops: int
     forward_other_flops: int
     backward_flops: int
@@ -79,6 +81,7 @@ def summary(name: str, image_size: int | None = None, classes: int | None = None
         name=name,
         parameters=network.parameter_count,
         evaluation_parameters=network.evaluation_parameter_count,
+        active_parameters=network.active_parameter_count,
         forward_flops=cost.forward.matrix_flops,
         forward_other_flops=cost.forward.other_flops,
         backward_flops=cost.backward.matrix_flops,

@@ -249,6 +249,8 @@ def _attention(layer: layers.Attention, s: Sizes) -> LayerCost:
     length, features = s.shape
     scores = layer.heads * length * s.y // features
     logarithms = layer.heads * s.y // features
+    mask = length * s.y // features if layer.documents else 0
+    x = s.x - mask
     work, dropped = 4 * length * s.y, 2 * scores if layer.dropout else 0
     return LayerCost(
         forward=s.cost(matrix=work, other=6 * scores + dropped, read=s.x, written=s.y + logarithms),
@@ -256,7 +258,7 @@ def _attention(layer: layers.Attention, s: Sizes) -> LayerCost:
             matrix=2 * work,
             other=3 * scores + dropped + 2 * s.y,
             read=s.x + 2 * s.y + logarithms,
-            written=s.x,
+            written=x,
         ),
     )
 
@@ -374,8 +376,51 @@ def _rms_norm(layer: layers.RMSNorm, s: Sizes) -> LayerCost:
 def _rotary_embedding(layer: layers.RotaryEmbedding, s: Sizes) -> LayerCost:
     """3 a value each way: two products and their sum. The tables of cosines and sines are small."""
     return LayerCost(
-        forward=s.cost(other=3 * s.x, read=s.x, written=s.y),
-        data_gradient=s.cost(other=3 * s.x, read=s.y, written=s.x),
+        forward=s.cost(other=3 * s.y, read=s.x, written=s.y),
+        data_gradient=s.cost(other=3 * s.y, read=s.y, written=s.y),
+    )
+
+
+def _document_mask(layer: layers.DocumentMask, s: Sizes) -> LayerCost:
+    """2 a pair of positions: whether they are of one document, and the first not after it."""
+    return LayerCost(
+        forward=s.cost(other=2 * s.y, read_bytes=s.x * INDEX_BYTES, written_bytes=s.y * MASK_BYTES)
+    )
+
+
+def _experts(layer: layers.Experts, s: Sizes) -> LayerCost:
+    """Three products at each of `active` experts of a position, 6 · features · ffn a pass: the
+    experts that are not chosen compute nothing. Other operations, for each of these hidden values:
+    silu and the product 6 forward, 12 backward; for each result a product and a sum, backward
+    twice; 5 a score of the softmax forward, 4 backward. All experts' weights are read and written.
+    Each pass reads and writes the chosen positions, and what is saved."""
+    _length, features = s.shape
+    rows = layer.active * (s.y // features)
+    hidden, results, scores = rows * layer.ffn, rows * features, s.x - s.y
+    work = 6 * features * hidden
+    return LayerCost(
+        forward=s.cost(
+            matrix=work,
+            other=6 * hidden + 2 * results + 5 * rows,
+            read=s.x + 3 * results + 3 * hidden + s.parameters,
+            written=s.y + 2 * results + 3 * hidden,
+        ),
+        data_gradient=s.cost(
+            matrix=work,
+            other=12 * hidden + 4 * results + 4 * rows,
+            read=s.y + 3 * results + 5 * hidden + s.parameters,
+            written=s.y + scores + 3 * results + 3 * hidden,
+        ),
+        weight_gradient=s.cost(matrix=work, read=2 * results + 3 * hidden, written=s.parameters),
+    )
+
+
+def _load_balance(layer: layers.LoadBalance, s: Sizes) -> LayerCost:
+    """7 a score forward (softmax 5, times its share 1, sum 1), 5 backward. The choice itself, a
+    comparison of scores, is not counted."""
+    return LayerCost(
+        forward=s.cost(other=7 * s.x, read=s.x, written=s.y + s.x),
+        data_gradient=s.cost(other=5 * s.x, read=s.x + s.y, written=s.x),
     )
 
 
@@ -544,6 +589,9 @@ COUNTS: dict[type[Layer], Callable[[Any, Sizes], LayerCost]] = {
     layers.Mix: _mix,
     layers.RMSNorm: _rms_norm,
     layers.RotaryEmbedding: _rotary_embedding,
+    layers.Experts: _experts,
+    layers.DocumentMask: _document_mask,
+    layers.LoadBalance: _load_balance,
     layers.ToImage: _view,
     layers.Transpose: _view,
     layers.SelectChannels: _select_channels,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from cubemesh.networks.layers import (
     Attention,
     BatchNorm,
+    Experts,
     InputFeedingDecoder,
     Layer,
     LocalResponseNorm,
@@ -62,11 +63,12 @@ class Node:
 @dataclass(frozen=True, kw_only=True)
 class Head:
     """A loss: the mean over the batch of `loss`(value, target), times `weight`. A position whose
-    target is -1 is padding and does not count."""
+    target is -1 is padding and does not count. `mean` is the mean of the values themselves, padding
+    included, whatever the target: a penalty."""
 
     value: str
     target: str
-    loss: Literal["cross_entropy"] = "cross_entropy"
+    loss: Literal["cross_entropy", "mean"] = "cross_entropy"
     weight: float = 1.0
     train_only: bool = False
     """An auxiliary head, left out when the network is evaluated."""
@@ -99,6 +101,20 @@ class Network:
     def parameter_count(self) -> int:
         """Values training adapts; a shared parameter counts once."""
         return sum(math.prod(p.shape) for p in self.parameters.values())
+
+    @property
+    def active_parameter_count(self) -> int:
+        """Of `parameter_count` what one position is computed with: of a mixture of experts, those
+        of the experts that it chooses."""
+        idle = 0
+        for node in self.nodes:
+            if isinstance(node.layer, Experts):
+                all_experts = sum(
+                    math.prod(self.parameters[name].shape) for name in node.parameters.values()
+                )
+                of_one = all_experts // node.layer.experts
+                idle += of_one * (node.layer.experts - node.layer.active)
+        return self.parameter_count - idle
 
     @property
     def output(self) -> str:

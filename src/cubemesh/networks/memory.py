@@ -7,7 +7,7 @@ update has temporaries. The forecast is the peak of that simulation, by category
 
     weights      4 bytes a parameter (fp64: 8), the running statistics
     optimizer    SGD with momentum, LARS and RMSprop one array as large as the weights, Adam and
-                 AdamW two
+                 AdamW two; with 8-bit moments two bytes a weight and two scales a block
     input        the images in fp32 (fp64: 8 bytes), tokens and labels in int64
 
 Gradients have the precision of the weights. They are computed one by one during the backward pass
@@ -49,8 +49,23 @@ from cubemesh.schema.forecast import MemoryForecast
 from cubemesh.schema.spec import Layout, Precision, RunSpec
 from cubemesh.schema.work import AccumulatedWork, ForwardBackward, Optimizer, Training
 
-OPTIMIZER_ARRAYS: dict[Optimizer, int] = {"sgd": 1, "rmsprop": 1, "adam": 2, "adamw": 2, "lars": 1}
+OPTIMIZER_ARRAYS: dict[Optimizer, int] = {
+    "sgd": 1,
+    "rmsprop": 1,
+    "adam": 2,
+    "adamw": 2,
+    "adamw-8bit": 2,
+    "lars": 1,
+}
 """Arrays of the weights' size that each optimizer stores."""
+EIGHT_BIT_BLOCK = 256
+"""Values of an 8-bit moment that share a scale, of the weights' type."""
+FEWEST_EIGHT_BIT_VALUES = 4096
+"""Smaller arrays have moments of the weights' type (Dettmers et al. 2022)."""
+EIGHT_BIT_CHUNK = 2**22
+"""Values that an update of 8-bit moments computes at once."""
+_EIGHT_BIT_TEMPORARIES = 7
+"""Arrays of a chunk that exist at once, of the weights' type; 32-bit indices count as one."""
 
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -101,13 +116,17 @@ def forecast(
     )
     # RMSprop's square roots; LARS works in the gradients' own arrays, others are one fused kernel.
     update_bytes = optimizer_bytes if optimizer == "rmsprop" else 0
+    if optimizer == "adamw-8bit":
+        update_bytes = _EIGHT_BIT_TEMPORARIES * min(EIGHT_BIT_CHUNK, _largest(network)) * master
     if training and sum(fullest.values()) < gradient_bytes + update_bytes:
         fullest = dict.fromkeys(fullest, 0)
         fullest |= {"gradients": gradient_bytes, "workspace": update_bytes}
     return MemoryForecast(
         weight_bytes=weight_bytes + state_bytes + fullest["weights"],
         gradient_bytes=fullest["gradients"],
-        optimizer_bytes=OPTIMIZER_ARRAYS[optimizer] * optimizer_bytes
+        optimizer_bytes=_optimizer_bytes(network, optimizer, master)
+        * optimizer_bytes
+        // (parameter_bytes or 1)
         if training and optimizer
         else 0,
         activation_bytes=fullest["activations"],
@@ -248,6 +267,22 @@ def memory_settings(
         recomputed=recomputable_segments(network) if recomputes else (),
         sharding=sharding,
     )
+
+
+def _optimizer_bytes(network: Network, optimizer: Optimizer, master: int) -> int:
+    """Of the optimizer's arrays, for weights of `master` bytes a value."""
+
+    def of_array(count: int) -> int:
+        if optimizer == "adamw-8bit" and count >= FEWEST_EIGHT_BIT_VALUES:
+            return count + -(-count // EIGHT_BIT_BLOCK) * master
+        return count * master
+
+    counts = (math.prod(p.shape) for p in network.parameters.values())
+    return OPTIMIZER_ARRAYS[optimizer] * sum(map(of_array, counts))
+
+
+def _largest(network: Network) -> int:
+    return max((math.prod(p.shape) for p in network.parameters.values()), default=0)
 
 
 def _workspaces(

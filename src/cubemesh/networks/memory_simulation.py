@@ -29,6 +29,7 @@ from cubemesh.networks.layers import (
     ClassToken,
     Concat,
     Convolution,
+    Experts,
     Linear,
     PositionEmbedding,
     SelectPosition,
@@ -295,7 +296,7 @@ class StepSimulation:
 
     def _low_precision_weights(self, node: Node) -> Sequence[str]:
         """Its parameters that have a copy in low precision."""
-        multiplies = isinstance(node.layer, (Convolution, Linear))
+        multiplies = isinstance(node.layer, (Convolution, Linear, Experts))
         return tuple(node.parameters.values()) if multiplies and self.low_precision else ()
 
     def _low_precision_gradients(self, node: Node) -> None:

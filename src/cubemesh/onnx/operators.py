@@ -225,6 +225,10 @@ def _gelu(to: Operators, layer: layers.GELU, inputs: tuple[str, ...]) -> None:
 def _attention(to: Operators, layer: layers.Attention, inputs: tuple[str, ...]) -> None:
     length, features = to.shape
     width = features // layer.heads
+    mask = ""
+    if layer.documents:
+        *given, mask = inputs
+        inputs = tuple(given)
     if len(inputs) == 3:
         shared = layer.key_value_heads or layer.heads
         queries, keys, values = (
@@ -250,7 +254,11 @@ def _attention(to: Operators, layer: layers.Attention, inputs: tuple[str, ...]) 
     columns = to.transpose(keys, 0, 1, 3, 2, to="keys.transposed")
     scaled = to.call("Mul", queries, to.constant("scale", width**-0.5), to="queries.scaled")
     scores = to.call("MatMul", scaled, columns, to="scores")
-    if layer.causal:
+    if layer.documents:
+        seen = to.call("Unsqueeze", mask, to.integers("mask.heads", 1), to="mask.every")
+        hidden = to.constant("hidden", -np.inf)
+        scores = to.call("Where", seen, scores, hidden, to="scores.masked")
+    elif layer.causal:
         later = np.triu(np.full((length, length), -np.inf, np.float32), 1)
         scores = to.call("Add", scores, to.constant("mask", later), to="scores.masked")
     shares = to.call("Softmax", scores, to="shares", axis=-1)
@@ -279,6 +287,12 @@ def _position_embedding(
     to: Operators, layer: layers.PositionEmbedding, inputs: tuple[str, ...]
 ) -> None:
     weight = to.weight("weight")
+    if layer.documents:
+        x, places = inputs
+        first = to.constant("first", layer.first, np.int64)
+        own = to.call("Add", places, first, to="rows")
+        to.call("Add", x, to.call("Gather", weight, own, to="added", axis=0))
+        return
     if layer.rows:
         rows = np.arange(layer.first, layer.first + (1 if layer.shared else to.shape[0]))
         weight = to.call("Gather", weight, to.integers("rows", *rows), to="added", axis=0)
@@ -425,6 +439,11 @@ def _rotary_embedding(
     cosines, sines = (
         to.constant(name, table) for name, table in zip(("cosines", "sines"), tables, strict=True)
     )
+    if layer.documents:
+        cosines, sines = (
+            to.call("Gather", table, inputs[1], to=f"{name}.own", axis=0)
+            for name, table in (("cosines", cosines), ("sines", sines))
+        )
     heads = to.reshape(inputs[0], 0, length, layer.heads, 2, size // 2, to="heads")
     one, other = (
         to.call("Gather", heads, to.constant(f"{part}.index", n, np.int64), to=part, axis=3)
@@ -439,6 +458,87 @@ def _rotary_embedding(
         to.call("Add", product(other, cosines, "c"), product(one, sines, "d"), to="second_half"),
     ]
     to.reshape(to.call("Concat", *halves, to="turned", axis=-1), 0, length, features)
+
+
+def _document_mask(to: Operators, layer: layers.DocumentMask, inputs: tuple[str, ...]) -> None:
+    length = to.shape[0]
+    begins = to.call("Equal", inputs[0], to.constant("first", 0, np.int64), to="begins")
+    counts = [to.constant(part, n, np.int64) for n, part in enumerate(("none", "one"))]
+    ones = to.call("Where", begins, counts[1], counts[0], to="ones")
+    numbers = to.call("CumSum", ones, to.constant("axis", 1, np.int64), to="documents")
+    rows, columns = (
+        to.call("Unsqueeze", numbers, to.integers(f"{part}.axis", axis), to=part)
+        for part, axis in (("rows", 2), ("columns", 1))
+    )
+    if not layer.causal:
+        to.call("Equal", rows, columns)
+        return
+    same = to.call("Equal", rows, columns, to="same")
+    earlier = to.constant("earlier", np.tril(np.ones((length, length))), np.bool_)
+    to.call("And", same, earlier)
+
+
+def _chosen(to: Operators, scores: str, part: str, active: int) -> tuple[str, str]:
+    """The largest `active` scores of each position, and which they are."""
+    values, indices = to.name(f"{part}largest"), to.name(f"{part}chosen")
+    count = to.integers(f"{part}active", active)
+    to.operators.append(
+        Operator(
+            kind="TopK", inputs=(scores, count), outputs=(values, indices), attributes={"axis": -1}
+        )
+    )
+    return values, indices
+
+
+def _scattered(to: Operators, like: str, indices: str, values: str, part: str) -> str:
+    """Zeros of the shape of `like`, with `values` at `indices` of the last axis."""
+    zeros = to.call("Sub", like, like, to=f"{part}zeros")
+    return to.call("ScatterElements", zeros, indices, values, to=f"{part}scattered", axis=-1)
+
+
+def _experts(to: Operators, layer: layers.Experts, inputs: tuple[str, ...]) -> None:
+    """Every expert computes every position, and the shares of those that are not chosen are 0."""
+    x, scores = inputs
+    largest, chosen = _chosen(to, scores, "", layer.active)
+    shares = to.call("Softmax", largest, to="shares", axis=-1)
+    dense = _scattered(to, scores, chosen, shares, "")
+    by_expert = to.call(
+        "Unsqueeze",
+        to.transpose(dense, 0, 2, 1, to="by_expert"),
+        to.integers("last", 3),
+        to="share",
+    )
+    rows = to.call("Unsqueeze", x, to.integers("second", 1), to="rows")
+
+    def product(rows: str, role: str, part: str) -> str:
+        columns = to.transpose(to.weight(role), 0, 2, 1, to=f"{role}.transposed")
+        return to.call("MatMul", rows, columns, to=part)
+
+    gate = product(rows, "gate_weight", "gate")
+    silu = to.call("Mul", gate, to.call("Sigmoid", gate, to="sigmoid"), to="silu")
+    hidden = to.call("Mul", silu, product(rows, "up_weight", "up"), to="hidden")
+    weighted = to.call("Mul", product(hidden, "down_weight", "down"), by_expert, to="weighted")
+    to.call("ReduceSum", weighted, to.integers("experts", 1), keepdims=0)
+
+
+def _load_balance(to: Operators, layer: layers.LoadBalance, inputs: tuple[str, ...]) -> None:
+    total = ""
+    for n, (scores, (_, experts)) in enumerate(zip(inputs, to.shapes, strict=True)):
+        part = f"router{n}."
+        largest, chosen = _chosen(to, scores, part, layer.active)
+        none = to.call("Sub", largest, largest, to=f"{part}none")
+        ones = to.call("Add", none, to.constant(f"{part}one", 1.0), to=f"{part}ones")
+        counted = _scattered(to, scores, chosen, ones, part)
+        batch = to.integers(f"{part}batch", 0, 1)
+        shares = to.call("ReduceMean", counted, batch, to=f"{part}shares", keepdims=1)
+        probabilities = to.call("Softmax", scores, to=f"{part}probabilities", axis=-1)
+        both = to.call("Mul", probabilities, shares, to=f"{part}products")
+        last = to.integers(f"{part}last", -1)
+        summed = to.call("ReduceSum", both, last, to=f"{part}sum", keepdims=1)
+        factor = to.constant(f"{part}factor", experts / layer.active)
+        loss = to.call("Mul", summed, factor, to=f"{part}loss")
+        total = to.call("Add", total, loss, to=f"{part}total") if total else loss
+    to.call("Identity", total)
 
 
 def _to_image(to: Operators, layer: layers.ToImage, inputs: tuple[str, ...]) -> None:
@@ -531,6 +631,9 @@ OPERATORS: dict[type[Layer], Write] = {
     layers.Mix: _mix,
     layers.RMSNorm: _rms_norm,
     layers.RotaryEmbedding: _rotary_embedding,
+    layers.Experts: _experts,
+    layers.DocumentMask: _document_mask,
+    layers.LoadBalance: _load_balance,
     layers.ToImage: _to_image,
     layers.Transpose: _transpose,
     layers.SelectChannels: _select_channels,

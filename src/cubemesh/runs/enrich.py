@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from cubemesh.forecast.token_figures import with_token_figures
 from cubemesh.forecast.utilization import with_utilization
 from cubemesh.measure.telemetry.gpu_set import gpu_of
 from cubemesh.schema.machine import Gpu, Machine
@@ -40,6 +41,11 @@ def utilization(record: RunRecord, host: Host) -> RunRecord:
     return with_utilization(record, host.ceilings(record.key.machine_id))
 
 
+def per_token(record: RunRecord, host: Host) -> RunRecord:
+    """Tokens per second of all devices and of one, energy of a token, MFU by 6 N."""
+    return with_token_figures(record)
+
+
 def unused_nvlink(record: RunRecord, host: Host) -> RunRecord:
     """Warning where GPUs joined by NVLink communicated over something slower, which `link` did not
     ask for."""
@@ -64,6 +70,7 @@ def tuning_fit(record: RunRecord, host: Host) -> RunRecord:
 
 ENRICHERS: tuple[Callable[[RunRecord, Host], RunRecord], ...] = (
     utilization,
+    per_token,
     unused_nvlink,
     tuning_fit,
 )

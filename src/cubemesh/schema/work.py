@@ -15,7 +15,7 @@ from cubemesh.schema.own_network import OwnData, OwnNetwork
 from cubemesh.schema.validation import at_least, check_schedule, check_target
 from cubemesh.user_code import short_name
 
-Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "lars"]
+Optimizer = Literal["sgd", "rmsprop", "adam", "adamw", "adamw-8bit", "lars"]
 RateScaling = Literal["none", "linear"]
 Scenario = Literal["single-stream", "offline"]
 LoadScenario = Literal["single-stream", "multi-stream", "server", "offline"]
@@ -39,6 +39,7 @@ LINK_OPERATIONS: tuple[Operation, ...] = ("links", "peer_access", "page_migratio
 """Operations that measure each pair of several devices in one process, instead of one rate."""
 Stage = Literal["read", "decode", "copy", "item", "collate"]
 Tokenizer = Literal["words", "bpe"]
+Packing = Literal["none", "documents"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +162,9 @@ class AccumulatedWork(OptimizerWork):
     """Micro-batches of equal size that each device computes one after the other in a step; their
     gradients are accumulated, and synchronized and applied once. `batch_per_device` counts all of
     them."""
+    packing: Packing = "none"
+    """Of data with documents: `documents` packs several into each row, with attention within each;
+    `none` pads each to a row of its own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,7 +32,7 @@ MANIFEST = "training.json"
 _OF_WORK = (
     *("network", "image_size", "classes", "sequence_length", "vocabulary", "hidden"),
     *("data", "data_path", "max_image_pixels", "batch_per_device", "seed"),
-    *("optimizer", "momentum", "weight_decay"),
+    *("optimizer", "momentum", "weight_decay", "packing"),
 )
 _OF_PROGRAM = (
     *("framework", "precision", "precision_of", "loss_scale", "layout", "sync", "compile_by"),

@@ -111,9 +111,11 @@ def print_network(console: Console, found: NetworkLayers, drawing: Path | None =
     )
     used = summary.evaluation_parameters
     without = f" ({format_count(used)} without the auxiliary heads)"
+    active = f", {format_count(summary.active_parameters)} of them active for a position"
     note = (
         f"{format_count(summary.parameters)} parameters"
-        f"{without if used < summary.parameters else ''}; "
+        f"{without if used < summary.parameters else ''}"
+        f"{active if summary.active_parameters < summary.parameters else ''}; "
         f"{format_quantity(summary.forward_flops, 'FLOP')} forward and "
         f"{format_quantity(summary.backward_flops, 'FLOP')} backward per sample in convolutions "
         f"and matrix products. {summary.source}. {summary.differs}"

@@ -65,7 +65,7 @@ def branches():
 def segmented(network, batch, *, merge=True, compiler=None):
     built = build_modules(network, dtype=torch.float64, overwrite=False)
     built.load(network.draw(0))
-    loss = partial(total_loss, tuple(head.weight for head in network.heads))
+    loss = partial(total_loss, network.heads)
     ours = SegmentedLoss(built, FusedNetwork(built), loss, merge=merge)
     placed = [torch.from_numpy(array) for array in (*batch.inputs, batch.labels)]
     placed = [p.double() if p.is_floating_point() else p for p in placed]

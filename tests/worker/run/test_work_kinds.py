@@ -385,3 +385,20 @@ def test_micro_batches_have_equal_sizes_and_are_not_too_small(
     refused = outcome(events_of(tmp_path, work))
     assert refused.status is Status.UNSUPPORTED
     assert message in refused.message
+
+
+def test_padding_of_documents_is_logged(tmp_path):
+    """Packed rows have next to none."""
+    work = TrainSteps(
+        network="gpt2",
+        batch_per_device=4,
+        sequence_length=16,
+        vocabulary=50,
+        data="generated-documents",
+        packing="documents",
+    )
+    events = events_of(tmp_path, work)
+    assert outcome(events).status is Status.OK, outcome(events).message
+    found = figures(events)
+    assert found["padding_percent"].value < 10
+    assert 12 < found["tokens_per_sample"].value < 16

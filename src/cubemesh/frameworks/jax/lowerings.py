@@ -254,6 +254,43 @@ def _rotary_embedding(
     return jnp.concatenate(turned, -1).reshape(x.shape)
 
 
+def _experts(
+    layer: layers.Experts, context: JaxContext, x: jax.Array, scores: jax.Array
+) -> jax.Array:
+    """Rows sorted by expert; `ragged_dot` multiplies those of each by its matrix."""
+    (given,), width = context.to_product_type(x), x.shape[-1]
+    chosen_scores, chosen = lax.top_k(scores.reshape(-1, layer.experts), layer.active)
+    shares = jax.nn.softmax(chosen_scores.astype(context.numerics.arrays), -1).astype(given.dtype)
+    flat = chosen.reshape(-1)
+    order = jnp.argsort(flat, stable=True)
+    counts = jnp.bincount(flat, length=layer.experts).astype(jnp.int32)
+    rows = given.reshape(-1, width)[order // layer.active]
+
+    def product(rows: jax.Array, role: str) -> jax.Array:
+        (weight,) = context.to_product_type(context.arrays[role])
+        return lax.ragged_dot(
+            rows, weight.transpose(0, 2, 1), counts, precision=context.numerics.precision
+        )
+
+    hidden = jax.nn.silu(product(rows, "gate_weight")) * product(rows, "up_weight")
+    results = product(hidden, "down_weight")[jnp.argsort(order)]
+    of_position = results.reshape(-1, layer.active, width) * shares[..., None]
+    return of_position.sum(1).reshape(x.shape)
+
+
+def _load_balance(layer: layers.LoadBalance, context: JaxContext, *scores: jax.Array) -> jax.Array:
+    total = jnp.zeros(())
+    for of_router in scores:
+        experts = of_router.shape[-1]
+        full = of_router.astype(context.numerics.arrays)
+        _, chosen = lax.top_k(lax.stop_gradient(full), layer.active)
+        counts = jnp.bincount(chosen.reshape(-1), length=experts)
+        shares = counts.astype(full.dtype) / chosen.size
+        probabilities = jax.nn.softmax(full, -1)
+        total = total + experts * (probabilities * shares).sum(-1, keepdims=True)
+    return total
+
+
 def _tokens(layer: layers.Tokens, context: JaxContext, x: jax.Array) -> jax.Array:
     if context.layout == "nchw":
         x = x.transpose(0, 2, 3, 1)
@@ -487,6 +524,8 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.Mix: _mix,
     layers.RMSNorm: _rms_norm,
     layers.RotaryEmbedding: _rotary_embedding,
+    layers.Experts: _experts,
+    layers.LoadBalance: _load_balance,
     layers.ToImage: _to_image,
     layers.Transpose: lambda layer, context, x: x.swapaxes(1, 2),
     layers.SelectChannels: _select_channels,

@@ -69,10 +69,15 @@ class JaxFunction:
         labels: jax.Array,
         key: jax.Array,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The weighted sum over the heads of the batch's mean cross entropy, and the new state."""
+        """The weighted sum over the heads of the batch's mean loss, and the new state."""
         values, state = self._run(parameters, state, inputs, key)
         losses = [
-            head.weight * self._cross_entropy(values[head.value], labels)
+            head.weight
+            * (
+                self._cross_entropy(values[head.value], labels)
+                if head.loss == "cross_entropy"
+                else values[head.value].mean()
+            )
             for head in self.network.heads
         ]
         return sum(losses[1:], start=losses[0]), state

@@ -48,7 +48,7 @@ def capabilities() -> Capabilities:
         devices=("cpu",),
         precisions={"cpu": frozenset({"fp64", "fp32", "tf32", "bf16", "fp16"})},
         layouts=frozenset({"nchw", "nhwc"}),
-        optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "lars"}),
+        optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "adamw-8bit", "lars"}),
         loss_scales=frozenset({"dynamic", "static"}),
         layer_precisions=dict.fromkeys(
             ("cpu", "cuda"), frozenset({"fp64", "fp32", "tf32", "bf16", "fp16", "fp8"})

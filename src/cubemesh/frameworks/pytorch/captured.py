@@ -45,6 +45,7 @@ from cubemesh.frameworks.pytorch.compiled import (
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, without_gradients
 from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
+from cubemesh.frameworks.pytorch.experts import check_capture
 from cubemesh.frameworks.pytorch.fused_network import FusedNetwork
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed, low_precision_types
 from cubemesh.frameworks.pytorch.precision.loss_scaling import DynamicScaling, StaticScaling
@@ -101,13 +102,14 @@ class CapturedProgram(PyTorchProgram):
             self._stream = torch.cuda.Stream(request.device)  # type: ignore[no-untyped-call]
         with self._capture_stream():
             super().__init__(request)
+        check_capture(request)
         self.fused = FusedNetwork(self._built)
         if self._gradients is not None:
             self.fused.place_of = self._gradients.place_of
         self.segments = SegmentedLoss(
             self._built,
             self.fused,
-            partial(total_loss, self._weights),
+            partial(total_loss, self._heads),
             merge=self._gradients is None,
             fused_loss=self._micro_batches == 1,
         )

@@ -35,6 +35,7 @@ from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.distributed.graph_partition import build_stages
 from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
+from cubemesh.frameworks.pytorch.experts import check_capture
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, layer_passes, total_loss
 from cubemesh.frameworks.pytorch.runtime import setup_process
@@ -85,12 +86,14 @@ class CompiledProgram(PyTorchProgram):
                     "framework=pytorch."
                 )
             _trace_backward_without_autocast()
+        if isinstance(request.work, Infer | InferLoad):
+            check_capture(request)
         super().__init__(request)
         compiled = _compiler(request.network)
         self._frozen = compiled(self._built.evaluation.run, options={"freezing": True})
         """The evaluation, compiled at its first pass with the weights as constants."""
         self._captured = CapturedPass(self._scores, self.device) if self._kind == "cuda" else None
-        loss = partial(total_loss, self._weights)
+        loss = partial(total_loss, self._heads)
         self.staged = build_stages(self._built, loss, compiled, request.program.compile_by)
         """The compiled function; `staged.code` is its Python."""
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from cubemesh.frameworks.pytorch.experts import BalanceLoss, ExpertMixture
 from cubemesh.networks import layers
 from cubemesh.networks.graph import Network, Node
 from cubemesh.networks.layers.sequences import rotation_tables
@@ -91,15 +92,18 @@ class PatchResponseNorm(nn.Module):
 class SelfAttention(nn.Module):
     """Scaled dot-product self-attention, by PyTorch's fastest available kernel."""
 
-    def __init__(self, heads: int, key_value_heads: int, causal: bool, dropout: float) -> None:
+    def __init__(self, layer: layers.Attention) -> None:
         super().__init__()
-        self.heads, self.key_value_heads = heads, key_value_heads or heads
-        self.causal, self.dropout = causal, dropout
+        self.heads, self.key_value_heads = layer.heads, layer.key_value_heads or layer.heads
+        self.causal, self.dropout, self.documents = layer.causal, layer.dropout, layer.documents
 
     def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        """Queries, keys and values (batch, length, 3 · features), or each by itself → (batch,
-        length, features)."""
+        """Queries, keys and values (batch, length, 3 · features), or each by itself, and the mask
+        of documents (batch, length, length) → (batch, length, features)."""
         batch, length, width = x.shape
+        mask = None
+        if self.documents:
+            mask, others = others[-1].unsqueeze(1), others[:-1]
         if not others:
             width //= 3
             packed = x.view(batch, length, 3, self.heads, width // self.heads)
@@ -110,19 +114,42 @@ class SelfAttention(nn.Module):
                 part.view(batch, length, self.key_value_heads, -1).transpose(1, 2)
                 for part in others
             )
+        shared = self.heads // self.key_value_heads
+        if mask is not None and shared > 1:  # no fused kernel has both
+            k, v = (part.repeat_interleave(shared, 1) for part in (k, v))
+            shared = 1
         y = F.scaled_dot_product_attention(
             q,
             k,
             v,
+            attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.causal,
-            enable_gqa=self.key_value_heads != self.heads,
+            is_causal=self.causal and mask is None,
+            enable_gqa=shared > 1,
         )
         return y.transpose(1, 2).reshape(batch, length, width)
 
     def extra_repr(self) -> str:
         """What `print` shows between the brackets."""
         return f"heads={self.heads}, causal={self.causal}"
+
+
+class DocumentMask(nn.Module):
+    """Pairs of positions of one document."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Places in the document (batch, length) → bool (batch, length, length)."""
+        documents = (positions == 0).cumsum(1)
+        same = documents[:, :, None] == documents[:, None, :]
+        return same.tril() if self.causal else same
+
+    def extra_repr(self) -> str:
+        """What `print` shows between the brackets."""
+        return f"causal={self.causal}"
 
 
 class Rotation(nn.Module):
@@ -134,10 +161,13 @@ class Rotation(nn.Module):
         self.length, self.size = shape[0], shape[1] // heads
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, features), unchanged in shape."""
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """(batch, length, features), unchanged in shape; places in the document (batch, length),
+        by default in the sequence."""
         heads = x.view(*x.shape[:2], self.heads, self.size)
         cosines, sines = self._cosines_and_sines(x)
+        if positions is not None:
+            cosines, sines = cosines[positions], sines[positions]
         one, other = heads.chunk(2, -1)
         turned = torch.cat([one * cosines - other * sines, other * cosines + one * sines], -1)
         return turned.view(x.shape)
@@ -308,8 +338,11 @@ class AddedPositions(nn.Module):
         self.rows = slice(layer.first, layer.first + (1 if layer.shared else shape[0]))
         self.every = self.rows == slice(0, len(self.weight))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, features), unchanged in shape."""
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """(batch, length, features), unchanged in shape; places in the document (batch, length),
+        by default in the sequence."""
+        if positions is not None:
+            return x + F.embedding(positions + self.rows.start, self.weight)
         return x + (self.weight if self.every else self.weight[self.rows])
 
 
@@ -499,9 +532,8 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.GlobalAveragePool: lambda layer, shape, _: ChannelMeans(),
     layers.LayerNorm: lambda layer, shape, _: nn.LayerNorm(shape[-1], eps=layer.epsilon),
     layers.GELU: lambda layer, shape, _: nn.GELU("none" if layer.form == "erf" else "tanh"),
-    layers.Attention: lambda layer, shape, _: SelfAttention(
-        layer.heads, layer.key_value_heads, layer.causal, layer.dropout
-    ),
+    layers.Attention: lambda layer, shape, _: SelfAttention(layer),
+    layers.DocumentMask: lambda layer, shape, _: DocumentMask(layer.causal),
     layers.Tokens: lambda layer, shape, _: Patches(),
     layers.Embedding: lambda layer, shape, _: nn.Embedding(layer.vocabulary, layer.features),
     layers.ClassToken: lambda layer, shape, _: PrependedToken(shape[1]),
@@ -527,6 +559,8 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
         nn.LeakyReLU(layer.slope) if layer.function == "leaky-relu" else Activation(layer.function)
     ),
     layers.Multiply: lambda layer, shape, _: Product(),
+    layers.Experts: lambda layer, shape, _: ExpertMixture(layer, shape),
+    layers.LoadBalance: lambda layer, shape, _: BalanceLoss(layer.active),
     layers.Scale: lambda layer, shape, _: LearnedScale(shape[0 if len(shape) == 3 else -1]),
 }
 

@@ -4,6 +4,7 @@
     rmsprop   v = 0.99 v + 0.01 g²;  w −= rate · g / (√v + 1e-8)        Tieleman and Hinton 2012
     adam      betas 0.9 and 0.999, epsilon 1e-8                         Kingma and Ba 2015
     adamw     w −= rate · decay · w;  then as adam, without decay       Loshchilov and Hutter 2019
+    adamw-8bit  as adamw, with 8-bit moments (`adamw_8bit.py`)          Dettmers et al. 2022
     lars      v = momentum · v + trust · (g + decay · w);  w −= rate · v     You et al. 2017
 
 In the first three weight decay is added to the gradient. A fused update is one kernel over all
@@ -28,6 +29,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn, optim
 
+from cubemesh.frameworks.pytorch.adamw_8bit import AdamW8bit
 from cubemesh.schema.work import NetworkWork, Training
 
 ETA = 0.001
@@ -48,6 +50,7 @@ _SGD = _undecorated(optim.SGD)
 _RMSprop = _undecorated(optim.RMSprop)
 _Adam = _undecorated(optim.Adam)
 _AdamW = _undecorated(optim.AdamW)
+_AdamW8bit = _undecorated(AdamW8bit)
 
 
 def make_optimizer(work: NetworkWork, parameters: list[nn.Parameter]) -> optim.Optimizer | None:
@@ -73,8 +76,10 @@ def optimizer_class(work: Training) -> tuple[Any, dict[str, Any]]:
         return _Adam, {**settings, "fused": True}
     if work.optimizer == "adamw":
         return _AdamW, {**settings, "fused": True}
+    own = {"rate": work.learning_rate, "decay": work.weight_decay}
+    if work.optimizer == "adamw-8bit":
+        return _AdamW8bit, {**own, "small": _AdamW}
     if work.optimizer == "lars":
-        own = {"rate": work.learning_rate, "decay": work.weight_decay}
         return Lars, {**own, "momentum": work.momentum}
     return _SGD, {**settings, "momentum": work.momentum, "fused": True}
 

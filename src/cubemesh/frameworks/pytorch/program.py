@@ -55,6 +55,7 @@ from cubemesh.frameworks.pytorch.runtime import (
     synchronize,
 )
 from cubemesh.frameworks.pytorch.translation import TokenDecoder, search_translations
+from cubemesh.networks.graph import Head
 from cubemesh.networks.precision import layer_precisions
 from cubemesh.schema.profile import Profile
 from cubemesh.schema.spec import ProductPrecision
@@ -89,7 +90,7 @@ class PyTorchProgram:
         self._run: Callable[..., tuple[Tensor, ...]] = self.module
         if request.recomputed:
             self._run = recomputing_forward(self._built, request.recomputed)
-        self._weights = tuple(h.weight for h in request.network.heads)
+        self._heads = request.network.heads
         self._weights_on_device = [p.data for p in self._built.parameters.values()]
         # Inference has 16-bit weights, so that no pass casts them.
         infers = isinstance(work, Infer | InferLoad)
@@ -257,7 +258,7 @@ class PyTorchProgram:
         """The weighted sum over the heads of the mean loss of the batch."""
         *inputs, labels = placed
         with self._autocast:
-            return total_loss(self._weights, self._run(*inputs), labels)
+            return total_loss(self._heads, self._run(*inputs), labels)
 
     def evaluate(self, placed: Placed) -> Array:
         """Scores (batch, …, classes) in float32, or float64 with precision fp64."""
@@ -443,16 +444,19 @@ class PyTorchProgram:
             torch.cuda.empty_cache()
 
 
-def total_loss(weights: Sequence[float], scores: Sequence[Tensor], labels: Tensor) -> Tensor:
+def total_loss(heads: Sequence[Head], scores: Sequence[Tensor], labels: Tensor) -> Tensor:
     """The sum over the heads of weight times mean loss of the batch, without padded positions; a
     scalar."""
     labels = labels.flatten()
     losses = [
-        F.cross_entropy(values.flatten(0, -2), labels, ignore_index=PADDING) for values in scores
+        F.cross_entropy(values.flatten(0, -2), labels, ignore_index=PADDING)
+        if head.loss == "cross_entropy"
+        else values.mean()
+        for head, values in zip(heads, scores, strict=True)
     ]
-    if tuple(weights) == (1.0,):
+    if len(heads) == 1 and heads[0].weight == 1:
         return losses[0]
-    return torch.stack([w * x for w, x in zip(weights, losses, strict=True)]).sum()
+    return torch.stack([h.weight * x for h, x in zip(heads, losses, strict=True)]).sum()
 
 
 def micro_batch_weights(labels: Sequence[Tensor]) -> list[Tensor | float]:

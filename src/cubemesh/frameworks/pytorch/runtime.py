@@ -71,7 +71,7 @@ def capabilities() -> Capabilities:
         devices=(*gpus, "cpu"),
         precisions=precisions,
         layouts=frozenset(MEMORY_FORMATS),
-        optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "lars"}),
+        optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "adamw-8bit", "lars"}),
         loss_scales=frozenset({"dynamic", "static"}),
         sync_features=frozenset(
             {"all-reduce", "hooks", "weight-server", "cpu-server", "model-parallel", "sharded"}

@@ -69,6 +69,8 @@ class Attention(Layer):
     they are three inputs. `causal`: a position sees itself and those before it. `dropout`: the rate
     of the softmax's values that training zeroes. `key_value_heads`: fewer heads of keys and values,
     each read by equally many heads of queries (grouped queries, Ainslie et al. 2023); 0 is as many.
+    `documents`: a last input (length, length), a `DocumentMask`, says which positions each sees;
+    `causal` is then part of it.
     """
 
     category: ClassVar[str] = "attention"
@@ -76,11 +78,17 @@ class Attention(Layer):
     causal: bool = False
     dropout: float = 0.0
     key_value_heads: int = 0
+    documents: bool = False
 
     def output_shape(self, *inputs: Shape) -> Shape:
         """(length, features), from (length, 3 · features), or from (length, features) and twice
         (length, features · key_value_heads / heads)."""
         length, features = sequence_shape(self, inputs[0])
+        if self.documents:
+            *given, mask = inputs
+            if mask != (length, length):
+                raise UsageError(f"Attention needs a mask {(length, length)}, was given {mask}.")
+            inputs = tuple(given)
         if len(inputs) == 1 and not self.key_value_heads:
             if features % (3 * self.heads):
                 raise UsageError(
@@ -99,12 +107,30 @@ class Attention(Layer):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DocumentMask(Layer):
+    """Which positions each position sees where a row has several documents one after another: those
+    of its own document and, if `causal`, none after it. A document begins where its input, the
+    place of each position in its document, is 0. One mask serves all attention layers."""
+
+    category: ClassVar[str] = "attention"
+    causal: bool = False
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(length, length), from (length,)."""
+        if len(inputs) != 1 or len(inputs[0]) != 1:
+            raise UsageError(f"DocumentMask needs positions (length,), was given {inputs}.")
+        return (inputs[0][0], inputs[0][0])
+
+
+@dataclass(frozen=True, kw_only=True)
 class RotaryEmbedding(Layer):
     """Rotates each head's features by the position (Su et al. 2021): the pair of features i and
-    i + d/2 of a head of d features by the angle position · base^(−2i/d)."""
+    i + d/2 of a head of d features by the angle position · base^(−2i/d). `documents`: a second
+    input (length,) has each position's place in its document."""
 
     heads: int
     base: float = 10000.0
+    documents: bool = False
 
     def output_shape(self, *inputs: Shape) -> Shape:
         """As the input (length, features)."""
@@ -208,11 +234,13 @@ class ClassToken(Layer):
 @dataclass(frozen=True, kw_only=True)
 class PositionEmbedding(Layer):
     """Adds a learned vector to each position: a row of a table of `rows`, by default as many as the
-    sequence is long, from row `first` on; `shared`: that row to every position."""
+    sequence is long, from row `first` on; `shared`: that row to every position. `documents`: a
+    second input (length,) has each position's place in its document, and so its row."""
 
     rows: int = 0
     first: int = 0
     shared: bool = False
+    documents: bool = False
     initializer: Initializer = SMALL_NORMAL
 
     def output_shape(self, *inputs: Shape) -> Shape:
@@ -456,3 +484,72 @@ class Mix(Layer):
                 f"{inputs}."
             )
         return (scores[0], values[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts(Layer):
+    """Sparse mixture of gated feed-forward parts (Shazeer et al. 2017; Jiang et al. 2024, section
+    2.1). The scores choose `active` of the experts at each position, whose results are weighted:
+
+        y = Σ share_e · down_e (silu(gate_e x) · up_e x)      share = softmax of the chosen scores
+
+    Inputs: x (length, features) and the router's scores (length, experts). No token is dropped: an
+    expert computes as many positions as chose it.
+    """
+
+    category: ClassVar[str] = "matrix product"
+    experts: int
+    active: int
+    ffn: int
+    """Width of an expert's two hidden products."""
+    initializer: Initializer = SMALL_NORMAL
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(length, features)."""
+        if not 1 <= self.active <= self.experts:
+            raise UsageError(
+                f"Experts: active={self.active} must be 1 to {self.experts}, the number of experts."
+            )
+        length, _ = sequence_shape(self, inputs[0])
+        if inputs[1:] != ((length, self.experts),):
+            raise UsageError(
+                f"Experts needs (length, features) and scores (length, {self.experts}), was given "
+                f"{inputs}."
+            )
+        return inputs[0]
+
+    def parameters(self, *inputs: Shape) -> dict[str, ParameterSpec]:
+        """`gate_weight` and `up_weight` (experts, ffn, features), `down_weight` (experts, features,
+        ffn)."""
+        width = inputs[0][1]
+        into, back = (self.experts, self.ffn, width), (self.experts, width, self.ffn)
+        shapes = {"gate_weight": into, "up_weight": into, "down_weight": back}
+        return {
+            role: ParameterSpec(shape=shape, initializer=self.initializer)
+            for role, shape in shapes.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadBalance(Layer):
+    """Auxiliary loss that spreads positions over experts (Fedus et al. 2021, equations 4 to 6), for
+    `active` experts a position, summed over the routers whose scores it reads:
+
+        loss = experts · Σ_e f_e · P_e
+
+    f_e is the share of the choices of the whole batch that went to expert e, and has no gradient;
+    P_e the mean probability (softmax of all scores) of e. Its least value is 1 a router, where all
+    experts are chosen equally often.
+    """
+
+    active: int
+
+    def output_shape(self, *inputs: Shape) -> Shape:
+        """(length, 1): of each position, so that their mean is the loss."""
+        length, experts = sequence_shape(self, inputs[0])
+        if len(set(inputs)) != 1 or not 1 <= self.active <= experts:
+            raise UsageError(
+                f"LoadBalance needs scores (length, experts) of one shape, and {self.active} of "
+                f"the experts at a position, was given {inputs}."
+            )
+        return (length, 1)

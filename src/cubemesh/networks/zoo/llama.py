@@ -15,6 +15,9 @@ is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import (
@@ -30,15 +33,27 @@ from cubemesh.networks.transformer_sizes import Transformer
 _NORM = RMSNorm(epsilon=1e-5)
 
 
+FeedForward = Callable[[NetworkBuilder, str, str], str]
+"""(network, normalized value, name of the block) → value that is added to the block's input."""
+
+
 def llama(sizes: Transformer, sequence_length: int, vocabulary: int) -> Network:
     """The network of a row of `TRANSFORMERS`, or any other of this family."""
+    net = decoder(sizes, sequence_length, vocabulary, partial(_gated, sizes.ffn))
+    return net.build()
+
+
+def decoder(
+    sizes: Transformer, sequence_length: int, vocabulary: int, feed_forward: FeedForward
+) -> NetworkBuilder:
+    """A decoder of this family with `feed_forward` in each block."""
     net = NetworkBuilder(sizes.name)
     x = net.token_input("tokens", sequence_length, vocabulary)
     with net.segment("embeddings"):
         x = net.embedding(x, sizes.hidden, name="model.embed_tokens")
     for i in range(sizes.layers):
         with net.segment(f"layer{i}"):
-            x = _block(net, x, f"model.layers.{i}", sizes)
+            x = _block(net, x, f"model.layers.{i}", sizes, feed_forward)
     with net.segment("head"):
         x = net.add_layer(_NORM, x, name="model.norm")
         tied = {"weight": "model.embed_tokens.weight"} if sizes.tied else None
@@ -46,10 +61,12 @@ def llama(sizes: Transformer, sequence_length: int, vocabulary: int) -> Network:
             x, vocabulary, bias=False, initializer=SMALL_NORMAL, share=tied, name="lm_head"
         )
     net.classify(x)
-    return net.build()
+    return net
 
 
-def _block(net: NetworkBuilder, x: str, name: str, sizes: Transformer) -> str:
+def _block(
+    net: NetworkBuilder, x: str, name: str, sizes: Transformer, feed_forward: FeedForward
+) -> str:
     def linear(x: str, features: int, part: str) -> str:
         return net.linear(x, features, bias=False, initializer=SMALL_NORMAL, name=f"{name}.{part}")
 
@@ -66,10 +83,15 @@ def _block(net: NetworkBuilder, x: str, name: str, sizes: Transformer) -> str:
     y = linear(y, sizes.hidden, "self_attn.o_proj")
     x = net.add(x, y, name=f"{name}.add_1")
     y = net.add_layer(_NORM, x, name=f"{name}.post_attention_layernorm")
-    gate = linear(y, sizes.ffn, "mlp.gate_proj")
+    return net.add(x, feed_forward(net, y, name), name=f"{name}.add_2")
+
+
+def _gated(ffn: int, net: NetworkBuilder, x: str, name: str) -> str:
+    def linear(x: str, features: int, part: str) -> str:
+        part = f"{name}.mlp.{part}"
+        return net.linear(x, features, bias=False, initializer=SMALL_NORMAL, name=part)
+
+    gate = linear(x, ffn, "gate_proj")
     gate = net.add_layer(Activation(function="silu"), gate, name=f"{name}.mlp.act_fn")
-    y = net.add_layer(
-        Multiply(), gate, linear(y, sizes.ffn, "mlp.up_proj"), name=f"{name}.mlp.product"
-    )
-    y = linear(y, sizes.hidden, "mlp.down_proj")
-    return net.add(x, y, name=f"{name}.add_2")
+    y = net.add_layer(Multiply(), gate, linear(x, ffn, "up_proj"), name=f"{name}.mlp.product")
+    return linear(y, net.shape(x)[-1], "down_proj")

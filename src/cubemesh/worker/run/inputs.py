@@ -24,6 +24,7 @@ from cubemesh.data.own.source import Own, OwnStream
 from cubemesh.data.own.stages import collate, items
 from cubemesh.data.source import Split
 from cubemesh.data.stage_benchmark import ReadOnly, decode_only
+from cubemesh.data.text.documents import DocumentRows
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.frameworks.contract.program import Unsupported, monotonic_s
 from cubemesh.measure.log import Log
@@ -129,11 +130,19 @@ class HostClock:
     clock: Callable[[], float] = monotonic_s
 
 
+def log_padding(log: Log, source: Source) -> None:
+    """Log the part of all positions that are padding, of documents."""
+    if isinstance(source, DocumentRows):
+        method = f"of the positions of {source.samples} rows"
+        log.figure("padding_percent", Figure(value=100 * source.padding, unit="%", method=method))
+
+
 def log_files(log: Log, source: Source, threads: int) -> None:
     """Log the threads that prepare batches; for image files, their mean size and the fraction of
     them in the page cache before anything is timed; for generated images their number, where it is
     not the usual one."""
     log_generated(log, source)
+    log_padding(log, source)
     if threads:
         log.figure("input_threads", Figure(value=threads, unit=""))
     if isinstance(source, OwnStream) and source.workers:

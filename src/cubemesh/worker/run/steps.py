@@ -88,6 +88,7 @@ def measure_steps(task: Task, step_of: Callable[[Program], Callable[[object], No
         each = getattr(feed.source, "tokens_per_sample", None)
         if each is not None:
             log.figure("tokens_per_s", tokens(measured, each))
+            log.figure("tokens_per_sample", Figure(value=each, unit="tokens"))
         # Once, at the end: reading a loss waits for the device, and NaN stays NaN.
         check_loss(program)
 

@@ -111,6 +111,7 @@ def train(task: Task) -> None:
         log_machine_warnings(telemetry, task.gpu_processes, task.log, started, ended)
         if windows:  # none where it resumed at its end
             telemetry.log_energy(windows, sum(w.samples for w in windows))
+        inputs.log_padding(log, source)
         inputs.log_images(log, (source, feed.tried), (validation, training.evaluated_samples()))
         for warning in window_warnings(windows) if windows else ():
             log.warning(warning)

@@ -231,6 +231,7 @@ def test_collectives_of_a_cpu_are_recorded_with_their_bytes(ranks):
     [
         ("fully-sharded", {"precision": "fp16"}, {}, "neither loss scaling"),
         ("sharded-gradients", {}, {"optimizer": "lars"}, "norm of whole arrays"),
+        ("fully-sharded", {}, {"optimizer": "adamw-8bit"}, "blocks of 256 values of whole arrays"),
         ("sharded-optimizer", {"precision": "fp16"}, {}, "loss scaling"),
     ],
 )

@@ -32,9 +32,8 @@ def two_heads():
 def staged_and_eager(network, compiled=lambda function: function):
     built = build_modules(network, dtype=torch.float64, overwrite=False)
     built.load(network.draw(0))
-    weights = [head.weight for head in network.heads]
-    staged = build_stages(built, partial(total_loss, weights), compiled)
-    return staged, lambda x, y: total_loss(weights, built.training(x), y), built.parameters
+    staged = build_stages(built, partial(total_loss, network.heads), compiled)
+    return staged, lambda x, y: total_loss(network.heads, built.training(x), y), built.parameters
 
 
 def test_inputs_and_results_of_stages():

@@ -12,6 +12,7 @@ from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.pytorch import build
 from cubemesh.frameworks.pytorch.distributed.pipeline import _HostClock, _loss_share
 from cubemesh.frameworks.pytorch.program import total_loss
+from cubemesh.networks.graph import Head
 from cubemesh.parallel import strategies
 from cubemesh.parallel.pipeline import StageTimes
 
@@ -19,15 +20,16 @@ from cubemesh.parallel.pipeline import StageTimes
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.3)])
 def test_losses_of_micro_batches_add_up_to_the_mean_over_all_labels(weights):
     drawn = torch.Generator().manual_seed(0)
+    heads = [Head(value="scores", target="label", weight=weight) for weight in weights]
     scores = [torch.randn(5, 4, 7, dtype=torch.float64, generator=drawn) for _ in weights]
     labels = torch.randint(0, 7, (5, 4), generator=drawn)
     labels[0, 1:], labels[3] = PADDING, PADDING  # one micro-batch of padding alone
     count = (labels != PADDING).sum()
     shares = [
-        _loss_share(weights, [s[n : n + 1] for s in scores], labels[n : n + 1], count)
+        _loss_share(heads, [s[n : n + 1] for s in scores], labels[n : n + 1], count)
         for n in range(5)
     ]
-    assert sum(shares).item() == pytest.approx(total_loss(weights, scores, labels).item())
+    assert sum(shares).item() == pytest.approx(total_loss(heads, scores, labels).item())
 
 
 @pytest.mark.parametrize("sync", ["pipeline", "hybrid"])

@@ -61,6 +61,9 @@ from cubemesh.schema.work import Training
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+WHOLE_ARRAYS = {"lars": "the norm", "adamw-8bit": "blocks of 256 values"}
+"""Optimizers that do not work on a part of an array, and what they need."""
+
 
 class FullyShardedProgram(PyTorchProgram):
     """This rank's part of weights, gradients and optimizer state; see `Program`. Every rank makes
@@ -73,10 +76,11 @@ class FullyShardedProgram(PyTorchProgram):
                 f"sync={request.sync.name} supports neither loss scaling nor precision by layer. "
                 "Set precision=bf16 or fp32, and leave precision_of out."
             )
-        if isinstance(work, Training) and work.optimizer == "lars":
+        if isinstance(work, Training) and work.optimizer in WHOLE_ARRAYS:
             raise Unsupported(
-                f"sync={request.sync.name}: optimizer=lars needs the norm of whole arrays, which "
-                "no rank has. Set optimizer=sgd or adamw, or sync=all-reduce."
+                f"sync={request.sync.name}: optimizer={work.optimizer} needs "
+                f"{WHOLE_ARRAYS[work.optimizer]} of whole arrays, which no rank has. Set "
+                "optimizer=sgd or adamw, or sync=all-reduce."
             )
         self._ranks = sync.group
         self._zero_stage = sync.zero_stage

@@ -69,7 +69,7 @@ class ModelParallelProgram(PyTorchProgram):
             values = self.module(*given)
         if self._stage == self._last:
             with self._autocast:
-                loss = total_loss(self._weights, values, placed[-1])
+                loss = total_loss(self._heads, values, placed[-1])
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             loss = torch.zeros((), dtype=self._dtype, device=self.device)
@@ -87,7 +87,7 @@ class ModelParallelProgram(PyTorchProgram):
         with self._autocast:
             values = self.module(*self._inputs(placed))
             if self._stage == self._last:
-                return self._from_last_rank(total_loss(self._weights, values, placed[-1]))
+                return self._from_last_rank(total_loss(self._heads, values, placed[-1]))
         self._send(values[0], self._stage + 1)
         return self._from_last_rank(torch.zeros((), dtype=self._dtype, device=self.device))
 

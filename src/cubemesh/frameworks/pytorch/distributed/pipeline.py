@@ -40,6 +40,7 @@ from cubemesh.frameworks.pytorch.distributed.model_parallel import ModelParallel
 from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import SyncDropout
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.profiling.activation_hooks import InspectCallback
+from cubemesh.networks.graph import Head
 from cubemesh.networks.layers import BatchNorm, Dropout
 
 Wait = Literal["stage", "gradients"]
@@ -186,7 +187,7 @@ class PipelineProgram(ModelParallelProgram):
                 (value,) = values
                 result: Tensor = value
             else:
-                result = _loss_share(self._weights, values, batch[-1], count)
+                result = _loss_share(self._heads, values, batch[-1], count)
         return result
 
     def _split(self, placed: Placed) -> list[Placed]:
@@ -321,13 +322,15 @@ class PipelineProgram(ModelParallelProgram):
 
 
 def _loss_share(
-    weights: Sequence[float], scores: Sequence[Tensor], labels: Tensor, count: Tensor
+    heads: Sequence[Head], scores: Sequence[Tensor], labels: Tensor, count: Tensor
 ) -> Tensor:
-    """A micro-batch's share of `total_loss` of a batch with `count` labels."""
+    """A micro-batch's share of `total_loss` of a batch with `count` labels. Every head is a
+    cross-entropy: a network with a penalty cannot be cut into stages."""
     labels = labels.flatten()
     losses = [
-        w * F.cross_entropy(values.flatten(0, -2), labels, ignore_index=PADDING, reduction="sum")
-        for w, values in zip(weights, scores, strict=True)
+        head.weight
+        * F.cross_entropy(values.flatten(0, -2), labels, ignore_index=PADDING, reduction="sum")
+        for head, values in zip(heads, scores, strict=True)
     ]
     return torch.stack(losses).sum() / count
 
