@@ -168,7 +168,6 @@ SOURCES: dict[str, SourceEntry] = {
         about="576 generated images of shapes, with the class of each pixel",
         open_masks=lambda r: generated_shapes.GeneratedShapes(r.split, r.shape, r.classes, r.seed),
         train_samples=generated_shapes.SAMPLES["train"],
-        is_slow=True,
     ),
     parallel_text.NAME: SourceEntry(
         about="sentences and their translations, from the folder or file data_path names",

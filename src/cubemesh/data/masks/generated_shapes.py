@@ -2,7 +2,8 @@
 without a data set.
 
 Each image has one to four shapes in colours of their own on another, with noise; later ones cover
-earlier ones. Of a network with four classes or more the background is class 0 and the three kinds
+earlier ones. They are drawn when first read, in eight bits a value, and stay in memory as far as
+`CACHE_BYTES` reaches. Of a network with four classes or more the background is class 0 and the three kinds
 of shapes are 1 to 3; of one with fewer each shape is class 1. A sample follows from its number and
 the seed alone.
 """
@@ -10,17 +11,17 @@ the seed alone.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cubemesh.batches import Batch
+from cubemesh.batches import Batch, Pixels
 from cubemesh.data.images.arrays import check_indices
-from cubemesh.data.source import Indices, Shape, Split
+from cubemesh.data.source import CACHE_BYTES, Indices, Shape, Split
 from cubemesh.errors import UsageError
 
 NAME = "generated-shapes"
 SAMPLES = {"train": 512, "validation": 64}
 KINDS = ("disc", "rectangle", "triangle")
 MOST_SHAPES = 4
+WHITE = 255
 NOISE = 0.1
 """Half the range of the noise of a pixel; colours are 0 to 1."""
 
@@ -38,6 +39,8 @@ class GeneratedShapes:
         self.classes = 1 + len(KINDS) if self.by_kind else 2
         self.shape = shape
         self._seed = (seed, SAMPLES[split])
+        self._kept: dict[int, tuple[Pixels, Pixels]] = {}
+        self._most = CACHE_BYTES // ((shape[0] + 1) * shape[1] * shape[2])
 
     def empty(self, samples: int) -> Batch:
         """See `Source.empty`: a label for each pixel."""
@@ -50,16 +53,26 @@ class GeneratedShapes:
         check_indices(indices, self.samples)
         into = into or self.empty(len(indices))
         for row, number in enumerate(indices.tolist()):
-            mask = self._draw(number, into.images[row])
+            image, mask = self._sample(number)
+            np.divide(image, WHITE, out=into.images[row], dtype=np.float32)
             into.labels[row] = mask.ravel()
         return into
 
-    def _draw(self, number: int, image: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Draw sample `number` into `image`; its mask."""
+    def _sample(self, number: int) -> tuple[Pixels, Pixels]:
+        """Sample `number` and its mask, from memory if it is there."""
+        found = self._kept.get(number)
+        if found is None:
+            found = self._draw(number)
+            if len(self._kept) < self._most:
+                self._kept[number] = found
+        return found
+
+    def _draw(self, number: int) -> tuple[Pixels, Pixels]:
         channels, height, width = self.shape
         generator = np.random.default_rng((*self._seed, number))
         y, x = np.mgrid[0:height, 0:width].astype(np.float32)
-        mask = np.zeros((height, width), np.int64)
+        mask = np.zeros((height, width), np.uint8)
+        image = np.empty(self.shape, np.float32)
         image[:] = generator.random(channels, np.float32)[:, None, None]
         for _ in range(generator.integers(1, MOST_SHAPES + 1)):
             kind = int(generator.integers(len(KINDS)))
@@ -74,5 +87,4 @@ class GeneratedShapes:
             image[:, inside] = generator.random(channels, np.float32)[:, None]
             mask[inside] = 1 + kind if self.by_kind else 1
         image += (generator.random(image.shape, np.float32) * 2 - 1) * NOISE
-        np.clip(image, 0, 1, out=image)
-        return mask
+        return (image.clip(0, 1) * WHITE).round().astype(np.uint8), mask
