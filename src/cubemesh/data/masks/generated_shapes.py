@@ -2,10 +2,10 @@
 without a data set.
 
 Each image has one to four shapes in colours of their own on another, with noise; later ones cover
-earlier ones. They are drawn when first read, in eight bits a value, and stay in memory as far as
-`CACHE_BYTES` reaches. Of a network with four classes or more the background is class 0 and the three kinds
+earlier ones. Of a network with four classes or more the background is class 0 and the three kinds
 of shapes are 1 to 3; of one with fewer each shape is class 1. A sample follows from its number and
-the seed alone.
+the seed alone. It is drawn when first read, in eight bits a value, and stays in memory as far as
+`CACHE_BYTES` reaches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GeneratedShapes:
         self.classes = 1 + len(KINDS) if self.by_kind else 2
         self.shape = shape
         self._seed = (seed, SAMPLES[split])
-        self._kept: dict[int, tuple[Pixels, Pixels]] = {}
+        self._drawn: dict[int, tuple[Pixels, Pixels]] = {}
         self._most = CACHE_BYTES // ((shape[0] + 1) * shape[1] * shape[2])
 
     def empty(self, samples: int) -> Batch:
@@ -60,11 +60,11 @@ class GeneratedShapes:
 
     def _sample(self, number: int) -> tuple[Pixels, Pixels]:
         """Sample `number` and its mask, from memory if it is there."""
-        found = self._kept.get(number)
+        found = self._drawn.get(number)
         if found is None:
             found = self._draw(number)
-            if len(self._kept) < self._most:
-                self._kept[number] = found
+            if len(self._drawn) < self._most:
+                self._drawn[number] = found
         return found
 
     def _draw(self, number: int) -> tuple[Pixels, Pixels]:

@@ -175,7 +175,8 @@ class MaskedImages(ImageSource):
             if image.mode not in MODES:
                 raise Skipped("a mask in colours, not in class numbers")
             classes = np.asarray(image).astype(np.int64)
-        box, mirrored = self.decoder.crop(number, *size, draw)
+        width, height = size
+        box, mirrored = self.decoder.crop(number, width, height, draw)
         found = nearest(classes, box, self.shape[1], self.shape[2])
         found[found == UNCOUNTED] = PADDING
         return found[:, ::-1] if mirrored else found
@@ -189,7 +190,8 @@ def nearest(classes: NDArray[np.int64], box: Box, height: int, width: int) -> ND
     rows = top + (np.arange(height) + 0.5) * (bottom - top) / height
     across = columns.astype(np.int64).clip(0, classes.shape[1] - 1)
     down = rows.astype(np.int64).clip(0, classes.shape[0] - 1)
-    return classes[np.ix_(down, across)]
+    found: NDArray[np.int64] = classes[np.ix_(down, across)]
+    return found
 
 
 def open_masks(
