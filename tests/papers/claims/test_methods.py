@@ -46,6 +46,8 @@ def test_a_run_without_a_figure_has_an_outcome(verdict, record_of):
     assert found.state is HOLDS
     assert in_order(found.reason, "1 of 4 runs", "pytorch")
     assert verdict("000-7", ()).code == "not-measured"
+    absent = run("jax", "vgg16", Status.UNSUPPORTED)
+    assert verdict("000-7", (*runs, absent)).code == "not-measured", "no bar is missing for memory"
     assert verdict("000-7", runs).code == "not-measured"
 
 

@@ -22,6 +22,7 @@ from cubemesh.schema import (
     Infer,
     NetworkWork,
     RunRecord,
+    Status,
     Train,
     TrainSteps,
     Verdict,
@@ -37,23 +38,25 @@ POWER_NETWORKS = 4
 
 
 def failures_are_outcomes(claim: Claim, evidence: Evidence) -> Verdict:
-    """Whether each run without a figure has an outcome instead, and which frameworks ran all
-    networks."""
+    """Whether runs that need too much memory have that as their outcome, and no run is without a
+    figure for no reason; and which frameworks ran most networks. Frameworks that are not installed
+    say nothing."""
     runs = [r for r in evidence.records if isinstance(r.spec.work, TrainSteps)]
     if not runs:
         raise Untested("not-measured", "no framework was measured")
     failed = [r for r in runs if "throughput_per_s" not in r.figures]
-    if not failed:
-        raise Untested("not-measured", f"all {len(runs)} runs have a figure, so no bar is missing")
+    full = [r for r in failed if r.outcome.status is Status.OOM]
+    if not full:
+        raise Untested("not-measured", f"none of {len(runs)} runs was out of memory")
     unnamed = [r for r in failed if r.ok]
     frameworks = Counter(r.spec.program.framework for r in runs if "throughput_per_s" in r.figures)
     most = max(frameworks.values(), default=0)
     all_of = [name for name, count in frameworks.items() if count == most]
     reason = (
-        f"{len(failed)} of {len(runs)} runs have no figure, each with its outcome; most networks "
-        f"ran with {format_list(sorted(all_of))}"
+        f"{len(full)} of {len(runs)} runs have no figure, as they were out of memory; most "
+        f"networks ran with {format_list(sorted(all_of))}"
     )
-    figure = Figure(value=len(failed), unit="runs")
+    figure = Figure(value=len(full), unit="runs")
     return settled(claim, not unnamed, "followed", reason, figure)
 
 
