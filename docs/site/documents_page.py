@@ -113,9 +113,9 @@ def _claims(rows: list[dict[str, Any]]) -> Iterator[str]:
         f"Of the {len(rows)} claims of the documents {settled.total()} have a verdict by the "
         f"stored records: {settled['measured']} measured, {settled['forecast']} by forecast for "
         f"the document's own machine, {others} by a specification or a published figure of "
-        "another source. A measured verdict links to its record; a noisy one is of runs that other "
-        "programs disturbed. The [rule](published.md#claims) of a verdict is in published results; "
-        "`python benchmarks/claim_verdicts.py benchmarks/records/*.sqlite` computes them."
+        "another source. A measured verdict links to its record; in a noisy one other programs "
+        "used the processors too. The [rule](published.md#claims) of a verdict is in published "
+        "results; `python benchmarks/claim_verdicts.py benchmarks/records/*.sqlite` computes them."
     )
     yield ""
     yield from _table(

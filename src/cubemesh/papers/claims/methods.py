@@ -47,7 +47,7 @@ def failures_are_outcomes(claim: Claim, evidence: Evidence) -> Verdict:
     failed = [r for r in runs if "throughput_per_s" not in r.figures]
     full = [r for r in failed if r.outcome.status is Status.OOM]
     if not full:
-        raise Untested("not-measured", f"none of {len(runs)} runs was out of memory")
+        raise Untested("not-measured", f"0 of {len(runs)} runs were out of memory")
     unnamed = [r for r in failed if r.ok]
     frameworks = Counter(r.spec.program.framework for r in runs if "throughput_per_s" in r.figures)
     most = max(frameworks.values(), default=0)
