@@ -78,6 +78,7 @@ def rows(found: Found) -> Iterator[dict[str, Any]]:
             "forecast": None if verdict.forecast is None else verdict.forecast.value,
             "reason": verdict.reason,
             "record": file if verdict.basis is Basis.MEASURED else "",
+            "noisy": settled and verdict.basis is Basis.MEASURED and bool(verdict.caveats),
         }
 
 

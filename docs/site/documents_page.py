@@ -113,8 +113,9 @@ def _claims(rows: list[dict[str, Any]]) -> Iterator[str]:
         f"Of the {len(rows)} claims of the documents {settled.total()} have a verdict by the "
         f"stored records: {settled['measured']} measured, {settled['forecast']} by forecast for "
         f"the document's own machine, {others} by a specification or a published figure of "
-        "another source. The [rule](published.md#claims) of a verdict is in published results; "
-        "`python benchmarks/claim_verdicts.py benchmarks/records/*.sqlite` computes them."
+        "another source. A measured verdict links to its record; in a noisy one other programs "
+        "used the processors too. The [rule](published.md#claims) of a verdict is in published "
+        "results; `python benchmarks/claim_verdicts.py benchmarks/records/*.sqlite` computes them."
     )
     yield ""
     yield from _table(
@@ -127,12 +128,20 @@ def _claims(rows: list[dict[str, Any]]) -> Iterator[str]:
                 f"{row['paper']} {row['unit']}".strip() or "–",
                 _figure(row["measured"]),
                 _figure(row["forecast"]),
-                ", ".join(filter(None, (row["verdict"], row["basis"]))),
+                _verdict(row),
                 row["reason"],
             )
             for row in rows
         ),
     )
+
+
+def _verdict(row: Mapping[str, Any]) -> str:
+    """The verdict, its basis, whether its runs were noisy, and the record that settles it."""
+    words = (row["verdict"], row["basis"], "noisy" if row["noisy"] else "")
+    text = ", ".join(filter(None, words))
+    path = f"../benchmarks/records/{row['record']}"
+    return f"[{text}]({path})" if row["record"] and row["basis"] == "measured" else text
 
 
 def _figure(value: float | None) -> str:

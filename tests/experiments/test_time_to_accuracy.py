@@ -163,7 +163,12 @@ def test_no_synchronization_has_no_accuracy_of_all_devices():
 
 @pytest.mark.parametrize(
     ("epochs", "accuracy", "state"),
-    [(3, 0.96, "HOLDS"), (2, 0.96, "DOES_NOT_HOLD"), (30, 0.9, "HOLDS")],
+    [
+        (3, 0.96, "HOLDS"),
+        (2, 0.96, "CANNOT_BE_TESTED_HERE"),
+        (1, 0.96, "DOES_NOT_HOLD"),
+        (30, 0.9, "HOLDS"),
+    ],
 )
 def test_the_claim_about_stale_gradients(machine, play, record_of, epochs, accuracy, state):
     _, records, _ = both(play, record_of, machine, epochs, accuracy)
@@ -172,3 +177,31 @@ def test_the_claim_about_stale_gradients(machine, play, record_of, epochs, accur
     assert verdict.state is ClaimState[state]
     assert verdict.measured.value == pytest.approx(epochs / 2)
     assert check_claim(claim, Evidence(records=tuple(records[:2]))).measured is None
+
+
+def test_several_seeds_settle_the_claim_about_stale_gradients(machine, play, record_of):
+    def pair(seed, stale_epochs):
+        specs, *_ = both(play, record_of, machine, stale_epochs)
+        return [
+            trained(
+                record_of,
+                dataclasses.replace(spec, work=dataclasses.replace(spec.work, seed=seed)),
+                epochs=epochs,
+                epoch_s=1.0,
+                accuracy=0.96,
+            )
+            for spec, epochs in zip(specs[1:], (20, stale_epochs), strict=True)
+        ]
+
+    def judged(*stale):
+        records = [r for seed, epochs in enumerate(stale) for r in pair(seed, epochs)]
+        claim = next(c for c in claims() if c.id == "001-21")
+        return check_claim(claim, Evidence(records=tuple(records)))
+
+    assert judged(24, 25, 23).state is ClaimState.HOLDS
+    assert judged(16, 17, 15).state is ClaimState.DOES_NOT_HOLD
+    assert judged(20, 20, 20).state is ClaimState.CANNOT_BE_TESTED_HERE
+    verdict = judged(18, 25, 20)
+    assert verdict.state is ClaimState.CANNOT_BE_TESTED_HERE
+    assert in_order(verdict.reason, "3 pairs", "more seeds")
+    assert verdict.measured.low < 1 < verdict.measured.high

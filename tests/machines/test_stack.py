@@ -90,10 +90,13 @@ def test_variables_of_libraries_are_stored_and_secrets_are_not():
             "HOME": "/root",
             "TORCH_API_TOKEN": "x",
             "TF_SECRET": "x",
+            "TF_CLI_CONFIG_FILE": "terraform",
+            "TF_VAR_database": "terraform",
+            "TF_DETERMINISTIC_OPS": "1",
             "XLA_FLAGS": "a" * 1000 + "\x1b",
         }
     )
-    assert list(found) == ["NCCL_ALGO", "OMP_NUM_THREADS", "XLA_FLAGS"]
+    assert list(found) == ["NCCL_ALGO", "OMP_NUM_THREADS", "TF_DETERMINISTIC_OPS", "XLA_FLAGS"]
     assert len(found["XLA_FLAGS"]) < 400
 
 

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cubemesh.training.evaluation import EvaluationResult, accuracy_figure, score, wilson_interval
+from cubemesh.batches import PADDING
+from cubemesh.training.evaluation import (
+    EvaluationResult,
+    accuracy_figure,
+    overlaps,
+    score,
+    total_of,
+    wilson_interval,
+)
 
 SCORES = hnp.arrays(
     np.float32,
@@ -99,3 +107,28 @@ def test_padding_is_not_scored():
     found = score(scores, np.array([[1, 1, -1], [2, -1, -1]]))
     assert (found.samples, found.top1) == (3, 2)
     assert found.loss == pytest.approx(score(np.eye(4)[[1, 1, 1]], np.array([1, 1, 2])).loss)
+
+
+def segmented(found: list[int], labels: list[int], classes: int = 3) -> EvaluationResult:
+    """The evaluation of one image whose pixels were found to be of these classes."""
+    scores, truth = np.eye(classes)[[found]], np.array([labels])
+    both, either = overlaps(scores, truth, classes)
+    return EvaluationResult(samples=len(found), intersections=both, unions=either)
+
+
+def test_intersection_over_union_by_hand() -> None:
+    one = segmented([0, 0, 1, 1, 1], [0, 1, 1, 1, PADDING])
+    assert one.intersections == (1, 2, 0)
+    assert one.unions == (2, 3, 0)
+    assert one.class_iou == (pytest.approx(1 / 2), pytest.approx(2 / 3), None)
+    assert one.mean_iou == pytest.approx(7 / 12), "a class that occurs nowhere does not count"
+    other = segmented([2, 2], [0, 2])
+    total = total_of([one, other])
+    assert total.class_iou == (pytest.approx(1 / 3), pytest.approx(2 / 3), pytest.approx(1 / 2))
+    assert total_of([other, one]) == total
+    assert EvaluationResult(samples=1).mean_iou is None
+
+
+def test_a_class_beyond_those_of_the_data_is_a_miss_of_the_true_one() -> None:
+    scores, labels = np.eye(5)[[[4, 1]]], np.array([[0, 1]])
+    assert overlaps(scores, labels, 3) == ((0, 1, 0), (1, 1, 0))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from cubemesh.batches import Batch
 from cubemesh.data.feed import in_order, share_of
 from cubemesh.data.images.arrays import FloatImages
 from cubemesh.data.text.parallel_text import SentencePairs
@@ -118,6 +119,33 @@ def test_the_sum_of_losses_does_not_depend_on_the_order():
 def test_a_loss_that_is_not_finite_reaches_every_rank(together, scale):
     found = together(2, lambda group: evaluated(12, group, Linear(scale))[0])
     assert not any(np.isfinite(result.loss) for result in found)
+
+
+class Segmenting:
+    """Finds a class for each of four pixels."""
+
+    def place(self, batch):
+        return batch.images.copy()
+
+    def evaluate(self, placed):
+        return np.eye(3)[(placed.reshape(len(placed), -1) * 3).astype(np.int64)]
+
+    def clock(self):
+        return 0.0
+
+
+def test_overlaps_of_all_ranks_are_added(together):
+    rng = np.random.default_rng(1)
+    images, labels = rng.random((21, 1, 2, 2), dtype=np.float32), rng.integers(0, 3, (21, 4))
+    batches = [Batch(images=images[n : n + 4], labels=labels[n : n + 4]) for n in range(0, 21, 4)]
+
+    def of_rank(group):
+        own = batches[group.rank :: group.size]
+        return score_all(Segmenting(), own, InMemoryLog(), "epoch-1", group=group, mask_classes=3)
+
+    whole = score_all(Segmenting(), batches, InMemoryLog(), "epoch-1", mask_classes=3)
+    assert sum(whole.unions) > sum(whole.intersections) > 0
+    assert together(3, of_rank) == [whole] * 3
 
 
 def test_without_answers_of_one_rank_there_are_none(together):

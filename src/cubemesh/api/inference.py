@@ -28,6 +28,7 @@ from cubemesh.inference.classify import (
     image_shape,
     read_names,
 )
+from cubemesh.inference.cpp.export import export_cpp
 from cubemesh.inference.device import this_device
 from cubemesh.inference.engines import engine_errors, in_floats, of_device, open_engine
 from cubemesh.inference.latencies import (
@@ -156,26 +157,29 @@ def export_network(
     seed: int = 0,
     weights: Mapping[str, Array] | None = None,
     input_shape: str = "",
+    cpp: bool = False,
 ) -> ExportedNetwork:
-    """Write a network with its weights as an ONNX file, by default NAME.onnx. The weights are those
-    of the newest checkpoint of a training, or of the one after `step` steps; without `checkpoints`
-    they are drawn with `seed`. A module of your own (`model.py:Net`, docs/own_network.md) has its
-    own weights, for `input_shape`; a network that a program built (`NetworkBuilder`) those of
-    `weights`, by name. UsageError where options do not fit, DataError for a checkpoint that cannot
-    be read."""
+    """Write a network with its weights as an ONNX file, by default NAME.onnx; or with `cpp` as a
+    folder, by default NAME-cpp, with a file for C++ and the header that runs it, for networks of
+    images. The weights are those of the newest checkpoint of a training, or of the one after `step`
+    steps; without `checkpoints` they are drawn with `seed`. A module of your own (`model.py:Net`,
+    docs/own_network.md) has its own weights, for `input_shape`; a network that a program built
+    (`NetworkBuilder`) those of `weights`, by name. UsageError where options do not fit, DataError
+    for a checkpoint that cannot be read."""
     choice = _Weights(checkpoints, step, image_size, classes, seed, weights, input_shape)
     network, arrays, source = choice.of(name)
-    if file is None and network.name.endswith(".onnx"):
+    if file is None and not cpp and network.name.endswith(".onnx"):
         raise UsageError(
             f"{network.name} is an ONNX file already. Name the new one: --output FILE.onnx"
         )
-    path = Path(f"{network.name.rstrip('/')}.onnx" if file is None else file)
+    made = f"{network.name.rstrip('/')}{'-cpp' if cpp else '.onnx'}"
+    path = Path(made if file is None else file)
     return ExportedNetwork(
         file=str(path),
         network=network.name,
-        format="ONNX",
+        format="C++" if cpp else "ONNX",
         parameters=network.evaluation_parameter_count,
-        size_bytes=export(network, arrays, path),
+        size_bytes=(export_cpp if cpp else export)(network, arrays, path),
         weights=source,
     )
 

@@ -137,6 +137,7 @@ def run(
     pythons: Settings = (),
     wait: str | float = 0.0,
     wait_quiet: str | float = 0.0,
+    within: str | float | None = None,
     observer: Observer | None = None,
     **more_settings: Any,
 ) -> RunResult:
@@ -148,7 +149,8 @@ def run(
     the threshold for both ratios of throughputs. `no_cache` measures again what
     is stored. `pythons` maps a framework to the interpreter of its workers. `wait`, such as "10m",
     is the longest time to wait for a device that another run uses, `wait_quiet` for other programs
-    to end.
+    to end. `within`, such as "5m", is a time after which no run starts: each experiment gets an
+    equal share of what is left of it, and an answer of the runs that it made.
 
     What contradicts other figures has the caveat `inconsistent` and no verdict (docs/audit.md).
 
@@ -160,6 +162,9 @@ def run(
             "--fail-below needs a comparison: add --against KEY=VALUE or --baseline STORE, or "
             "compare stored runs with `cubemesh compare A B --fail-below RATIO`."
         )
+    within_s = None if within is None else parse_duration(str(within))
+    if within_s is not None and within_s <= 0:
+        raise UsageError(f"--within {within} leaves no time: write a duration, such as 5m.")
     lines = [*setting_lines(settings), *setting_lines(more_settings), *host_lines(hosts)]
     with ExitStack() as stack:
         before = None
@@ -178,6 +183,7 @@ def run(
             own_code=True,
             against=other,
             wait_quiet_s=parse_duration(str(wait_quiet)),
+            within_s=within_s,
         )
         unsaved = opened.settle()
         answers = marked([(one.answer, one.records) for one in answered])

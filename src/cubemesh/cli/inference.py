@@ -49,8 +49,15 @@ def export(
         ),
     ] = None,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="Default: NETWORK.onnx.")
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Default: NETWORK.onnx, with --cpp NETWORK-cpp."
+        ),
     ] = None,
+    cpp: Annotated[
+        bool,
+        typer.Option("--cpp", help="Write a folder with a C++ header that runs the network."),
+    ] = False,
     checkpoints: Checkpoints = None,
     step: Step = None,
     image_size: ImageSize = None,
@@ -59,7 +66,7 @@ def export(
     input_shape: Shape = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write a network and its weights as an ONNX file."""
+    """Write a network and its weights as an ONNX file, or for C++."""
     from cubemesh import export_network
     from cubemesh.views import inference as view
 
@@ -72,6 +79,7 @@ def export(
         classes=classes,
         seed=seed,
         input_shape=input_shape,
+        cpp=cpp,
     )
     show(view.export_document(done), as_json, lambda c: view.print_export(c, done))
 

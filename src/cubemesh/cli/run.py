@@ -69,6 +69,14 @@ def run(
             help="Wait up to this long (10m) for other programs to end.",
         ),
     ] = "0",
+    within: Annotated[
+        str | None,
+        typer.Option(
+            "--within",
+            metavar="DURATION",
+            help="Start no run after this long (5m); experiments share the time equally.",
+        ),
+    ] = None,
     page: Annotated[
         Path | None,
         typer.Option("--report", metavar="FILE", help="Also write the results as an HTML page."),
@@ -98,6 +106,7 @@ def run(
         pythons=pythons or (),
         hosts=() if hosts is None else hosts,
         wait_quiet=wait_quiet,
+        within=within,
         observer=TerminalProgress(terminal.stderr_console()),
     )
     if export is not None:

@@ -14,6 +14,8 @@ from cubemesh.data import hdf5, own, synthetic
 from cubemesh.data.images import cifar10, cifar10_python, digits, generated_jpegs, open_images
 from cubemesh.data.images.image_source import NAME as IMAGES
 from cubemesh.data.images.open_images import ImageOptions
+from cubemesh.data.masks import generated_shapes, takes_masks
+from cubemesh.data.masks import source as masks
 from cubemesh.data.own.source import open_own
 from cubemesh.data.remote.folder import check_url, is_url
 from cubemesh.data.source import Shape, Source, Split
@@ -105,6 +107,8 @@ class SourceEntry:
     """Whether its path may be a URL."""
     open_sequences: Callable[[OpenRequest], Source] | None = None
     """Opens it as token sequences; None: images only."""
+    open_masks: Callable[[OpenRequest], Source] | None = None
+    """Opens it as images with a class for each pixel; None: it has none."""
     is_slow: bool = False
     """Whether samples are read and decoded on access, so that threads prefetch them by default."""
     is_parallel: bool = False
@@ -156,6 +160,17 @@ SOURCES: dict[str, SourceEntry] = {
         open=lambda r: generated_jpegs.open_generated(r.split, r.shape, r.classes, r.options),
         classes=generated_jpegs.CLASSES,
         is_slow=True,
+    ),
+    masks.NAME: SourceEntry(
+        about="photographs and the class of each pixel, from data_path's folders images and masks",
+        open_masks=lambda r: masks.open_masks(r.given_path, r.split, r.shape, r.classes, r.options),
+        check_path=masks.check_files,
+        is_slow=True,
+    ),
+    generated_shapes.NAME: SourceEntry(
+        about="576 generated images of shapes, with the class of each pixel",
+        open_masks=lambda r: generated_shapes.GeneratedShapes(r.split, r.shape, r.classes, r.seed),
+        train_samples=generated_shapes.SAMPLES["train"],
     ),
     parallel_text.NAME: SourceEntry(
         about="sentences and their translations, from the folder or file data_path names",
@@ -261,12 +276,25 @@ def check(name: str, path: str | None = None, batch_per_device: int | None = Non
 
 
 def check_feeds(name: str, network: Network) -> None:
-    """UsageError if the data set `name` does not have what `network` takes: images, token
-    sequences, or pairs of them."""
+    """UsageError if the data set `name` does not have what `network` takes: images, masks of them,
+    token sequences, or pairs of them."""
     line = entry(name)
     if line is OWN:  # its samples are checked one by one
         return
     _check_documents(name, line, network)
+    if takes_masks(network):
+        if line.open_masks is None and name != "synthetic":
+            able = ", ".join(n for n, e in SOURCES.items() if e.open_masks is not None)
+            raise UsageError(
+                f"data={name} has no masks, and {network.name} needs a class for each pixel. "
+                f"Choose data that has them: {able}, or for speed alone synthetic."
+            )
+        return
+    if line.open_masks is not None:
+        raise UsageError(
+            f"data={name} has a class for each pixel, and {network.name} does not score pixels. "
+            "Use a network of segmentation, such as network=unet."
+        )
     if not takes_sequences(network):
         if line.open is None:
             able = ", ".join(n for n, e in SOURCES.items() if e.open is not None)
@@ -340,6 +368,8 @@ def open_for(
     if line is OWN and own_data is None:
         own_data = own.get(name)
     opens = line.open_sequences if takes_sequences(network) else line.open
+    if takes_masks(network) and line.open_masks is not None:
+        opens = line.open_masks
     assert opens is not None, "`check_feeds` has made sure of it"
     return opens(
         OpenRequest(

@@ -56,7 +56,8 @@ def run_experiment(
     suite: str | None = None,
     reproduces: str = "",
 ) -> ExperimentResult:
-    """Run `experiment` and compute its answer. Stored records are reused.
+    """Run `experiment` and compute its answer. Stored records are reused. Once `context.ends_s` has
+    passed no run starts: the plan ends there, and the answer is of the records so far.
 
     Raises UsageError or DataError before the first run for an invalid spec.
     """
@@ -90,22 +91,28 @@ def run_experiment(
         while True:
             got: list[RunRecord] = []
             prepared = _prepare(experiment, specs, request, executor.environments, tuned)
-            for record in executor.each(prepared, asked):
+            for record in executor.each(prepared, asked, context.is_over):
                 got.append(record)
                 experiment_run = _saved(store, experiment_run, [*records, *got], complete=False)
             records += got
+            left_out = sum(spec.budget.repeats for spec in prepared) - len(got)
+            if left_out:
+                plan.close()
+                break
             specs = plan.send(got)
     except StopIteration:
-        if not records:
-            store.save_machine(context.machine)  # as the executor does before the first run
-        if experiment.gather is not None:
-            records += experiment.gather(request.settings, store, tuple(records))
-        experiment_run = _saved(store, experiment_run, records, complete=True)
-    return ExperimentResult(
-        experiment_run=experiment_run,
-        records=tuple(records),
-        answer=_answer_of(experiment, request.settings, experiment_run, records),
-    )
+        left_out = 0
+    if not records:
+        store.save_machine(context.machine)  # as the executor does before the first run
+    if experiment.gather is not None:
+        records += experiment.gather(request.settings, store, tuple(records))
+    experiment_run = _saved(store, experiment_run, records, complete=not left_out)
+    answer = _answer_of(experiment, request.settings, experiment_run, records)
+    if left_out:
+        runs = "1 more run" if left_out == 1 else f"{left_out} more runs"
+        note = f"Incomplete: the time for its runs ended before at least {runs}."
+        answer = dataclasses.replace(answer, notes=(note, *answer.notes))
+    return ExperimentResult(experiment_run=experiment_run, records=tuple(records), answer=answer)
 
 
 def first_specs(

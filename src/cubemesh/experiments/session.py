@@ -80,14 +80,16 @@ def run_names(
     wait_quiet_s: float = 0.0,
     pause_file: Path | None = None,
     own_code: bool = False,
+    within_s: float | None = None,
 ) -> list[ExperimentResult]:
     """Run all experiments of `names`, in order. `pythons` are lines FRAMEWORK=PATH
     (runs/interpreters.py), `against` lines KEY=VALUE of a program to interleave with
     (ab_overrides.py). Waits up to `wait_s` seconds for a device that another run uses, which no
-    plan's time budget includes, and up to `wait_quiet_s` seconds for other programs to end. Once
-    `pause_file` exists, it ends with RunPaused (runs/executor.py). With `own_code`, networks and
-    data of the user's own may be named, whose code runs: only for what the user wrote in a
-    command. Raises
+    plan's time budget includes, and up to `wait_quiet_s` seconds for other programs to end. After
+    `within_s` seconds no run starts; each experiment has an equal share of what is left of them,
+    and one without a run or a stored record is left out. Once `pause_file` exists, it ends with
+    RunPaused (runs/executor.py). With `own_code`, networks and data of the user's own may be named,
+    whose code runs: only for what the user wrote in a command. Raises
     UsageError before the first run for an unknown name or setting, or a path that is not a Python
     with its framework."""
     with (
@@ -103,6 +105,7 @@ def run_names(
             wait_s=wait_s,
             wait_quiet_s=wait_quiet_s,
             pause_file=pause_file,
+            within_s=within_s,
         )
 
 
@@ -130,6 +133,7 @@ def _run_planned(
     wait_s: float,
     wait_quiet_s: float,
     pause_file: Path | None,
+    within_s: float | None,
 ) -> list[ExperimentResult]:
     machine = probe()
     others = environments(pythons, os.environ, machine.software)
@@ -155,8 +159,14 @@ def _run_planned(
         _announce(planned, contexts, executor, store, observer)
         if any(one.experiment.announce is not None for one in planned) or wait_quiet_s:
             check_quiet(machine.gpus, observer, wait_s=wait_quiet_s)
-        return [
-            run_experiment(
+        results = []
+        ends_s = None if within_s is None else contexts[0].clock() + within_s
+        for place, (one, context) in enumerate(zip(planned, contexts, strict=True)):
+            if ends_s is not None:
+                now = context.clock()
+                share_s = (ends_s - now) / (len(planned) - place)
+                context = dataclasses.replace(context, ends_s=now + share_s)
+            result = run_experiment(
                 one.experiment,
                 one.request,
                 context,
@@ -165,8 +175,11 @@ def _run_planned(
                 suite=one.suite,
                 reproduces=one.reproduces,
             )
-            for one, context in zip(planned, contexts, strict=True)
-        ]
+            if result.records or result.experiment_run.complete:
+                results.append(result)
+            else:
+                observer.message(f"{one.experiment.name}: no time for a run.")
+        return results
 
 
 def _announce(

@@ -51,6 +51,8 @@ VARIABLES = (
     *("TF_", "KERAS_", "OV_", "ORT_"),
 )
 """Environment variables that change what the libraries do, by how their names begin."""
+_TERRAFORM = ("TF_CLI_", "TF_VAR_", "TF_DATA_DIR", "TF_PLUGIN_", "TF_TOKEN_", "TF_WORKSPACE")
+"""Variables of Terraform, which begin as TensorFlow's do."""
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _MOST_VARIABLES = 100
 _MOST_CHARACTERS = 300
@@ -80,7 +82,8 @@ def read_software(tree: Tree, *, driver: str | None, cuda: str | None) -> Softwa
 def library_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of `environ` that change what the libraries do; never one whose name is that of
     a secret."""
-    names = sorted(n for n in environ if n.startswith(VARIABLES) and not _SECRET.search(n))
+    own = (n for n in environ if n.startswith(VARIABLES) and not n.startswith(_TERRAFORM))
+    names = sorted(n for n in own if not _SECRET.search(n))
     return {n: clean(environ[n], _MOST_CHARACTERS) for n in names[:_MOST_VARIABLES]}
 
 

@@ -121,10 +121,14 @@ class Executor:
         return list(self.each(specs))
 
     def each(
-        self, specs: Sequence[RunSpec], asked: Counter[str] | None = None
+        self,
+        specs: Sequence[RunSpec],
+        asked: Counter[str] | None = None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> Iterator[RunRecord]:
         """As `run`, each record as soon as it is stored. With `asked`, the repeats of each spec id
-        so far, a spec that was asked before is measured again, as its next repeats."""
+        so far, a spec that was asked before is measured again, as its next repeats. Once `is_over`,
+        no run starts, and only stored records follow."""
         for spec in specs:
             entry(spec.program.framework)
             _check_own_code(spec)
@@ -136,9 +140,12 @@ class Executor:
                     termination.check()
                     if self._pause_file is not None and self._pause_file.exists():
                         raise RunPaused("It paused between two runs.")
+                    key = self.key(spec, repeat)
+                    if is_over() and self._reusable(spec, key) is None:
+                        continue
                     if asked is not None:
                         asked[spec.spec_id] = repeat + 1
-                    yield self._record(spec, self.key(spec, repeat))
+                    yield self._record(spec, key)
         except BaseException:  # Ctrl-C above all: no worker may go on measuring
             self.close()
             raise

@@ -5,6 +5,10 @@ is among the five highest; the loss is the mean softmax cross-entropy. A sample 
 ties with others counts as if the others came first, so a network that scores all classes alike gets
 nothing for it.
 
+Of a segmentation each pixel is a sample, and the intersection over union of a class is the number
+of pixels that are of it and were found, over those that are or were; the mean is over the classes
+that occur in either (M. Everingham et al., The PASCAL Visual Object Classes Challenge, 2015).
+
 Several ranks with the same weights share the samples: each scores every N-th batch of those that
 one rank would score, so every batch has the same scores wherever it is computed. Counts are added,
 and the losses of the batches by an exact sum, which is rounded once and so does not depend on their
@@ -18,7 +22,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from statistics import NormalDist
 from typing import Any
 
@@ -42,6 +47,10 @@ class EvaluationResult:
     top1: int = 0
     top5: int = 0
     loss_sum: float = 0.0
+    intersections: tuple[int, ...] = ()
+    """Of a segmentation, by class: pixels that are of it and were found."""
+    unions: tuple[int, ...] = ()
+    """Pixels that are of it or were found."""
 
     def __add__(self, other: EvaluationResult) -> EvaluationResult:
         return EvaluationResult(
@@ -49,6 +58,8 @@ class EvaluationResult:
             top1=self.top1 + other.top1,
             top5=self.top5 + other.top5,
             loss_sum=self.loss_sum + other.loss_sum,
+            intersections=_added(self.intersections, other.intersections),
+            unions=_added(self.unions, other.unions),
         )
 
     @property
@@ -60,6 +71,37 @@ class EvaluationResult:
     def accuracy(self) -> float:
         """Top-1, 0 to 1."""
         return self.top1 / self.samples
+
+    @property
+    def class_iou(self) -> tuple[float | None, ...]:
+        """Of a segmentation, the intersection over union of each class; None for one that neither
+        occurs nor was found."""
+        pairs = zip(self.intersections, self.unions, strict=True)
+        return tuple(both / either if either else None for both, either in pairs)
+
+    @property
+    def mean_iou(self) -> float | None:
+        """The mean over the classes that occur or were found; None of anything but a
+        segmentation."""
+        found = [iou for iou in self.class_iou if iou is not None]
+        return math.fsum(found) / len(found) if found else None
+
+
+def _added(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
+
+
+def overlaps(
+    scores: NDArray[Any], labels: NDArray[np.int64], classes: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Intersections and unions by class, of scores (batch, pixels, classes) and labels (batch,
+    pixels); of classes with equal scores the first is found."""
+    counted = labels != PADDING
+    found, labels = scores[counted].argmax(axis=1), labels[counted]
+    right = np.bincount(labels[found == labels], minlength=classes)[:classes]
+    either = np.bincount(labels, minlength=classes)[:classes]
+    either = either + np.bincount(found, minlength=classes)[:classes] - right
+    return tuple(map(int, right)), tuple(map(int, either))
 
 
 def score(scores: NDArray[Any], labels: NDArray[np.int64]) -> EvaluationResult:
@@ -96,12 +138,8 @@ def score_samples(
 def total_of(results: Iterable[EvaluationResult]) -> EvaluationResult:
     """The sum of the results of batches, with the same bits in any order."""
     found = list(results)
-    return EvaluationResult(
-        samples=sum(r.samples for r in found),
-        top1=sum(r.top1 for r in found),
-        top5=sum(r.top5 for r in found),
-        loss_sum=_exact_sum([r.loss_sum for r in found]),
-    )
+    total = sum(found, EvaluationResult())
+    return replace(total, loss_sum=_exact_sum([r.loss_sum for r in found]))
 
 
 def _exact_sum(values: list[float]) -> float:
@@ -118,10 +156,11 @@ def score_all(
     mark: str,
     recorder: SampleRecorder | None = None,
     group: Group | None = None,
+    mask_classes: int = 0,
 ) -> EvaluationResult:
     """Score every sample of `batches`. Scores are copied to the host, so each batch is a
     synchronous step, and all together are one window of phase `evaluate`, marked `mark`. The
-    answers go to a `recorder`.
+    answers go to a `recorder`. Of masks with `mask_classes` classes the overlaps are counted, too.
 
     With `group`, `batches` are this rank's share, and the result is that of all ranks; every rank
     calls this. The window then has this rank's samples and ends when all ranks are done; a rank
@@ -133,7 +172,11 @@ def score_all(
     for batch in batches:
         if recorder is not None:
             recorder.see(batch)
-        result, right = score_samples(program.evaluate(program.place(batch)), batch.labels)
+        scores = program.evaluate(program.place(batch))
+        result, right = score_samples(scores, batch.labels)
+        if mask_classes:
+            both, either = overlaps(scores, batch.labels, mask_classes)
+            result = replace(result, intersections=both, unions=either)
         if recorder is not None:
             recorder.add(batch.labels, right)
         scored.append(result)
@@ -159,10 +202,20 @@ def _of_all_ranks(scored: list[EvaluationResult], group: Group) -> list[Evaluati
     """One result for the counts of each rank, and one for the loss of each batch. Losses are sent
     as hexadecimal text, which is exact and has a form for what is not finite."""
     own = total_of(scored)
-    sent = [own.samples, own.top1, own.top5, [r.loss_sum.hex() for r in scored]]
+    counts = [own.samples, own.top1, own.top5, own.intersections, own.unions]
     found = []
-    for samples, top1, top5, losses in group.all_gather_object(sent):
-        found.append(EvaluationResult(samples=samples, top1=top1, top5=top5))
+    for (samples, top1, top5, both, either), losses in group.all_gather_object(
+        [counts, [r.loss_sum.hex() for r in scored]]
+    ):
+        found.append(
+            EvaluationResult(
+                samples=samples,
+                top1=top1,
+                top5=top5,
+                intersections=tuple(both),
+                unions=tuple(either),
+            )
+        )
         found += [EvaluationResult(loss_sum=float.fromhex(loss)) for loss in losses]
     return found
 

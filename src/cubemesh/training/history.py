@@ -54,7 +54,8 @@ class History:
 
     def log_curves(self, classes: int, log: Log) -> None:
         """Log the training loss, and the learning rate if it changes, by step; validation loss and
-        accuracy by epoch."""
+        accuracy by epoch; of a segmentation the mean intersection over union by epoch, and that of
+        each class in the last."""
         log.curve(by_step("training_loss", self.losses))
         if self.rates:
             log.curve(by_step("learning_rate", self.rates))
@@ -65,9 +66,16 @@ class History:
         if classes > TOP5_CLASSES:
             top5 = [scored.top5 / scored.samples for scored in self.validation]
             shown.append(("validation_top5_accuracy", top5))
+        ious = [iou for scored in self.validation if (iou := scored.mean_iou) is not None]
+        if len(ious) == len(self.validation):
+            shown.append(("validation_mean_iou", ious))
         epochs = tuple(float(n) for n in range(1, len(self.validation) + 1))
         for name, values in shown:
             log.curve(Curve(name=name, x_name="epoch", x=epochs, y=tuple(values)))
+        if self.validation and (found := self.validation[-1].class_iou):
+            by_class = {float(n): iou for n, iou in enumerate(found) if iou is not None}
+            x, y = tuple(by_class), tuple(by_class.values())
+            log.curve(Curve(name="class_iou", x_name="class", x=x, y=y))
 
     def log_figures(self, classes: int, log: Log) -> None:
         """Log the figures of the last evaluation."""
@@ -75,6 +83,9 @@ class History:
         log.figure("accuracy", accuracy_figure(last.top1, last.samples))
         if classes > TOP5_CLASSES:
             log.figure("top5_accuracy", accuracy_figure(last.top5, last.samples))
+        if (iou := last.mean_iou) is not None:
+            classes_found = sum(one is not None for one in last.class_iou)
+            log.figure("mean_iou", Figure(value=iou, unit="", n=classes_found))
         log.figure("validation_loss", Figure(value=last.loss, unit="", n=last.samples))
         log.figure("epochs_trained", Figure(value=len(self.validation), unit=""))
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from cubemesh.batches import Batch
 from cubemesh.data.feed import Feed, in_order, share_of
+from cubemesh.data.masks import has_masks
 from cubemesh.data.pipeline import Batches
 from cubemesh.data.source import Source
 from cubemesh.data.text.parallel_text import SentencePairs
@@ -65,9 +66,10 @@ class Training:
 
     Windows are marked `epoch-N`. Curves: training_loss and, if it changes, learning_rate by step;
     validation_loss, validation_accuracy and, with more than five classes, validation_top5_accuracy
-    by epoch; of sentence pairs perplexity and, if they are translated, bleu. Figures, of the last
-    epoch: accuracy, top5_accuracy, validation_loss, epochs_trained; of sentence pairs perplexity,
-    bleu, translated_per_s, epoch_s and tokens_per_s.
+    by epoch; of sentence pairs perplexity and, if they are translated, bleu; of masks
+    validation_mean_iou, and class_iou by class. Figures, of the last epoch: accuracy,
+    top5_accuracy, validation_loss, epochs_trained; of sentence pairs perplexity, bleu,
+    translated_per_s, epoch_s and tokens_per_s; of masks mean_iou.
     """
 
     program: Program
@@ -341,7 +343,13 @@ class Training:
         """Score every sample, with the other ranks, and write the curves."""
         recorder = SampleRecorder(contents=self.work.data_path is None)
         total = score_all(
-            self.program, batches, self.log, f"epoch-{epoch}", recorder, self._evaluating
+            self.program,
+            batches,
+            self.log,
+            f"epoch-{epoch}",
+            recorder,
+            self._evaluating,
+            self.validation.classes if has_masks(self.validation) else 0,
         )
         self._recorder = recorder
         if not math.isfinite(total.loss):
@@ -352,6 +360,8 @@ class Training:
         shown = {"loss/validation": total.loss, "accuracy/top-1": total.accuracy}
         if self.validation.classes > TOP5_CLASSES:
             shown["accuracy/top-5"] = total.top5 / total.samples
+        if total.mean_iou is not None:
+            shown["accuracy/mean IoU"] = total.mean_iou
         self.writer.scalars(shown, self.history.done)
         return total
 

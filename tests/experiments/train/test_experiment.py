@@ -264,3 +264,24 @@ def test_sentence_pairs_have_perplexity_bleu_and_the_time_of_an_epoch(context, b
     assert "BLEU 31.2 by beam search of 4 hypotheses, 400 sentences/s" in texts["bleu"]
     assert row[columns.index("BLEU")] == bleu
     assert "train-translator-bleu" in {chart.name for chart in shown.charts}
+
+
+def test_a_segmentation_has_its_mean_intersection_over_union_and_worst_class(context):
+    (spec,) = [*next(plan(Settings(networks=("unet",)), context))]
+    epochs = (1.0, 2.0)
+    curves = (
+        Curve(name="validation_loss", x_name="epoch", x=epochs, y=(0.9, 0.4)),
+        Curve(name="validation_accuracy", x_name="epoch", x=epochs, y=(0.7, 0.9)),
+        Curve(name="validation_mean_iou", x_name="epoch", x=epochs, y=(0.3, 0.6)),
+        Curve(name="class_iou", x_name="class", x=(0.0, 1.0, 3.0), y=(0.9, 0.2, 0.7)),
+    )
+    figures = {"accuracy": 0.9, "mean_iou": 0.6, "epochs_trained": 2}
+    found = answer(Settings(), [record(spec, figures=figures, curves=curves)])
+    (finding,) = [f for f in found.findings if f.code == "mean-iou"]
+    assert finding.value == pytest.approx(60)
+    for words in ("60.0 %", "3 classes", "class 1 with 20.0 %"):
+        assert words in finding.text
+    (column,) = [n for n, c in enumerate(found.tables[0].columns) if c.name == "mean IoU"]
+    assert [row[column].value for row in found.tables[0].rows] == pytest.approx([30, 60])
+    assert {"mean IoU"} <= {line.name for chart in found.charts for line in chart.lines}
+    assert "class-iou" in " ".join(chart.name for chart in found.charts)

@@ -70,6 +70,9 @@ def test_choosing_by_time_pays_where_no_engine_is_always_the_fastest(verdict):
     }
     assert verdict("002-20", always).state.value == "does not hold"
     assert "OpenVINO is the fastest at every batch size" in verdict("002-20", always).reason
+    unclear = always | {"onnxruntime": {1: (2, 0.01), 8: (8, 2.0)}}
+    assert verdict("002-20", unclear).code == "inconclusive"
+    assert "not clearly" in verdict("002-20", unclear).reason
     assert verdict("002-20", {"openvino": {1: (1, 0.01)}}).code == "not-measured"
 
 

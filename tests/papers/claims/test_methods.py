@@ -46,6 +46,8 @@ def test_a_run_without_a_figure_has_an_outcome(verdict, record_of):
     assert found.state is HOLDS
     assert in_order(found.reason, "1 of 4 runs", "pytorch")
     assert verdict("000-7", ()).code == "not-measured"
+    absent = run("jax", "vgg16", Status.UNSUPPORTED)
+    assert verdict("000-7", (*runs, absent)).code == "not-measured", "no bar is missing for memory"
     assert verdict("000-7", runs).code == "not-measured"
 
 
@@ -82,25 +84,29 @@ def test_copies_from_the_host_cost_most_at_a_small_batch(verdict, record_of, sma
     assert verdict("001-23", cpu).code == "no-gpu"
 
 
-def test_frameworks_each_at_several_batch_sizes(verdict, record_of):
-    def run(framework, batch, devices=2, network="resnet-50"):
-        return record_of(
+def test_frameworks_each_at_the_fastest_of_several_batch_sizes(verdict, record_of):
+    def run(framework, batch, devices=1, network="resnet-50", rate=None):
+        record = record_of(
             RunSpec(
                 work=TrainSteps(network=network, batch_per_device=batch),
                 placement=Placement(devices=devices),
                 program=ProgramSettings(framework=framework, sync="all-reduce"),
             )
         )
+        figure = Figure(value=rate or batch * devices, unit="images/s")
+        return dataclasses.replace(record, figures={"throughput_per_s": figure})
 
-    pytorch = (run("pytorch", 64), run("pytorch", 128))
-    found = verdict("002-17", (*pytorch, run("jax", 32), run("jax", 64)))
+    pytorch = (run("pytorch", 64), run("pytorch", 128), run("pytorch", 128, 2))
+    jax = (run("jax", 32, rate=90.0), run("jax", 64, rate=80.0))
+    found = verdict("002-17", (*pytorch, *jax, run("jax", 32, 2)))
     assert found.state is HOLDS
-    assert in_order(found.reason, "pytorch", "64", "128", "jax", "32")
+    assert in_order(found.reason, "pytorch", "128 of 64", "jax", "32 of 32")
     for others in (
         (),
-        (run("jax", 32),),
-        (run("jax", 32), run("jax", 64, network="vgg16")),
-        (run("jax", 32, devices=1), run("jax", 64)),
+        jax,
+        (*jax, run("jax", 64, 2)),
+        (run("jax", 32), run("jax", 32, 2)),
+        (*jax, run("jax", 32, 2, network="vgg16")),
     ):
         assert verdict("002-17", (*pytorch, *others)).code == "not-measured"
 

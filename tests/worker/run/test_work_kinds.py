@@ -317,6 +317,27 @@ def test_a_network_of_tokens_is_trained_and_evaluated_by_position(tmp_path):
     assert (accuracy.value, accuracy.n) == (0.5, 512 * 4)  # never fewer than a minibatch
 
 
+def test_a_segmentation_has_an_intersection_over_union(tmp_path):
+    work = Train(
+        network="unet",
+        batch_per_device=256,
+        image_size=16,
+        classes=4,
+        data="generated-shapes",
+        epochs=2,
+    )
+    events = events_of(tmp_path, work, "step=0.01,accuracy=1:0.5")
+    assert outcome(events).status is Status.OK, outcome(events).message
+    found = figures(events)
+    assert 0 < found["mean_iou"].value < 1
+    assert found["mean_iou"].n == 4
+    assert found["accuracy"].n == 64 * 16 * 16, "each pixel is a sample"
+    curves = {e["curve"]["name"]: e["curve"] for e in events if e["event"] == "curve"}
+    assert list(curves["validation_mean_iou"]["x"]) == [1, 2]
+    assert curves["validation_mean_iou"]["y"][-1] == found["mean_iou"].value
+    assert list(curves["class_iou"]["x"]) == [0, 1, 2, 3]
+
+
 def test_the_parts_of_an_attribution_add_up_to_the_step(tmp_path):
     work = TrainSteps(**FEED)
     settings = ProgramSettings(framework="null", script="step=0.01")

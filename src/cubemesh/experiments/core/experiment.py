@@ -48,6 +48,8 @@ class Context:
     scale: Scale = Scale.DEFAULT
     clock: Callable[[], float] = time.monotonic
     """Seconds, for a plan with a time budget."""
+    ends_s: float | None = None
+    """The time of `clock` after which no run starts; None: there is none."""
     hosts: int = 1
     """Number of hosts that share the devices of a run."""
     tuned: Callable[[RunSpec], RunSpec] = lambda spec: spec
@@ -57,6 +59,10 @@ class Context:
     def budget(self) -> Budget:
         """The budget of each run at this scale."""
         return BUDGETS[self.scale]
+
+    def is_over(self) -> bool:
+        """Whether the time for runs has passed."""
+        return self.ends_s is not None and self.clock() >= self.ends_s
 
     @property
     def has_gpu(self) -> bool:

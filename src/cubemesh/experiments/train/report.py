@@ -22,6 +22,7 @@ from cubemesh.schema import (
 )
 from cubemesh.units import (
     format_bytes,
+    format_count,
     format_list,
     format_number,
     format_quantity,
@@ -36,6 +37,7 @@ def findings(records: Sequence[RunRecord]) -> Iterator[Finding]:
     record = records[-1]
     if record.ok:
         yield _accuracy(record)
+        yield from _segmentation(record)
         yield from _translation(record)
         yield from _target(record)
         yield from _staging(record)
@@ -67,6 +69,24 @@ def _accuracy(record: RunRecord) -> Finding:
         f"{figure.value:.1f} % of the held-out samples{also}.",
         figure=figure,
         unit="% top-1",
+    )
+
+
+def _segmentation(record: RunRecord) -> Iterator[Finding]:
+    """The mean intersection over union of a segmentation, and its worst class."""
+    mean, by_class = record.figures.get("mean_iou"), record.curve("class_iou")
+    if mean is None or by_class is None:
+        return
+    work = training_of(record)
+    worst, number = min(zip(by_class.y, by_class.x, strict=True))
+    yield Finding(
+        code="mean-iou",
+        question="How well are the pixels of each class found?",
+        text=f"Mean intersection over union of {work.network} on the held-out images of "
+        f"{work.data}: {100 * mean.value:.1f} % over {format_count(len(by_class.x))} classes; the "
+        f"worst is class {round(number)} with {100 * worst:.1f} %.",
+        value=100 * mean.value,
+        unit="% mean IoU",
     )
 
 
@@ -206,6 +226,7 @@ def _epochs(records: Sequence[RunRecord]) -> Iterator[Table]:
         Column(name="validation loss"),
         Column(name="top-1", unit="%"),
         Column(name="top-5", unit="%"),
+        *([Column(name="mean IoU", unit="%")] if record.curve("validation_mean_iou") else []),
         *([Column(name="perplexity")] if record.curve("perplexity") is not None else []),
         *([Column(name="BLEU")] if record.curve("bleu") is not None else []),
         Column(name=rate_unit(work.network)),
@@ -224,6 +245,11 @@ def _row(record: RunRecord, epoch: int) -> tuple[Cell, ...]:
         Cell(value=loss.y[place]),
         _cell(_percent(record, "validation_accuracy", place), "not logged"),
         _cell(_percent(record, "validation_top5_accuracy", place), "five classes or fewer"),
+        *(
+            _cell(_percent(record, name, place), "not logged")
+            for name in ("validation_mean_iou",)
+            if record.curve(name)
+        ),
         *(_at(record, name, epoch) for name in ("perplexity", "bleu") if record.curve(name)),
         _cell(_rate(record, epoch), "trained by an earlier run"),
     )
@@ -270,7 +296,11 @@ def charts(network: str, records: Sequence[RunRecord]) -> Iterator[Chart]:
     record = records[-1]
     accuracies = [
         curve_line(name, record, curve, 100)
-        for name, key in (("top-1", "validation_accuracy"), ("top-5", "validation_top5_accuracy"))
+        for name, key in (
+            ("top-1", "validation_accuracy"),
+            ("top-5", "validation_top5_accuracy"),
+            ("mean IoU", "validation_mean_iou"),
+        )
         if (curve := record.curve(key)) is not None and curve.x
     ]
     if accuracies:
@@ -281,6 +311,16 @@ def charts(network: str, records: Sequence[RunRecord]) -> Iterator[Chart]:
             x=Axis(name="epoch"),
             y=Axis(name="accuracy", unit="%"),
             lines=tuple(accuracies),
+        )
+    by_class = record.curve("class_iou")
+    if by_class is not None and by_class.x:
+        yield Chart(
+            name=f"train-{network}-class-iou",
+            title="Intersection over union by class, last epoch",
+            kind="line",
+            x=Axis(name="class"),
+            y=Axis(name="intersection over union", unit="%"),
+            lines=(curve_line(network, record, by_class, 100),),
         )
     bleu = record.curve("bleu")
     if bleu is not None and bleu.x:

@@ -66,8 +66,16 @@ def measured_choice(claim: Claim, evidence: Evidence) -> Verdict:
         )
         if set(best.values()) == {fixed}:
             same = Figure(value=1.0, unit="x")
-            reason = f"{_title(fixed)} is the fastest at every batch size"
-            return settled(claim, False, "below-limit", f"{network}: {reason}", same, *groups)
+            reason = f"{network}: {_title(fixed)} is the fastest at every batch size"
+            rivals = (
+                ratio(own[name][0], own[fixed][0])
+                for own in found.values()
+                for name in everywhere - {fixed}
+            )
+            if any(bounds(rival)[0] <= 1 for rival in rivals):
+                reason += ", but not clearly; inconclusive without more runs"
+                raise Untested("inconclusive", reason, same, groups)
+            return settled(claim, False, "below-limit", reason, same, *groups)
         ends = [(s.value, *bounds(s)) for s in shares if s.value != 1]
         value, low, high = (
             math.prod(end[n] for end in ends) ** (1 / len(shares)) for n in range(3)

@@ -22,6 +22,7 @@ from cubemesh.schema import (
     Infer,
     NetworkWork,
     RunRecord,
+    Status,
     Train,
     TrainSteps,
     Verdict,
@@ -37,23 +38,25 @@ POWER_NETWORKS = 4
 
 
 def failures_are_outcomes(claim: Claim, evidence: Evidence) -> Verdict:
-    """Whether each run without a figure has an outcome instead, and which frameworks ran all
-    networks."""
+    """Whether runs that need too much memory have that as their outcome, and no run is without a
+    figure for no reason; and which frameworks ran most networks. Frameworks that are not installed
+    say nothing."""
     runs = [r for r in evidence.records if isinstance(r.spec.work, TrainSteps)]
     if not runs:
         raise Untested("not-measured", "no framework was measured")
     failed = [r for r in runs if "throughput_per_s" not in r.figures]
-    if not failed:
-        raise Untested("not-measured", f"all {len(runs)} runs have a figure, so no bar is missing")
+    full = [r for r in failed if r.outcome.status is Status.OOM]
+    if not full:
+        raise Untested("not-measured", f"0 of {len(runs)} runs were out of memory")
     unnamed = [r for r in failed if r.ok]
     frameworks = Counter(r.spec.program.framework for r in runs if "throughput_per_s" in r.figures)
     most = max(frameworks.values(), default=0)
     all_of = [name for name, count in frameworks.items() if count == most]
     reason = (
-        f"{len(failed)} of {len(runs)} runs have no figure, each with its outcome; most networks "
-        f"ran with {format_list(sorted(all_of))}"
+        f"{len(full)} of {len(runs)} runs have no figure, as they were out of memory; most "
+        f"networks ran with {format_list(sorted(all_of))}"
     )
-    figure = Figure(value=len(failed), unit="runs")
+    figure = Figure(value=len(full), unit="runs")
     return settled(claim, not unnamed, "followed", reason, figure)
 
 
@@ -125,22 +128,33 @@ def full_utilization(claim: Claim, evidence: Evidence) -> Verdict:
 
 
 def best_batch_of_each(claim: Claim, evidence: Evidence) -> Verdict:
-    """Whether at least two frameworks trained ResNet-50 on several devices, each at several batch
-    sizes."""
-    sizes: dict[str, set[int]] = {}
+    """Whether at least two frameworks trained ResNet-50 on several devices, each at the fastest of
+    several batch sizes."""
+    rates: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
     for record in evidence.records:
-        work, devices = record.spec.work, record.spec.placement.devices
-        if not isinstance(work, TrainSteps) or "throughput_per_s" not in record.figures:
+        work, program = record.spec.work, record.spec.program
+        rate = record.figure("throughput_per_s")
+        if not isinstance(work, TrainSteps) or rate is None or work.network != "resnet-50":
             continue
-        if work.network == "resnet-50" and devices > 1:
-            sizes.setdefault(record.spec.program.framework, set()).add(work.batch_per_device)
-    sizes = {name: batches for name, batches in sizes.items() if len(batches) > 1}
-    if len(sizes) < 2:
-        reason = "it needs ResNet-50 on several devices, two frameworks at two batch sizes each"
+        at = (record.spec.placement.devices, work.batch_per_device)
+        rates.setdefault((program.framework, program.precision), {})[at] = rate
+    best: dict[str, str] = {}
+    for (framework, precision), own in rates.items():
+        searched = max((d for d, _ in own), key=lambda d: sum(n == d for n, _ in own))
+        batches = {batch: rate for (d, batch), rate in own.items() if d == searched}
+        fastest = max(batches, key=lambda batch: batches[batch])
+        if len(batches) > 1 and any(d > 1 and batch == fastest for d, batch in own):
+            of = format_list(map(str, sorted(batches)))
+            best.setdefault(framework, f"{framework} in {precision}: {fastest} of {of}")
+    if len(best) < 2:
+        reason = (
+            "it needs ResNet-50 on several devices in two frameworks, each at the fastest of "
+            "several batch sizes"
+        )
         raise Untested("not-measured", reason)
-    reason = "; ".join(f"{name}: {format_list(map(str, sorted(s)))}" for name, s in sizes.items())
-    figure = Figure(value=len(sizes), unit="frameworks")
-    return settled(claim, True, "followed", f"batch sizes per device, {reason}", figure)
+    figure = Figure(value=len(best), unit="frameworks")
+    reason = f"fastest batch sizes per device, {'; '.join(best.values())}"
+    return settled(claim, True, "followed", reason, figure)
 
 
 def throughput_formula(claim: Claim, evidence: Evidence) -> Verdict:

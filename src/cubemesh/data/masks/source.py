@@ -1,0 +1,237 @@
+"""Segmentation masks: photographs, each with a PNG file that has the class of every pixel.
+
+`train/images/NAME.jpg` and `train/masks/NAME.png`, and the same below `val`; or `images` and
+`masks` alone, with every tenth image for validation. A mask is grey, or of a palette whose indices
+are the classes (as those of PASCAL VOC are), as large as its image; pixels of 255 do not count. It
+is cropped and mirrored as its image is, and takes the nearest pixel where that is interpolated.
+
+As of photographs in folders of classes, a pair that cannot be used is replaced by the next one, and
+left out of an evaluation.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cubemesh.batches import PADDING, Batch, Box, Pixels
+from cubemesh.data.images.arrays import check_indices
+from cubemesh.data.images.decode import SUFFIXES, Augmentation, Skipped, load_decoder, reasons
+from cubemesh.data.images.files import identity_of, read_whole, readable
+from cubemesh.data.images.image_folder import split_folder
+from cubemesh.data.images.image_source import ImageSource
+from cubemesh.data.images.open_images import ImageOptions
+from cubemesh.data.page_cache import Extent
+from cubemesh.data.source import Indices, Shape, Split, in_split
+from cubemesh.errors import DataError, UsageError
+from cubemesh.units import format_count
+
+NAME = "masks"
+IMAGES, MASKS = "images", "masks"
+UNCOUNTED = 255
+"""Value of pixels that do not count, such as the outlines in PASCAL VOC."""
+MODES = ("1", "L", "P", "I", "I;16", "I;16B")
+"""Pillow's modes of one number a pixel."""
+LAYOUT = (
+    "The layout is images/NAME.jpg and masks/NAME.png, below train and val or alone (docs/data.md)."
+)
+
+
+class MaskFolder:
+    """The image files of one split, which have masks; see `EncodedImages`."""
+
+    def __init__(self, root: Path, split: Split, classes: int) -> None:
+        """DataError if there is no image, or if one has no mask."""
+        own = split_folder(root, split)
+        self.root = own or root
+        self.classes = tuple(str(number) for number in range(classes))
+        self.ignored: Counter[str] = Counter()
+        names = sorted(self._images(), key=os.fsencode)
+        if own is None:
+            names = [name for n, name in enumerate(names, 1) if in_split(split, n)]
+        if not names:
+            raise DataError(f"{self.root / IMAGES} has no images for {split}. {LAYOUT}")
+        masks = set(_listed(self.root / MASKS))
+        lacking = [name for name in names if _mask_of(name) not in masks]
+        if lacking:
+            raise DataError(
+                f"{format_count(len(lacking))} of {format_count(len(names))} images of "
+                f"{self.root / IMAGES} have no mask, such as {readable(lacking[0])}, whose mask is "
+                f"{readable(f'{MASKS}/{_mask_of(lacking[0])}')}."
+            )
+        self._names = names
+        self.labels: NDArray[np.int64] = np.zeros(len(names), np.int64)
+
+    def read(self, number: int) -> bytes:
+        """See `EncodedImages.read`."""
+        return read_whole(self._path(number))
+
+    def read_mask(self, number: int) -> bytes:
+        """The file of the mask of image `number`."""
+        return read_whole(self.root / MASKS / _mask_of(self._names[number]))
+
+    def name(self, number: int) -> str:
+        """The file."""
+        return readable(f"{IMAGES}/{self._names[number]}")
+
+    def order(self, generator: np.random.Generator) -> Iterable[int]:
+        """A random order."""
+        return generator.permutation(len(self._names))
+
+    def extent(self, number: int) -> Extent:
+        """The whole image file; empty if it is missing."""
+        path = self._path(number)
+        try:
+            return Extent(path, 0, path.stat().st_size)
+        except OSError:
+            return Extent(path, 0, 0)
+
+    def identity(self) -> str:
+        """By the names, and by when the two folders changed."""
+        return identity_of(self._names, (self.root / IMAGES, self.root / MASKS))
+
+    def _path(self, number: int) -> Path:
+        return self.root / IMAGES / self._names[number]
+
+    def _images(self) -> Iterator[str]:
+        for name in _listed(self.root / IMAGES):
+            if os.path.splitext(name)[1].lower() in SUFFIXES:
+                yield name
+            else:
+                self.ignored["not an image by its name"] += 1
+
+
+@dataclass(frozen=True)
+class Masked:
+    """An image and its mask, of the network's size."""
+
+    pixels: Pixels
+    mask: NDArray[np.int64]
+    """Height × width, `PADDING` where a pixel does not count."""
+
+
+class MaskedImages(ImageSource):
+    """A `Source` of images with masks; `HasEpochs`: in training each epoch crops them anew."""
+
+    def __init__(self, folder: MaskFolder, shape: Shape, split: Split, max_pixels: int) -> None:
+        super().__init__(folder, shape, split, max_pixels)
+        self.name = NAME
+        self._folder = folder
+        self._image = load_decoder()
+
+    def empty(self, samples: int) -> Batch:
+        """See `Source.empty`: a label for each pixel."""
+        _, height, width = self.shape
+        images = np.empty((samples, *self.shape), np.float32)
+        return Batch(images=images, labels=np.empty((samples, height * width), np.int64))
+
+    def drawn(self, indices: Indices, into: Batch | None, draw: Augmentation | None) -> Batch:
+        """See `ImageSource.drawn`. DataError for a mask with a class that the network has not."""
+        check_indices(indices, self.samples)
+        into = into or self.empty(len(indices))
+        for row, number in enumerate(indices.tolist()):
+            _, found = self.usable(number, lambda n: self.masked(n, draw))
+            self.put(None if found is None else found.pixels, into, row)
+            into.labels[row] = PADDING if found is None else found.mask.ravel()
+        return into
+
+    def masked(self, number: int, draw: Augmentation | None) -> Masked | None:
+        """Image `number` with its mask; None if it is skipped."""
+        if self.ledger.reason(number) is not None:
+            return None
+        try:
+            data = self._folder.read(number)
+            image = self.decoder.decode(data, self._folder.name(number), number, draw)
+            mask = self._mask(data, number, draw)
+        except Skipped as reason:
+            self.ledger.skip(number, str(reason))
+            return None
+        if image.converted:
+            self.ledger.convert(number, image.converted)
+        counted = mask[mask != PADDING]
+        if counted.size and counted.max() >= self.classes:
+            raise DataError(
+                f"The mask of {self.encoded.name(number)} has class {counted.max()}, and the "
+                f"network has {self.classes} classes, from 0. Set classes={counted.max() + 1} or "
+                "more."
+            )
+        return Masked(image.pixels, mask)
+
+    def _mask(self, data: bytes, number: int, draw: Augmentation | None) -> NDArray[np.int64]:
+        """The mask of image `number`, whose file is `data`, cropped as the image is."""
+        with reasons(), self._image.open(io.BytesIO(data)) as image:
+            size = image.size
+        file = io.BytesIO(self._folder.read_mask(number))
+        with reasons(), self._image.open(file, formats=("PNG",)) as image:
+            if image.size != size:
+                raise Skipped("a mask of another size than its image")
+            if image.mode not in MODES:
+                raise Skipped("a mask in colours, not in class numbers")
+            classes = np.asarray(image).astype(np.int64)
+        width, height = size
+        box, mirrored = self.decoder.crop(number, width, height, draw)
+        found = nearest(classes, box, self.shape[1], self.shape[2])
+        found[found == UNCOUNTED] = PADDING
+        return found[:, ::-1] if mirrored else found
+
+
+def nearest(classes: NDArray[np.int64], box: Box, height: int, width: int) -> NDArray[np.int64]:
+    """What `box` cuts out of `classes` (height, width), at `height` × `width` pixels, each the one
+    at its middle."""
+    left, top, right, bottom = box
+    columns = left + (np.arange(width) + 0.5) * (right - left) / width
+    rows = top + (np.arange(height) + 0.5) * (bottom - top) / height
+    across = columns.astype(np.int64).clip(0, classes.shape[1] - 1)
+    down = rows.astype(np.int64).clip(0, classes.shape[0] - 1)
+    found: NDArray[np.int64] = classes[np.ix_(down, across)]
+    return found
+
+
+def open_masks(
+    path: Path, split: Split, shape: Shape, classes: int, options: ImageOptions
+) -> MaskedImages:
+    """The images and masks of `split` below `path`. UsageError for an option that they do not
+    have."""
+    refused = {
+        "cache_decoded": options.cache_decoded,
+        "drop_page_cache": options.drop_page_cache,
+        "stage_folder": options.stage_folder is not None,
+        "decode_location=device": options.stays_encoded,
+    }
+    for name, given in refused.items():
+        if given:
+            raise UsageError(f"data={NAME} does not support {name}. Leave it out.")
+    return MaskedImages(MaskFolder(path, split, classes), shape, split, options.max_pixels)
+
+
+def check_files(path: Path) -> None:
+    """DataError if there are no folders of images and masks; opens no file."""
+    train = split_folder(path, "train")
+    root = train or path
+    for name in (IMAGES, MASKS):
+        if not (root / name).is_dir():
+            raise DataError(f"{root} has no folder {name}. {LAYOUT}")
+    if train is not None and split_folder(path, "validation") is None:
+        raise DataError(
+            f"{path} has train and neither val nor validation. Name the folder above both, or one "
+            "that holds images and masks themselves."
+        )
+
+
+def _mask_of(image: str) -> str:
+    return f"{os.path.splitext(image)[0]}.png"
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror}.") from error
