@@ -132,7 +132,7 @@ class FullyShardedProgram(PyTorchProgram):
             values = self._run(*inputs)
             if self._low_precision is not None:
                 values = tuple(value.float() for value in values)
-            return total_loss(self._weights, values, labels)
+            return total_loss(self._heads, values, labels)
 
     def _start_optimizer(self) -> None:
         local = {name: _local(parameter) for name, parameter in self._built.parameters.items()}
