@@ -13,6 +13,7 @@ from cubemesh.parallel.model_parallel import ModelParallel
 from cubemesh.parallel.parameter_server import CpuParameterServer, ParameterServer
 from cubemesh.parallel.pipeline import Hybrid, Pipeline
 from cubemesh.parallel.strategy import NoSync, Strategy
+from cubemesh.parallel.tensor_parallel import TensorParallel
 
 STRATEGIES: dict[str, type[Strategy]] = {
     strategy.name: strategy
@@ -30,6 +31,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         ModelParallel,
         Pipeline,
         Hybrid,
+        TensorParallel,
     )
 }
 

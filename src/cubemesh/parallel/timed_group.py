@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cubemesh.frameworks.contract.group import Group, TransferHandle
+from cubemesh.frameworks.contract.group import Group, TracksTransfers, TransferHandle
 from cubemesh.measure.attribution.transfers import Transfer, Transfers
 
 LOW_PRECISION_BYTES = 2
@@ -46,6 +46,13 @@ class TimedGroup:
         size_bytes = sum(map(_size_bytes, arrays))
         pending = self._group.broadcast(arrays, root)
         return _TimedTransfer(issued, pending, size_bytes, self._transfers)
+
+    def track(self, transfer: TransferHandle, size_bytes: int) -> TransferHandle:
+        """See `TracksTransfers`."""
+        issued = self._transfers.clock()
+        if isinstance(self._group, TracksTransfers):
+            transfer = self._group.track(transfer, size_bytes)
+        return _TimedTransfer(issued, transfer, size_bytes, self._transfers)
 
 
 class _TimedTransfer:

@@ -58,6 +58,10 @@ class WaitingGroup:
         """See `Group`."""
         return _Waiting(self._group.broadcast(arrays, root), self._waits)
 
+    def track(self, transfer: TransferHandle, size_bytes: int) -> TransferHandle:
+        """See `TracksTransfers`."""
+        return _Waiting(transfer, self._waits)
+
 
 class _Waiting:
     __slots__ = ("_pending", "_waits")

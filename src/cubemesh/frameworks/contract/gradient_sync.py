@@ -18,11 +18,13 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.networks.graph import Network
 
-SyncFeature = Literal["all-reduce", "hooks", "weight-server", "cpu-server", "model-parallel"]
+SyncFeature = Literal[
+    "all-reduce", "hooks", "weight-server", "cpu-server", "model-parallel", "tensor-parallel"
+]
 """What a strategy needs of a framework: `all-reduce` averages gradients, by its own means or by
 `GradientSync`; `hooks` calls the methods of any `GradientSync` in its steps; `weight-server` also
 those of `WeightServerSync`; `cpu-server` those of `CpuServerSync`; `model-parallel` those of
-`ModelParallelSync`."""
+`ModelParallelSync`; `tensor-parallel` those of `TensorParallelSync`."""
 BUCKET_BYTES = 25 * 2**20
 """Default size of a bucket: large enough that latency is negligible, small enough that the first
 are sent early in the backward pass (the default of PyTorch's DistributedDataParallel)."""
@@ -200,6 +202,22 @@ class PipelineSync(Protocol):
         """(`forward` or `backward`, micro-batch) of each pass of a stage in a step, in order."""
 
     times: StepTimes
+
+
+@runtime_checkable
+class TensorParallelSync(Protocol):
+    """A `GradientSync` in which the ranks r·size to (r + 1)·size - 1 divide each layer of replica r
+    of the network; replicas average their gradients."""
+
+    group: Group
+    """All ranks."""
+    size: int
+    """Ranks that divide a layer."""
+    sequence: bool | None
+    """Whether they divide the positions of a sequence between layers; None: where they divide."""
+
+    def use_replicas(self, replicas: Group) -> None:
+        """Average gradients over `replicas`: the ranks that have the same part of the network."""
 
 
 class StepTimes(Protocol):

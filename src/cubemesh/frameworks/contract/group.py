@@ -71,6 +71,14 @@ class Group(Protocol):
 
 
 @runtime_checkable
+class TracksTransfers(Protocol):
+    """A group that measures transfers which do not pass through its methods."""
+
+    def track(self, transfer: TransferHandle, size_bytes: int) -> TransferHandle:
+        """`transfer`, just issued, as one that is measured when it is waited for."""
+
+
+@runtime_checkable
 class ReportsLink(Protocol):
     """A group that knows which connection it uses."""
 

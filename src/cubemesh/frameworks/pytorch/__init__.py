@@ -5,6 +5,7 @@ from __future__ import annotations
 from cubemesh.frameworks.contract.gradient_sync import (
     ModelParallelSync,
     PipelineSync,
+    TensorParallelSync,
     WeightServerSync,
 )
 from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
@@ -67,4 +68,9 @@ def build(request: BuildRequest) -> PyTorchProgram:
     if isinstance(sync, ModelParallelSync) and sync.group.size > 1:
         pipelined = isinstance(sync, PipelineSync)
         return (PipelineProgram if pipelined else ModelParallelProgram)(request, sync)
+    if isinstance(sync, TensorParallelSync) and sync.group.size > 1:
+        # DTensor is imported here: its import takes half a second of every other run
+        from cubemesh.frameworks.pytorch.distributed.tensor_parallel import TensorParallelProgram
+
+        return TensorParallelProgram(request, sync)
     return PyTorchProgram(request)

@@ -36,7 +36,7 @@ from cubemesh.frameworks.pytorch.distributed.cpu_server import TorchCpuServer
 from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import synchronized
 from cubemesh.frameworks.pytorch.distributed.weight_server import TorchReplica
 from cubemesh.frameworks.pytorch.input.host_to_device import HostToDevice, Placed, array_type
-from cubemesh.frameworks.pytorch.module import build_modules
+from cubemesh.frameworks.pytorch.module import BuiltNetwork, build_modules
 from cubemesh.frameworks.pytorch.optimizers import make_optimizer
 from cubemesh.frameworks.pytorch.precision import state_dict
 from cubemesh.frameworks.pytorch.precision.layer_passes import PassTypes
@@ -83,22 +83,7 @@ class PyTorchProgram:
         self._dtype = array_type(request)
         self._memory_format = MEMORY_FORMATS[settings.layout]
         self._to_device = HostToDevice(request)
-        self._built = build_modules(
-            request.network,
-            device=self.device,
-            dtype=self._dtype,
-            memory_format=self._memory_format,
-            overwrite=self.overwrites and not request.recomputed,
-            layer_types=_layer_types(request),
-            float8=_float8_layers(request),
-            layer_passes=layer_passes(request),
-            replace=partial(
-                synchronized,
-                group=request.group,
-                norm=settings.batch_norm == "global",
-                dropout=settings.deterministic,
-            ),
-        )
+        self._built = self._build(request)
         self.module = self._built.training
         """The network as a module: `print` shows its layers, `module.code` is its forward pass."""
         self._run: Callable[..., tuple[Tensor, ...]] = self.module
@@ -127,6 +112,26 @@ class PyTorchProgram:
             self._gradients.before_gather = self._inspect_own_gradients
         self._loss = torch.full((), float("nan"))
         self._start_optimizer()
+
+    def _build(self, request: BuildRequest) -> BuiltNetwork:
+        """The modules of the network on this device."""
+        settings = request.program
+        return build_modules(
+            request.network,
+            device=self.device,
+            dtype=self._dtype,
+            memory_format=self._memory_format,
+            overwrite=self.overwrites and not request.recomputed,
+            layer_types=_layer_types(request),
+            float8=_float8_layers(request),
+            layer_passes=layer_passes(request),
+            replace=partial(
+                synchronized,
+                group=request.group,
+                norm=settings.batch_norm == "global",
+                dropout=settings.deterministic,
+            ),
+        )
 
     @property
     def buckets(self) -> Sequence[Bucket]:
