@@ -157,15 +157,18 @@ SERVERS = {"parameter-server", "parameter-server-cpu"}
 @pytest.mark.parametrize(
     ("trait", "names"),
     [
-        ("same_weights", {*ALL_REDUCE, *SERVERS}),
+        ("same_weights", {*ALL_REDUCE, *SERVERS, "tensor-parallel"}),
         ("checkpoints", set(STRATEGIES) - ASYNCHRONOUS - {"parameter-server-cpu"}),
         ("low_precision", {"all-reduce-16", "all-reduce-copied-16"}),
         ("free_running", ASYNCHRONOUS),
         ("blocking", set(STRATEGIES) - ASYNCHRONOUS - {"none"}),
-        ("same_samples", {"model-parallel", "pipeline", "hybrid"}),
+        ("same_samples", {"model-parallel", "pipeline", "hybrid", "tensor-parallel"}),
         (
             "profiled",
-            {"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"},
+            {
+                *("none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"),
+                "tensor-parallel",
+            },
         ),
         (
             "sequential_step",
@@ -266,7 +269,7 @@ def test_a_single_process_updates_once_a_step_under_every_strategy(name):
         sync.update(lambda: updates.append(1), ["weights"])
     assert len(updates) == 2 * AVERAGE_EVERY
     moves_none = ("none", "local-sgd", "parameter-server-cpu")
-    divides = ("model-parallel", "pipeline", "hybrid")
+    divides = ("model-parallel", "pipeline", "hybrid", "tensor-parallel")
     assert sync.bucket_bytes == (None if name in (*moves_none, *divides) else BUCKET_BYTES)
     assert SingleProcessGroup().broadcast_object("an object") == "an object"
 

@@ -21,6 +21,7 @@ that treat each feature, or each head, alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -300,6 +301,7 @@ class _Divider:
         self._styles, self._inside, self._packed = styles, inside, packed
         self._sequence = sequence
         self._stream: ValueLayout = "positions" if sequence else "whole"
+        self._users = Counter(p for n in network.nodes for p in n.parameters.values())
         self._layouts: dict[str, ValueLayout] = {i.name: "whole" for i in network.inputs}
         self._results: dict[str, str] = {}
         """Value of the network → its name here, where it is redistributed at once."""
@@ -360,8 +362,9 @@ class _Divider:
         """The layout in which the layer reads its inputs."""
         if style == "rows" or node.name in self._inside:
             return "features"
-        if style is not None or len(node.shape) != 2:
-            return "whole"
+        shared = any(self._users[name] > 1 for name in node.parameters.values())
+        if style is not None or shared or len(node.shape) != 2:
+            return "whole"  # of all uses of a shared parameter, so that their gradients add up
         if isinstance(node.layer, _BY_POSITION):
             return self._stream
         given = {self._layouts[self._results.get(value, value)] for value in node.inputs}
