@@ -4,6 +4,7 @@ computes with them."""
 import pytest
 
 from cubemesh import networks
+from cubemesh.frameworks.contract.divided_network import Redistribution
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import Dropout, SelectPosition
@@ -12,7 +13,7 @@ from cubemesh.networks.zoo.bert import bert
 from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.networks.zoo.llama import llama
 from cubemesh.networks.zoo.vit import vit
-from cubemesh.parallel.tensor_layouts import Redistribution, divide
+from cubemesh.parallel.tensor_layouts import divide
 
 
 def small_gpt(length=8, vocabulary=13):
@@ -119,7 +120,7 @@ def test_features_that_do_not_divide_are_refused():
     net = NetworkBuilder("odd")
     x = net.embedding(net.token_input("tokens", 4, 9), 8)
     net.classify(net.linear(net.gelu(net.linear(x, 9, name="up")), 8, name="down"))
-    with pytest.raises(Unsupported, match="the 9 features of up in odd .* one of 1, 3, 9"):
+    with pytest.raises(Unsupported, match=r"the 9 features of up in odd .* one of 1, 3, 9"):
         divide(net.build(), 2)
 
 

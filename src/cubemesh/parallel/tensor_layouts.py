@@ -1,4 +1,4 @@
-"""Which layers of a network tensor parallelism divides, and how its values lie on the devices.
+"""Which layers of a network tensor parallelism divides, and which part of a value a device has.
 
 Pairs of linear layers are divided (Shoeybi et al., Megatron-LM, arXiv:1909.08053): the first by
 columns, so that each device has some features of its result, the second by rows, so that each has
@@ -24,8 +24,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from cubemesh.frameworks.contract.divided_network import (
+    DividedNetwork,
+    Redistribution,
+    Style,
+    ValueLayout,
+)
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.graph import Network, Node
 from cubemesh.networks.layers import (
@@ -35,7 +40,6 @@ from cubemesh.networks.layers import (
     Attention,
     Dropout,
     Embedding,
-    Layer,
     LayerNorm,
     Linear,
     Multiply,
@@ -48,58 +52,11 @@ from cubemesh.networks.layers import (
     Tanh,
 )
 
-ValueLayout = Literal["whole", "positions", "features", "sum"]
-"""`whole`: every device has all of a value; `positions`, `features`: its part of the second, or of
-the last axis; `sum`: the value is the sum over the devices."""
-Style = Literal["columns", "rows", "vocabulary", "positions"]
-"""How a layer's parameters are divided: a linear layer by columns or rows, an embedding by its
-vocabulary, or not at all, in a layer that computes the device's positions."""
-
 _BY_VALUE = (ReLU, GELU, Tanh, Sigmoid, Activation, Dropout)
 _BY_FEATURE = (*_BY_VALUE, Multiply, Attention, RotaryEmbedding)
 """Layers that may be between the two of a pair."""
 _BY_POSITION = (LayerNorm, RMSNorm, PositionEmbedding, Scale)
 """Layers with parameters that treat each position alone."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Redistribution(Layer):
-    """A node of a divided network that changes the layout of a value, by a collective."""
-
-    source: ValueLayout
-    target: ValueLayout
-    multiplied: bool = False
-    """Whether linear layers divided by columns read it, so that its gradient is a sum."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DividedNetwork:
-    """A network on several devices."""
-
-    network: Network
-    """With a `Redistribution` wherever a layout changes."""
-    devices: int
-    styles: Mapping[str, Style]
-    """By node; others have whole parameters and compute what their inputs hold."""
-    layouts: Mapping[str, ValueLayout]
-    """Of each input and node's result."""
-    sequence: bool
-    """Whether values are divided by positions outside of the pairs."""
-    packed: Mapping[str, int]
-    """Parameter → number of equal parts (queries, keys, values) that are divided each."""
-
-    @property
-    def axes(self) -> Mapping[str, int | None]:
-        """Parameter → the axis by which it is divided; None for a whole one."""
-        found: dict[str, int | None] = dict.fromkeys(self.network.parameters)
-        for node in self.network.nodes:
-            style = self.styles.get(node.name)
-            for role, name in node.parameters.items():
-                if style in ("columns", "vocabulary"):
-                    found[name] = 0
-                elif style == "rows" and role == "weight":
-                    found[name] = 1
-        return found
 
 
 def divide(network: Network, devices: int, sequence: bool | None = None) -> DividedNetwork:
@@ -130,8 +87,8 @@ def divide(network: Network, devices: int, sequence: bool | None = None) -> Divi
         name = undivided[0]
         raise Unsupported(
             f"sequence_parallel=true: the {lengths[name]} positions of {name} in {network.name} do "
-            f"not divide into tensor_parallel_size={devices} equal parts. Set "
-            f"tensor_parallel_size to one of {_divisors(lengths[name])}, or sequence_parallel=false."
+            f"not divide over tensor_parallel_size={devices}. Set it to one of "
+            f"{_divisors(lengths[name])}, or sequence_parallel=false."
         )
     in_positions = bool(lengths) and not undivided if sequence is None else sequence
     return _Divider(network, devices, styles, inside, packed, in_positions).divided()
@@ -145,7 +102,7 @@ class _Pair:
 
     def packed(self) -> dict[str, int]:
         """See `DividedNetwork.packed`."""
-        found = {}
+        found: dict[str, int] = {}
         for node in self.between:
             if isinstance(node.layer, Attention) and len(node.inputs) == 1:
                 (source,) = self.columns
@@ -244,9 +201,12 @@ def _by_vocabulary(network: Network, devices: int) -> dict[str, Style]:
     for node in network.nodes:
         if isinstance(node.layer, Embedding) and _fills(node.layer.vocabulary, devices):
             found[node.name] = "vocabulary"
-        elif isinstance(node.layer, Linear) and node.name in judged:
-            if _fills(node.layer.features, devices):
-                found[node.name] = "columns"
+        elif (
+            isinstance(node.layer, Linear)
+            and node.name in judged
+            and _fills(node.layer.features, devices)
+        ):
+            found[node.name] = "columns"
     return found
 
 
@@ -392,9 +352,7 @@ class _Divider:
                 name += "_"
             self._made[value, layer] = name
             shape = self._network.shapes.get(value) or self._shape(value)
-            self._put(
-                Node(name=name, layer=layer, inputs=(value,), shape=shape, segment=segment)
-            )
+            self._put(Node(name=name, layer=layer, inputs=(value,), shape=shape, segment=segment))
             self._layouts[name] = target
         return self._made[value, layer]
 

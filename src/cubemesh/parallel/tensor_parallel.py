@@ -12,10 +12,13 @@ device with the global batch.
 
 from __future__ import annotations
 
+from cubemesh.frameworks.contract.divided_network import DividedNetwork
 from cubemesh.frameworks.contract.gradient_sync import BUCKET_BYTES
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.frameworks.contract.program import Unsupported
+from cubemesh.networks.graph import Network
 from cubemesh.parallel.all_reduce import AllReduce
+from cubemesh.parallel.tensor_layouts import divide
 from cubemesh.schema.spec import ProgramSettings
 
 
@@ -55,6 +58,10 @@ class TensorParallel(AllReduce):
         self.sequence = program.sequence_parallel
         if self.group.size > self.size:
             self.bucket_bytes = program.bucket_bytes or BUCKET_BYTES
+
+    def divide(self, network: Network) -> DividedNetwork:
+        """See `TensorParallelSync`."""
+        return divide(network, self.size, self.sequence)
 
     def use_replicas(self, replicas: Group) -> None:
         """See `TensorParallelSync`."""

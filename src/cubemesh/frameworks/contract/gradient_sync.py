@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from cubemesh.frameworks.contract.divided_network import DividedNetwork
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.networks.graph import Network
 
@@ -213,8 +214,9 @@ class TensorParallelSync(Protocol):
     """All ranks."""
     size: int
     """Ranks that divide a layer."""
-    sequence: bool | None
-    """Whether they divide the positions of a sequence between layers; None: where they divide."""
+
+    def divide(self, network: Network) -> DividedNetwork:
+        """`network` over so many devices; Unsupported where a layer cannot be divided."""
 
     def use_replicas(self, replicas: Group) -> None:
         """Average gradients over `replicas`: the ranks that have the same part of the network."""

@@ -254,7 +254,7 @@ def test_what_it_has_not_is_refused_with_what_to_set(settings, work, words):
 
 
 if __name__ == "__main__":
-    import torch._dynamo  # before the ranks are forked, rather than by each of them
+    import torch._dynamo  # noqa: F401  # once, before the ranks are forked
 
     import cubemesh.frameworks.pytorch.distributed.tensor_parallel  # noqa: F401
 

@@ -30,12 +30,16 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from cubemesh.frameworks.contract.divided_network import (
+    DividedNetwork,
+    Redistribution,
+    ValueLayout,
+)
 from cubemesh.frameworks.contract.group import Group, TracksTransfers
 from cubemesh.frameworks.pytorch.lowerings import ATTRIBUTES, Rotation, SelfAttention
 from cubemesh.frameworks.pytorch.module import BuiltNetwork, NetworkModule
 from cubemesh.networks.graph import Node
 from cubemesh.networks.layers import Dropout
-from cubemesh.parallel.tensor_layouts import DividedNetwork, Redistribution, ValueLayout
 
 PLACEMENTS: Mapping[ValueLayout, Placement] = {
     "whole": Replicate(),
@@ -231,9 +235,9 @@ class _VocabularyParallel(RowwiseParallel):
 class DividedDropout(nn.Module):
     """Dropout of a device's part of a value.
 
-    Parts are drawn by each device for itself, and what every device has is drawn from a generator
-    that all share. With `replicas` all numbers of the global batch are drawn, from one seed, and
-    each device uses its own."""
+    Numbers for a part are drawn by its device, and those for what every device has from a
+    generator that all share. With `replicas` all numbers of the global batch are drawn, from one
+    seed, and each device uses its own."""
 
     def __init__(
         self,

@@ -13,10 +13,8 @@ number of devices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from cubemesh.batches import Array
+from cubemesh.frameworks.contract.divided_network import ValueLayout
 from cubemesh.frameworks.contract.gradient_sync import Bucket, TensorParallelSync
 from cubemesh.frameworks.contract.group import (
     RANK_SEEDS,
@@ -36,7 +35,6 @@ from cubemesh.frameworks.contract.group import (
 from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported
 from cubemesh.frameworks.contract.translation import BeamSearch
 from cubemesh.frameworks.contract.validation import check_weights
-from cubemesh.frameworks.pytorch.distributed.group import LOW_PRECISION
 from cubemesh.frameworks.pytorch.distributed.tensor_modules import (
     DividedDropout,
     DividedModules,
@@ -49,7 +47,6 @@ from cubemesh.frameworks.pytorch.precision import state_dict
 from cubemesh.frameworks.pytorch.profiling.activation_hooks import InspectCallback
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.networks.layers import BatchNorm, Dropout
-from cubemesh.parallel.tensor_layouts import ValueLayout, divide
 
 _OPTIMIZER, _SHARED_GENERATOR = "optimizer.", "random.shared"
 
@@ -61,7 +58,7 @@ class TensorParallelProgram(PyTorchProgram):
     def __init__(self, request: BuildRequest, sync: TensorParallelSync) -> None:
         _check(request)
         self._whole = request.network
-        self._divided = divide(request.network, sync.size, sync.sequence)
+        self._divided = sync.divide(request.network)
         self._replica = sync.group.rank // sync.size
         self._replicas = sync.group.size // sync.size
         kind = torch.device(request.device).type
@@ -99,7 +96,7 @@ class TensorParallelProgram(PyTorchProgram):
         return self._modules.built
 
     def _backward(self, placed: Placed) -> None:
-        with loss_parallel():  # type: ignore[no-untyped-call]
+        with loss_parallel():
             super()._backward(placed)
         self._add_partial({n: p.grad for n, p in self._built.parameters.items()})
 
@@ -124,7 +121,7 @@ class TensorParallelProgram(PyTorchProgram):
 
     def forward(self, placed: Placed) -> None:
         """Queue the forward pass and the loss."""
-        with loss_parallel():  # type: ignore[no-untyped-call]
+        with loss_parallel():
             super().forward(placed)
 
     def _forward(self, placed: Placed) -> Tensor:
@@ -162,7 +159,7 @@ class TensorParallelProgram(PyTorchProgram):
             for name in self._whole.parameters:
                 gradient = found[name]
                 assert gradient is not None
-                inspect(kind, name, self._whole_array(name, gradient))  # type: ignore[arg-type]
+                inspect(kind, name, self._whole_array(name, gradient))
         self._sync.update(self._apply, self._weights_on_device)
 
     def _inspect_own_gradients(self, bucket: Bucket) -> None:
@@ -301,8 +298,8 @@ def _check(request: BuildRequest) -> None:
         )
     if getattr(work, "optimizer", None) == "lars":
         raise Unsupported(
-            f"optimizer=lars reads the norm of whole layers, and with sync={request.sync.name} each "
-            "device has a part. Set optimizer=sgd, rmsprop, adam or adamw."
+            f"optimizer=lars reads the norm of a whole layer, and with sync={request.sync.name} a "
+            "device has a part of it. Set optimizer=sgd, rmsprop, adam or adamw."
         )
     normalizes = any(isinstance(node.layer, BatchNorm) for node in request.network.nodes)
     if settings.batch_norm == "global" and normalizes:
