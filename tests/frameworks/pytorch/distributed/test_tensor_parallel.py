@@ -7,6 +7,7 @@ positions do not divide; the Llama-like network has fewer heads of keys and valu
 mesh of data × tensor parallel."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 import time
@@ -41,6 +42,7 @@ SIZES = {
     "llama": "llama:hidden=8,layers=1,heads=4,kv_heads=2,ffn=32,vocabulary=13",
 }
 PAIRS, MESH = ("gpt", "bert", "vit"), ("llama",)
+KINDS = ("own gradient", "gradient", "w/", "r/", "loss", "scores")
 
 
 def network_of(name):
@@ -60,20 +62,20 @@ def network_of(name):
     return dataclasses.replace(network, nodes=tuple(nodes))
 
 
-def request_of(network, settings, sync, group, **work):
+def request_of(network, settings, sync, group, device="cpu", **work):
     return BuildRequest(
         network=network,
         work=TrainSteps(network="small", batch_per_device=GLOBAL_BATCH, momentum=0.9, **work),
         placement=Placement(),
         program=settings,
         sync=sync,
-        device="cpu",
+        device=device,
         threads=1,
         group=group,
     )
 
 
-def program_of(name, group, size=None):
+def program_of(name, group, size=None, device="cpu"):
     settings = ProgramSettings(
         precision="fp64",
         sync="tensor-parallel" if size else "none",
@@ -84,7 +86,7 @@ def program_of(name, group, size=None):
     sync = strategies.make(settings.sync, group)
     sync.configure(settings)
     network = network_of(name)
-    program = build(request_of(network, settings, sync, group))
+    program = build(request_of(network, settings, sync, group, device))
     program.load(network.draw(1))
     return network, program
 
@@ -149,6 +151,20 @@ def rank(folder):
     group.close()
 
 
+def gpu_rank(folder):
+    """What each of two processes with a GPU does."""
+    device = f"cuda:{os.environ['LOCAL_RANK']}"
+    group = join(device, 60.0)
+    for name in (*PAIRS, *MESH):
+        network, program = program_of(name, group, group.size, device)
+        found = train(network, program)
+        if name == "gpt":
+            found |= resumed(network, program)
+        np.savez(Path(folder, f"{name}-{group.rank}.npz"), **found)
+        program.close()
+    group.close()
+
+
 def mesh_rank(folder):
     """What each of four processes does."""
     group = join("cpu", 600.0)
@@ -186,6 +202,19 @@ def alone():
     return found
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="PyTorch finds no two GPUs here")
+def test_layers_divided_over_two_gpus_equal_those_of_one(tmp_path):
+    subprocess.run([sys.executable, __file__, tmp_path, "gpu"], check=True, timeout=300)
+    for name in (*PAIRS, *MESH):
+        network, program = program_of(name, SingleProcessGroup(), device="cuda:0")
+        expected = train(network, program)
+        if name == "gpt":
+            expected |= resumed(network, program)
+        for n in range(2):
+            assert_close(np.load(tmp_path / f"{name}-{n}.npz"), expected, *KINDS)
+
+
 def assert_close(found, expected, *kinds):
     names = [name for name in expected if name.startswith(kinds)]
     assert names
@@ -198,8 +227,7 @@ def assert_close(found, expected, *kinds):
 @pytest.mark.parametrize("name", PAIRS)
 def test_divided_layers_equal_those_of_one_device(ranks, alone, name):
     for n in range(2):
-        kinds = ("own gradient", "gradient", "w/", "loss", "scores")
-        assert_close(ranks[name, n], alone[name], *kinds)
+        assert_close(ranks[name, n], alone[name], *KINDS)
 
 
 def test_a_mesh_of_data_and_tensor_parallel_equals_one_device(ranks, alone):
@@ -258,6 +286,7 @@ if __name__ == "__main__":
 
     import cubemesh.frameworks.pytorch.distributed.tensor_parallel  # noqa: F401
 
-    for job, count in ((rank, 2), (mesh_rank, 4)):
+    jobs = ((gpu_rank, 2),) if sys.argv[2:] == ["gpu"] else ((rank, 2), (mesh_rank, 4))
+    for job, count in jobs:
         if failed := launch(job, sys.argv[1], count):
             sys.exit(f"ranks failed: {failed}")
