@@ -36,6 +36,8 @@ from cubemesh.schema.work import TrainSteps
 
 
 class Attention(nn.Module):
+    """Causal attention; a matrix each for queries, keys and values."""
+
     def __init__(self, sizes: Transformer) -> None:
         super().__init__()
         hidden, kv = sizes.hidden, sizes.kv_width
@@ -47,6 +49,7 @@ class Attention(nn.Module):
         self.gqa = sizes.heads != sizes.kv_heads
 
     def forward(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        """See `nn.Module`."""
         q, k, v = (
             w(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for w in (self.wq, self.wk, self.wv)
         )
@@ -58,12 +61,15 @@ class Attention(nn.Module):
 
 
 def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """`x` with rotary positions."""
     one, other = x.chunk(2, -1)
     cosines, sines = cosines.to(x.dtype), sines.to(x.dtype)
     return torch.cat([one * cosines - other * sines, other * cosines + one * sines], -1)
 
 
 class FeedForward(nn.Module):
+    """Two products, or three where gated."""
+
     def __init__(self, sizes: Transformer) -> None:
         super().__init__()
         self.gated = sizes.gated
@@ -73,6 +79,7 @@ class FeedForward(nn.Module):
             self.w3 = nn.Linear(sizes.hidden, sizes.ffn, bias=sizes.biases)
 
     def forward(self, x: Tensor) -> Tensor:
+        """See `nn.Module`."""
         y = (
             F.silu(self.w1(x)) * self.w3(x)
             if self.gated
@@ -83,17 +90,22 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
+    """A layer."""
+
     def __init__(self, sizes: Transformer) -> None:
         super().__init__()
         self.attention_norm, self.ffn_norm = norm(sizes), norm(sizes)
         self.attention, self.feed_forward = Attention(sizes), FeedForward(sizes)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        """See `nn.Module`."""
         x = x + self.attention(self.attention_norm(x), tables)
         return x + self.feed_forward(self.ffn_norm(x))
 
 
 class Model(nn.Module):
+    """GPT-2 or a Llama-like network, as written by hand."""
+
     def __init__(self, sizes: Transformer, length: int) -> None:
         super().__init__()
         self.tok = nn.Embedding(sizes.vocabulary, sizes.hidden)
@@ -107,6 +119,7 @@ class Model(nn.Module):
         self.register_buffer("sines", angles.sin())
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """See `nn.Module`."""
         x = self.tok(tokens)
         if self.pos is not None:
             x = x + self.pos(torch.arange(tokens.shape[1], device=tokens.device)[None])
@@ -117,6 +130,7 @@ class Model(nn.Module):
 
 
 def norm(sizes: Transformer) -> nn.Module:
+    """The norm of a family."""
     if sizes.biases:
         return nn.LayerNorm(sizes.hidden)
     return nn.RMSNorm(sizes.hidden, eps=1e-5)
@@ -183,6 +197,7 @@ def by_hand(sizes: Transformer, length: int, device: str, ranks: int) -> Callabl
 
 
 def by_cubemesh(options: Any, group: Any, device: str, sync_name: str) -> Any:
+    """The program of a strategy."""
     sizes = transformer(options.network)
     settings = ProgramSettings(precision="bf16", sync=sync_name)
     sync = strategies.make(sync_name, group)
@@ -215,6 +230,7 @@ def by_cubemesh(options: Any, group: Any, device: str, sync_name: str) -> Any:
 
 
 def rank(words: str) -> None:
+    """What each process does."""
     options = argparse.Namespace(**json.loads(words))
     import os
 
@@ -286,6 +302,7 @@ def rank(words: str) -> None:
 
 
 def main() -> int:
+    """Run it; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", default="gpt2", help="name, or sizes as of predict")
     parser.add_argument("--batch", type=int, default=8, help="per device")

@@ -7,6 +7,7 @@ positions do not divide; the Llama-like network has fewer heads of keys and valu
 mesh of data × tensor parallel."""
 
 import dataclasses
+import importlib
 import os
 import subprocess
 import sys
@@ -282,11 +283,12 @@ def test_what_it_has_not_is_refused_with_what_to_set(settings, work, words):
 
 
 if __name__ == "__main__":
-    import torch._dynamo  # noqa: F401  # once, before the ranks are forked
-
-    import cubemesh.frameworks.pytorch.distributed.tensor_parallel  # noqa: F401
-
-    jobs = ((gpu_rank, 2),) if sys.argv[2:] == ["gpu"] else ((rank, 2), (mesh_rank, 4))
+    if sys.argv[2:] == ["gpu"]:
+        jobs = ((gpu_rank, 2),)
+    else:
+        jobs = ((rank, 2), (mesh_rank, 4))
+        # Once, before the ranks are forked; a fork could not use a GPU afterwards.
+        importlib.import_module("torch._dynamo")
     for job, count in jobs:
         if failed := launch(job, sys.argv[1], count):
             sys.exit(f"ranks failed: {failed}")

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from cubemesh.batches import Array
-from cubemesh.frameworks.contract.divided_network import ValueLayout
+from cubemesh.frameworks.contract.divided_network import DividedNetwork, ValueLayout
 from cubemesh.frameworks.contract.gradient_sync import Bucket, TensorParallelSync
 from cubemesh.frameworks.contract.group import (
     RANK_SEEDS,
@@ -74,6 +74,7 @@ class TensorParallelProgram(PyTorchProgram):
         self._shared = torch.Generator(request.device)
         seed = request.work.seed + RANK_SEEDS * (sync.group.size + self._replica)
         self._shared.manual_seed(seed)
+        _check_recomputed(request, self._divided)
         super().__init__(replace(request, network=self._divided.network))
 
     def _build(self, request: BuildRequest) -> BuiltNetwork:
@@ -307,6 +308,24 @@ def _check(request: BuildRequest) -> None:
             f"batch_norm=global: with sync={request.sync.name} {request.network.name} normalizes "
             "over the samples of one replica. Leave batch_norm out, or set sync=all-reduce."
         )
+
+
+def _check_recomputed(request: BuildRequest, divided: DividedNetwork) -> None:
+    """Unsupported where a segment that is computed again would draw other numbers: those of a
+    dropout that all devices draw alike are of a generator that is not set back."""
+    if not request.recomputed or request.program.deterministic:
+        return
+    for node in divided.network.nodes:
+        layer = node.layer
+        if not isinstance(layer, Dropout) or not layer.rate:
+            continue
+        if layer.per_sample or divided.layouts[node.name] == "whole":
+            raise Unsupported(
+                f"checkpoint_activations={request.program.checkpoint_activations}: with "
+                f"sync={request.sync.name} all devices must draw the same numbers for {node.name}, "
+                "and would draw others when it is computed again. Set deterministic=true, or leave "
+                "checkpoint_activations out."
+            )
 
 
 def _plain(value: Tensor) -> Tensor:
