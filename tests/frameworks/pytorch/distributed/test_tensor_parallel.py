@@ -282,6 +282,25 @@ def test_what_it_has_not_is_refused_with_what_to_set(settings, work, words):
         build(request_of(network_of("gpt"), program, sync, group, **work))
 
 
+def test_dropout_that_all_devices_draw_alike_is_not_computed_again():
+    from cubemesh.frameworks.pytorch.distributed.tensor_parallel import check_recomputed
+
+    sizes = transformer(SIZES["bert"])
+    network = bert(sizes, 9, sizes.vocabulary)  # positions that do not divide
+    group = SimpleNamespace(rank=0, size=2)
+    sync = strategies.make("tensor-parallel", group)
+    for deterministic, refused in ((False, True), (True, False)):
+        program = ProgramSettings(sync="tensor-parallel", deterministic=deterministic)
+        request = dataclasses.replace(
+            request_of(network, program, sync, group), recomputed=("layer0",)
+        )
+        if refused:
+            with pytest.raises(Unsupported, match=r"bert.embeddings.dropout.*deterministic=true"):
+                check_recomputed(request, sync.divide(network))
+        else:
+            check_recomputed(request, sync.divide(network))
+
+
 if __name__ == "__main__":
     if sys.argv[2:] == ["gpu"]:
         jobs = ((gpu_rank, 2),)

@@ -74,7 +74,7 @@ class TensorParallelProgram(PyTorchProgram):
         self._shared = torch.Generator(request.device)
         seed = request.work.seed + RANK_SEEDS * (sync.group.size + self._replica)
         self._shared.manual_seed(seed)
-        _check_recomputed(request, self._divided)
+        check_recomputed(request, self._divided)
         super().__init__(replace(request, network=self._divided.network))
 
     def _build(self, request: BuildRequest) -> BuiltNetwork:
@@ -310,7 +310,7 @@ def _check(request: BuildRequest) -> None:
         )
 
 
-def _check_recomputed(request: BuildRequest, divided: DividedNetwork) -> None:
+def check_recomputed(request: BuildRequest, divided: DividedNetwork) -> None:
     """Unsupported where a segment that is computed again would draw other numbers: those of a
     dropout that all devices draw alike are of a generator that is not set back."""
     if not request.recomputed or request.program.deterministic:
