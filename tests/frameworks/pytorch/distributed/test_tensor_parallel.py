@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 
 from cubemesh.batches import Batch
 from cubemesh.frameworks.contract.group import SingleProcessGroup
-from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
+from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported
 from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.measure.attribution.transfers import Transfers
 from cubemesh.networks.layers import Attention
@@ -123,13 +123,13 @@ def train(network, program, part=slice(None)):
 
 
 def resumed(network, program, part=slice(None)):
-    """A snapshot, and the weights one step after it, with a step before it was restored."""
+    """The arrays of a snapshot, and the weights one step after it was restored."""
     placed = program.place(next(batches(network, part)))
     snapshot = program.snapshot()
     program.train_step(placed)
     program.restore(snapshot)
     program.train_step(placed)
-    found = {f"s/{name}": a for name, a in snapshot.arrays.items() if "random" not in name}
+    found = {f"s/{name}": array for name, array in snapshot.arrays.items()}
     return found | {f"r/{name}": array for name, array in program.state().items()}
 
 
@@ -250,9 +250,14 @@ def test_a_snapshot_is_that_of_one_device_and_resumes(ranks, alone):
     for n in range(2):
         found = ranks["gpt", n]
         assert_close(found, alone["gpt"], "s/optimizer", "r/")
-        assert {name for name in found if name.startswith("s/")} == {
-            name for name in alone["gpt"] if name.startswith("s/")
-        }
+        own = {name for name in found if name.startswith("s/")}
+        assert own - {name for name in alone["gpt"] if name.startswith("s/")} == {"s/random.shared"}
+    network, program = program_of("gpt", SingleProcessGroup())
+    arrays = {name[2:]: found[name] for name in own}
+    weights = {name[2:]: alone["gpt"][name] for name in alone["gpt"] if name.startswith("w/")}
+    program.restore(Snapshot(weights=weights, arrays=arrays, plain={}))
+    program.train_step(program.place(next(batches(network))))
+    assert_close({f"r/{n}": a for n, a in program.state().items()}, alone["gpt"], "r/")
     assert ranks["gpt", 0]["fingerprint"] == ranks["gpt", 1]["fingerprint"]
 
 

@@ -48,7 +48,7 @@ from cubemesh.frameworks.pytorch.profiling.activation_hooks import InspectCallba
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.networks.layers import BatchNorm, Dropout
 
-_OPTIMIZER, _SHARED_GENERATOR = "optimizer.", "random.shared"
+_OPTIMIZER = "optimizer."
 
 
 class TensorParallelProgram(PyTorchProgram):
@@ -196,7 +196,7 @@ class TensorParallelProgram(PyTorchProgram):
             part = torch.from_numpy(arrays[key]).to(self.device)
             if part.shape == self._built.parameters[name].shape:
                 arrays[key] = self._whole_array(name, part)
-        arrays[_SHARED_GENERATOR] = _to_host(self._shared.get_state())
+        arrays[state_dict.SHARED_GENERATOR] = _to_host(self._shared.get_state())
         return replace(own, arrays=arrays)
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -205,8 +205,8 @@ class TensorParallelProgram(PyTorchProgram):
         for key, name in self._of_parameters(arrays).items():
             if arrays[key].shape == self._whole.parameters[name].shape:
                 arrays[key] = self._part(name, arrays[key]).contiguous().numpy()
-        if _SHARED_GENERATOR in arrays:
-            self._shared.set_state(torch.from_numpy(arrays.pop(_SHARED_GENERATOR)))
+        if state_dict.SHARED_GENERATOR in arrays:
+            self._shared.set_state(torch.from_numpy(arrays[state_dict.SHARED_GENERATOR]))
         super().restore(replace(snapshot, arrays=arrays))
 
     def _of_parameters(self, arrays: Mapping[str, Array]) -> dict[str, str]:
