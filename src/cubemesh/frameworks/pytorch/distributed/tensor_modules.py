@@ -2,19 +2,19 @@
 
 `parallelize_module` divides each linear layer and embedding (ColwiseParallel, RowwiseParallel) and
 runs norms on the device's own positions (SequenceParallel); parallel/tensor_layouts.py has chosen
-which. Between forward passes parameters are plain tensors, the device's own parts: so optimizer,
-gradient buckets and checkpoints know nothing of DTensor. A hook makes them DTensors for the time
-of the layer's forward pass, as torch.distributed.tensor.parallel.ddp does.
+which. The layers read DTensors; each is a view of a plain tensor, the device's own part, to which
+its gradient is passed on as soon as it is there. So optimizer, gradient buckets and checkpoints
+have plain tensors, and know nothing of DTensor.
 
 A layer with whole parameters that computes a part of the positions has a gradient that is a part of
-a sum; `ParameterViews.partial` collects their names, and all are added up at once after the
+a sum. `DividedModules.partial` collects their names, and all are added up at once after the
 backward pass, where DTensor would send each by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -97,51 +97,6 @@ class Division:
         if self.order is not None:
             gathered = gathered[torch.argsort(self.order).to(gathered.device)]
         return gathered
-
-
-class ParameterViews:
-    """Makes parameters DTensors while their layer runs."""
-
-    def __init__(self) -> None:
-        self.partial: set[str] = set()
-        """Parameters whose gradient is a sum over the devices that is still to be added up."""
-
-    def use(self, module: nn.Module, own: Mapping[str, tuple[str, Division]]) -> None:
-        """Of a module: role → parameter and its division."""
-        plain: dict[str, nn.Parameter | None] = {}
-
-        def before(layer: nn.Module, inputs: Any) -> None:
-            for role, (name, division) in own.items():
-                part = layer._parameters[role]
-                plain[role] = part
-                layer._parameters[role] = _View.apply(part, division, name, self)  # type: ignore[no-untyped-call]
-
-        def after(layer: nn.Module, inputs: Any, output: Any) -> None:
-            layer._parameters.update(plain)
-
-        module.register_forward_pre_hook(before)
-        module.register_forward_hook(after, always_call=True)
-
-
-class _View(torch.autograd.Function):
-    """A device's part of a parameter → the DTensor; its gradient stays partial where it is."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, part: Tensor, division: Division, name: str, views: ParameterViews
-    ) -> DTensor:
-        ctx.division, ctx.name, ctx.views = division, name, views
-        return division.tensor(part)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: DTensor) -> tuple[Tensor | None, ...]:
-        gradient, wanted = gradients[0], ctx.division.placement
-        found = gradient.placements[0]
-        if found.is_partial() and ctx.division.axis is None:
-            ctx.views.partial.add(ctx.name)
-        elif found != wanted:
-            gradient = gradient.redistribute(placements=[wanted])
-        return gradient.to_local(), None, None, None
 
 
 class Moves:
@@ -288,7 +243,10 @@ class DividedModules:
     """Its parameters are the device's parts."""
     divisions: Mapping[str, Division]
     """By parameter."""
-    views: ParameterViews = field(default_factory=ParameterViews)
+    leaves: Mapping[str, nn.Parameter]
+    """What the layers read of each parameter, and autograd computes the gradient of."""
+    partial: set[str]
+    """Parameters whose gradient is a part of a sum over the devices."""
 
 
 def divide_modules(
@@ -300,7 +258,8 @@ def divide_modules(
 ) -> DividedModules:
     """The modules of the divided network on `device`, from those of the whole network without
     memory (on the `meta` device); `dropout` makes the module of a dropout layer."""
-    network, mesh, views = divided.network, moves.mesh, ParameterViews()
+    network, mesh = divided.network, moves.mesh
+    partial: set[str] = set()
     axes = divided.axes
     divisions = {
         name: Division(
@@ -318,7 +277,7 @@ def divide_modules(
         for name, p in whole.parameters.items()
     }
     state = {name: torch.empty_like(array, device=device) for name, array in whole.state.items()}
-    arrays: dict[str, Tensor] = {**parameters, **state}
+    leaves = dict(parameters)
     layers: dict[str, nn.Module] = {}
     for node in network.nodes:
         if isinstance(node.layer, Redistribution):
@@ -328,12 +287,13 @@ def divide_modules(
             layers[node.name] = dropout(node.layer, divided.layouts[node.name])
             continue
         layers[node.name] = module = whole.layers[node.name]
-        viewed = _divide(node, module, divided, mesh, views)
-        for role, name in {**node.parameters, **node.state}.items():
-            setattr(module, ATTRIBUTES.get(role, role), arrays[name])
-        if viewed:
-            own = {role: (name, divisions[name]) for role, name in node.parameters.items()}
-            views.use(module, own)
+        viewed = _divide(node, module, divided, mesh, partial)
+        for role, name in node.state.items():
+            setattr(module, ATTRIBUTES.get(role, role), state[name])
+        for role, name in node.parameters.items():
+            if viewed and leaves[name] is parameters[name]:
+                leaves[name] = _leaf(name, parameters[name], divisions[name], partial)
+            setattr(module, role, leaves[name] if viewed else parameters[name])
     evaluated = tuple(h for h in network.heads if not h.train_only)[-1:]
     built = BuiltNetwork(
         network=network,
@@ -344,7 +304,29 @@ def divide_modules(
         parameters=parameters,
         state=state,
     )
-    return DividedModules(built=built, divisions=divisions, views=views)
+    return DividedModules(built=built, divisions=divisions, leaves=leaves, partial=partial)
+
+
+def _leaf(name: str, part: nn.Parameter, division: Division, partial: set[str]) -> nn.Parameter:
+    """A DTensor that is a view of the device's part of a parameter, and passes its gradient on."""
+    leaf = nn.Parameter(division.tensor(part.detach()))
+
+    def accumulated(leaf: Tensor) -> None:
+        gradient, leaf.grad = leaf.grad, None
+        assert isinstance(gradient, DTensor)
+        found = gradient.placements[0]
+        if found.is_partial() and division.axis is None:
+            partial.add(name)
+        elif found != division.placement:
+            gradient = gradient.redistribute(placements=[division.placement])
+        own = gradient.to_local()
+        if part.grad is None:
+            part.grad = own
+        else:
+            part.grad.add_(own)
+
+    leaf.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
+    return leaf
 
 
 def _divide(
@@ -352,7 +334,7 @@ def _divide(
     module: nn.Module,
     divided: DividedNetwork,
     mesh: DeviceMesh,
-    views: ParameterViews,
+    partial: set[str],
 ) -> bool:
     """Let a layer's module compute the device's part; whether it needs its parameters as
     DTensors."""
@@ -366,7 +348,7 @@ def _divide(
     if style is None:
         return False
     if style == "positions" and isinstance(module, nn.Linear):
-        views.partial.update(node.parameters.values())
+        partial.update(node.parameters.values())
         return False
     judged = any(head.value == node.name for head in divided.network.heads)
     how: ParallelStyle

@@ -35,6 +35,7 @@ from cubemesh.frameworks.contract.group import (
 from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported
 from cubemesh.frameworks.contract.translation import BeamSearch
 from cubemesh.frameworks.contract.validation import check_weights
+from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
 from cubemesh.frameworks.pytorch.distributed.tensor_modules import (
     DividedDropout,
     DividedModules,
@@ -96,6 +97,9 @@ class TensorParallelProgram(PyTorchProgram):
         )
         return self._modules.built
 
+    def _make_buckets(self) -> GradientBuckets | None:
+        return buckets_for(self._sync, self._built.parameters, self._modules.leaves)
+
     def _backward(self, placed: Placed) -> None:
         with loss_parallel():
             super()._backward(placed)
@@ -103,7 +107,7 @@ class TensorParallelProgram(PyTorchProgram):
 
     def _add_partial(self, gradients: Mapping[str, Tensor | None]) -> None:
         """Add up the gradients of parameters whose layers saw a part of the positions."""
-        names = [name for name in self._built.parameters if name in self._modules.views.partial]
+        names = [name for name in self._built.parameters if name in self._modules.partial]
         parts = [part for name in names if (part := gradients[name]) is not None]
         if not parts:
             return
@@ -232,7 +236,11 @@ class TensorParallelProgram(PyTorchProgram):
 
     def first_nonfinite(self, placed: Placed) -> str:
         """Of this rank's weights only: a forward pass needs the other ranks."""
-        return state_dict.first_nonfinite(self._built.layers)
+        for node in self._whole.nodes:
+            for role, name in node.parameters.items():
+                if not bool(torch.isfinite(self._built.parameters[name]).all()):
+                    return f"the {role} of {node.name}"
+        return ""
 
     def close(self) -> None:
         """Leave the groups, too."""
