@@ -4,12 +4,13 @@ a step over several ranks. It adds nothing but two readings of the clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from cubemesh.frameworks.contract.group import Group, TracksTransfers, TransferHandle
+from cubemesh.frameworks.contract.group import Group, TransferHandle, observed, tracked
 from cubemesh.measure.attribution.transfers import Transfer, Transfers
 
+T = TypeVar("T")
 LOW_PRECISION_BYTES = 2
 """Of a number that is sent as a 16-bit float."""
 
@@ -47,12 +48,18 @@ class TimedGroup:
         pending = self._group.broadcast(arrays, root)
         return _TimedTransfer(issued, pending, size_bytes, self._transfers)
 
+    def observe(self, call: Callable[[], T], size_bytes: int) -> T:
+        """See `ObservesCollectives`."""
+        issued = self._transfers.clock()
+        result = observed(self._group, call, size_bytes)
+        self._transfers.add(Transfer(issued, issued, self._transfers.clock(), size_bytes))
+        return result
+
     def track(self, transfer: TransferHandle, size_bytes: int) -> TransferHandle:
         """See `TracksTransfers`."""
         issued = self._transfers.clock()
-        if isinstance(self._group, TracksTransfers):
-            transfer = self._group.track(transfer, size_bytes)
-        return _TimedTransfer(issued, transfer, size_bytes, self._transfers)
+        pending = tracked(self._group, transfer, size_bytes)
+        return _TimedTransfer(issued, pending, size_bytes, self._transfers)
 
 
 class _TimedTransfer:

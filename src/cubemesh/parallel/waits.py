@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from cubemesh.frameworks.contract.group import Group, TransferHandle
+from cubemesh.frameworks.contract.group import Group, TransferHandle, observed, tracked
+
+T = TypeVar("T")
 
 
 class Waits:
@@ -58,9 +60,16 @@ class WaitingGroup:
         """See `Group`."""
         return _Waiting(self._group.broadcast(arrays, root), self._waits)
 
+    def observe(self, call: Callable[[], T], size_bytes: int) -> T:
+        """See `ObservesCollectives`."""
+        start = self._waits.clock()
+        result = observed(self._group, call, size_bytes)
+        self._waits.add(self._waits.clock() - start)
+        return result
+
     def track(self, transfer: TransferHandle, size_bytes: int) -> TransferHandle:
         """See `TracksTransfers`."""
-        return _Waiting(transfer, self._waits)
+        return _Waiting(tracked(self._group, transfer, size_bytes), self._waits)
 
 
 class _Waiting:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
+T = TypeVar("T")
 RANK_SEEDS = 1_000_003
 """Distance between the dropout seeds of two ranks: a prime that is unlikely as a user's seed."""
 HEADER_INTEGERS = 2
@@ -71,14 +72,6 @@ class Group(Protocol):
 
 
 @runtime_checkable
-class TracksTransfers(Protocol):
-    """A group that measures transfers which do not pass through its methods."""
-
-    def track(self, transfer: TransferHandle, size_bytes: int) -> TransferHandle:
-        """`transfer`, just issued, as one that is measured when it is waited for."""
-
-
-@runtime_checkable
 class ReportsLink(Protocol):
     """A group that knows which connection it uses."""
 
@@ -93,6 +86,37 @@ class PeerMemoryGroup(Protocol):
     def peer_memory(self) -> PeerMemory:
         """Peer-to-peer copies for the buckets of one program. Every rank calls this; `Unsupported`
         where the devices have no peer access."""
+
+
+@runtime_checkable
+class ObservesCollectives(Protocol):
+    """A group that times the collectives which a library of the framework calls itself."""
+
+    def observe(self, call: Callable[[], T], size_bytes: int) -> T:
+        """Call `call`, a blocking collective of `size_bytes`, and record how long it took."""
+
+
+def observed(group: Group, call: Callable[[], T], size_bytes: int) -> T:
+    """The result of `call`, a blocking collective, which `group` records where it records any."""
+    if isinstance(group, ObservesCollectives):
+        return group.observe(call, size_bytes)
+    return call()
+
+
+@runtime_checkable
+class TracksTransfers(Protocol):
+    """A group that times transfers which a library of the framework started, and which go on while
+    the step does."""
+
+    def track(self, transfer: TransferHandle, size_bytes: int) -> TransferHandle:
+        """`transfer`, just started, of `size_bytes`, as one whose wait is recorded."""
+
+
+def tracked(group: Group, transfer: TransferHandle, size_bytes: int) -> TransferHandle:
+    """`transfer`, just started, whose wait `group` records where it records any."""
+    if isinstance(group, TracksTransfers):
+        return group.track(transfer, size_bytes)
+    return transfer
 
 
 class PeerMemory(Protocol):

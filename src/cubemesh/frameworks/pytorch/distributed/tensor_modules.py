@@ -35,7 +35,7 @@ from cubemesh.frameworks.contract.divided_network import (
     Redistribution,
     ValueLayout,
 )
-from cubemesh.frameworks.contract.group import Group, TracksTransfers
+from cubemesh.frameworks.contract.group import Group, observed
 from cubemesh.frameworks.pytorch.lowerings import ATTRIBUTES, Rotation, SelfAttention
 from cubemesh.frameworks.pytorch.module import BuiltNetwork, NetworkModule
 from cubemesh.networks.graph import Node
@@ -111,28 +111,15 @@ class Moves:
         """`value` in another layout, by a collective where one is needed."""
         if value.placements == (target,):
             return value
-        if not isinstance(self._group, TracksTransfers):
-            return value.redistribute(placements=[target])
-        transfer = _Transfer(value, target)
-        if not self._waits_here:  # the device waits, from what is queued next
-            transfer.wait()
-        local = value.to_local()
-        self._group.track(transfer, local.numel() * local.element_size()).wait()
-        assert transfer.result is not None
-        return transfer.result
-
-
-class _Transfer:
-    """See `TransferHandle`."""
-
-    def __init__(self, value: DTensor, target: Placement) -> None:
-        self._value, self._target = value, target
-        self.result: DTensor | None = None
-
-    def wait(self) -> None:
-        """Redistribute, unless that was done."""
-        if self.result is None:
-            self.result = self._value.redistribute(placements=[self._target])
+        size_bytes = value.to_local().nbytes
+        if self._waits_here:
+            return observed(
+                self._group, lambda: value.redistribute(placements=[target]), size_bytes
+            )
+        moved = value.redistribute(placements=[target])
+        # The device waits, from what is queued next.
+        observed(self._group, lambda: None, size_bytes)
+        return moved
 
 
 class _Moved(torch.autograd.Function):

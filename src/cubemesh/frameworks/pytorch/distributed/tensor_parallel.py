@@ -29,8 +29,9 @@ from cubemesh.frameworks.contract.gradient_sync import Bucket, TensorParallelSyn
 from cubemesh.frameworks.contract.group import (
     RANK_SEEDS,
     Group,
-    TracksTransfers,
     TransferHandle,
+    observed,
+    tracked,
 )
 from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported
 from cubemesh.frameworks.contract.translation import BeamSearch
@@ -50,6 +51,8 @@ from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.networks.layers import BatchNorm, Dropout
 
 _OPTIMIZER = "optimizer."
+_SHARED = "shared_generator"
+"""Of a snapshot: the state of the generator of what all devices of a replica draw alike."""
 
 
 class TensorParallelProgram(PyTorchProgram):
@@ -76,6 +79,7 @@ class TensorParallelProgram(PyTorchProgram):
         seed = request.work.seed + RANK_SEEDS * (sync.group.size + self._replica)
         self._shared.manual_seed(seed)
         check_recomputed(request, self._divided)
+        self._draws_alike = drawn_alike(request, self._divided) != ""
         super().__init__(replace(request, network=self._divided.network))
 
     def _build(self, request: BuildRequest) -> BuiltNetwork:
@@ -112,17 +116,15 @@ class TensorParallelProgram(PyTorchProgram):
         if not parts:
             return
         together = torch.cat([part.flatten() for part in parts])
-        work = _Sum(together, self._own_tensor)
-        self._tracked(work, together).wait()
+        observed(
+            self._group,
+            lambda: dist.all_reduce(together, group=self._own_tensor),
+            together.nbytes,
+        )
         rows = torch.split(together, [part.numel() for part in parts])
         torch._foreach_copy_(
             parts, [row.view(part.shape) for row, part in zip(rows, parts, strict=True)]
         )
-
-    def _tracked(self, work: TransferHandle, array: Tensor) -> TransferHandle:
-        if isinstance(self._group, TracksTransfers):
-            return self._group.track(work, array.nbytes)
-        return work
 
     def forward(self, placed: Placed) -> None:
         """Queue the forward pass and the loss."""
@@ -200,8 +202,10 @@ class TensorParallelProgram(PyTorchProgram):
             part = torch.from_numpy(arrays[key]).to(self.device)
             if part.shape == self._built.parameters[name].shape:
                 arrays[key] = self._whole_array(name, part)
-        arrays[state_dict.SHARED_GENERATOR] = _to_host(self._shared.get_state())
-        return replace(own, arrays=arrays)
+        plain = dict(own.plain)
+        if self._draws_alike:
+            plain[_SHARED] = self._shared.get_state().tolist()
+        return replace(own, arrays=arrays, plain=plain)
 
     def restore(self, snapshot: Snapshot) -> None:
         """See `SupportsSnapshots`."""
@@ -209,8 +213,8 @@ class TensorParallelProgram(PyTorchProgram):
         for key, name in self._of_parameters(arrays).items():
             if arrays[key].shape == self._whole.parameters[name].shape:
                 arrays[key] = self._part(name, arrays[key]).contiguous().numpy()
-        if state_dict.SHARED_GENERATOR in arrays:
-            self._shared.set_state(torch.from_numpy(arrays[state_dict.SHARED_GENERATOR]))
+        if _SHARED in snapshot.plain:
+            self._shared.set_state(torch.tensor(snapshot.plain[_SHARED], dtype=torch.uint8))
         super().restore(replace(snapshot, arrays=arrays))
 
     def _of_parameters(self, arrays: Mapping[str, Array]) -> dict[str, str]:
@@ -260,10 +264,7 @@ class _Replicas:
 
     def all_reduce_mean(self, array: Tensor, low_precision: bool = False) -> TransferHandle:
         """See `Group`."""
-        mean: TransferHandle = _Mean(array, self._ranks)
-        if isinstance(self._group, TracksTransfers):
-            return self._group.track(mean, array.nbytes)
-        return mean
+        return tracked(self._group, _Mean(array, self._ranks), array.nbytes)
 
 
 class _Mean:
@@ -278,18 +279,6 @@ class _Mean:
         assert self._work is not None
         self._work.wait()
         self._array.div_(self._size)
-
-
-class _Sum:
-    """The sum of an array over the ranks of a group, in place."""
-
-    def __init__(self, array: Tensor, group: dist.ProcessGroup) -> None:
-        self._work = dist.all_reduce(array, group=group, async_op=True)
-
-    def wait(self) -> None:
-        """See `TransferHandle`."""
-        assert self._work is not None
-        self._work.wait()
 
 
 def _check(request: BuildRequest) -> None:
@@ -318,22 +307,29 @@ def _check(request: BuildRequest) -> None:
         )
 
 
-def check_recomputed(request: BuildRequest, divided: DividedNetwork) -> None:
-    """Unsupported where a segment that is computed again would draw other numbers: those of a
-    dropout that all devices draw alike are of a generator that is not set back."""
-    if not request.recomputed or request.program.deterministic:
-        return
+def drawn_alike(request: BuildRequest, divided: DividedNetwork) -> str:
+    """The first dropout whose numbers all devices of a replica draw alike, from their shared
+    generator; empty without one."""
+    if request.program.deterministic:
+        return ""
     for node in divided.network.nodes:
-        layer = node.layer
-        if not isinstance(layer, Dropout) or not layer.rate:
-            continue
-        if layer.per_sample or divided.layouts[node.name] == "whole":
-            raise Unsupported(
-                f"checkpoint_activations={request.program.checkpoint_activations}: with "
-                f"sync={request.sync.name} all devices must draw the same numbers for {node.name}, "
-                "and would draw others when it is computed again. Set deterministic=true, or leave "
-                "checkpoint_activations out."
-            )
+        layer, whole = node.layer, divided.layouts[node.name] == "whole"
+        if isinstance(layer, Dropout) and layer.rate and (whole or layer.per_sample):
+            return node.name
+    return ""
+
+
+def check_recomputed(request: BuildRequest, divided: DividedNetwork) -> None:
+    """Unsupported where a segment that is computed again would draw other numbers: the shared
+    generator is not set back."""
+    name = drawn_alike(request, divided)
+    if request.recomputed and name:
+        raise Unsupported(
+            f"checkpoint_activations={request.program.checkpoint_activations}: with "
+            f"sync={request.sync.name} all devices must draw the same numbers for {name}, and "
+            "would draw others when it is computed again. Set deterministic=true, or leave "
+            "checkpoint_activations out."
+        )
 
 
 def _plain(value: Tensor) -> Tensor:

@@ -20,9 +20,6 @@ from cubemesh.errors import UsageError
 _OPTIMIZER = "optimizer."
 _HOST_GENERATOR = "random.cpu"
 _DEVICE_GENERATOR = "random.cuda"
-SHARED_GENERATOR = "random.shared"
-"""The generator that the devices of a replica share (distributed/tensor_parallel.py); a program
-without one ignores it."""
 
 
 def snapshot_arrays(
@@ -48,7 +45,7 @@ def restore_arrays(
     device: str,
 ) -> None:
     """Restore what `snapshot_arrays` returned. UsageError for another optimizer or device."""
-    arrays = {name: array for name, array in arrays.items() if name != SHARED_GENERATOR}
+    arrays = dict(arrays)
     try:
         torch.set_rng_state(torch.from_numpy(arrays.pop(_HOST_GENERATOR)))
         if torch.device(device).type == "cuda":
