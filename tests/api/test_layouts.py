@@ -176,3 +176,46 @@ def test_a_network_of_the_zoo_is_forecast_as_trained_unless_a_layout_is_given(na
     assert (plain["kind"], shaped["kind"]) == ("prediction", "layout-prediction")
     with pytest.raises(UsageError, match="give --layout or --search"):
         typed(*asked, "--global-batch", "64")
+
+
+def test_the_strategy_tensor_parallel_is_a_layout():
+    """Over all devices, with all optimizer states on each replica and its batch at once."""
+    found = predict_layout(
+        "gpt2", "hgx-h100", sync="tensor-parallel", devices=2, global_batch=16
+    ).forecast.plan
+    assert (str(found.layout), found.micro_batch) == ("tp=2,pp=1,dp=1,zero=0", 16)
+    mesh = predict_layout(
+        "gpt2", "hgx-h100", sync="tensor-parallel", layout="tp=3,dp=2", global_batch=16
+    ).forecast.plan
+    assert (str(mesh.layout), mesh.micro_batch) == ("tp=3,pp=1,dp=2,zero=0,sp=0", 8)
+    output = typed(
+        *("predict", "llama-1b", "--machine", "hgx-h100", "--sync", "tensor-parallel"),
+        *("--devices", "2", "--batch-per-device", "1", "--sequence-length", "2048"),
+    )
+    assert "2 sequences of 2048 tokens per step" in output
+    assert "tp=2,pp=1,dp=1,zero=0" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("gpt2 --sync tensor-parallel --global-batch 4", "give the devices that divide each layer"),
+        ("gpt2 --sync tensor-parallel --devices 5 --global-batch 4", "Possible: 1, 2, 3, 4, 6"),
+        (
+            "gpt2 --sync tensor-parallel --layout tp=2,zero=3 --global-batch 4",
+            "has tp, dp and sp only",
+        ),
+        ("gpt2 --sync tensor-parallel --devices 2", "Give --global-batch"),
+        ("resnet-50 --sync tensor-parallel", "is forecast for transformers by their sizes"),
+        ("gpt2 --sync pipeline --layout tp=2 --global-batch 4", "--sync is not for a transformer"),
+    ],
+)
+def test_what_tensor_parallel_cannot_be_is_refused(words, says):
+    network, *options = words.split()
+    with pytest.raises(UsageError, match=says):
+        typed("predict", network, "--machine", "hgx-h100", *options)
+
+
+def test_another_strategy_is_no_layout():
+    with pytest.raises(UsageError, match="only sync=tensor-parallel is"):
+        predict_layout("gpt2", "hgx-h100", sync="pipeline", devices=2, global_batch=4)

@@ -158,7 +158,7 @@ SHARDED = {"fully-sharded", "sharded-gradients", "sharded-optimizer"}
 @pytest.mark.parametrize(
     ("trait", "names"),
     [
-        ("same_weights", {*ALL_REDUCE, *SERVERS, *SHARDED}),
+        ("same_weights", {*ALL_REDUCE, *SERVERS, *SHARDED, "tensor-parallel"}),
         ("replicated", {*ALL_REDUCE, "fully-sharded", "sharded-gradients"}),
         ("collective_passes", {"fully-sharded", "sharded-gradients"}),
         ("zero_stage", SHARDED),
@@ -166,10 +166,13 @@ SHARDED = {"fully-sharded", "sharded-gradients", "sharded-optimizer"}
         ("low_precision", {"all-reduce-16", "all-reduce-copied-16"}),
         ("free_running", ASYNCHRONOUS),
         ("blocking", set(STRATEGIES) - ASYNCHRONOUS - {"none"}),
-        ("same_samples", {"model-parallel", "pipeline", "hybrid"}),
+        ("same_samples", {"model-parallel", "pipeline", "hybrid", "tensor-parallel"}),
         (
             "profiled",
-            {"none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd", *SHARDED},
+            {
+                *("none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"),
+                *("tensor-parallel", *SHARDED),
+            },
         ),
         (
             "sequential_step",
@@ -270,7 +273,8 @@ def test_a_single_process_updates_once_a_step_under_every_strategy(name):
         sync.update(lambda: updates.append(1), ["weights"])
     assert len(updates) == 2 * AVERAGE_EVERY
     moves_none = ("none", "local-sgd", "parameter-server-cpu")
-    divides = ("model-parallel", "pipeline", "hybrid", "fully-sharded", "sharded-gradients")
+    divides = ("model-parallel", "pipeline", "hybrid", "tensor-parallel")
+    divides += ("fully-sharded", "sharded-gradients")
     assert sync.bucket_bytes == (None if name in (*moves_none, *divides) else BUCKET_BYTES)
     assert SingleProcessGroup().broadcast_object("an object") == "an object"
 

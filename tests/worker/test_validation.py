@@ -39,7 +39,10 @@ ALL = replace(
     ABLE,
     works=frozenset({"train_steps", "forward", "train", "input", "collective"}),
     sync_features=frozenset(
-        {"all-reduce", "hooks", "weight-server", "cpu-server", "model-parallel", "sharded"}
+        {
+            *("all-reduce", "hooks", "weight-server", "cpu-server"),
+            *("model-parallel", "tensor-parallel", "sharded"),
+        }
     ),
     decodes=True,
     scripted=True,

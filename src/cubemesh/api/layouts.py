@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cubemesh.errors import UsageError, unknown_name
@@ -31,6 +31,7 @@ from cubemesh.forecast.transformers.step import (
 )
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.networks.transformer_sizes import transformer
+from cubemesh.parallel.tensor_parallel import TensorParallel
 from cubemesh.units import format_quantity
 
 
@@ -62,7 +63,8 @@ def predict_layout(
     layout: str = "",
     devices: int | None = None,
     search: bool = False,
-    micro_batch: int = 1,
+    sync: str = "",
+    micro_batch: int | None = None,
     sequence_length: int | None = None,
     precision: str = "bf16",
     recompute: Recompute | Literal["auto"] = "auto",
@@ -88,7 +90,10 @@ def predict_layout(
         if value not in allowed:
             raise unknown_name(name, value, allowed, plural=f"choices of {name}")
     sizes, system = transformer(network), load_system(machine)
+    length = sequence_length or sizes.sequence_length
     shape = read_layout(layout) if layout else Layout()
+    if sync:
+        shape = _layout_of(sync, layout, shape, devices, search, length)
     if layout and search:
         raise UsageError(f"layout {layout}: a search chooses the layout itself; give one of both.")
     rates_of = {count: rate for count, rate in (measured or {}).items() if isinstance(count, int)}
@@ -96,20 +101,22 @@ def predict_layout(
         raise UsageError("A layout is measured on a number of devices, such as 8=1.2 sequences/s.")
     if measured and search:
         raise UsageError("A measured rate is of one layout; give it without search.")
-    if not layout and not search:
+    if not layout and not search and not sync:
         raise UsageError(
             f"{network}: give a layout, such as tp=8,pp=8,dp=16, or search for the fastest."
         )
     count = devices if devices is not None else shape.devices
     if count < 1 or (search and devices is None):
         raise UsageError(f"devices={count}: give the number of devices, 1 or more.")
+    if micro_batch is None:
+        micro_batch = max(1, global_batch // shape.dp) if sync else 1
     plan = TrainingPlan(
         network=sizes,
         system=system,
         layout=shape,
         micro_batch=micro_batch,
         global_batch=global_batch,
-        sequence_length=sequence_length or sizes.sequence_length,
+        sequence_length=length,
         precision=precision,
         recompute="none" if recompute == "auto" else recompute,
         attention=attention,
@@ -130,6 +137,28 @@ def predict_layout(
     _check_memory(forecast)
     band = BAND_CALIBRATED if rates_of else BAND
     return LayoutPrediction(forecast=forecast, band=band, measured=rates_of)
+
+
+def _layout_of(
+    sync: str, text: str, given: Layout, devices: int | None, search: bool, length: int
+) -> Layout:
+    """The layout of a gradient synchronization strategy, with the sizes of a given one."""
+    if sync != TensorParallel.name:
+        raise UsageError(
+            f"sync={sync}: of a transformer with a layout only sync={TensorParallel.name} is "
+            "forecast. Leave it out: dp in the layout is data parallel by all-reduce."
+        )
+    if search or (not text and devices is None):
+        raise UsageError(
+            f"sync={sync}: give the devices that divide each layer, as in --devices 2 or --layout "
+            "tp=2,dp=2."
+        )
+    shape = given if text else Layout(tp=devices or 1)
+    if (shape.pp, shape.cp, shape.vp) != (1, 1, 1) or "zero" in text or "shard" in text:
+        raise UsageError(
+            f"layout {text}: sync={sync} has tp, dp and sp only. Leave the other keys out."
+        )
+    return replace(shape, zero=0, sp=shape.sp if length % shape.tp == 0 else 0)
 
 
 def _check_devices(plan: TrainingPlan, devices: int) -> None:

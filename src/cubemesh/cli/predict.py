@@ -84,7 +84,8 @@ def predict(
         str | None,
         typer.Option(
             help="Gradient synchronization strategy, as in train; also parameter-server-cpu and "
-            "parameter-server-spread; default all-reduce."
+            "parameter-server-spread; default all-reduce. tensor-parallel: of a transformer, over "
+            "--devices, or with tp and dp of --layout."
         ),
     ] = None,
     style: Annotated[
@@ -200,18 +201,23 @@ def predict(
         "--samples-per-epoch": samples_per_epoch,
     }
     sized = is_transformer(network) and not is_own(network)
-    if layout or search or (sized and transformer(network).name not in NETWORKS):
+    divided = sync == "tensor-parallel" and sized
+    if divided:
+        of_network |= {"--sync": None, "--batch-per-device": None}
+    if layout or search or divided or (sized and transformer(network).name not in NETWORKS):
         _refuse(
             of_network, "is not for a transformer with a layout; docs/transformers.md lists its"
         )
         from cubemesh.api.layouts import predict_layout
         from cubemesh.views.layouts import layout_document, print_layout
 
-        if global_batch is None:
-            raise UsageError("Give --global-batch, the sequences per step of all devices.")
         counts = whole_numbers("--devices", devices) if devices else [None]
         if len(counts) != 1:
             raise UsageError(f"--devices {devices}: a layout has one number of devices.")
+        if batch_per_device is not None and global_batch is None and counts[0] is not None:
+            global_batch = batch_per_device * counts[0]
+        if global_batch is None:
+            raise UsageError("Give --global-batch, the sequences per step of all devices.")
         planned = predict_layout(
             network,
             machine,
@@ -219,7 +225,8 @@ def predict(
             layout=layout,
             devices=counts[0],
             search=search,
-            micro_batch=micro_batch or 1,
+            sync=sync or "",
+            micro_batch=micro_batch,
             sequence_length=sequence_length,
             precision=precision or "bf16",
             recompute=recompute or "auto",  # type: ignore[arg-type]

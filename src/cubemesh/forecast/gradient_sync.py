@@ -51,6 +51,7 @@ from cubemesh.forecast.passes import Passes
 from cubemesh.forecast.styles import GradientStyle
 from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.parallel.strategy import SyncCost
+from cubemesh.parallel.tensor_parallel import TensorParallel
 
 COSTS: dict[str, SyncCost] = {
     **{name: s.cost for name, s in STRATEGIES.items() if s.cost is not None},
@@ -84,6 +85,12 @@ class SyncTime:
 
 def check_cost(name: str) -> None:
     """UsageError naming the nearest where no strategy called `name` can be forecast."""
+    if name == TensorParallel.name:
+        raise UsageError(
+            f"sync={name} is forecast for transformers by their sizes, such as gpt2 or llama3-8b: "
+            f"cubemesh predict NETWORK --sync {name} --devices 2 (docs/transformers.md). Choose "
+            "such a network, or another sync."
+        )
     if name not in COSTS:
         raise unknown_name("sync", name, COSTS)
 

@@ -14,6 +14,7 @@ from cubemesh.parallel.model_parallel import ModelParallel
 from cubemesh.parallel.parameter_server import CpuParameterServer, ParameterServer
 from cubemesh.parallel.pipeline import Hybrid, Pipeline
 from cubemesh.parallel.strategy import NoSync, Strategy
+from cubemesh.parallel.tensor_parallel import TensorParallel
 
 STRATEGIES: dict[str, type[Strategy]] = {
     strategy.name: strategy
@@ -31,6 +32,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         ModelParallel,
         Pipeline,
         Hybrid,
+        TensorParallel,
         FullySharded,
         ShardedGradients,
         ShardedOptimizer,

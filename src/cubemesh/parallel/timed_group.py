@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from cubemesh.frameworks.contract.group import Group, TransferHandle, observed
+from cubemesh.frameworks.contract.group import Group, TransferHandle, observed, tracked
 from cubemesh.measure.attribution.transfers import Transfer, Transfers
 
 T = TypeVar("T")
@@ -54,6 +54,12 @@ class TimedGroup:
         result = observed(self._group, call, size_bytes)
         self._transfers.add(Transfer(issued, issued, self._transfers.clock(), size_bytes))
         return result
+
+    def track(self, transfer: TransferHandle, size_bytes: int) -> TransferHandle:
+        """See `TracksTransfers`."""
+        issued = self._transfers.clock()
+        pending = tracked(self._group, transfer, size_bytes)
+        return _TimedTransfer(issued, pending, size_bytes, self._transfers)
 
 
 class _TimedTransfer:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from cubemesh.frameworks.contract.group import Group, TransferHandle, observed
+from cubemesh.frameworks.contract.group import Group, TransferHandle, observed, tracked
 
 T = TypeVar("T")
 
@@ -66,6 +66,10 @@ class WaitingGroup:
         result = observed(self._group, call, size_bytes)
         self._waits.add(self._waits.clock() - start)
         return result
+
+    def track(self, transfer: TransferHandle, size_bytes: int) -> TransferHandle:
+        """See `TracksTransfers`."""
+        return _Waiting(tracked(self._group, transfer, size_bytes), self._waits)
 
 
 class _Waiting:

@@ -110,6 +110,12 @@ class ProgramSettings:
     micro-batches as there are stages at most, `gpipe` of all."""
     pipeline_stages: int | None = None
     """Stages of each pipeline of `hybrid`; None: 2."""
+    tensor_parallel_size: int | None = None
+    """Devices that divide each layer of `tensor-parallel`; None: all. Groups of so many devices
+    average their gradients: data × tensor parallel."""
+    sequence_parallel: bool | None = None
+    """Whether `tensor-parallel` divides the positions of a sequence between the divided layers;
+    None: where they divide."""
     batch_norm: BatchNormOver = "device"
     """Samples that batch normalization takes its statistics from on several devices: those of each
     `device`, or the `global` batch, as one device would."""
@@ -152,6 +158,7 @@ class ProgramSettings:
     def __post_init__(self) -> None:
         at_least(self, 0, "input_threads", "stage_limit_bytes")
         at_least(self, 1, "bucket_bytes", "micro_batches", "pipeline_stages")
+        at_least(self, 1, "tensor_parallel_size")
         if self.loss_scale is not None:
             check_loss_scale(self.loss_scale, self.precision)
         if self.precision_of:

@@ -397,6 +397,16 @@ def test_global_batch_sizes_without_an_even_division_are_left_out(machine, play,
     ]
 
 
+@pytest.mark.parametrize("data", ["digits", "synthetic"])
+def test_a_network_of_sequences_learns_sequences(data, machine, play, record_of):
+    context = Context(machine=machine, scale=Scale.QUICK)
+    settings = Settings(networks=("gpt2",), strategies=("tensor-parallel",), data=data)
+    asked, _ = play(EXPERIMENT.plan(settings, context), record_of)
+    assert {(s.work.image_size, s.work.classes, s.work.data) for s in asked} == {
+        (None, None, "synthetic")
+    }
+
+
 if __name__ == "__main__":
     pytorch.preload()
     for ranks in sys.argv[2:]:

@@ -1,8 +1,9 @@
 """Layouts: how the devices divide the training of one network, each measured beside its forecast.
 
 A layout is a strategy with its mesh. All layouts train the same network with the same global batch
-on the same devices: data parallel, the three stages of sharded data parallelism (ZeRO), pipelines,
-and pipelines that are data parallel. One device with its share of the batch is the baseline.
+on the same devices: data parallel, the three stages of sharded data parallelism (ZeRO), tensor
+parallel, pipelines, and both of the latter with data parallelism. One device with its share of the
+batch is the baseline.
 
 `LAYOUTS` is the table: a new strategy is one line.
 """
@@ -49,6 +50,13 @@ def data_by_stages(devices: int) -> Iterator[Mapping[str, Any]]:
             yield {"pipeline_stages": stages}
 
 
+def data_by_tensor(devices: int) -> Iterator[Mapping[str, Any]]:
+    """Each division into several groups of several devices that divide a layer."""
+    for size in range(2, devices // 2 + 1):
+        if devices % size == 0:
+            yield {"tensor_parallel_size": size}
+
+
 class LayoutEntry(NamedTuple):
     """A line of the table."""
 
@@ -62,6 +70,8 @@ LAYOUTS: dict[str, LayoutEntry] = {
     "zero-1": LayoutEntry("sharded-optimizer"),
     "zero-2": LayoutEntry("sharded-gradients"),
     "zero-3": LayoutEntry("fully-sharded"),
+    "tensor": LayoutEntry("tensor-parallel"),
+    "data-tensor": LayoutEntry("tensor-parallel", data_by_tensor),
     "pipeline": LayoutEntry("pipeline"),
     "data-pipeline": LayoutEntry("hybrid", data_by_stages),
 }
@@ -75,7 +85,8 @@ class Settings:
     networks: tuple[str, ...] = ()
     """Networks to train. Default: gpt2; on a CPU and with --quick little-cnn."""
     layouts: tuple[str, ...] = tuple(LAYOUTS)
-    """Layouts to measure: `data`, `zero-1` to `zero-3`, `pipeline`, `data-pipeline`."""
+    """Layouts to measure: `data`, `zero-1` to `zero-3`, `tensor`, `data-tensor`, `pipeline`,
+    `data-pipeline`."""
     devices: tuple[int, ...] = ()
     """Numbers of devices; one is always measured. Default: all of the machine, at most 8."""
     batch_sizes: tuple[int, ...] = ()

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from cubemesh import data as data_sources
 from cubemesh import networks
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale, import_records
@@ -65,7 +66,7 @@ class Settings:
     image_size: int = 32
     """Height and width of the images in pixels; at least the network's smallest."""
     data: str = "digits"
-    """Training data."""
+    """Training data; `synthetic` where a network of sequences does not take them."""
     batch_norm: BatchNormOver = "global"
     """Statistics of batch normalization: `global` for equivalence, `device` as in usual
     training."""
@@ -143,7 +144,11 @@ def plan(settings: Settings, context: Context) -> Plan:
 def _specs(
     settings: Settings, context: Context, network: str, batch: int, precision: Precision
 ) -> Iterator[RunSpec]:
-    size = max(settings.image_size, networks.entry(network).smallest_image_size)
+    entry = networks.entry(network)
+    images = entry.samples == "images"
+    data = settings.data
+    if not images and data_sources.entry(data).open_sequences is None:
+        data = "synthetic"
     counts = settings.devices or DEVICES.get(context.scale, (1, 2, 4))
     pairs = (
         (devices, sync) for sync in settings.strategies for devices in counts if not batch % devices
@@ -153,9 +158,9 @@ def _specs(
             work=FirstSteps(
                 network=network,
                 batch_per_device=batch // devices,
-                image_size=size,
-                classes=10,
-                data=settings.data,
+                image_size=max(settings.image_size, entry.smallest_image_size) if images else None,
+                classes=10 if images else None,
+                data=data,
                 iterations=iterations_of(network, settings, context),
             ),
             placement=Placement(devices=devices, oversubscribe=devices > 1),

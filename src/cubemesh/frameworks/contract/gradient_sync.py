@@ -15,17 +15,24 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from cubemesh.frameworks.contract.divided_network import DividedNetwork
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.networks.graph import Network
 
 SyncFeature = Literal[
-    "all-reduce", "hooks", "weight-server", "cpu-server", "model-parallel", "sharded"
+    "all-reduce",
+    "hooks",
+    "weight-server",
+    "cpu-server",
+    "model-parallel",
+    "tensor-parallel",
+    "sharded",
 ]
 """What a strategy needs of a framework: `all-reduce` averages gradients, by its own means or by
 `GradientSync`; `hooks` calls the methods of any `GradientSync` in its steps; `weight-server` also
 those of `WeightServerSync`; `cpu-server` those of `CpuServerSync`; `model-parallel` those of
-`ModelParallelSync`; `sharded` divides weights, gradients or optimizer state over the ranks, as
-`ShardedSync` says."""
+`ModelParallelSync`; `tensor-parallel` those of `TensorParallelSync`; `sharded` divides weights,
+gradients or optimizer state over the ranks, as `ShardedSync` says."""
 BUCKET_BYTES = 25 * 2**20
 """Default size of a bucket: large enough that latency is negligible, small enough that the first
 are sent early in the backward pass (the default of PyTorch's DistributedDataParallel)."""
@@ -212,6 +219,23 @@ class ShardedSync(Protocol):
     group: Group
     zero_stage: int
     """1: the optimizer's state; 2: the gradients too; 3: the weights too."""
+
+
+@runtime_checkable
+class TensorParallelSync(Protocol):
+    """A `GradientSync` in which the ranks r·size to (r + 1)·size - 1 divide each layer of replica r
+    of the network; replicas average their gradients."""
+
+    group: Group
+    """All ranks."""
+    size: int
+    """Ranks that divide a layer."""
+
+    def divide(self, network: Network) -> DividedNetwork:
+        """`network` over so many devices; Unsupported where a layer cannot be divided."""
+
+    def use_replicas(self, replicas: Group) -> None:
+        """Average gradients over `replicas`: the ranks that have the same part of the network."""
 
 
 class StepTimes(Protocol):

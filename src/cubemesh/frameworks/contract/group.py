@@ -103,6 +103,22 @@ def observed(group: Group, call: Callable[[], T], size_bytes: int) -> T:
     return call()
 
 
+@runtime_checkable
+class TracksTransfers(Protocol):
+    """A group that times transfers which a library of the framework started, and which go on while
+    the step does."""
+
+    def track(self, transfer: TransferHandle, size_bytes: int) -> TransferHandle:
+        """`transfer`, just started, of `size_bytes`, as one whose wait is recorded."""
+
+
+def tracked(group: Group, transfer: TransferHandle, size_bytes: int) -> TransferHandle:
+    """`transfer`, just started, whose wait `group` records where it records any."""
+    if isinstance(group, TracksTransfers):
+        return group.track(transfer, size_bytes)
+    return transfer
+
+
 class PeerMemory(Protocol):
     """Averages by peer-to-peer copies, concurrent with computation. Every rank calls the same
     operations in the same order."""

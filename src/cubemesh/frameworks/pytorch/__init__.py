@@ -6,6 +6,7 @@ from cubemesh.frameworks.contract.gradient_sync import (
     ModelParallelSync,
     PipelineSync,
     ShardedSync,
+    TensorParallelSync,
     WeightServerSync,
 )
 from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
@@ -82,4 +83,9 @@ def build(request: BuildRequest) -> PyTorchProgram:
         if sync.zero_stage > 1:
             return FullyShardedProgram(request, sync)
         return ShardedOptimizerProgram(request, sync)
+    if isinstance(sync, TensorParallelSync) and sync.group.size > 1:
+        # DTensor is imported here: its import takes half a second of every other run
+        from cubemesh.frameworks.pytorch.distributed.tensor_parallel import TensorParallelProgram
+
+        return TensorParallelProgram(request, sync)
     return PyTorchProgram(request)

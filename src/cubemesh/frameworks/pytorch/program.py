@@ -108,7 +108,7 @@ class PyTorchProgram:
         self._inspect: InspectCallback | None = None
         self._micro_batches = work.accumulation_steps if isinstance(work, AccumulatedWork) else 1
         trains = isinstance(self._work, Training)
-        self._gradients = buckets_for(self._sync, self._built.parameters) if trains else None
+        self._gradients = self._make_buckets() if trains else None
         if self._gradients is not None:
             self._gradients.before_gather = self._inspect_own_gradients
         self._loss = torch.full((), float("nan"))
@@ -138,6 +138,9 @@ class PyTorchProgram:
                 dropout=settings.deterministic,
             ),
         )
+
+    def _make_buckets(self) -> GradientBuckets | None:
+        return buckets_for(self._sync, self._built.parameters)
 
     @property
     def buckets(self) -> Sequence[Bucket]:

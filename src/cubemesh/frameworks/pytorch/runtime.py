@@ -74,7 +74,10 @@ def capabilities() -> Capabilities:
         optimizers=frozenset({"sgd", "rmsprop", "adam", "adamw", "adamw-8bit", "lars"}),
         loss_scales=frozenset({"dynamic", "static"}),
         sync_features=frozenset(
-            {"all-reduce", "hooks", "weight-server", "cpu-server", "model-parallel", "sharded"}
+            {
+                *("all-reduce", "hooks", "weight-server", "cpu-server"),
+                *("model-parallel", "tensor-parallel", "sharded"),
+            }
         ),
         layer_precisions={
             kind: LAYER_PRECISIONS | ({"fp8"} if all(map(float8_supported, devices)) else set())

@@ -23,7 +23,8 @@ UNNAMED = "unnamed"
 _RULES: tuple[tuple[str, str], ...] = (
     (
         COMMUNICATION,
-        r"nccl|c10d::|gloo|all_?reduce|all_?gather|reduce_?scatter|^memcpy ptop|of_ranks_kernel",
+        r"nccl|c10d(_functional)?::|gloo|all_?reduce|all_?gather|reduce_?scatter|^memcpy ptop|"
+        r"of_ranks_kernel",
     ),
     (
         OPTIMIZER,

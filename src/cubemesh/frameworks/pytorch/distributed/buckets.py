@@ -37,8 +37,10 @@ class GradientBuckets:
         ready: Callable[[Bucket], None],
         allocate: AllocateBucket | None = None,
         low_precision_dtype: torch.dtype | None = None,
+        leaves: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`low_precision_dtype`: dtype of the buckets; None for the parameters' own."""
+        """`low_precision_dtype`: dtype of the buckets; None for the parameters' own. `leaves`: the
+        tensors of which autograd computes the gradients, where they are not the parameters."""
         self._ready, self._allocate, self._travels_as = ready, allocate, low_precision_dtype
         self._parameters = dict(parameters)
         self._names = {id(parameter): name for name, parameter in parameters.items()}
@@ -64,8 +66,8 @@ class GradientBuckets:
         self._missing: list[int] = []
         self._next = 0
         self._hooks: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
-            for name, parameter in self._parameters.items()
+            leaf.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
+            for name, leaf in (leaves or self._parameters).items()
         ]
         self.start()
 
@@ -158,7 +160,9 @@ class GradientBuckets:
 
 
 def buckets_for(
-    sync: GradientSync, parameters: Mapping[str, nn.Parameter]
+    sync: GradientSync,
+    parameters: Mapping[str, nn.Parameter],
+    leaves: Mapping[str, Tensor] | None = None,
 ) -> GradientBuckets | None:
     """The buckets of a synchronization strategy; None if it sends no gradients."""
     if sync.bucket_bytes is None:
@@ -169,6 +173,7 @@ def buckets_for(
         sync.ready,
         sync.allocate if isinstance(sync, AllocatesBuckets) else None,
         LOW_PRECISION if sync.low_precision else None,
+        leaves,
     )
 
 

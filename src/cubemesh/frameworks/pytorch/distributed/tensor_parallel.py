@@ -1,0 +1,342 @@
+"""Tensor-parallel training step: the devices of a replica divide each layer.
+
+    mesh          data (replicas of the network) × tensor (devices that divide a layer)
+    forward       as on one device, with a redistribution wherever a layout changes
+    loss          of the device's own scores (loss_parallel): no device has all of them
+    backward      gradients of the device's parts, averaged over replicas as they become complete;
+                  then those of whole parameters that saw a part of the positions, added up at once
+    update        of the device's parts
+
+Weights and optimizer state are stored as one device has them, so that a checkpoint resumes on any
+number of devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from cubemesh.batches import Array
+from cubemesh.frameworks.contract.divided_network import DividedNetwork, ValueLayout
+from cubemesh.frameworks.contract.gradient_sync import Bucket, TensorParallelSync
+from cubemesh.frameworks.contract.group import (
+    RANK_SEEDS,
+    Group,
+    TransferHandle,
+    observed,
+    tracked,
+)
+from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported
+from cubemesh.frameworks.contract.translation import BeamSearch
+from cubemesh.frameworks.contract.validation import check_weights
+from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
+from cubemesh.frameworks.pytorch.distributed.tensor_modules import (
+    DividedDropout,
+    DividedModules,
+    Moves,
+    divide_modules,
+)
+from cubemesh.frameworks.pytorch.input.host_to_device import Placed
+from cubemesh.frameworks.pytorch.module import BuiltNetwork, build_modules
+from cubemesh.frameworks.pytorch.precision import state_dict
+from cubemesh.frameworks.pytorch.profiling.activation_hooks import InspectCallback
+from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
+from cubemesh.networks.layers import BatchNorm, Dropout
+
+_OPTIMIZER = "optimizer."
+_SHARED = "shared_generator"
+"""Of a snapshot: the state of the generator of what all devices of a replica draw alike."""
+
+
+class TensorParallelProgram(PyTorchProgram):
+    """The part of this rank; see `Program`. Every rank makes the same calls, those of a replica
+    with the same batches."""
+
+    def __init__(self, request: BuildRequest, sync: TensorParallelSync) -> None:
+        _check(request)
+        self._whole = request.network
+        self._divided = sync.divide(request.network)
+        self._replica = sync.group.rank // sync.size
+        self._replicas = sync.group.size // sync.size
+        kind = torch.device(request.device).type
+        mesh = init_device_mesh(
+            kind, (self._replicas, sync.size), mesh_dim_names=("data", "tensor")
+        )
+        self._mesh = mesh["tensor"]
+        self._own_data, self._own_tensor = mesh.get_group("data"), mesh.get_group("tensor")
+        self._group = sync.group
+        sync.use_replicas(_Replicas(self._own_data, sync.group))  # type: ignore[arg-type]
+        self._own: dict[str, Tensor] | None = None
+        """Of an inspected step: the gradients before they are averaged."""
+        self._shared = torch.Generator(request.device)
+        seed = request.work.seed + RANK_SEEDS * (sync.group.size + self._replica)
+        self._shared.manual_seed(seed)
+        check_recomputed(request, self._divided)
+        self._draws_alike = drawn_alike(request, self._divided) != ""
+        super().__init__(replace(request, network=self._divided.network))
+
+    def _build(self, request: BuildRequest) -> BuiltNetwork:
+        whole = build_modules(
+            self._whole,
+            device="meta",
+            dtype=self._dtype,
+            memory_format=self._memory_format,
+            overwrite=False,
+        )
+        drawn_for_all = (self._replica, self._replicas) if self._settings.deterministic else None
+
+        def dropout(layer: Dropout, layout: ValueLayout) -> nn.Module:
+            return DividedDropout(layer, layout, self._mesh, self._shared, drawn_for_all)
+
+        moves = Moves(self._mesh, self._group)
+        self._modules: DividedModules = divide_modules(
+            whole, self._divided, moves, self.device, dropout
+        )
+        return self._modules.built
+
+    def _make_buckets(self) -> GradientBuckets | None:
+        return buckets_for(self._sync, self._built.parameters, self._modules.leaves)
+
+    def _backward(self, placed: Placed) -> None:
+        with loss_parallel():
+            super()._backward(placed)
+        self._add_partial({n: p.grad for n, p in self._built.parameters.items()})
+
+    def _add_partial(self, gradients: Mapping[str, Tensor | None]) -> None:
+        """Add up the gradients of parameters whose layers saw a part of the positions."""
+        names = [name for name in self._built.parameters if name in self._modules.partial]
+        parts = [part for name in names if (part := gradients[name]) is not None]
+        if not parts:
+            return
+        together = torch.cat([part.flatten() for part in parts])
+        observed(
+            self._group,
+            lambda: dist.all_reduce(together, group=self._own_tensor),
+            together.nbytes,
+        )
+        rows = torch.split(together, [part.numel() for part in parts])
+        torch._foreach_copy_(
+            parts, [row.view(part.shape) for row, part in zip(rows, parts, strict=True)]
+        )
+
+    def forward(self, placed: Placed) -> None:
+        """Queue the forward pass and the loss."""
+        with loss_parallel():
+            super().forward(placed)
+
+    def _forward(self, placed: Placed) -> Tensor:
+        *inputs, labels = placed
+        with self._autocast:
+            return _plain(total_loss(self._heads, self._run(*inputs), labels))
+
+    def evaluate(self, placed: Placed) -> Array:
+        """Scores, on every rank; all ranks of a replica must call it."""
+        self.module.eval()
+        with torch.no_grad(), self._autocast:
+            (scores,) = self._built.evaluation(*placed[:-1])
+        self.module.train()
+        array: Array = _plain(scores).to("cpu", dtype=self._dtype).numpy()
+        return array
+
+    def translate(self, sources: Array, search: BeamSearch) -> list[list[int]]:
+        """Unsupported: its layers are called token by token, on one device."""
+        raise Unsupported(
+            "a network whose layers are divided over devices does not translate. Leave beam_width "
+            "out, or set another sync."
+        )
+
+    def inspected_step(self, placed: Placed, inspect: InspectCallback) -> None:
+        """See `SupportsStepInspection`. Gradients are those of the whole network, of this replica's
+        samples and of all; outputs of layers are not inspected."""
+        self._own = {}
+        self._backward(placed)
+        gradients = {name: p.grad for name, p in self._built.parameters.items()}
+        own = self._own or gradients
+        if self._own:
+            self._add_partial(self._own)
+        self._own = None
+        for kind, found in (("own gradient", own), ("gradient", gradients)):
+            for name in self._whole.parameters:
+                gradient = found[name]
+                assert gradient is not None
+                inspect(kind, name, self._whole_array(name, gradient))
+        self._sync.update(self._apply, self._weights_on_device)
+
+    def _inspect_own_gradients(self, bucket: Bucket) -> None:
+        if self._own is not None:
+            for name in bucket.parameters:
+                gradient = self._built.parameters[name].grad
+                assert gradient is not None
+                self._own[name] = gradient.clone()
+
+    def parameters(self) -> dict[str, Array]:
+        """Of the whole network, on every rank; all ranks of a replica must call it."""
+        return {n: self._whole_array(n, p.detach()) for n, p in self._built.parameters.items()}
+
+    def state(self) -> dict[str, Array]:
+        """Every array of the whole network, on every rank; all ranks of a replica must call it."""
+        state = {name: _to_host(array) for name, array in self._built.state.items()}
+        return self.parameters() | state
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Load the rank's parts from the weights of the whole network."""
+        check_weights(weights, self._whole)
+        with torch.no_grad():
+            parts = {name: self._part(name, weights[name]) for name in self._built.parameters}
+            for name, array in {**self._built.parameters, **self._built.state}.items():
+                array.copy_(parts[name] if name in parts else torch.from_numpy(weights[name]))
+        self._start_optimizer()
+
+    def snapshot(self) -> Snapshot:
+        """See `SupportsSnapshots`: as of one device. All ranks of a replica must call it."""
+        own = super().snapshot()
+        arrays = dict(own.arrays)
+        for key, name in self._of_parameters(arrays).items():
+            part = torch.from_numpy(arrays[key]).to(self.device)
+            if part.shape == self._built.parameters[name].shape:
+                arrays[key] = self._whole_array(name, part)
+        plain = dict(own.plain)
+        if self._draws_alike:
+            plain[_SHARED] = self._shared.get_state().tolist()
+        return replace(own, arrays=arrays, plain=plain)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """See `SupportsSnapshots`."""
+        arrays = dict(snapshot.arrays)
+        for key, name in self._of_parameters(arrays).items():
+            if arrays[key].shape == self._whole.parameters[name].shape:
+                arrays[key] = self._part(name, arrays[key]).contiguous().numpy()
+        if _SHARED in snapshot.plain:
+            self._shared.set_state(torch.tensor(snapshot.plain[_SHARED], dtype=torch.uint8))
+        super().restore(replace(snapshot, arrays=arrays))
+
+    def _of_parameters(self, arrays: Mapping[str, Array]) -> dict[str, str]:
+        """Key of the optimizer's state → its parameter, in the same order on every rank."""
+        owners = {
+            key: key.removeprefix(_OPTIMIZER).rpartition(".")[0]
+            for key in sorted(arrays)
+            if key.startswith(_OPTIMIZER)
+        }
+        return {key: name for key, name in owners.items() if name in self._whole.parameters}
+
+    def _part(self, name: str, whole: Array) -> Tensor:
+        return self._modules.divisions[name].part(torch.from_numpy(whole))
+
+    def _whole_array(self, name: str, part: Tensor) -> Array:
+        return _to_host(self._modules.divisions[name].whole(part))
+
+    def fingerprint(self) -> int:
+        """See `SupportsWeightInspection`: the sum over the ranks of a replica, the same on all."""
+        own = torch.tensor(state_dict.fingerprint(self._built.parameters), device=self.device)
+        dist.all_reduce(own, group=self._own_tensor)
+        return int(own)
+
+    def first_nonfinite(self, placed: Placed) -> str:
+        """Of this rank's weights only: a forward pass needs the other ranks."""
+        for node in self._whole.nodes:
+            for role, name in node.parameters.items():
+                if not bool(torch.isfinite(self._built.parameters[name]).all()):
+                    return f"the {role} of {node.name}"
+        return ""
+
+    def close(self) -> None:
+        """Leave the groups, too."""
+        del self._modules
+        super().close()
+        for group in (self._own_data, self._own_tensor):
+            if group is not dist.group.WORLD:
+                dist.destroy_process_group(group)
+
+
+class _Replicas:
+    """The ranks with the same part of the network; of `Group` what averages gradients."""
+
+    def __init__(self, ranks: dist.ProcessGroup, group: Group) -> None:
+        self._ranks, self._group = ranks, group
+        self.rank, self.size = ranks.rank(), ranks.size()
+
+    def all_reduce_mean(self, array: Tensor, low_precision: bool = False) -> TransferHandle:
+        """See `Group`."""
+        return tracked(self._group, _Mean(array, self._ranks), array.nbytes)
+
+
+class _Mean:
+    """The mean of an array over the ranks of a group, in place."""
+
+    def __init__(self, array: Tensor, group: dist.ProcessGroup) -> None:
+        self._array, self._size = array, group.size()
+        self._work = dist.all_reduce(array, group=group, async_op=True)
+
+    def wait(self) -> None:
+        """See `TransferHandle`."""
+        assert self._work is not None
+        self._work.wait()
+        self._array.div_(self._size)
+
+
+def _check(request: BuildRequest) -> None:
+    """Unsupported for settings that tensor parallelism has not."""
+    settings, work = request.program, request.work
+    if settings.precision == "fp16" or settings.precision_of:
+        raise Unsupported(
+            f"sync={request.sync.name} supports neither loss scaling nor precision by layer. Set "
+            "precision=bf16 or fp32, and leave precision_of out."
+        )
+    if settings.decode_location == "device":
+        raise Unsupported(
+            f"sync={request.sync.name} does not support decoding on the device. Set "
+            "decode_location=host."
+        )
+    if getattr(work, "optimizer", None) == "lars":
+        raise Unsupported(
+            f"optimizer=lars reads the norm of a whole layer, and with sync={request.sync.name} a "
+            "device has a part of it. Set optimizer=sgd, rmsprop, adam or adamw."
+        )
+    normalizes = any(isinstance(node.layer, BatchNorm) for node in request.network.nodes)
+    if settings.batch_norm == "global" and normalizes:
+        raise Unsupported(
+            f"batch_norm=global: with sync={request.sync.name} {request.network.name} normalizes "
+            "over the samples of one replica. Leave batch_norm out, or set sync=all-reduce."
+        )
+
+
+def drawn_alike(request: BuildRequest, divided: DividedNetwork) -> str:
+    """The first dropout whose numbers all devices of a replica draw alike, from their shared
+    generator; empty without one."""
+    if request.program.deterministic:
+        return ""
+    for node in divided.network.nodes:
+        layer, whole = node.layer, divided.layouts[node.name] == "whole"
+        if isinstance(layer, Dropout) and layer.rate and (whole or layer.per_sample):
+            return node.name
+    return ""
+
+
+def check_recomputed(request: BuildRequest, divided: DividedNetwork) -> None:
+    """Unsupported where a segment that is computed again would draw other numbers: the shared
+    generator is not set back."""
+    name = drawn_alike(request, divided)
+    if request.recomputed and name:
+        raise Unsupported(
+            f"checkpoint_activations={request.program.checkpoint_activations}: with "
+            f"sync={request.sync.name} all devices must draw the same numbers for {name}, and "
+            "would draw others when it is computed again. Set deterministic=true, or leave "
+            "checkpoint_activations out."
+        )
+
+
+def _plain(value: Tensor) -> Tensor:
+    """A DTensor's whole value; any other tensor."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _to_host(value: Tensor) -> Array:
+    array: Array = value.detach().cpu().contiguous().numpy().copy()
+    return array

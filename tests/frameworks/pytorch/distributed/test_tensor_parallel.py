@@ -1,0 +1,318 @@
+"""Layers divided over real processes, joined by gloo, against one process with the same samples.
+
+The ranks run this very file as a script: what they do and what one process does are the same
+function. Small networks of each family: GPT-2 has queries, keys and values in one matrix, an
+embedding that is the output matrix, and a vocabulary that does not divide; BERT has dropout; ViT's
+positions do not divide; the Llama-like network has fewer heads of keys and values, and runs on a
+mesh of data × tensor parallel."""
+
+import dataclasses
+import importlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cubemesh.batches import Batch
+from cubemesh.frameworks.contract.group import SingleProcessGroup
+from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported
+from cubemesh.frameworks.pytorch import build, join, launch
+from cubemesh.measure.attribution.transfers import Transfers
+from cubemesh.networks.layers import Attention
+from cubemesh.networks.transformer_sizes import transformer
+from cubemesh.networks.zoo.bert import bert
+from cubemesh.networks.zoo.gpt2 import gpt
+from cubemesh.networks.zoo.llama import llama
+from cubemesh.networks.zoo.vit import vit
+from cubemesh.parallel import strategies
+from cubemesh.parallel.timed_group import TimedGroup
+from cubemesh.schema.spec import Placement, ProgramSettings
+from cubemesh.schema.work import TrainSteps
+
+LENGTH, GLOBAL_BATCH, STEPS = 8, 4, 2
+SIZES = {
+    "gpt": "gpt:hidden=8,layers=1,heads=2,vocabulary=13",
+    "bert": "bert:hidden=8,layers=1,heads=2,vocabulary=13",
+    "llama": "llama:hidden=8,layers=1,heads=4,kv_heads=2,ffn=32,vocabulary=13",
+}
+PAIRS, MESH = ("gpt", "bert", "vit"), ("llama",)
+KINDS = ("own gradient", "gradient", "w/", "r/", "loss", "scores")
+
+
+def network_of(name):
+    if name == "vit":
+        return vit("small-vit", 32, 10, width=8, depth=1, heads=2)
+    sizes = transformer(SIZES[name])
+    if name == "gpt":
+        columns = {"width": sizes.hidden, "depth": sizes.layers, "heads": sizes.heads}
+        return gpt("small-gpt", LENGTH, sizes.vocabulary, **columns)
+    network = (bert if name == "bert" else llama)(sizes, LENGTH, sizes.vocabulary)
+    nodes = (
+        dataclasses.replace(n, layer=dataclasses.replace(n.layer, dropout=0.0))
+        if isinstance(n.layer, Attention)  # draws for the device's own heads
+        else n
+        for n in network.nodes
+    )
+    return dataclasses.replace(network, nodes=tuple(nodes))
+
+
+def request_of(network, settings, sync, group, device="cpu", **work):
+    return BuildRequest(
+        network=network,
+        work=TrainSteps(network="small", batch_per_device=GLOBAL_BATCH, momentum=0.9, **work),
+        placement=Placement(),
+        program=settings,
+        sync=sync,
+        device=device,
+        threads=1,
+        group=group,
+    )
+
+
+def program_of(name, group, size=None, device="cpu"):
+    settings = ProgramSettings(
+        precision="fp64",
+        sync="tensor-parallel" if size else "none",
+        tensor_parallel_size=size,
+        bucket_bytes=2048,
+        deterministic=name == "bert",
+    )
+    sync = strategies.make(settings.sync, group)
+    sync.configure(settings)
+    network = network_of(name)
+    program = build(request_of(network, settings, sync, group, device))
+    program.load(network.draw(1))
+    return network, program
+
+
+def batches(network, part=slice(None)):
+    rng = np.random.default_rng(0)
+    given, target = network.inputs[0], network.targets[0]
+    for _ in range(STEPS):
+        shape = (GLOBAL_BATCH, *given.shape)
+        x = rng.random(shape, dtype=np.float32)
+        if given.dtype == "integer":
+            x = rng.integers(0, given.classes, shape)
+        labels = rng.integers(0, target.classes, (GLOBAL_BATCH, *target.shape))
+        yield Batch(x[part], labels=labels[part])
+
+
+def train(network, program, part=slice(None)):
+    """The first step's gradients, the last loss and weights, and scores."""
+    found = {}
+
+    def look(kind, name, array):
+        if kind != "output":
+            found[f"{kind}/{name}"] = np.array(array)
+
+    for step, batch in enumerate(batches(network, part)):
+        placed = program.place(batch)
+        if step:
+            program.train_step(placed)
+        else:
+            program.inspected_step(placed, look)
+    found["loss"], found["scores"] = np.array(program.loss()), program.evaluate(placed)
+    return found | {f"w/{name}": array for name, array in program.state().items()}
+
+
+def resumed(network, program, part=slice(None)):
+    """The arrays of a snapshot, and the weights one step after it was restored."""
+    placed = program.place(next(batches(network, part)))
+    snapshot = program.snapshot()
+    program.train_step(placed)
+    program.restore(snapshot)
+    program.train_step(placed)
+    found = {f"s/{name}": array for name, array in snapshot.arrays.items()}
+    return found | {f"r/{name}": array for name, array in program.state().items()}
+
+
+def rank(folder):
+    """What each of two processes does."""
+    group = join("cpu", 600.0)
+    for name in PAIRS:
+        transfers = Transfers(clock=time.perf_counter)
+        network, program = program_of(name, TimedGroup(group, transfers), group.size)
+        found = train(network, program)
+        if name == "gpt":
+            found |= resumed(network, program)
+            found["fingerprint"] = np.array(program.fingerprint())
+            transfers.cut(0, time.perf_counter())
+            program.train_step(program.place(next(batches(network))))
+            seen = transfers.cut(0, time.perf_counter())
+            found["sizes"] = np.array([t.size_bytes for t in seen])
+            assert all(t.issued <= t.waited <= t.ended for t in seen)
+        np.savez(Path(folder, f"{name}-{group.rank}.npz"), **found)
+    group.close()
+
+
+def gpu_rank(folder):
+    """What each of two processes with a GPU does."""
+    device = f"cuda:{os.environ['LOCAL_RANK']}"
+    group = join(device, 60.0)
+    for name in (*PAIRS, *MESH):
+        network, program = program_of(name, group, group.size, device)
+        found = train(network, program)
+        if name == "gpt":
+            found |= resumed(network, program)
+        np.savez(Path(folder, f"{name}-{group.rank}.npz"), **found)
+        program.close()
+    group.close()
+
+
+def mesh_rank(folder):
+    """What each of four processes does."""
+    group = join("cpu", 600.0)
+    for name in MESH:
+        network, program = program_of(name, group, 2)
+        each = GLOBAL_BATCH // 2
+        part = slice(group.rank // 2 * each, (group.rank // 2 + 1) * each)
+        np.savez(Path(folder, f"{name}-{group.rank}.npz"), **train(network, program, part))
+        program.close()
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """(network, rank) → what that rank found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    subprocess.run([sys.executable, __file__, folder], check=True)
+    return {
+        (name, n): dict(np.load(folder / f"{name}-{n}.npz"))
+        for names, count in ((PAIRS, 2), (MESH, 4))
+        for name in names
+        for n in range(count)
+    }
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Network → what one process finds."""
+    found = {}
+    for name in (*PAIRS, *MESH):
+        network, program = program_of(name, SingleProcessGroup())
+        found[name] = train(network, program)
+        if name == "gpt":
+            found[name] |= resumed(network, program)
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="PyTorch finds no two GPUs here")
+def test_layers_divided_over_two_gpus_equal_those_of_one(tmp_path):
+    subprocess.run([sys.executable, __file__, tmp_path, "gpu"], check=True, timeout=300)
+    for name in (*PAIRS, *MESH):
+        network, program = program_of(name, SingleProcessGroup(), device="cuda:0")
+        expected = train(network, program)
+        if name == "gpt":
+            expected |= resumed(network, program)
+        for n in range(2):
+            assert_close(np.load(tmp_path / f"{name}-{n}.npz"), expected, *KINDS)
+
+
+def assert_close(found, expected, *kinds):
+    names = [name for name in expected if name.startswith(kinds)]
+    assert names
+    for name in names:
+        np.testing.assert_allclose(
+            found[name], expected[name], rtol=1e-10, atol=1e-12, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_divided_layers_equal_those_of_one_device(ranks, alone, name):
+    for n in range(2):
+        assert_close(ranks[name, n], alone[name], *KINDS)
+
+
+def test_a_mesh_of_data_and_tensor_parallel_equals_one_device(ranks, alone):
+    found = [ranks["llama", n] for n in range(4)]
+    for one in found:
+        assert_close(one, alone["llama"], "gradient", "w/")
+    own = [name for name in found[0] if name.startswith("own gradient")]
+    means = {name: (found[0][name] + found[2][name]) / 2 for name in own}
+    assert_close(means, alone["llama"], "own gradient")
+    for first, second in ((0, 1), (2, 3)):
+        assert_close(found[first], found[second], "own gradient", "scores", "loss")
+    assert found[0]["loss"] != found[2]["loss"], "other samples"
+    np.testing.assert_allclose(
+        (found[0]["loss"] + found[2]["loss"]) / 2, alone["llama"]["loss"], rtol=1e-10
+    )
+
+
+def test_a_snapshot_is_that_of_one_device_and_resumes(ranks, alone):
+    for n in range(2):
+        found = ranks["gpt", n]
+        assert_close(found, alone["gpt"], "s/optimizer", "r/")
+        own = {name for name in found if name.startswith("s/")}
+        assert own == {name for name in alone["gpt"] if name.startswith("s/")}
+    network, program = program_of("gpt", SingleProcessGroup())
+    arrays = {name[2:]: found[name] for name in own}
+    weights = {name[2:]: alone["gpt"][name] for name in alone["gpt"] if name.startswith("w/")}
+    program.restore(Snapshot(weights=weights, arrays=arrays, plain={}))
+    program.train_step(program.place(next(batches(network))))
+    assert_close({f"r/{n}": a for n, a in program.state().items()}, alone["gpt"], "r/")
+    assert ranks["gpt", 0]["fingerprint"] == ranks["gpt", 1]["fingerprint"]
+
+
+def test_every_collective_of_a_step_is_timed(ranks):
+    """Per pair one gather and one reduction forward and backward, the same for the embedding and
+    the output matrix, and the sum of gradients at the end; the loss is not timed."""
+    sizes = ranks["gpt", 0]["sizes"]
+    assert len(sizes) == 2 * (2 * 2 + 1 + 1) + 1
+    part = GLOBAL_BATCH * LENGTH * 8 * 8 // 2
+    assert sorted(sizes)[1:] == [part] * 6 + [2 * part] * 6
+    assert (sizes == ranks["gpt", 1]["sizes"]).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "work", "words"),
+    [
+        ({"precision": "fp16"}, {}, "neither loss scaling"),
+        ({"decode_location": "device"}, {}, "decode_location=host"),
+        ({}, {"optimizer": "lars"}, "optimizer=sgd, rmsprop, adam or adamw"),
+    ],
+)
+def test_what_it_has_not_is_refused_with_what_to_set(settings, work, words):
+    program = ProgramSettings(sync="tensor-parallel", **settings)
+    group = SimpleNamespace(rank=0, size=2)
+    sync = strategies.make("tensor-parallel", group)
+    with pytest.raises(Unsupported, match=f"sync=tensor-parallel.*{words}"):
+        build(request_of(network_of("gpt"), program, sync, group, **work))
+
+
+def test_dropout_that_all_devices_draw_alike_is_not_computed_again():
+    from cubemesh.frameworks.pytorch.distributed.tensor_parallel import check_recomputed
+
+    sizes = transformer(SIZES["bert"])
+    network = bert(sizes, 9, sizes.vocabulary)  # positions that do not divide
+    group = SimpleNamespace(rank=0, size=2)
+    sync = strategies.make("tensor-parallel", group)
+    for deterministic, refused in ((False, True), (True, False)):
+        program = ProgramSettings(sync="tensor-parallel", deterministic=deterministic)
+        request = dataclasses.replace(
+            request_of(network, program, sync, group), recomputed=("layer0",)
+        )
+        if refused:
+            with pytest.raises(Unsupported, match=r"bert.embeddings.dropout.*deterministic=true"):
+                check_recomputed(request, sync.divide(network))
+        else:
+            check_recomputed(request, sync.divide(network))
+
+
+if __name__ == "__main__":
+    if sys.argv[2:] == ["gpu"]:
+        jobs = ((gpu_rank, 2),)
+    else:
+        jobs = ((rank, 2), (mesh_rank, 4))
+        # Once, before the ranks are forked; a fork could not use a GPU afterwards.
+        importlib.import_module("torch._dynamo")
+    for job, count in jobs:
+        if failed := launch(job, sys.argv[1], count):
+            sys.exit(f"ranks failed: {failed}")
