@@ -319,3 +319,22 @@ def test_cross_entropy_in_single_precision():
     plain = torch.autograd.grad(want, [x, weight])
     for one, other in zip(torch.autograd.grad(loss, [x, weight]), plain, strict=True):
         assert relative(one, other) < 1e-5
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 6e-3)])
+def test_cross_entropy_of_a_product_with_bias(dtype, tolerance):
+    x = torch.randn(37, 32, device="cuda", requires_grad=True)
+    weight = (torch.randn(4100, 32, device="cuda") / 6).requires_grad_()
+    bias = torch.randn(4100, device="cuda", requires_grad=True)
+    labels = torch.randint(0, 4100, (37,), device="cuda")
+    labels[3] = -1
+    logits = x.double() @ weight.double().t() + bias.double()
+    want = nn.functional.cross_entropy(logits, labels, ignore_index=-1)
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+        loss = linear_cross_entropy(x, weight, labels, -1, 1.0, bias)
+    assert loss.item() == pytest.approx(want.item(), rel=1e-3)
+    given = [x, weight, bias]
+    plain = torch.autograd.grad(want, given)
+    for one, other in zip(torch.autograd.grad(loss, given), plain, strict=True):
+        assert one.dtype == torch.float32
+        assert relative(one, other) < tolerance

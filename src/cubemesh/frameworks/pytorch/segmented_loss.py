@@ -9,9 +9,10 @@
 `choose` times both passes of each on arrays of the run, in CUDA graphs; segments of equal layers
 and shapes are timed once. A segment with recurrent layers is divided at them, so that what is
 between them can be compiled. A segment of convolutions, ReLUs and batch normalizations that run by
-kernels is not compiled: ResNets were slower by Inductor, and compiling takes a minute. On one device neighbouring
-segments that Inductor computes are compiled as one, so that it fuses across their borders; on
-several each is compiled by itself, so that gradients are synchronized while others are computed.
+kernels is not compiled: ResNets were slower by Inductor, and compiling takes a minute. On one
+device neighbouring segments that Inductor computes are compiled as one, so that it fuses across
+their borders; on several each is compiled by itself, so that gradients are synchronized while
+others are computed.
 """
 
 from __future__ import annotations
