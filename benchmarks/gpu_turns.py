@@ -3,14 +3,16 @@
 Compiling a program takes a core far longer than timing it takes the GPU. Processes that compile at
 once and time one after the other use both: a process that times holds a lock and stops the others
 (SIGSTOP), waits until the GPU is idle, and lets them go on when it has timed nothing for
-`IDLE_S`. What a stopped process had queued ends before the first timing.
+`IDLE_S`. What a stopped process had queued ends before the first timing. One that is inside a
+compiler, which does not use the GPU, is not stopped: it waits for the turn's end when it has
+compiled.
 
 cuDNN times its algorithms at the first convolution of a shape, and PyTorch caches the fastest by
 shape and `allow_tf32`, which has no effect on 16-bit numbers. It is set in a turn only, so that no
 choice made while other processes used the GPU is used in a turn.
 
     turns = Turns(folder)
-    turns.cover_kernels()      # also the trials of kernels and segments of cubemesh's programs
+    turns.cover_kernels(2)     # also the trials of kernels and segments of cubemesh's programs
     with turns:
         …                      # times
 """
@@ -19,22 +21,23 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import importlib
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-IDLE_S = 0.1
+IDLE_S = 0.05
 """Without a timing, before the others go on."""
 QUIET_S = 3e-4
 """A launch and its end take less on an idle GPU."""
-QUIET_LAUNCHES = 20
+QUIET_LAUNCHES = 10
 """In a row, of an idle GPU."""
 MOST_DRAIN_S = 5.0
 
@@ -45,6 +48,7 @@ class Turns:
     def __init__(self, folder: Path) -> None:
         self._members = folder / "members"
         self._members.mkdir(parents=True, exist_ok=True)
+        self._compiling = folder / f"compiling-{os.getpid()}"
         self._lock_file = open(folder / "lock", "a")  # noqa: SIM115
         self._own = threading.RLock()
         self._depth, self._holds, self._last = 0, False, 0.0
@@ -70,8 +74,9 @@ class Turns:
             torch.backends.cudnn.allow_tf32 = self._depth > 0
             self._last = time.monotonic()
 
-    def cover_kernels(self) -> None:
-        """Time kernels in turns: cubemesh's, before its programs are imported, and Inductor's."""
+    def cover_kernels(self, threads: int) -> None:
+        """Time kernels in turns: cubemesh's, before its programs are imported, and Inductor's.
+        Compilers use so many threads."""
         events = importlib.import_module("cubemesh.kernels.cuda_events")
         own = events.time_ms
 
@@ -82,6 +87,25 @@ class Turns:
                 return found
 
         events.time_ms = timed  # type: ignore[attr-defined]
+        compilation = importlib.import_module("cubemesh.kernels.triton.compilation")
+        compilation.MAX_THREADS = threads  # type: ignore[attr-defined]
+        together = compilation.compiling_in_threads
+
+        @contextlib.contextmanager
+        def compiling_in_threads() -> Iterator[None]:
+            with self.compiling(), together():
+                yield
+
+        compilation.compiling_in_threads = compiling_in_threads  # type: ignore[attr-defined]
+        inductor = importlib.import_module("torch._inductor.compile_fx")
+        compile_graph = inductor._compile_fx_inner
+
+        @functools.wraps(compile_graph)
+        def compile_fx_inner(*args: Any, **more: Any) -> Any:
+            with self.compiling():
+                return compile_graph(*args, **more)
+
+        inductor._compile_fx_inner = compile_fx_inner  # type: ignore[attr-defined]
         heuristics = importlib.import_module("torch._inductor.runtime.triton_heuristics")
         tuner = heuristics.CachingAutotuner
         benchmark = tuner.benchmark_all_configs
@@ -92,11 +116,24 @@ class Turns:
 
         tuner.benchmark_all_configs = in_turn
 
-    def close(self) -> None:
-        """Leave; others are never stopped by this process again."""
-        with self._own:
-            self._release()
-        (self._members / str(os.getpid())).unlink(missing_ok=True)
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """A block that does not use the GPU, in which others may time."""
+        self._compiling.touch()
+        try:
+            yield
+        finally:
+            with self._own:
+                if not self._holds:
+                    fcntl.flock(self._lock_file, fcntl.LOCK_EX)  # who times does not stop this one
+                self._compiling.unlink(missing_ok=True)
+                if not self._holds:
+                    fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+
+    def end(self) -> None:
+        """Take a last turn, until this process has ended: the GPU frees its memory in it. Whoever
+        started it lets the others go on (`go_on`)."""
+        self.__enter__()
 
     def _release(self) -> None:
         if self._holds:
@@ -125,8 +162,16 @@ class Turns:
 
 
 def signal_members(folder: Path, number: signal.Signals, but: int = 0) -> None:
-    """Send a signal to every process that takes turns, `but` one."""
+    """Send a signal to every process that takes turns, `but` one; SIGSTOP to none that compiles."""
     for member in (folder / "members").iterdir():
-        if int(member.name) != but:
+        compiles = (folder / f"compiling-{member.name}").exists()
+        if int(member.name) != but and not (compiles and number == signal.SIGSTOP):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(member.name), number)
+
+
+def go_on(folder: Path, ended: int) -> None:
+    """Let all go on, since a process ended."""
+    for name in (f"members/{ended}", f"compiling-{ended}"):
+        (folder / name).unlink(missing_ok=True)
+    signal_members(folder, signal.SIGCONT)

@@ -5,20 +5,21 @@ Each case is a network and a batch size on one GPU, in 16 bits, with data on the
 momentum. The peers are stock modules (`stock_modules.py`) trained under autocast, channels last,
 with a fused optimizer: eager; the same with the whole step captured by hand as one CUDA graph; by
 `torch.compile`, the loss compiled with the network; compiled and captured; and that with a
-vocabulary padded to a multiple of 64. Recurrent layers of a compiled peer are cuDNN's. All programs
-of a case train in one process, their windows interleaved in random order; each round is one
-observation of a ratio, and the interval is that of their median.
+vocabulary padded to a multiple of 64. Recurrent layers of a compiled peer are cuDNN's.
+Captured steps copy their batch into the graph's arrays. All programs of a case train in one
+process, their windows interleaved in random order; each round is one observation of a ratio, and
+the interval is that of their median.
 
     python benchmarks/zoo_against_peers.py --cases vgg16:64,gpt2:16
     python benchmarks/zoo_against_peers.py --cases zoo --processes 6 --minutes 9 --json zoo.json
     python benchmarks/zoo_against_peers.py --cases llama3-1b@4096:1 --peers "compiled, graph"
     python benchmarks/zoo_against_peers.py --cases gpt2:16 --losses 200   # paired training as well
-    python benchmarks/zoo_against_peers.py --cases gpt2:16 --fp8 'h.*' --losses 300
+    python benchmarks/zoo_against_peers.py --cases gpt2:16 --fp8 'transformer.h.*' --losses 300
 
 The ratio is cubemesh's throughput over the peer's. Segments are printed with their implementation.
-`NETWORK@LENGTH:BATCH` is a network for sequences of another length; `zoo` every network with two
-batch sizes. With `--processes` cases compile at once and time in turns (`gpu_turns.py`), as many
-as fit the GPU's memory by forecast.
+`NETWORK@LENGTH:BATCH` is a network for sequences of another length; `NETWORK:BATCH:LAYERS` one with
+layers in FP8, as by `--fp8`; `zoo` every network with two batch sizes. With `--processes` cases
+compile at once and time in turns (`gpu_turns.py`), as many as fit the GPU's memory by forecast.
 `--losses` trains eagerly and captured from the same weights on the same batches (four seeds) and
 prints the difference of the losses with its standard error. `--fp8` names layers whose matrix
 products cubemesh computes in 8-bit floats (`precision_of=NAME=fp8`); its own program in bf16 is
@@ -32,14 +33,13 @@ import gc
 import importlib
 import json
 import math
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ from cubemesh.networks.memory import forecast
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
-from gpu_turns import Turns, signal_members
+from gpu_turns import Turns, go_on
 from stock_modules import padded_vocabulary, stock_loss
 
 OURS = "cubemesh"
@@ -108,8 +108,8 @@ BATCH_SIZES: dict[str, tuple[int, ...]] = {
     "captioner": (256, 64),
 }
 """Of each network that trains on one GPU."""
-PROGRAMS_AT_ONCE = 2.5
-"""Memory of a case in that of one program, by forecast."""
+PROGRAMS_AT_ONCE = 3.0
+"""Memory of a case in that of one program, by forecast; one more where it is compared in FP8."""
 SETTLING_STEPS = 5
 WINDOW_S = 0.15
 """About, of a program in a round."""
@@ -123,6 +123,8 @@ class Line:
     network: str
     batch: int
     peer: str
+    fp8: str = ""
+    """Layers in FP8."""
     segments: dict[str, str]
     """Segment → its implementation in cubemesh's program."""
     milliseconds: dict[str, dict[Any, float]]
@@ -174,8 +176,14 @@ def stock(
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             step()
-    kept = (graph, module, optimizer, placed)
-    return Side(step=lambda: kept[0].replay(), synchronize=torch.cuda.synchronize)
+    given = [x.clone() for x in placed]  # a batch, which cubemesh's captured step copies as well
+
+    def replay(kept: Any = (module, optimizer)) -> None:
+        for own, other in zip(placed, given, strict=True):
+            own.copy_(other, non_blocking=True)
+        graph.replay()
+
+    return Side(step=replay, synchronize=torch.cuda.synchronize)
 
 
 def request_for(
@@ -251,6 +259,7 @@ def compare_case(
         Line,
         network=name,
         batch=samples,
+        fp8=args.fp8,
         segments=choices,
         milliseconds={c.segment: c.milliseconds for c in program.segments.choices},
         flops=totals(network).total.flops,
@@ -264,7 +273,8 @@ def compare_case(
         window_s(mine, SETTLING_STEPS)
     if args.fp8:
         sides[OURS_BF16], wide = ours(request_for(network, samples, args.precision), batch)
-        window_s(sides[OURS_BF16], SETTLING_STEPS)
+        with turn:
+            window_s(sides[OURS_BF16], SETTLING_STEPS)
     for peer in args.peers or best_peers(network):
         if "padded" in peer and not _odd(network):
             continue
@@ -386,8 +396,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--turns", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--json", metavar="FILE", help="write the results there as well")
     args = parser.parse_args()
-    if args.fp8 and args.precision != "bf16":
-        parser.error("--fp8 needs --precision bf16")
     args.peers = [name.strip() for name in args.peers.split(";") if name.strip()]
     if unknown := [name for name in args.peers if name not in PEERS]:
         parser.error(f"--peers: {'; '.join(unknown)}; known: {'; '.join(PEERS)}")
@@ -395,8 +403,13 @@ def arguments() -> argparse.Namespace:
         sizes = [[(name, str(n)) for n in found] for name, found in BATCH_SIZES.items()]
         args.cases = [case for several in zip(*sizes, strict=True) for case in several]
     else:
-        args.cases = [case.rpartition(":")[::2] for case in args.cases.split(",")]
-    for name, batch in args.cases:
+        args.cases = [case.split(":") for case in args.cases.split(",")]
+        if wrong := [":".join(case) for case in args.cases if len(case) not in (2, 3)]:
+            parser.error(f"--cases: {', '.join(wrong)}; NETWORK:BATCH, NETWORK:BATCH:LAYERS or zoo")
+    args.cases = [(*case[:2], case[2] if len(case) > 2 else args.fp8) for case in args.cases]
+    for name, batch, fp8 in args.cases:
+        if fp8 and args.precision != "bf16":
+            parser.error("FP8 needs --precision bf16")
         if not batch.isdecimal():
             parser.error(f"--cases: {name}:{batch}; NETWORK:BATCH, or zoo")
         networks.canonical_name(name.partition("@")[0])
@@ -413,10 +426,11 @@ def write(args: argparse.Namespace, lines: list[Any], losses: dict[str, Any]) ->
             json.dump({**found, **options, "lines": lines, "losses": losses}, file, indent=1)
 
 
-def memory_bytes(name: str, samples: int, precision: Any) -> float:
+@cache
+def memory_bytes(name: str, samples: int, precision: Any, fp8: str) -> float:
     """What a case needs of the GPU's memory."""
     own = forecast(build(name), samples, precision, device="cuda", layout="nhwc")
-    return PROGRAMS_AT_ONCE * own.total_bytes
+    return (PROGRAMS_AT_ONCE + bool(fp8)) * own.total_bytes
 
 
 def in_processes(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -431,19 +445,18 @@ def in_processes(args: argparse.Namespace) -> list[dict[str, Any]]:
         while running or (waiting and time.monotonic() < end):
             used = sum(need for need, *_ in running.values())
             for case in waiting if time.monotonic() < end else []:
-                need = memory_bytes(case[0], int(case[1]), args.precision)
+                need = memory_bytes(case[0], int(case[1]), args.precision, case[2])
                 if len(running) < args.processes and (not running or used + need < budget):
                     waiting.remove(case)
                     used += need
-                    title = ":".join(case)
+                    title = ":".join(case).rstrip(":")
                     part = folder / f"{len(waiting)}.json"
                     running[_start(args, title, folder, part)] = need, part, title
                     break
             for child in [child for child in running if child.poll() is not None]:
                 _, part, title = running.pop(child)
                 print(part.with_suffix(".txt").read_text(), end="", flush=True)
-                (folder / "members" / str(child.pid)).unlink(missing_ok=True)
-                signal_members(folder, signal.SIGCONT)
+                go_on(folder, child.pid)
                 if part.exists():
                     lines += json.loads(part.read_text())["lines"]
                     write(args, lines, {})
@@ -453,8 +466,8 @@ def in_processes(args: argparse.Namespace) -> list[dict[str, Any]]:
                 for child in running:
                     child.kill()
             time.sleep(0.2)
-    for name, batch in waiting:
-        print(f"{name}:{batch}: no time")
+    for case in waiting:
+        print(f"{':'.join(case).rstrip(':')}: no time")
     return lines
 
 
@@ -466,7 +479,6 @@ def _start(
         "cases": case,
         "peers": "; ".join(args.peers),
         "precision": args.precision,
-        "fp8": args.fp8,
         "rounds": args.rounds,
         "threads": args.threads,
         "turns": folder,
@@ -493,14 +505,17 @@ def main() -> int:
     else:
         turns = None if args.turns is None else Turns(args.turns)
         if turns is not None:
-            turns.cover_kernels()
-        for name, batch in args.cases:
+            turns.cover_kernels(args.threads)
+            compiled = importlib.import_module("cubemesh.frameworks.pytorch.compiled")
+            compiled.MAX_COMPILER_PROCESSES = args.threads  # type: ignore[attr-defined]
+        for name, batch, fp8 in args.cases:
+            args.fp8 = fp8
             found += map(asdict, compare_case(name, int(batch), args, turns or nullcontext()))
             if args.losses:
                 losses[f"{name}:{batch}"] = paired_losses(name, int(batch), args)
             write(args, found, losses)
         if turns is not None:
-            turns.close()
+            turns.end()
             return 0
     ratios: dict[str, tuple[float, str]] = {}
     for line in found:

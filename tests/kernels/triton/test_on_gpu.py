@@ -14,7 +14,7 @@ from cubemesh.kernels.fused.additive_attention import FusedAttentionScores
 from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
 from cubemesh.kernels.fused.conv_relu import FusedConvRelu
 from cubemesh.kernels.fused.linear_cross_entropy import linear_cross_entropy
-from cubemesh.kernels.fused.pool import FusedMaxPool
+from cubemesh.kernels.fused.pool import FusedAveragePool, FusedMaxPool
 
 pytestmark = [
     pytest.mark.gpu,
@@ -261,6 +261,23 @@ def test_pooling(dtype, kernel, stride, padding, ceil):
     grad_output = torch.randn_like(want)
     (ours,), (plain,) = (torch.autograd.grad(r, x, grad_output) for r in (y, want))
     assert relative(ours, plain.double()) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), [(3, 1, 1), (2, 2, 0), (3, 2, 1), (5, 3, 2)]
+)
+def test_average_pooling(dtype, kernel, stride, padding):
+    op = FusedAveragePool(nn.AvgPool2d(kernel, stride, padding))
+    op.kernels = op.usable
+    x = image((3, 48, 17, 22), dtype)
+    y, want = op(x), op.pool(x.double())
+    assert relative(y, want) < TOLERANCE[dtype]
+    grad_output = torch.randn_like(y)
+    (ours,) = torch.autograd.grad(y, x, grad_output)
+    (plain,) = torch.autograd.grad(want, x, grad_output.double())
+    assert relative(ours, plain.double()) < TOLERANCE[dtype]
+    assert not FusedAveragePool(nn.AvgPool2d(3, 2, ceil_mode=True)).usable
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
