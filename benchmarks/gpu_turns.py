@@ -37,7 +37,7 @@ IDLE_S = 0.05
 """Without a timing, before the others go on."""
 QUIET_S = 3e-4
 """A launch and its end take less on an idle GPU."""
-QUIET_LAUNCHES = 10
+QUIET_LAUNCHES = 20
 """In a row, of an idle GPU."""
 MOST_DRAIN_S = 5.0
 
@@ -155,6 +155,7 @@ class Turns:
         torch.cuda.synchronize()
         end, quiet = time.monotonic() + MOST_DRAIN_S, 0
         while quiet < QUIET_LAUNCHES and time.monotonic() < end:
+            time.sleep(1e-3)  # another process gets the GPU, if it has work for it
             start = time.perf_counter()
             self._probe.add_(1)
             torch.cuda.synchronize()

@@ -61,13 +61,19 @@ def both_passes_ms(
     return forward_ms, max(time_ms(both) - forward_ms, 0.0)
 
 
-def step_ms(forward: Callable[[], Sequence[Tensor]], wanted: Sequence[Tensor]) -> float:
-    """Both passes together, of a function with several results; gradients of ones."""
+def step_ms(
+    forward: Callable[[], Sequence[Tensor]],
+    wanted: Sequence[Tensor],
+    join: Callable[[], None] = lambda: None,
+) -> float:
+    """Both passes together, of a function with several results; gradients of ones. `join` makes
+    the current stream wait for the gradients of other streams."""
 
     def both() -> None:
         with torch.enable_grad():
             results = [result for result in forward() if result.requires_grad]
             ones = [torch.ones_like(result) for result in results]
             torch.autograd.grad(results, list(wanted), ones, allow_unused=True)
+            join()
 
     return time_ms(both, calls=2)

@@ -23,10 +23,11 @@ class Timer:
     def __init__(self, *times):
         self.times, self.calls = list(times), 0
 
-    def __call__(self, forward, wanted):
+    def __call__(self, forward, wanted, join):
         results = [result for result in forward() if result.requires_grad]
         ones = [torch.ones_like(result) for result in results]
         torch.autograd.grad(results, list(wanted), ones, allow_unused=True)
+        join()
         found = self.times[self.calls % len(self.times)]
         self.calls += 1
         if found is None:

@@ -279,7 +279,7 @@ class SegmentedLoss:
         found: dict[Implementation, float] = {}
         for name, run in runs.items():
             try:
-                attempt = partial(step_ms, partial(results, run), wanted)
+                attempt = partial(step_ms, partial(results, run), wanted, self.fused.join)
                 found[name] = retry(attempt) if name == "Inductor" else attempt()
             except RuntimeError:  # memory, or a compiler that does not support it
                 torch.cuda.empty_cache()
