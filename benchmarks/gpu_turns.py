@@ -52,6 +52,7 @@ class Turns:
         self._lock_file = open(folder / "lock", "a")  # noqa: SIM115
         self._own = threading.RLock()
         self._depth, self._holds, self._last = 0, False, 0.0
+        self._ended = False
         fcntl.flock(self._lock_file, fcntl.LOCK_EX)  # who times does not know this process yet
         (self._members / str(os.getpid())).touch()
         fcntl.flock(self._lock_file, fcntl.LOCK_UN)
@@ -133,6 +134,7 @@ class Turns:
     def end(self) -> None:
         """Take a last turn, until this process has ended: the GPU frees its memory in it. Whoever
         started it lets the others go on (`go_on`)."""
+        self._ended = True
         self.__enter__()
 
     def _release(self) -> None:
@@ -142,7 +144,7 @@ class Turns:
             fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
     def _release_when_idle(self) -> None:
-        while True:
+        while not self._ended:
             time.sleep(IDLE_S / 2)
             with self._own:
                 if self._depth == 0 and time.monotonic() - self._last > IDLE_S:
