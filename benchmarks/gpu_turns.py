@@ -2,7 +2,7 @@
 
 Compiling a program takes a core far longer than timing it takes the GPU. Processes that compile at
 once and time one after the other use both: a process that times holds a lock and stops the others
-(SIGSTOP), waits until the GPU is idle, and lets them go on when it has timed nothing for
+(SIGSTOP), waits until the GPU is idle, and resumes them when it has timed nothing for
 `IDLE_S`. What a stopped process had queued ends before the first timing. One that is inside a
 compiler, which does not use the GPU, is not stopped: it waits for the turn's end when it has
 compiled.
@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 IDLE_S = 0.05
-"""Without a timing, before the others go on."""
+"""Without a timing, before the others resume."""
 QUIET_S = 3e-4
 """A launch and its end take less on an idle GPU."""
 QUIET_LAUNCHES = 20
@@ -133,7 +133,7 @@ class Turns:
 
     def end(self) -> None:
         """Take a last turn, until this process has ended: the GPU frees its memory in it. Whoever
-        started it lets the others go on (`go_on`)."""
+        started it resumes the others (`resume`)."""
         self._ended = True
         self.__enter__()
 
@@ -173,8 +173,8 @@ def signal_members(folder: Path, number: signal.Signals, but: int = 0) -> None:
                 os.kill(int(member.name), number)
 
 
-def go_on(folder: Path, ended: int) -> None:
-    """Let all go on, since a process ended."""
+def resume(folder: Path, ended: int) -> None:
+    """Resume all, since a process ended."""
     for name in (f"members/{ended}", f"compiling-{ended}"):
         (folder / name).unlink(missing_ok=True)
     signal_members(folder, signal.SIGCONT)

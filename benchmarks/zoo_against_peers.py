@@ -59,7 +59,7 @@ from cubemesh.networks.memory import forecast
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
-from gpu_turns import Turns, go_on
+from gpu_turns import Turns, resume
 from stock_modules import padded_vocabulary, stock_loss
 
 OURS = "cubemesh"
@@ -456,7 +456,7 @@ def in_processes(args: argparse.Namespace) -> list[dict[str, Any]]:
             for child in [child for child in running if child.poll() is not None]:
                 _, part, title = running.pop(child)
                 print(part.with_suffix(".txt").read_text(), end="", flush=True)
-                go_on(folder, child.pid)
+                resume(folder, child.pid)
                 if part.exists():
                     lines += json.loads(part.read_text())["lines"]
                     write(args, lines, {})

@@ -114,7 +114,7 @@ def test_cases_name_length_batch_size_and_layers_in_fp8(zoo, monkeypatch, capsys
 
 
 def test_processes_take_turns(script, tmp_path, monkeypatch):
-    """A process in a turn stops the others, but none that compiles, and lets them go on."""
+    """A process in a turn stops the others, but none that compiles, and resumes them."""
     turns = script("gpu_turns")
     monkeypatch.setattr(turns.torch, "zeros", lambda *_, **more: torch.ones(1))
     monkeypatch.setattr(turns.torch.cuda, "synchronize", lambda: None)
@@ -133,5 +133,5 @@ def test_processes_take_turns(script, tmp_path, monkeypatch):
     assert sorted(sent[1:]) == [(1001, "SIGCONT"), (1002, "SIGCONT")]
     mine.end()
     assert sent[-1] == (1001, "SIGSTOP")
-    turns.go_on(tmp_path, 1002)
+    turns.resume(tmp_path, 1002)
     assert {path.name for path in tmp_path.iterdir()} == {"lock", "members"}
