@@ -7,7 +7,13 @@ import pytest
 from answers import codes, column, findings, in_order, texts, values
 from cubemesh.errors import UsageError
 from cubemesh.experiments.layouts import report
-from cubemesh.experiments.layouts.experiment import EXPERIMENT, LAYOUTS, Settings, data_by_stages
+from cubemesh.experiments.layouts.experiment import (
+    EXPERIMENT,
+    LAYOUTS,
+    Settings,
+    data_by_stages,
+    data_by_tensor,
+)
 from cubemesh.experiments.registry import Context
 from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.schema import Figure, Gpu, Part, Rank, Status
@@ -18,6 +24,7 @@ STEPS_S = {
     "sharded-optimizer": 0.014,
     "sharded-gradients": 0.0125,
     "fully-sharded": 0.013,
+    "tensor-parallel": 0.016,
     "pipeline": 0.020,
     "hybrid": 0.018,
 }
@@ -33,6 +40,8 @@ def measured(record_of):
     def make(spec, device="cpu", name=""):
         if spec.program.sync == "hybrid":
             return record_of(spec, status=Status.UNSUPPORTED, message="no chain of segments")
+        if spec.program.sync == "tensor-parallel" and spec.work.network != "gpt2":
+            return record_of(spec, status=Status.UNSUPPORTED, message="no pair of linear layers")
         devices, step_s = spec.placement.devices, STEPS_S[spec.program.sync]
         record = record_of(spec, step_s=step_s / devices)
         parts = (
@@ -73,8 +82,9 @@ def test_every_layout_is_a_strategy_that_trains_on_the_devices(machine, play, me
 
 
 @pytest.mark.parametrize(("devices", "stages"), [(2, []), (4, [2]), (6, [2, 3]), (8, [2, 4])])
-def test_pipelines_that_are_replicas_divide_the_devices(devices, stages):
+def test_pipelines_and_groups_that_are_replicas_divide_the_devices(devices, stages):
     assert [mesh["pipeline_stages"] for mesh in data_by_stages(devices)] == stages
+    assert [mesh["tensor_parallel_size"] for mesh in data_by_tensor(devices)] == stages
 
 
 def test_the_fastest_is_named_and_why_the_others_lose(machine, play, measured):
@@ -84,7 +94,7 @@ def test_the_fastest_is_named_and_why_the_others_lose(machine, play, measured):
     assert codes(answer) == [
         "fastest-layout",
         *["slower-layout"] * 4,
-        "failed-run",
+        *["failed-run"] * 3,
     ]
     fastest = answer.findings[0]
     assert in_order(fastest.text, "4 devices", "all-reduce, data=4", "21,333 samples/s")
@@ -117,7 +127,9 @@ def test_the_fastest_is_named_and_why_the_others_lose(machine, play, measured):
 
 def test_transformers_on_gpus_have_the_forecast_of_the_datasheet(machine, play, measured):
     gpus = dataclasses.replace(machine, gpus=(GPU,) * 2)
-    settings = Settings(networks=("gpt2",), devices=(2,), layouts=("data", "zero-3", "pipeline"))
+    settings = Settings(
+        networks=("gpt2",), devices=(2,), layouts=("data", "zero-3", "tensor", "pipeline")
+    )
     planned, sent = play(
         EXPERIMENT.plan(settings, Context(machine=gpus)),
         lambda spec: measured(spec, "cuda:0", "NVIDIA H200"),
@@ -128,6 +140,11 @@ def test_transformers_on_gpus_have_the_forecast_of_the_datasheet(machine, play, 
     assert answer.tables[0].columns[2].unit == "tokens/s"
     sheet = values(answer.tables[0], "datasheet")
     assert all(rate is not None and rate > 0 for rate in sheet)
+    rows = dict(zip(texts(answer.tables[0], "layout"), answer.tables[0].rows, strict=True))
+    assert "tensor-parallel, tensor=2" in rows
+    needs = values(answer.tables[0], "memory, forecast")
+    divided = needs[list(rows).index("tensor-parallel, tensor=2")]
+    assert needs[list(rows).index("fully-sharded, data=2")] < divided + 2 < needs[0] + 2
     (searched,) = findings(answer, "forecast-layout")
     assert in_order(searched.text, "predict --search", "dp=2", "tokens/s")
 

@@ -159,7 +159,7 @@ SHARDED = {"fully-sharded", "sharded-gradients", "sharded-optimizer"}
     ("trait", "names"),
     [
         ("same_weights", {*ALL_REDUCE, *SERVERS, *SHARDED, "tensor-parallel"}),
-        ("replicated", {*ALL_REDUCE, "fully-sharded", "sharded-gradients"}),
+        ("replicated", {*ALL_REDUCE, "fully-sharded", "sharded-gradients", "tensor-parallel"}),
         ("collective_passes", {"fully-sharded", "sharded-gradients"}),
         ("zero_stage", SHARDED),
         ("checkpoints", set(STRATEGIES) - ASYNCHRONOUS - {"parameter-server-cpu"}),

@@ -24,7 +24,7 @@ KEPT = (
     "2026-11-21-one-h200-feeding-power",
     "2026-11-21-four-h200-scaling",
     "2026-11-21-cpu-experiments",
-    "2026-11-23-one-h200-performance-check",
+    "2026-11-26-one-h200-performance-check",
     "2026-11-24-two-cores-performance-check",
     "2026-11-26-one-h100-doc-000",
 )

@@ -10,16 +10,20 @@ from torch import Tensor
 
 def time_ms(run: Callable[[], object], calls: int = 5, times: int = 5) -> float:
     """Milliseconds of one call on the GPU: the minimum over `times` replays of a graph of `calls`
-    calls."""
+    calls. RuntimeError where the memory does not suffice or `run` cannot be captured."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         run()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for _ in range(calls):
-            run()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for _ in range(calls):
+                run()
+    except RuntimeError:
+        _end_failed_capture()
+        raise
     found: list[float] = []
     for _ in range(times):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -29,6 +33,14 @@ def time_ms(run: Callable[[], object], calls: int = 5, times: int = 5) -> float:
         end.synchronize()
         found.append(start.elapsed_time(end) / calls)
     return min(found)
+
+
+def _end_failed_capture() -> None:
+    """Capture nothing: after a capture that failed, the random number generator of PyTorch 2.11
+    still expects to be captured, and every later dropout fails."""
+    torch.cuda.synchronize()
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+        torch.zeros(1, device="cuda")
 
 
 def both_passes_ms(
@@ -49,13 +61,19 @@ def both_passes_ms(
     return forward_ms, max(time_ms(both) - forward_ms, 0.0)
 
 
-def step_ms(forward: Callable[[], Sequence[Tensor]], wanted: Sequence[Tensor]) -> float:
-    """Both passes together, of a function with several results; gradients of ones."""
+def step_ms(
+    forward: Callable[[], Sequence[Tensor]],
+    wanted: Sequence[Tensor],
+    join: Callable[[], None] = lambda: None,
+) -> float:
+    """Both passes together, of a function with several results; gradients of ones. `join` makes
+    the current stream wait for the gradients of other streams."""
 
     def both() -> None:
         with torch.enable_grad():
             results = [result for result in forward() if result.requires_grad]
             ones = [torch.ones_like(result) for result in results]
             torch.autograd.grad(results, list(wanted), ones, allow_unused=True)
+            join()
 
     return time_ms(both, calls=2)

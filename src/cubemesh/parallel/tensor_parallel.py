@@ -12,6 +12,9 @@ device with the global batch.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from cubemesh.frameworks.contract.divided_network import DividedNetwork
 from cubemesh.frameworks.contract.gradient_sync import BUCKET_BYTES
 from cubemesh.frameworks.contract.group import Group
@@ -19,7 +22,8 @@ from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.graph import Network
 from cubemesh.parallel.all_reduce import AllReduce
 from cubemesh.parallel.tensor_layouts import divide
-from cubemesh.schema.spec import ProgramSettings
+from cubemesh.schema.forecast import MemoryForecast
+from cubemesh.schema.spec import ProgramSettings, RunSpec
 
 
 class TensorParallel(AllReduce):
@@ -52,6 +56,28 @@ class TensorParallel(AllReduce):
             )
         return size if ranks > 1 else 1
 
+    @classmethod
+    def memory(cls, spec: RunSpec, network: Network, device: str) -> MemoryForecast:
+        """Of a device's parts of the weights, with their gradients and optimizer state. Where the
+        positions are divided its activations are those of its share of the samples; elsewhere
+        those of all samples of the group are counted, also the ones that are divided."""
+        one = super().memory(spec, network, device)
+        size = cls.ranks_per_sample(spec.placement.devices, spec.program)
+        if size == 1:
+            return one
+        divided = divide(network, size, spec.program.sequence_parallel)
+        share = parameters_of_a_device(divided) / network.parameter_count
+        samples = 1 if divided.sequence else size
+        return replace(
+            one,
+            weight_bytes=round(share * one.weight_bytes),
+            gradient_bytes=round(share * one.gradient_bytes),
+            optimizer_bytes=round(share * one.optimizer_bytes),
+            activation_bytes=samples * one.activation_bytes,
+            workspace_bytes=samples * one.workspace_bytes,
+            input_bytes=size * one.input_bytes,
+        )
+
     def configure(self, program: ProgramSettings) -> None:
         """Take the sizes from the spec."""
         self.size = self.ranks_per_sample(self.group.size, program)
@@ -66,3 +92,11 @@ class TensorParallel(AllReduce):
     def use_replicas(self, replicas: Group) -> None:
         """See `TensorParallelSync`."""
         self._group = replicas
+
+
+def parameters_of_a_device(divided: DividedNetwork) -> float:
+    """The parameters that each device has."""
+    return sum(
+        math.prod(spec.shape) / (1 if divided.axes[name] is None else divided.devices)
+        for name, spec in divided.network.parameters.items()
+    )

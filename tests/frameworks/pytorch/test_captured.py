@@ -71,9 +71,7 @@ def test_segments_are_chosen_before_the_first_step(
         return function
 
     times = iter([2.0, 1.0] * 4)
-    monkeypatch.setattr(
-        segmented_loss, "step_ms", lambda forward, wanted: forward() and next(times)
-    )
+    monkeypatch.setattr(segmented_loss, "step_ms", lambda forward, *_: forward() and next(times))
     monkeypatch.setattr(
         captured, "compiler_for", lambda device: (None if missing else compiler, missing)
     )

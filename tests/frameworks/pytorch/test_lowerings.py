@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-from cubemesh.frameworks.pytorch.lowerings import LOWERINGS, may_overwrite
+from cubemesh.frameworks.pytorch.lowerings import LOWERINGS, AveragePool, may_overwrite
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.networks import layers as L  # noqa: N812
 from cubemesh.networks.builder import NetworkBuilder
@@ -142,6 +142,19 @@ def test_features_are_normalized_too():
     built.load(network.draw(0))
     (y,) = built.training(torch.randn(50, 6))
     torch.testing.assert_close(y.mean(0), torch.zeros(5), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), ((3, 5), 2, (0, 2))])
+def test_average_pooling_with_its_padding_as_an_operation(kernel, stride, padding):
+    pool = AveragePool(kernel, stride, padding)
+    x = torch.randn(2, 4, 9, 8, dtype=torch.float64).to(memory_format=torch.channels_last)
+    x.requires_grad_()
+    ours, want = pool.padded(x), pool(x)
+    torch.testing.assert_close(ours, want)
+    slope = torch.randn_like(want)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(y, x, slope) for y in (ours, want)), rtol=1e-12, atol=1e-14
+    )
 
 
 def test_in_place_only_where_the_input_has_no_other_reader():

@@ -12,7 +12,9 @@ from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.program import total_loss
 from cubemesh.frameworks.pytorch.segmented_loss import SegmentedLoss
 from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.layers import Activation
 from cubemesh.networks.zoo.gpt2 import gpt
+from cubemesh.networks.zoo.translator import translator
 
 
 class Timer:
@@ -21,10 +23,11 @@ class Timer:
     def __init__(self, *times):
         self.times, self.calls = list(times), 0
 
-    def __call__(self, forward, wanted):
+    def __call__(self, forward, wanted, join):
         results = [result for result in forward() if result.requires_grad]
         ones = [torch.ones_like(result) for result in results]
         torch.autograd.grad(results, list(wanted), ones, allow_unused=True)
+        join()
         found = self.times[self.calls % len(self.times)]
         self.calls += 1
         if found is None:
@@ -118,6 +121,42 @@ def test_the_loss_of_many_classes_is_a_part_of_its_own(make_batch, monkeypatch):
     found = loss_and_gradients(lambda: ours(*placed), built)
     want = loss_and_gradients(lambda: loss(built.training(placed[0]), placed[1]), built)
     torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("times", [(1.0, 2.0), (2.0, 1.0)])
+def test_segments_are_divided_at_recurrent_layers(times, make_batch, monkeypatch):
+    monkeypatch.setattr(segmented_loss, "FEWEST_LOSS_CLASSES", 30)
+    monkeypatch.setattr(segmented_loss, "step_ms", Timer(*times))
+    network, compiler = translator(5, 30, 8), Compiler()
+    ours, built, placed, loss = segmented(network, make_batch(network, 2), compiler=compiler)
+    assert [c.segment for c in ours.choices] == [
+        "encoder", "encoder.lstm", "decoder", "decoder.lstm", "attention", "output",
+        segmented_loss.LOSS,
+    ]  # fmt: skip
+    recurrent = {c.segment: set(c.milliseconds) for c in ours.choices if "lstm" in c.segment}
+    assert set(map(frozenset, recurrent.values())) == {frozenset({"operations"})}
+    *inputs, labels = placed
+    found = loss_and_gradients(lambda: ours(*placed), built)
+    want = loss_and_gradients(lambda: loss(built.training(*inputs), labels), built)
+    torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-14)
+
+
+def test_gated_convolutions_are_compiled_beside_kernels_of_normalizations(make_batch):
+    net = NetworkBuilder("gated")
+    x = net.input("image", (3, 8, 8))
+    for name in ("plain", "gated"):
+        with net.segment(name):
+            x = net.batch_norm(net.conv(x, 8, kernel=3, padding=1, bias=False))
+            x = net.relu(x) if name == "plain" else net.add_layer(Activation(function="silu"), x)
+    with net.segment("head"):
+        x = net.linear(net.global_average_pool(x), 5)
+    net.classify(x)
+    network = net.build()
+    ours, *_ = segmented(network, make_batch(network, 2))
+    for norm in ours.fused.norms.values():
+        norm.kernels = object()
+    found = {part.stage.name: ours._compiles(part) for part in ours._parts()}
+    assert found == {"plain": False, "gated": True, "head": True}
 
 
 def test_a_batch_of_another_shape_is_not_compiled_again(make_batch, monkeypatch):

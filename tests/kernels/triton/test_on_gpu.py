@@ -14,7 +14,7 @@ from cubemesh.kernels.fused.additive_attention import FusedAttentionScores
 from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
 from cubemesh.kernels.fused.conv_relu import FusedConvRelu
 from cubemesh.kernels.fused.linear_cross_entropy import linear_cross_entropy
-from cubemesh.kernels.fused.pool import FusedMaxPool
+from cubemesh.kernels.fused.pool import FusedAveragePool, FusedMaxPool
 
 pytestmark = [
     pytest.mark.gpu,
@@ -263,6 +263,24 @@ def test_pooling(dtype, kernel, stride, padding, ceil):
     assert relative(ours, plain.double()) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), [(3, 1, 1), (2, 2, 0), (3, 2, 1), (5, 3, 2)]
+)
+def test_average_pooling(dtype, kernel, stride, padding):
+    """Against contiguous arrays: PyTorch's gradient of channels-last ones is wrong."""
+    op = FusedAveragePool(nn.AvgPool2d(kernel, stride, padding))
+    op.kernels = op.usable
+    x = image((3, 48, 17, 22), dtype)
+    y, want = op(x), op.pool(x.double().contiguous())
+    assert relative(y, want) < TOLERANCE[dtype]
+    grad_output = torch.randn_like(y)
+    (ours,) = torch.autograd.grad(y, x, grad_output)
+    (plain,) = torch.autograd.grad(want, x, grad_output.double())
+    assert relative(ours, plain.double()) < TOLERANCE[dtype]
+    assert not FusedAveragePool(nn.AvgPool2d(3, 2, ceil_mode=True)).usable
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pool", [None, nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1)])
 def test_a_convolution_with_bias_relu_and_pooling(dtype, pool):
@@ -319,3 +337,22 @@ def test_cross_entropy_in_single_precision():
     plain = torch.autograd.grad(want, [x, weight])
     for one, other in zip(torch.autograd.grad(loss, [x, weight]), plain, strict=True):
         assert relative(one, other) < 1e-5
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 6e-3)])
+def test_cross_entropy_of_a_product_with_bias(dtype, tolerance):
+    x = torch.randn(37, 32, device="cuda", requires_grad=True)
+    weight = (torch.randn(4100, 32, device="cuda") / 6).requires_grad_()
+    bias = torch.randn(4100, device="cuda", requires_grad=True)
+    labels = torch.randint(0, 4100, (37,), device="cuda")
+    labels[3] = -1
+    logits = x.double() @ weight.double().t() + bias.double()
+    want = nn.functional.cross_entropy(logits, labels, ignore_index=-1)
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+        loss = linear_cross_entropy(x, weight, labels, -1, 1.0, bias)
+    assert loss.item() == pytest.approx(want.item(), rel=1e-3)
+    given = [x, weight, bias]
+    plain = torch.autograd.grad(want, given)
+    for one, other in zip(torch.autograd.grad(loss, given), plain, strict=True):
+        assert one.dtype == torch.float32
+        assert relative(one, other) < tolerance

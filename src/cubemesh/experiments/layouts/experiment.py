@@ -184,6 +184,7 @@ EXPERIMENT = Experiment(
         "network": "networks",
         "sync": "layouts",
         "pipeline_stages": "layouts",
+        "tensor_parallel_size": "layouts",
         "batch_per_device": "batch_sizes",
         "framework": "layouts",
         "trace": "attribution",

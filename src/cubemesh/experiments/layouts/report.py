@@ -36,13 +36,16 @@ from cubemesh.networks.transformer_sizes import is_transformer, transformer
 from cubemesh.parallel import pipeline
 from cubemesh.parallel.model_parallel import parts
 from cubemesh.parallel.strategies import strategy
+from cubemesh.parallel.tensor_layouts import divide
+from cubemesh.parallel.tensor_parallel import TensorParallel, parameters_of_a_device
 from cubemesh.schema import Answer, Cell, Column, Figure, Finding, RunRecord, Table, TrainSteps
 from cubemesh.schema.forecast import MemoryForecast
 from cubemesh.units import format_devices
 
 _GIB = 2**30
 Key = tuple[int, str, int]
-"""(devices, strategy, stages of a pipeline)."""
+"""(devices, strategy, devices that share a sample: stages of a pipeline, or those that divide each
+layer)."""
 NOTES = (
     "All layouts train the same global batch. MFU: the counted matrix operations of forward and "
     "backward pass, recomputation left out, over the dense peak of the precision by the datasheet "
@@ -137,6 +140,8 @@ def layout_name(key: Key) -> str:
 
 
 def _axis(sync: str) -> str:
+    if issubclass(strategy(sync), TensorParallel):
+        return "tensor"
     return "stages" if issubclass(strategy(sync), pipeline.Pipeline) else "model"
 
 
@@ -376,6 +381,9 @@ def datasheet_forecast(record: RunRecord) -> LayoutForecast | None:
     if rank.device == "cpu" or spec.program.precision not in ("bf16", "fp16"):
         return None
     pp = kind.ranks_per_sample(devices, spec.program)
+    if issubclass(kind, TensorParallel):
+        layout = Layout(tp=pp, dp=devices // pp, zero=kind.zero_stage)
+        return _forecast(*_training(record), layout, work.batch_per_device * pp)
     if kind.same_samples and not issubclass(kind, pipeline.Pipeline):
         return None
     asked = spec.program.micro_batches or pipeline.MICRO_BATCHES_PER_STAGE * pp
@@ -495,11 +503,13 @@ def _by_kind(case: Case, group: Group[Key], found: MemoryForecast) -> tuple[floa
     """The forecast as a run measures it: what exists between steps, gradients when all are there,
     and what else exists at the peak."""
     spec = group.records[0].spec
-    stages = group.key[2]
-    parameters = case.network.parameter_count
-    if stages > 1:
-        cut = parts(case.network, stages)
-        parameters = max(part.parameter_count for part in cut)
+    together = group.key[2]
+    parameters: float = case.network.parameter_count
+    if issubclass(strategy(spec.program.sync), TensorParallel):
+        divided = divide(case.network, together, spec.program.sequence_parallel)
+        parameters = parameters_of_a_device(divided)
+    elif together > 1:
+        parameters = max(part.parameter_count for part in parts(case.network, together))
     own = float(parameters * (8 if spec.program.precision == "fp64" else 4))
     sharding = strategy(spec.program.sync).sharding(spec)
     weights = gradients = own

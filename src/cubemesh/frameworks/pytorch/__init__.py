@@ -73,6 +73,11 @@ def build(request: BuildRequest) -> PyTorchProgram:
     if isinstance(sync, ModelParallelSync) and sync.group.size > 1:
         pipelined = isinstance(sync, PipelineSync)
         return (PipelineProgram if pipelined else ModelParallelProgram)(request, sync)
+    if isinstance(sync, TensorParallelSync) and sync.group.size > 1:
+        # DTensor is imported here: its import takes half a second of every other run
+        from cubemesh.frameworks.pytorch.distributed.tensor_parallel import TensorParallelProgram
+
+        return TensorParallelProgram(request, sync)
     if isinstance(sync, ShardedSync) and sync.group.size > 1:
         if as_it_is and sync.zero_stage > 1:
             raise Unsupported(
@@ -83,9 +88,4 @@ def build(request: BuildRequest) -> PyTorchProgram:
         if sync.zero_stage > 1:
             return FullyShardedProgram(request, sync)
         return ShardedOptimizerProgram(request, sync)
-    if isinstance(sync, TensorParallelSync) and sync.group.size > 1:
-        # DTensor is imported here: its import takes half a second of every other run
-        from cubemesh.frameworks.pytorch.distributed.tensor_parallel import TensorParallelProgram
-
-        return TensorParallelProgram(request, sync)
     return PyTorchProgram(request)

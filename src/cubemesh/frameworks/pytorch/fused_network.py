@@ -3,10 +3,10 @@
 `networks/fusion.py` finds the fusions in the graph; other layers run as in the eager program, with
 the same modules and arrays. `kernels/` has the implementations:
 
-    GPU    batch normalization with residual add and ReLU, max pooling with a stored argmax, a first
-           convolution of few channels by space to depth, 1×1 convolutions that compute the sums of
-           the batch normalization after them, convolution with bias, ReLU and max pooling,
-           additive attention scores; weights cast to low precision a segment at a time
+    GPU    batch normalization with residual add and ReLU, max pooling with a stored argmax, average
+           pooling, a first convolution of few channels by space to depth, 1×1 convolutions that
+           compute the sums of the batch normalization after them, convolution with bias, ReLU and
+           max pooling, additive attention scores; weights cast to low precision a segment at a time
     CPU    the same batch normalization and max pooling, convolution with ReLU, 1×1 convolution with
            batch normalization, convolution by Winograd or GEMM, dropout by Philox
 
@@ -39,7 +39,7 @@ from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
 from cubemesh.kernels.fused.conv import FusedConv, alternative_algorithm
 from cubemesh.kernels.fused.conv_relu import FusedConvRelu
 from cubemesh.kernels.fused.dropout import FusedDropout
-from cubemesh.kernels.fused.pool import FusedMaxPool
+from cubemesh.kernels.fused.pool import FusedAveragePool, FusedMaxPool
 from cubemesh.kernels.fused.side_stream import SideStream, convolve
 from cubemesh.kernels.fused.space_to_depth_conv import SpaceToDepthConv
 from cubemesh.kernels.triton.conv1x1_bn_stats import Conv1x1WithStats
@@ -120,6 +120,8 @@ class FusedNetwork:
         layer = layers[step.main.name if isinstance(step, ReluFusion) else step.name]
         if isinstance(layer, nn.MaxPool2d):
             return FusedMaxPool(layer, relu=relu)
+        if isinstance(layer, nn.AvgPool2d) and not self._on_cpu:
+            return FusedAveragePool(layer)
         other = self._on_cpu and isinstance(layer, nn.Conv2d) and alternative_algorithm(layer)
         if relu or other:
             assert isinstance(layer, nn.Conv2d)

@@ -57,6 +57,26 @@ class ChannelMeans(nn.Module):
         return x.mean((2, 3) if x.dim() == 4 else 1)
 
 
+class AveragePool(nn.AvgPool2d):
+    """On a GPU the padding is an operation of its own: PyTorch 2.11's gradient of a padded pooling
+    of channels-last arrays is wrong (github.com/pytorch/pytorch/issues/188344)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) → (batch, channels, out_height, out_width)."""
+        if x.is_cuda and self.padding not in (0, (0, 0)) and not self.ceil_mode:
+            return self.padded(x)
+        return super().forward(x)
+
+    def padded(self, x: Tensor) -> Tensor:
+        """The same by two operations."""
+        if torch.compiler.is_compiling():  # whose gradient is right
+            return super().forward(x)
+        both = self.padding
+        rows, columns = (both, both) if isinstance(both, int) else both
+        x = F.pad(x, (columns, columns, rows, rows))
+        return F.avg_pool2d(x, self.kernel_size, self.stride)
+
+
 class ChannelResponseNorm(nn.LocalResponseNorm):
     """Outside autocast 16-bit values are normalized in float32: PyTorch has no such kernel for a
     CPU."""
@@ -512,7 +532,7 @@ def _max_pool(layer: layers.MaxPool, shape: layers.Shape, in_place: bool) -> nn.
 
 
 def _average_pool(layer: layers.AveragePool, shape: layers.Shape, in_place: bool) -> nn.Module:
-    return nn.AvgPool2d(layer.kernel, layer.stride, layer.padding, ceil_mode=layer.ceil_mode)
+    return AveragePool(layer.kernel, layer.stride, layer.padding, ceil_mode=layer.ceil_mode)
 
 
 LOWERINGS: dict[type[layers.Layer], Lowering] = {

@@ -7,10 +7,12 @@
                    cross-entropy as one (`kernels/fused/linear_cross_entropy.py`)
 
 `choose` times both passes of each on arrays of the run, in CUDA graphs; segments of equal layers
-and shapes are timed once. A segment whose batch normalizations run by kernels is not compiled:
-ResNets were slower by Inductor, and compiling takes a minute. On one device neighbouring
-segments that Inductor computes are compiled as one, so that it fuses across their borders; on
-several each is compiled by itself, so that gradients are synchronized while others are computed.
+and shapes are timed once. A segment with recurrent layers is divided at them, so that what is
+between them can be compiled. A segment of convolutions, ReLUs and batch normalizations that run by
+kernels is not compiled: ResNets were slower by Inductor, and compiling takes a minute. On one
+device neighbouring segments that Inductor computes are compiled as one, so that it fuses across
+their borders; on several each is compiled by itself, so that gradients are synchronized while
+others are computed.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import groupby
 from typing import Any, Literal, get_args
 
 import torch
@@ -33,6 +36,12 @@ from cubemesh.frameworks.pytorch.distributed.graph_partition import (
 )
 from cubemesh.frameworks.pytorch.fused_network import FusedNetwork, Values
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
+from cubemesh.frameworks.pytorch.lowerings import (
+    Activation,
+    LearnedScale,
+    Product,
+    SampleDropout,
+)
 from cubemesh.frameworks.pytorch.module import BuiltNetwork
 from cubemesh.frameworks.pytorch.precision.float8_linear import Float8Linear
 from cubemesh.frameworks.pytorch.precision.low_precision_weights import LowPrecisionWeights
@@ -54,6 +63,8 @@ LOSS = "loss"
 """Name of the part that is only the last product and the loss."""
 FEWEST_LOSS_CLASSES = 4096
 """With fewer the logits are small, and the fused loss gains nothing."""
+WITHOUT_KERNELS = (Activation, LearnedScale, Product, SampleDropout, nn.Sigmoid)
+"""Pointwise layers that Inductor fuses and the kernels of batch normalizations do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +123,6 @@ class SegmentedLoss:
         if (
             fused_loss
             and isinstance(final.layer, Linear)
-            and not final.layer.bias
             and final.layer.features >= FEWEST_LOSS_CLASSES
             and [head.value for head in heads] == [final.name]
             and heads[0].weight == 1
@@ -176,7 +186,7 @@ class SegmentedLoss:
     def _parts(self) -> list[Part]:
         """The segments, whose steps are neighbours; the whole network where fusions cross them."""
         network, steps = self._built.network, self.fused.steps
-        parts = parts_of(network)
+        parts = [part for found in parts_of(network) for part in self._around_recurrences(*found)]
         if self._linear is not None:
             name, nodes = parts[-1]
             split = [(name, nodes[:-1])] if nodes[:-1] else []
@@ -196,6 +206,22 @@ class SegmentedLoss:
             first = numbers.index(i)
             own = range(first, first + numbers.count(i))
             found.append(self._part(replace(stage, name=name), own, last=stage is stages[-1]))
+        return found
+
+    def _around_recurrences(
+        self, name: str, nodes: tuple[Node, ...]
+    ) -> list[tuple[str, tuple[Node, ...]]]:
+        """A segment in parts: each recurrent layer, which is cuDNN's, and what is between them,
+        which can be compiled."""
+        layers, found = self._built.layers, list[tuple[str, tuple[Node, ...]]]()
+        between = 0
+        for recurrent, group in groupby(nodes, lambda n: isinstance(layers[n.name], nn.RNNBase)):
+            own = tuple(group)
+            if recurrent:
+                found += [(node.name, (node,)) for node in own]
+            else:
+                between += 1
+                found.append((name if between == 1 else f"{name} ({between})", own))
         return found
 
     def _part(self, stage: Stage, numbers: range, *, last: bool) -> Part:
@@ -253,7 +279,7 @@ class SegmentedLoss:
         found: dict[Implementation, float] = {}
         for name, run in runs.items():
             try:
-                attempt = partial(step_ms, partial(results, run), wanted)
+                attempt = partial(step_ms, partial(results, run), wanted, self.fused.join)
                 found[name] = retry(attempt) if name == "Inductor" else attempt()
             except RuntimeError:  # memory, or a compiler that does not support it
                 torch.cuda.empty_cache()
@@ -268,11 +294,11 @@ class SegmentedLoss:
 
     def _compiles(self, part: Part) -> bool:
         """Whether Inductor is tried."""
-        return not any(
-            isinstance(op, nn.RNNBase)
-            or (isinstance(op, FusedBatchNorm) and op.kernels is not None)
-            for op in self._operations(part)
-        )
+        operations = self._operations(part)
+        if any(isinstance(op, nn.RNNBase) for op in operations):
+            return False
+        by_kernels = any(isinstance(op, FusedBatchNorm) and op.kernels for op in operations)
+        return not by_kernels or any(isinstance(op, WITHOUT_KERNELS) for op in operations)
 
     def _build_plan(self, parts: Sequence[Part], compiler: Callable[..., Any] | None) -> None:
         self._plan, group = [], list[Part]()
@@ -302,11 +328,12 @@ class SegmentedLoss:
         weight = self.loss_weight
         assert self._linear is not None
         assert weight is not None
+        bias = getattr(self._built.layers[self._linear.name], "bias", None)
         (read,) = self._linear.inputs
 
         def run(values: Values, labels: Tensor) -> Tensor:
             x = values[read].pop().flatten(0, -2)
-            return linear_cross_entropy(x, weight, labels.flatten(), PADDING, self.loss_scale)
+            return linear_cross_entropy(x, weight, labels.flatten(), PADDING, self.loss_scale, bias)
 
         return run
 

@@ -1,6 +1,7 @@
-"""Fused max pooling: kernels that store the argmax of each window in a byte, or PyTorch's own.
+"""Max and average pooling by kernels, or PyTorch's own.
 
-On a GPU by `triton/pool.py`; on a CPU by `cpu/cpu_kernels.cpp`, with an optional ReLU.
+Max pooling stores the argmax of each window in a byte: on a GPU by `triton/pool.py`; on a CPU by
+`cpu/cpu_kernels.cpp`, with an optional ReLU. Average pooling has kernels on a GPU.
 """
 
 from __future__ import annotations
@@ -78,6 +79,62 @@ class _Pool(torch.autograd.Function):
         return dx, None
 
 
+class FusedAveragePool(nn.Module):
+    """`nn.AvgPool2d`."""
+
+    def __init__(self, pool: nn.AvgPool2d) -> None:
+        super().__init__()
+        self.pool = pool
+        self.kernels = False
+        """Whether it runs as kernels: for channels-last arrays, where they measured faster."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) → (batch, channels, out_height, out_width)."""
+        if not self.kernels:
+            own: Tensor = self.pool(x)
+            return own
+        result: Tensor = _AveragePool.apply(x, self.pool)  # type: ignore[no-untyped-call]
+        return result
+
+    @property
+    def usable(self) -> bool:
+        """Whether the kernels support it: all windows count as many values."""
+        pool = self.pool
+        return pool.count_include_pad and not pool.ceil_mode and pool.divisor_override is None
+
+
+class _AveragePool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pool: nn.AvgPool2d) -> Tensor:
+        from cubemesh.kernels.triton.pool import average_pool_forward_kernel
+
+        x = channels_last(x)
+        ctx.pool, ctx.shape, ctx.dtype = pool, x.shape, x.dtype
+        size = [
+            (length + 2 * padding - kernel) // stride + 1
+            for length, kernel, stride, padding in zip(
+                x.shape[2:],
+                _pair(pool.kernel_size),
+                _pair(pool.stride),
+                _pair(pool.padding),
+                strict=True,
+            )
+        ]
+        ctx.size = (size[0], size[1])
+        y = image((*x.shape[:2], *ctx.size), x.dtype, x.device)
+        launch(average_pool_forward_kernel, (x, y), y, x.shape[2:], ctx.size, pool)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        from cubemesh.kernels.triton.pool import average_pool_backward_kernel
+
+        dx = image(ctx.shape, ctx.dtype, grad_output.device)
+        arrays = (channels_last(grad_output), dx)
+        launch(average_pool_backward_kernel, arrays, dx, ctx.shape[2:], ctx.size, ctx.pool)
+        return dx, None
+
+
 def pooled_size(x: Tensor, pool: nn.MaxPool2d) -> torch.Size:
     """Height and width of the pooled `x`."""
     return F.max_pool2d(
@@ -95,7 +152,7 @@ def launch(
     output: Tensor,
     size: tuple[int, ...],
     out_size: tuple[int, ...],
-    pool: nn.MaxPool2d,
+    pool: nn.MaxPool2d | nn.AvgPool2d,
     *more: bool,
 ) -> None:
     """Launch a kernel of `triton/pool.py`: one program per block of rows of `output`, whose
@@ -109,7 +166,7 @@ def launch(
     kernel[grid](*arrays, *sizes, block, cols, num_warps=8)
 
 
-def _window(pool: nn.MaxPool2d) -> tuple[int, ...]:
+def _window(pool: nn.MaxPool2d | nn.AvgPool2d) -> tuple[int, ...]:
     """Kernel, stride and padding, two each."""
     return (*_pair(pool.kernel_size), *_pair(pool.stride), *_pair(pool.padding))
 

@@ -18,7 +18,7 @@ from cubemesh.kernels.cuda_events import both_passes_ms
 from cubemesh.kernels.fused.additive_attention import MOST_VALUES, FusedAttentionScores
 from cubemesh.kernels.fused.batch_norm import FusedBatchNorm
 from cubemesh.kernels.fused.conv_relu import FusedConvRelu, Method
-from cubemesh.kernels.fused.pool import FusedMaxPool
+from cubemesh.kernels.fused.pool import FusedAveragePool, FusedMaxPool
 from cubemesh.kernels.fused.space_to_depth_conv import SpaceToDepthConv, can_fold
 from cubemesh.kernels.triton import conv1x1_bn_stats
 from cubemesh.kernels.triton.batch_norm import autotune as batch_norm_autotune
@@ -52,7 +52,7 @@ class GpuAutotuner:
         op, x = self._operations[number], given[0]
         if isinstance(op, FusedBatchNorm) and usable(x):
             self._choose_batch_norm(number, op, x)
-        elif isinstance(op, FusedMaxPool) and usable(x) and op.usable:
+        elif isinstance(op, FusedMaxPool | FusedAveragePool) and usable(x) and op.usable:
             op.kernels = _faster(partial(_run, op, True, x), partial(_run, op, False, x), x)
         elif isinstance(op, FusedAttentionScores) and op.usable(*given):
             fused, own = (partial(_run, op, kernels, *given) for kernels in (True, False))
@@ -141,7 +141,9 @@ def channels_last_floats(x: Tensor) -> bool:
     )
 
 
-def _run(op: FusedMaxPool | FusedAttentionScores, kernels: bool, *given: Tensor) -> Tensor:
+def _run(
+    op: FusedMaxPool | FusedAveragePool | FusedAttentionScores, kernels: bool, *given: Tensor
+) -> Tensor:
     op.kernels = kernels
     return op(*given)  # type: ignore[no-any-return]
 

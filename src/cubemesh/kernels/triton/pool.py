@@ -1,5 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Max pooling in Triton: the forward pass stores the argmax of each window, one byte per result.
+"""Max and average pooling in Triton. The forward pass of max pooling stores the argmax of each
+window, one byte per result.
 
 Arrays are channels-last: a matrix of rows (batch, height, width) by channels. Of equal values the
 first is the argmax, as in PyTorch. The backward pass writes each gradient once, from the few
@@ -79,3 +80,56 @@ def max_pool_backward_kernel(
             total += tl.where(won == place, grad, 0.0)
     at = row[:, None] * channels + cols[None, :]
     tl.store(dx + at, total.to(dx.dtype.element_ty), mask=(row < rows)[:, None])
+
+
+@triton.jit
+def average_pool_forward_kernel(
+    x, y, rows, channels, height, width, out_height, out_width,
+    kernel_h: tl.constexpr, kernel_w: tl.constexpr, stride_h: tl.constexpr,
+    stride_w: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,
+    block_rows: tl.constexpr, block_cols: tl.constexpr,
+):  # fmt: skip
+    """y (rows = batch · out_height · out_width) from x; padding counts as zeros."""
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    cols = tl.program_id(1) * block_cols + tl.arange(0, block_cols)
+    image, within = row // (out_height * out_width), row % (out_height * out_width)
+    top = within // out_width * stride_h - pad_h
+    left = within % out_width * stride_w - pad_w
+    total = tl.zeros([block_rows, block_cols], tl.float32)
+    for i in tl.static_range(kernel_h):
+        for j in tl.static_range(kernel_w):
+            h, w = top + i, left + j
+            inside = (row < rows) & (h >= 0) & (h < height) & (w >= 0) & (w < width)
+            at = ((image * height + h) * width + w)[:, None] * channels + cols[None, :]
+            total += tl.load(x + at, mask=inside[:, None], other=0.0).to(tl.float32)
+    at = row[:, None] * channels + cols[None, :]
+    mean = total / (kernel_h * kernel_w)
+    tl.store(y + at, mean.to(y.dtype.element_ty), mask=(row < rows)[:, None])
+
+
+@triton.jit
+def average_pool_backward_kernel(
+    grad_output, dx, rows, channels, height, width, out_height, out_width,
+    kernel_h: tl.constexpr, kernel_w: tl.constexpr, stride_h: tl.constexpr,
+    stride_w: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,
+    block_rows: tl.constexpr, block_cols: tl.constexpr,
+):  # fmt: skip
+    """dx (rows = batch · height · width) from the gradient of y: the sum over the windows that
+    cover a cell."""
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    cols = tl.program_id(1) * block_cols + tl.arange(0, block_cols)
+    image, within = row // (height * width), row % (height * width)
+    h, w = within // width + pad_h, within % width + pad_w
+    total = tl.zeros([block_rows, block_cols], tl.float32)
+    for i in tl.static_range((kernel_h + stride_h - 1) // stride_h):
+        for j in tl.static_range((kernel_w + stride_w - 1) // stride_w):
+            out_h, out_w = h // stride_h - i, w // stride_w - j
+            covers = (row < rows) & (out_h >= 0) & (out_h < out_height)
+            covers &= (out_w >= 0) & (out_w < out_width)
+            covers &= (h - out_h * stride_h < kernel_h) & (w - out_w * stride_w < kernel_w)
+            at = ((image * out_height + out_h) * out_width + out_w)[:, None] * channels
+            at += cols[None, :]
+            total += tl.load(grad_output + at, mask=covers[:, None], other=0.0).to(tl.float32)
+    at = row[:, None] * channels + cols[None, :]
+    mean = total / (kernel_h * kernel_w)
+    tl.store(dx + at, mean.to(dx.dtype.element_ty), mask=(row < rows)[:, None])
