@@ -77,7 +77,7 @@ def _node_cost(
 
 
 def _opaque_cost(layer: Opaque, sizes: Sizes, batch: int, saved_bytes: int) -> LayerCost:
-    """As counted while the module ran. What moves between its layers is unknown: weights, input,
+    """As counted when the module was described. What moves between its layers is unknown: weights, input,
     saved values and scores are counted once a pass."""
     saved = batch * layer.saved_values
     forward = sizes.cost(

@@ -18,7 +18,7 @@ Arrays = tuple[tuple[str, Shape], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Opaque(Layer):
-    """A PyTorch module of the user's own, as one layer."""
+    """A PyTorch, Flax or Keras module of the user's own, as one layer."""
 
     category: ClassVar[str] = "module"
     output: Shape
@@ -28,7 +28,7 @@ class Opaque(Layer):
     updated: Arrays = ()
     """Arrays that a forward pass in training updates, such as running statistics."""
     forward_flops: int = 0
-    """Of matrix products and convolutions, as PyTorch dispatched them."""
+    """As the framework counts them (`describe` in its `own`)."""
     backward_flops: int = 0
     saved_values: int = 0
     """Saved for the backward pass, in values of 4 bytes."""

@@ -77,6 +77,7 @@ def _described(request: DescriptionRequest) -> tuple[OwnNetwork, dict[str, Any] 
         of_framework(request.named, found, "pytorch")
     from cubemesh.frameworks.pytorch.own import description, onnx_graph
 
+    traced: Any
     if request.named.form == "onnx":
         from cubemesh.worker.onnx_file import simplified
 

@@ -13,8 +13,10 @@ from cubemesh.errors import UsageError
 from cubemesh.frameworks.contract.own_module import DescriptionRequest
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.contract.validation import check_layers
+from cubemesh.frameworks.jax.network import JaxFunction
 from cubemesh.frameworks.jax.own import UNTRACED
 from cubemesh.frameworks.jax.program import JaxProgram
+from cubemesh.frameworks.jax.runtime import NUMERICS
 from cubemesh.networks.cost import totals
 from cubemesh.networks.opaque import Opaque
 from cubemesh.networks.own_networks import network_of
@@ -112,3 +114,8 @@ def test_other_frameworks_name_the_one_that_runs_it(described):
         check_layers(network, {Opaque}, "pytorch")
     with pytest.raises((Unsupported, UsageError), match="Set framework=jax"):
         check_layers(network, (), "onnxruntime")
+
+
+def test_normalization_of_each_device_is_refused_where_the_module_has_its_own(described):
+    with pytest.raises(Unsupported, match="Set batch_norm=global"):
+        JaxFunction(network_of(described("Net")), "nhwc", NUMERICS["fp32"], norm_parts=2)

@@ -160,7 +160,7 @@ class _PacedResponse(HTTPResponse):
         super().__init__(sock, *more, **settings)
         paced = io.BufferedReader(_PacedReader(sock, pace))
         self.fp.close()
-        self.fp = paced
+        self.fp = paced  # type: ignore[assignment]
 
 
 class _Answer:

@@ -6,6 +6,7 @@ The process that describes (worker/describe.py) imports the object, finds its fr
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -94,11 +95,11 @@ def make(named: UserObject, is_out_of_memory: Recognizer | None = None) -> Any:
         )
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
-    call: Callable[[], Any] = found
+    call: Callable[..., Any] = found
     nnx = _type("flax.nnx.Module")
     if isinstance(found, type) and nnx is not None and issubclass(found, nnx):
         rngs = sys.modules["flax.nnx"].Rngs(0)
-        call = lambda: found(rngs=rngs)  # noqa: E731
+        call = functools.partial(call, rngs=rngs)
     return attempt(named, "building it", call, is_out_of_memory)
 
 

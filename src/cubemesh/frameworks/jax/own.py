@@ -83,7 +83,9 @@ class FlaxModule:
         )
         return scores_of(found), _named(after)[0] if before else state
 
-    def _nnx(self, own: Any, before: Any, x: jax.Array, key: jax.Array | None) -> Any:
+    def _nnx(
+        self, own: Any, before: Any, x: jax.Array, key: jax.Array | None
+    ) -> tuple[jax.Array, Named]:
         nnx = importlib.import_module("flax.nnx")
         rest = self._rest
         if key is not None:
@@ -217,7 +219,7 @@ def _key(part: Any) -> str:
 
 
 def _is_key(array: Any) -> bool:
-    return jnp.issubdtype(getattr(array, "dtype", np.int64), jax.dtypes.prng_key)
+    return bool(jnp.issubdtype(getattr(array, "dtype", np.int64), jax.dtypes.prng_key))
 
 
 def _flops(function: Any, *given: Any) -> int:

@@ -77,8 +77,9 @@ def with_input(request: DescriptionRequest) -> DescriptionRequest:
         length = request.sequence_length or min(LENGTH, most)
         return replace(request, input_shape=(length,), vocabulary=vocabulary)
     size = getattr(own, "image_size", None)
-    sides = list(size) if isinstance(size, (list, tuple)) else [size, size]
-    if request.image_size is not None or not all(isinstance(n, int) for n in sides):
+    given: list[Any] = list(size) if isinstance(size, (list, tuple)) else [size] * 2
+    sides = [int(n) for n in given if isinstance(n, int) and n > 0]
+    if request.image_size is not None or len(sides) < 2:
         sides = [request.image_size or IMAGE[1]] * 2
     channels = getattr(own, "num_channels", None)
     shape = (channels if isinstance(channels, int) else IMAGE[0], *sides[-2:])

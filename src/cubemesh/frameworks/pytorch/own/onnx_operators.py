@@ -10,6 +10,7 @@ An attention is written as several operators, which are merged into one module (
 from __future__ import annotations
 
 import hashlib
+import operator as operator_module
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +103,7 @@ class Building:
         tensor = torch.from_numpy(np.array(array, np.float32, order="C"))
         if tensor.dim() < 2 or bool((tensor == tensor.flatten()[0]).all()):
             return nn.Parameter(tensor)
-        key = tuple(tensor.shape), hashlib.sha256(tensor.numpy()).digest()
+        key = tuple(tensor.shape), hashlib.sha256(tensor.numpy().tobytes()).digest()
         return self._parameters.setdefault(key, nn.Parameter(tensor))
 
     def scalar(self, name: str) -> float | None:
@@ -348,10 +349,9 @@ def _arithmetic(call: Callable[[Any, Any], Any]) -> Build:
             return Function(swapped if first else lambda x: call(x, scalar)), (value,)
         array = arrays[0] if first else arrays[1]
         assert array is not None
+        how = call
         if operator.kind == "Div" and not first:
-            array, how = 1 / array, torch.mul
-        else:
-            how = call
+            array, how = 1 / array, operator_module.mul
         if operator.kind in ("Add", "Mul", "Div") and not (operator.kind == "Div" and first):
             return Function(how, _constant(b, operator.kind, array)), (value,)
         raise Untraceable("it has a constant of several elements")
@@ -395,7 +395,7 @@ def _mean(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
     if axes is None:
         axes = tuple(b.array(operator, 1).tolist())
     keep = bool(_integer(operator, "keepdims", 1))
-    dims = [int(n) for n in axes]  # type: ignore[union-attr, arg-type]
+    dims = [int(n) for n in axes]  # type: ignore[union-attr]
     return Function(lambda x: x.mean(dims, keepdim=keep)), operator.inputs[:1]
 
 
@@ -494,7 +494,7 @@ def _gather(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]
     if table is not None:
         if table.ndim != 2 or axis != 0:
             raise Untraceable("it looks up other rows than those of a table")
-        module = nn.Embedding(*table.shape, device="meta")
+        module = nn.Embedding(table.shape[0], table.shape[1], device="meta")
         module.weight = b.parameter(table)
         return module, operator.inputs[1:]
     places = b.array(operator, 1)
