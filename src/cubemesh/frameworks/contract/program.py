@@ -311,6 +311,27 @@ class SupportsCapture(Protocol):
         """The implementation chosen for each segment, with its time; None where none was tried."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class MemoryKinds:
+    """Bytes of a program at the end of a run."""
+
+    weights: int
+    """With running statistics."""
+    optimizer: int
+    """Of the optimizer's state."""
+    fragmentation: int | None = None
+    """The most that the allocator reserved less the most that was allocated; None where it is not
+    counted."""
+
+
+@runtime_checkable
+class SupportsMemoryKinds(Protocol):
+    """A `Program` that counts its permanent arrays."""
+
+    def memory_kinds(self) -> MemoryKinds:
+        """What they take now."""
+
+
 @runtime_checkable
 class SupportsLossScaling(Protocol):
     """A `Program` that may scale its loss, so that small gradients do not underflow in fp16."""

@@ -29,7 +29,13 @@ from cubemesh.frameworks.contract.gradient_sync import (
     synchronize_weights,
 )
 from cubemesh.frameworks.contract.group import RANK_SEEDS, Group
-from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported, monotonic_s
+from cubemesh.frameworks.contract.program import (
+    BuildRequest,
+    MemoryKinds,
+    Snapshot,
+    Unsupported,
+    monotonic_s,
+)
 from cubemesh.frameworks.contract.translation import BeamSearch
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
 from cubemesh.frameworks.pytorch.distributed.cpu_server import TorchCpuServer
@@ -388,6 +394,21 @@ class PyTorchProgram:
             return None
         external = self._gradients.external_bytes if self._gradients is not None else 0
         return torch.cuda.max_memory_allocated(self.device) + external
+
+    def memory_kinds(self) -> MemoryKinds:
+        """See `SupportsMemoryKinds`."""
+        own = [*self._built.parameters.values(), *self._built.state.values()]
+        state = self._optimizer.state.values() if self._optimizer is not None else ()
+        kept = [value for arrays in state for value in arrays.values() if isinstance(value, Tensor)]
+        unused = None
+        if self._kind == "cuda":
+            reserved = torch.cuda.max_memory_reserved(self.device)
+            unused = max(0, reserved - torch.cuda.max_memory_allocated(self.device))
+        return MemoryKinds(
+            weights=sum(array.nbytes for array in own),
+            optimizer=sum(array.nbytes for array in kept),
+            fragmentation=unused,
+        )
 
     clock = staticmethod(monotonic_s)
 

@@ -24,11 +24,18 @@ from cubemesh.frameworks.contract.program import (
     SupportsCompilation,
     SupportsDecoding,
     SupportsLossScaling,
+    SupportsMemoryKinds,
     SupportsMemoryRelease,
     Unsupported,
 )
 from cubemesh.networks.graph import Network
-from cubemesh.networks.memory import recomputable_segments, recomputed_flops, recomputed_segments
+from cubemesh.networks.memory import (
+    forecast,
+    memory_settings,
+    recomputable_segments,
+    recomputed_flops,
+    recomputed_segments,
+)
 from cubemesh.parallel import pipeline, staleness, strategies
 from cubemesh.schema.record import Figure
 from cubemesh.schema.warning import warn
@@ -124,9 +131,37 @@ def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> 
     if peak is not None:
         log.figure("peak_memory_bytes", peak)
         _check_limit(peak, spec.budget.memory_limit_bytes)
+    _log_memory_kinds(task, network, program, recomputed)
     program.close()
     staleness.log_staleness(sync, log)
     pipeline.log_pipeline(sync, task.group, log)
+
+
+def _log_memory_kinds(
+    task: Task, network: Network, program: Program, recomputed: tuple[str, ...]
+) -> None:
+    """Log the memory of a training by kind, and the whole as it is forecast."""
+    work, log = task.spec.work, task.log
+    if not isinstance(program, SupportsMemoryKinds) or not isinstance(work, TrainSteps | Train):
+        return
+    kinds = program.memory_kinds()
+    log.figure("weights_bytes", Figure(value=kinds.weights, unit="B"))
+    log.figure("optimizer_bytes", Figure(value=kinds.optimizer, unit="B"))
+    if (peak := program.peak_memory_bytes()) is not None:
+        rest = max(0, peak - kinds.weights - kinds.optimizer)
+        method = "of the peak: gradients, activations, workspaces and the batch"
+        log.figure("step_bytes", Figure(value=rest, unit="B", method=method))
+    if kinds.fragmentation is not None:
+        method = "most reserved by the allocator less most allocated"
+        log.figure(
+            "fragmentation_bytes", Figure(value=kinds.fragmentation, unit="B", method=method)
+        )
+    if strategies.strategy(task.spec.program.sync).needs == "model-parallel":
+        return  # each rank has a part of the network
+    settings = memory_settings(task.spec, task.device, network)
+    settings["recomputed"] = recomputed
+    needed = forecast(network, work.batch_per_device, **settings)
+    log.figure("forecast_memory_bytes", Figure(value=needed.total_bytes, unit="B"))
 
 
 def _recomputed(task: Task, network: Network) -> tuple[str, ...]:
