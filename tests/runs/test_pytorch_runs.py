@@ -40,6 +40,9 @@ def test_a_step_is_measured(measured):
     assert good.ok, good.outcome
     assert good.figure("throughput_per_s") > 0
     assert 9e6 < good.figure("peak_memory_bytes") < 300 << 20
+    weights = good.figure("memory_weights_bytes")
+    assert weights == good.figure("memory_optimizer_bytes")  # momentum
+    assert 2 * weights < good.figure("forecast_memory_bytes") < 300 << 20
     assert good.ranks[0].device.startswith(("cpu", "cuda"))
     assert good.figure("model_flops_per_s") > 0
     assert good.figure("ceiling_mfu_percent") is None, "no ceiling was measured before"

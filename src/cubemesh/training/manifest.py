@@ -32,7 +32,7 @@ MANIFEST = "training.json"
 _OF_WORK = (
     *("network", "image_size", "classes", "sequence_length", "vocabulary", "hidden"),
     *("data", "data_path", "max_image_pixels", "batch_per_device", "seed"),
-    *("optimizer", "momentum", "weight_decay", "packing"),
+    *("optimizer", "momentum", "weight_decay"),
 )
 _OF_PROGRAM = (
     *("framework", "precision", "precision_of", "loss_scale", "layout", "sync", "compile_by"),
@@ -81,10 +81,12 @@ def settings_of(spec: RunSpec) -> dict[str, Any]:
     """The settings that must be the same in a resumed training, as plain data."""
     work, program = to_plain(spec.work), to_plain(spec.program)
     accumulated = work.get("accumulation_steps", 1)
+    packing = work.get("packing", "none")
     divides = work["tokenizer"] != "words"  # the only one of checkpoints without that setting
     return {
         **{name: work[name] for name in _OF_WORK},
         **({"accumulation_steps": accumulated} if accumulated > 1 else {}),
+        **({"packing": packing} if packing != "none" else {}),
         **({"tokenizer": work["tokenizer"]} if divides else {}),
         **{name: program[name] for name in _OF_PROGRAM},
         "devices": spec.placement.devices,

@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 
 from cubemesh.batches import Batch
 from cubemesh.data.images.digits import open_digits
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.pytorch import build
 from cubemesh.frameworks.pytorch.adamw_8bit import (
     AdamW8bit,
@@ -122,6 +123,13 @@ def test_small_arrays_have_the_bits_of_fp32_adamw():
     assert torch.equal(ours, theirs)
 
 
+def test_divided_arrays_are_refused():
+    divided = torch.nn.Parameter(torch.ones(4))
+    divided.to_local = lambda: divided  # as a DTensor has
+    with pytest.raises(Unsupported, match="divides arrays among devices"):
+        AdamW8bit([divided], _AdamW, rate=RATE, decay=0.1)
+
+
 def test_a_first_step_is_that_of_adamw_in_any_layout_and_chunks(monkeypatch):
     """The rounding of a step reaches the next one alone."""
     monkeypatch.setattr("cubemesh.frameworks.pytorch.adamw_8bit.EIGHT_BIT_CHUNK", 1024)
@@ -170,6 +178,10 @@ def test_the_memory_of_its_state_is_forecast(program_of):
     assert needed.optimizer_bytes == sum(a.nbytes for a in state)
     assert needed.optimizer_bytes < 0.3 * forecast(network, 64, optimizer="adamw").optimizer_bytes
     assert needed.workspace_bytes > 0
+    kinds = program.memory_by_kind()
+    counts = sum(a.nbytes for n, a in arrays.items() if ".step" in n)
+    assert kinds["optimizer"] == needed.optimizer_bytes + counts
+    assert kinds["weights"] == needed.weight_bytes
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])

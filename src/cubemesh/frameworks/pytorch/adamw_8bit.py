@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn, optim
 
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.memory import EIGHT_BIT_BLOCK, EIGHT_BIT_CHUNK, FEWEST_EIGHT_BIT_VALUES
 
 BETAS = (0.9, 0.999)
@@ -48,6 +49,11 @@ class AdamW8bit(optim.Optimizer):
         rate: float,
         decay: float,
     ) -> None:
+        if any(hasattr(p, "to_local") for p in parameters):
+            raise Unsupported(
+                "optimizer=adamw-8bit has blocks of whole arrays, and this run divides arrays "
+                "among devices. Set optimizer=adamw, or sync=all-reduce."
+            )
         # "fused": a checkpoint restores counts of steps to the device (state_dict.py).
         super().__init__(parameters, {"lr": rate, "weight_decay": decay, "fused": True})
         exact = [p for p in parameters if p.numel() < FEWEST_EIGHT_BIT_VALUES]

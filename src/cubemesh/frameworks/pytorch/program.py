@@ -29,7 +29,12 @@ from cubemesh.frameworks.contract.gradient_sync import (
     synchronize_weights,
 )
 from cubemesh.frameworks.contract.group import RANK_SEEDS, Group
-from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported, monotonic_s
+from cubemesh.frameworks.contract.program import (
+    BuildRequest,
+    Snapshot,
+    Unsupported,
+    monotonic_s,
+)
 from cubemesh.frameworks.contract.translation import BeamSearch
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
 from cubemesh.frameworks.pytorch.distributed.cpu_server import TorchCpuServer
@@ -425,7 +430,7 @@ class PyTorchProgram:
         if self._kind != "cuda":
             return None
         reserved = torch.cuda.max_memory_reserved(self.device)
-        return reserved - torch.cuda.max_memory_allocated(self.device)
+        return max(0, reserved - torch.cuda.max_memory_allocated(self.device))
 
     clock = staticmethod(monotonic_s)
 

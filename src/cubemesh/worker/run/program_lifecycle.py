@@ -29,7 +29,13 @@ from cubemesh.frameworks.contract.program import (
     Unsupported,
 )
 from cubemesh.networks.graph import Network
-from cubemesh.networks.memory import recomputable_segments, recomputed_flops, recomputed_segments
+from cubemesh.networks.memory import (
+    forecast,
+    memory_settings,
+    recomputable_segments,
+    recomputed_flops,
+    recomputed_segments,
+)
 from cubemesh.parallel import pipeline, staleness, strategies
 from cubemesh.schema.record import Figure
 from cubemesh.schema.warning import warn
@@ -126,10 +132,27 @@ def ready_program(task: Task, network: Network, sample: Callable[[], Batch]) -> 
         log.figure("peak_memory_bytes", peak)
         if isinstance(program, ReportsMemoryByKind) and isinstance(work, TrainSteps | Train):
             _log_memory_by_kind(program, peak, log)
+            _log_memory_forecast(task, network, recomputed)
         _check_limit(peak, spec.budget.memory_limit_bytes)
     program.close()
     staleness.log_staleness(sync, log)
     pipeline.log_pipeline(sync, task.group, log)
+
+
+def _log_memory_forecast(task: Task, network: Network, recomputed: tuple[str, ...]) -> None:
+    """Log the memory of a training as it is forecast."""
+    spec = task.spec
+    kind = strategies.strategy(spec.program.sync)
+    chosen = spec.program.checkpoint_activations != "none"
+    if chosen and kind.same_samples:
+        return  # segments of the whole network are chosen, of which each rank has a part
+    if chosen:
+        settings = memory_settings(spec, task.device, network, kind.sharding(spec))
+        settings["recomputed"] = recomputed
+        needed = forecast(network, spec.batch_per_device or 1, **settings)
+    else:
+        needed = kind.memory(spec, network, task.device)
+    task.log.figure("forecast_memory_bytes", Figure(value=needed.total_bytes, unit="B"))
 
 
 def _recomputed(task: Task, network: Network) -> tuple[str, ...]:
