@@ -1,7 +1,7 @@
 """Own INT8 kernels of inference on a CPU against ONNX Runtime and OpenVINO, in processor time.
 
-All sides compute the same quantized graph, on one thread, by turns in one process: each round runs
-every side for a window, in an order drawn for the round. A time is the processor time of the
+All sides compute the same quantized graph, on one thread, interleaved in one process: each round
+runs every side for a window, in an order drawn for the round. A time is the processor time of the
 process over the images of the window; the ratio is the median over rounds of the best other side's
 time over that of the own kernels, with its 95 % interval (order statistics).
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cubemesh.inference.cpu.program import ImageStep, NormStep, PoolStep, ProductStep, SumStep
+from cubemesh.inference.cpu.program import NormStep, PoolingStep, ProductStep, QuantizeStep, SumStep
 from cubemesh.inference.cpu.session import (
     mean_table,
     multipliers,
@@ -56,11 +56,11 @@ class _Machine:
     def run(self, step):
         arrays = self.program.arrays
         y = arrays[step.y]
-        if isinstance(step, ImageStep):
+        if isinstance(step, QuantizeStep):
             real = self.image(step, y)
         elif isinstance(step, ProductStep):
             real = self.product(step, y)
-        elif isinstance(step, PoolStep):
+        elif isinstance(step, PoolingStep):
             real = self.pool(step, y)
         elif isinstance(step, SumStep):
             real = self.sum(step.x, ratio(arrays[step.x].scale, y.scale), step.other, y)

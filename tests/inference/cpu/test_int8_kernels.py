@@ -16,7 +16,7 @@ from cubemesh import Plan, build_plan
 from cubemesh.errors import UsageError
 from cubemesh.inference.cpu import engine
 from cubemesh.inference.cpu.lower import lower
-from cubemesh.inference.cpu.program import NormStep, PoolStep, ProductStep, SumStep
+from cubemesh.inference.cpu.program import NormStep, PoolingStep, ProductStep, SumStep
 from cubemesh.inference.cpu.session import CpuSession, segments
 from cubemesh.inference.passes import optimize
 from cubemesh.inference.plan_file import read_plan
@@ -62,7 +62,7 @@ class Small:
         """Assert that all ways to compute equal NumPy's; the scores."""
         wanted = run_program(self.program, self.images)[0]
         for instructions, threads, l2 in WAYS:
-            session = CpuSession(self.program, COUNT, threads, instructions, l2)
+            session = CpuSession(self.program, COUNT, threads, instructions, l2, least_work=1)
             found = session.run({self.program.input: self.images})[0]
             assert np.array_equal(found, wanted), (instructions, threads, l2)
         return wanted
@@ -151,7 +151,7 @@ def pools(small, sketch, x):
 def test_pools_sums_and_normalization():
     small = Small(pooled(pools, 18), shape=(3, 12, 11))
     kinds = {type(s) for s in small.program.steps}
-    assert {NormStep, SumStep, PoolStep} < kinds
+    assert {NormStep, SumStep, PoolingStep} < kinds
     small.agrees()
 
 
@@ -194,8 +194,10 @@ def resnet():
 def test_a_resnet_has_a_step_for_each_convolution_and_pool(resnet):
     program = resnet
     kinds = [type(step).__name__ for step in program.steps]
-    assert (kinds.count("ProductStep"), kinds.count("PoolStep"), len(kinds)) == (21, 2, 24)
-    assert not [s for s in program.steps if isinstance(s, PoolStep) and s.window.kernel == (1, 1)]
+    assert (kinds.count("ProductStep"), kinds.count("PoolingStep"), len(kinds)) == (21, 2, 24)
+    assert not [
+        s for s in program.steps if isinstance(s, PoolingStep) and s.window.kernel == (1, 1)
+    ]
 
 
 def test_segments_hold_what_a_cache_does(resnet):
@@ -208,7 +210,8 @@ def test_segments_hold_what_a_cache_does(resnet):
 
 def test_nothing_is_allocated_after_load():
     small = Small(pooled(residual, 12))
-    session = CpuSession(small.program, COUNT, 2)
+    session = CpuSession(small.program, COUNT, 2, least_work=1)
+    assert session.threads == 2
     given = {small.program.input: small.images}
     first = session.run(given)[0]
 

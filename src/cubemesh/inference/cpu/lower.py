@@ -18,11 +18,11 @@ from cubemesh.batches import Array
 from cubemesh.inference.cpu.program import (
     ByteArray,
     ByteProgram,
-    ImageStep,
     NormStep,
     Pair,
-    PoolStep,
+    PoolingStep,
     ProductStep,
+    QuantizeStep,
     Step,
     SumStep,
     Window,
@@ -146,7 +146,7 @@ class _Lowering:
     def scale(self, name: str) -> Quantized | None:
         """The scale of a value; of a mean without one, that of what it averages."""
         step = self.steps[self.step_of[name]] if name in self.step_of else None
-        if name not in self.scales and isinstance(step, PoolStep) and step.y == name:
+        if name not in self.scales and isinstance(step, PoolingStep) and step.y == name:
             return self.scale(step.x)
         return self.scales.get(name)
 
@@ -161,7 +161,7 @@ class _Lowering:
         step = self.steps[self.step_of[name]] if name in self.step_of else None
         return step if step is not None and step.y == name and self.users[name] == 1 else None
 
-    def join(self, step: ProductStep | PoolStep | SumStep | NormStep, joined: Step) -> None:
+    def join(self, step: ProductStep | PoolingStep | SumStep | NormStep, joined: Step) -> None:
         """Replace a step by one that computes what follows it too."""
         at = self.step_of.pop(step.y)
         value = self.values.pop(step.y)
@@ -208,10 +208,10 @@ class _Lowering:
             step = producers.get(name)
             owner, offset = self.owner(name)
             if scale is None:
-                whole = isinstance(step, (ProductStep, PoolStep)) and owner == name
+                whole = isinstance(step, (ProductStep, PoolingStep)) and owner == name
                 if name not in outputs or not whole or _has_residual(step):
                     raise NotLowered(f"{name} is not in 8 bits")
-                if isinstance(step, PoolStep) and not step.average:
+                if isinstance(step, PoolingStep) and not step.average:
                     raise NotLowered(f"its result {name} is a maximum")
             elif name in outputs:
                 raise NotLowered(f"its result {name} is in 8 bits")
@@ -388,7 +388,7 @@ def _image(
     ]
     name = f"{value.name}/bytes {pad} {fold} {lengths}"
     if name not in lowering.values:
-        step = ImageStep(x=value.name, y=name, top=pad[0], left=pad[1], fold=fold)
+        step = QuantizeStep(x=value.name, y=name, top=pad[0], left=pad[1], fold=fold)
         made = _Value(
             name=name, height=lengths[0], width=lengths[1], channels=channels * fold * fold
         )
@@ -407,7 +407,7 @@ def _image(
 def _relu(lowering: _Lowering, operator: Operator) -> None:
     value = lowering.computed(operator)
     step = lowering.sole_step(operator.inputs[0])
-    if step is None or isinstance(step, ImageStep):
+    if step is None or isinstance(step, QuantizeStep):
         flat = lowering.is_flat(operator.inputs[0])
         _copy(lowering, value, operator.name, relu=True)
         if flat:
@@ -443,7 +443,7 @@ def _average_pool(lowering: _Lowering, operator: Operator) -> None:
 def _global_average_pool(lowering: _Lowering, operator: Operator) -> None:
     value = lowering.computed(operator)
     window = Window(kernel=(value.height, value.width))
-    step = PoolStep(x=value.name, y=operator.name, window=window, average=True)
+    step = PoolingStep(x=value.name, y=operator.name, window=window, average=True)
     made = replace(value, name=operator.name, height=1, width=1, parent="", offset=0)
     lowering.add(step, made)
 
@@ -464,7 +464,9 @@ def _pool(lowering: _Lowering, operator: Operator, *, average: bool) -> None:
             last = (size[n] - 1) * window.stride[n] - window.pad[n] + kernel[n]
             if last > given + pads[n + 2]:
                 raise NotLowered(f"it has no kernel for means beyond the padding ({operator.name})")
-    step = PoolStep(x=value.name, y=operator.name, window=window, average=average, divisor=divisor)
+    step = PoolingStep(
+        x=value.name, y=operator.name, window=window, average=average, divisor=divisor
+    )
     made = replace(value, name=operator.name, height=size[0], width=size[1], parent="", offset=0)
     lowering.add(step, made)
 
@@ -512,7 +514,7 @@ def _concat(lowering: _Lowering, operator: Operator) -> None:
 
 
 def _copy(lowering: _Lowering, value: _Value, name: str, *, relu: bool = False) -> None:
-    step = PoolStep(x=value.name, y=name, window=Window(), relu=relu)
+    step = PoolingStep(x=value.name, y=name, window=Window(), relu=relu)
     lowering.add(step, replace(value, name=name, parent="", offset=0))
 
 

@@ -52,7 +52,7 @@ class ByteArray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageStep:
+class QuantizeStep:
     """The network's input in bytes, with a border of zeros. With `fold` 2 the channels of a pixel
     are those of 2 × 2 pixels, so that a stride of 2 is one of 1."""
 
@@ -89,7 +89,7 @@ class ProductStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolStep:
+class PoolingStep:
     """The maximum or mean of each window; of one pixel: a copy, in another scale."""
 
     x: str
@@ -146,7 +146,7 @@ class NormStep:
         return self.size * self.window.kernel[0] * self.window.kernel[1]
 
 
-Step = ImageStep | ProductStep | PoolStep | SumStep | NormStep
+Step = QuantizeStep | ProductStep | PoolingStep | SumStep | NormStep
 
 
 @dataclass(frozen=True, kw_only=True)

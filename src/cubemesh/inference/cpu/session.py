@@ -20,10 +20,10 @@ from cubemesh.batches import Array
 from cubemesh.inference.cpu.program import (
     ByteArray,
     ByteProgram,
-    ImageStep,
     NormStep,
-    PoolStep,
+    PoolingStep,
     ProductStep,
+    QuantizeStep,
     Step,
     SumStep,
     Window,
@@ -33,6 +33,8 @@ from cubemesh.kernels.cpu.int8.library import Kind
 
 ALIGNMENT = 64
 DEFAULT_L2 = 1 << 20
+LEAST_WORK = 32_000_000
+"""Multiply-adds that are worth a thread: some 0.2 ms of VNNI."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +56,15 @@ class CpuSession:
         threads: int,
         instructions: str = "",
         l2_bytes: int | None = None,
+        least_work: int = LEAST_WORK,
     ) -> None:
-        """`instructions`: `vnni`, `amx` or `emulated-amx`, by default the best of the processor.
+        """`threads`: at most so many; a network with less than `least_work` for each takes fewer.
+        `instructions`: `vnni`, `amx` or `emulated-amx`, by default the best of the processor.
         ValueError where it has none of them."""
         self.program, self.batch = program, batch
         self.instructions = kernels.choose(instructions)
+        threads = min(threads, max(1, batch * multiply_adds(program) // least_work))
+        self.threads = threads
         images = -(-batch // min(batch, threads))
         self.segments = segments(program, images, l2_bytes or l2_cache_bytes())
         places, arena = memory(program, self.segments, images)
@@ -121,7 +127,7 @@ class CpuSession:
         numbers = {name: at for at, name in enumerate(arrays)}
         y = arrays[step.y]
         common: dict[str, Any] = {"y": numbers[step.y], "low": y.zero if step.relu else -1}
-        if isinstance(step, ImageStep):
+        if isinstance(step, QuantizeStep):
             found = {"kind": Kind.IMAGE, "top": step.top, "left": step.left, "fold": step.fold}
             found["factor"] = y.scale
         elif isinstance(step, ProductStep):
@@ -157,7 +163,7 @@ class CpuSession:
             found["offset"] = np.float32(-other.zero * float(factor))
         return found
 
-    def _pool(self, step: PoolStep) -> dict[str, object]:
+    def _pool(self, step: PoolingStep) -> dict[str, object]:
         x, y = self.program.arrays[step.x], self.program.arrays[step.y]
         found = window_numbers(step.window)
         if not step.average:
@@ -175,10 +181,11 @@ def whole_biases(step: ProductStep, x: ByteArray) -> Array:
     """With what sums of the stored bytes begin: the bias, less the part of the zero point."""
     sums = step.weights.sum(axis=(1, 2), dtype=np.int64)
     limits = np.iinfo(np.int32)
-    return (step.biases - x.zero * sums).clip(limits.min, limits.max).astype(np.int32)
+    found: Array = (step.biases - x.zero * sums).clip(limits.min, limits.max).astype(np.int32)
+    return found
 
 
-def mean_table(step: PoolStep, x: ByteArray, y: ByteArray) -> Array:
+def mean_table(step: PoolingStep, x: ByteArray, y: ByteArray) -> Array:
     """By what the sum of a window is multiplied, by the number of its pixels inside the image."""
     counts = np.arange(step.window.kernel[0] * step.window.kernel[1] + 1, dtype=np.float64)
     divisors = np.full_like(counts, step.divisor) if step.divisor else np.maximum(counts, 1)
@@ -216,6 +223,16 @@ def shape_of(array: ByteArray, batch: int, flat: bool) -> tuple[int, ...]:
 
 
 # Which images, and where
+
+
+def multiply_adds(program: ByteProgram) -> int:
+    """Of the convolutions and products, for an image."""
+    found = 0
+    for step in program.steps:
+        if isinstance(step, ProductStep):
+            y = program.arrays[step.y]
+            found += y.height * y.width * int(step.weights.size)
+    return found
 
 
 def l2_cache_bytes() -> int:
