@@ -120,6 +120,7 @@ def build_modules(
     dtype: torch.dtype = torch.float32,
     memory_format: torch.memory_format = torch.contiguous_format,
     overwrite: bool = True,
+    not_overwriting: Collection[str] = (),
     layer_types: Mapping[str, torch.dtype] = MappingProxyType({}),
     float8: Collection[str] = (),
     layer_passes: Mapping[str, PassTypes] = MappingProxyType({}),
@@ -127,7 +128,8 @@ def build_modules(
 ) -> BuiltNetwork:
     """The modules of `network`; their arrays are uninitialized until `load`.
 
-    `overwrite` lets a layer write over its input where nothing reads it afterwards.
+    `overwrite` lets a layer write over its input where nothing reads it afterwards, but for the
+    nodes `not_overwriting`.
     Four-dimensional arrays have `memory_format`. `layer_types`: compute dtypes of single nodes,
     under an autocast to another; products of the nodes `float8` are computed in FP8;
     `layer_passes`: compute dtypes of single nodes by pass. `replace` maps a lowered module to the
@@ -141,6 +143,7 @@ def build_modules(
     parameters = {n: nn.Parameter(empty(p.shape)) for n, p in network.parameters.items()}
     state = {n: empty(s.shape) for n, s in network.state.items()}
     overwriting = may_overwrite(network) if overwrite else frozenset[str]()
+    overwriting -= frozenset(not_overwriting)
     if (
         layer_types or layer_passes
     ):  # terms of a sum may differ in dtype from each other and from the sum

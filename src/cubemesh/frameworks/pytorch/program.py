@@ -10,7 +10,7 @@ With `nhwc`, weights are converted when loaded and batches when placed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -124,7 +124,11 @@ class PyTorchProgram:
         return self._build_modules(request, self.device, self._memory_format)
 
     def _build_modules(
-        self, request: BuildRequest, device: str, memory_format: torch.memory_format
+        self,
+        request: BuildRequest,
+        device: str,
+        memory_format: torch.memory_format,
+        not_overwriting: Collection[str] = (),
     ) -> BuiltNetwork:
         settings = request.program
         return build_modules(
@@ -133,6 +137,7 @@ class PyTorchProgram:
             dtype=self._dtype,
             memory_format=memory_format,
             overwrite=self.overwrites and not request.recomputed,
+            not_overwriting=not_overwriting,
             layer_types=_layer_types(request),
             float8=_float8_layers(request),
             layer_passes=layer_passes(request),

@@ -53,6 +53,7 @@ def network():
         x = net.linear(net.flatten(x), 9, name="in")
         x = net.linear(x, 9, bias=False, name="tied")
     with net.segment("second"):
+        x = net.relu(x)  # in place, of another unit's value
         x = net.tanh(net.linear(x, 9, name="middle"))
     with net.segment("third"):
         x = net.linear(x, 9, bias=False, share={"weight": "tied.weight"}, name="again")

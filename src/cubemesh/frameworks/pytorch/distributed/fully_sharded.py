@@ -54,7 +54,7 @@ from cubemesh.frameworks.pytorch.profiling.activation_hooks import (
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.recomputation import recomputed_stage
 from cubemesh.frameworks.pytorch.runtime import AUTOCAST_TYPES
-from cubemesh.networks.graph import follows_weights, sharded_units
+from cubemesh.networks.graph import Network, ShardedUnit, follows_weights, sharded_units
 from cubemesh.schema.work import Training
 
 # Of one array; they have other names from PyTorch 2.13 on.
@@ -97,15 +97,19 @@ class FullyShardedProgram(PyTorchProgram):
 
     def _build(self, request: BuildRequest) -> BuiltNetwork:
         """The network's modules with divided arrays, and the root of the units."""
-        # FSDP divides contiguous arrays only.
-        built = self._build_modules(request, "meta", torch.contiguous_format)
+        network, unit_bytes = request.network, request.program.bucket_bytes
+        units = sharded_units(network, unit_bytes, by_segment=bool(request.recomputed))
+        # FSDP divides contiguous arrays only, and what enters a unit is a view of autograd's.
+        built = self._build_modules(
+            request, "meta", torch.contiguous_format, _entered(network, units)
+        )
         places = _places(built)
         self._root = sharded_root(
             built,
             kind=self._kind,
             ranks=self._ranks,
             zero_stage=self._zero_stage,
-            unit_bytes=request.program.bucket_bytes,
+            units=units,
             recomputed=request.recomputed,
             dtype=self._low_precision,
         )
@@ -342,14 +346,13 @@ def sharded_root(
     kind: str,
     ranks: Group,
     zero_stage: int,
-    unit_bytes: int | None = None,
+    units: Sequence[ShardedUnit],
     recomputed: Sequence[str] = (),
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
     """A module from the inputs of `built` to the values of its heads whose parameters, those of the
     layers, are divided over `ranks`; `dtype` is that of gathered weights, None their own."""
     network = built.network
-    units = sharded_units(network, unit_bytes, by_segment=bool(recomputed))
     nodes = {node.name: node for node in network.nodes}
     *early, last = stages_of(
         network, [(unit.name, tuple(nodes[n] for n in unit.nodes)) for unit in units]
@@ -450,6 +453,16 @@ def _own_gradients(
         hook.remove()
 
 
+def _entered(network: Network, units: Sequence[ShardedUnit]) -> set[str]:
+    """The nodes that read a value of another unit."""
+    unit_of = {node: number for number, unit in enumerate(units) for node in unit.nodes}
+    return {
+        node.name
+        for node in network.nodes
+        if any(unit_of.get(value) != unit_of.get(node.name) for value in node.inputs)
+    }
+
+
 def _places(built: BuiltNetwork) -> dict[str, tuple[nn.Module, str]]:
     """Parameter → the first layer that has it, or a part of one, and the attribute."""
     found: dict[str, tuple[nn.Module, str]] = {}
@@ -470,8 +483,9 @@ def _parameter(owner: nn.Module, key: str) -> nn.Parameter:
 
 def _local(value: Tensor) -> Tensor:
     """This rank's rows of a divided array, sharing its memory."""
-    rows = value.detach()
-    return rows.to_local() if isinstance(rows, DTensor) else rows
+    with torch.no_grad():  # without autograd nothing is dispatched
+        rows: Tensor = value.to_local() if isinstance(value, DTensor) else value.detach()
+    return rows
 
 
 def _to_host(value: Tensor) -> Array:
