@@ -44,18 +44,19 @@ def test_what_is_no_plain_file_of_nccl_is_not_read(tmp_path, kind):
     assert found is None or (not found.graphs and found.notes)
 
 
-def test_the_first_rank_of_several_has_nccl_write_into_the_folder(tmp_path, monkeypatch):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_of_several_has_nccl_write_into_the_folder(tmp_path, monkeypatch, rank):
+    """NCCL waits forever where some ranks have the variables and others have not."""
     spec = RunSpec(work=Collective(), placement=Placement(devices=2))
     job = Job(spec=spec, folder=str(tmp_path))
     topology, graphs = NCCL_DUMPS
     for variable in NCCL_DUMPS:
         monkeypatch.delenv(variable, raising=False)
-    dump_nccl_graphs(job, RankInfo(rank=1, ranks=2))
     dump_nccl_graphs(job, RankInfo())
     assert not {*NCCL_DUMPS} & {*os.environ}
     monkeypatch.setenv(topology, "/own.xml")
     monkeypatch.setenv(graphs, "")
     monkeypatch.delenv(graphs)
-    dump_nccl_graphs(job, RankInfo(rank=0, ranks=2))
+    dump_nccl_graphs(job, RankInfo(rank=rank, ranks=2))
     assert os.environ[topology] == "/own.xml", "the user's own is unchanged"
     assert os.environ[graphs] == str(tmp_path / GRAPHS)

@@ -79,9 +79,11 @@ def keep_to_loopback(job: Job, own: RankInfo) -> None:
 
 
 def dump_nccl_graphs(job: Job, own: RankInfo) -> None:
-    """Have NCCL write its topology and its graphs into the run's folder, as the first rank joins;
-    where the user has set a file, NCCL writes there."""
-    if own.rank == 0 and own.ranks > 1:
+    """Have NCCL write its topology and its graphs into the run's folder, as the ranks join; where
+    the user has set a file, NCCL writes there. The first rank writes, but all ranks have the
+    variables: one that has them gathers the topology of the others once more, and would wait for
+    them forever."""
+    if own.ranks > 1:
         for variable, file in NCCL_DUMPS.items():
             os.environ.setdefault(variable, str(Path(job.folder, file)))
 
