@@ -60,7 +60,7 @@ def head(s, x, channels=4):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["Vision", "Language", "Gates"])
+@pytest.mark.parametrize("name", ["Language", "Gates"])
 def test_a_file_that_pytorch_exports_becomes_the_graph_of_its_module(name, tmp_path):
     pytest.importorskip("onnxruntime")
     from onnx_graphs import session_of
