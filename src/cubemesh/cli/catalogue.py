@@ -16,7 +16,8 @@ def networks(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="List the layers of this network, or of your own: FILE.py:NAME.",
+            help="List the layers of this network, or of your own: FILE.py:NAME, FILE.onnx, "
+            "FOLDER/.",
             autocompletion=completion.networks,
         ),
     ] = None,

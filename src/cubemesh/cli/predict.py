@@ -17,8 +17,9 @@ def predict(
     network: Annotated[
         str,
         typer.Argument(
-            help="Network; `cubemesh networks` lists them; or your own, FILE.py:NAME. With a "
-            "layout a transformer, such as gpt3-175b or gpt:hidden=4096,layers=32,heads=32.",
+            help="Network; `cubemesh networks` lists them; or your own, FILE.py:NAME, FILE.onnx "
+            "or FOLDER/. With a layout a transformer, such as gpt3-175b or "
+            "gpt:hidden=4096,layers=32,heads=32.",
             autocompletion=completion.networks,
         ),
     ],

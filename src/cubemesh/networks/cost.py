@@ -77,8 +77,8 @@ def _node_cost(
 
 
 def _opaque_cost(layer: Opaque, sizes: Sizes, batch: int, saved_bytes: int) -> LayerCost:
-    """As counted when the module was described. What moves between its layers is unknown: weights, input,
-    saved values and scores are counted once a pass."""
+    """As counted when the module was described. What moves between its layers is unknown: weights,
+    input, saved values and scores are counted once a pass."""
     saved = batch * layer.saved_values
     forward = sizes.cost(
         matrix=batch * layer.forward_flops,

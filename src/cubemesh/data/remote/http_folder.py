@@ -207,6 +207,8 @@ class _Answer:
                 connection.response_class = functools.partial(  # type: ignore[assignment]
                     _PacedResponse, self._pace
                 )
+                if connection.sock is not None:
+                    connection.sock.settimeout(TIMEOUT_S)  # that of the last answer may be short
                 connection.request("GET", url if whole else path, headers=self._headers)
                 self.response = connection.getresponse()
                 return

@@ -7,6 +7,7 @@
     kv_store       the key-value store that they share
     collectives    the collective benchmark: which elements are sent and what must arrive
     validation     checks of weights and layers
+    own_module     modules of a user: what their description is made from and of
 
 `program.Framework` and `program.Program` are required; every protocol `Supports…` is optional. What
 a framework cannot do it refuses with `Unsupported`, which becomes an outcome.

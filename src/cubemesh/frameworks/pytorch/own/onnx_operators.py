@@ -9,20 +9,30 @@ An attention is written as several operators, which are merged into one module (
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import math
 import operator as operator_module
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from cubemesh.batches import Array
+from cubemesh.errors import UsageError
 from cubemesh.frameworks.pytorch.own.onnx_attention import find_attentions
 from cubemesh.frameworks.pytorch.own.values import Untraceable
-from cubemesh.onnx.graph import Graph, Operator
+from cubemesh.onnx.graph import Graph, Operator, Value
+from cubemesh.onnx.library import import_reference
+from cubemesh.onnx.writer import infer_types, to_node
+
+MOST_COMPUTED = 1 << 26
+"""Elements of constants that one operator computes, such as masks."""
 
 
 class Function(nn.Module):
@@ -66,10 +76,22 @@ class Building:
         self._parameters: dict[tuple[tuple[int, ...], bytes], nn.Parameter] = {}
         self.merged: set[str] = set()
         """Operators that are part of another one's module."""
+        for operator in graph.operators:
+            if self.is_constant(operator):
+                with contextlib.suppress(Exception):  # whatever is raised for what does not fit
+                    _compute(self, operator)
         self.attentions, inner = find_attentions(self)
         self.merged |= inner
         self.biases = _biases(self)
         self.roots = _roots(self)
+
+    @cached_property
+    def types(self) -> Mapping[str, Value]:
+        """The types of values, as far as they follow from the inputs."""
+        try:
+            return infer_types(self.graph)
+        except UsageError:
+            return {}
 
     def constant(self, name: str) -> Array | None:
         """The array of a constant."""
@@ -78,6 +100,11 @@ class Building:
     def set_constant(self, name: str, array: Array) -> None:
         """The result of an operator of constants."""
         self._constants[name] = array
+
+    def is_constant(self, operator: Operator) -> bool:
+        """Whether all its inputs are constants."""
+        names = [name for name in operator.inputs if name]
+        return bool(names) and all(name in self._constants for name in names)
 
     def array(self, operator: Operator, position: int) -> Array:
         """A constant input. Untraceable for a computed one."""
@@ -122,14 +149,9 @@ class Building:
 def build(building: Building, operator: Operator) -> Step | None:
     """The module of an operator, run on the samples; None for one of constants, which is computed.
     Raises where it has no module."""
-    names = [name for name in operator.inputs if name]
-    if names and all(building.constant(name) is not None for name in names):
-        if operator.kind != "Expand":
-            raise Untraceable("it computes weights")
-        lengths = tuple(int(n) for n in building.array(operator, 1))
-        array = building.array(operator, 0)
-        shape = np.broadcast_shapes(array.shape, lengths)
-        building.set_constant(operator.name, np.broadcast_to(array, shape))
+    if building.is_constant(operator):
+        if all(building.constant(name) is None for name in operator.outputs):
+            raise Untraceable("it computes constants that do not fit, or are too large")
         return None
     if operator.kind not in OPERATORS:
         raise Untraceable("its layer type does not exist")
@@ -142,6 +164,34 @@ def build(building: Building, operator: Operator) -> Step | None:
         outputs = building.biases[operator.name].outputs
     building.values.update(zip(outputs, results, strict=False))
     return Step(module, inputs, outputs)
+
+
+def _compute(b: Building, operator: Operator) -> None:
+    """Set the results of an operator of constants, such as a mask, unless they are too large: by
+    NumPy without a copy, or by the standard's reference."""
+    if operator.kind == "Expand":  # without copies
+        lengths = tuple(int(n) for n in b.array(operator, 1))
+        array = b.array(operator, 0)
+        shape = np.broadcast_shapes(array.shape, lengths)
+        if math.prod(shape) <= MOST_COMPUTED:
+            b.set_constant(operator.name, np.broadcast_to(array, shape))
+        return
+    if operator.kind == "GatherElements":  # which the reference refuses for an axis of length 1
+        axis = _integer(operator, "axis", 0)
+        found = np.take_along_axis(b.array(operator, 0), b.array(operator, 1), axis)
+        b.set_constant(operator.name, found)
+        return
+    names = [name for name in operator.outputs if name]
+    shapes = [b.types[name].shape for name in names if name in b.types]
+    lengths = tuple(n for shape in shapes for n in shape if isinstance(n, int))
+    known = len(shapes) == len(names) and len(lengths) == sum(map(len, shapes))
+    if not known or sum(math.prod(map(int, shape)) for shape in shapes) > MOST_COMPUTED:
+        return
+    inputs = {name: np.asarray(b.constant(name)) for name in operator.inputs if name}
+    reference = import_reference()(to_node(operator), opsets={"": b.graph.opset})
+    results = [np.asarray(array) for array in reference.run(None, inputs)]
+    for name, array in zip(names, results, strict=False):
+        b.set_constant(name, array)
 
 
 def _pairs(operator: Operator, name: str, default: int) -> tuple[int, int]:
@@ -349,22 +399,39 @@ def _arithmetic(call: Callable[[Any, Any], Any]) -> Build:
             return Function(swapped if first else lambda x: call(x, scalar)), (value,)
         array = arrays[0] if first else arrays[1]
         assert array is not None
+        if operator.kind == "Add":
+            return _sum(b, b.shape(value), array), (value,)
         how = call
         if operator.kind == "Div" and not first:
             array, how = 1 / array, operator_module.mul
-        if operator.kind in ("Add", "Mul", "Div") and not (operator.kind == "Div" and first):
-            return Function(how, _constant(b, operator.kind, array)), (value,)
+        if operator.kind == "Mul" or (operator.kind == "Div" and not first):
+            return Function(how, _factors(b, array)), (value,)
         raise Untraceable("it has a constant of several elements")
 
     return make
 
 
-def _constant(b: Building, kind: str, array: Array) -> Tensor:
-    """What is added, or a factor of each channel, as weights; other factors are constants."""
-    by_channel = sum(n > 1 for n in array.shape) <= 1
-    if kind == "Add" or by_channel:
+def _factors(b: Building, array: Array) -> Tensor:
+    """A factor of each channel as weights; other factors are constants."""
+    if sum(n > 1 for n in array.shape) <= 1:
         return b.parameter(array)
     return torch.from_numpy(np.array(array, np.float32))
+
+
+def _sum(b: Building, shape: tuple[int, ...], array: Array) -> nn.Module:
+    """What is added to values of this shape, as weights: to a sequence a vector for each position,
+    or one for all of them."""
+    if len(shape) == 3 and array.ndim <= 3:
+        array = array.reshape((1,) * (3 - array.ndim) + array.shape)
+        array = array[:1] if (array == array[:1]).all() else array  # of each sample
+        if len(array) == 1 and array.shape[2] == shape[2] and (array == array[:, :1]).all():
+            places = torch.zeros(1, shape[1], dtype=torch.int64)
+
+            def added(x: Tensor, table: Tensor) -> Tensor:
+                return x + F.embedding(places, table)
+
+            return Function(added, b.parameter(array[0, :1]))
+    return Function(torch.add, b.parameter(array))
 
 
 def _roots(b: Building) -> dict[str, Operator]:
