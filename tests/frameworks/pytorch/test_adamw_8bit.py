@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from cubemesh.batches import Batch
 from cubemesh.data.images.digits import open_digits
 from cubemesh.frameworks.contract.program import Unsupported
-from cubemesh.frameworks.pytorch import build
+from cubemesh.frameworks.pytorch import build, captured
 from cubemesh.frameworks.pytorch.adamw_8bit import (
     AdamW8bit,
     dequantize,
@@ -217,3 +217,23 @@ def test_a_gpu_takes_the_steps_of_a_cpu(program_of):
         np.testing.assert_allclose(states["cuda:0"][name], array, rtol=0, atol=2 * RATE)
         distance = np.abs(states["cuda:0"][name] - array)
         assert np.median(distance) < 1e-9, name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU here")
+def test_a_captured_step_has_the_losses_of_an_eager_one(make_request):
+    network, losses = classifier(), {}
+    request = make_request(
+        network, device="cuda:0", optimizer="adamw-8bit", learning_rate=RATE, weight_decay=0.01
+    )
+    fed = next(iter(batches(1)))
+    for name, make in (("eager", build), ("captured", captured.build)):
+        program = make(request)
+        program.load(network.draw(0))
+        placed = program.place(fed)
+        losses[name] = []
+        for _ in range(8):
+            program.train_step(placed)
+            losses[name].append(program.loss())
+        program.close()
+    np.testing.assert_allclose(losses["captured"], losses["eager"], rtol=0.02)

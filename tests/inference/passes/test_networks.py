@@ -90,6 +90,7 @@ STEPS = {
     "gpt2": (196, 196),
     "bert-base": (38, 40),
     "llama3-8b": (79, 75),
+    "mixtral-8x7b": (93, 91),
     "translator": (19, 20),
     "translator-plain": (17, 17),
     "translator-2x": (78, 78),

@@ -55,7 +55,8 @@ class AdamW8bit(optim.Optimizer):
                 "among devices. Set optimizer=adamw, or sync=all-reduce."
             )
         # "fused": a checkpoint restores counts of steps to the device (state_dict.py).
-        super().__init__(parameters, {"lr": rate, "weight_decay": decay, "fused": True})
+        settings = {"lr": rate, "weight_decay": decay, "fused": True, "capturable": False}
+        super().__init__(parameters, settings)
         exact = [p for p in parameters if p.numel() < FEWEST_EIGHT_BIT_VALUES]
         self._small: optim.AdamW | None = None
         if exact:
@@ -67,7 +68,7 @@ class AdamW8bit(optim.Optimizer):
         (group,) = self.param_groups
         if self._small is not None:
             for own in self._small.param_groups:
-                own["lr"] = group["lr"]
+                own |= {name: group[name] for name in ("lr", "capturable")}
             self._small.step()
         for weight in group["params"]:
             if weight.grad is not None and weight.numel() >= FEWEST_EIGHT_BIT_VALUES:
