@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cubemesh.measure.log import Log
@@ -80,7 +80,10 @@ class History:
     def log_figures(self, classes: int, log: Log) -> None:
         """Log the figures of the last evaluation."""
         last = self.validation[-1]
-        log.figure("accuracy", accuracy_figure(last.top1, last.samples))
+        accuracy = accuracy_figure(last.top1, last.samples)
+        if last.intersections:  # pixels of one image are not independent
+            accuracy = replace(accuracy, low=None, high=None)
+        log.figure("accuracy", accuracy)
         if classes > TOP5_CLASSES:
             log.figure("top5_accuracy", accuracy_figure(last.top5, last.samples))
         if (iou := last.mean_iou) is not None:

@@ -332,6 +332,7 @@ def test_a_segmentation_has_an_intersection_over_union(tmp_path):
     assert 0 < found["mean_iou"].value < 1
     assert found["mean_iou"].n == 4
     assert found["accuracy"].n == 64 * 16 * 16, "each pixel is a sample"
+    assert found["accuracy"].low is None, "but not an independent one"
     curves = {e["curve"]["name"]: e["curve"] for e in events if e["event"] == "curve"}
     assert list(curves["validation_mean_iou"]["x"]) == [1, 2]
     assert curves["validation_mean_iou"]["y"][-1] == found["mean_iou"].value
