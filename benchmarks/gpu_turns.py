@@ -132,8 +132,8 @@ class Turns:
                     fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
     def end(self) -> None:
-        """Take a last turn, until this process has ended: the GPU frees its memory in it. Whoever
-        started it resumes the others (`resume`)."""
+        """Take a last turn, until this process has ended: the GPU frees its memory in it. The
+        parent process then resumes the others (`resume`)."""
         self._ended = True
         self.__enter__()
 
