@@ -30,6 +30,7 @@ struct Product {
     const float* multipliers;
     const int32_t* biases;
     const int32_t* table;     // (taps, pixels)
+    const int32_t* strides;   // (taps, pixels / 16): distance of the rows of a tile, 0 if not constant; or null
     const uint8_t* zero_row;  // what a tap beyond the border reads
     long x_image_bytes, y_pitch, residual_pitch;
     long linear;  // bytes from each pixel that the only tap reads to the next, across images; or 0
@@ -276,23 +277,22 @@ struct TilePanel {
 };
 
 static long tile_panel_blocks(const Product& p) {
-    return std::max(1L, std::min(8L, 2 * PANEL_BYTES / (TILE_PIXELS * p.taps * p.padded_bytes)));
+    return std::max(1L, std::min(8L, 4 * PANEL_BYTES / (TILE_PIXELS * p.taps * p.padded_bytes)));
 }
 
 static inline TileRows tile_rows(const Product& p, const Operands& o, long first, int rows, long tap, uint8_t*& copy) {
-    const uint8_t* at[16];
-    long number = first / p.pixels, pixel = first % p.pixels;
+    if (p.linear && rows == 16) return {o.x + first * p.linear, p.linear};
+    long pixel = first % p.pixels;
+    const uint8_t* image = o.x + first / p.pixels * p.x_image_bytes;
     const int32_t* offsets = p.table + tap * p.pixels;
-    for (int i = 0; i < rows; i++) {
-        at[i] = offsets[pixel] < 0 ? nullptr : o.x + number * p.x_image_bytes + offsets[pixel];
-        if (++pixel == p.pixels) pixel = 0, number++;
+    if (p.strides) {
+        const long stride = p.strides[(tap * p.pixels + pixel) / 16];
+        if (stride) return {image + offsets[pixel], stride};
     }
-    bool regular = rows == 16 && at[0] && at[1];
-    for (int i = 2; regular && i < 16; i++) regular = at[i] && at[i] - at[i - 1] == at[1] - at[0];
-    if (regular) return {at[0], at[1] - at[0]};
     const TileRows found{copy, p.padded_bytes};
     for (int i = 0; i < rows; i++) {
-        const uint8_t* source = at[i] ? at[i] : p.zero_row;
+        const uint8_t* source = offsets[pixel] < 0 ? p.zero_row : image + offsets[pixel];
+        if (++pixel == p.pixels) pixel = 0, image += p.x_image_bytes;
         for (long k = 0; k < p.padded_bytes; k += 64)
             _mm512_storeu_si512(copy + i * p.padded_bytes + k, _mm512_loadu_si512(source + k));
     }
