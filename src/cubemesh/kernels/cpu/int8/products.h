@@ -169,6 +169,7 @@ static __attribute__((noinline)) void vnni_block(const Product& p, const Operand
                 a[i] = offset < 0 ? p.zero_row : image[i] + offset;
             }
         }
+#pragma GCC unroll 4
         for (long k = 0; k < p.row_bytes; k += 4, w += 128) {
             const __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
 #pragma GCC unroll 16
