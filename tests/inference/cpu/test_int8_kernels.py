@@ -113,7 +113,7 @@ def residual(small, sketch, x):
 
 
 def test_a_residual_sum_is_computed_by_its_convolution():
-    small = Small(pooled(residual, 12))
+    small = Small(pooled(residual, 12), shape=(3, 16, 16))
     products = [s for s in small.program.steps if isinstance(s, ProductStep)]
     assert [bool(s.residual) for s in products].count(True) == 2
     assert not any(isinstance(s, SumStep) for s in small.program.steps)

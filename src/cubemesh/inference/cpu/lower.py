@@ -39,6 +39,8 @@ from cubemesh.onnx.graph import Graph, Operator
 
 MOST_NORMALIZED = 15
 """Squares in a mean of response normalization: its table has 255² entries for each."""
+MOST_IMAGE_BYTES = (1 << 31) - 1
+"""Of an array: where a tap reads has 32 bits."""
 _VIEWS = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze")
 
 
@@ -227,6 +229,11 @@ class _Lowering:
                 zero=0 if scale is None else scale.zero + 128,
                 floats=scale is None,
             )
+            if found[name].image_bytes > MOST_IMAGE_BYTES:
+                raise NotLowered(f"{name} has more than {MOST_IMAGE_BYTES:,} bytes")
+        read_whole = [n for step in self.steps for n in step.reads if found[n].floats]
+        if read_whole:
+            raise NotLowered(f"{read_whole[0]} is used both as a result and in 8 bits")
         return found
 
 

@@ -103,6 +103,17 @@ struct Network {
         p.linear = whole && s.stride_h == 1 && s.stride_w == 1 && !s.top && !s.left ? x.pitch : 0;
         uint8_t* zeros = keep<uint8_t>(p.padded_bytes);
         memset(zeros, static_cast<int>(x.zero), p.padded_bytes);
+        if (tiles && p.pixels % 16 == 0) {
+            int32_t* strides = keep<int32_t>(p.taps * p.pixels / 16);
+            for (long tile = 0; tile < p.taps * p.pixels / 16; tile++) {
+                const int32_t* at = table + tile * 16;
+                const int32_t stride = at[1] - at[0];
+                bool regular = stride > 0 && at[0] >= 0;
+                for (int i = 2; regular && i < 16; i++) regular = at[i] - at[i - 1] == stride;
+                strides[tile] = regular ? stride : 0;
+            }
+            p.strides = strides;
+        }
         p.weights = weights;
         p.multipliers = multipliers;
         p.biases = biases;

@@ -21,6 +21,7 @@ constexpr long OUTPUTS = 32;  // output channels of a block
 constexpr long PIXELS = 14;   // of a block of VNNI
 constexpr long TILE_PIXELS = 32;
 constexpr long MOST_FETCHED = 64 << 10;  // of weights that are fetched before they are needed
+constexpr long PANEL_BLOCKS = 30;         // of VNNI
 constexpr long PANEL_BYTES = 192 << 10;  // of weights or rows that blocks in a row use again
 
 struct Product {
@@ -29,6 +30,7 @@ struct Product {
     const float* multipliers;
     const int32_t* biases;
     const int32_t* table;     // (taps, pixels)
+    const int32_t* strides;   // (taps, pixels / 16): distance of the rows of a tile, 0 if not constant; or null
     const uint8_t* zero_row;  // what a tap beyond the border reads
     long x_image_bytes, y_pitch, residual_pitch;
     long linear;  // bytes from each pixel that the only tap reads to the next, across images; or 0
@@ -44,27 +46,39 @@ struct Operands {
     long images;
 };
 
+// What is the same for all rows of a block, in registers: bytes that are stored may alias all else.
+template <bool RESIDUAL>
+struct Rounding {
+    __m512 m0, m1, offset, factor;
+    __m512i order, zero, low;
+    Rounding(const Product& p, long output)
+        : m0(_mm512_loadu_ps(p.multipliers + output)),
+          m1(_mm512_loadu_ps(p.multipliers + output + 16)),
+          offset(RESIDUAL ? _mm512_set1_ps(p.offset) : _mm512_setzero_ps()),
+          factor(RESIDUAL ? _mm512_set1_ps(p.residual_factor) : _mm512_setzero_ps()),
+          order(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)),
+          zero(_mm512_set1_epi16(p.zero)),
+          low(_mm512_set1_epi8(static_cast<char>(p.low))) {}
+};
+
 // Two rows of 32 sums become bytes.
 template <bool RESIDUAL>
-static inline __m512i to_bytes(const Product& p, __m512 m0, __m512 m1, __m512i a0, __m512i a1, __m512i b0,
-                               __m512i b1, const uint8_t* ra, const uint8_t* rb) {
-    const __m512 offset = _mm512_set1_ps(p.offset), factor = _mm512_set1_ps(p.residual_factor);
+static inline __attribute__((always_inline)) __m512i to_bytes(const Rounding<RESIDUAL>& t, __m512i a0, __m512i a1, __m512i b0,
+                                                              __m512i b1, const uint8_t* ra, const uint8_t* rb) {
     auto rounded = [&](__m512i sum, __m512 multiplier, const uint8_t* r) {
         __m512 x = _mm512_cvtepi32_ps(sum);
         if (RESIDUAL) {
             __m512 other = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(r))));
-            x = _mm512_fmadd_ps(x, multiplier, _mm512_fmadd_ps(other, factor, offset));
+            x = _mm512_fmadd_ps(x, multiplier, _mm512_fmadd_ps(other, t.factor, t.offset));
         } else {
             x = _mm512_mul_ps(x, multiplier);
         }
         return _mm512_cvtps_epi32(x);
     };
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const __m512i zero = _mm512_set1_epi16(p.zero), low = _mm512_set1_epi8(static_cast<char>(p.low));
-    __m512i a = _mm512_packs_epi32(rounded(a0, m0, ra), rounded(a1, m1, ra + 16));
-    __m512i b = _mm512_packs_epi32(rounded(b0, m0, rb), rounded(b1, m1, rb + 16));
-    __m512i both = _mm512_packus_epi16(_mm512_adds_epi16(a, zero), _mm512_adds_epi16(b, zero));
-    return _mm512_permutexvar_epi32(order, _mm512_max_epu8(both, low));
+    __m512i a = _mm512_packs_epi32(rounded(a0, t.m0, ra), rounded(a1, t.m1, ra + 16));
+    __m512i b = _mm512_packs_epi32(rounded(b0, t.m0, rb), rounded(b1, t.m1, rb + 16));
+    __m512i both = _mm512_packus_epi16(_mm512_adds_epi16(a, t.zero), _mm512_adds_epi16(b, t.zero));
+    return _mm512_permutexvar_epi32(t.order, _mm512_max_epu8(both, t.low));
 }
 
 static inline void store_bytes(uint8_t* at, __m256i bytes, __mmask32 mask) {
@@ -74,17 +88,16 @@ static inline void store_bytes(uint8_t* at, __m256i bytes, __mmask32 mask) {
         _mm256_mask_storeu_epi8(at, mask, bytes);
 }
 
-// Rows r and s = r or r + 1 of a block in bytes.
+// Rows r and r + 1 of a block in bytes, or only row r.
 template <bool RESIDUAL, typename Sums>
-static inline __attribute__((always_inline)) void store_pair(const Product& p, const Operands& o, __m512 m0, __m512 m1,
-                                                             long first, int r, int s, long output, __mmask32 mask,
-                                                             Sums sums) {
-    uint8_t* y = o.y + (first + r) * p.y_pitch + output;
-    const uint8_t* residual = RESIDUAL ? o.residual + (first + r) * p.residual_pitch + output : nullptr;
-    const __m512i bytes = to_bytes<RESIDUAL>(p, m0, m1, sums(r, 0), sums(r, 1), sums(s, 0), sums(s, 1), residual,
-                                             residual + (s - r) * p.residual_pitch);
+static inline __attribute__((always_inline)) void store_pair(const Rounding<RESIDUAL>& t, uint8_t* y, long pitch,
+                                                             const uint8_t* residual, long residual_pitch, int r,
+                                                             bool two, __mmask32 mask, Sums sums) {
+    const int s = two ? r + 1 : r;
+    const uint8_t* other = two ? residual + residual_pitch : residual;
+    const __m512i bytes = to_bytes<RESIDUAL>(t, sums(r, 0), sums(r, 1), sums(s, 0), sums(s, 1), residual, other);
     store_bytes(y, _mm512_castsi512_si256(bytes), mask);
-    if (s > r) store_bytes(y + p.y_pitch, _mm512_extracti64x4_epi64(bytes, 1), mask);
+    if (two) store_bytes(y + pitch, _mm512_extracti64x4_epi64(bytes, 1), mask);
 }
 
 // Rows `first` to first + rows - 1 of the result, 32 outputs; `sums(row, half)` gives 16 sums. With
@@ -92,26 +105,34 @@ static inline __attribute__((always_inline)) void store_pair(const Product& p, c
 template <int N, typename Sums>
 static inline __attribute__((always_inline)) void store_rows(const Product& p, const Operands& o, long first, int rows,
                                                              long output, Sums sums) {
-    const long left = p.outputs - output;
-    const __m512 m0 = _mm512_loadu_ps(p.multipliers + output), m1 = _mm512_loadu_ps(p.multipliers + output + 16);
+    const long left = p.outputs - output, pitch = p.y_pitch, residual_pitch = p.residual_pitch;
     const __mmask32 mask = left >= 32 ? 0xffffffffu : (1u << left) - 1;
     const int all = N ? N : rows;
     if (p.floats) {
+        const Rounding<false> t(p, output);
         const __m512 least = _mm512_set1_ps(p.relu ? 0.0f : -__builtin_inff());
-        float* y = reinterpret_cast<float*>(o.y) + first * p.y_pitch + output;
+        float* y = reinterpret_cast<float*>(o.y) + first * pitch + output;
 #pragma GCC unroll 14
-        for (int r = 0; r < all; r++, y += p.y_pitch) {
-            const __m512 a = _mm512_mul_ps(_mm512_cvtepi32_ps(sums(r, 0)), m0);
-            const __m512 b = _mm512_mul_ps(_mm512_cvtepi32_ps(sums(r, 1)), m1);
+        for (int r = 0; r < all; r++, y += pitch) {
+            const __m512 a = _mm512_mul_ps(_mm512_cvtepi32_ps(sums(r, 0)), t.m0);
+            const __m512 b = _mm512_mul_ps(_mm512_cvtepi32_ps(sums(r, 1)), t.m1);
             _mm512_mask_storeu_ps(y, static_cast<__mmask16>(mask), _mm512_max_ps(a, least));
             _mm512_mask_storeu_ps(y + 16, static_cast<__mmask16>(mask >> 16), _mm512_max_ps(b, least));
         }
-    } else if (o.residual) {
+        return;
+    }
+    uint8_t* y = o.y + first * pitch + output;
+    if (o.residual) {
+        const Rounding<true> t(p, output);
+        const uint8_t* residual = o.residual + first * residual_pitch + output;
 #pragma GCC unroll 7
-        for (int r = 0; r < all; r += 2) store_pair<true>(p, o, m0, m1, first, r, r + 1 < all ? r + 1 : r, output, mask, sums);
+        for (int r = 0; r < all; r += 2, y += 2 * pitch, residual += 2 * residual_pitch)
+            store_pair<true>(t, y, pitch, residual, residual_pitch, r, r + 1 < all, mask, sums);
     } else {
+        const Rounding<false> t(p, output);
 #pragma GCC unroll 7
-        for (int r = 0; r < all; r += 2) store_pair<false>(p, o, m0, m1, first, r, r + 1 < all ? r + 1 : r, output, mask, sums);
+        for (int r = 0; r < all; r += 2, y += 2 * pitch)
+            store_pair<false>(t, y, pitch, nullptr, 0, r, r + 1 < all, mask, sums);
     }
 }
 
@@ -148,6 +169,7 @@ static __attribute__((noinline)) void vnni_block(const Product& p, const Operand
                 a[i] = offset < 0 ? p.zero_row : image[i] + offset;
             }
         }
+#pragma GCC unroll 4
         for (long k = 0; k < p.row_bytes; k += 4, w += 128) {
             const __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
 #pragma GCC unroll 16
@@ -212,10 +234,9 @@ static void vnni_blocks(const Product& p, const Operands& o, long rank, long tea
         share(blocks, rank, team, from, to);
     else
         share(columns, rank, team, first, last);
-    // weights that stay in the L2: panels of rows, so that these stay too
+    // panels of rows, so that these stay in the L2 with the weights; not where the weights do not
     const long column_bytes = OUTPUTS * p.taps * p.padded_bytes, weights = columns * column_bytes;
-    const long per_block = N * p.taps * p.row_bytes;
-    const long panel = weights > 2 * PANEL_BYTES ? blocks : std::max(1L, PANEL_BYTES / 8 / per_block);
+    const long panel = weights > 2 * PANEL_BYTES ? blocks : PANEL_BLOCKS;
     const bool few = column_bytes <= MOST_FETCHED;
     for (long start = from; start < to; start += panel) {
         const long end = std::min(to, start + panel), fetched = (column_bytes / (end - start) + 63) / 64 * 64;
@@ -257,23 +278,22 @@ struct TilePanel {
 };
 
 static long tile_panel_blocks(const Product& p) {
-    return std::max(1L, std::min(8L, 2 * PANEL_BYTES / (TILE_PIXELS * p.taps * p.padded_bytes)));
+    return std::max(1L, std::min(8L, 4 * PANEL_BYTES / (TILE_PIXELS * p.taps * p.padded_bytes)));
 }
 
 static inline TileRows tile_rows(const Product& p, const Operands& o, long first, int rows, long tap, uint8_t*& copy) {
-    const uint8_t* at[16];
-    long number = first / p.pixels, pixel = first % p.pixels;
+    if (p.linear && rows == 16) return {o.x + first * p.linear, p.linear};
+    long pixel = first % p.pixels;
+    const uint8_t* image = o.x + first / p.pixels * p.x_image_bytes;
     const int32_t* offsets = p.table + tap * p.pixels;
-    for (int i = 0; i < rows; i++) {
-        at[i] = offsets[pixel] < 0 ? nullptr : o.x + number * p.x_image_bytes + offsets[pixel];
-        if (++pixel == p.pixels) pixel = 0, number++;
+    if (p.strides) {
+        const long stride = p.strides[(tap * p.pixels + pixel) / 16];
+        if (stride) return {image + offsets[pixel], stride};
     }
-    bool regular = rows == 16 && at[0] && at[1];
-    for (int i = 2; regular && i < 16; i++) regular = at[i] && at[i] - at[i - 1] == at[1] - at[0];
-    if (regular) return {at[0], at[1] - at[0]};
     const TileRows found{copy, p.padded_bytes};
     for (int i = 0; i < rows; i++) {
-        const uint8_t* source = at[i] ? at[i] : p.zero_row;
+        const uint8_t* source = offsets[pixel] < 0 ? p.zero_row : image + offsets[pixel];
+        if (++pixel == p.pixels) pixel = 0, image += p.x_image_bytes;
         for (long k = 0; k < p.padded_bytes; k += 64)
             _mm512_storeu_si512(copy + i * p.padded_bytes + k, _mm512_loadu_si512(source + k));
     }
