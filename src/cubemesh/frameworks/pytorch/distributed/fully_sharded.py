@@ -322,6 +322,13 @@ class ShardedOptimizerProgram(PyTorchProgram):
         state_dict.restore_arrays(arrays, own.optim, self._built.parameters, self.device)
 
 
+def sharded_program(request: BuildRequest, sync: ShardedSync) -> PyTorchProgram:
+    """The program of a sharded strategy."""
+    if sync.zero_stage > 1:
+        return FullyShardedProgram(request, sync)
+    return ShardedOptimizerProgram(request, sync)
+
+
 class _Unit(nn.Module):
     """The layers of a unit, and the function of their forward pass."""
 
@@ -380,7 +387,8 @@ def sharded_root(
         reshard = zero_stage == 3 and module is not modules[-1]
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     fully_shard(root, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
-    if kind == "cpu":
+    timed = kind == "cpu" and hasattr(FSDPModule, "set_custom_reduce_scatter")  # PyTorch 2.8
+    if timed:
         for module in (*modules, root):
             assert isinstance(module, FSDPModule)
             gather, scatter = _TimedAllGather(ranks), _TimedReduceScatter(ranks)
