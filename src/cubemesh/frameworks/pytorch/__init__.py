@@ -80,8 +80,8 @@ def build(request: BuildRequest) -> PyTorchProgram:
             from cubemesh.frameworks.pytorch.distributed.fully_sharded import sharded_program
         except ImportError as error:
             raise Unsupported(
-                f"sync={request.sync.name} needs PyTorch 2.6 or later ({error}). Upgrade it, or set "
-                "sync=all-reduce."
+                f"sync={request.sync.name} needs PyTorch 2.6 or later ({error}). Upgrade it, or "
+                "set sync=all-reduce."
             ) from error
         return sharded_program(request, sync)
     return PyTorchProgram(request)
