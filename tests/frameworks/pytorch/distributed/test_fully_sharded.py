@@ -119,6 +119,7 @@ def train(case, group, device, unit_bytes=UNIT_BYTES):
         if step == STEPS - 1:
             saved = program.snapshot()
             program.train_step(program.place(batch(99, part)))
+            program.evaluate(program.place(batch(99)))  # gathers weights
             program.restore(saved)
         program.train_step(program.place(batch(step, part)))
         losses.append(program.loss())

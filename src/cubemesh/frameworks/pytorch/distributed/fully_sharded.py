@@ -171,6 +171,7 @@ class FullyShardedProgram(PyTorchProgram):
         with torch.no_grad(), self._autocast:
             values = self._run(*placed[:-1])
         self._root.train()
+        self._reshard()
         heads = self._built.network.heads
         evaluated = [number for number, head in enumerate(heads) if not head.train_only][-1]
         array: Array = values[evaluated].to("cpu", dtype=self._dtype).numpy()
@@ -178,18 +179,27 @@ class FullyShardedProgram(PyTorchProgram):
 
     def translate(self, sources: Array, search: BeamSearch) -> list[list[int]]:
         """See `SupportsTranslation`: weights are gathered for all of it."""
-        units = [module for module in self._root.modules() if isinstance(module, FSDPModule)]
-        for unit in units:
+        for unit in self._units():
             unit.unshard()
         try:
             return super().translate(sources, search)
         finally:
-            for unit in units:
-                unit.reshard()
+            self._reshard()
+
+    def _units(self) -> list[FSDPModule]:
+        """The modules whose weights are gathered together, the root among them."""
+        return [module for module in self._root.modules() if isinstance(module, FSDPModule)]
+
+    def _reshard(self) -> None:
+        """Free what a pass without a backward pass left gathered: it would be used again after the
+        weights have changed."""
+        for unit in self._units():
+            unit.reshard()
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Load this rank's rows from the whole network's weights."""
         check_weights(weights, self._built.network)
+        self._reshard()
         with torch.no_grad():
             for name, parameter in self._built.parameters.items():
                 _local(parameter).copy_(self._rows(torch.from_numpy(weights[name])))
