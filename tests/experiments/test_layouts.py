@@ -101,6 +101,8 @@ def test_the_fastest_is_named_and_why_the_others_lose(machine, play, measured):
     lost = {f.unit: f.text for f in findings(answer, "slower-layout")}
     zero1 = lost["%: sharded-optimizer, data=4"]
     assert in_order(zero1, "0.86", "exposed communication takes 2 ms more of a step of 14 ms")
+    near = lost["%: sharded-gradients, data=4"]
+    assert in_order(near, "reaches 0.96", "exposed communication takes 0.5 ms more")
     piped = lost["%: pipeline, stages=4"]
     assert in_order(piped, "0.60", "30.0 %", "20.0 % bubble", "7.0 % imbalance", "3.0 % sending")
     assert in_order(answer.findings[-1].text, "hybrid, data=2 × stages=2", "no chain of segments")

@@ -196,13 +196,15 @@ def _compared(
     others = list(ran[1:])
     ratios = [ratio(_figure(case, g), _figure(case, best)) for g in others]
     for group, found, verdict in zip(others, ratios, verdicts(ratios), strict=True):
-        words = f"{format_ratio(found)} of {layout_name(best.key)}"
+        words = f"reaches {format_ratio(found)} of {layout_name(best.key)}"
         if not verdict.sign:
-            words = f"no significant difference to {layout_name(best.key)}, {words}"
-        why = _why(case, group, best)
+            words = (
+                f"is not significantly slower than {layout_name(best.key)}, {format_ratio(found)}"
+            )
+        why = _why(case, group, best) if verdict.sign else ""
         yield Finding(
             code="slower-layout",
-            text=f"{where}: {layout_name(group.key)} reaches {words}{f': {why}' if why else ''}.",
+            text=f"{where}: {layout_name(group.key)} {words}{f': {why}' if why else ''}.",
             value=100 * found.value,
             unit=f"%: {layout_name(group.key)}",
             caveats=noise,

@@ -12,10 +12,6 @@ from cubemesh.frameworks.contract.gradient_sync import (
 from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.distributed.collectives import build_collective
-from cubemesh.frameworks.pytorch.distributed.fully_sharded import (
-    FullyShardedProgram,
-    ShardedOptimizerProgram,
-)
 from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
 from cubemesh.frameworks.pytorch.distributed.model_parallel import ModelParallelProgram
@@ -85,7 +81,13 @@ def build(request: BuildRequest) -> PyTorchProgram:
                 "whose weights cannot be gathered part by part. Set sync=all-reduce or "
                 "sharded-optimizer."
             )
-        if sync.zero_stage > 1:
-            return FullyShardedProgram(request, sync)
-        return ShardedOptimizerProgram(request, sync)
+        # PyTorch's sharding is imported where it is used: it takes as long as PyTorch itself.
+        try:
+            from cubemesh.frameworks.pytorch.distributed.fully_sharded import sharded_program
+        except ImportError as error:
+            raise Unsupported(
+                f"sync={request.sync.name} needs PyTorch 2.6 or later ({error}). Upgrade it, or "
+                "set sync=all-reduce."
+            ) from error
+        return sharded_program(request, sync)
     return PyTorchProgram(request)

@@ -5,6 +5,7 @@ The ranks run this very file as a script: what they do and what one process does
 import pickle
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,12 +14,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from cubemesh.batches import Batch
 from cubemesh.frameworks.contract.group import SingleProcessGroup
 from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
 from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.measure.attribution.transfers import Transfers
 from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.memory import forecast
+from cubemesh.networks.memory_simulation import Sharding
+from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.parallel import strategies
 from cubemesh.parallel.timed_group import TimedGroup
 from cubemesh.parallel.waits import WaitingGroup, Waits
@@ -28,11 +34,16 @@ from cubemesh.schema.work import TrainSteps
 RANKS, GLOBAL_BATCH, STEPS, UNIT_BYTES = 2, 4, 3, 256
 SHARDED = ("fully-sharded", "sharded-gradients")
 CASES = [
-    *((sync, "fp64", "sgd", 1) for sync in (*SHARDED, "sharded-optimizer")),
+    ("fully-sharded", "fp64", "sgd", 1),
+    ("sharded-gradients", "fp64", "sgd", 1),
+    ("sharded-optimizer", "fp64", "sgd", 1),
     ("fully-sharded", "fp64", "adamw", 2),
     ("fully-sharded", "bf16", "sgd", 1),
 ]
 """Strategy, precision, optimizer, micro-batches."""
+BLOCKS = gpt("blocks", 32, 512, width=64, depth=6, heads=4)
+PEAKS = [("fully-sharded", "fp32")]
+"""Strategy, precision."""
 GPUS = pytest.param(
     "cuda",
     marks=[
@@ -108,6 +119,7 @@ def train(case, group, device, unit_bytes=UNIT_BYTES):
         if step == STEPS - 1:
             saved = program.snapshot()
             program.train_step(program.place(batch(99, part)))
+            program.evaluate(program.place(batch(99)))  # gathers weights
             program.restore(saved)
         program.train_step(program.place(batch(step, part)))
         losses.append(program.loss())
@@ -127,6 +139,51 @@ def train(case, group, device, unit_bytes=UNIT_BYTES):
     return found
 
 
+class Held(TorchDispatchMode):
+    """The most bytes of arrays, other than `before`, that were referred to at one time; FSDP frees
+    and allocates the memory of an array that it goes on to use."""
+
+    def __init__(self, before):
+        super().__init__()
+        self.peak, self.arrays = 0, {}
+        self.before = {a.untyped_storage()._cdata for a in before}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for value in torch.utils._pytree.tree_leaves(result):
+            if type(value) in (torch.Tensor, torch.nn.Parameter):
+                memory = value.untyped_storage()
+                if memory._cdata not in self.before:
+                    self.arrays[memory._cdata] = weakref.ref(memory)
+        alive = [memory for ref in self.arrays.values() if (memory := ref()) is not None]
+        self.peak = max(self.peak, sum(memory.nbytes() for memory in alive))
+        return result
+
+
+def peak_of_a_step(group, sync, precision):
+    """Bytes of a step of a transformer without weights and optimizer state."""
+    program = build(
+        BuildRequest(
+            network=BLOCKS,
+            work=TrainSteps(network="blocks", batch_per_device=2, optimizer="adamw"),
+            placement=Placement(devices=RANKS),
+            program=ProgramSettings(precision=precision, sync=sync),
+            sync=strategies.make(sync, group),
+            device="cpu",
+            threads=1,
+            group=group,
+        )
+    )
+    program.load(BLOCKS.draw(1))
+    tokens = np.random.default_rng(group.rank).integers(0, 512, (2, 32))
+    placed = program.place(Batch(tokens, labels=tokens))
+    rows = [p.to_local() for p in program._built.parameters.values()]
+    with Held([*rows, *placed]) as held:
+        program._backward(placed)
+    program.close()
+    return held.peak
+
+
 def rank(job):
     """What each process does."""
     device, file = job.split(" ", 1)
@@ -139,6 +196,8 @@ def rank(job):
         torch.cuda.set_device(device)
         group = join(device, 60.0)
     found = {case: train(case, group, device) for case in CASES}
+    if device == "cpu":
+        found |= {("peak", *case): peak_of_a_step(group, *case) for case in PEAKS}
     with open(f"{file}-{group.rank}", "wb") as out:
         pickle.dump(found, out)
     group.close()
@@ -180,16 +239,15 @@ def test_two_ranks_compute_what_one_device_computes(ranks, one, case):
     assert both[0]["own"]["middle.weight"] != pytest.approx(both[1]["own"]["middle.weight"])
 
 
-@pytest.mark.parametrize("sync", SHARDED)
-def test_what_is_saved_has_the_format_of_one_device(ranks, one, sync):
-    case = (sync, "fp64", "sgd", 1)
+@pytest.mark.parametrize("case", CASES[:2], ids=SHARDED)
+def test_what_is_saved_has_the_format_of_one_device(ranks, one, case):
     for found in ranks[1]:
         assert found[case]["saved"] == one[case]["saved"]
 
 
 def test_each_rank_has_half_of_what_is_divided(ranks, one):
-    whole = one[CASES[0]]["kinds"]
     for case in CASES[:3]:
+        whole = one[case]["kinds"]
         divided = {"gradients", "weights", "optimizer"} if case[0] in SHARDED else {"optimizer"}
         for kind, size in whole.items():
             shares = [found[case]["kinds"][kind] / size for found in ranks[1]]
@@ -222,7 +280,7 @@ def test_collectives_of_a_cpu_are_recorded_with_their_bytes(ranks):
         weights = 8 * sum(
             np.size(a) for n, a in found[CASES[0]]["state"].items() if "runn" not in n
         )
-        sent = {sync: sum(found[(sync, "fp64", "sgd", 1)]["collectives"]) for sync in SHARDED}
+        sent = {case[0]: sum(found[case]["collectives"]) for case in CASES[:2]}
         assert sent["fully-sharded"] > sent["sharded-gradients"] > 2 * weights
         assert found[CASES[0]]["waited"] > 0
 
@@ -248,6 +306,18 @@ def test_what_cannot_be_sharded_is_refused_with_the_way_out(make_request, sync, 
     )
     with pytest.raises(Unsupported, match=f"{why}.*Set "):
         build(request)
+
+
+@pytest.mark.parametrize("case", PEAKS, ids="-".join)
+def test_the_memory_forecast_of_a_step_is_near(ranks, case):
+    if ranks[0] != "cpu":
+        pytest.skip("counts the arrays of a CPU")
+    sharding = Sharding(ranks=RANKS, zero_stage=strategies.strategy(case[0]).zero_stage)
+    expected = forecast(BLOCKS, 2, case[1], "adamw", sharding=sharding)
+    before = sharding.part(4 * BLOCKS.parameter_count, 2)
+    before += expected.optimizer_bytes + expected.input_bytes
+    for found in ranks[1]:
+        assert expected.total_bytes - before == pytest.approx(found["peak", *case], rel=0.08)
 
 
 if __name__ == "__main__":

@@ -175,6 +175,7 @@ class FullyShardedProgram(PyTorchProgram):
         with torch.no_grad(), self._autocast:
             values = self._run(*placed[:-1])
         self._root.train()
+        self._reshard()
         heads = self._built.network.heads
         evaluated = [number for number, head in enumerate(heads) if not head.train_only][-1]
         array: Array = values[evaluated].to("cpu", dtype=self._dtype).numpy()
@@ -182,18 +183,27 @@ class FullyShardedProgram(PyTorchProgram):
 
     def translate(self, sources: Array, search: BeamSearch) -> list[list[int]]:
         """See `SupportsTranslation`: weights are gathered for all of it."""
-        units = [module for module in self._root.modules() if isinstance(module, FSDPModule)]
-        for unit in units:
+        for unit in self._units():
             unit.unshard()
         try:
             return super().translate(sources, search)
         finally:
-            for unit in units:
-                unit.reshard()
+            self._reshard()
+
+    def _units(self) -> list[FSDPModule]:
+        """The modules whose weights are gathered together, the root among them."""
+        return [module for module in self._root.modules() if isinstance(module, FSDPModule)]
+
+    def _reshard(self) -> None:
+        """Free what a pass without a backward pass left gathered: it would be used again after the
+        weights have changed."""
+        for unit in self._units():
+            unit.reshard()
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Load this rank's rows from the whole network's weights."""
         check_weights(weights, self._built.network)
+        self._reshard()
         with torch.no_grad():
             for name, parameter in self._built.parameters.items():
                 _local(parameter).copy_(self._rows(torch.from_numpy(weights[name])))
@@ -326,6 +336,13 @@ class ShardedOptimizerProgram(PyTorchProgram):
         state_dict.restore_arrays(arrays, own.optim, self._built.parameters, self.device)
 
 
+def sharded_program(request: BuildRequest, sync: ShardedSync) -> PyTorchProgram:
+    """The program of a sharded strategy."""
+    if sync.zero_stage > 1:
+        return FullyShardedProgram(request, sync)
+    return ShardedOptimizerProgram(request, sync)
+
+
 class _Unit(nn.Module):
     """The layers of a unit, and the function of their forward pass."""
 
@@ -384,7 +401,8 @@ def sharded_root(
         reshard = zero_stage == 3 and module is not modules[-1]
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     fully_shard(root, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
-    if kind == "cpu":
+    timed = kind == "cpu" and hasattr(FSDPModule, "set_custom_reduce_scatter")  # PyTorch 2.8
+    if timed:
         for module in (*modules, root):
             assert isinstance(module, FSDPModule)
             gather, scatter = _TimedAllGather(ranks), _TimedReduceScatter(ranks)
