@@ -66,6 +66,8 @@ class TensorParallelProgram(PyTorchProgram):
         self._replica = sync.group.rank // sync.size
         self._replicas = sync.group.size // sync.size
         kind = torch.device(request.device).type
+        if kind == "cuda":  # before the mesh would choose one
+            torch.cuda.set_device(request.device)
         mesh = init_device_mesh(
             kind, (self._replicas, sync.size), mesh_dim_names=("data", "tensor")
         )
