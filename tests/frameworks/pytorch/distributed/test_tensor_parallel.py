@@ -149,6 +149,7 @@ def rank(folder):
             found["sizes"] = np.array([t.size_bytes for t in seen])
             assert all(t.issued <= t.waited <= t.ended for t in seen)
         np.savez(Path(folder, f"{name}-{group.rank}.npz"), **found)
+        program.close()
     group.close()
 
 
