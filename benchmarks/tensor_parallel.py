@@ -1,5 +1,5 @@
 """Tensor parallel training against the same step written with torch alone, and against data
-parallel, by turns in one pair of processes.
+parallel, interleaved in one pair of processes.
 
     PYTHONPATH=src python benchmarks/tensor_parallel.py --network gpt2 --batch 8
     PYTHONPATH=src python benchmarks/tensor_parallel.py --network llama-1b --batch 1 --length 2048

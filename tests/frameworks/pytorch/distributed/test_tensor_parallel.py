@@ -3,8 +3,9 @@
 The ranks run this very file as a script: what they do and what one process does are the same
 function. Small networks of each family: GPT-2 has queries, keys and values in one matrix, an
 embedding that is the output matrix, and a vocabulary that does not divide; BERT has dropout; ViT's
-positions do not divide; the Llama-like network has fewer heads of keys and values, and runs on a
-mesh of data × tensor parallel."""
+positions do not divide, and its block is computed again for each of two micro-batches; the
+Llama-like network has fewer heads of keys and values, and runs on a mesh of data × tensor
+parallel."""
 
 import dataclasses
 import importlib
@@ -36,7 +37,7 @@ from cubemesh.parallel.timed_group import TimedGroup
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 
-LENGTH, GLOBAL_BATCH, STEPS = 8, 4, 2
+LENGTH, GLOBAL_BATCH = 8, 4
 SIZES = {
     "gpt": "gpt:hidden=8,layers=1,heads=2,vocabulary=13",
     "bert": "bert:hidden=8,layers=1,heads=2,vocabulary=13",
@@ -87,44 +88,43 @@ def program_of(name, group, size=None, device="cpu"):
     sync = strategies.make(settings.sync, group)
     sync.configure(settings)
     network = network_of(name)
-    program = build(request_of(network, settings, sync, group, device))
+    work, recomputed = {}, ()
+    if name == "vit" and size:
+        work, recomputed = {"accumulation_steps": 2}, ("layer0",)
+    request = request_of(network, settings, sync, group, device, **work)
+    program = build(dataclasses.replace(request, recomputed=recomputed))
     program.load(network.draw(1))
     return network, program
 
 
-def batches(network, part=slice(None)):
+def batch_of(network, part=slice(None)):
     rng = np.random.default_rng(0)
     given, target = network.inputs[0], network.targets[0]
-    for _ in range(STEPS):
-        shape = (GLOBAL_BATCH, *given.shape)
-        x = rng.random(shape, dtype=np.float32)
-        if given.dtype == "integer":
-            x = rng.integers(0, given.classes, shape)
-        labels = rng.integers(0, target.classes, (GLOBAL_BATCH, *target.shape))
-        yield Batch(x[part], labels=labels[part])
+    shape = (GLOBAL_BATCH, *given.shape)
+    x = rng.random(shape, dtype=np.float32)
+    if given.dtype == "integer":
+        x = rng.integers(0, given.classes, shape)
+    labels = rng.integers(0, target.classes, (GLOBAL_BATCH, *target.shape))
+    return Batch(x[part], labels=labels[part])
 
 
 def train(network, program, part=slice(None)):
-    """The first step's gradients, the last loss and weights, and scores."""
+    """Gradients, loss, weights and scores of a step."""
     found = {}
 
     def look(kind, name, array):
         if kind != "output":
             found[f"{kind}/{name}"] = np.array(array)
 
-    for step, batch in enumerate(batches(network, part)):
-        placed = program.place(batch)
-        if step:
-            program.train_step(placed)
-        else:
-            program.inspected_step(placed, look)
+    placed = program.place(batch_of(network, part))
+    program.inspected_step(placed, look)
     found["loss"], found["scores"] = np.array(program.loss()), program.evaluate(placed)
     return found | {f"w/{name}": array for name, array in program.state().items()}
 
 
 def resumed(network, program, part=slice(None)):
     """The arrays of a snapshot, and the weights one step after it was restored."""
-    placed = program.place(next(batches(network, part)))
+    placed = program.place(batch_of(network, part))
     snapshot = program.snapshot()
     program.train_step(placed)
     program.restore(snapshot)
@@ -144,11 +144,12 @@ def rank(folder):
             found |= resumed(network, program)
             found["fingerprint"] = np.array(program.fingerprint())
             transfers.cut(0, time.perf_counter())
-            program.train_step(program.place(next(batches(network))))
+            program.train_step(program.place(batch_of(network)))
             seen = transfers.cut(0, time.perf_counter())
             found["sizes"] = np.array([t.size_bytes for t in seen])
             assert all(t.issued <= t.waited <= t.ended for t in seen)
         np.savez(Path(folder, f"{name}-{group.rank}.npz"), **found)
+        program.close()
     group.close()
 
 
@@ -256,7 +257,7 @@ def test_a_snapshot_is_that_of_one_device_and_resumes(ranks, alone):
     arrays = {name[2:]: found[name] for name in own}
     weights = {name[2:]: alone["gpt"][name] for name in alone["gpt"] if name.startswith("w/")}
     program.restore(Snapshot(weights=weights, arrays=arrays, plain={}))
-    program.train_step(program.place(next(batches(network))))
+    program.train_step(program.place(batch_of(network)))
     assert_close({f"r/{n}": a for n, a in program.state().items()}, alone["gpt"], "r/")
     assert ranks["gpt", 0]["fingerprint"] == ranks["gpt", 1]["fingerprint"]
 

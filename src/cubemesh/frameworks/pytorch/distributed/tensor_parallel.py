@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
@@ -66,13 +66,13 @@ class TensorParallelProgram(PyTorchProgram):
         self._replica = sync.group.rank // sync.size
         self._replicas = sync.group.size // sync.size
         kind = torch.device(request.device).type
-        mesh = init_device_mesh(
-            kind, (self._replicas, sync.size), mesh_dim_names=("data", "tensor")
-        )
+        if kind == "cuda":  # before the mesh would choose one
+            torch.cuda.set_device(request.device)
+        mesh = _mesh(kind, self._replicas, sync.size)
         self._mesh = mesh["tensor"]
-        self._own_data, self._own_tensor = mesh.get_group("data"), mesh.get_group("tensor")
+        self._own_tensor = mesh.get_group("tensor")
         self._group = sync.group
-        sync.use_replicas(_Replicas(self._own_data, sync.group))  # type: ignore[arg-type]
+        sync.use_replicas(_Replicas(mesh.get_group("data"), sync.group))  # type: ignore[arg-type]
         self._own: dict[str, Tensor] | None = None
         """Of an inspected step: the gradients before they are averaged."""
         self._shared = torch.Generator(request.device)
@@ -247,12 +247,23 @@ class TensorParallelProgram(PyTorchProgram):
         return ""
 
     def close(self) -> None:
-        """Leave the groups, too."""
+        """Drop every array."""
         del self._modules
         super().close()
-        for group in (self._own_data, self._own_tensor):
-            if group is not dist.group.WORLD:
-                dist.destroy_process_group(group)
+
+
+_MESHES: dict[tuple[str, int, int], tuple[object, DeviceMesh]] = {}
+"""By kind of device and sizes, with the group of all ranks that it is of. DTensor remembers a mesh
+by its ranks, so that one of the same ranks must have the same groups."""
+
+
+def _mesh(kind: str, replicas: int, size: int) -> DeviceMesh:
+    """The mesh of data × tensor; its groups end with that of all ranks."""
+    world, key = dist.group.WORLD, (kind, replicas, size)
+    if key not in _MESHES or _MESHES[key][0] is not world:
+        mesh = init_device_mesh(kind, (replicas, size), mesh_dim_names=("data", "tensor"))
+        _MESHES[key] = world, mesh
+    return _MESHES[key][1]
 
 
 class _Replicas:
