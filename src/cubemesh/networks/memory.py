@@ -64,7 +64,7 @@ FEWEST_EIGHT_BIT_VALUES = 4096
 """Smaller arrays have moments of the weights' type (Dettmers et al. 2022)."""
 EIGHT_BIT_CHUNK = 2**22
 """Values that an update of 8-bit moments computes at once."""
-_EIGHT_BIT_TEMPORARIES = 7
+_EIGHT_BIT_TEMPORARIES = 8
 """Arrays of a chunk that exist at once, of the weights' type; 32-bit indices count as one."""
 
 DeviceKind = Literal["cpu", "cuda"]

@@ -11,6 +11,7 @@ from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.pytorch import build, captured
 from cubemesh.frameworks.pytorch.adamw_8bit import (
     AdamW8bit,
+    _nearest,
     dequantize,
     dynamic_codes,
     quantize,
@@ -100,6 +101,16 @@ def test_a_value_becomes_the_nearest_code_of_its_block(signed):
         dequantize(into, scales, signed),
         codes[into.long()] * scales.repeat_interleave(EIGHT_BIT_BLOCK)[: len(x)],
     )
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_table_of_fp32_finds_the_nearest_code(signed):
+    codes = torch.tensor(dynamic_codes(signed), dtype=torch.float64)
+    borders = ((codes[1:] + codes[:-1]) / 2).float()
+    around = [borders, borders.nextafter(torch.tensor(2.0)), borders.nextafter(torch.tensor(-2.0))]
+    drawn = torch.rand(20000) * 10 ** (-8 * torch.rand(20000))
+    x = torch.cat([*around, drawn, -drawn if signed else drawn, torch.tensor([0.0, 1.0])])
+    assert torch.equal(_nearest(x, signed), torch.bucketize(x, borders, out_int32=True))
 
 
 def test_a_block_of_zeros_stays_zeros():

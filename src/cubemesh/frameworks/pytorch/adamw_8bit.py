@@ -119,16 +119,38 @@ def quantize(x: Tensor, signed: bool, into: Tensor, scales: Tensor) -> None:
     largest = rows.abs().amax(1)
     scales.copy_(largest)
     scaled = rows / torch.where(largest > 0, largest, 1).unsqueeze(1)
-    found = torch.bucketize(scaled, _borders(signed, x.dtype, x.device), out_int32=True)
+    found = _nearest(scaled, signed)
     if not signed:
         found.clamp_(min=1).mul_(rows > 0)
     into.copy_(found.view(-1)[:count])
 
 
+def _nearest(scaled: Tensor, signed: bool) -> Tensor:
+    """Numbers of the nearest codes, int32. In fp32 by a table of the upper 16 bits, in whose
+    intervals there is one border at most; a binary search takes six times as long on a CPU."""
+    borders = _borders(signed, scaled.dtype, scaled.device)
+    if scaled.dtype != torch.float32:
+        return torch.bucketize(scaled, borders, out_int32=True)
+    flat = scaled.reshape(-1)
+    upper = (flat.view(torch.int32) >> 16).bitwise_and_(0xFFFF)
+    least = _least_codes(signed, scaled.device).index_select(0, upper)
+    least += flat > F.pad(borders, (0, 1), value=torch.inf).index_select(0, least)
+    return least.view(scaled.shape)
+
+
+@cache
+def _least_codes(signed: bool, device: torch.device) -> Tensor:
+    """For the upper 16 bits of a float32, the nearest code of the least such number."""
+    bits = torch.arange(2**16, dtype=torch.int32) << 16
+    bits[2**15 :] |= 0xFFFF  # of negative numbers the least has the largest bits
+    borders = _borders(signed, torch.float32, torch.device("cpu"))
+    return torch.bucketize(bits.view(torch.float32), borders, out_int32=True).to(device)
+
+
 def dequantize(bytes_: Tensor, scales: Tensor, signed: bool) -> Tensor:
     """The values, (values,), in the type of the scales."""
     count = bytes_.numel()
-    codes = _codes(signed, scales.dtype, scales.device)[bytes_.int()]
+    codes = _codes(signed, scales.dtype, scales.device).index_select(0, bytes_.int())
     rows = F.pad(codes, (0, -count % EIGHT_BIT_BLOCK)).view(-1, EIGHT_BIT_BLOCK)
     return (rows * scales.unsqueeze(1)).view(-1)[:count]
 
