@@ -14,13 +14,17 @@ _NAMING = ("kind", "network", "collective", "operation", "step", "import_from")
 
 
 def run_labels(records: Sequence[RunRecord]) -> list[str]:
-    """A label for each run; runs of one workload whose budgets differ have the budget as well."""
+    """A label for each run, no two the same: runs of one workload whose budgets differ have the
+    budget as well, and those measured again are numbered."""
     labels = [run_label(record) for record in records]
     count = Counter(labels)
-    return [
-        run_label(record, budget=True) if count[label] > 1 else label
-        for record, label in zip(records, labels, strict=True)
-    ]
+    seen: Counter[str] = Counter()
+    found = []
+    for record, label in zip(records, labels, strict=True):
+        full = run_label(record, budget=True) if count[label] > 1 else label
+        seen[full] += 1
+        found.append(full if seen[full] == 1 else f"{full} measurement={seen[full]}")
+    return found
 
 
 def run_label(record: RunRecord, *, budget: bool = False) -> str:

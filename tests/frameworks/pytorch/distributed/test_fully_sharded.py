@@ -267,10 +267,12 @@ def test_micro_batches_add_up_to_the_batch(ranks):
 def test_low_precision_is_near_and_the_same_on_all_ranks(ranks, one):
     case = CASES[4]
     both, alone = [found[case] for found in ranks[1]], one[case]
+    # The gradient of a bias before a batch normalization is 0: what is there is rounding.
+    whole = np.linalg.norm([np.linalg.norm(array) for array in alone["gradients"].values()])
     for name, array in alone["gradients"].items():
         np.testing.assert_array_equal(both[0]["gradients"][name], both[1]["gradients"][name])
         distance = np.linalg.norm(both[0]["gradients"][name] - array)
-        assert distance <= 0.2 * np.linalg.norm(array) + 1e-3, name
+        assert distance <= 0.2 * np.linalg.norm(array) + 0.01 * whole, name
 
 
 def test_collectives_of_a_cpu_are_recorded_with_their_bytes(ranks):
