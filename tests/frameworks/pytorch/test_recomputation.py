@@ -91,11 +91,10 @@ def peak_bytes(network, batch, recomputed, micro_batches):
     run = recomputing_forward(built, recomputed) if recomputed else built.training
     images = torch.rand(batch, *network.inputs[0].shape)
     labels = torch.zeros(batch, dtype=torch.long)
-    weights = [head.weight for head in network.heads]
     with Alive([*built.parameters.values(), *built.state.values(), images, labels]) as alive:
         pairs = zip(images.chunk(micro_batches), labels.chunk(micro_batches), strict=True)
         for part, own in pairs:
-            total_loss(weights, run(part), own).backward()
+            total_loss(network.heads, run(part), own).backward()
     return alive.peak
 
 

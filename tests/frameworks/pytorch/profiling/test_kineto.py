@@ -184,7 +184,7 @@ def test_categories_add_up_to_the_profilers_own_totals():
         row.self_cpu_time_total for row in profiler.key_averages() if row.key in names
     )
     assert 1e6 * math.fsum(r.seconds for r in found.rows) == pytest.approx(wanted_us, rel=0.01)
-    assert found.rows[0].name in ("convolution", "matrix product", "pooling", "optimizer")
+    assert {"convolution", "matrix product", "pooling"} <= {row.name for row in found.rows}
     assert [name for name in names if category_of(name) is None] == []
 
 
