@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from cubemesh.errors import BusyError, StoreError, UsageError
 from cubemesh.store import Store
@@ -212,3 +212,19 @@ def test_a_violated_constraint_is_a_bug_and_stays_one():
 def test_what_no_one_foresaw_is_passed_on_in_its_own_words(store):
     with pytest.raises(StoreError, match="nowhere"), store._database.read() as c:
         c.exec_driver_sql("select * from nowhere")
+
+
+def test_a_process_stopped_in_a_writing_transaction_keeps_no_other_from_writing(
+    server, monkeypatch, saving
+):
+    monkeypatch.setattr("cubemesh.store.engine.IDLE_TRANSACTION_S", 0.5)
+    with Store.open(server.url) as stopped, Store.open(server.url) as other:
+        writing = stopped._database.engine.execution_options(writes=True)
+        with writing.connect() as connection:
+            connection.begin()
+            connection.exec_driver_sql("LOCK TABLE records IN EXCLUSIVE MODE")
+            other.save(saving.make_record(0))  # without a limit it would wait forever
+            with pytest.raises(DBAPIError, match="idle-in-transaction timeout") as ended:
+                connection.exec_driver_sql("SELECT 1")
+            assert ended.value.connection_invalidated, "so a commit is tried again"
+        assert [r.run_id for r in stopped.records()] == [saving.make_record(0).run_id]

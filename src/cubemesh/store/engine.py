@@ -22,6 +22,9 @@ from cubemesh.errors import UsageError
 from cubemesh.store.location import Location
 from cubemesh.store.shared_disk import is_shared
 
+IDLE_TRANSACTION_S = 30.0
+"""How long a process may stand still in a writing transaction of PostgreSQL: one that is stopped
+there (SIGSTOP) must not keep the others from writing."""
 BUSY_TIMEOUT = "busy_timeout_s"
 """Execution option of a transaction: how long it waits for a lock, in place of the engine's."""
 
@@ -68,13 +71,22 @@ def _text(data: bytes) -> str:
 
 def _server(location: Location) -> Engine:
     try:
-        return create_engine(location.url, pool_pre_ping=True)
+        engine = create_engine(location.url, pool_pre_ping=True)
     except (NoSuchModuleError, ModuleNotFoundError) as error:
         raise UsageError(
             f"The store {location.name} needs a driver that is not installed ({error}). For "
             "PostgreSQL: pip install 'cubemesh[postgresql]' and "
             "postgresql+psycopg://user@host/database."
         ) from error
+
+    @event.listens_for(engine, "begin")
+    def _limit(connection: Connection) -> None:
+        if engine.dialect.name == "postgresql" and connection.get_execution_options().get("writes"):
+            limit_ms = round(1000 * IDLE_TRANSACTION_S)
+            setting = f"SET LOCAL idle_in_transaction_session_timeout = {limit_ms}"
+            connection.exec_driver_sql(setting)
+
+    return engine
 
 
 def _immutable(path: Path) -> dict[str, str]:

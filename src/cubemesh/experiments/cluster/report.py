@@ -92,7 +92,7 @@ def sizes(system_counts: Sequence[int], design: Design, devices: int) -> Table:
     leaf = "systems per leaf" if shape is None else "systems per router"
     columns = [Column(name="systems"), Column(name="devices"), Column(name=leaf)]
     for name in LEVELS[:deepest]:
-        columns += [Column(name=f"{name} level"), Column(name="ports used")]
+        columns += [Column(name=f"{name} level"), Column(name=f"{name}-level ports used")]
     columns += [
         Column(name="bisection", unit="GB/s", digits=4),
         Column(name="latency", unit="µs"),
