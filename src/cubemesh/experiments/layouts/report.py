@@ -20,7 +20,7 @@ from cubemesh.experiments.analysis.groups import Group, caveats, group_by, throu
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
 from cubemesh.experiments.analysis.utilization_columns import share_cell
 from cubemesh.experiments.core.experiment import Experiment
-from cubemesh.experiments.scaling.analysis import mean_parts, profiled_record
+from cubemesh.experiments.scaling.analysis import profiled_record
 from cubemesh.experiments.scaling.forecast import forecast_for, system_of
 from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.transformers.groups import Groups
@@ -29,6 +29,7 @@ from cubemesh.forecast.transformers.search import search_layouts
 from cubemesh.forecast.transformers.step import LayoutForecast, forecast_layout
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.measure.attribution.attribution import COMMUNICATION, STRAGGLER
+from cubemesh.measure.attribution.bottlenecks import mean_parts
 from cubemesh.networks import build_for
 from cubemesh.networks.cost import costs
 from cubemesh.networks.graph import Network
