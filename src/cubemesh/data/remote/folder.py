@@ -54,15 +54,17 @@ class Pace:
         self._received += received
         self.check()
 
-    def check(self) -> None:
-        """DataError after the limit."""
-        if self.left_s <= 0:
+    def check(self) -> float:
+        """Seconds until the limit; DataError after it."""
+        left_s = self.left_s
+        if left_s <= 0:
             raise DataError(
                 f"{clean(self._url, 200)} is too slow: {self._received:,} bytes came in "
                 f"{monotonic_s() - self._begin_s:,.0f} s, and after {GRACE_S:g} s at least "
                 f"{SLOWEST_BYTES_PER_S:,} bytes/s are needed. Copy the set to a faster server or a "
                 "disk of this machine."
             )
+        return left_s
 
 
 class RemoteFolder(Protocol):

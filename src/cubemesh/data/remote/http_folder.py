@@ -137,8 +137,7 @@ class _PacedReader(io.RawIOBase):
 
     def readinto(self, into: Any) -> int | None:
         """DataError after the limit of the read."""
-        self._pace.check()
-        self._socket.settimeout(min(TIMEOUT_S, self._pace.left_s))
+        self._socket.settimeout(min(TIMEOUT_S, self._pace.check()))
         try:
             received = self._bytes.readinto(into)
         except TimeoutError:
