@@ -6,6 +6,7 @@ import pytest
 from cubemesh import networks
 from cubemesh.frameworks.contract.divided_network import Redistribution
 from cubemesh.frameworks.contract.program import Unsupported
+from cubemesh.networks.assembly import of_documents
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import Dropout, SelectPosition
 from cubemesh.networks.transformer_sizes import transformer
@@ -69,6 +70,15 @@ def test_positions_that_do_not_divide_are_computed_by_every_device():
     assert set(moves(divided)) == {("whole", "whole"), ("sum", "whole")}
     assert styles_of(divided, "positions") == []
     assert not divide(small_gpt(), 2, sequence=False).sequence
+
+
+def test_the_places_of_packed_documents_are_added_to_whole_sequences():
+    """DTensor's sequence parallel passes a layer one input: it would add the places in the row."""
+    divided = divide(of_documents(small_gpt()), 2)
+    assert divided.sequence
+    assert styles_of(divided, "positions") == ["h.0.ln_1", "h.0.ln_2", "ln_f"]
+    (added,) = (n for n in divided.network.nodes if n.name == "transformer.wpe")
+    assert [divided.layouts[value] for value in added.inputs] == ["whole", "whole"]
 
 
 def test_the_class_position_of_divided_positions_is_gathered():

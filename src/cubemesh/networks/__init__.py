@@ -415,15 +415,16 @@ def build_for(work: NetworkWork) -> Network:
     """The network that `work` names, at its sizes; UsageError as in `build`, DataError for a
     damaged description of an own network."""
     if work.own_network is not None:
-        return own_networks.network_of(work.own_network)
-    network = build(
-        work.network,
-        work.image_size,
-        work.classes,
-        sequence_length=work.sequence_length,
-        vocabulary=work.vocabulary,
-        hidden=work.hidden,
-    )
+        network = own_networks.network_of(work.own_network)
+    else:
+        network = build(
+            work.network,
+            work.image_size,
+            work.classes,
+            sequence_length=work.sequence_length,
+            vocabulary=work.vocabulary,
+            hidden=work.hidden,
+        )
     packs = isinstance(work, AccumulatedWork) and work.packing == "documents"
     return of_documents(network) if packs else network
 

@@ -114,6 +114,8 @@ def forecast(
         parameter_bytes if sharding is None else sharding.part(parameter_bytes, stage)
         for stage in (1, 2, 2)  # weights are divided between two steps in stage 2 as well
     )
+    if sharding is not None and sharding.zero_stage == 1:  # each array is of one rank
+        optimizer_bytes = max(optimizer_bytes, _largest(network) * master)
     # RMSprop's square roots; LARS works in the gradients' own arrays, others are one fused kernel.
     update_bytes = optimizer_bytes if optimizer == "rmsprop" else 0
     if optimizer == "adamw-8bit":

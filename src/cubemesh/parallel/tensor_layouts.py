@@ -325,8 +325,8 @@ class _Divider:
         shared = any(self._users[name] > 1 for name in node.parameters.values())
         if style is not None or shared or len(node.shape) != 2:
             return "whole"  # of all uses of a shared parameter, so that their gradients add up
-        if isinstance(node.layer, _BY_POSITION):
-            return self._stream
+        if isinstance(node.layer, _BY_POSITION) and len(node.inputs) == 1:
+            return self._stream  # DTensor's style passes one input: not the places of documents
         given = {self._layouts[self._results.get(value, value)] for value in node.inputs}
         lengths = {self._network.shapes[value][0] for value in node.inputs}
         alone = isinstance(node.layer, (*_BY_VALUE, Add, Multiply, Linear)) and len(lengths) == 1

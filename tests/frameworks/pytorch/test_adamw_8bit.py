@@ -134,6 +134,15 @@ def test_small_arrays_have_the_bits_of_fp32_adamw():
     assert torch.equal(ours, theirs)
 
 
+def test_parameters_may_come_in_groups():
+    """As from `ZeroRedundancyOptimizer`."""
+    parameter = torch.nn.Parameter(torch.ones(8192))
+    grouped = AdamW8bit([{"params": [parameter]}], _AdamW, rate=RATE, decay=0.1)
+    parameter.grad = torch.ones(8192)
+    grouped.step()
+    assert float(parameter.detach().max()) < 1
+
+
 def test_divided_arrays_are_refused():
     divided = torch.nn.Parameter(torch.ones(4))
     divided.to_local = lambda: divided  # as a DTensor has

@@ -102,6 +102,8 @@ class Case:
     @property
     def tokens(self) -> int:
         """Of a sample; 0 for images."""
+        if self.network.inputs[0].dtype != "integer":
+            return 0
         return math.prod(self.network.targets[0].shape) if self.network.targets[0].shape else 0
 
     def rate(self, group: Group[Key]) -> Figure | None:
@@ -336,7 +338,7 @@ def waits(group: Group[Key]) -> tuple[float | None, float | None]:
 
 def memory_forecast(record: RunRecord, network: Network) -> MemoryForecast | None:
     """Of one device of a run; None where its layout is not possible."""
-    device = record.ranks[0].device if record.ranks else "cpu"
+    device = record.ranks[0].device if record.ranks else record.spec.placement.device
     try:
         return strategy(record.spec.program.sync).memory(record.spec, network, device)
     except Unsupported:
@@ -377,7 +379,9 @@ def datasheet_forecast(record: RunRecord) -> LayoutForecast | None:
     """The forecast of `predict` with a layout; None but for transformers on GPUs of the
     catalogue."""
     work, spec = record.spec.work, record.spec
-    if not isinstance(work, TrainSteps) or not record.ranks or not is_transformer(work.network):
+    if not isinstance(work, TrainSteps) or not record.ranks or work.own_network is not None:
+        return None
+    if not is_transformer(work.network):
         return None
     rank, devices, sync = record.ranks[0], spec.placement.devices, spec.program.sync
     kind = strategy(sync)

@@ -49,15 +49,16 @@ class AdamW8bit(optim.Optimizer):
         rate: float,
         decay: float,
     ) -> None:
-        if any(hasattr(p, "to_local") for p in parameters):
+        # "fused": a checkpoint restores counts of steps to the device (state_dict.py).
+        settings = {"lr": rate, "weight_decay": decay, "fused": True, "capturable": False}
+        super().__init__(parameters, settings)
+        own = [p for group in self.param_groups for p in group["params"]]
+        if any(hasattr(p, "to_local") for p in own):
             raise Unsupported(
                 "optimizer=adamw-8bit has blocks of whole arrays, and this run divides arrays "
                 "among devices. Set optimizer=adamw, or sync=all-reduce."
             )
-        # "fused": a checkpoint restores counts of steps to the device (state_dict.py).
-        settings = {"lr": rate, "weight_decay": decay, "fused": True, "capturable": False}
-        super().__init__(parameters, settings)
-        exact = [p for p in parameters if p.numel() < FEWEST_EIGHT_BIT_VALUES]
+        exact = [p for p in own if p.numel() < FEWEST_EIGHT_BIT_VALUES]
         self._small: optim.AdamW | None = None
         if exact:
             self._small = small(exact, lr=rate, weight_decay=decay, fused=True)

@@ -457,12 +457,17 @@ class PyTorchProgram:
             torch.cuda.empty_cache()
 
 
-def total_loss(heads: Sequence[Head], scores: Sequence[Tensor], labels: Tensor) -> Tensor:
+def total_loss(
+    heads: Sequence[Head],
+    scores: Sequence[Tensor],
+    labels: Tensor,
+    plain: Callable[[Tensor], Tensor] = lambda loss: loss,
+) -> Tensor:
     """The sum over the heads of weight times mean loss of the batch, without padded positions; a
-    scalar."""
+    scalar. `plain` converts a loss of divided scores."""
     labels = labels.flatten()
     losses = [
-        F.cross_entropy(values.flatten(0, -2), labels, ignore_index=PADDING)
+        plain(F.cross_entropy(values.flatten(0, -2), labels, ignore_index=PADDING))
         if head.loss == "cross_entropy"
         else values.mean()
         for head, values in zip(heads, scores, strict=True)

@@ -278,6 +278,7 @@ def test_every_collective_of_a_step_is_timed(ranks):
         ({"precision": "fp16"}, {}, "neither loss scaling"),
         ({"decode_location": "device"}, {}, "decode_location=host"),
         ({}, {"optimizer": "lars"}, "optimizer=sgd, rmsprop, adam or adamw"),
+        ({}, {"optimizer": "adamw-8bit"}, "optimizer=sgd, rmsprop, adam or adamw"),
     ],
 )
 def test_what_it_has_not_is_refused_with_what_to_set(settings, work, words):

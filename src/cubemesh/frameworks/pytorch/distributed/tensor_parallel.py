@@ -134,7 +134,7 @@ class TensorParallelProgram(PyTorchProgram):
     def _forward(self, placed: Placed) -> Tensor:
         *inputs, labels = placed
         with self._autocast:
-            return _plain(total_loss(self._heads, self._run(*inputs), labels))
+            return _plain(total_loss(self._heads, self._run(*inputs), labels, _plain))
 
     def evaluate(self, placed: Placed) -> Array:
         """Scores, on every rank; all ranks of a replica must call it."""
@@ -305,10 +305,11 @@ def _check(request: BuildRequest) -> None:
             f"sync={request.sync.name} does not support decoding on the device. Set "
             "decode_location=host."
         )
-    if getattr(work, "optimizer", None) == "lars":
+    optimizer = getattr(work, "optimizer", None)
+    if optimizer in ("lars", "adamw-8bit"):
         raise Unsupported(
-            f"optimizer=lars reads the norm of a whole layer, and with sync={request.sync.name} a "
-            "device has a part of it. Set optimizer=sgd, rmsprop, adam or adamw."
+            f"optimizer={optimizer} reads whole arrays, and with sync={request.sync.name} a device "
+            "has a part of each. Set optimizer=sgd, rmsprop, adam or adamw."
         )
     normalizes = any(isinstance(node.layer, BatchNorm) for node in request.network.nodes)
     if settings.batch_norm == "global" and normalizes:
