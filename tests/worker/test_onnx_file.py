@@ -10,6 +10,7 @@ onnx = pytest.importorskip("onnx")
 import own_modules
 from cubemesh.frameworks.contract.own_module import DescriptionRequest
 from cubemesh.frameworks.pytorch.module import build_modules
+from cubemesh.frameworks.pytorch.own import onnx_operators
 from cubemesh.networks import layers
 from cubemesh.networks.own_networks import network_of
 from cubemesh.networks.zoo.littlecnn import little_cnn
@@ -182,6 +183,33 @@ def test_a_file_that_is_none_or_has_two_inputs_is_a_fault(tmp_path):
     words = Sketch(x=Value(name="x", dtype="int64", shape=("batch", 6)))
     path.write_bytes(serialized(words.graph(words.Cast("x", to=1), rank=2)))
     assert "Set input_shape=LENGTH:VOCABULARY" in described(path)[0].fault
+
+
+def test_a_chain_of_operators_that_use_a_value_twice_is_searched_once(tmp_path):
+    words = Sketch(x=Value(name="x", dtype="int64", shape=("batch", 6)))
+    last = "x"
+    for _ in range(60):
+        last = words.Reshape(last, last)
+    (tmp_path / "net.onnx").write_bytes(serialized(words.graph(last, rank=2, dtype="int64")))
+    assert "Set input_shape=LENGTH:VOCABULARY" in described(tmp_path / "net.onnx")[0].fault
+
+
+def test_an_input_that_is_too_large_is_refused_before_it_is_made(sketched):
+    own, _ = sketched(lambda s, x: head(s, x, 3), shape=("batch", 3, 8192, 8192))
+    assert own.fault == (
+        "net.onnx takes images of 3×8192×8192, and an input has at most 67,108,864 numbers."
+    )
+
+
+def test_constants_of_a_graph_have_a_limit_in_all(monkeypatch):
+    sketch = Sketch(x=("batch", 3, 8, 8))
+    sums = [sketch.Add(weights(4), weights(4)) for _ in range(3)]
+    rows = sketch.GatherElements(weights(2, 3), sketch.constant([[0], [1]], np.int64), axis=1)
+    graph = sketch.graph(sketch.Relu("x"), rank=4)
+    for most, found in ((14, [True] * 4), (9, [True, True, False, False])):
+        monkeypatch.setattr(onnx_operators, "MOST_COMPUTED_IN_ALL", most)
+        building = onnx_operators.Building(graph, {})
+        assert [building.constant(name) is not None for name in (*sums, rows)] == found
 
 
 def test_equal_matrices_are_one_and_a_changed_file_is_another(tmp_path):

@@ -37,6 +37,7 @@ def simplified(request: DescriptionRequest) -> tuple[DescriptionRequest, Graph]:
         raise UserCodeError(f"{short} has the inputs {names}; a network of one input is needed.")
     (given,) = graph.inputs
     request = _with_input(request, graph, given)
+    request.check_size()
     graph = replace(
         graph,
         inputs=(replace(given, shape=(SAMPLES, *request.shape)),),
@@ -87,9 +88,12 @@ def _with_input(request: DescriptionRequest, graph: Graph, given: Value) -> Desc
 
 def _vocabulary(graph: Graph, name: str) -> int | None:
     """The rows of the table that tokens are looked up in; None where there is none."""
-    waiting = [name]
+    waiting, seen = [name], set[int]()
     while waiting:
         for operator in graph.consumers.get(waiting.pop(), ()):
+            if id(operator) in seen:
+                continue
+            seen.add(id(operator))
             table = graph.constant(operator.inputs[0]) if operator.kind == "Gather" else None
             if table is not None and table.ndim == 2:
                 return int(table.shape[0])

@@ -7,6 +7,7 @@ from cubemesh import data, networks
 from cubemesh.batches import PADDING
 from cubemesh.data.images.open_images import ImageOptions
 from cubemesh.data.masks import has_masks, takes_masks
+from cubemesh.data.masks import source as masks
 from cubemesh.data.masks.source import MaskedImages, MaskFolder, check_files, nearest, open_masks
 from cubemesh.errors import DataError, UsageError
 
@@ -148,6 +149,17 @@ def test_the_nearest_pixel_is_the_one_at_the_middle():
     assert nearest(classes, (0, 0, 4, 4), 2, 2).tolist() == [[5, 7], [13, 15]]
     assert nearest(classes, (1, 1, 3, 3), 2, 2).tolist() == [[5, 6], [9, 10]]
     assert nearest(classes, (0, 0, 1, 1), 2, 2).tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_mask_has_eight_bits_a_pixel_before_it_is_cropped(folder, monkeypatch):
+    types = []
+    monkeypatch.setattr(
+        masks,
+        "nearest",
+        lambda classes, *rest: [types.append(classes.dtype), nearest(classes, *rest)][1],
+    )
+    assert opened(folder).batch(np.arange(2)).labels.dtype == np.int64
+    assert types == [np.uint8] * 2
 
 
 def test_masks_are_for_networks_that_score_pixels(folder):

@@ -1,5 +1,7 @@
 """Documents in padded and in packed rows."""
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from cubemesh import data, networks
 from cubemesh.batches import PADDING
+from cubemesh.data.text import documents
 from cubemesh.data.text.documents import open_documents, open_generated, pack
 from cubemesh.errors import DataError, UsageError
 from cubemesh.networks.assembly import of_documents
@@ -108,6 +111,25 @@ def test_a_file_that_is_no_text_or_missing(tmp_path):
     for wrong, message in ((path, "is no text"), (tmp_path / "none", "cannot be read")):
         with pytest.raises(DataError, match=message):
             data.check("documents", str(wrong))
+
+
+def test_what_is_no_file_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(DataError, match="is not a file"):
+            data.check("documents", str(path))
+
+
+@pytest.mark.parametrize(
+    ("network", "rows", "remedy"),
+    [(gpt(), 9, "Set packing=documents, or divide"), (of_documents(gpt()), 4, "memory. Divide")],
+)
+def test_rows_that_take_too_much_memory_are_refused(file, monkeypatch, network, rows, remedy):
+    monkeypatch.setattr(documents, "MOST_BYTES", 3 * 8 * 8 * rows)
+    open_documents(file, "train", network)
+    monkeypatch.setattr(documents, "MOST_BYTES", 3 * 8 * 8 * rows - 1)
+    with pytest.raises(DataError, match=f"{rows} rows of 8 tokens .*{remedy}"):
+        open_documents(file, "train", network)
 
 
 @pytest.mark.parametrize(

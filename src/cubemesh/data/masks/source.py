@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,23 +175,23 @@ class MaskedImages(ImageSource):
                 raise Skipped("a mask of another size than its image")
             if image.mode not in MODES:
                 raise Skipped("a mask in colours, not in class numbers")
-            classes = np.asarray(image).astype(np.int64)
+            classes = np.asarray(image)
         width, height = size
         box, mirrored = self.decoder.crop(number, width, height, draw)
-        found = nearest(classes, box, self.shape[1], self.shape[2])
+        found = nearest(classes, box, self.shape[1], self.shape[2]).astype(np.int64)
         found[found == UNCOUNTED] = PADDING
         return found[:, ::-1] if mirrored else found
 
 
-def nearest(classes: NDArray[np.int64], box: Box, height: int, width: int) -> NDArray[np.int64]:
+def nearest(classes: NDArray[Any], box: Box, height: int, width: int) -> NDArray[Any]:
     """What `box` cuts out of `classes` (height, width), at `height` × `width` pixels, each the one
-    at its middle."""
+    at its middle, in the same type."""
     left, top, right, bottom = box
     columns = left + (np.arange(width) + 0.5) * (right - left) / width
     rows = top + (np.arange(height) + 0.5) * (bottom - top) / height
     across = columns.astype(np.int64).clip(0, classes.shape[1] - 1)
     down = rows.astype(np.int64).clip(0, classes.shape[0] - 1)
-    found: NDArray[np.int64] = classes[np.ix_(down, across)]
+    found: NDArray[Any] = classes[np.ix_(down, across)]
     return found
 
 

@@ -27,14 +27,17 @@ from cubemesh.data.source import CACHE_BYTES, Split, in_split
 from cubemesh.data.text.sequences import Sequences
 from cubemesh.errors import DataError
 from cubemesh.networks.graph import Network
+from cubemesh.units import format_bytes
 from cubemesh.untrusted import quoted
 
 NAME = "documents"
 GENERATED = "generated-documents"
 DOCUMENTS = {"train": 4096, "validation": 256}
 """Generated ones."""
-MOST_LINE = 1 << 24
+MOST_LINE = 1 << 22
 """Most characters of a line."""
+MOST_BYTES = 4 << 30
+"""Most memory for the rows of a file."""
 _SIGMA = 1.0
 """Of the logarithm of a generated length."""
 _FEWEST = 2
@@ -68,7 +71,7 @@ def open_documents(path: Path, split: Split, network: Network) -> DocumentRows:
     """The documents of `split` in the file at `path`.
 
     DataError for a file that is missing or no text, for what is not a token of the network's
-    vocabulary, and where no document is left.
+    vocabulary, where no document is left, and where the rows take more than `MOST_BYTES`.
     """
     vocabulary = _vocabulary(network)
     own = [
@@ -130,6 +133,12 @@ def _rows(name: str, documents: Iterable[Document], network: Network, empty: str
     lengths = [len(piece) for piece in pieces]
     packed = len(network.inputs) > 1
     of_rows = pack(lengths, size) if packed else [[n] for n in range(len(pieces))]
+    if name == NAME and 3 * 8 * len(of_rows) * size > MOST_BYTES:
+        remedy = "Divide the file." if packed else "Set packing=documents, or divide the file."
+        raise DataError(
+            f"data={name}: {len(of_rows):,} rows of {size:,} tokens take more than "
+            f"{format_bytes(MOST_BYTES)} of memory. {remedy}"
+        )
     tokens, places, wanted = (np.zeros((len(of_rows), size), np.int64) for _ in range(3))
     wanted[:] = PADDING
     for row, numbers in enumerate(of_rows):
@@ -152,6 +161,8 @@ def _vocabulary(network: Network) -> int:
 def _read(path: Path, vocabulary: int | None) -> Iterator[Document]:
     """The documents of a file; the first only is checked without a `vocabulary`."""
     try:
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path} is not a file.")
         with path.open(encoding="utf-8") as file:
             number = 0
             while line := file.readline(MOST_LINE):

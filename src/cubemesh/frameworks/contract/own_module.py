@@ -29,6 +29,8 @@ DIGITS = 3
 """Significant digits of the initial values' deviation, so that rounding changes no spec."""
 IMAGE = (3, 224, 224)
 """Input of a module where none is given."""
+MOST_NUMBERS = 1 << 26
+"""Of one sample of an input."""
 TYPES: Mapping[OwnFramework, tuple[str, ...]] = {
     "keras": ("keras.Layer",),
     "jax": ("flax.linen.Module", "flax.nnx.Module"),
@@ -73,8 +75,18 @@ class DescriptionRequest:
         shown = "×".join(map(str, self.shape))
         return f"images of {shown}" if self.vocabulary is None else f"{shown} tokens"
 
+    def check_size(self) -> None:
+        """UserCodeError for an input that is too large to be run."""
+        if math.prod(self.shape) > MOST_NUMBERS:
+            raise UserCodeError(
+                f"{self.named.short} takes {self.shown_input}, and an input has at most "
+                f"{MOST_NUMBERS:,} numbers."
+            )
+
     def samples(self) -> Array:
-        """Random samples of its input, channels first: float32, or int64 of tokens."""
+        """Random samples of its input, channels first: float32, or int64 of tokens. UserCodeError
+        as of `check_size`."""
+        self.check_size()
         random = np.random.default_rng(0)
         shape = (SAMPLES, *self.shape)
         if self.vocabulary is None:

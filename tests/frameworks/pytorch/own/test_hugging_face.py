@@ -2,12 +2,14 @@
 
 import importlib.util
 import json
+import types
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 from cubemesh.frameworks.contract.own_module import DescriptionRequest
+from cubemesh.frameworks.pytorch.own import hugging_face
 from cubemesh.frameworks.pytorch.own.description import describe
 from cubemesh.networks.own_networks import network_of
 from cubemesh.user_code import locate_network
@@ -54,6 +56,64 @@ def test_what_is_no_configuration_is_refused_before_transformers_is_imported(
     configured, text, words
 ):
     assert words in configured(text).fault
+
+
+@pytest.fixture
+def bert_is_known(monkeypatch):
+    """In place of transformers: every model is a linear layer of 40 × 50."""
+
+    class Configuration:
+        model_type, architectures = "bert", None
+
+        def __init__(self, given):
+            self.given = given
+            self.vocab_size = 50
+
+        @classmethod
+        def from_dict(cls, given):
+            return cls(given)
+
+        def to_dict(self):
+            return self.given
+
+    class Builder:
+        _model_mapping = (Configuration,)
+
+        @staticmethod
+        def from_config(configuration, trust_remote_code):
+            return torch.nn.Linear(40, 50)
+
+    kinds = dict.fromkeys(("bert", "timm_wrapper", "timm_backbone"), Configuration)
+    builders = dict.fromkeys(hugging_face.DEFAULTS, Builder)
+    library = types.SimpleNamespace(CONFIG_MAPPING=kinds, __version__="5", **builders)
+    monkeypatch.setattr(hugging_face, "_transformers", lambda named: library)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "word"),
+    [
+        ({"model_type": "timm_wrapper", "model_args": {"checkpoint_path": "x"}}, "timm_wrapper"),
+        ({**BERT, "vision_config": {"model_type": "timm_wrapper"}}, "timm_wrapper"),
+        ({**BERT, "parts": [{"backbone_config": {"model_type": "timm_backbone"}}]}, "timm_backb"),
+        ({**BERT, "text_config": {"use_timm_backbone": True}}, "use_timm_backbone"),
+        ({**BERT, "use_pretrained_backbone": True}, "use_pretrained_backbone"),
+    ],
+)
+def test_a_model_that_another_package_builds_is_refused(
+    configured, bert_is_known, configuration, word
+):
+    assert f"config.json has {word}" in configured(configuration).fault
+
+
+def test_a_model_that_does_not_fit_the_memory_is_refused(configured, bert_is_known, monkeypatch):
+    memory = types.SimpleNamespace(total=12 * 2050 - 1)
+    monkeypatch.setattr(hugging_face.psutil, "virtual_memory", lambda: memory)
+    assert configured(BERT).fault == (
+        "model/ has 2,050 parameters, whose description takes 24 KiB of memory, and this machine "
+        "has 24 KiB."
+    )
+    memory.total += 1
+    assert "parameters, whose" not in configured(BERT).fault
 
 
 needs_transformers = pytest.mark.skipif(

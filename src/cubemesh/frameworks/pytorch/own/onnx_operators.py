@@ -33,6 +33,8 @@ from cubemesh.onnx.writer import infer_types, to_node
 
 MOST_COMPUTED = 1 << 26
 """Elements of constants that one operator computes, such as masks."""
+MOST_COMPUTED_IN_ALL = 1 << 28
+"""Those of all operators of a graph."""
 
 
 class Function(nn.Module):
@@ -74,6 +76,7 @@ class Building:
         """Results for the samples."""
         self._constants: dict[str, Array] = dict(graph.constants)
         self._parameters: dict[tuple[tuple[int, ...], bytes], nn.Parameter] = {}
+        self._left = MOST_COMPUTED_IN_ALL
         self.merged: set[str] = set()
         """Operators that are part of another one's module."""
         for operator in graph.operators:
@@ -100,6 +103,13 @@ class Building:
     def set_constant(self, name: str, array: Array) -> None:
         """The result of an operator of constants."""
         self._constants[name] = array
+
+    def may_compute(self, size: int) -> bool:
+        """Whether an operator may compute constants of `size` elements, which then count."""
+        if size > min(MOST_COMPUTED, self._left):
+            return False
+        self._left -= size
+        return True
 
     def is_constant(self, operator: Operator) -> bool:
         """Whether all its inputs are constants."""
@@ -178,14 +188,17 @@ def _compute(b: Building, operator: Operator) -> None:
         return
     if operator.kind == "GatherElements":  # which the reference refuses for an axis of length 1
         axis = _integer(operator, "axis", 0)
-        found = np.take_along_axis(b.array(operator, 0), b.array(operator, 1), axis)
-        b.set_constant(operator.name, found)
+        array, places = b.array(operator, 0), b.array(operator, 1)
+        result = list(array.shape)
+        result[axis] = places.shape[axis]
+        if b.may_compute(math.prod(np.broadcast_shapes(tuple(result), places.shape))):
+            b.set_constant(operator.name, np.take_along_axis(array, places, axis))
         return
     names = [name for name in operator.outputs if name]
     shapes = [b.types[name].shape for name in names if name in b.types]
     lengths = tuple(n for shape in shapes for n in shape if isinstance(n, int))
     known = len(shapes) == len(names) and len(lengths) == sum(map(len, shapes))
-    if not known or sum(math.prod(map(int, shape)) for shape in shapes) > MOST_COMPUTED:
+    if not known or not b.may_compute(sum(math.prod(map(int, shape)) for shape in shapes)):
         return
     inputs = {name: np.asarray(b.constant(name)) for name in operator.inputs if name}
     reference = import_reference()(to_node(operator), opsets={"": b.graph.opset})

@@ -84,7 +84,7 @@ def _set(optimizer: optim.Optimizer, parameter: nn.Parameter, key: str, value: T
         return
     (group,) = optimizer.param_groups
     on_device = group.get("fused") or group.get("capturable")
-    state[key] = value.to(parameter.device if on_device else "cpu")
+    state[key] = value.to(parameter.device if on_device else "cpu", copy=True)
 
 
 def _to_host(value: Tensor) -> Array:
