@@ -8,6 +8,7 @@ scale of what they average.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,10 @@ MOST_NORMALIZED = 15
 """Squares in a mean of response normalization: its table has 255² entries for each."""
 MOST_IMAGE_BYTES = (1 << 31) - 1
 """Of an array: where a tap reads has 32 bits."""
+MOST_TABLE_BYTES = 1 << 30
+"""Of all packed weights and tables of a network."""
+MOST_WINDOW = 1 << 20
+"""Pixels of a stride, of a dilation, or of the padding of a side."""
 _VIEWS = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze")
 
 
@@ -76,6 +81,8 @@ class _Lowering:
     alias: dict[str, str] = field(default_factory=dict)
     """View → the value that it shows."""
     users: Counter[str] = field(default_factory=Counter)
+    copies: dict[tuple[object, ...], _Value] = field(default_factory=dict)
+    """Copies in bytes of the network's input, by their borders and sizes."""
     flattened: set[str] = field(default_factory=set)
     """Names whose pixels and channels are one axis."""
 
@@ -86,6 +93,8 @@ class _Lowering:
         _, channels, height, width = graph.inputs[0].shape
         if not (isinstance(channels, int) and isinstance(height, int) and isinstance(width, int)):
             raise NotLowered("its input has free lengths")
+        if min(channels, height, width) < 1:
+            raise NotLowered("its input is empty")
         self.scales.update(self.source.quantized)
         given = graph.inputs[0].name
         if given not in self.scales:
@@ -110,11 +119,14 @@ class _Lowering:
                 raise NotLowered(f"its result {output.name} is not computed by a kernel")
             outputs.append((value.name, self.is_flat(output.name)))
         arrays = self.arrays({name for name, _ in outputs})
+        steps = tuple(_with_long_rows(step, arrays) for step in self.steps)
+        if sum(_table_bytes(step, arrays) for step in steps) > MOST_TABLE_BYTES:
+            raise NotLowered(f"its tables have more than {MOST_TABLE_BYTES:,} bytes")
         return ByteProgram(
             network=graph.name,
             input=given,
             input_shape=(channels, height, width),
-            steps=tuple(_with_long_rows(step, arrays) for step in self.steps),
+            steps=steps,
             arrays=arrays,
             outputs=tuple(outputs),
         )
@@ -147,14 +159,22 @@ class _Lowering:
 
     def scale(self, name: str) -> Quantized | None:
         """The scale of a value; of a mean without one, that of what it averages."""
-        step = self.steps[self.step_of[name]] if name in self.step_of else None
-        if name not in self.scales and isinstance(step, PoolingStep) and step.y == name:
-            return self.scale(step.x)
+        while name not in self.scales and name in self.step_of:
+            step = self.steps[self.step_of[name]]
+            if not isinstance(step, PoolingStep) or step.y != name:
+                break
+            name = step.x
         return self.scales.get(name)
+
+    def enter(self, value: _Value) -> None:
+        """Enter a value; NotLowered where another one has its name."""
+        if value.name in self.values:
+            raise NotLowered(f"two values are called {value.name}")
+        self.values[value.name] = value
 
     def add(self, step: Step, value: _Value) -> None:
         """Append a step and its result."""
-        self.values[value.name] = value
+        self.enter(value)
         self.step_of[value.name] = len(self.steps)
         self.steps.append(step)
 
@@ -168,7 +188,8 @@ class _Lowering:
         at = self.step_of.pop(step.y)
         value = self.values.pop(step.y)
         value.name = joined.y
-        self.values[joined.y], self.step_of[joined.y] = value, at
+        self.enter(value)
+        self.step_of[joined.y] = at
         if step.y in self.flattened:
             self.flattened.add(joined.y)
         if step.y in self.scales:
@@ -237,6 +258,18 @@ class _Lowering:
         return found
 
 
+def _table_bytes(step: Step, arrays: dict[str, ByteArray]) -> int:
+    """Of what C++ makes for a step: weights, filled up to whole registers, where each tap reads, and
+    the factors of means."""
+    if isinstance(step, ProductStep):
+        outputs, taps, row = step.weights.shape
+        y = arrays[step.y]
+        return taps * (-(-outputs // 64) * 64 * -(-row // 64) * 64 + 4 * y.height * y.width)
+    if isinstance(step, NormStep):
+        return 4 * step.count * 255**2
+    return 4 * math.prod(step.window.kernel) if isinstance(step, PoolingStep) else 0
+
+
 def _has_residual(step: Step | None) -> bool:
     return isinstance(step, ProductStep) and bool(step.residual)
 
@@ -289,6 +322,7 @@ def _norms(graph: Graph) -> list[_Norm]:
             or integers(pool, "pads", (0, 0, 0, 0)) != tuple(n // 2 for n in (*kernel, *kernel))
             or not integer(pool, "count_include_pad", 0)
             or len(kernel) != 2
+            or min(kernel) < 1
             or not 1 < kernel[0] * kernel[1] <= MOST_NORMALIZED
             or not all(n % 2 for n in kernel)
         ):
@@ -351,6 +385,8 @@ def _product(
         raise NotLowered(f"{name} has only its weights in 8 bits")
     if weights.values.shape[1] != value.channels:
         raise NotLowered(f"the shapes of {name} contradict")
+    if not weights.values.size:
+        raise NotLowered(f"the weights of {name} are empty")
     steps = np.float32(scale.scale) * weights.scales
     biases = np.zeros(outputs, np.int64)
     if len(operator.inputs) > 2 and operator.inputs[2]:
@@ -393,14 +429,16 @@ def _image(
             pad, (value.height, value.width), size, stride, kernel, dilation, strict=True
         )
     ]
-    name = f"{value.name}/bytes {pad} {fold} {lengths}"
-    if name not in lowering.values:
+    key = (value.name, pad, fold, *lengths)
+    if key not in lowering.copies:
+        name = f"{value.name}/bytes {pad} {fold} {lengths}"
         step = QuantizeStep(x=value.name, y=name, top=pad[0], left=pad[1], fold=fold)
         made = _Value(
             name=name, height=lengths[0], width=lengths[1], channels=channels * fold * fold
         )
         lowering.scales[name] = lowering.scales[value.name]
         lowering.add(step, made)
+        lowering.copies[key] = made
     if fold == 2:
         whole = np.zeros((outputs, channels, 2 * kernel[0], 2 * kernel[1]), weights.dtype)
         whole[:, :, : weights.shape[2], : weights.shape[3]] = weights
@@ -408,7 +446,7 @@ def _image(
         whole = whole.reshape(outputs, channels, kernel[0], 2, kernel[1], 2)
         weights = whole.transpose(0, 3, 5, 1, 2, 4).reshape(outputs, -1, kernel[0], kernel[1])
     read = Window(kernel=(kernel[0], kernel[1]), stride=stride, dilation=dilation)
-    return lowering.values[name], weights, read
+    return lowering.copies[key], weights, read
 
 
 def _relu(lowering: _Lowering, operator: Operator) -> None:
@@ -480,7 +518,7 @@ def _pool(lowering: _Lowering, operator: Operator, *, average: bool) -> None:
 
 def _norm(lowering: _Lowering, operator: Operator) -> None:
     value, size = lowering.computed(operator), integer(operator, "size", 1)
-    if size > MOST_NORMALIZED:
+    if not 1 <= size <= MOST_NORMALIZED:
         raise NotLowered(f"it has no kernel for LRN over {size} channels ({operator.name})")
     step = NormStep(
         x=value.name,
@@ -516,7 +554,7 @@ def _concat(lowering: _Lowering, operator: Operator) -> None:
         part.parent, part.offset = name, offset
         offset += part.channels
     height, width = sizes.pop()
-    lowering.values[name] = _Value(name=name, height=height, width=width, channels=offset)
+    lowering.enter(_Value(name=name, height=height, width=width, channels=offset))
     lowering.step_of[name] = len(lowering.steps) - 1
 
 
@@ -542,7 +580,7 @@ def _view(lowering: _Lowering, operator: Operator) -> None:
         if (value.height, value.width) != (1, 1):
             raise refusal
         flat = True
-    lowering.alias[operator.name] = operator.inputs[0]
+    lowering.alias[operator.name] = value.name
     if flat:
         lowering.flattened.add(operator.name)
     lowering.users[value.name] += lowering.users[operator.name] - 1
@@ -575,6 +613,10 @@ def _window(operator: Operator, kernel: Pair, value: _Value) -> tuple[Window, Pa
     strides = integers(operator, "strides", (1, 1))
     dilations = integers(operator, "dilations", (1, 1))
     pads = integers(operator, "pads", (0, 0, 0, 0))
+    lists = len(strides) == len(dilations) == 2 and len(pads) == 4
+    steps = (*strides, *dilations)
+    if not lists or min(*kernel, *steps) < 1 or min(pads) < 0 or max(*steps, *pads) > MOST_WINDOW:
+        raise NotLowered(f"it has no kernel for the window of {operator.name}")
     if text(operator, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise NotLowered(f"it has no kernel for automatic padding ({operator.name})")
     lengths = []

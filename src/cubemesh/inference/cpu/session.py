@@ -33,6 +33,8 @@ from cubemesh.kernels.cpu.int8.library import Kind
 
 ALIGNMENT = 64
 DEFAULT_L2 = 1 << 20
+MOST_BYTES = 1 << 32
+"""Of the arrays and results of all images of a batch."""
 LEAST_WORK = 32_000_000
 """Multiply-adds that are worth a thread: some 0.2 ms of VNNI."""
 
@@ -60,7 +62,7 @@ class CpuSession:
     ) -> None:
         """`threads`: at most so many; a network with less than `least_work` for each takes fewer.
         `instructions`: `vnni`, `amx` or `emulated-amx`, by default the best of the processor.
-        ValueError where it has none of them."""
+        ValueError where it has none of them, and for arrays of more than `MOST_BYTES`."""
         self.program, self.batch = program, batch
         self.instructions = kernels.choose(instructions)
         threads = min(threads, max(1, batch * multiply_adds(program) // least_work))
@@ -68,6 +70,11 @@ class CpuSession:
         images = -(-batch // min(batch, threads))
         self.segments = segments(program, images, l2_bytes or l2_cache_bytes())
         places, arena = memory(program, self.segments, images)
+        results = sum(program.arrays[name].image_bytes for name, _ in program.outputs)
+        if min(batch, threads) * arena + batch * results > MOST_BYTES:
+            raise ValueError(
+                f"its arrays for a batch of {batch} have more than {MOST_BYTES:,} bytes"
+            )
         self._stored = []
         """The results as they are computed: (images, height, width, channels)."""
         self._outputs = []

@@ -108,4 +108,6 @@ def _weights(graph: Graph, operator: Operator) -> Weights:
     axis = integer(operator, "axis", 1) % max(values.ndim, 1)
     if scale.size == 1 and values.ndim:
         scale = np.broadcast_to(scale.reshape(-1), (values.shape[axis],))
+    if values.ndim and scale.size != values.shape[axis]:
+        raise NotLowered(f"{operator.name} has not one scale for each channel")
     return Weights(values=values, scales=np.asarray(scale, np.float32).reshape(-1), axis=axis)

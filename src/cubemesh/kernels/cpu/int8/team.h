@@ -13,17 +13,14 @@ constexpr int SPINS = 2000;  // before a thread sleeps: others may need its core
 class Team {
   public:
     explicit Team(long size) : size_(size) {
-        for (long rank = 1; rank < size; rank++) threads_.emplace_back([this, rank] { serve(rank); });
-    }
-    ~Team() {
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            stop_ = true;
-            round_.fetch_add(1, std::memory_order_release);
+        try {
+            for (long rank = 1; rank < size; rank++) threads_.emplace_back([this, rank] { serve(rank); });
+        } catch (...) {  // the system starts no more of them
+            end();
+            throw;
         }
-        wake_.notify_all();
-        for (auto& thread : threads_) thread.join();
     }
+    ~Team() { end(); }
     // Call `work(context, rank)` in every thread.
     void run(void (*work)(void*, long), void* context) {
         work_ = work;
@@ -42,6 +39,15 @@ class Team {
     }
 
   private:
+    void end() {
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            stop_ = true;
+            round_.fetch_add(1, std::memory_order_release);
+        }
+        wake_.notify_all();
+        for (auto& thread : threads_) thread.join();
+    }
     void serve(long rank) {
         long seen = 0;
         for (;;) {
