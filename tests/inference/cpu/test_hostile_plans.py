@@ -158,5 +158,5 @@ except MemoryError as error:
     print(error)
 """
     command = [sys.executable, "-c", program, str(Path(__file__).parent)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout == "there is no memory for the network\n", done

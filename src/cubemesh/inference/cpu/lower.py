@@ -259,8 +259,8 @@ class _Lowering:
 
 
 def _table_bytes(step: Step, arrays: dict[str, ByteArray]) -> int:
-    """Of what C++ makes for a step: weights in whole registers, where each tap reads, and the factors
-    of means."""
+    """Of what C++ makes for a step: weights in whole registers, where each tap reads, factors of
+    means."""
     if isinstance(step, ProductStep):
         outputs, taps, row = (int(length) for length in step.weights.shape)
         y = arrays[step.y]
