@@ -1,5 +1,6 @@
 """A network in C++: its scores are those of ONNX Runtime, and nothing in a file makes it crash."""
 
+import struct
 import subprocess
 
 import numpy as np
@@ -87,6 +88,77 @@ def test_a_damaged_file_or_a_wrong_input_is_a_sentence(program, tmp_path):
     file.write_bytes(content)
     assert "3 x 12 x 12" in program(file, images[:, :2]).stderr
     assert "cannot be opened" in program(tmp_path / "absent", images).stderr
+
+
+def whole(*numbers):
+    return struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+def words(text):
+    return whole(len(text)) + text.encode()
+
+
+def listed(*numbers):
+    return whole(len(numbers), *numbers)
+
+
+def operator(kind, inputs, **attributes):
+    """Bytes of an operator whose result is value 2."""
+    own = b"".join(words(name) + listed(*value) for name, value in attributes.items())
+    return words(kind) + listed(*inputs) + whole(2, len(attributes)) + own + whole(0)
+
+
+def hostile(one, constant=None, integers=0, values=b"", input_shape=(-1, 3, 4, 4)):
+    """Bytes of a network of one operator, with one constant of this shape."""
+    constants = whole(0)
+    if constant is not None:
+        constants = whole(1, 1, integers) + listed(*constant) + values
+    content = b"CMNET001" + words("n") + whole(3) + constants + whole(1) + one
+    return content + whole(0) + listed(*input_shape) + whole(2)
+
+
+WIDE = 1 << 20
+GROUP = next(n for n in range(5, 99, 2) if pow(n, -1, 1 << 64) * 3 % (1 << 64) < 1 << 63)
+INNER = pow(GROUP, -1, 1 << 64) * 3 % (1 << 64)
+"""Their product is 3 in 64 bits."""
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (
+            hostile(
+                operator("Conv", (0, 1), pads=(WIDE, WIDE, WIDE - 5, WIDE - 5)), (0, 3, WIDE, WIDE)
+            ),
+            "impossible size",
+        ),
+        (
+            hostile(operator("Conv", (0, 1), pads=(1000,) * 4), (0, 3, 1000, 1000)),
+            "impossible size",
+        ),
+        (hostile(operator("Conv", (0, 1), group=(GROUP,)), (0, INNER, 1, 1)), "impossible size"),
+        (hostile(operator("Conv", (0, 1), group=(2,)), (0, 1, 1, 1)), "channels that do not fit"),
+        (hostile(operator("Transpose", (0,), perm=(3, 1, 3, 3))), "an axis given twice"),
+        (hostile(operator("Transpose", (0,), perm=(0, 1, 2, 2))), "an axis given twice"),
+        (hostile(operator("Shape", (0,))), "the result is not of floats"),
+        (hostile(operator("Identity", (0,)), input_shape=(-1, 3)), "no network of images"),
+        (hostile(operator("Identity", (0,)), input_shape=(-1, 3, 0, 4)), "no network of images"),
+        (hostile(operator("Reshape", (0, 1)), (2,), 1, whole(0, 48)), ""),
+        (
+            hostile(operator("Reshape", (0, 1)), (3,), 1, whole(-1, 1 << 62, 4)),
+            "impossible size",
+        ),
+        (hostile(operator("Identity", (1,)), (0, 4)), "no scores of images"),
+        (hostile(operator("Identity", (1,)), (), 0, bytes(4)), "no scores of images"),
+    ],
+)
+def test_a_hostile_network_is_a_sentence(program, tmp_path, content, sentence):
+    file = tmp_path / "hostile.cmnet"
+    file.write_bytes(content)
+    done = program(file, np.ones((1, 3, 4, 4), np.float32))
+    assert done.returncode == bool(sentence), done
+    assert sentence in done.stderr
 
 
 def test_the_folder_has_the_network_the_header_and_an_example(tmp_path):

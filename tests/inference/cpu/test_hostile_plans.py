@@ -133,8 +133,8 @@ def test_a_batch_whose_arrays_are_too_large_is_refused():
     graph = Hostile()
     wide = graph.bytes(graph.conv(graph.first(), "wide", (4, 8, 1, 1), pads=(3000,) * 4))
     program = graph.lower(graph.op("GlobalAveragePool", (wide,), "means"))
-    with pytest.raises(ValueError, match="its arrays for a batch of 64 have more than"):
-        CpuSession(program, 64, 1)
+    with pytest.raises(ValueError, match="its arrays for a batch of 40 exceed"):
+        CpuSession(program, 40, 40, least_work=1)
 
 
 @needs_kernels
@@ -152,12 +152,11 @@ made = graph.lower(graph.conv(graph.first(), "last", (4, 8, 1, 1)))
 library.library()
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20),) * 2)
-resource.setrlimit(resource.RLIMIT_STACK, (64 << 20,) * 2)
 try:
     CpuSession(made, 1, 40, least_work=1)
 except MemoryError as error:
     print(error)
 """
     command = [sys.executable, "-c", program, str(Path(__file__).parent)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout == "there is no memory for the network\n", done

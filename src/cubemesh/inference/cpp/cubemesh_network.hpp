@@ -5,7 +5,7 @@
 //
 // Values are float32 in C order, images (batch, channels, height, width) from 0 to 1. A network does
 // not change, so threads may share one. Whatever is wrong with a file or an input is a
-// std::runtime_error that says what.
+// std::runtime_error that says what; what memory cannot hold is a std::bad_alloc.
 #pragma once
 
 #include <algorithm>
@@ -28,15 +28,20 @@ namespace cubemesh {
 
 using Shape = std::vector<std::int64_t>;
 
-// The number of values of an array; an error where it is negative or beyond what memory can hold.
+// The number of values of an array; an error where a length is negative, or where those that are not 0
+// are beyond what memory can hold.
 inline std::int64_t elements(const Shape& shape) {
   std::int64_t count = 1;
+  bool empty = false;
   for (std::int64_t length : shape) {
     if (length < 0 || (length && count > (std::int64_t{1} << 40) / length))
       throw std::runtime_error("an array of impossible size");
-    count *= length;
+    if (length)
+      count *= length;
+    else
+      empty = true;
   }
-  return count;
+  return empty ? 0 : count;
 }
 
 struct Tensor {
@@ -90,6 +95,7 @@ class Network {
     }
     const auto found = held.find(output_);
     if (found == held.end()) throw std::runtime_error("no operator computes the result");
+    if (!found->second->integers.empty()) throw std::runtime_error("the result is not of floats");
     return {found->second->shape, found->second->floats};
   }
 
@@ -415,9 +421,10 @@ class Network {
     need(weight.shape.size() == 4, one, "only images are supported");
     const std::int64_t group = one.at("group", 1), filters = weight.shape[0], inner = weight.shape[1];
     const auto w = windows(one, x.shape, {weight.shape[2], weight.shape[3]});
-    need(group > 0 && inner * group == x.shape[1] && filters % group == 0, one,
+    need(group > 0 && x.shape[1] % group == 0 && inner == x.shape[1] / group && filters % group == 0, one,
          "channels that do not fit");
     const Window &down = w[0], &across = w[1];
+    std::vector<float> columns(elements({inner, down.kernel, across.kernel, down.out, across.out}));
     const std::int64_t each = filters / group, cells = down.out * across.out,
                        depth = inner * down.kernel * across.kernel;
     auto y = made({x.shape[0], filters, down.out, across.out});
@@ -427,7 +434,6 @@ class Network {
       for (std::int64_t n = 0; n < x.shape[0] * filters; ++n)
         std::fill_n(y->floats.begin() + n * cells, cells, bias.floats[n % filters]);
     }
-    std::vector<float> columns(depth * cells);
     for (std::int64_t n = 0; n < x.shape[0]; ++n)
       for (std::int64_t g = 0; g < group; ++g) {
         const float* image = x.floats.data() + (n * group + g) * inner * down.in * across.in;
@@ -623,7 +629,8 @@ class Network {
   static Held reshape(const Operator& one, const std::vector<Held>& given) {
     const Value& x = floats(one, given, 0);
     Shape shape = integers(one, given, 1);
-    std::int64_t known = 1, free = -1;
+    Shape known;
+    std::int64_t free = -1;
     for (std::size_t n = 0; n < shape.size(); ++n) {
       if (shape[n] == 0 && !one.at("allowzero", 0)) {
         need(n < x.shape.size(), one, "an axis that is not there");
@@ -634,12 +641,13 @@ class Network {
         free = n;
       } else {
         need(shape[n] >= 0, one, "a negative length");
-        known *= shape[n];
+        known.push_back(shape[n]);
       }
     }
     if (free >= 0) {
-      need(known > 0 && x.floats.size() % known == 0, one, "another number of values");
-      shape[free] = x.floats.size() / known;
+      const std::int64_t others = elements(known);
+      need(others > 0 && x.floats.size() % others == 0, one, "another number of values");
+      shape[free] = x.floats.size() / others;
     }
     return shaped(one, x, shape);
   }
@@ -665,12 +673,14 @@ class Network {
     std::vector<std::int64_t> own(rank, 1), turned(rank), none(rank, 0);
     for (std::size_t n = rank; n-- > 1;) own[n - 1] = own[n] * x.shape[n];
     Shape shape(rank);
+    std::vector<bool> seen(rank);
     for (std::size_t n = 0; n < rank; ++n) {
       const std::size_t from = axis_of(one, perm[n], rank);
+      need(!seen[from], one, "an axis given twice");
+      seen[from] = true;
       shape[n] = x.shape[from];
       turned[n] = own[from];
     }
-    need(elements(shape) == elements(x.shape), one, "an axis given twice");
     auto y = made(shape);
     float* out = y->floats.data();
     walk(shape, turned, none, [&](std::int64_t i, std::int64_t) { *out++ = x.floats[i]; });

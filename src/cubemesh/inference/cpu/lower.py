@@ -259,10 +259,10 @@ class _Lowering:
 
 
 def _table_bytes(step: Step, arrays: dict[str, ByteArray]) -> int:
-    """Of what C++ makes for a step: weights, filled up to whole registers, where each tap reads, and
-    the factors of means."""
+    """Of what C++ makes for a step: weights in whole registers, where each tap reads, factors of
+    means."""
     if isinstance(step, ProductStep):
-        outputs, taps, row = step.weights.shape
+        outputs, taps, row = (int(length) for length in step.weights.shape)
         y = arrays[step.y]
         return taps * (-(-outputs // 64) * 64 * -(-row // 64) * 64 + 4 * y.height * y.width)
     if isinstance(step, NormStep):

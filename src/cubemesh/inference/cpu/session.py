@@ -72,9 +72,7 @@ class CpuSession:
         places, arena = memory(program, self.segments, images)
         results = sum(program.arrays[name].image_bytes for name, _ in program.outputs)
         if min(batch, threads) * arena + batch * results > MOST_BYTES:
-            raise ValueError(
-                f"its arrays for a batch of {batch} have more than {MOST_BYTES:,} bytes"
-            )
+            raise ValueError(f"its arrays for a batch of {batch} exceed {MOST_BYTES:,} bytes")
         self._stored = []
         """The results as they are computed: (images, height, width, channels)."""
         self._outputs = []
