@@ -109,20 +109,10 @@ class _AveragePool(torch.autograd.Function):
         from cubemesh.kernels.triton.pool import average_pool_forward_kernel
 
         x = channels_last(x)
-        ctx.pool, ctx.shape, ctx.dtype = pool, x.shape, x.dtype
-        size = [
-            (length + 2 * padding - kernel) // stride + 1
-            for length, kernel, stride, padding in zip(
-                x.shape[2:],
-                _pair(pool.kernel_size),
-                _pair(pool.stride),
-                _pair(pool.padding),
-                strict=True,
-            )
-        ]
-        ctx.size = (size[0], size[1])
-        y = image((*x.shape[:2], *ctx.size), x.dtype, x.device)
-        launch(average_pool_forward_kernel, (x, y), y, x.shape[2:], ctx.size, pool)
+        size = pooled_size(x, pool)
+        ctx.pool, ctx.shape, ctx.size, ctx.dtype = pool, x.shape, size, x.dtype
+        y = image((*x.shape[:2], *size), x.dtype, x.device)
+        launch(average_pool_forward_kernel, (x, y), y, x.shape[2:], size, pool)
         return y
 
     @staticmethod
@@ -135,15 +125,10 @@ class _AveragePool(torch.autograd.Function):
         return dx, None
 
 
-def pooled_size(x: Tensor, pool: nn.MaxPool2d) -> torch.Size:
+def pooled_size(x: Tensor, pool: nn.MaxPool2d | nn.AvgPool2d) -> torch.Size:
     """Height and width of the pooled `x`."""
-    return F.max_pool2d(
-        torch.empty(1, 1, *x.shape[2:], device="meta"),
-        pool.kernel_size,
-        pool.stride,
-        pool.padding,
-        ceil_mode=pool.ceil_mode,
-    ).shape[2:]
+    pooled: Tensor = pool.forward(torch.empty(1, 1, *x.shape[2:], device="meta"))
+    return pooled.shape[2:]
 
 
 def launch(
