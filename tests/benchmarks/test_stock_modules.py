@@ -129,7 +129,8 @@ def test_processes_take_turns(script, tmp_path, monkeypatch):
         pass
     with mine:
         assert sent == [(1001, "SIGSTOP")]
-    mine._release()
+    with mine._own:  # its thread releases too
+        mine._release()
     assert sorted(sent[1:]) == [(1001, "SIGCONT"), (1002, "SIGCONT")]
     mine.end()
     assert sent[-1] == (1001, "SIGSTOP")
