@@ -5,7 +5,7 @@ in one process, several instances of each side, and the interval is over the ins
 
 `in_rounds` is cheaper where one program is compared with many: each is built once, and in each
 round every program has a window, in random order. A round is one observation of each ratio of
-step times; the ratio is their median, with its bootstrap interval over the rounds. It holds for
+step times; the ratio is their median, with its interval over the rounds. It holds for
 these processes only: differences between processes, which may be percents, are not in it.
 """
 

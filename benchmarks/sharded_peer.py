@@ -48,30 +48,11 @@ from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from cubemesh.statistics import median
+from stock_modules import GptBlock
 
 OURS, HAND = "cubemesh", "by hand"
 JOIN_S = 300.0
 RATE = 1e-4
-
-
-class GptBlock(nn.Module):
-    """A block of GPT-2."""
-
-    def __init__(self, sizes: Transformer) -> None:
-        super().__init__()
-        width, self.heads = sizes.hidden, sizes.heads
-        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, features), unchanged in shape."""
-        batch, length, width = x.shape
-        split = self.qkv(self.ln_1(x)).view(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.ln_2(x)), approximate="tanh"))
 
 
 class LlamaBlock(nn.Module):
@@ -121,10 +102,12 @@ class Decoder(nn.Module):
     def __init__(self, sizes: Transformer, length: int, vocabulary: int) -> None:
         super().__init__()
         gpt = sizes.name.startswith("gpt2")
-        block: type[nn.Module] = GptBlock if gpt else LlamaBlock
         self.embed = nn.Embedding(vocabulary, sizes.hidden)
         self.places = nn.Embedding(length, sizes.hidden) if gpt else None
-        self.blocks = nn.ModuleList(block(sizes) for _ in range(sizes.layers))
+        self.blocks = nn.ModuleList(
+            GptBlock(sizes.hidden, sizes.heads) if gpt else LlamaBlock(sizes)
+            for _ in range(sizes.layers)
+        )
         self.norm = nn.LayerNorm(sizes.hidden) if gpt else nn.RMSNorm(sizes.hidden, eps=1e-5)
         self.head = nn.Linear(sizes.hidden, vocabulary, bias=False)
         if sizes.tied:

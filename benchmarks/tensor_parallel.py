@@ -1,8 +1,8 @@
 """Tensor parallel training against the same step written with torch alone, and against data
 parallel, interleaved in one pair of processes.
 
-    PYTHONPATH=src python benchmarks/tensor_parallel.py --network gpt2 --batch 8
-    PYTHONPATH=src python benchmarks/tensor_parallel.py --network llama-1b --batch 1 --length 2048
+    python benchmarks/tensor_parallel.py --network gpt2 --batch 8
+    python benchmarks/tensor_parallel.py --network llama3-1b --batch 1 --length 2048
 
 The step by hand is that of TorchTitan: modules with `parallelize_module`, sequence parallel between
 the divided layers, loss_parallel, autocast, and AdamW over DTensors. All have the same global batch
