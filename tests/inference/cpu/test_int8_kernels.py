@@ -16,8 +16,9 @@ from cubemesh import Plan, build_plan
 from cubemesh.errors import UsageError
 from cubemesh.inference.cpu import engine
 from cubemesh.inference.cpu.lower import lower
-from cubemesh.inference.cpu.program import NormStep, PoolingStep, ProductStep, SumStep
+from cubemesh.inference.cpu.program import NormStep, ProductStep
 from cubemesh.inference.cpu.session import CpuSession, segments
+from cubemesh.inference.lowering import AddStep, PoolStep
 from cubemesh.inference.passes import optimize
 from cubemesh.inference.plan_file import read_plan
 from cubemesh.inference.quantization.quantized_graph import NotLowered
@@ -116,7 +117,7 @@ def test_a_residual_sum_is_computed_by_its_convolution():
     small = Small(pooled(residual, 12), shape=(3, 16, 16))
     products = [s for s in small.program.steps if isinstance(s, ProductStep)]
     assert [bool(s.residual) for s in products].count(True) == 2
-    assert not any(isinstance(s, SumStep) for s in small.program.steps)
+    assert not any(isinstance(s, AddStep) for s in small.program.steps)
     small.agrees()
 
 
@@ -151,7 +152,7 @@ def pools(small, sketch, x):
 def test_pools_sums_and_normalization():
     small = Small(pooled(pools, 18), shape=(3, 12, 11))
     kinds = {type(s) for s in small.program.steps}
-    assert {NormStep, SumStep, PoolingStep} < kinds
+    assert {NormStep, AddStep, PoolStep} < kinds
     small.agrees()
 
 
@@ -194,10 +195,8 @@ def resnet():
 def test_a_resnet_has_a_step_for_each_convolution_and_pool(resnet):
     program = resnet
     kinds = [type(step).__name__ for step in program.steps]
-    assert (kinds.count("ProductStep"), kinds.count("PoolingStep"), len(kinds)) == (21, 2, 24)
-    assert not [
-        s for s in program.steps if isinstance(s, PoolingStep) and s.window.kernel == (1, 1)
-    ]
+    assert (kinds.count("ProductStep"), kinds.count("PoolStep"), len(kinds)) == (21, 2, 24)
+    assert not [s for s in program.steps if isinstance(s, PoolStep) and s.window.kernel == (1, 1)]
 
 
 def test_segments_hold_what_a_cache_does(resnet):

@@ -21,15 +21,14 @@ from cubemesh.inference.cpu.program import (
     ByteArray,
     ByteProgram,
     NormStep,
-    PoolingStep,
     ProductStep,
     QuantizeStep,
     Step,
-    SumStep,
-    Window,
 )
+from cubemesh.inference.lowering import AddStep, PoolStep
 from cubemesh.kernels.cpu.int8 import library as kernels
 from cubemesh.kernels.cpu.int8.library import Kind
+from cubemesh.kernels.window import Window
 
 ALIGNMENT = 64
 DEFAULT_L2 = 1 << 20
@@ -137,7 +136,7 @@ class CpuSession:
             found["factor"] = y.scale
         elif isinstance(step, ProductStep):
             found = {"kind": Kind.CONV, **window_numbers(step.window)} | self._product(step)
-        elif isinstance(step, SumStep):
+        elif isinstance(step, AddStep):
             x, other = arrays[step.x], arrays[step.other]
             one, second = ratio(x.scale, y.scale), ratio(other.scale, y.scale)
             found = {"kind": Kind.SUM, "other": numbers[step.other], "factor": one}
@@ -168,7 +167,7 @@ class CpuSession:
             found["offset"] = np.float32(-other.zero * float(factor))
         return found
 
-    def _pool(self, step: PoolingStep) -> dict[str, object]:
+    def _pool(self, step: PoolStep) -> dict[str, object]:
         x, y = self.program.arrays[step.x], self.program.arrays[step.y]
         found = window_numbers(step.window)
         if not step.average:
@@ -190,7 +189,7 @@ def whole_biases(step: ProductStep, x: ByteArray) -> Array:
     return found
 
 
-def mean_table(step: PoolingStep, x: ByteArray, y: ByteArray) -> Array:
+def mean_table(step: PoolStep, x: ByteArray, y: ByteArray) -> Array:
     """By what the sum of a window is multiplied, by the number of its pixels inside the image."""
     counts = np.arange(step.window.kernel[0] * step.window.kernel[1] + 1, dtype=np.float64)
     divisors = np.full_like(counts, step.divisor) if step.divisor else np.maximum(counts, 1)
