@@ -2,8 +2,10 @@
 numbers of threads and groups of images; networks without residual sums equal ONNX Runtime's."""
 
 import ctypes
+import struct
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from cubemesh.inference.plan_file import read_plan
 from cubemesh.inference.quantization.quantized_graph import NotLowered
 from cubemesh.kernels.cpu.int8 import library
 from cubemesh.onnx.export import export
+from cubemesh.onnx.graph import Graph, Operator, Value
 from cubemesh.onnx.light_reader import graph_of_model
 from cubemesh.onnx.reader import parse
 from cubemesh.onnx.writer import serialized
@@ -261,6 +264,20 @@ def test_the_light_reader_reads_what_the_writer_wrote(cifarnet):
     assert found.digest() == wanted.digest()
     with pytest.raises(ValueError, match="truncated"):
         graph_of_model(content[: len(content) // 2])
+
+
+def test_a_float_without_bytes_is_damaged():
+    norm = Operator(kind="LRN", inputs=("x",), outputs=("y",), attributes={"alpha": 0.5, "size": 3})
+    value = Value(name="y", dtype="float32", shape=("batch", 3, 4, 4))
+    inputs = (replace(value, name="x"),)
+    graph = Graph(
+        name="norm", opset=17, inputs=inputs, outputs=(value,), operators=(norm,), constants={}
+    )
+    content, alpha = serialized(graph), b"\x15" + struct.pack("<f", 0.5)
+    assert content.count(alpha) == 1
+    damaged = content.replace(alpha, b"\x12\x00" + b"\x4a\x01s")  # no bytes, and a text
+    with pytest.raises(ValueError, match=r"alpha.* is damaged"):
+        graph_of_model(damaged)
 
 
 def test_a_plan_in_own_kernels(tmp_path):
