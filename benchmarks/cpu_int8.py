@@ -50,8 +50,8 @@ def random_images(graph: Graph, count: int) -> dict[str, Array]:
     """Inputs of a network."""
     value = graph.inputs[0]
     lengths = [length for length in value.shape[1:] if isinstance(length, int)]
-    random = np.random.default_rng(count)
-    return {value.name: random.standard_normal((count, *lengths)).astype(np.float32)}
+    drawn = np.random.default_rng(count)
+    return {value.name: drawn.standard_normal((count, *lengths)).astype(np.float32)}
 
 
 def quantized_graph(name: str) -> Graph:

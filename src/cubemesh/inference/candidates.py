@@ -176,7 +176,7 @@ class EnginePool:
     @property
     def first(self) -> str:
         """The first engine that computes in floating point too; the first one where none does."""
-        return next(iter((*in_floats(self.engines), *self.engines)))
+        return (*in_floats(self.engines), *self.engines)[0]
 
     def _session(self, engine: str, content: bytes, precision: str, batch: int) -> Session:
         key = (engine, content, precision, batch)
