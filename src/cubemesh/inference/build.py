@@ -309,13 +309,13 @@ def _usable(engines: Sequence[str], settings: BuildSettings, tell: Tell) -> tupl
     """The engines without those that cannot run here or in these precisions. UsageError where one
     of those was asked for."""
     if "int8" not in settings.precisions:
-        found = in_floats(engines)
-        if not found:
+        asked = [name for name in settings.engines if ENGINES[name].integers_only]
+        if asked:
             raise UsageError(
-                f"The engine {engines[0]} computes in 8-bit integers only: --accuracy 0.99, or "
+                f"The engine {asked[0]} computes in 8-bit integers only: --accuracy 0.99, or "
                 "--precision int8, and samples."
             )
-        return found
+        return in_floats(engines)
     reasons = {name: unsupported(name) for name in engines}
     for name, reason in reasons.items():
         if reason and name in settings.engines:

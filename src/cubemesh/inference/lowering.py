@@ -234,6 +234,23 @@ class Lowering(Generic[V, S]):
         weights = replace(weights, values=weights.values.reshape(shape))
         return value, weights, Window(kernel=(value.height, value.width)), (1, 1)
 
+    def summands(self, operator: Operator) -> tuple[V, V]:
+        """The inputs of a sum, the one that is computed last before the other."""
+        one, other = (self.computed(operator, position) for position in (0, 1))
+        if (one.height, one.width, one.channels) != (other.height, other.width, other.channels):
+            raise NotLowered(f"it has no kernel for sums of different shapes ({operator.name})")
+        later = self.step_of[one.name] >= self.step_of[other.name]
+        return (one, other) if later else (other, one)
+
+    def parts(self, operator: Operator) -> tuple[list[V], Pair]:
+        """The inputs of a concatenation of channels, and their height and width."""
+        parts = [self.computed(operator, position) for position in range(len(operator.inputs))]
+        sizes = {(part.height, part.width) for part in parts}
+        flat = any(self.is_flat(name) for name in operator.inputs)
+        if integer(operator, "axis", 1) not in (1, -3) or len(sizes) != 1 or flat:
+            raise NotLowered(f"it has no kernel for this concatenation ({operator.name})")
+        return parts, sizes.pop()
+
 
 L = TypeVar("L", bound=Lowering[Any, Any])
 

@@ -322,5 +322,6 @@ assert not loaded, loaded
     arguments = [str(files[0]), str(tmp_path / "samples.npz"), str(tmp_path / "scores.npy")]
     subprocess.run([sys.executable, "-c", program, *arguments], check=True)
     assert np.array_equal(np.load(tmp_path / "scores.npy"), found)
-    with pytest.raises(UsageError, match=r"computes in 8-bit integers only"):
-        build_plan(str(tmp_path / "tiny.onnx"), files[0], engines=["cpu-int8"], threads=1)
+    for engines in (["cpu-int8"], ["cpu-int8", "onnxruntime"]):
+        with pytest.raises(UsageError, match=r"cpu-int8 computes in 8-bit integers only"):
+            build_plan(str(tmp_path / "tiny.onnx"), files[0], engines=engines, threads=1)

@@ -327,11 +327,7 @@ def _relu(lowering: _Lowering, operator: Operator) -> None:
 
 
 def _add(lowering: _Lowering, operator: Operator) -> None:
-    one, other = (lowering.computed(operator, position) for position in (0, 1))
-    if (one.height, one.width, one.channels) != (other.height, other.width, other.channels):
-        raise NotLowered(f"it has no kernel for sums of different shapes ({operator.name})")
-    if lowering.step_of[one.name] < lowering.step_of[other.name]:
-        one, other = other, one
+    one, other = lowering.summands(operator)
     step = lowering.sole_step(one.name)
     if one is not other and isinstance(step, ProductStep) and not step.relu and not step.residual:
         lowering.join(step, replace(step, y=operator.name, residual=other.name))
@@ -358,11 +354,7 @@ def _norm(lowering: _Lowering, operator: Operator) -> None:
 
 
 def _concat(lowering: _Lowering, operator: Operator) -> None:
-    parts = [lowering.computed(operator, n) for n in range(len(operator.inputs))]
-    sizes = {(part.height, part.width) for part in parts}
-    flat = any(lowering.is_flat(name) for name in operator.inputs)
-    if integer(operator, "axis", 1) not in (1, -3) or len(sizes) > 1 or flat:
-        raise NotLowered(f"it has no kernel for this concatenation ({operator.name})")
+    parts, (height, width) = lowering.parts(operator)
     name, scale, offset = operator.name, lowering.scale(operator.name), 0
     if scale is None:
         scales = {lowering.scale(part.name) for part in parts}
@@ -378,7 +370,6 @@ def _concat(lowering: _Lowering, operator: Operator) -> None:
             part = lowering.copy(part, copy)
         part.parent, part.offset = name, offset
         offset += part.channels
-    height, width = sizes.pop()
     lowering.enter(Value(name=name, height=height, width=width, channels=offset))
     lowering.step_of[name] = len(lowering.steps) - 1
 

@@ -23,7 +23,6 @@ from cubemesh.inference.gpu.program import (
     ProjectionPart,
 )
 from cubemesh.inference.lowering import AddStep, Lowering, Value, kernel_of
-from cubemesh.inference.passes.rewrite import integer
 from cubemesh.inference.quantization.quantized_graph import (
     NotLowered,
     Weights,
@@ -232,11 +231,7 @@ def _relu(lowering: _Lowering, operator: Operator) -> None:
 
 
 def _add(lowering: _Lowering, operator: Operator) -> None:
-    one, other = (lowering.computed(operator, position) for position in (0, 1))
-    if (one.height, one.width, one.channels) != (other.height, other.width, other.channels):
-        raise NotLowered(f"it has no kernel for sums of different shapes ({operator.name})")
-    if lowering.step_of[one.name] < lowering.step_of[other.name]:
-        one, other = other, one
+    one, other = lowering.summands(operator)
     step = lowering.sole_step(one.name)
     if one is not other and isinstance(step, ConvStep) and not step.relu and not step.residual:
         if _joined(lowering, operator, step, lowering.sole_step(other.name)):
@@ -290,11 +285,7 @@ def _is_projection(lowering: _Lowering, step: ConvStep) -> bool:
 
 
 def _concat(lowering: _Lowering, operator: Operator) -> None:
-    parts = [lowering.computed(operator, n) for n in range(len(operator.inputs))]
-    sizes = {(part.height, part.width) for part in parts}
-    flat = any(lowering.is_flat(name) for name in operator.inputs)
-    if integer(operator, "axis", 1) not in (1, -3) or len(sizes) > 1 or flat:
-        raise NotLowered(f"it has no kernel for this concatenation ({operator.name})")
+    parts, (height, width) = lowering.parts(operator)
     name, scale = operator.name, lowering.scales.get(operator.name)
     offset = logical = 0
     slots: list[int] = []
@@ -317,7 +308,6 @@ def _concat(lowering: _Lowering, operator: Operator) -> None:
         slots += [s if s == NOWHERE else s + logical for s in part.slots]
         offset += len(part.slots)
         logical += part.channels
-    height, width = sizes.pop()
     lowering.values[name] = _Value(
         name=name, height=height, width=width, channels=logical, slots=tuple(slots)
     )
