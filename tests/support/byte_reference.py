@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cubemesh.inference.cpu.program import NormStep, PoolingStep, ProductStep, QuantizeStep, SumStep
+from cubemesh.inference.cpu.program import NormStep, ProductStep, QuantizeStep
 from cubemesh.inference.cpu.session import (
     mean_table,
     multipliers,
@@ -11,6 +11,7 @@ from cubemesh.inference.cpu.session import (
     shape_of,
     whole_biases,
 )
+from cubemesh.inference.lowering import AddStep, PoolStep
 
 
 def run_program(program, images):
@@ -60,9 +61,9 @@ class _Machine:
             real = self.image(step, y)
         elif isinstance(step, ProductStep):
             real = self.product(step, y)
-        elif isinstance(step, PoolingStep):
+        elif isinstance(step, PoolStep):
             real = self.pool(step, y)
-        elif isinstance(step, SumStep):
+        elif isinstance(step, AddStep):
             real = self.sum(step.x, ratio(arrays[step.x].scale, y.scale), step.other, y)
         else:
             assert isinstance(step, NormStep)

@@ -3,7 +3,8 @@ fp16."""
 
 import numpy as np
 
-from cubemesh.inference.gpu.program import NOWHERE, AddStep, ConvStep, PoolStep
+from cubemesh.inference.gpu.program import NOWHERE, ConvStep
+from cubemesh.inference.lowering import AddStep, PoolStep
 
 
 def run_program(program, images):

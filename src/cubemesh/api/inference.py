@@ -30,7 +30,7 @@ from cubemesh.inference.classify import (
 )
 from cubemesh.inference.cpp.export import export_cpp
 from cubemesh.inference.device import this_device
-from cubemesh.inference.engines import engine_errors, in_floats, of_device, open_engine
+from cubemesh.inference.engines import engine_errors, float_engines, of_device, open_engine
 from cubemesh.inference.latencies import (
     MOST_ITERATIONS,
     latency_figures,
@@ -464,7 +464,7 @@ def _by_checkpoint(
     network, weights, about = _trained(folder, step)
     graph = graph_of(network, weights)
     shape = image_shape(graph.inputs, network.name)
-    engine = next(iter(in_floats(of_device("cpu"))), None)
+    engine = next(iter(float_engines(of_device("cpu"))), None)
     if engine is None:
         raise UsageError(
             "Classifying needs an engine, ONNX Runtime or OpenVINO: pip install "

@@ -34,7 +34,7 @@ from cubemesh.inference.engines import (
     check_kind,
     computation,
     engine_errors,
-    in_floats,
+    float_engines,
     kernels_of,
     of_device,
     title,
@@ -255,8 +255,8 @@ def _pool(settings: BuildSettings, network: str, tell: Tell) -> EnginePool:
     device = this_device(settings.threads, settings.device)
     engines = _usable(_engines(settings, kind), settings, tell)
     reference = None
-    if kind != "cpu" or not in_floats(engines):
-        others = in_floats(_engines(replace(settings, engines=()), "cpu"))
+    if kind != "cpu" or not float_engines(engines):
+        others = float_engines(_engines(replace(settings, engines=()), "cpu"))
         reference = EnginePool(others, device, network)
     pool = EnginePool(engines, device, network, place=settings.device, reference=reference)
     unable = [p for p in settings.precisions if not any(pool.able(e, p) for e in engines)]
@@ -298,7 +298,7 @@ def _engines(settings: BuildSettings, kind: str) -> tuple[str, ...]:
         )
     if not found and kind != "cpu":
         raise UsageError("A plan on a GPU needs Triton, which comes with PyTorch for CUDA.")
-    if kind == "cpu" and not settings.engines and not in_floats(found):
+    if kind == "cpu" and not settings.engines and not float_engines(found):
         raise UsageError(
             "A plan needs an engine, ONNX Runtime or OpenVINO: pip install 'cubemesh[inference]'"
         )
@@ -309,13 +309,13 @@ def _usable(engines: Sequence[str], settings: BuildSettings, tell: Tell) -> tupl
     """The engines without those that cannot run here or in these precisions. UsageError where one
     of those was asked for."""
     if "int8" not in settings.precisions:
-        found = in_floats(engines)
-        if not found:
+        asked = [name for name in settings.engines if ENGINES[name].integers_only]
+        if asked:
             raise UsageError(
-                f"The engine {engines[0]} computes in 8-bit integers only: --accuracy 0.99, or "
+                f"The engine {asked[0]} computes in 8-bit integers only: --accuracy 0.99, or "
                 "--precision int8, and samples."
             )
-        return found
+        return float_engines(engines)
     reasons = {name: unsupported(name) for name in engines}
     for name, reason in reasons.items():
         if reason and name in settings.engines:

@@ -20,7 +20,7 @@ from cubemesh.inference.engines import (
     EngineError,
     Session,
     engine_errors,
-    in_floats,
+    float_engines,
     open_engine,
     title,
 )
@@ -176,7 +176,7 @@ class EnginePool:
     @property
     def first(self) -> str:
         """The first engine that computes in floating point too; the first one where none does."""
-        return next(iter((*in_floats(self.engines), *self.engines)))
+        return (*float_engines(self.engines), *self.engines)[0]
 
     def _session(self, engine: str, content: bytes, precision: str, batch: int) -> Session:
         key = (engine, content, precision, batch)
@@ -195,7 +195,7 @@ class EnginePool:
         inputs = next(batches(samples.selection, 4)) if samples else random_inputs(graph.inputs, 2)
         unchanged = serialized(graph)
         scores: dict[str, list[Array]] = {}
-        for engine in in_floats(self.engines):
+        for engine in float_engines(self.engines):
             try:
                 scores[engine] = [self.scores(engine, c, inputs) for c in (unchanged, *contents)]
             except EngineError as error:

@@ -99,8 +99,8 @@ def of_device(kind: str) -> tuple[str, ...]:
     return tuple(name for name, line in ENGINES.items() if line.kind == kind and line.installed)
 
 
-def in_floats(names: Iterable[str]) -> tuple[str, ...]:
-    """Those engines that compute models in floating point too."""
+def float_engines(names: Iterable[str]) -> tuple[str, ...]:
+    """The engines that compute models in floating point too."""
     return tuple(name for name in names if not ENGINES[name].integers_only)
 
 

@@ -26,7 +26,7 @@ from cubemesh.inference.candidates import (
     Tell,
     samples_of,
 )
-from cubemesh.inference.engines import EngineError, engine_errors, in_floats
+from cubemesh.inference.engines import EngineError, engine_errors, float_engines
 from cubemesh.inference.plan_file import FrontPoint, ModelNote, Proof, Trial
 from cubemesh.inference.quantization.calibrate import Calibration, calibrate
 from cubemesh.inference.quantization.quantize import (
@@ -140,7 +140,7 @@ def _closest(
 ) -> Iterator[tuple[float, Candidate, bytes]]:
     """The candidate of each form with the least divergence. All are compared on the first batch,
     the best ones of each form on all samples."""
-    engine = pool.first if in_floats(pool.engines) else pool.reference.first
+    engine = pool.first if float_engines(pool.engines) else pool.reference.first
     selection = samples.selection
     reference = pool.reference_scores(serialized(graph), selection)
     first = min(BATCH_OF_PROOF, len(reference))
@@ -203,7 +203,7 @@ class MixedPrecisionSearch:
     def models(self, proofs: Sequence[Proof]) -> list[Model]:
         """The models found, given the `proofs` of the 8-bit ones."""
         found: dict[str, Model] = {}
-        for engine in in_floats(self.pool.engines):
+        for engine in float_engines(self.pool.engines):
             own = [p for p in proofs if p.engine == engine and p.model in self.forms.chosen]
             if not own or any(keeps_bound(proof) for proof in own):
                 continue

@@ -40,6 +40,8 @@ MOST_ELEMENTS = 1 << 31
 """Most numbers of an input at the largest batch size."""
 MOST_DOCUMENT = 16 << 20
 """Most bytes of the JSON."""
+WEIGHTS_SUFFIX = ".weights"
+"""Of the files of an unpacked plan that have the whole content of its models."""
 PART_BYTES = 1 << 20
 """What is read at a time for the checksum."""
 
@@ -252,9 +254,6 @@ def unpacked_plan(
         yield plan.document, found
 
 
-_WEIGHTS = ".weights"
-
-
 class _PlanFile:
     """An open plan: its header is read, its models are not."""
 
@@ -306,7 +305,7 @@ class _PlanFile:
     def unpack(self, name: str, folder: Path) -> Path:
         """A model as a file, copied by the system."""
         place, size = self.models[name]
-        file = folder / f"{list(self.models).index(name)}{_WEIGHTS}"
+        file = folder / f"{list(self.models).index(name)}{WEIGHTS_SUFFIX}"
         with file.open("wb") as target:
             while size:
                 copied = os.sendfile(target.fileno(), self._file.fileno(), place, size)
@@ -392,8 +391,8 @@ def _mapped(file: Path) -> bytes | mmap:
 
 
 def mapped_model(path: Path) -> bytes | mmap:
-    """The content of a model whole, given its file or that of `unpacked_plan`."""
-    weights = path.with_suffix(_WEIGHTS)
+    """The whole content of a model, given its file or the one that `unpacked_plan` made."""
+    weights = path.with_suffix(WEIGHTS_SUFFIX)
     return _mapped(weights if weights.is_file() else path)
 
 

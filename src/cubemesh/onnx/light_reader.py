@@ -5,7 +5,6 @@ Its structure is checked as it is read (`structure.py`); arrays are views of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from mmap import mmap
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from cubemesh.batches import Array
 from cubemesh.onnx.graph import Attribute, Graph, Operator
 from cubemesh.onnx.structure import Field, Walk, packed
+from cubemesh.untrusted import quoted
 
 _INTEGER, _TEXT, _FLOAT, _FLOATS, _INTEGERS = 3, 4, 2, 7, 8
 """Numbers of the fields of an attribute."""
@@ -20,14 +20,6 @@ _FLOATS_TYPE, _INTEGERS_TYPE = 6, 7
 """Of `AttributeProto.AttributeType`."""
 _ZEROS: dict[int, Attribute] = {1: 0.0, 2: 0, 3: ""}
 """Type → what is not written."""
-
-
-@dataclass
-class _Node:
-    kind: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: dict[str, Attribute]
 
 
 def graph_of_model(content: bytes | mmap) -> Graph:
@@ -47,44 +39,41 @@ def graph_of_model(content: bytes | mmap) -> Graph:
         opset=structure.opset,
         inputs=structure.inputs,
         outputs=structure.outputs,
-        operators=tuple(
-            Operator(
-                kind=node.kind,
-                inputs=node.inputs,
-                outputs=node.outputs,
-                attributes=node.attributes,
-            )
-            for node in walk.nodes
-        ),
+        operators=tuple(walk.nodes),
         constants=constants,
     )
 
 
 class _GraphWalk(Walk):
-    """A walk that keeps operators and their attributes."""
+    """A walk that collects operators and their attributes."""
 
     def __init__(self, content: memoryview) -> None:
         super().__init__(content)
-        self.nodes: list[_Node] = []
+        self.nodes: list[Operator] = []
 
     def operator(self, content: memoryview) -> None:
-        """Check an operator, and keep it."""
+        """Check an operator, and collect it."""
         super().operator(content)
-        node = _Node("", (), (), {})
+        kind = ""
+        inputs: list[str] = []
+        outputs: list[str] = []
+        attributes: dict[str, Attribute] = {}
         for number, value in self.fields(content, "an operator"):
             if isinstance(value, int):
                 continue
             if number == 1:
-                node.inputs += (str(value, "utf-8"),)
+                inputs.append(str(value, "utf-8"))
             elif number == 2:
-                node.outputs += (str(value, "utf-8"),)
+                outputs.append(str(value, "utf-8"))
             elif number == 4:
-                node.kind = str(value, "utf-8")
+                kind = str(value, "utf-8")
             elif number == 5:
                 name, found = _attribute(list(self.fields(value, "an attribute")))
                 if found is not None:
-                    node.attributes[name] = found
-        self.nodes.append(node)
+                    attributes[name] = found
+        self.nodes.append(
+            Operator(kind=kind, inputs=tuple(inputs), outputs=tuple(outputs), attributes=attributes)
+        )
 
     def fixed(self, content: memoryview) -> int | memoryview:
         """The bytes of a float."""
@@ -110,6 +99,8 @@ def _attribute(fields: list[Field]) -> tuple[str, Attribute | None]:
         elif number == _TEXT:
             single = str(value, "utf-8")
         elif number == _FLOAT:
+            if len(value) != 4:
+                raise ValueError(f"the attribute {quoted(name)} is damaged")
             single = float(np.frombuffer(value, np.float32)[0])
         elif number == _FLOATS:
             floats += np.frombuffer(value, np.float32).tolist()

@@ -2,6 +2,7 @@
 
 import struct
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -142,15 +143,15 @@ INNER = pow(GROUP, -1, 1 << 64) * 3 % (1 << 64)
         (hostile(operator("Transpose", (0,), perm=(3, 1, 3, 3))), "an axis given twice"),
         (hostile(operator("Transpose", (0,), perm=(0, 1, 2, 2))), "an axis given twice"),
         (hostile(operator("Shape", (0,))), "the result is not of floats"),
-        (hostile(operator("Identity", (0,)), input_shape=(-1, 3)), "no network of images"),
-        (hostile(operator("Identity", (0,)), input_shape=(-1, 3, 0, 4)), "no network of images"),
+        (hostile(operator("Identity", (0,)), input_shape=(-1, 3)), "not a network of images"),
+        (hostile(operator("Identity", (0,)), input_shape=(-1, 3, 0, 4)), "not a network of images"),
         (hostile(operator("Reshape", (0, 1)), (2,), 1, whole(0, 48)), ""),
         (
             hostile(operator("Reshape", (0, 1)), (3,), 1, whole(-1, 1 << 62, 4)),
             "impossible size",
         ),
-        (hostile(operator("Identity", (1,)), (0, 4)), "no scores of images"),
-        (hostile(operator("Identity", (1,)), (), 0, bytes(4)), "no scores of images"),
+        (hostile(operator("Identity", (1,)), (0, 4)), "not scores of images"),
+        (hostile(operator("Identity", (1,)), (), 0, bytes(4)), "not scores of images"),
     ],
 )
 def test_a_hostile_network_is_a_sentence(program, tmp_path, content, sentence):
@@ -171,6 +172,13 @@ def test_the_folder_has_the_network_the_header_and_an_example(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):
         export_network("little-cnn", tmp_path / "file", image_size=16, cpp=True)
+
+
+def test_a_name_like_a_path_stays_in_the_folder(tmp_path):
+    network = replace(every_layer(), name="../own/net/")
+    export_cpp(network, network.draw(0), tmp_path / "out")
+    assert (tmp_path / "out" / "net.cmnet").exists()
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
 
 
 @pytest.mark.parametrize(

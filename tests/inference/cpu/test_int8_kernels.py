@@ -2,8 +2,10 @@
 numbers of threads and groups of images; networks without residual sums equal ONNX Runtime's."""
 
 import ctypes
+import struct
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,13 +18,15 @@ from cubemesh import Plan, build_plan
 from cubemesh.errors import UsageError
 from cubemesh.inference.cpu import engine
 from cubemesh.inference.cpu.lower import lower
-from cubemesh.inference.cpu.program import NormStep, PoolingStep, ProductStep, SumStep
+from cubemesh.inference.cpu.program import NormStep, ProductStep
 from cubemesh.inference.cpu.session import CpuSession, segments
+from cubemesh.inference.lowering import AddStep, PoolStep
 from cubemesh.inference.passes import optimize
 from cubemesh.inference.plan_file import read_plan
 from cubemesh.inference.quantization.quantized_graph import NotLowered
 from cubemesh.kernels.cpu.int8 import library
 from cubemesh.onnx.export import export
+from cubemesh.onnx.graph import Graph, Operator, Value
 from cubemesh.onnx.light_reader import graph_of_model
 from cubemesh.onnx.reader import parse
 from cubemesh.onnx.writer import serialized
@@ -116,7 +120,7 @@ def test_a_residual_sum_is_computed_by_its_convolution():
     small = Small(pooled(residual, 12), shape=(3, 16, 16))
     products = [s for s in small.program.steps if isinstance(s, ProductStep)]
     assert [bool(s.residual) for s in products].count(True) == 2
-    assert not any(isinstance(s, SumStep) for s in small.program.steps)
+    assert not any(isinstance(s, AddStep) for s in small.program.steps)
     small.agrees()
 
 
@@ -151,7 +155,7 @@ def pools(small, sketch, x):
 def test_pools_sums_and_normalization():
     small = Small(pooled(pools, 18), shape=(3, 12, 11))
     kinds = {type(s) for s in small.program.steps}
-    assert {NormStep, SumStep, PoolingStep} < kinds
+    assert {NormStep, AddStep, PoolStep} < kinds
     small.agrees()
 
 
@@ -194,10 +198,8 @@ def resnet():
 def test_a_resnet_has_a_step_for_each_convolution_and_pool(resnet):
     program = resnet
     kinds = [type(step).__name__ for step in program.steps]
-    assert (kinds.count("ProductStep"), kinds.count("PoolingStep"), len(kinds)) == (21, 2, 24)
-    assert not [
-        s for s in program.steps if isinstance(s, PoolingStep) and s.window.kernel == (1, 1)
-    ]
+    assert (kinds.count("ProductStep"), kinds.count("PoolStep"), len(kinds)) == (21, 2, 24)
+    assert not [s for s in program.steps if isinstance(s, PoolStep) and s.window.kernel == (1, 1)]
 
 
 def test_segments_hold_what_a_cache_does(resnet):
@@ -264,6 +266,20 @@ def test_the_light_reader_reads_what_the_writer_wrote(cifarnet):
         graph_of_model(content[: len(content) // 2])
 
 
+def test_a_float_without_bytes_is_damaged():
+    norm = Operator(kind="LRN", inputs=("x",), outputs=("y",), attributes={"alpha": 0.5, "size": 3})
+    value = Value(name="y", dtype="float32", shape=("batch", 3, 4, 4))
+    inputs = (replace(value, name="x"),)
+    graph = Graph(
+        name="norm", opset=17, inputs=inputs, outputs=(value,), operators=(norm,), constants={}
+    )
+    content, alpha = serialized(graph), b"\x15" + struct.pack("<f", 0.5)
+    assert content.count(alpha) == 1
+    damaged = content.replace(alpha, b"\x12\x00" + b"\x4a\x01s")  # no bytes, and a text
+    with pytest.raises(ValueError, match=r"alpha.* is damaged"):
+        graph_of_model(damaged)
+
+
 def test_a_plan_in_own_kernels(tmp_path):
     from cubemesh.networks.builder import NetworkBuilder
 
@@ -306,5 +322,6 @@ assert not loaded, loaded
     arguments = [str(files[0]), str(tmp_path / "samples.npz"), str(tmp_path / "scores.npy")]
     subprocess.run([sys.executable, "-c", program, *arguments], check=True)
     assert np.array_equal(np.load(tmp_path / "scores.npy"), found)
-    with pytest.raises(UsageError, match=r"computes in 8-bit integers only"):
-        build_plan(str(tmp_path / "tiny.onnx"), files[0], engines=["cpu-int8"], threads=1)
+    for engines in (["cpu-int8"], ["cpu-int8", "onnxruntime"]):
+        with pytest.raises(UsageError, match=r"cpu-int8 computes in 8-bit integers only"):
+            build_plan(str(tmp_path / "tiny.onnx"), files[0], engines=engines, threads=1)

@@ -11,7 +11,8 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("torch")
 
 from cubemesh.inference.gpu.lower import lower
-from cubemesh.inference.gpu.program import ConvStep, ImageStep, PoolStep
+from cubemesh.inference.gpu.program import ConvStep, ImageStep
+from cubemesh.inference.lowering import PoolStep
 from cubemesh.inference.quantization.quantized_graph import NotLowered
 from cubemesh.onnx.graph import Graph, Operator, Value
 from hwnc_networks import ZOO, fp32, images, int8, scores

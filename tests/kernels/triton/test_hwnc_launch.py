@@ -11,10 +11,10 @@ from cubemesh.kernels.triton.hwnc.launch import (
     Method,
     Projection,
     Tiling,
-    Window,
     split_bytes,
     tilings,
 )
+from cubemesh.kernels.window import Window
 
 LAYERS = {
     "first": ((115, 115, 64, 16, 4), (112, 112, 64), Window(kernel=(4, 1))),

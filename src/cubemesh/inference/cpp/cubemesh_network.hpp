@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <limits>
 #include <map>
@@ -56,7 +55,7 @@ class Network {
     if (!file) throw std::runtime_error(path + " cannot be opened");
     bytes_.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
     if (bytes_.compare(0, 8, "CMNET001") != 0)
-      throw std::runtime_error(path + " is no network that cubemesh wrote, or of another version");
+      throw std::runtime_error(path + " is not a network that this version of cubemesh wrote");
     place_ = 8;
     name_ = text();
     const std::int64_t values = number(1 << 20);
@@ -86,7 +85,7 @@ class Network {
       std::vector<Held> inputs;
       for (std::int64_t id : one.inputs) {
         const auto found = held.find(id);
-        if (id >= 0 && found == held.end()) throw std::runtime_error("a value before its operator");
+        if (id >= 0 && found == held.end()) throw std::runtime_error("a value is used before it is computed");
         inputs.push_back(id < 0 ? nullptr : found->second);
       }
       held[one.output] = compute(one, inputs);
@@ -403,7 +402,7 @@ class Network {
       for (std::int64_t length : {w.kernel, w.stride, w.before, w.after, w.dilation})
         need(length <= (1 << 20), one, "a window of impossible size");
       need(w.kernel > 0 && w.stride > 0 && w.before >= 0 && w.after >= 0 && w.dilation > 0, one,
-           "a window that is none");
+           "a window of impossible size");
       const std::int64_t free = w.in + w.before + w.after - w.dilation * (w.kernel - 1) - 1;
       need(free >= 0, one, "a window larger than the image");
       w.out = free / w.stride + 1;
@@ -500,7 +499,7 @@ class Network {
 
   static Held gemm(const Operator& one, const std::vector<Held>& given) {
     const Value &a = floats(one, given, 0), &b = floats(one, given, 1);
-    need(a.shape.size() == 2 && b.shape.size() == 2 && !one.at("transA", 0), one, "no two matrices");
+    need(a.shape.size() == 2 && b.shape.size() == 2 && !one.at("transA", 0), one, "its inputs are not two matrices");
     const bool turned = one.at("transB", 0);
     const std::int64_t m = a.shape[0], k = a.shape[1], n = b.shape[turned ? 0 : 1];
     need(b.shape[turned ? 1 : 0] == k, one, "shapes that do not fit");
@@ -535,7 +534,7 @@ class Network {
 
   static Held matmul(const Operator& one, const std::vector<Held>& given) {
     const Value &a = floats(one, given, 0), &b = floats(one, given, 1);
-    need(a.shape.size() >= 2 && b.shape.size() >= 2, one, "no two matrices");
+    need(a.shape.size() >= 2 && b.shape.size() >= 2, one, "its inputs are not two matrices");
     const std::int64_t m = a.shape[a.shape.size() - 2], k = a.shape.back(), n = b.shape.back();
     need(b.shape[b.shape.size() - 2] == k, one, "shapes that do not fit");
     const Shape before_a(a.shape.begin(), a.shape.end() - 2), before_b(b.shape.begin(), b.shape.end() - 2);
@@ -570,7 +569,7 @@ class Network {
   static Held expand(const Operator& one, const std::vector<Held>& given) {
     const Value& x = floats(one, given, 0);
     const Shape wanted = integers(one, given, 1);
-    for (std::int64_t length : wanted) need(length > 0, one, "a length that is none");
+    for (std::int64_t length : wanted) need(length > 0, one, "a length below 1");
     auto y = made(joined(one, x.shape, wanted));
     const std::vector<std::int64_t> none(y->shape.size(), 0);
     float* out = y->floats.data();

@@ -23,11 +23,11 @@ int main(int count, char** words) {
     std::memcpy(images.data.data(), bytes.data(), images.data.size() * sizeof(float));
     cubemesh::Shape one = images.shape;
     if (one.size() != 4 || std::count(one.begin(), one.end(), 0))
-      throw std::runtime_error("no network of images");
+      throw std::runtime_error("this is not a network of images");
     one[0] = 1;
     images.shape[0] = images.data.size() / cubemesh::elements(one);
     const cubemesh::Tensor scores = network(images);
-    if (scores.shape.empty() || scores.shape[0] < 1) throw std::runtime_error("no scores of images");
+    if (scores.shape.empty() || scores.shape[0] < 1) throw std::runtime_error("the result is not scores of images");
     const std::size_t each = scores.data.size() / scores.shape[0];
     for (std::size_t n = 0; n < scores.data.size(); ++n)
       std::printf("%.9g%c", scores.data[n], (n + 1) % each ? ' ' : '\n');

@@ -50,7 +50,7 @@ def export_cpp(network: Network, weights: Mapping[str, Array], folder: Path) -> 
     package = resources.files("cubemesh.inference.cpp")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / f"{network.name}.cmnet", content)
+        replace_file(folder / f"{Path(network.name).name}.cmnet", content)
         for name in (HEADER, EXAMPLE):
             replace_file(folder / name, package.joinpath(name).read_bytes())
     except OSError as error:

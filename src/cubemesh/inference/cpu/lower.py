@@ -9,7 +9,6 @@ scale of what they average.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -20,22 +19,19 @@ from cubemesh.inference.cpu.program import (
     ByteArray,
     ByteProgram,
     NormStep,
-    Pair,
-    PoolingStep,
     ProductStep,
     QuantizeStep,
     Step,
-    SumStep,
-    Window,
 )
-from cubemesh.inference.passes.rewrite import integer, integers, number, text
+from cubemesh.inference.lowering import AddStep, Lowering, PoolStep, Value, kernel_of
+from cubemesh.inference.passes.rewrite import integer, integers, number
 from cubemesh.inference.quantization.quantized_graph import (
     NotLowered,
     Quantized,
-    QuantizedGraph,
     Weights,
     without_quantizations,
 )
+from cubemesh.kernels.window import Pair, Window
 from cubemesh.onnx.graph import Graph, Operator
 
 MOST_NORMALIZED = 15
@@ -44,22 +40,6 @@ MOST_IMAGE_BYTES = (1 << 31) - 1
 """Of an array: where a tap reads has 32 bits."""
 MOST_TABLE_BYTES = 1 << 30
 """Of all packed weights and tables of a network."""
-MOST_WINDOW = 1 << 20
-"""Pixels of a stride, of a dilation, or of the padding of a side."""
-_VIEWS = ("Dropout", "Flatten", "Identity", "Reshape", "Squeeze")
-
-
-@dataclass(kw_only=True, eq=False)
-class _Value:
-    """A value of the network while its program is made."""
-
-    name: str
-    height: int
-    width: int
-    channels: int
-    parent: str = ""
-    """The concatenation of which it is a slice."""
-    offset: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,53 +51,24 @@ class _Norm:
 
 
 @dataclass(kw_only=True)
-class _Lowering:
-    source: QuantizedGraph
-    scales: dict[str, Quantized] = field(default_factory=dict)
-    values: dict[str, _Value] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
-    step_of: dict[str, int] = field(default_factory=dict)
-    """Value → the step that computes it, or the last part of it."""
-    alias: dict[str, str] = field(default_factory=dict)
-    """View → the value that it shows."""
-    users: Counter[str] = field(default_factory=Counter)
-    copies: dict[tuple[object, ...], _Value] = field(default_factory=dict)
+class _Lowering(Lowering[Value, QuantizeStep | ProductStep | NormStep]):
+    copies: dict[tuple[object, ...], Value] = field(default_factory=dict)
     """Copies in bytes of the network's input, by their borders and sizes."""
-    flattened: set[str] = field(default_factory=set)
-    """Names whose pixels and channels are one axis."""
 
     def lower(self) -> ByteProgram:
         graph = self.source.graph
-        if len(graph.inputs) != 1 or len(graph.inputs[0].shape) != 4:
-            raise NotLowered("its input is not one batch of images")
-        _, channels, height, width = graph.inputs[0].shape
-        if not (isinstance(channels, int) and isinstance(height, int) and isinstance(width, int)):
-            raise NotLowered("its input has free lengths")
-        if min(channels, height, width) < 1:
-            raise NotLowered("its input is empty")
-        self.scales.update(self.source.quantized)
-        given = graph.inputs[0].name
+        given, shape = self.image()
         if given not in self.scales:
             raise NotLowered("its input is not quantized: these kernels compute in 8-bit integers")
-        self.values[given] = _Value(name=given, height=height, width=width, channels=channels)
-        for operator in graph.operators:
-            self.users.update({name for name in operator.inputs if name})
-        self.users.update(graph.output_names)
+        channels, height, width = shape
+        self.values[given] = Value(name=given, height=height, width=width, channels=channels)
         joined = {name: norm for norm in _norms(graph) for name in norm.operators}
         for operator in graph.operators:
             if operator.name in joined:
                 self.norm(operator, joined[operator.name])
-                continue
-            lower = _LOWER.get(operator.kind)
-            if lower is None:
-                raise NotLowered(f"it has no kernel for {operator.kind} ({operator.name})")
-            lower(self, operator)
-        outputs = []
-        for output in graph.outputs:
-            value = self.value(output.name)
-            if value.name not in self.step_of:
-                raise NotLowered(f"its result {output.name} is not computed by a kernel")
-            outputs.append((value.name, self.is_flat(output.name)))
+            else:
+                kernel_of(_KERNELS, operator)(self, operator)
+        outputs = self.results()
         arrays = self.arrays({name for name, _ in outputs})
         steps = tuple(_with_long_rows(step, arrays) for step in self.steps)
         if sum(_table_bytes(step, arrays) for step in steps) > MOST_TABLE_BYTES:
@@ -125,76 +76,27 @@ class _Lowering:
         return ByteProgram(
             network=graph.name,
             input=given,
-            input_shape=(channels, height, width),
+            input_shape=shape,
             steps=steps,
             arrays=arrays,
-            outputs=tuple(outputs),
+            outputs=outputs,
         )
-
-    def value(self, name: str) -> _Value:
-        """The value behind a name; NotLowered for a constant."""
-        name = self.base(name)
-        if name not in self.values:
-            raise NotLowered(f"{name} is a constant where a kernel reads an activation")
-        return self.values[name]
-
-    def computed(self, operator: Operator, position: int = 0) -> _Value:
-        """An input of an operator that a step computes."""
-        value = self.value(operator.inputs[position])
-        if value.name not in self.step_of:
-            raise NotLowered(f"{operator.name} reads the network's input")
-        return value
-
-    def base(self, name: str) -> str:
-        """The value that a view shows."""
-        while name in self.alias:
-            name = self.alias[name]
-        return name
-
-    def is_flat(self, name: str) -> bool:
-        """Whether pixels and channels are one axis of `name`."""
-        while name not in self.flattened and name in self.alias:
-            name = self.alias[name]
-        return name in self.flattened
 
     def scale(self, name: str) -> Quantized | None:
         """The scale of a value; of a mean without one, that of what it averages."""
         while name not in self.scales and name in self.step_of:
             step = self.steps[self.step_of[name]]
-            if not isinstance(step, PoolingStep) or step.y != name:
+            if not isinstance(step, PoolStep) or step.y != name:
                 break
             name = step.x
         return self.scales.get(name)
 
-    def enter(self, value: _Value) -> None:
-        """Enter a value; NotLowered where another one has its name."""
-        if value.name in self.values:
-            raise NotLowered(f"two values are called {value.name}")
-        self.values[value.name] = value
-
-    def add(self, step: Step, value: _Value) -> None:
-        """Append a step and its result."""
-        self.enter(value)
-        self.step_of[value.name] = len(self.steps)
-        self.steps.append(step)
-
-    def sole_step(self, name: str) -> Step | None:
-        """The step whose result is `name`, if only one operator uses it and it is not a view."""
-        step = self.steps[self.step_of[name]] if name in self.step_of else None
-        return step if step is not None and step.y == name and self.users[name] == 1 else None
-
-    def join(self, step: ProductStep | PoolingStep | SumStep | NormStep, joined: Step) -> None:
-        """Replace a step by one that computes what follows it too."""
-        at = self.step_of.pop(step.y)
-        value = self.values.pop(step.y)
-        value.name = joined.y
-        self.enter(value)
-        self.step_of[joined.y] = at
-        if step.y in self.flattened:
-            self.flattened.add(joined.y)
+    def join(self, step: Step, joined: Step) -> None:
+        """Replace a step by one that computes what follows it too, in its scale where the result
+        has none."""
+        super().join(step, joined)
         if step.y in self.scales:
             self.scales.setdefault(joined.y, self.scales[step.y])
-        self.steps[at] = joined
 
     def norm(self, operator: Operator, norm: _Norm) -> None:
         """Add a normalization within channels where its last operator is."""
@@ -203,21 +105,6 @@ class _Lowering:
         value = self.computed(operator)
         step = replace(norm.step, x=value.name, y=operator.name)
         self.add(step, replace(value, name=operator.name, parent="", offset=0))
-
-    def weights(self, name: str) -> Weights:
-        """A constant."""
-        found = self.source.weights.get(name)
-        if found is None:
-            raise NotLowered(f"the weights {name} are not constant")
-        return found
-
-    def owner(self, name: str) -> tuple[str, int]:
-        """The array of which `name` is a slice, and the offset of its channels there."""
-        offset = 0
-        while self.values[name].parent:
-            offset += self.values[name].offset
-            name = self.values[name].parent
-        return name, offset
 
     def arrays(self, outputs: set[str]) -> dict[str, ByteArray]:
         """The arrays of all values that steps compute. NotLowered for one without a scale that is
@@ -231,10 +118,10 @@ class _Lowering:
             step = producers.get(name)
             owner, offset = self.owner(name)
             if scale is None:
-                whole = isinstance(step, (ProductStep, PoolingStep)) and owner == name
+                whole = isinstance(step, (ProductStep, PoolStep)) and owner == name
                 if name not in outputs or not whole or _has_residual(step):
                     raise NotLowered(f"{name} is not in 8 bits")
-                if isinstance(step, PoolingStep) and not step.average:
+                if isinstance(step, PoolStep) and not step.average:
                     raise NotLowered(f"its result {name} is a maximum")
             elif name in outputs:
                 raise NotLowered(f"its result {name} is in 8 bits")
@@ -267,7 +154,7 @@ def _table_bytes(step: Step, arrays: dict[str, ByteArray]) -> int:
         return taps * (-(-outputs // 64) * 64 * -(-row // 64) * 64 + 4 * y.height * y.width)
     if isinstance(step, NormStep):
         return 4 * step.count * 255**2
-    return 4 * math.prod(step.window.kernel) if isinstance(step, PoolingStep) else 0
+    return 4 * math.prod(step.window.kernel) if isinstance(step, PoolStep) else 0
 
 
 def _has_residual(step: Step | None) -> bool:
@@ -338,43 +225,22 @@ def _norms(graph: Graph) -> list[_Norm]:
 
 
 def _conv(lowering: _Lowering, operator: Operator) -> None:
-    weights = lowering.weights(operator.inputs[1])
-    if integer(operator, "group", 1) != 1:
-        raise NotLowered(f"it has no kernel for convolutions in groups ({operator.name})")
-    if weights.values.ndim != 4:
-        raise NotLowered(f"it has no kernel for convolutions of {weights.values.ndim - 2} axes")
-    value = lowering.value(operator.inputs[0])
-    kernel = (weights.values.shape[2], weights.values.shape[3])
-    window, size = _window(operator, kernel, value)
-    _product(lowering, operator, value, weights, window, size)
+    _product(lowering, operator, *lowering.convolution(operator))
 
 
 def _gemm(lowering: _Lowering, operator: Operator) -> None:
-    weights = lowering.weights(operator.inputs[1])
-    attributes = (number(operator, "alpha", 1.0), number(operator, "beta", 1.0))
-    if attributes != (1.0, 1.0) or integer(operator, "transA", 0) or weights.values.ndim != 2:
-        raise NotLowered(f"it has no kernel for this product ({operator.name})")
-    if not integer(operator, "transB", 0):
-        weights = replace(weights, values=weights.values.T, axis=1 - weights.axis)
-    value = lowering.value(operator.inputs[0])
-    if not lowering.is_flat(operator.inputs[0]):
-        raise NotLowered(f"it has no kernel for this product ({operator.name})")
-    shape = (len(weights.values), value.channels, value.height, value.width)
-    if weights.values.shape[1] != value.channels * value.height * value.width:
-        raise NotLowered(f"the shapes of {operator.name} contradict")
-    weights = replace(weights, values=weights.values.reshape(shape))
-    window = Window(kernel=(value.height, value.width))
-    _product(lowering, operator, value, weights, window, (1, 1))
-    lowering.flattened.add(operator.name)
+    _product(lowering, operator, *lowering.matrix_product(operator), flat=True)
 
 
 def _product(
     lowering: _Lowering,
     operator: Operator,
-    value: _Value,
+    value: Value,
     weights: Weights,
     window: Window,
     size: Pair,
+    *,
+    flat: bool = False,
 ) -> None:
     """Add a convolution; one that reads the network's input reads a copy in bytes."""
     name, outputs = operator.name, weights.values.shape[0]
@@ -398,7 +264,8 @@ def _product(
     step = ProductStep(
         x=value.name, y=name, window=window, weights=taps, scales=weights.scales, biases=biases
     )
-    lowering.add(step, _Value(name=name, height=size[0], width=size[1], channels=outputs))
+    made = Value(name=name, height=size[0], width=size[1], channels=outputs)
+    lowering.add(step, made, flat=flat)
 
 
 def _whole_biases(bias: Weights, steps: Array, outputs: int) -> Array:
@@ -412,8 +279,8 @@ def _whole_biases(bias: Weights, steps: Array, outputs: int) -> Array:
 
 
 def _image(
-    lowering: _Lowering, value: _Value, weights: Array, window: Window, size: Pair
-) -> tuple[_Value, Array, Window]:
+    lowering: _Lowering, value: Value, weights: Array, window: Window, size: Pair
+) -> tuple[Value, Array, Window]:
     """The network's input in bytes with its border, and the weights and window of a convolution
     that reads it. For a stride of 2, blocks of 2 × 2 pixels are one with four times the
     channels."""
@@ -433,7 +300,7 @@ def _image(
     if key not in lowering.copies:
         name = f"{value.name}/bytes {pad} {fold} {lengths}"
         step = QuantizeStep(x=value.name, y=name, top=pad[0], left=pad[1], fold=fold)
-        made = _Value(
+        made = Value(
             name=name, height=lengths[0], width=lengths[1], channels=channels * fold * fold
         )
         lowering.scales[name] = lowering.scales[value.name]
@@ -454,66 +321,20 @@ def _relu(lowering: _Lowering, operator: Operator) -> None:
     step = lowering.sole_step(operator.inputs[0])
     if step is None or isinstance(step, QuantizeStep):
         flat = lowering.is_flat(operator.inputs[0])
-        _copy(lowering, value, operator.name, relu=True)
-        if flat:
-            lowering.flattened.add(operator.name)
+        lowering.copy(value, operator.name, relu=True, flat=flat)
         return
     lowering.join(step, replace(step, y=operator.name, relu=True))
 
 
 def _add(lowering: _Lowering, operator: Operator) -> None:
-    one, other = (lowering.computed(operator, position) for position in (0, 1))
-    if (one.height, one.width, one.channels) != (other.height, other.width, other.channels):
-        raise NotLowered(f"it has no kernel for sums of different shapes ({operator.name})")
-    if lowering.step_of[one.name] < lowering.step_of[other.name]:
-        one, other = other, one
+    one, other = lowering.summands(operator)
     step = lowering.sole_step(one.name)
     if one is not other and isinstance(step, ProductStep) and not step.relu and not step.residual:
         lowering.join(step, replace(step, y=operator.name, residual=other.name))
         return
     made = replace(one, name=operator.name, parent="", offset=0)
-    lowering.add(SumStep(x=one.name, other=other.name, y=operator.name), made)
-
-
-def _max_pool(lowering: _Lowering, operator: Operator) -> None:
-    if len(operator.outputs) > 1 and operator.outputs[1]:
-        raise NotLowered(f"it has no kernel for the indices of maxima ({operator.name})")
-    _pool(lowering, operator, average=False)
-
-
-def _average_pool(lowering: _Lowering, operator: Operator) -> None:
-    _pool(lowering, operator, average=True)
-
-
-def _global_average_pool(lowering: _Lowering, operator: Operator) -> None:
-    value = lowering.computed(operator)
-    window = Window(kernel=(value.height, value.width))
-    step = PoolingStep(x=value.name, y=operator.name, window=window, average=True)
-    made = replace(value, name=operator.name, height=1, width=1, parent="", offset=0)
-    lowering.add(step, made)
-
-
-def _pool(lowering: _Lowering, operator: Operator, *, average: bool) -> None:
-    value = lowering.computed(operator)
-    kernel = integers(operator, "kernel_shape")
-    if len(kernel) != 2:
-        raise NotLowered(f"it has no kernel for pools of {len(kernel)} axes ({operator.name})")
-    window, size = _window(operator, (kernel[0], kernel[1]), value)
-    if window.dilation != (1, 1):
-        raise NotLowered(f"it has no kernel for dilated pools ({operator.name})")
-    divisor = 0
-    if average and integer(operator, "count_include_pad", 0):
-        divisor = kernel[0] * kernel[1]
-        pads = integers(operator, "pads", (0, 0, 0, 0))
-        for n, given in enumerate((value.height, value.width)):
-            last = (size[n] - 1) * window.stride[n] - window.pad[n] + kernel[n]
-            if last > given + pads[n + 2]:
-                raise NotLowered(f"it has no kernel for means beyond the padding ({operator.name})")
-    step = PoolingStep(
-        x=value.name, y=operator.name, window=window, average=average, divisor=divisor
-    )
-    made = replace(value, name=operator.name, height=size[0], width=size[1], parent="", offset=0)
-    lowering.add(step, made)
+    flat = lowering.is_flat(operator.inputs[0])
+    lowering.add(AddStep(x=one.name, other=other.name, y=operator.name), made, flat=flat)
 
 
 def _norm(lowering: _Lowering, operator: Operator) -> None:
@@ -524,6 +345,7 @@ def _norm(lowering: _Lowering, operator: Operator) -> None:
         x=value.name,
         y=operator.name,
         size=size,
+        window=Window(),
         alpha=number(operator, "alpha", 1e-4),
         beta=number(operator, "beta", 0.75),
         bias=number(operator, "bias", 1.0),
@@ -532,11 +354,7 @@ def _norm(lowering: _Lowering, operator: Operator) -> None:
 
 
 def _concat(lowering: _Lowering, operator: Operator) -> None:
-    parts = [lowering.computed(operator, n) for n in range(len(operator.inputs))]
-    sizes = {(part.height, part.width) for part in parts}
-    flat = any(lowering.is_flat(name) for name in operator.inputs)
-    if integer(operator, "axis", 1) not in (1, -3) or len(sizes) > 1 or flat:
-        raise NotLowered(f"it has no kernel for this concatenation ({operator.name})")
+    parts, (height, width) = lowering.parts(operator)
     name, scale, offset = operator.name, lowering.scale(operator.name), 0
     if scale is None:
         scales = {lowering.scale(part.name) for part in parts}
@@ -549,90 +367,23 @@ def _concat(lowering: _Lowering, operator: Operator) -> None:
         if part.parent or lowering.scale(part.name) != scale:
             copy = f"{name}/part {offset}"
             lowering.scales[copy] = scale
-            _copy(lowering, part, copy)
-            part = lowering.values[copy]
+            part = lowering.copy(part, copy)
         part.parent, part.offset = name, offset
         offset += part.channels
-    height, width = sizes.pop()
-    lowering.enter(_Value(name=name, height=height, width=width, channels=offset))
+    lowering.enter(Value(name=name, height=height, width=width, channels=offset))
     lowering.step_of[name] = len(lowering.steps) - 1
 
 
-def _copy(lowering: _Lowering, value: _Value, name: str, *, relu: bool = False) -> None:
-    step = PoolingStep(x=value.name, y=name, window=Window(), relu=relu)
-    lowering.add(step, replace(value, name=name, parent="", offset=0))
-
-
-def _view(lowering: _Lowering, operator: Operator) -> None:
-    value = lowering.value(operator.inputs[0])
-    flat = lowering.is_flat(operator.inputs[0])
-    refusal = NotLowered(f"it has no kernel for this view ({operator.name})")
-    if operator.kind == "Flatten":
-        if integer(operator, "axis", 1) != 1:
-            raise refusal
-        flat = True
-    elif operator.kind == "Reshape":
-        shape = lowering.source.graph.constant(operator.inputs[1])
-        if shape is None or shape.size != 2 or int(shape[0]) == 1:
-            raise refusal
-        flat = True
-    elif operator.kind == "Squeeze":
-        if (value.height, value.width) != (1, 1):
-            raise refusal
-        flat = True
-    lowering.alias[operator.name] = value.name
-    if flat:
-        lowering.flattened.add(operator.name)
-    lowering.users[value.name] += lowering.users[operator.name] - 1
-    own = lowering.scales.get(operator.name)
-    if own is not None and lowering.scales.setdefault(value.name, own) != own:
-        raise NotLowered(f"{operator.name} has another scale than {value.name}")
-
-
-_LOWER: dict[str, Callable[[_Lowering, Operator], None]] = {
+_KERNELS: dict[str, Callable[[_Lowering, Operator], None]] = {
     "Add": _add,
-    "AveragePool": _average_pool,
     "Concat": _concat,
     "Conv": _conv,
     "Gemm": _gemm,
-    "GlobalAveragePool": _global_average_pool,
     "LRN": _norm,
-    "MaxPool": _max_pool,
     "Relu": _relu,
-    **dict.fromkeys(_VIEWS, _view),
 }
 
 
 def lower(graph: Graph) -> ByteProgram:
     """The program of a graph whose batch is free; NotLowered, naming it, for what has no kernel."""
     return _Lowering(source=without_quantizations(graph)).lower()
-
-
-def _window(operator: Operator, kernel: Pair, value: _Value) -> tuple[Window, Pair]:
-    """The windows of an operator, and height and width of its result."""
-    strides = integers(operator, "strides", (1, 1))
-    dilations = integers(operator, "dilations", (1, 1))
-    pads = integers(operator, "pads", (0, 0, 0, 0))
-    lists = len(strides) == len(dilations) == 2 and len(pads) == 4
-    steps = (*strides, *dilations)
-    if not lists or min(*kernel, *steps) < 1 or min(pads) < 0 or max(*steps, *pads) > MOST_WINDOW:
-        raise NotLowered(f"it has no kernel for the window of {operator.name}")
-    if text(operator, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise NotLowered(f"it has no kernel for automatic padding ({operator.name})")
-    lengths = []
-    for n, size in enumerate((value.height, value.width)):
-        rest = size + pads[n] + pads[n + 2] - dilations[n] * (kernel[n] - 1) - 1
-        length = rest // strides[n] + 1
-        if integer(operator, "ceil_mode", 0) and rest % strides[n]:
-            # the last window begins inside the image or its padding before
-            length += length * strides[n] < size + pads[n]
-        if length < 1:
-            raise NotLowered(f"the windows of {operator.name} are larger than its input")
-        lengths.append(length)
-    window = Window(
-        kernel=kernel,
-        stride=(strides[0], strides[1]),
-        pad=(pads[0], pads[1]),
-        dilation=(dilations[0], dilations[1]),
-    )
-    return window, (lengths[0], lengths[1])

@@ -10,19 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cubemesh.batches import Array
-
-Pair = tuple[int, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Window:
-    """Which pixels of its input an output pixel reads; heights before widths."""
-
-    kernel: Pair = (1, 1)
-    stride: Pair = (1, 1)
-    pad: Pair = (0, 0)
-    """Before the first row and the first pixel."""
-    dilation: Pair = (1, 1)
+from cubemesh.inference.lowering import AddStep, PoolStep
+from cubemesh.kernels.window import Window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,39 +78,6 @@ class ProductStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolingStep:
-    """The maximum or mean of each window; of one pixel: a copy, in another scale."""
-
-    x: str
-    y: str
-    window: Window
-    average: bool = False
-    divisor: int = 0
-    """Of a mean; 0: the pixels inside the image."""
-    relu: bool = False
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The array that it needs."""
-        return (self.x,)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SumStep:
-    """The sum of two arrays."""
-
-    x: str
-    other: str
-    y: str
-    relu: bool = False
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The arrays that it needs."""
-        return (self.x, self.other)
-
-
-@dataclass(frozen=True, kw_only=True)
 class NormStep:
     """Response normalization: x / (bias + alpha · mean of x²)^beta, over `size` channels of a pixel
     or, where that is 1, over a `window` around the pixel, with zeros beyond the border."""
@@ -129,7 +85,7 @@ class NormStep:
     x: str
     y: str
     size: int = 1
-    window: Window = Window()
+    window: Window
     alpha: float
     beta: float
     bias: float
@@ -146,7 +102,7 @@ class NormStep:
         return self.size * self.window.kernel[0] * self.window.kernel[1]
 
 
-Step = QuantizeStep | ProductStep | PoolingStep | SumStep | NormStep
+Step = QuantizeStep | ProductStep | PoolStep | AddStep | NormStep
 
 
 @dataclass(frozen=True, kw_only=True)

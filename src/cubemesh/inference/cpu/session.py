@@ -8,7 +8,6 @@ their lives do not overlap.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,18 +20,18 @@ from cubemesh.inference.cpu.program import (
     ByteArray,
     ByteProgram,
     NormStep,
-    PoolingStep,
     ProductStep,
     QuantizeStep,
     Step,
-    SumStep,
-    Window,
 )
+from cubemesh.inference.lowering import AddStep, PoolStep
 from cubemesh.kernels.cpu.int8 import library as kernels
 from cubemesh.kernels.cpu.int8.library import Kind
+from cubemesh.kernels.window import Window
 
 ALIGNMENT = 64
-DEFAULT_L2 = 1 << 20
+L2_BYTES = 1 << 20
+"""Of a core of a Zen 4 processor; one of a Xeon with AMX has twice as much."""
 MOST_BYTES = 1 << 32
 """Of the arrays and results of all images of a batch."""
 LEAST_WORK = 32_000_000
@@ -57,18 +56,19 @@ class CpuSession:
         batch: int,
         threads: int,
         instructions: str = "",
-        l2_bytes: int | None = None,
+        l2_bytes: int = L2_BYTES,
         least_work: int = LEAST_WORK,
     ) -> None:
         """`threads`: at most so many; a network with less than `least_work` for each takes fewer.
         `instructions`: `vnni`, `amx` or `emulated-amx`, by default the best of the processor.
         ValueError where it has none of them, and for arrays of more than `MOST_BYTES`."""
         self.program, self.batch = program, batch
+        self._numbers = {name: at for at, name in enumerate(program.arrays)}
         self.instructions = kernels.choose(instructions)
         threads = min(threads, max(1, batch * multiply_adds(program) // least_work))
         self.threads = threads
         images = -(-batch // min(batch, threads))
-        self.segments = segments(program, images, l2_bytes or l2_cache_bytes())
+        self.segments = segments(program, images, l2_bytes)
         places, arena = memory(program, self.segments, images)
         results = sum(program.arrays[name].image_bytes for name, _ in program.outputs)
         if min(batch, threads) * arena + batch * results > MOST_BYTES:
@@ -79,11 +79,11 @@ class CpuSession:
         for name, flat in program.outputs:
             own = program.arrays[name]
             stored = np.zeros((batch, own.height, own.width, own.channels), np.float32)
-            same = own.height * own.width == 1
-            shape = (batch, -1) if flat else (batch, own.channels, own.height, own.width)
+            shape = shape_of(own, batch, flat)
+            one_pixel = own.height * own.width == 1
             self._stored.append(stored)
             self._outputs.append(
-                stored.reshape(shape) if same else np.empty(shape_of(own, batch, flat), np.float32)
+                stored.reshape(shape) if one_pixel else np.empty(shape, np.float32)
             )
         self._network = kernels.Network(
             arrays=[self._array(a, places) for a in program.arrays.values()],
@@ -128,8 +128,7 @@ class CpuSession:
 
     def _step(self, step: Step) -> Mapping[str, object]:
         found: dict[str, Any]
-        arrays = self.program.arrays
-        numbers = {name: at for at, name in enumerate(arrays)}
+        arrays, numbers = self.program.arrays, self._numbers
         y = arrays[step.y]
         common: dict[str, Any] = {"y": numbers[step.y], "low": y.zero if step.relu else -1}
         if isinstance(step, QuantizeStep):
@@ -137,7 +136,7 @@ class CpuSession:
             found["factor"] = y.scale
         elif isinstance(step, ProductStep):
             found = {"kind": Kind.CONV, **window_numbers(step.window)} | self._product(step)
-        elif isinstance(step, SumStep):
+        elif isinstance(step, AddStep):
             x, other = arrays[step.x], arrays[step.other]
             one, second = ratio(x.scale, y.scale), ratio(other.scale, y.scale)
             found = {"kind": Kind.SUM, "other": numbers[step.other], "factor": one}
@@ -163,12 +162,12 @@ class CpuSession:
         if step.residual:
             other = self.program.arrays[step.residual]
             factor = ratio(other.scale, y.scale)
-            found["other"] = list(self.program.arrays).index(step.residual)
+            found["other"] = self._numbers[step.residual]
             found["other_factor"] = factor
             found["offset"] = np.float32(-other.zero * float(factor))
         return found
 
-    def _pool(self, step: PoolingStep) -> dict[str, object]:
+    def _pool(self, step: PoolStep) -> dict[str, object]:
         x, y = self.program.arrays[step.x], self.program.arrays[step.y]
         found = window_numbers(step.window)
         if not step.average:
@@ -190,7 +189,7 @@ def whole_biases(step: ProductStep, x: ByteArray) -> Array:
     return found
 
 
-def mean_table(step: PoolingStep, x: ByteArray, y: ByteArray) -> Array:
+def mean_table(step: PoolStep, x: ByteArray, y: ByteArray) -> Array:
     """By what the sum of a window is multiplied, by the number of its pixels inside the image."""
     counts = np.arange(step.window.kernel[0] * step.window.kernel[1] + 1, dtype=np.float64)
     divisors = np.full_like(counts, step.divisor) if step.divisor else np.maximum(counts, 1)
@@ -238,14 +237,6 @@ def multiply_adds(program: ByteProgram) -> int:
             y = program.arrays[step.y]
             found += y.height * y.width * int(step.weights.size)
     return found
-
-
-def l2_cache_bytes() -> int:
-    """The L2 of a core, as far as the C library knows it."""
-    try:
-        return os.sysconf("SC_LEVEL2_CACHE_SIZE") or DEFAULT_L2
-    except (OSError, ValueError):
-        return DEFAULT_L2
 
 
 def segments(program: ByteProgram, images: int, l2_bytes: int) -> tuple[Segment, ...]:

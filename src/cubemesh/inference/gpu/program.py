@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cubemesh.inference.lowering import AddStep, PoolStep
 from cubemesh.inference.quantization.quantized_graph import Quantized
-from cubemesh.kernels.triton.hwnc.launch import Window
+from cubemesh.kernels.window import Window
 
 IMAGE_ROW = 4
 """Most channels of the network's input, and those of a stored pixel."""
@@ -79,39 +80,6 @@ class ConvStep:
         """The arrays that it needs."""
         projected = "" if self.projection is None else self.projection.x
         return tuple(name for name in (self.x, self.residual, projected) if name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolStep:
-    """The maximum or mean of each window; of one pixel: a copy."""
-
-    x: str
-    y: str
-    window: Window
-    average: bool = False
-    divisor: int = 0
-    """Of a mean; 0: the number of pixels inside the image."""
-    relu: bool = False
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The arrays that it needs."""
-        return (self.x,)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AddStep:
-    """The sum of two arrays."""
-
-    x: str
-    other: str
-    y: str
-    relu: bool = False
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The arrays that it needs."""
-        return (self.x, self.other)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,11 @@ import torch
 from cubemesh.batches import Array
 from cubemesh.inference.gpu.program import (
     NOWHERE,
-    AddStep,
     ConvStep,
     DeviceProgram,
     DeviceStep,
-    PoolStep,
 )
+from cubemesh.inference.lowering import AddStep, PoolStep
 from cubemesh.inference.quantization.quantized_graph import Quantized
 from cubemesh.kernels.cuda_events import time_ms
 from cubemesh.kernels.triton.compilation import compiling_in_threads

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from cubemesh.frameworks.contract.program import NotInstalled, SupportsSnapshots, Unsupported
 from cubemesh.inference.build import BuildSettings, build, with_free_batch
-from cubemesh.inference.engines import in_floats, of_device
+from cubemesh.inference.engines import float_engines, of_device
 from cubemesh.inference.plan_file import PlanDocument, Proof
 from cubemesh.inference.samples import from_data
 from cubemesh.inference.timing import TimingRecord
@@ -53,7 +53,7 @@ class TrainingLog(Log):
 def infer_precision(task: Task) -> None:
     """Train the network, judge and time every candidate, and log them."""
     work, log = cast(InferPrecision, task.spec.work), task.log
-    if not in_floats(of_device("cpu")):
+    if not float_engines(of_device("cpu")):
         raise NotInstalled(
             "Neither ONNX Runtime nor OpenVINO is installed. Install both with: pip install "
             "'cubemesh[inference]'"

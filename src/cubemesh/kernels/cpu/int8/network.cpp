@@ -41,7 +41,7 @@ Memory allocate(long bytes) {
 
 struct Context {
     Memory arena;
-    Meeting meeting;
+    Barrier barrier;
     long first, last;  // its images
 };
 
@@ -185,7 +185,7 @@ struct Network {
             for (long image = 0; image < images; image += segment.group)
                 for (long at = segment.first; at < segment.last; at++) {
                     step(at, context, image, std::min<long>(segment.group, images - image), rank, team_size, scratch[thread]);
-                    context.meeting.wait(team_size);
+                    context.barrier.wait(team_size);
                 }
         if (tiles) release_tiles();
     }
@@ -199,7 +199,8 @@ extern "C" long int8_instructions() {
     return found;
 }
 
-// `sizes`: channels, height, width of the input, bytes of an arena, bytes of a line. Null without memory.
+// `sizes`: channels, height, width of the input, bytes of an arena, bytes of a line,
+// number of outputs. Null without memory.
 extern "C" void* int8_create(const ArrayInfo* arrays, long array_count, const StepInfo* steps, long step_count,
                              const SegmentInfo* segments, long segment_count, long batch, long threads, long tiles,
                              const int64_t* sizes, float* const* outputs) try {

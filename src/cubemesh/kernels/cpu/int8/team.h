@@ -72,8 +72,8 @@ class Team {
     void* context_ = nullptr;
 };
 
-// Where `size` threads meet.
-class Meeting {
+// Where each of `size` threads waits for the others.
+class Barrier {
   public:
     void wait(long size) {
         if (size == 1) return;

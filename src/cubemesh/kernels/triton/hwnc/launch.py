@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cubemesh.kernels.window import Window
+
 LEAST_CHANNELS = 32
 """Channels of arrays that convolutions read and write are multiples of this."""
 MOST_HELD = 512
@@ -56,17 +58,6 @@ class Layout:
     def clamps_negative(self) -> bool:
         """Whether no negative number can be stored."""
         return self.array.dtype == torch.int8 and self.zero == -128
-
-
-@dataclass(frozen=True, kw_only=True)
-class Window:
-    """Windows of a convolution or pool: height and width of each."""
-
-    kernel: tuple[int, int] = (1, 1)
-    stride: tuple[int, int] = (1, 1)
-    pad: tuple[int, int] = (0, 0)
-    """At the top and the left."""
-    dilation: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
