@@ -260,6 +260,13 @@ def root_mean_square(s, x):
     return s.Mul(s.Div(rows, s.Sqrt(s.Add(mean, 1e-6))), weights(4))
 
 
+def inverse_root_mean_square(s, x):
+    """The same, by a quotient of 1."""
+    rows = sequence(s, x)
+    mean = s.ReduceMean(s.Mul(rows, rows), s.integers(-1), keepdims=1)
+    return s.Mul(s.Mul(rows, s.Div(1.0, s.Sqrt(s.Add(mean, 1e-6)))), weights(4))
+
+
 def with_token(s, x):
     """A vector before those of the patches."""
     token = s.Expand(weights(1, 1, 4), s.integers(2, 1, 4))
@@ -268,7 +275,12 @@ def with_token(s, x):
 
 @pytest.mark.parametrize(
     ("build", "kind"),
-    [(masked_attention, "Attention"), (root_mean_square, "RMSNorm"), (with_token, "ClassToken")],
+    [
+        (masked_attention, "Attention"),
+        (root_mean_square, "RMSNorm"),
+        (inverse_root_mean_square, "RMSNorm"),
+        (with_token, "ClassToken"),
+    ],
 )
 def test_what_is_written_out_is_one_layer(build, kind, tmp_path):
     sketch = Sketch(x=("batch", 3, 8, 8))

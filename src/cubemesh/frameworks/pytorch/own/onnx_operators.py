@@ -398,10 +398,12 @@ def _arithmetic(call: Callable[[Any, Any], Any]) -> Build:
     def make(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
         one, two = operator.inputs
         arrays = [b.constant(name) for name in (one, two)]
+        if operator.name in b.roots:
+            (inner,) = b.roots[operator.name].inputs
+            if arrays[0] is not None:  # 1 / √y
+                return Function(torch.rsqrt), (inner,)
+            return Function(lambda x, y: x * torch.rsqrt(y)), (one, inner)
         if arrays[0] is None and arrays[1] is None:
-            if operator.name in b.roots:  # x / √y
-                inner = b.roots[operator.name].inputs[0]
-                return Function(lambda x, y: x * torch.rsqrt(y)), (one, inner)
             return Function(call), (one, two)
         first = arrays[0] is not None
         value = two if first else one
@@ -448,14 +450,19 @@ def _sum(b: Building, shape: tuple[int, ...], array: Array) -> nn.Module:
 
 
 def _roots(b: Building) -> dict[str, Operator]:
-    """Quotient or reciprocal → the square root that it divides by, and that nothing else reads."""
+    """Quotient of a value or of 1, or reciprocal → the square root that it divides by, and that
+    nothing else reads."""
     found = {}
     for operator in b.graph.operators:
-        if operator.kind in ("Div", "Reciprocal"):
-            root = b.sole(operator.inputs[-1], "Sqrt")
-            if root is not None:
-                found[operator.name] = root
-                b.merged.add(root.name)
+        if operator.kind not in ("Div", "Reciprocal") or b.is_constant(operator):
+            continue
+        *over, below = operator.inputs
+        root = b.sole(below, "Sqrt")
+        if root is None or b.constant(below) is not None:
+            continue
+        if all(b.constant(name) is None or b.scalar(name) == 1 for name in over):
+            found[operator.name] = root
+            b.merged.add(root.name)
     return found
 
 
@@ -502,7 +509,7 @@ def _transpose(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, .
     return Function(lambda x: x.permute(*order)), operator.inputs[:1]
 
 
-def _with_shape(b: Building, operator: Operator, lengths: Sequence[int]) -> Any:
+def _with_shape(operator: Operator, lengths: Sequence[int]) -> tuple[nn.Module, tuple[str, ...]]:
     return Function(lambda x: x.reshape(lengths)), operator.inputs[:1]
 
 
@@ -511,8 +518,7 @@ def _squeeze(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...
     axes = b.optional(operator, 1)
     chosen = range(len(given)) if axes is None else [int(n) % len(given) for n in axes.reshape(-1)]
     left = [n for i, n in enumerate(given) if i not in chosen or n != 1]
-    found: tuple[nn.Module, tuple[str, ...]] = _with_shape(b, operator, left)
-    return found
+    return _with_shape(operator, left)
 
 
 def _unsqueeze(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
@@ -521,8 +527,7 @@ def _unsqueeze(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, .
     rank = len(given) + len(axes)
     for axis in sorted(int(n) % rank for n in axes):
         given.insert(axis, 1)
-    found: tuple[nn.Module, tuple[str, ...]] = _with_shape(b, operator, given)
-    return found
+    return _with_shape(operator, given)
 
 
 def _concat(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
