@@ -10,7 +10,7 @@ onnx = pytest.importorskip("onnx")
 import own_modules
 from cubemesh.frameworks.contract.own_module import DescriptionRequest
 from cubemesh.frameworks.pytorch.module import build_modules
-from cubemesh.frameworks.pytorch.own import onnx_operators
+from cubemesh.frameworks.pytorch.own import onnx_building
 from cubemesh.networks import layers
 from cubemesh.networks.own_networks import network_of
 from cubemesh.networks.zoo.littlecnn import little_cnn
@@ -207,8 +207,8 @@ def test_constants_of_a_graph_have_a_limit_in_all(monkeypatch):
     rows = sketch.GatherElements(weights(2, 3), sketch.constant([[0], [1]], np.int64), axis=1)
     graph = sketch.graph(sketch.Relu("x"), rank=4)
     for most, found in ((14, [True] * 4), (9, [True, True, False, False])):
-        monkeypatch.setattr(onnx_operators, "MOST_COMPUTED_IN_ALL", most)
-        building = onnx_operators.Building(graph, {})
+        monkeypatch.setattr(onnx_building, "MOST_COMPUTED_IN_ALL", most)
+        building = onnx_building.Building(graph, {})
         assert [building.constant(name) is not None for name in (*sums, rows)] == found
 
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from cubemesh.frameworks.contract.own_module import DescriptionRequest, check_scores
 from cubemesh.frameworks.pytorch.own.description import traced_description
-from cubemesh.frameworks.pytorch.own.onnx_operators import Building, build
+from cubemesh.frameworks.pytorch.own.onnx_building import Building
+from cubemesh.frameworks.pytorch.own.onnx_operators import build
 from cubemesh.frameworks.pytorch.own.tracing import Traced, trace
 from cubemesh.frameworks.pytorch.own.values import Untraceable
 from cubemesh.onnx.graph import Graph, Operator
