@@ -246,7 +246,7 @@ def masked_attention(s, x):
             (weights(4, 4) / 2, (0, 2, 1, 3)),
         )
     )
-    scores = s.MatMul(s.Mul(query, 2**-0.25), s.Mul(keys, 2**-0.25))
+    scores = s.Mul(0.5, s.MatMul(s.Mul(query, 2**0.25), s.Mul(2**0.25, keys)))
     shares = s.Softmax(s.Where(seen, scores, -np.inf), axis=-1)
     shares = s.Where(s.IsNaN(shares), 0.0, shares)
     mixed = s.Transpose(s.MatMul(shares, values), perm=(0, 2, 1, 3))
@@ -265,6 +265,17 @@ def inverse_root_mean_square(s, x):
     rows = sequence(s, x)
     mean = s.ReduceMean(s.Mul(rows, rows), s.integers(-1), keepdims=1)
     return s.Mul(s.Mul(rows, s.Div(1.0, s.Sqrt(s.Add(mean, 1e-6)))), weights(4))
+
+
+def test_scores_that_are_divided_by_zero_are_no_attention(sketched):
+    def build(s, x):
+        rows = sequence(s, x)
+        scores = s.Div(s.MatMul(rows, s.Transpose(rows, perm=(0, 2, 1))), 0.0)
+        return s.ReduceMean(s.MatMul(s.Softmax(scores, axis=-1), rows), s.integers(1), keepdims=0)
+
+    own, arrays = sketched(build)
+    assert arrays is None
+    assert "has no layer type" in own.fault
 
 
 def with_token(s, x):
