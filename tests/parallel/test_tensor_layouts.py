@@ -8,7 +8,7 @@ from cubemesh.frameworks.contract.divided_network import Redistribution
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.assembly import of_documents
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.layers import Dropout, SelectPosition
+from cubemesh.networks.layers import Dropout, Multiply, SelectPosition
 from cubemesh.networks.transformer_sizes import transformer
 from cubemesh.networks.zoo.bert import bert
 from cubemesh.networks.zoo.gpt2 import gpt
@@ -131,6 +131,15 @@ def test_features_that_do_not_divide_are_refused():
     x = net.embedding(net.token_input("tokens", 4, 9), 8)
     net.classify(net.linear(net.gelu(net.linear(x, 9, name="up")), 8, name="down"))
     with pytest.raises(Unsupported, match=r"the 9 features of up in odd .* one of 1, 3, 9"):
+        divide(net.build(), 2)
+
+
+def test_a_product_with_an_input_of_the_network_is_not_between_a_pair():
+    net = NetworkBuilder("gate")
+    x = net.input("x", (4, 8))
+    gated = net.add_layer(Multiply(), net.linear(x, 8), x)
+    net.classify(net.linear(gated, 8))
+    with pytest.raises(Unsupported, match="no pair of linear layers"):
         divide(net.build(), 2)
 
 

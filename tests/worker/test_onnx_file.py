@@ -10,7 +10,7 @@ onnx = pytest.importorskip("onnx")
 import own_modules
 from cubemesh.frameworks.contract.own_module import DescriptionRequest
 from cubemesh.frameworks.pytorch.module import build_modules
-from cubemesh.frameworks.pytorch.own import onnx_operators
+from cubemesh.frameworks.pytorch.own import onnx_building
 from cubemesh.networks import layers
 from cubemesh.networks.own_networks import network_of
 from cubemesh.networks.zoo.littlecnn import little_cnn
@@ -207,8 +207,8 @@ def test_constants_of_a_graph_have_a_limit_in_all(monkeypatch):
     rows = sketch.GatherElements(weights(2, 3), sketch.constant([[0], [1]], np.int64), axis=1)
     graph = sketch.graph(sketch.Relu("x"), rank=4)
     for most, found in ((14, [True] * 4), (9, [True, True, False, False])):
-        monkeypatch.setattr(onnx_operators, "MOST_COMPUTED_IN_ALL", most)
-        building = onnx_operators.Building(graph, {})
+        monkeypatch.setattr(onnx_building, "MOST_COMPUTED_IN_ALL", most)
+        building = onnx_building.Building(graph, {})
         assert [building.constant(name) is not None for name in (*sums, rows)] == found
 
 
@@ -246,7 +246,7 @@ def masked_attention(s, x):
             (weights(4, 4) / 2, (0, 2, 1, 3)),
         )
     )
-    scores = s.MatMul(s.Mul(query, 2**-0.25), s.Mul(keys, 2**-0.25))
+    scores = s.Mul(0.5, s.MatMul(s.Mul(query, 2**0.25), s.Mul(2**0.25, keys)))
     shares = s.Softmax(s.Where(seen, scores, -np.inf), axis=-1)
     shares = s.Where(s.IsNaN(shares), 0.0, shares)
     mixed = s.Transpose(s.MatMul(shares, values), perm=(0, 2, 1, 3))
@@ -260,6 +260,24 @@ def root_mean_square(s, x):
     return s.Mul(s.Div(rows, s.Sqrt(s.Add(mean, 1e-6))), weights(4))
 
 
+def inverse_root_mean_square(s, x):
+    """The same, by a quotient of 1."""
+    rows = sequence(s, x)
+    mean = s.ReduceMean(s.Mul(rows, rows), s.integers(-1), keepdims=1)
+    return s.Mul(s.Mul(rows, s.Div(1.0, s.Sqrt(s.Add(mean, 1e-6)))), weights(4))
+
+
+def test_scores_that_are_divided_by_zero_are_no_attention(sketched):
+    def build(s, x):
+        rows = sequence(s, x)
+        scores = s.Div(s.MatMul(rows, s.Transpose(rows, perm=(0, 2, 1))), 0.0)
+        return s.ReduceMean(s.MatMul(s.Softmax(scores, axis=-1), rows), s.integers(1), keepdims=0)
+
+    own, arrays = sketched(build)
+    assert arrays is None
+    assert "has no layer type" in own.fault
+
+
 def with_token(s, x):
     """A vector before those of the patches."""
     token = s.Expand(weights(1, 1, 4), s.integers(2, 1, 4))
@@ -268,7 +286,12 @@ def with_token(s, x):
 
 @pytest.mark.parametrize(
     ("build", "kind"),
-    [(masked_attention, "Attention"), (root_mean_square, "RMSNorm"), (with_token, "ClassToken")],
+    [
+        (masked_attention, "Attention"),
+        (root_mean_square, "RMSNorm"),
+        (inverse_root_mean_square, "RMSNorm"),
+        (with_token, "ClassToken"),
+    ],
 )
 def test_what_is_written_out_is_one_layer(build, kind, tmp_path):
     sketch = Sketch(x=("batch", 3, 8, 8))

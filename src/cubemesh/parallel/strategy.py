@@ -109,7 +109,8 @@ class Strategy:
 
     @classmethod
     def sharding(cls, spec: RunSpec) -> Sharding | None:
-        """How its ranks divide the state of a training; None where it has one device."""
+        """How its ranks divide the state of a training; None on one device, without
+        synchronization, and where the ranks divide the network."""
         if spec.placement.devices == 1 or cls.needs is None or cls.same_samples:
             return None
         return Sharding(

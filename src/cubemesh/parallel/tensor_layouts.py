@@ -48,6 +48,7 @@ from cubemesh.networks.layers import (
     RMSNorm,
     RotaryEmbedding,
     Scale,
+    Shape,
     Sigmoid,
     Tanh,
 )
@@ -147,7 +148,7 @@ def _pairs(network: Network) -> list[_Pair]:
     for last in network.nodes:
         if not isinstance(last.layer, Linear) or last.name in taken:
             continue
-        walked = _back(last, nodes)
+        walked = _back(last, nodes, network.shapes)
         if walked is None:
             continue
         columns, between = walked
@@ -170,7 +171,9 @@ def _attends_alone(between: Sequence[Node], columns: Sequence[Node]) -> bool:
     )
 
 
-def _back(last: Node, nodes: Mapping[str, Node]) -> tuple[list[Node], list[Node]] | None:
+def _back(
+    last: Node, nodes: Mapping[str, Node], shapes: Mapping[str, Shape]
+) -> tuple[list[Node], list[Node]] | None:
     """The linear layers from which `last` is computed, and the layers between; None where other
     layers or inputs of the network are among them."""
     columns: dict[str, Node] = {}
@@ -188,7 +191,7 @@ def _back(last: Node, nodes: Mapping[str, Node]) -> tuple[list[Node], list[Node]
                 waiting += node.inputs
         else:
             return None
-        if isinstance(node.layer, Multiply) and len({nodes[v].shape for v in node.inputs}) > 1:
+        if isinstance(node.layer, Multiply) and len({shapes[v] for v in node.inputs}) > 1:
             return None
     return list(columns.values()), list(between.values())
 

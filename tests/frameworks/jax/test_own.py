@@ -9,18 +9,16 @@ jax = pytest.importorskip("jax", reason="JAX is not installed")
 pytest.importorskip("flax", reason="Flax is not installed")
 
 import flax_modules
-from cubemesh.errors import UsageError
 from cubemesh.frameworks.contract.own_module import DescriptionRequest
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.contract.validation import check_layers
 from cubemesh.frameworks.jax.network import JaxFunction
-from cubemesh.frameworks.jax.own import UNTRACED
 from cubemesh.frameworks.jax.program import JaxProgram
 from cubemesh.frameworks.jax.runtime import NUMERICS
 from cubemesh.networks.cost import totals
 from cubemesh.networks.opaque import Opaque
 from cubemesh.networks.own_networks import network_of
-from cubemesh.user_code import locate_network
+from cubemesh.user_code import UserCodeError, locate_network
 from cubemesh.worker.describe import describe
 
 FILE = Path(flax_modules.__file__)
@@ -34,10 +32,10 @@ def described():
     """The descriptions by name, made once."""
     found = {}
 
-    def make(name, **given):
+    def make(name):
         if name not in found:
             tokens = {"input_shape": (6,), "vocabulary": 11}
-            given = given or (tokens if name == "Words" else {"input_shape": IMAGE})
+            given = tokens if name == "Words" else {"input_shape": IMAGE}
             request = DescriptionRequest(named=locate_network(f"{FILE}:{name}"), **given)
             found[name], arrays = describe(request)
             assert arrays is None
@@ -49,7 +47,8 @@ def described():
 @pytest.mark.parametrize("name", ["Net", "NewNet"])
 def test_a_module_is_one_layer_with_its_arrays_and_counts(described, name):
     own = described(name)
-    assert (own.fault, own.untraced, own.framework) == ("", UNTRACED, "jax")
+    untraced = "it is a Flax module, and only modules of PyTorch are traced to layers"
+    assert (own.fault, own.untraced, own.framework) == ("", untraced, "jax")
     network = network_of(own)
     assert network.parameter_count == 3 * 9 * 8 + 8 + 2 * 8 + 8 * 10 + 10
     assert sorted(a.shape for a in network.state.values()) == [(8,), (8,)]
@@ -104,7 +103,7 @@ def test_a_changed_file_is_refused(described, make_request, tmp_path):
     own, _ = describe(request)
     assert own.fault == ""
     copy.write_text(FILE.read_text() + "\n")
-    with pytest.raises(Exception, match="its source changed after the command began"):
+    with pytest.raises(UserCodeError, match="its source changed after the command began"):
         JaxProgram(make_request(network_of(own)))
 
 
@@ -112,7 +111,7 @@ def test_other_frameworks_name_the_one_that_runs_it(described):
     network = network_of(described("Net"))
     with pytest.raises(Unsupported, match=r"runs as it is, in JAX. Set framework=jax\."):
         check_layers(network, {Opaque}, "pytorch")
-    with pytest.raises((Unsupported, UsageError), match="Set framework=jax"):
+    with pytest.raises(Unsupported, match="Set framework=jax"):
         check_layers(network, (), "onnxruntime")
 
 

@@ -32,7 +32,8 @@ def described(name):
 
 def test_a_model_is_one_layer_with_its_arrays_and_counts():
     own = described("build")
-    assert (own.fault, own.untraced, own.framework) == ("", keras_own.UNTRACED, "keras")
+    untraced = "it is a Keras model, and only modules of PyTorch are traced to layers"
+    assert (own.fault, own.untraced, own.framework) == ("", untraced, "keras")
     network = network_of(own)
     assert network.parameter_count == 3 * 9 * 8 + 8 + 2 * 8 + 8 * 10 + 10
     assert [a.shape for a in network.state.values()] == [(8,), (8,)]

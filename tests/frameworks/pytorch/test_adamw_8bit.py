@@ -7,7 +7,6 @@ torch = pytest.importorskip("torch")
 
 from cubemesh.batches import Batch
 from cubemesh.data.images.digits import open_digits
-from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.pytorch import build, captured
 from cubemesh.frameworks.pytorch.adamw_8bit import (
     AdamW8bit,
@@ -141,13 +140,6 @@ def test_parameters_may_come_in_groups():
     parameter.grad = torch.ones(8192)
     grouped.step()
     assert float(parameter.detach().max()) < 1
-
-
-def test_divided_arrays_are_refused():
-    divided = torch.nn.Parameter(torch.ones(4))
-    divided.to_local = lambda: divided  # as a DTensor has
-    with pytest.raises(Unsupported, match="divides arrays among devices"):
-        AdamW8bit([divided], _AdamW, rate=RATE, decay=0.1)
 
 
 def test_a_first_step_is_that_of_adamw_in_any_layout_and_chunks(monkeypatch):

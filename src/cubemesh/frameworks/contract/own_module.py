@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,6 +167,49 @@ def opaque_text(request: DescriptionRequest, layer: Opaque, arrays: Mapping[str,
     x = net.input(request.input_name, request.shape, vocabulary=request.vocabulary)
     net.classify(net.add_layer(layer, x, name="module"))
     return to_text(net.build(), {f"module.{n}": moments(a) for n, a in arrays.items()})
+
+
+def opaque_description(
+    request: DescriptionRequest,
+    framework: OwnFramework,
+    layer: Opaque,
+    arrays: Mapping[str, Array],
+    untraced: str = "",
+) -> OwnNetwork:
+    """The description of a module as one layer, with the initial values of its arrays; `untraced`:
+    why it is no graph of layers, by default its framework."""
+    named = request.named
+    return OwnNetwork(
+        source=named.name,
+        folder=named.folder,
+        digest=digest(named),
+        graph=opaque_text(request, layer, arrays),
+        untraced=untraced
+        or f"it is {TITLES[framework]}, and only modules of PyTorch are traced to layers",
+        framework=framework,
+    )
+
+
+def scores_in(result: Any, kinds: type | tuple[type, ...], noun: str) -> Any:
+    """The scores in a module's result: the result itself, `logits` of a dictionary or an object, or
+    the first of several. TypeError where there is no array of one of `kinds`, called `noun`."""
+    if isinstance(result, kinds):
+        return result
+    if isinstance(result, Mapping):
+        found = result.get("logits")
+    elif isinstance(result, (tuple, list)) and result and not hasattr(result, "logits"):
+        found = result[0]
+    else:
+        found = getattr(result, "logits", None)
+    if not isinstance(found, kinds):
+        raise TypeError(f"it returned {type(result).__name__} instead of {noun} of scores")
+    return found
+
+
+def check_trained(request: DescriptionRequest, trained: Collection[object]) -> None:
+    """UserCodeError for a module without parameters that its scores depend on."""
+    if not trained:
+        raise UserCodeError(f"{request.named.short} has no parameter that its scores depend on.")
 
 
 def check_scores(request: DescriptionRequest, shape: tuple[int, ...], *, floating: bool) -> None:

@@ -14,7 +14,8 @@ import importlib
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import jax
@@ -26,20 +27,21 @@ from cubemesh.frameworks.contract.own_module import (
     SAMPLES,
     DescriptionRequest,
     check_scores,
+    check_trained,
     check_unchanged,
     make,
     of_framework,
-    opaque_text,
+    opaque_description,
+    scores_in,
 )
 from cubemesh.frameworks.jax.runtime import is_out_of_memory
 from cubemesh.networks.opaque import Opaque
 from cubemesh.schema.own_network import OwnNetwork
-from cubemesh.user_code import UserCodeError, UserObject, attempt, digest
+from cubemesh.user_code import UserObject, attempt
 
 Named = dict[str, jax.Array]
 _TRAINING = ("train", "training", "is_training")
 _EVALUATION = ("deterministic", "use_running_average")
-UNTRACED = "it is a Flax module, and only modules of PyTorch are traced to layers"
 
 
 class FlaxModule:
@@ -61,8 +63,8 @@ class FlaxModule:
         else:
             meta = importlib.import_module("flax.core.meta")
             made = module.init({"params": key, "dropout": key}, x, **self._mode(False))
-            trained = meta.unbox(made).pop("params", {}) if made else {}
-            state = {name: own for name, own in meta.unbox(made).items() if name != "params"}
+            state = dict(meta.unbox(made))
+            trained = state.pop("params", {})
         self.trained, self._trained = _named(trained)
         self.state, self._state = _named(state)
 
@@ -89,7 +91,7 @@ class FlaxModule:
         nnx = importlib.import_module("flax.nnx")
         rest = self._rest
         if key is not None:
-            keys = iter(range(1 << 30))
+            keys = count()
             rest = jax.tree.map(
                 lambda a: jax.random.fold_in(key, next(keys)) if _is_key(a) else a, rest
             )
@@ -107,8 +109,6 @@ def load(named: UserObject, x: jax.Array, found: Any = None) -> FlaxModule:
         found = make(named, is_out_of_memory)
     module = of_framework(named, found, "jax")
     shown = "×".join(map(str, x.shape[1:]))
-    if isinstance(module, type):
-        raise UserCodeError(f"{named.short} is a class that needs arguments.")
     return attempt(  # type: ignore[no-any-return]
         named, f"making its arrays for {shown}", lambda: FlaxModule(module, x), is_out_of_memory
     )
@@ -131,8 +131,7 @@ def describe(request: DescriptionRequest, found: Any) -> OwnNetwork:
     )
     floating = jnp.issubdtype(scores.dtype, jnp.floating)
     check_scores(request, tuple(scores.shape), floating=floating)
-    if not module.trained:
-        raise UserCodeError(f"{named.short} has no parameter that its scores depend on.")
+    check_trained(request, module.trained)
 
     def loss(trained: Named, state: Named, x: jax.Array) -> jax.Array:
         scores, _ = module(trained, state, x, key)
@@ -153,28 +152,13 @@ def describe(request: DescriptionRequest, found: Any) -> OwnNetwork:
     arrays: dict[str, Array] = {
         n: np.asarray(a) for n, a in (module.trained | module.state).items()
     }
-    return OwnNetwork(
-        source=named.name,
-        folder=named.folder,
-        digest=digest(named),
-        graph=opaque_text(request, layer, arrays),
-        untraced=UNTRACED,
-        framework="jax",
-    )
+    return opaque_description(request, "jax", layer, arrays)
 
 
 def scores_of(result: Any) -> jax.Array:
-    """The scores in a module's result: the array itself, `logits` of a dictionary or an object, or
-    the first of several. TypeError where there are none."""
-    if isinstance(result, Mapping):
-        result = result.get("logits")
-    elif hasattr(result, "logits"):
-        result = result.logits
-    elif isinstance(result, (tuple, list)) and result:
-        result = result[0]
-    if not isinstance(result, jax.Array):
-        raise TypeError(f"it returned {type(result).__name__} instead of an array of scores")
-    return result
+    """See `scores_in`."""
+    scores: jax.Array = scores_in(result, jax.Array, "an array")
+    return scores
 
 
 def _input(request: DescriptionRequest) -> jax.Array:

@@ -7,7 +7,6 @@ step; saved values are what the backward pass reads of the forward pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -19,18 +18,18 @@ from cubemesh.frameworks.contract.own_module import (
     SAMPLES,
     DescriptionRequest,
     check_scores,
+    check_trained,
     check_unchanged,
     make,
     of_framework,
-    opaque_text,
+    opaque_description,
+    scores_in,
 )
 from cubemesh.frameworks.tensorflow.runtime import is_out_of_memory
 from cubemesh.networks.layers import Shape
 from cubemesh.networks.opaque import Opaque
 from cubemesh.schema.own_network import OwnNetwork
-from cubemesh.user_code import UserCodeError, UserObject, attempt, digest
-
-UNTRACED = "it is a Keras model, and only modules of PyTorch are traced to layers"
+from cubemesh.user_code import UserCodeError, UserObject, attempt
 
 
 def load(named: UserObject, found: Any = None) -> Any:
@@ -74,12 +73,10 @@ def describe(request: DescriptionRequest, found: Any) -> OwnNetwork:
     floating = tf.as_dtype(scores.dtype).is_floating
     check_scores(request, tuple(scores.shape), floating=floating)
     trained = list(model.trainable_variables)
-    if not trained:
-        raise UserCodeError(f"{named.short} has no parameter that its scores depend on.")
+    check_trained(request, trained)
     arrays: dict[str, Array] = {
         n: np.array(v.numpy(), np.float32) for n, v in named_variables(model).items()
     }
-    names = list(arrays)
     training = f"training it on {request.shown_input}"
     forward, both, saved = attempt(
         named, training, lambda: _counts(model, x, trained), is_out_of_memory
@@ -88,31 +85,17 @@ def describe(request: DescriptionRequest, found: Any) -> OwnNetwork:
     layer = Opaque(
         output=tuple(scores.shape[1:]),
         trained=tuple(shapes[: len(trained)]),
-        updated=tuple(shapes[len(trained) : len(names)]),
+        updated=tuple(shapes[len(trained) :]),
         forward_flops=forward // SAMPLES,
         backward_flops=max(0, both - forward) // SAMPLES,
         saved_values=saved // 4 // SAMPLES,
     )
-    return OwnNetwork(
-        source=named.name,
-        folder=named.folder,
-        digest=digest(named),
-        graph=opaque_text(request, layer, arrays),
-        untraced=UNTRACED,
-        framework="keras",
-    )
+    return opaque_description(request, "keras", layer, arrays)
 
 
 def scores_of(result: Any) -> Any:
-    """The scores in a model's result: the tensor itself, `logits` of a dictionary, or the first of
-    several. TypeError where there are none."""
-    if isinstance(result, Mapping):
-        result = result.get("logits")
-    elif isinstance(result, (tuple, list)) and result:
-        result = result[0]
-    if not hasattr(result, "shape"):
-        raise TypeError(f"it returned {type(result).__name__} instead of a tensor of scores")
-    return result
+    """See `scores_in`."""
+    return scores_in(result, (tf.Tensor, keras.KerasTensor), "a tensor")
 
 
 def _state(model: Any) -> list[Any]:

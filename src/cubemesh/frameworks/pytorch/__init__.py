@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cubemesh.frameworks.contract.gradient_sync import (
+    GradientSync,
     ModelParallelSync,
     PipelineSync,
     ShardedSync,
@@ -70,9 +71,13 @@ def build(request: BuildRequest) -> PyTorchProgram:
         pipelined = isinstance(sync, PipelineSync)
         return (PipelineProgram if pipelined else ModelParallelProgram)(request, sync)
     if isinstance(sync, TensorParallelSync) and sync.group.size > 1:
-        # DTensor is imported here: its import takes half a second of every other run
-        from cubemesh.frameworks.pytorch.distributed.tensor_parallel import TensorParallelProgram
-
+        # DTensor is imported here: its import takes half a second of every other run.
+        try:
+            from cubemesh.frameworks.pytorch.distributed.tensor_parallel import (
+                TensorParallelProgram,
+            )
+        except ImportError as error:
+            raise _needs_later(sync, "2.7", error) from error
         return TensorParallelProgram(request, sync)
     if isinstance(sync, ShardedSync) and sync.group.size > 1:
         if as_it_is and sync.zero_stage > 1:
@@ -85,9 +90,13 @@ def build(request: BuildRequest) -> PyTorchProgram:
         try:
             from cubemesh.frameworks.pytorch.distributed.fully_sharded import sharded_program
         except ImportError as error:
-            raise Unsupported(
-                f"sync={request.sync.name} needs PyTorch 2.6 or later ({error}). Upgrade it, or "
-                "set sync=all-reduce."
-            ) from error
+            raise _needs_later(sync, "2.6", error) from error
         return sharded_program(request, sync)
     return PyTorchProgram(request)
+
+
+def _needs_later(sync: GradientSync, version: str, error: ImportError) -> Unsupported:
+    return Unsupported(
+        f"sync={sync.name} needs PyTorch {version} or later ({error}). Upgrade it, or set "
+        "sync=all-reduce."
+    )

@@ -30,7 +30,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn, optim
 
-from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.memory import EIGHT_BIT_BLOCK, EIGHT_BIT_CHUNK, FEWEST_EIGHT_BIT_VALUES
 
 BETAS = (0.9, 0.999)
@@ -53,11 +52,6 @@ class AdamW8bit(optim.Optimizer):
         settings = {"lr": rate, "weight_decay": decay, "fused": True, "capturable": False}
         super().__init__(parameters, settings)
         own = [p for group in self.param_groups for p in group["params"]]
-        if any(hasattr(p, "to_local") for p in own):
-            raise Unsupported(
-                "optimizer=adamw-8bit has blocks of whole arrays, and this run divides arrays "
-                "among devices. Set optimizer=adamw, or sync=all-reduce."
-            )
         exact = [p for p in own if p.numel() < FEWEST_EIGHT_BIT_VALUES]
         self._small: optim.AdamW | None = None
         if exact:

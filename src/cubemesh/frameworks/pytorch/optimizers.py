@@ -29,6 +29,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn, optim
 
+from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
 from cubemesh.frameworks.pytorch.adamw_8bit import AdamW8bit
 from cubemesh.schema.work import NetworkWork, Training
 
@@ -51,6 +52,27 @@ _RMSprop = _undecorated(optim.RMSprop)
 _Adam = _undecorated(optim.Adam)
 _AdamW = _undecorated(optim.AdamW)
 _AdamW8bit = _undecorated(AdamW8bit)
+
+
+WHOLE_ARRAYS = {"lars": "the norm", "adamw-8bit": "blocks of 256 values"}
+"""Optimizers that do not work on a part of an array, and what they need."""
+
+
+def check_divided_arrays(request: BuildRequest) -> None:
+    """Unsupported for settings that a step cannot have where each rank has a part of every
+    array."""
+    settings, work, sync = request.program, request.work, request.sync.name
+    if settings.precision == "fp16" or settings.precision_of:
+        raise Unsupported(
+            f"sync={sync} supports neither loss scaling nor precision by layer. Set precision=bf16 "
+            "or fp32, and leave precision_of out."
+        )
+    if isinstance(work, Training) and work.optimizer in WHOLE_ARRAYS:
+        raise Unsupported(
+            f"sync={sync}: optimizer={work.optimizer} needs {WHOLE_ARRAYS[work.optimizer]} of "
+            "whole arrays, and each device has a part of them. Set optimizer=sgd, rmsprop, adam or "
+            "adamw, or sync=all-reduce."
+        )
 
 
 def make_optimizer(work: NetworkWork, parameters: list[nn.Parameter]) -> optim.Optimizer | None:

@@ -29,12 +29,7 @@ from cubemesh.frameworks.contract.gradient_sync import (
     synchronize_weights,
 )
 from cubemesh.frameworks.contract.group import RANK_SEEDS, Group
-from cubemesh.frameworks.contract.program import (
-    BuildRequest,
-    Snapshot,
-    Unsupported,
-    monotonic_s,
-)
+from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported, monotonic_s
 from cubemesh.frameworks.contract.translation import BeamSearch
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
 from cubemesh.frameworks.pytorch.distributed.cpu_server import TorchCpuServer

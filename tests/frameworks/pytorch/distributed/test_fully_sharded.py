@@ -310,6 +310,20 @@ def test_what_cannot_be_sharded_is_refused_with_the_way_out(make_request, sync, 
         build(request)
 
 
+@pytest.mark.parametrize(
+    ("sync", "module", "version"),
+    [("fully-sharded", "fully_sharded", "2.6"), ("tensor-parallel", "tensor_parallel", "2.7")],
+)
+def test_an_older_pytorch_is_refused(make_request, monkeypatch, sync, module, version):
+    name = f"cubemesh.frameworks.pytorch.distributed.{module}"
+    monkeypatch.setitem(sys.modules, name, None)  # as if its import failed
+    group = SimpleNamespace(rank=0, size=2)
+    request = make_request("little-cnn")
+    request = replace(request, group=group, sync=strategies.make(sync, group))
+    with pytest.raises(Unsupported, match=f"sync={sync} needs PyTorch {version} or later"):
+        build(request)
+
+
 @pytest.mark.parametrize("case", PEAKS, ids="-".join)
 def test_the_memory_forecast_of_a_step_is_near(ranks, case):
     if ranks[0] != "cpu":

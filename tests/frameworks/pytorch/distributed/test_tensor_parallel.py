@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +27,7 @@ from cubemesh.frameworks.contract.group import SingleProcessGroup
 from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported
 from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.measure.attribution.transfers import Transfers
+from cubemesh.networks.assembly import of_documents
 from cubemesh.networks.layers import Attention
 from cubemesh.networks.transformer_sizes import transformer
 from cubemesh.networks.zoo.bert import bert
@@ -287,6 +289,21 @@ def test_what_it_has_not_is_refused_with_what_to_set(settings, work, words):
     sync = strategies.make("tensor-parallel", group)
     with pytest.raises(Unsupported, match=f"sync=tensor-parallel.*{words}"):
         build(request_of(network_of("gpt"), program, sync, group, **work))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_dropout_of_an_attention_that_is_not_divided_needs_the_same_numbers(deterministic):
+    from cubemesh.frameworks.pytorch.distributed.tensor_parallel import check_attention
+
+    sizes = transformer(SIZES["bert"])
+    network = of_documents(bert(sizes, LENGTH, sizes.vocabulary))
+    group = SimpleNamespace(rank=0, size=2)
+    sync = strategies.make("tensor-parallel", group)
+    program = ProgramSettings(sync="tensor-parallel", deterministic=deterministic)
+    request = request_of(network, program, sync, group)
+    words = r"heads of bert\S+attend in \S+ are not divided.*deterministic=true"
+    with nullcontext() if deterministic else pytest.raises(Unsupported, match=words):
+        check_attention(request, sync.divide(network))
 
 
 def test_dropout_that_all_devices_draw_alike_is_not_computed_again():

@@ -44,7 +44,11 @@ from cubemesh.frameworks.pytorch.distributed.graph_partition import (
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.lowerings import ATTRIBUTES
 from cubemesh.frameworks.pytorch.module import BuiltNetwork, define, identifiers
-from cubemesh.frameworks.pytorch.optimizers import make_optimizer, optimizer_class
+from cubemesh.frameworks.pytorch.optimizers import (
+    check_divided_arrays,
+    make_optimizer,
+    optimizer_class,
+)
 from cubemesh.frameworks.pytorch.precision import state_dict
 from cubemesh.frameworks.pytorch.profiling.activation_hooks import (
     InspectCallback,
@@ -61,32 +65,18 @@ from cubemesh.schema.work import Training
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-WHOLE_ARRAYS = {"lars": "the norm", "adamw-8bit": "blocks of 256 values"}
-"""Optimizers that do not work on a part of an array, and what they need."""
-
 
 class FullyShardedProgram(PyTorchProgram):
     """This rank's part of weights, gradients and optimizer state; see `Program`. Every rank makes
     the same calls, each with its own batches."""
 
     def __init__(self, request: BuildRequest, sync: ShardedSync) -> None:
-        settings, work = request.program, request.work
-        if settings.precision == "fp16" or settings.precision_of:
-            raise Unsupported(
-                f"sync={request.sync.name} supports neither loss scaling nor precision by layer. "
-                "Set precision=bf16 or fp32, and leave precision_of out."
-            )
-        if isinstance(work, Training) and work.optimizer in WHOLE_ARRAYS:
-            raise Unsupported(
-                f"sync={request.sync.name}: optimizer={work.optimizer} needs "
-                f"{WHOLE_ARRAYS[work.optimizer]} of whole arrays, which no rank has. Set "
-                "optimizer=sgd or adamw, or sync=all-reduce."
-            )
+        check_divided_arrays(request)
         self._ranks = sync.group
         self._zero_stage = sync.zero_stage
         self._shards: dict[str, nn.Parameter] = {}
         """This rank's rows of each parameter, as the optimizer reads them."""
-        dtype = AUTOCAST_TYPES.get(settings.precision)
+        dtype = AUTOCAST_TYPES.get(request.program.precision)
         self._low_precision = dtype if follows_weights(request.network) else None
         super().__init__(request)
         if self._low_precision is not None:
@@ -213,8 +203,11 @@ class FullyShardedProgram(PyTorchProgram):
 
     def state(self) -> dict[str, Array]:
         """Every array of the whole network, on every rank; all ranks must call it."""
-        state = {name: _to_host(array) for name, array in self._built.state.items()}
-        return {**{name: _to_host(self._whole(p)) for name, p in self._parameters()}, **state}
+        state = {name: state_dict.to_host(array) for name, array in self._built.state.items()}
+        return {
+            **{name: state_dict.to_host(self._whole(p)) for name, p in self._parameters()},
+            **state,
+        }
 
     def parameters(self) -> dict[str, Array]:
         """Of the whole network, on every rank; all ranks must call it."""
@@ -504,8 +497,3 @@ def _local(value: Tensor) -> Tensor:
     with torch.no_grad():  # without autograd nothing is dispatched
         rows: Tensor = value.to_local() if isinstance(value, DTensor) else value.detach()
     return rows
-
-
-def _to_host(value: Tensor) -> Array:
-    array: Array = value.detach().cpu().contiguous().clone().numpy()
-    return array

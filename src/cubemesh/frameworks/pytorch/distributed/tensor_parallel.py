@@ -45,12 +45,12 @@ from cubemesh.frameworks.pytorch.distributed.tensor_modules import (
 )
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.module import BuiltNetwork, build_modules
+from cubemesh.frameworks.pytorch.optimizers import check_divided_arrays
 from cubemesh.frameworks.pytorch.precision import state_dict
 from cubemesh.frameworks.pytorch.profiling.activation_hooks import InspectCallback
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
-from cubemesh.networks.layers import BatchNorm, Dropout
+from cubemesh.networks.layers import Attention, BatchNorm, Dropout
 
-_OPTIMIZER = "optimizer."
 _SHARED = "shared_generator"
 """Of a snapshot: the state of the generator of what all devices of a replica draw alike."""
 
@@ -78,6 +78,7 @@ class TensorParallelProgram(PyTorchProgram):
         self._shared = torch.Generator(request.device)
         seed = request.work.seed + RANK_SEEDS * (sync.group.size + self._replica)
         self._shared.manual_seed(seed)
+        check_attention(request, self._divided)
         check_recomputed(request, self._divided)
         self._draws_alike = drawn_alike(request, self._divided) != ""
         super().__init__(replace(request, network=self._divided.network))
@@ -182,55 +183,55 @@ class TensorParallelProgram(PyTorchProgram):
 
     def state(self) -> dict[str, Array]:
         """Every array of the whole network, on every rank; all ranks of a replica must call it."""
-        state = {name: _to_host(array) for name, array in self._built.state.items()}
+        state = {name: state_dict.to_host(array) for name, array in self._built.state.items()}
         return self.parameters() | state
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Load the rank's parts from the weights of the whole network."""
         check_weights(weights, self._whole)
         with torch.no_grad():
-            parts = {name: self._part(name, weights[name]) for name in self._built.parameters}
-            for name, array in {**self._built.parameters, **self._built.state}.items():
-                array.copy_(parts[name] if name in parts else torch.from_numpy(weights[name]))
+            for name, parameter in self._built.parameters.items():
+                whole = torch.from_numpy(weights[name])
+                parameter.copy_(self._modules.divisions[name].part(whole))
+            for name, array in self._built.state.items():
+                array.copy_(torch.from_numpy(weights[name]))
         self._start_optimizer()
 
     def snapshot(self) -> Snapshot:
         """See `SupportsSnapshots`: as of one device. All ranks of a replica must call it."""
         own = super().snapshot()
-        arrays = dict(own.arrays)
-        for key, name in self._of_parameters(arrays).items():
-            part = torch.from_numpy(arrays[key]).to(self.device)
-            if part.shape == self._built.parameters[name].shape:
-                arrays[key] = self._whole_array(name, part)
-        plain = dict(own.plain)
-        if self._draws_alike:
-            plain[_SHARED] = self._shared.get_state().tolist()
-        return replace(own, arrays=arrays, plain=plain)
+        if not self._draws_alike:
+            return own
+        return replace(own, plain={**own.plain, _SHARED: self._shared.get_state().tolist()})
 
     def restore(self, snapshot: Snapshot) -> None:
         """See `SupportsSnapshots`."""
-        arrays = dict(snapshot.arrays)
-        for key, name in self._of_parameters(arrays).items():
-            if arrays[key].shape == self._whole.parameters[name].shape:
-                arrays[key] = self._part(name, arrays[key]).contiguous().numpy()
         if _SHARED in snapshot.plain:
             self._shared.set_state(torch.tensor(snapshot.plain[_SHARED], dtype=torch.uint8))
-        super().restore(replace(snapshot, arrays=arrays))
+        super().restore(snapshot)
 
-    def _of_parameters(self, arrays: Mapping[str, Array]) -> dict[str, str]:
-        """Key of the optimizer's state → its parameter, in the same order on every rank."""
-        owners = {
-            key: key.removeprefix(_OPTIMIZER).rpartition(".")[0]
-            for key in sorted(arrays)
-            if key.startswith(_OPTIMIZER)
-        }
-        return {key: name for key, name in owners.items() if name in self._whole.parameters}
+    def _optimizer_arrays(self) -> dict[str, Array]:
+        assert self._optimizer is not None, "a training program"
+        return state_dict.snapshot_arrays(
+            self._optimizer, self._built.parameters, self.device, whole=self._whole_of
+        )
 
-    def _part(self, name: str, whole: Array) -> Tensor:
-        return self._modules.divisions[name].part(torch.from_numpy(whole))
+    def _restore_optimizer(self, arrays: Mapping[str, Array]) -> None:
+        assert self._optimizer is not None, "a training program"
+
+        def part(name: str, value: Tensor) -> Tensor:
+            whole = value.shape == self._whole.parameters[name].shape
+            return self._modules.divisions[name].part(value) if whole else value
+
+        state_dict.restore_arrays(
+            arrays, self._optimizer, self._built.parameters, self.device, part=part
+        )
+
+    def _whole_of(self, name: str, part: Tensor) -> Tensor:
+        return self._modules.divisions[name].whole(part)
 
     def _whole_array(self, name: str, part: Tensor) -> Array:
-        return _to_host(self._modules.divisions[name].whole(part))
+        return state_dict.to_host(self._whole_of(name, part))
 
     def fingerprint(self) -> int:
         """See `SupportsWeightInspection`: the sum over the ranks of a replica, the same on all."""
@@ -294,22 +295,12 @@ class _Mean:
 
 def _check(request: BuildRequest) -> None:
     """Unsupported for settings that tensor parallelism has not."""
-    settings, work = request.program, request.work
-    if settings.precision == "fp16" or settings.precision_of:
-        raise Unsupported(
-            f"sync={request.sync.name} supports neither loss scaling nor precision by layer. Set "
-            "precision=bf16 or fp32, and leave precision_of out."
-        )
+    check_divided_arrays(request)
+    settings = request.program
     if settings.decode_location == "device":
         raise Unsupported(
             f"sync={request.sync.name} does not support decoding on the device. Set "
             "decode_location=host."
-        )
-    optimizer = getattr(work, "optimizer", None)
-    if optimizer in ("lars", "adamw-8bit"):
-        raise Unsupported(
-            f"optimizer={optimizer} reads whole arrays, and with sync={request.sync.name} a device "
-            "has a part of each. Set optimizer=sgd, rmsprop, adam or adamw."
         )
     normalizes = any(isinstance(node.layer, BatchNorm) for node in request.network.nodes)
     if settings.batch_norm == "global" and normalizes:
@@ -331,6 +322,20 @@ def drawn_alike(request: BuildRequest, divided: DividedNetwork) -> str:
     return ""
 
 
+def check_attention(request: BuildRequest, divided: DividedNetwork) -> None:
+    """Unsupported where all devices of a replica compute an attention with dropout: each would draw
+    other numbers, and whole weights would differ between devices."""
+    for node in divided.network.nodes:
+        layer, whole = node.layer, divided.layouts[node.name] == "whole"
+        draws = isinstance(layer, Attention) and layer.dropout > 0 and whole
+        if draws and not request.program.deterministic:
+            raise Unsupported(
+                f"sync={request.sync.name}: the heads of {node.name} in {request.network.name} are "
+                "not divided, and each device would draw other numbers for its dropout. Set "
+                "deterministic=true or sync=all-reduce."
+            )
+
+
 def check_recomputed(request: BuildRequest, divided: DividedNetwork) -> None:
     """Unsupported where a segment that is computed again would draw other numbers: the shared
     generator is not set back."""
@@ -347,8 +352,3 @@ def check_recomputed(request: BuildRequest, divided: DividedNetwork) -> None:
 def _plain(value: Tensor) -> Tensor:
     """A DTensor's whole value; any other tensor."""
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def _to_host(value: Tensor) -> Array:
-    array: Array = value.detach().cpu().contiguous().numpy().copy()
-    return array

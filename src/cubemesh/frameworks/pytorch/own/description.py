@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -21,9 +21,10 @@ from cubemesh.frameworks.contract.own_module import (
     SAMPLES,
     DescriptionRequest,
     check_scores,
+    check_trained,
     faulty,
     moments,
-    opaque_text,
+    opaque_description,
 )
 from cubemesh.frameworks.pytorch.own import hugging_face
 from cubemesh.frameworks.pytorch.own.source import load, scores_of
@@ -75,12 +76,10 @@ def describe_module(
 ) -> tuple[OwnNetwork, Traced | None]:
     """As `describe_with_arrays`, of a module that is built. UserCodeError where it cannot be
     run."""
-    named = request.named
-    own = OwnNetwork(source=named.name, folder=named.folder, digest=digest(named), graph="")
     given = torch.from_numpy(request.samples())
     counted = _count(module, given, request)
     try:
-        traced = trace(own.name, module, given, request.input_name, request.vocabulary)
+        traced = trace(request.named.short, module, given, request.input_name, request.vocabulary)
     except Untraceable as reason:
         layer = Opaque(
             output=counted.scores,
@@ -91,15 +90,16 @@ def describe_module(
             saved_values=counted.saved_values,
         )
         arrays = {n: _values(a) for n, a in {**counted.trained, **counted.updated}.items()}
-        graph = opaque_text(request, layer, arrays)
-        return replace(own, graph=graph, untraced=str(reason)), None
-    return replace(own, graph=graph_text(traced)), traced
+        return opaque_description(request, "pytorch", layer, arrays, str(reason)), None
+    return traced_description(request, traced), traced
 
 
-def graph_text(traced: Traced) -> str:
-    """The text of a traced graph."""
+def traced_description(request: DescriptionRequest, traced: Traced) -> OwnNetwork:
+    """The description of a module that is a graph of layers."""
+    named = request.named
     arrays = {name: moments(_values(array)) for name, array in traced.arrays.items()}
-    return to_text(traced.network, arrays)
+    graph = to_text(traced.network, arrays)
+    return OwnNetwork(source=named.name, folder=named.folder, digest=digest(named), graph=graph)
 
 
 def _count(module: nn.Module, given: Tensor, request: DescriptionRequest) -> _Counted:
@@ -130,8 +130,7 @@ def _count(module: nn.Module, given: Tensor, request: DescriptionRequest) -> _Co
 
     forward, backward = attempt(named, f"training it on {what}", step)
     trained = {n: before[n] for n, p in parameters.items() if p.grad is not None}
-    if not trained:
-        raise UserCodeError(f"{named.short} has no parameter that its scores depend on.")
+    check_trained(request, trained)
     updated = {n: before[n] for n, b in buffers.items() if not torch.equal(b, before[n])}
     with torch.no_grad():
         for n, buffer in buffers.items():

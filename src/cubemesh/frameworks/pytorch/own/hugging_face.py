@@ -181,7 +181,8 @@ def _builder(named: UserObject, configuration: Any) -> Any:
     given = getattr(configuration, "architectures", None)
     names = [name for name in given or () if isinstance(name, str)]
     heads = [HEADS[end] for name in names for end in HEADS if name.endswith(end)]
-    for head in (*heads, *DEFAULTS) if not _has_two_inputs(configuration) else ():
+    one_input = not getattr(configuration, "is_encoder_decoder", False)
+    for head in (*heads, *DEFAULTS) if one_input else ():
         builder = getattr(library, head)
         if type(configuration) in builder._model_mapping:
             return builder
@@ -190,11 +191,6 @@ def _builder(named: UserObject, configuration: Any) -> Any:
         f"{named.short}: {model} has no scores of one input: causal language models, encoders and "
         "image classifiers are measured."
     )
-
-
-def _has_two_inputs(configuration: Any) -> bool:
-    """Whether a model takes a text and what is made of it."""
-    return bool(getattr(configuration, "is_encoder_decoder", False))
 
 
 def _transformers(named: UserObject) -> Any:

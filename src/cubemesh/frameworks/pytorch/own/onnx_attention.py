@@ -84,9 +84,10 @@ def _attention(b: Lookup, softmax: Operator) -> tuple[Attention, set[str]] | Non
     if softmax.attributes.get("axis", -1) not in (-1, 3):
         return None
     merged, mask, factor = {softmax.name}, None, 1.0
-    name = softmax.inputs[0]
-    while (inner := b.sole(name, "Add", "Mul", "Div", "Where", "MatMul")) is not None:
-        merged.add(inner.name)
+    name, scale, scaling = _scaled(b, softmax.inputs[0])
+    while (inner := b.sole(name, "Add", "Where", "MatMul")) is not None:
+        factor *= scale
+        merged |= {inner.name} | scaling
         if inner.kind == "MatMul":
             names = []
             for side in inner.inputs:
@@ -95,17 +96,11 @@ def _attention(b: Lookup, softmax: Operator) -> tuple[Attention, set[str]] | Non
                 factor *= scale
                 merged |= scaling
             return Attention(names[0], names[1], "", mask, factor), merged
-        if inner.kind in ("Mul", "Div"):
-            number = b.scalar(inner.inputs[1])
-            if number is None:
-                return None
-            factor *= number if inner.kind == "Mul" else 1 / number
-            name = inner.inputs[0]
-            continue
         given = _mask(b, inner)
         if given is None or mask is not None or factor != 1:
             return None
         name, mask = given
+        name, scale, scaling = _scaled(b, name)
     return None
 
 
@@ -137,7 +132,7 @@ def _scaled(b: Lookup, name: str) -> tuple[str, float, set[str]]:
     number = b.scalar(two)
     if number is None and inner.kind == "Mul":
         one, number = two, b.scalar(inner.inputs[0])
-    if number is None:
+    if number is None or (number == 0 and inner.kind == "Div"):
         return name, 1.0, set()
     own, factor, more = _scaled(b, one)
     factor *= number if inner.kind == "Mul" else 1 / number

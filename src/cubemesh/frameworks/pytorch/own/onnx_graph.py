@@ -16,14 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from cubemesh.frameworks.contract.own_module import DescriptionRequest, check_scores
-from cubemesh.frameworks.pytorch.own.description import graph_text
-from cubemesh.frameworks.pytorch.own.onnx_operators import Building, build
+from cubemesh.frameworks.pytorch.own.description import traced_description
+from cubemesh.frameworks.pytorch.own.onnx_building import Building
+from cubemesh.frameworks.pytorch.own.onnx_operators import build
 from cubemesh.frameworks.pytorch.own.tracing import Traced, trace
 from cubemesh.frameworks.pytorch.own.values import Untraceable
 from cubemesh.onnx.graph import Graph, Operator
 from cubemesh.schema.own_network import OwnNetwork
 from cubemesh.untrusted import clean, quoted
-from cubemesh.user_code import UserCodeError, digest
+from cubemesh.user_code import UserCodeError
 
 
 def describe_graph(request: DescriptionRequest, graph: Graph) -> tuple[OwnNetwork, Traced]:
@@ -41,10 +42,7 @@ def describe_graph(request: DescriptionRequest, graph: Graph) -> tuple[OwnNetwor
         node = module.nodes.get(reason.place)
         where = f"node {quoted(node)} has no layer type: " if node else ""
         raise UserCodeError(f"{named.short}: {where}{reason}.") from reason
-    own = OwnNetwork(
-        source=named.name, folder=named.folder, digest=digest(named), graph=graph_text(traced)
-    )
-    return own, traced
+    return traced_description(request, traced), traced
 
 
 class UnknownNode(Exception):

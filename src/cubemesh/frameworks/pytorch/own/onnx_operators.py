@@ -4,18 +4,14 @@ To add an operator: write a function that gives its module and the inputs that i
 line to `OPERATORS`. What has no layer type is refused by an exception whose text says why; what is
 written here need not check that, as tracing does.
 
-An attention is written as several operators, which are merged into one module (onnx_attention.py).
+Operators that are merged into another one's module are found before (onnx_building.py).
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import math
 import operator as operator_module
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,17 +20,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from cubemesh.batches import Array
-from cubemesh.errors import UsageError
-from cubemesh.frameworks.pytorch.own.onnx_attention import find_attentions
+from cubemesh.frameworks.pytorch.own.onnx_building import Building, integer
 from cubemesh.frameworks.pytorch.own.values import Untraceable
-from cubemesh.onnx.graph import Graph, Operator, Value
-from cubemesh.onnx.library import import_reference
-from cubemesh.onnx.writer import infer_types, to_node
-
-MOST_COMPUTED = 1 << 26
-"""Elements of constants that one operator computes, such as masks."""
-MOST_COMPUTED_IN_ALL = 1 << 28
-"""Those of all operators of a graph."""
+from cubemesh.onnx.graph import Operator
 
 
 class Function(nn.Module):
@@ -64,96 +52,7 @@ class Step:
     outputs: tuple[str, ...]
 
 
-Build = Callable[["Building", Operator], tuple[nn.Module, tuple[str, ...]]]
-
-
-class Building:
-    """A graph whose operators become modules one after another, run on samples."""
-
-    def __init__(self, graph: Graph, given: dict[str, Tensor]) -> None:
-        self.graph = graph
-        self.values = given
-        """Results for the samples."""
-        self._constants: dict[str, Array] = dict(graph.constants)
-        self._parameters: dict[tuple[tuple[int, ...], bytes], nn.Parameter] = {}
-        self._left = MOST_COMPUTED_IN_ALL
-        self.merged: set[str] = set()
-        """Operators that are part of another one's module."""
-        for operator in graph.operators:
-            if self.is_constant(operator):
-                with contextlib.suppress(Exception):  # whatever is raised for what does not fit
-                    _compute(self, operator)
-        self.attentions, inner = find_attentions(self)
-        self.merged |= inner
-        self.biases = _biases(self)
-        self.roots = _roots(self)
-
-    @cached_property
-    def types(self) -> Mapping[str, Value]:
-        """The types of values, as far as they follow from the inputs."""
-        try:
-            return infer_types(self.graph)
-        except UsageError:
-            return {}
-
-    def constant(self, name: str) -> Array | None:
-        """The array of a constant."""
-        return self._constants.get(name)
-
-    def set_constant(self, name: str, array: Array) -> None:
-        """The result of an operator of constants."""
-        self._constants[name] = array
-
-    def may_compute(self, size: int) -> bool:
-        """Whether an operator may compute constants of `size` elements, which then count."""
-        if size > min(MOST_COMPUTED, self._left):
-            return False
-        self._left -= size
-        return True
-
-    def is_constant(self, operator: Operator) -> bool:
-        """Whether all its inputs are constants."""
-        names = [name for name in operator.inputs if name]
-        return bool(names) and all(name in self._constants for name in names)
-
-    def array(self, operator: Operator, position: int) -> Array:
-        """A constant input. Untraceable for a computed one."""
-        name = operator.inputs[position] if position < len(operator.inputs) else ""
-        found = self.constant(name)
-        if found is None:
-            raise Untraceable(f"its input {position} is not a constant")
-        return found
-
-    def optional(self, operator: Operator, position: int) -> Array | None:
-        """A constant input that may be left out."""
-        if position >= len(operator.inputs) or not operator.inputs[position]:
-            return None
-        return self.array(operator, position)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of a value, with the samples."""
-        return tuple(self.values[name].shape)
-
-    def parameter(self, array: Array) -> nn.Parameter:
-        """Weights. A matrix with the same values is the same one: exporters write a table that is
-        also a product's weight twice."""
-        tensor = torch.from_numpy(np.array(array, np.float32, order="C"))
-        if tensor.dim() < 2 or bool((tensor == tensor.flatten()[0]).all()):
-            return nn.Parameter(tensor)
-        key = tuple(tensor.shape), hashlib.sha256(tensor.numpy().tobytes()).digest()
-        return self._parameters.setdefault(key, nn.Parameter(tensor))
-
-    def scalar(self, name: str) -> float | None:
-        """A constant of one element."""
-        found = self.constant(name)
-        return float(found.reshape(())) if found is not None and found.size == 1 else None
-
-    def sole(self, name: str, *kinds: str) -> Operator | None:
-        """The operator of one of `kinds` that computes a value which one operator alone reads."""
-        found = self.graph.producers.get(name)
-        if found is None or found.kind not in kinds or self.graph.sole_consumer(name) is None:
-            return None
-        return found
+Build = Callable[[Building, Operator], tuple[nn.Module, tuple[str, ...]]]
 
 
 def build(building: Building, operator: Operator) -> Step | None:
@@ -176,47 +75,11 @@ def build(building: Building, operator: Operator) -> Step | None:
     return Step(module, inputs, outputs)
 
 
-def _compute(b: Building, operator: Operator) -> None:
-    """Set the results of an operator of constants, such as a mask, unless they are too large: by
-    NumPy without a copy, or by the standard's reference."""
-    if operator.kind == "Expand":  # without copies
-        lengths = tuple(int(n) for n in b.array(operator, 1))
-        array = b.array(operator, 0)
-        shape = np.broadcast_shapes(array.shape, lengths)
-        if math.prod(shape) <= MOST_COMPUTED:
-            b.set_constant(operator.name, np.broadcast_to(array, shape))
-        return
-    if operator.kind == "GatherElements":  # which the reference refuses for an axis of length 1
-        axis = _integer(operator, "axis", 0)
-        array, places = b.array(operator, 0), b.array(operator, 1)
-        result = list(array.shape)
-        result[axis] = places.shape[axis]
-        if b.may_compute(math.prod(np.broadcast_shapes(tuple(result), places.shape))):
-            b.set_constant(operator.name, np.take_along_axis(array, places, axis))
-        return
-    names = [name for name in operator.outputs if name]
-    shapes = [b.types[name].shape for name in names if name in b.types]
-    lengths = tuple(n for shape in shapes for n in shape if isinstance(n, int))
-    known = len(shapes) == len(names) and len(lengths) == sum(map(len, shapes))
-    if not known or not b.may_compute(sum(math.prod(map(int, shape)) for shape in shapes)):
-        return
-    inputs = {name: np.asarray(b.constant(name)) for name in operator.inputs if name}
-    reference = import_reference()(to_node(operator), opsets={"": b.graph.opset})
-    results = [np.asarray(array) for array in reference.run(None, inputs)]
-    for name, array in zip(names, results, strict=False):
-        b.set_constant(name, array)
-
-
 def _pairs(operator: Operator, name: str, default: int) -> tuple[int, int]:
     found = operator.attributes.get(name, (default, default))
     if not isinstance(found, tuple) or len(found) != 2:
         raise Untraceable("it is not of images")
     return int(found[0]), int(found[1])
-
-
-def _integer(operator: Operator, name: str, default: int) -> int:
-    found = operator.attributes.get(name, default)
-    return int(found) if isinstance(found, (int, float)) else default
 
 
 def _number(operator: Operator, name: str, default: float) -> float:
@@ -251,7 +114,7 @@ def _conv(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
     weight, bias = b.array(operator, 1), b.optional(operator, 2)
     if weight.ndim != 4:
         raise Untraceable("it is not a convolution of images")
-    groups, stride = _integer(operator, "group", 1), _pairs(operator, "strides", 1)
+    groups, stride = integer(operator, "group", 1), _pairs(operator, "strides", 1)
     kernel = (weight.shape[2], weight.shape[3])
     module = nn.Conv2d(
         weight.shape[1] * groups,
@@ -283,11 +146,11 @@ def _product(b: Building, weight: Array, bias: Array | None) -> nn.Module:
 
 
 def _gemm(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
-    if _integer(operator, "transA", 0):
+    if integer(operator, "transA", 0):
         raise Untraceable("it transposes its first factor")
     weight, bias = b.array(operator, 1), b.optional(operator, 2)
     weight = weight * np.float32(_number(operator, "alpha", 1.0))
-    weight = weight if _integer(operator, "transB", 0) else weight.T
+    weight = weight if integer(operator, "transB", 0) else weight.T
     if bias is not None:
         bias = np.broadcast_to(bias, (1, len(weight))).reshape(-1)
         bias = bias * np.float32(_number(operator, "beta", 1.0))
@@ -308,21 +171,6 @@ def _matmul(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]
     return _product(b, b.array(operator, 1).T, added), operator.inputs[:1]
 
 
-def _biases(b: Building) -> dict[str, Operator]:
-    """Product with a weight → the sum of it and a vector."""
-    found = {}
-    for operator in b.graph.operators:
-        weight = b.constant(operator.inputs[1]) if operator.kind == "MatMul" else None
-        after = b.graph.sole_consumer(operator.name)
-        if weight is None or weight.ndim != 2 or after is None or after.kind != "Add":
-            continue
-        vector = next((a for n in after.inputs if (a := b.constant(n)) is not None), None)
-        if vector is not None and vector.shape == weight.shape[1:]:
-            found[operator.name] = after
-            b.merged.add(after.name)
-    return found
-
-
 def _batch_norm(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
     if len([name for name in operator.outputs if name]) > 1:
         raise Untraceable("it is written as in training; export the model in evaluation mode")
@@ -341,7 +189,7 @@ def _batch_norm(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, 
 def _layer_norm(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
     rank = len(b.shape(operator.inputs[0]))
     scale, shift = b.array(operator, 1), b.optional(operator, 2)
-    if _integer(operator, "axis", -1) % rank != rank - 1 or shift is None:
+    if integer(operator, "axis", -1) % rank != rank - 1 or shift is None:
         raise Untraceable("it normalizes several axes, or has no weights")
     module = nn.LayerNorm(len(scale), eps=_number(operator, "epsilon", 1e-5), device="meta")
     return _with_weights(b, module, scale, shift), operator.inputs[:1]
@@ -354,7 +202,7 @@ def _max_pool(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ..
         stride,
         _padding(b, operator, kernel, stride),
         dilation=_pairs(operator, "dilations", 1),
-        ceil_mode=bool(_integer(operator, "ceil_mode", 0)),
+        ceil_mode=bool(integer(operator, "ceil_mode", 0)),
     )
     return module, operator.inputs[:1]
 
@@ -368,8 +216,8 @@ def _average_pool(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str
         kernel,
         stride,
         padding,
-        ceil_mode=bool(_integer(operator, "ceil_mode", 0)),
-        count_include_pad=bool(_integer(operator, "count_include_pad", 0)) or not any(padding),
+        ceil_mode=bool(integer(operator, "ceil_mode", 0)),
+        count_include_pad=bool(integer(operator, "count_include_pad", 0)) or not any(padding),
     )
     return module, operator.inputs[:1]
 
@@ -398,10 +246,12 @@ def _arithmetic(call: Callable[[Any, Any], Any]) -> Build:
     def make(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
         one, two = operator.inputs
         arrays = [b.constant(name) for name in (one, two)]
+        if operator.name in b.roots:
+            (inner,) = b.roots[operator.name].inputs
+            if arrays[0] is not None:  # 1 / √y
+                return Function(torch.rsqrt), (inner,)
+            return Function(lambda x, y: x * torch.rsqrt(y)), (one, inner)
         if arrays[0] is None and arrays[1] is None:
-            if operator.name in b.roots:  # x / √y
-                inner = b.roots[operator.name].inputs[0]
-                return Function(lambda x, y: x * torch.rsqrt(y)), (one, inner)
             return Function(call), (one, two)
         first = arrays[0] is not None
         value = two if first else one
@@ -447,18 +297,6 @@ def _sum(b: Building, shape: tuple[int, ...], array: Array) -> nn.Module:
     return Function(torch.add, b.parameter(array))
 
 
-def _roots(b: Building) -> dict[str, Operator]:
-    """Quotient or reciprocal → the square root that it divides by, and that nothing else reads."""
-    found = {}
-    for operator in b.graph.operators:
-        if operator.kind in ("Div", "Reciprocal"):
-            root = b.sole(operator.inputs[-1], "Sqrt")
-            if root is not None:
-                found[operator.name] = root
-                b.merged.add(root.name)
-    return found
-
-
 def _reciprocal(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
     if operator.name in b.roots:
         return Function(torch.rsqrt), b.roots[operator.name].inputs
@@ -474,7 +312,7 @@ def _mean(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
     axes = operator.attributes.get("axes")
     if axes is None:
         axes = tuple(b.array(operator, 1).tolist())
-    keep = bool(_integer(operator, "keepdims", 1))
+    keep = bool(integer(operator, "keepdims", 1))
     dims = [int(n) for n in axes]  # type: ignore[union-attr]
     return Function(lambda x: x.mean(dims, keepdim=keep)), operator.inputs[:1]
 
@@ -482,14 +320,14 @@ def _mean(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
 def _reshape(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
     given = b.shape(operator.inputs[0])
     lengths = [int(n) for n in b.array(operator, 1)]
-    if not _integer(operator, "allowzero", 0):
+    if not integer(operator, "allowzero", 0):
         lengths = [given[i] if n == 0 else n for i, n in enumerate(lengths)]
     return Function(lambda x: x.reshape(lengths)), operator.inputs[:1]
 
 
 def _flatten(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
     given = b.shape(operator.inputs[0])
-    axis = _integer(operator, "axis", 1)
+    axis = integer(operator, "axis", 1)
     if axis % len(given) == 1:
         return Function(lambda x: torch.flatten(x, 1)), operator.inputs[:1]
     rows = int(np.prod(given[:axis]))
@@ -502,7 +340,7 @@ def _transpose(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, .
     return Function(lambda x: x.permute(*order)), operator.inputs[:1]
 
 
-def _with_shape(b: Building, operator: Operator, lengths: Sequence[int]) -> Any:
+def _with_shape(operator: Operator, lengths: Sequence[int]) -> tuple[nn.Module, tuple[str, ...]]:
     return Function(lambda x: x.reshape(lengths)), operator.inputs[:1]
 
 
@@ -511,8 +349,7 @@ def _squeeze(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...
     axes = b.optional(operator, 1)
     chosen = range(len(given)) if axes is None else [int(n) % len(given) for n in axes.reshape(-1)]
     left = [n for i, n in enumerate(given) if i not in chosen or n != 1]
-    found: tuple[nn.Module, tuple[str, ...]] = _with_shape(b, operator, left)
-    return found
+    return _with_shape(operator, left)
 
 
 def _unsqueeze(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
@@ -521,12 +358,11 @@ def _unsqueeze(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, .
     rank = len(given) + len(axes)
     for axis in sorted(int(n) % rank for n in axes):
         given.insert(axis, 1)
-    found: tuple[nn.Module, tuple[str, ...]] = _with_shape(b, operator, given)
-    return found
+    return _with_shape(operator, given)
 
 
 def _concat(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
-    axis = _integer(operator, "axis", 1)
+    axis = integer(operator, "axis", 1)
     arrays = [b.constant(name) for name in operator.inputs]
     given = tuple(n for n, a in zip(operator.inputs, arrays, strict=True) if a is None)
     if len(given) == len(arrays):
@@ -548,7 +384,7 @@ def _expand(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]
 
 
 def _split(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
-    axis, sizes = _integer(operator, "axis", 0), b.optional(operator, 1)
+    axis, sizes = integer(operator, "axis", 0), b.optional(operator, 1)
     length = b.shape(operator.inputs[0])[axis]
     part = -(-length // len(operator.outputs))
     parts = part if sizes is None else [int(n) for n in sizes]
@@ -570,7 +406,7 @@ def _slice(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]
 
 
 def _gather(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
-    table, axis = b.constant(operator.inputs[0]), _integer(operator, "axis", 0)
+    table, axis = b.constant(operator.inputs[0]), integer(operator, "axis", 0)
     if table is not None:
         if table.ndim != 2 or axis != 0:
             raise Untraceable("it looks up other rows than those of a table")
@@ -590,7 +426,7 @@ def _gather(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]
 
 def _cast(b: Building, operator: Operator) -> tuple[nn.Module, tuple[str, ...]]:
     (name,) = operator.inputs
-    to = _TYPES.get(_integer(operator, "to", 0))
+    to = _TYPES.get(integer(operator, "to", 0))
     given = b.values[name].dtype
     if to is None or given.is_floating_point != (to == "float"):
         raise Untraceable("it converts between types")
@@ -621,7 +457,7 @@ OPERATORS: dict[str, Build] = {
     "HardSigmoid": _of_each(_hard_sigmoid),
     "LeakyRelu": _of_each(lambda o: nn.LeakyReLU(_number(o, "alpha", 0.01))),
     "Mish": _of_each(lambda o: nn.Mish()),
-    "Softmax": _of_each(lambda o: nn.Softmax(_integer(o, "axis", -1))),
+    "Softmax": _of_each(lambda o: nn.Softmax(integer(o, "axis", -1))),
     "Identity": _of_each(lambda o: nn.Identity()),
     "Dropout": _of_each(lambda o: nn.Identity()),
     "Sqrt": _of_each(lambda o: Function(torch.sqrt)),

@@ -6,7 +6,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from cubemesh.frameworks.contract.own_module import check_unchanged, make, of_framework
+from cubemesh.frameworks.contract.own_module import (
+    check_unchanged,
+    make,
+    of_framework,
+    scores_in,
+)
 from cubemesh.frameworks.pytorch.own import hugging_face
 from cubemesh.frameworks.pytorch.runtime import is_out_of_memory
 from cubemesh.schema.own_network import OwnNetwork
@@ -41,13 +46,6 @@ class Scores(nn.Module):
 
 
 def scores_of(result: Any) -> Tensor:
-    """The scores in a module's result: the tensor itself, `logits` of an object or a dict, or the
-    first of several. TypeError where there are none."""
-    if isinstance(result, Tensor):
-        return result
-    logits = result.get("logits") if isinstance(result, dict) else getattr(result, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits
-    if isinstance(result, (tuple, list)) and result and isinstance(result[0], Tensor):
-        return result[0]
-    raise TypeError(f"it returned {type(result).__name__} instead of a tensor of scores")
+    """See `scores_in`."""
+    scores: Tensor = scores_in(result, Tensor, "a tensor")
+    return scores

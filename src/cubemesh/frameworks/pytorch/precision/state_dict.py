@@ -35,16 +35,16 @@ def snapshot_arrays(
     """Copies of the optimizer's arrays, by parameter and name, and of the generators' states.
     `whole` maps a parameter's name and an array of its shape to the array to store."""
     arrays = {
-        f"{_OPTIMIZER}{name}.{key}": _to_host(
+        f"{_OPTIMIZER}{name}.{key}": to_host(
             whole(name, value) if value.shape == parameter.shape else value
         )
         for name, parameter in parameters.items()
         for key, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
-    arrays[_HOST_GENERATOR] = _to_host(torch.get_rng_state())
+    arrays[_HOST_GENERATOR] = to_host(torch.get_rng_state())
     if torch.device(device).type == "cuda":
-        arrays[_DEVICE_GENERATOR] = _to_host(torch.cuda.get_rng_state(device))
+        arrays[_DEVICE_GENERATOR] = to_host(torch.cuda.get_rng_state(device))
     return arrays
 
 
@@ -87,7 +87,8 @@ def _set(optimizer: optim.Optimizer, parameter: nn.Parameter, key: str, value: T
     state[key] = value.to(parameter.device if on_device else "cpu", copy=True)
 
 
-def _to_host(value: Tensor) -> Array:
+def to_host(value: Tensor) -> Array:
+    """A copy on the host in its own type, in C order."""
     array: Array = np.array(value.detach().cpu().numpy(), order="C")
     return array
 
