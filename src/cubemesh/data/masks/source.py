@@ -134,7 +134,8 @@ class MaskedImages(ImageSource):
         return Batch(images=images, labels=np.empty((samples, height * width), np.int64))
 
     def drawn(self, indices: Indices, into: Batch | None, draw: Augmentation | None) -> Batch:
-        """See `ImageSource.drawn`. DataError for a mask with a class that the network has not."""
+        """See `ImageSource.drawn`. DataError for a mask with a class that the network does not
+        have."""
         check_indices(indices, self.samples)
         into = into or self.empty(len(indices))
         for row, number in enumerate(indices.tolist()):
