@@ -7,7 +7,7 @@ Face.
     digest     of that file and of the user's files that it imports, for the key of a run
     load       in a worker: imports it and returns the object
     attempt    in a worker: calls it
-    NamedCode  what the command that runs has named: nothing else is code of a user
+    NamedCode  networks or data that the running command named; no other code of a user runs
 
 User code runs in workers alone, so whatever it does (an endless loop, `sys.exit`, a crash) is the
 outcome of a run. What `load` and `attempt` raise is a UserCodeError, one sentence with the line;

@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from cubemesh.errors import UsageError
+from cubemesh.networks.assembly import of_documents, takes_documents
 from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.layers import PositionEmbedding
 
 
 def tied() -> NetworkBuilder:
@@ -114,3 +116,18 @@ def test_what_a_value_needs_leaves_the_rest_out():
         n for n in network.nodes if n.name != "side_flat"
     )
     assert network.needed("image") == ()
+
+
+def test_packing_takes_names_that_no_value_has():
+    net = NetworkBuilder("own")
+    x = net.embedding(net.token_input("tokens", 6, 9), 16)
+    x = net.add_layer(PositionEmbedding(), x, name="positions")
+    x = net.attention(net.linear(x, 48, name="document_mask"), 4)
+    net.classify(net.linear(x, 9))
+    plain = net.build()
+    packed = of_documents(plain)
+    assert (takes_documents(plain), takes_documents(packed)) == (False, True)
+    assert packed.inputs[1].name == "positions_2"
+    assert packed.shapes["positions"] == (6, 16)
+    assert packed.shapes["document_mask"] == (6, 48)
+    assert packed.shapes["document_mask_2"] == (6, 6)

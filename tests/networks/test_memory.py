@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,20 +118,20 @@ def test_a_large_batch_holds_nearly_all_that_the_layers_save(name, precision):
 
 @given(st.integers(1, 400 * MIB), st.sampled_from(["sgd", "adam"]))
 def test_the_largest_batch_fits_and_the_next_does_not(limit_bytes, optimizer):
-    def total(batch):
-        return forecast(CIFARNET, batch, optimizer=optimizer).total_bytes
+    needed = partial(forecast, CIFARNET, optimizer=optimizer)
 
-    batch = largest_batch(CIFARNET, limit_bytes, optimizer=optimizer)
-    assert batch == 0 or total(batch) <= limit_bytes
-    assert total(batch + 1) > limit_bytes
+    batch = largest_batch(needed, limit_bytes)
+    assert batch == 0 or needed(batch).total_bytes <= limit_bytes
+    assert needed(batch + 1).total_bytes > limit_bytes
 
 
 def test_more_memory_or_less_width_takes_larger_batches():
     network = build("resnet-50")
-    batches = [largest_batch(network, gib * 2**30) for gib in (0, 8, 16, 32)]
+    needed = partial(forecast, network)
+    batches = [largest_batch(needed, gib * 2**30) for gib in (0, 8, 16, 32)]
     assert batches[0] == 0
     assert batches == sorted(set(batches))
-    assert largest_batch(network, 16 * 2**30, "bf16") > 1.7 * batches[2]
+    assert largest_batch(partial(needed, precision="bf16"), 16 * 2**30) > 1.7 * batches[2]
 
 
 def test_a_batch_below_one_is_refused():
@@ -148,10 +150,11 @@ def test_accumulated_gradients_are_all_there_while_a_micro_batch_runs():
     assert parts.input_bytes == whole.input_bytes
     assert parts.total_bytes < whole.total_bytes
     limit = whole.total_bytes
-    fits = largest_batch(two_layers(), limit, accumulation_steps=4)
+    needed = partial(forecast, two_layers(), accumulation_steps=4)
+    fits = largest_batch(needed, limit, 4)
     assert fits % 4 == 0
     assert fits > batch
-    assert forecast(two_layers(), fits, accumulation_steps=4).total_bytes <= limit
+    assert needed(fits).total_bytes <= limit
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import pytest
 
@@ -96,10 +97,11 @@ def _bytes(network, unit):
 
 
 def test_the_largest_batch_grows_with_the_devices_that_share():
-    limit = forecast(SMALL, 8, "fp32", "adamw").total_bytes
-    assert largest_batch(SMALL, limit, "fp32", "adamw") == 8
+    needed = partial(forecast, SMALL, precision="fp32", optimizer="adamw")
+    limit = needed(8).total_bytes
+    assert largest_batch(needed, limit) == 8
     sharding = Sharding(ranks=8, zero_stage=3)
-    assert largest_batch(SMALL, limit, "fp32", "adamw", sharding=sharding) > 8
+    assert largest_batch(partial(needed, sharding=sharding), limit) > 8
 
 
 def test_a_strategy_forecasts_the_memory_of_its_fullest_device():

@@ -22,7 +22,7 @@ from cubemesh.data.source import Shape, Source, Split
 from cubemesh.data.text import documents, generated_sentences, parallel_text, sequences
 from cubemesh.data.text.sequences import takes_sequences, takes_tokens
 from cubemesh.errors import UsageError, unknown_name
-from cubemesh.networks.assembly import POSITIONS
+from cubemesh.networks.assembly import takes_documents
 from cubemesh.networks.graph import Network
 from cubemesh.schema.own_network import OwnData
 from cubemesh.schema.spec import DataLocation
@@ -325,7 +325,7 @@ def check_feeds(name: str, network: Network) -> None:
 
 
 def _check_documents(name: str, line: SourceEntry, network: Network) -> None:
-    packed = any(i.name == POSITIONS for i in network.inputs)
+    packed = takes_documents(network)
     if packed and not line.has_documents:
         able = ", ".join(n for n, e in SOURCES.items() if e.has_documents)
         raise UsageError(

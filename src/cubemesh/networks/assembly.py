@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, count, groupby
 from typing import Literal
 
 from cubemesh.errors import UsageError
@@ -174,8 +174,6 @@ class Assembly:
         return names
 
 
-POSITIONS = "positions"
-"""Input of a network of packed documents: the place of each position in its document."""
 _BY_POSITION = (
     *(layers.Linear, layers.Embedding, layers.LayerNorm, layers.RMSNorm, layers.GELU, layers.Add),
     *(layers.ReLU, layers.Tanh, layers.Sigmoid, layers.Activation, layers.Multiply),
@@ -198,18 +196,20 @@ def of_documents(network: Network) -> Network:
             "sequence. Leave packing out, or choose a network such as gpt2 or llama-125m."
         )
     (length,) = given.shape
+    taken = set(network.shapes)
+    places = _free_name("positions", taken)
     nodes: list[Node] = []
     masks: dict[bool, str] = {}
     for node in network.nodes:
         layer, inputs = node.layer, node.inputs
         if isinstance(layer, layers.Attention):
             if layer.causal not in masks:
-                masks[layer.causal] = "document_mask" if not masks else "document_mask_2"
+                masks[layer.causal] = _free_name("document_mask", taken)
                 nodes.append(
                     Node(
                         name=masks[layer.causal],
                         layer=layers.DocumentMask(causal=layer.causal),
-                        inputs=(POSITIONS,),
+                        inputs=(places,),
                         shape=(length, length),
                         segment=node.segment,
                     )
@@ -218,7 +218,7 @@ def of_documents(network: Network) -> Network:
         elif isinstance(layer, layers.PositionEmbedding) and layer.shared:
             pass
         elif isinstance(layer, layers.PositionEmbedding | layers.RotaryEmbedding):
-            layer, inputs = replace(layer, documents=True), (*inputs, POSITIONS)
+            layer, inputs = replace(layer, documents=True), (*inputs, places)
         elif not isinstance(layer, _BY_POSITION):
             raise UsageError(
                 f"packing=documents: '{node.name}' of {network.name} reads several positions, and "
@@ -227,7 +227,7 @@ def of_documents(network: Network) -> Network:
         nodes.append(replace(node, layer=layer, inputs=inputs))
     if not masks:
         raise UsageError(f"packing=documents: {network.name} has no attention. Leave packing out.")
-    positions = Input(name=POSITIONS, shape=(length,), dtype="integer", classes=length)
+    positions = Input(name=places, shape=(length,), dtype="integer", classes=length)
     in_segments = {
         node.segment: tuple(n.name for n in nodes if n.segment == node.segment) for node in nodes
     }
@@ -237,3 +237,16 @@ def of_documents(network: Network) -> Network:
         nodes=tuple(nodes),
         segments=tuple(replace(s, nodes=in_segments[s.name]) for s in network.segments),
     )
+
+
+def takes_documents(network: Network) -> bool:
+    """Whether `network` is for rows of several documents, as `of_documents` returns it."""
+    return any(isinstance(node.layer, layers.DocumentMask) for node in network.nodes)
+
+
+def _free_name(wanted: str, taken: set[str]) -> str:
+    """A name for a value that no other has; it is `taken` from then on."""
+    numbered = (f"{wanted}_{number}" for number in count(2))
+    name = next(n for n in chain([wanted], numbered) if n not in taken)
+    taken.add(name)
+    return name

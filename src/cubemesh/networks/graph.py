@@ -3,6 +3,7 @@
 Everything about a network comes from this one value: programs in every framework, counts of
 operations and bytes, the memory forecast, drawings. Nodes *name* their parameters, so two nodes can
 share one (tied weights). A network never changes; `networks/builder.py` makes one.
+`sharded_units` groups its segments for sharded data parallelism.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ allocates at start (a CUDA context), workspaces on a CPU, and allocator overhead
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Literal, TypedDict
 
 from cubemesh.errors import UsageError
@@ -139,35 +139,13 @@ def forecast(
 
 
 def largest_batch(
-    network: Network,
-    limit_bytes: int,
-    precision: Precision = "fp32",
-    optimizer: Optimizer | None = "sgd",
-    training: bool = True,
-    *,
-    device: DeviceKind = "cpu",
-    layout: Layout = "nchw",
-    accumulation_steps: int = 1,
-    recomputed: Collection[str] = (),
-    sharding: Sharding | None = None,
+    needed: Callable[[int], MemoryForecast], limit_bytes: int, accumulation_steps: int = 1
 ) -> int:
-    """The largest batch, of `accumulation_steps` micro-batches of equal size, whose forecast stays
-    within `limit_bytes`; 0 when not even the smallest fits."""
+    """The largest batch, of `accumulation_steps` micro-batches of equal size, whose forecast, as
+    `needed` gives it, stays within `limit_bytes`; 0 when not even the smallest fits."""
 
     def fits(micro: int) -> bool:
-        needed = forecast(
-            network,
-            micro * accumulation_steps,
-            precision,
-            optimizer,
-            training,
-            device=device,
-            layout=layout,
-            accumulation_steps=accumulation_steps,
-            recomputed=recomputed,
-            sharding=sharding,
-        )
-        return needed.total_bytes <= limit_bytes
+        return needed(micro * accumulation_steps).total_bytes <= limit_bytes
 
     if not fits(1):
         return 0
@@ -254,7 +232,7 @@ class MemorySettings(TypedDict):
 def memory_settings(
     spec: RunSpec, device: str, network: Network, sharding: Sharding | None = None
 ) -> MemorySettings:
-    """Those of `spec` on `device` (`cpu`, `cuda:0`), as keywords of the functions above; `sharding`
+    """Those of `spec` on `device` (`cpu`, `cuda:0`), as keywords of `forecast`; `sharding`
     is that of its strategy. With `checkpoint_activations=auto` every segment is recomputed: it is
     what the run can do to fit."""
     work = spec.work

@@ -39,6 +39,8 @@ from cubemesh.user_code import form_of, locate_network
 
 FRAMEWORKS = ("pytorch", "jax", "keras")
 """Frameworks whose modules can be described; PyTorch traces modules, and reads files."""
+_MISSING_PACKAGE = "raised ModuleNotFoundError"
+"""In the fault of a module whose code imports what its Python lacks."""
 LIMIT_S = 120.0
 """Time limit of a description, with the import of PyTorch."""
 IMAGE_SIZE = 224
@@ -198,19 +200,15 @@ def _number(settings: Mapping[str, str], key: str) -> int | None:
 def _describe(
     request: DescriptionRequest, pythons: Sequence[str | None], weights: Path | None = None
 ) -> OwnNetwork:
-    """The description by the first Python that has what its code imports; its own values are
-    written to the file `weights`."""
-    first = _describe_in(request, pythons[0], weights)
-    for python in pythons[1:]:
-        if _MISSING not in first.fault:
-            break
+    """The description by the first Python that has what its code imports, or by the first of all;
+    its own values are written to the file `weights`."""
+    tried = []
+    for python in pythons:
         own = _describe_in(request, python, weights)
-        if _MISSING not in own.fault:
+        if _MISSING_PACKAGE not in own.fault:
             return own
-    return first
-
-
-_MISSING = "raised ModuleNotFoundError"
+        tried.append(own)
+    return tried[0]
 
 
 def _describe_in(

@@ -115,7 +115,7 @@ class ProgramSettings:
     average their gradients: data × tensor parallel."""
     sequence_parallel: bool | None = None
     """Whether `tensor-parallel` divides the positions of a sequence between the divided layers;
-    None: where they divide."""
+    None: where their number divides."""
     batch_norm: BatchNormOver = "device"
     """Samples that batch normalization takes its statistics from on several devices: those of each
     `device`, or the `global` batch, as one device would."""

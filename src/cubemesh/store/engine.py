@@ -23,8 +23,8 @@ from cubemesh.store.location import Location
 from cubemesh.store.shared_disk import is_shared
 
 IDLE_TRANSACTION_S = 30.0
-"""How long a process may stand still in a writing transaction of PostgreSQL: one that is stopped
-there (SIGSTOP) must not keep the others from writing."""
+"""How long a process may be idle in a writing transaction of PostgreSQL: one that is stopped there
+(SIGSTOP) must not prevent the others from writing."""
 BUSY_TIMEOUT = "busy_timeout_s"
 """Execution option of a transaction: how long it waits for a lock, in place of the engine's."""
 

@@ -47,7 +47,7 @@ Run = Sequence[Window]
 
 def run_windows(record: RunRecord) -> list[Window]:
     """The measured windows of a run, each with the samples of all ranks."""
-    sync = STRATEGIES.get(record.spec.program.sync)  # none of an imported record's layout
+    sync = STRATEGIES.get(record.spec.program.sync)  # an imported record may have a layout
     if record.spec.placement.devices > 1 and sync is not None and not sync.blocking:
         return merge_free_running(record.windows)
     return merge_lockstep(record.measured)

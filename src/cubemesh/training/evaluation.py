@@ -6,8 +6,9 @@ ties with others counts as if the others came first, so a network that scores al
 nothing for it.
 
 Of a segmentation each pixel is a sample, and the intersection over union of a class is the number
-of pixels that are of it and were found, over those that are or were; the mean is over the classes
-that occur in either (M. Everingham et al., The PASCAL Visual Object Classes Challenge, 2015).
+of pixels that have it as label and as prediction, over those that have it as either; the mean is
+over the classes that occur in either (M. Everingham et al., The PASCAL Visual Object Classes
+Challenge, 2015).
 
 Several ranks with the same weights share the samples: each scores every N-th batch of those that
 one rank would score, so every batch has the same scores wherever it is computed. Counts are added,
@@ -48,9 +49,9 @@ class EvaluationResult:
     top5: int = 0
     loss_sum: float = 0.0
     intersections: tuple[int, ...] = ()
-    """Of a segmentation, by class: pixels that are of it and were found."""
+    """Of a segmentation, by class: pixels with this label and this prediction."""
     unions: tuple[int, ...] = ()
-    """Pixels that are of it or were found."""
+    """Pixels with this label or this prediction."""
 
     def __add__(self, other: EvaluationResult) -> EvaluationResult:
         return EvaluationResult(
@@ -74,14 +75,14 @@ class EvaluationResult:
 
     @property
     def class_iou(self) -> tuple[float | None, ...]:
-        """Of a segmentation, the intersection over union of each class; None for one that neither
-        occurs nor was found."""
+        """Of a segmentation, the intersection over union of each class; None for one that is
+        neither a label nor a prediction of any pixel."""
         pairs = zip(self.intersections, self.unions, strict=True)
         return tuple(both / either if either else None for both, either in pairs)
 
     @property
     def mean_iou(self) -> float | None:
-        """The mean over the classes that occur or were found; None of anything but a
+        """The mean over the classes that are labels or predictions; None of anything but a
         segmentation."""
         found = [iou for iou in self.class_iou if iou is not None]
         return math.fsum(found) / len(found) if found else None
@@ -95,13 +96,16 @@ def overlaps(
     scores: NDArray[Any], labels: NDArray[np.int64], classes: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Intersections and unions by class, of scores (batch, pixels, classes) and labels (batch,
-    pixels); of classes with equal scores the first is found."""
+    pixels); of classes with equal scores the first is the prediction."""
     counted = labels != PADDING
-    found, labels = scores[counted].argmax(axis=1), labels[counted]
-    right = np.bincount(labels[found == labels], minlength=classes)[:classes]
-    either = np.bincount(labels, minlength=classes)[:classes]
-    either = either + np.bincount(found, minlength=classes)[:classes] - right
-    return tuple(map(int, right)), tuple(map(int, either))
+    predicted, labels = scores[counted].argmax(axis=1), labels[counted]
+
+    def by_class(found: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.bincount(found, minlength=classes)[:classes]
+
+    both = by_class(labels[predicted == labels])
+    either = by_class(labels) + by_class(predicted) - both
+    return tuple(both.tolist()), tuple(either.tolist())
 
 
 def score(scores: NDArray[Any], labels: NDArray[np.int64]) -> EvaluationResult:

@@ -71,18 +71,20 @@ def _with_input(request: DescriptionRequest, graph: Graph, given: Value) -> Desc
                 "do not fit. Leave input_shape out, or give its free lengths."
             )
         return request
-    size, length = request.image_size, request.sequence_length
-    sizes = [size if isinstance(n, str) and size and i else n for i, n in enumerate(rest)]
-    if integers:
-        sizes = [length if isinstance(n, str) and length else n for n in rest]
+    side = request.image_size
+    free = [request.sequence_length] if integers else [None, side, side]
+    sizes = [own if isinstance(n, str) else n for n, own in zip(rest, free, strict=True)]
+    lengths = tuple(n for n in sizes if n is not None)
     vocabulary = _vocabulary(graph, given.name) if integers else None
-    if any(isinstance(n, str) for n in sizes) or (integers and vocabulary is None):
+    if len(lengths) < len(rest) or (integers and vocabulary is None):
         how = "LENGTH:VOCABULARY" if integers else "CHANNELSxHEIGHTxWIDTH"
+        lacks = (
+            "sizes it leaves free" if len(lengths) < len(rest) else "vocabulary it does not state"
+        )
         raise UserCodeError(
-            f"{short} has the input {given.name} of shape {shown}, whose sizes it leaves free. Set "
+            f"{short} has the input {given.name} of shape {shown}, whose {lacks}. Set "
             f"input_shape={how}."
         )
-    lengths = tuple(int(n) for n in sizes)
     return replace(request, input_shape=lengths, vocabulary=vocabulary)
 
 

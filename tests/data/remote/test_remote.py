@@ -21,7 +21,7 @@ from cubemesh.data.images.image_source import ImageSource
 from cubemesh.data.images.open_images import ImageOptions, open_encoded, open_images
 from cubemesh.data.images.remote_shards import RemoteShards
 from cubemesh.data.remote import folder as remote
-from cubemesh.data.remote.folder import Pace, check_url, is_url
+from cubemesh.data.remote.folder import ReadDeadline, check_url, is_url
 from cubemesh.data.remote.protocols import open_folder
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.contract.program import NotInstalled
@@ -379,11 +379,26 @@ def test_a_server_that_ends_after_each_byte_is_given_up(server, monkeypatch) -> 
 def test_the_limit_of_a_read_grows_with_its_bytes(monkeypatch) -> None:
     now = [0.0]
     monkeypatch.setattr(remote, "monotonic_s", lambda: now[0])
-    pace = Pace("http://a/b")
+    deadline = ReadDeadline("http://a/b")
     now[0] = remote.GRACE_S - 1
-    pace.check()
-    pace.count(2 * remote.SLOWEST_BYTES_PER_S)
-    assert pace.left_s == 3
+    deadline.check()
+    deadline.count(2 * remote.SLOWEST_BYTES_PER_S)
+    assert deadline.check() == 3
     now[0] += 3
     with pytest.raises(DataError, match="2,048 bytes came in 122 s"):
-        pace.check()
+        deadline.check()
+
+
+def test_ranges_of_fsspec_count_as_bytes_that_came(monkeypatch) -> None:
+    """Each call returns a half, and each look at the clock is 100 s after the last."""
+    pytest.importorskip("fsspec")
+    folder = open_folder("memory://set")
+    size = 400 * remote.SLOWEST_BYTES_PER_S
+    monkeypatch.setattr(
+        folder._system, "cat_file", lambda name, start, end: bytes((end - start + 1) // 2)
+    )
+    times = itertools.count(0.0, 100.0)
+    monkeypatch.setattr(remote, "monotonic_s", lambda: next(times))
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
+    with pytest.raises(DataError, match=r"is too slow: 403,200 bytes came in 600 s"):
+        folder.read("train/000000.tar", 0, size)

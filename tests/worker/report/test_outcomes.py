@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from cubemesh.errors import BusyError, DataError, UsageError
@@ -10,7 +12,16 @@ from cubemesh.frameworks.contract.program import (
 )
 from cubemesh.networks import build
 from cubemesh.networks.memory import forecast
-from cubemesh.schema import Ceiling, Forward, ProgramSettings, RunSpec, Status, TrainSteps
+from cubemesh.parallel.strategies import strategy
+from cubemesh.schema import (
+    Ceiling,
+    Forward,
+    Placement,
+    ProgramSettings,
+    RunSpec,
+    Status,
+    TrainSteps,
+)
 from cubemesh.worker.report.outcomes import outcome_from_error
 
 SPEC = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=512, optimizer="adam"))
@@ -79,6 +90,23 @@ def test_out_of_memory_has_forecast_limit_and_the_batch_size_that_fits():
     assert forecast(network, fits, "fp32", "adam").total_bytes <= limit
     assert forecast(network, fits + 1, "fp32", "adam").total_bytes > limit
     assert (found.facts["largest_batch_that_fits"], found.facts["limit_bytes"]) == (fits, 100 << 20)
+
+
+def test_the_batch_size_that_fits_is_that_of_the_devices_that_divide_a_network():
+    spec = replace(
+        SPEC,
+        placement=Placement(devices=2),
+        program=ProgramSettings(sync="model-parallel"),
+    )
+
+    def needed(batch):
+        at_batch = replace(spec, work=replace(spec.work, batch_per_device=batch))
+        return strategy("model-parallel").memory(at_batch, build("little-cnn"), "cpu").total_bytes
+
+    limit = needed(300) - 1
+    facts = outcome(OutOfMemory("refused"), spec, limit).facts
+    assert facts["forecast_bytes"] == needed(512)
+    assert facts["largest_batch_that_fits"] == 299
 
 
 def test_out_of_memory_when_no_batch_fits_or_the_forecast_is_below_the_limit():

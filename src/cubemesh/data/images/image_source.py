@@ -137,17 +137,25 @@ class ImageSource:
 
     def decoded(self, number: int, draw: Augmentation | None = None) -> Pixels | None:
         """Image `number`, decoded on the host; None if it is skipped."""
+        return self.made_from(number, draw, lambda data, pixels: pixels)
+
+    def made_from(
+        self, number: int, draw: Augmentation | None, make: Callable[[bytes, Pixels], T]
+    ) -> T | None:
+        """What `make` returns for the file and the pixels of image `number`; None if it is skipped,
+        which `make` may raise too."""
         if self.ledger.reason(number) is not None:
             return None
         try:
             data = self.encoded.read(number)
             image = self.decoder.decode(data, self.encoded.name(number), number, draw)
+            made = make(data, image.pixels)
         except Skipped as reason:
             self.ledger.skip(number, str(reason))
             return None
         if image.converted:
             self.ledger.convert(number, image.converted)
-        return image.pixels
+        return made
 
 
 @dataclass(frozen=True)

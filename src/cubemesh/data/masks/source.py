@@ -134,7 +134,8 @@ class MaskedImages(ImageSource):
         return Batch(images=images, labels=np.empty((samples, height * width), np.int64))
 
     def drawn(self, indices: Indices, into: Batch | None, draw: Augmentation | None) -> Batch:
-        """See `ImageSource.drawn`. DataError for a mask with a class that the network has not."""
+        """See `ImageSource.drawn`. DataError for a mask with a class that the network does not
+        have."""
         check_indices(indices, self.samples)
         into = into or self.empty(len(indices))
         for row, number in enumerate(indices.tolist()):
@@ -145,25 +146,9 @@ class MaskedImages(ImageSource):
 
     def masked(self, number: int, draw: Augmentation | None) -> Masked | None:
         """Image `number` with its mask; None if it is skipped."""
-        if self.ledger.reason(number) is not None:
-            return None
-        try:
-            data = self._folder.read(number)
-            image = self.decoder.decode(data, self._folder.name(number), number, draw)
-            mask = self._mask(data, number, draw)
-        except Skipped as reason:
-            self.ledger.skip(number, str(reason))
-            return None
-        if image.converted:
-            self.ledger.convert(number, image.converted)
-        counted = mask[mask != PADDING]
-        if counted.size and counted.max() >= self.classes:
-            raise DataError(
-                f"The mask of {self.encoded.name(number)} has class {counted.max()}, and the "
-                f"network has {self.classes} classes, from 0. Set classes={counted.max() + 1} or "
-                "more."
-            )
-        return Masked(image.pixels, mask)
+        return self.made_from(
+            number, draw, lambda data, pixels: Masked(pixels, self._mask(data, number, draw))
+        )
 
     def _mask(self, data: bytes, number: int, draw: Augmentation | None) -> NDArray[np.int64]:
         """The mask of image `number`, whose file is `data`, cropped as the image is."""
@@ -179,6 +164,12 @@ class MaskedImages(ImageSource):
         width, height = size
         box, mirrored = self.decoder.crop(number, width, height, draw)
         found = nearest(classes, box, self.shape[1], self.shape[2]).astype(np.int64)
+        most = found.max(initial=0, where=found != UNCOUNTED)
+        if most >= self.classes:
+            raise DataError(
+                f"The mask of {self._folder.name(number)} has class {most}, and the network has "
+                f"{self.classes} classes, from 0. Set classes={most + 1} or more."
+            )
         found[found == UNCOUNTED] = PADDING
         return found[:, ::-1] if mirrored else found
 

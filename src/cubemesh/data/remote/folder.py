@@ -1,8 +1,7 @@
 """Remote folder: byte ranges of files behind a URL, with resumption and a limit of attempts.
 
-`is_url` and
-`check_url` never connect to anything: a request is only made by the process that reads samples, and
-by `cubemesh prepare --list`.
+`is_url` and `check_url` never connect to anything: a request is only made by the process that reads
+samples, and by `cubemesh prepare --list`.
 
 An interrupted read resumes at the byte where it stopped. After `ATTEMPTS` failures in a row
 without a byte the read is a DataError, the outcome of the run; so is one that is slower than
@@ -35,32 +34,26 @@ class TemporaryError(Exception):
     """A read failed, and may succeed when it is tried again; the message is the reason."""
 
 
-class Pace:
-    """Time limit of a read, which grows with the bytes that have come."""
+class ReadDeadline:
+    """Time limit of a read of `url`, which grows with the bytes that have come."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = url
         self._begin_s = monotonic_s()
         self._received = 0
 
-    @property
-    def left_s(self) -> float:
-        """Seconds until the limit, unless more bytes come."""
-        allowed_s = GRACE_S + self._received / SLOWEST_BYTES_PER_S
-        return self._begin_s + allowed_s - monotonic_s()
-
     def count(self, received: int) -> None:
-        """Count bytes that have come; DataError after the limit."""
+        """Count bytes that have come."""
         self._received += received
-        self.check()
 
     def check(self) -> float:
-        """Seconds until the limit; DataError after it."""
-        left_s = self.left_s
+        """Seconds until the limit, unless more bytes come; DataError after it."""
+        elapsed_s = monotonic_s() - self._begin_s
+        left_s = GRACE_S + self._received / SLOWEST_BYTES_PER_S - elapsed_s
         if left_s <= 0:
             raise DataError(
-                f"{clean(self._url, 200)} is too slow: {self._received:,} bytes came in "
-                f"{monotonic_s() - self._begin_s:,.0f} s, and after {GRACE_S:g} s at least "
+                f"{clean(self.url, 200)} is too slow: {self._received:,} bytes came in "
+                f"{elapsed_s:,.0f} s, and after {GRACE_S:g} s at least "
                 f"{SLOWEST_BYTES_PER_S:,} bytes/s are needed. Copy the set to a faster server or a "
                 "disk of this machine."
             )
@@ -109,15 +102,14 @@ def check_url(url: str) -> None:
 
 def resumed(
     fetch: Callable[[int, bytearray], bool],
-    url: str,
-    pace: Pace,
+    deadline: ReadDeadline,
     pause: Callable[[float], None] | None = None,
 ) -> bytes:
     """What `fetch` reads in as many calls as it needs.
 
     `fetch(offset, into)` appends bytes from `offset` on and returns whether that was the end.
     TemporaryError is tried again after a pause, from the byte where it stopped; DataError after
-    `ATTEMPTS` failures in a row without a byte, and after the limit of `pace`.
+    `ATTEMPTS` failures in a row without a byte, and after the `deadline`.
     """
     into = bytearray()
     failures = 0
@@ -130,10 +122,10 @@ def resumed(
             failures = 0 if len(into) > before else failures + 1
             if failures == ATTEMPTS:
                 raise DataError(
-                    f"{clean(url, 200)} could not be read in {ATTEMPTS} attempts: "
+                    f"{clean(deadline.url, 200)} could not be read in {ATTEMPTS} attempts: "
                     f"{clean(str(error), 200)}. Check that the server answers, then run the same "
                     "command again."
                 ) from error
-            pace.check()
+            deadline.check()
             if failures:
                 (pause or time.sleep)(PAUSES_S[failures - 1])

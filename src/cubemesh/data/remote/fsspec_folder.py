@@ -10,7 +10,7 @@ from typing import Any
 
 import fsspec
 
-from cubemesh.data.remote.folder import Pace, TemporaryError, resumed
+from cubemesh.data.remote.folder import ReadDeadline, TemporaryError, resumed
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.contract.program import NotInstalled
 from cubemesh.untrusted import clean
@@ -37,30 +37,32 @@ class FsspecFolder:
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         """See `RemoteFolder.read`."""
+        deadline = ReadDeadline(f"{self.url}/{name}")
 
         def fetch(done: int, into: bytearray) -> bool:
             if done < size:
-                into += self._range(name, offset + done, offset + size)
+                into += self._range(name, offset + done, offset + size, deadline)
             if len(into) < size:
                 raise TemporaryError("the file ended early")
             return True
 
-        url = f"{self.url}/{name}"
-        return resumed(fetch, url, Pace(url))
+        return resumed(fetch, deadline)
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """See `RemoteFolder.read_file`."""
+        deadline = ReadDeadline(f"{self.url}/{name}")
 
         def fetch(_: int, into: bytearray) -> bool:
-            into += self._range(name, None, None)
+            into += self._range(name, None, None, deadline)
             if len(into) > most_bytes:
                 raise DataError(f"{self.url}/{name} has more than {most_bytes} bytes.")
             return True
 
-        url = f"{self.url}/{name}"
-        return resumed(fetch, url, Pace(url))
+        return resumed(fetch, deadline)
 
-    def _range(self, name: str, start: int | None, end: int | None) -> bytes:
+    def _range(
+        self, name: str, start: int | None, end: int | None, deadline: ReadDeadline
+    ) -> bytes:
         try:
             found: Any = self._system.cat_file(f"{self._root}/{name}", start=start, end=end)
         except _FINAL as error:
@@ -68,4 +70,5 @@ class FsspecFolder:
             raise DataError(f"{self.url}/{name} cannot be read: {reason}.") from error
         except Exception as error:  # of the protocol's package: a lost connection, mostly
             raise TemporaryError(str(error) or type(error).__name__) from error
+        deadline.count(len(found))
         return bytes(found)

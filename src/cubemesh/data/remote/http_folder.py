@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from cubemesh import __version__
-from cubemesh.data.remote.folder import HTTP, Pace, TemporaryError, resumed
+from cubemesh.data.remote.folder import HTTP, ReadDeadline, TemporaryError, resumed
 from cubemesh.errors import DataError
 from cubemesh.untrusted import clean
 
@@ -44,13 +44,13 @@ class HttpFolder:
     def read(self, name: str, offset: int, size: int) -> bytes:
         """See `RemoteFolder.read`."""
         url = self._url_of(name)
-        pace = Pace(url)
+        deadline = ReadDeadline(url)
 
         def fetch(done: int, into: bytearray) -> bool:
             if done == size:
                 return True
             first, last = offset + done, offset + size - 1
-            with _Answer(self, url, f"bytes={first}-{last}", pace) as answer:
+            with _Answer(self, url, f"bytes={first}-{last}", deadline) as answer:
                 if answer.status == 200:
                     raise DataError(
                         f"{clean(url, 200)}: the server ignores requests for a range of a file, "
@@ -65,16 +65,16 @@ class HttpFolder:
                 raise TemporaryError("the connection ended early")
             return True
 
-        return resumed(fetch, url, pace)
+        return resumed(fetch, deadline)
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """See `RemoteFolder.read_file`; after an interruption it is requested from its start."""
         url = self._url_of(name)
-        pace = Pace(url)
+        deadline = ReadDeadline(url)
 
         def fetch(_: int, into: bytearray) -> bool:
             whole = bytearray()
-            with _Answer(self, url, None, pace) as answer:
+            with _Answer(self, url, None, deadline) as answer:
                 length = answer.response.headers.get("Content-Length", "")
                 answer.take(whole, most_bytes + 1)
             if len(whole) > most_bytes:
@@ -84,7 +84,7 @@ class HttpFolder:
             into += whole
             return True
 
-        return resumed(fetch, url, pace)
+        return resumed(fetch, deadline)
 
     def _url_of(self, name: str) -> str:
         return f"{self.url}/{quote(name)}"
@@ -124,11 +124,11 @@ def _connect(scheme: str, host: str) -> tuple[HTTPConnection, bool]:
     return connection, scheme == "http"
 
 
-class _PacedReader(io.RawIOBase):
-    """The bytes of a connection as they come, within the limits of a read."""
+class _DeadlineReader(io.RawIOBase):
+    """The bytes of a connection as they come, within the deadline of a read."""
 
-    def __init__(self, connection: socket.socket, pace: Pace) -> None:
-        self._socket, self._pace = connection, pace
+    def __init__(self, connection: socket.socket, deadline: ReadDeadline) -> None:
+        self._socket, self._deadline = connection, deadline
         self._bytes = connection.makefile("rb", buffering=0)
 
     def readable(self) -> bool:
@@ -136,14 +136,14 @@ class _PacedReader(io.RawIOBase):
         return True
 
     def readinto(self, into: Any) -> int | None:
-        """DataError after the limit of the read."""
-        self._socket.settimeout(min(TIMEOUT_S, self._pace.check()))
+        """DataError after the deadline."""
+        self._socket.settimeout(min(TIMEOUT_S, self._deadline.check()))
         try:
             received = self._bytes.readinto(into)
         except TimeoutError:
-            self._pace.check()
+            self._deadline.check()
             raise
-        self._pace.count(received or 0)
+        self._deadline.count(received or 0)
         return received
 
     def close(self) -> None:
@@ -152,14 +152,16 @@ class _PacedReader(io.RawIOBase):
         super().close()
 
 
-class _PacedResponse(HTTPResponse):
-    """A response whose head and body are read within the limits of a read."""
+class _DeadlineResponse(HTTPResponse):
+    """A response whose head and body are read within the deadline of a read."""
 
-    def __init__(self, pace: Pace, sock: socket.socket, *more: Any, **settings: Any) -> None:
+    def __init__(
+        self, deadline: ReadDeadline, sock: socket.socket, *more: Any, **settings: Any
+    ) -> None:
         super().__init__(sock, *more, **settings)
-        paced = io.BufferedReader(_PacedReader(sock, pace))
+        reader = io.BufferedReader(_DeadlineReader(sock, deadline))
         self.fp.close()
-        self.fp = paced  # type: ignore[assignment]
+        self.fp = reader  # type: ignore[assignment]
 
 
 class _Answer:
@@ -167,8 +169,10 @@ class _Answer:
 
     response: HTTPResponse
 
-    def __init__(self, folder: HttpFolder, url: str, wanted: str | None, pace: Pace) -> None:
-        self._folder, self._pace = folder, pace
+    def __init__(
+        self, folder: HttpFolder, url: str, wanted: str | None, deadline: ReadDeadline
+    ) -> None:
+        self._folder, self._deadline = folder, deadline
         self._headers = {"User-Agent": f"cubemesh/{__version__}", "Accept-Encoding": "identity"}
         if wanted is not None:
             self._headers["Range"] = wanted
@@ -204,7 +208,7 @@ class _Answer:
                 connection, whole = self._folder.connection(*self._place)
                 # The head of the answer is read by it too, and that of a proxy.
                 connection.response_class = functools.partial(  # type: ignore[assignment]
-                    _PacedResponse, self._pace
+                    _DeadlineResponse, self._deadline
                 )
                 if connection.sock is not None:
                     connection.sock.settimeout(TIMEOUT_S)  # that of the last answer may be short
@@ -215,7 +219,7 @@ class _Answer:
                 self._end()
                 if not used:  # the server may close one that was open
                     raise TemporaryError(_reason(error)) from error
-                self._pace.check()
+                self._deadline.check()
             except DataError:  # too slow
                 self._end()
                 raise

@@ -159,7 +159,7 @@ def _vocabulary(network: Network) -> int:
 
 
 def _read(path: Path, vocabulary: int | None) -> Iterator[Document]:
-    """The documents of a file; the first only is checked without a `vocabulary`."""
+    """The documents of a file, one by one; without a `vocabulary` its tokens have no limit."""
     try:
         if path.exists() and not path.is_file():
             raise DataError(f"{path} is not a file.")

@@ -121,10 +121,10 @@ class LogSettings:
         at_least(self, 0, "skip_steps")
         if self.devices is not None and self.devices > MAX_DEVICES:
             raise UsageError(f"devices={self.devices} is not valid: give 1 to {MAX_DEVICES:,}.")
-        if self.sync is not None and self.sync not in STRATEGIES and "=" not in self.sync:
-            raise unknown_name("gradient synchronization strategy", self.sync, STRATEGIES)
         if self.sync is not None and "=" in self.sync:
             object.__setattr__(self, "sync", str(read_layout(self.sync)))
+        elif self.sync is not None and self.sync not in STRATEGIES:
+            raise unknown_name("gradient synchronization strategy", self.sync, STRATEGIES)
         if self.format is not None and self.format not in FORMATS:
             raise unknown_name("format of training logs", self.format, FORMATS, "", "formats")
         for name in ("network", "framework", "data"):

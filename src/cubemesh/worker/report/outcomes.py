@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 
 from cubemesh import networks
 from cubemesh.errors import BusyError, DataError, UsageError
@@ -30,12 +31,13 @@ from cubemesh.frameworks.contract.program import (
     ReplicasDiffer,
     Unsupported,
 )
-from cubemesh.networks.memory import largest_batch, memory_settings
+from cubemesh.networks.memory import largest_batch
 from cubemesh.parallel.strategies import strategy
 from cubemesh.schema.collective import Collective
+from cubemesh.schema.forecast import MemoryForecast
 from cubemesh.schema.outcome import Outcome, Status
 from cubemesh.schema.spec import RunSpec
-from cubemesh.schema.work import NetworkWork
+from cubemesh.schema.work import AccumulatedWork, NetworkWork
 from cubemesh.termination import PROCESS_LIMIT, can_start_threads
 from cubemesh.training.pausing import Paused
 from cubemesh.units import format_bytes
@@ -120,14 +122,18 @@ def _out_of_memory(
         return Outcome(status=Status.OOM, message=message, facts=facts)
     network = networks.build_for(work)
     sync = strategy(spec.program.sync)
-    settings = memory_settings(spec, device, network, sync.sharding(spec))
-    needs = sync.memory(spec, network, device)
-    needs_bytes = needs.total_bytes
-    facts["forecast_bytes"] = needs_bytes
-    sentence = f"out of memory: the forecast is {format_bytes(needs_bytes)}"
+
+    def needed(batch: int) -> MemoryForecast:
+        other = replace(spec, work=replace(work, batch_per_device=batch))
+        return sync.memory(other, network, device)
+
+    forecast_bytes = needed(work.batch_per_device).total_bytes
+    facts["forecast_bytes"] = forecast_bytes
+    sentence = f"out of memory: the forecast is {format_bytes(forecast_bytes)}"
     if limit_bytes is None:
         return Outcome(status=Status.OOM, message=f"{sentence}.", facts=facts)
-    fits = largest_batch(network, limit_bytes, **settings)
+    steps = work.accumulation_steps if isinstance(work, AccumulatedWork) else 1
+    fits = largest_batch(needed, limit_bytes, steps)
     if fits < work.batch_per_device:
         facts["largest_batch_that_fits"] = fits
         advice = f"batch size {fits} should fit" if fits else "not even batch size 1 should fit"
