@@ -1,4 +1,4 @@
-"""Layouts: how the devices divide the training of one network, each measured beside its forecast.
+"""Layouts: how devices divide the training of one network, each measured and forecast.
 
 A layout is a strategy with its mesh. All layouts train the same network with the same global batch
 on the same devices: data parallel, the three stages of sharded data parallelism (ZeRO), tensor
