@@ -218,8 +218,9 @@ def _compared(
         own = best.median_of("peak_memory_bytes") or 0.0
         yield Finding(
             code="least-memory",
-            text=f"{where}: {layout_name(least.key)} needs the least memory, {held / _GIB:.2f} GiB per "
-            f"device; {layout_name(best.key)} needs {own / _GIB:.2f} GiB.",
+            text=f"{where}: {layout_name(least.key)} needs the least memory, "
+            f"{held / _GIB:.2f} GiB per device; {layout_name(best.key)} needs {own / _GIB:.2f} "
+            "GiB.",
             value=held / _GIB,
             unit="GiB",
         )
