@@ -151,7 +151,11 @@ def predict(
     ] = False,
     micro_batch: Annotated[
         int | None,
-        typer.Option("--micro-batch", min=1, help="Sequences at once on a device; default 1."),
+        typer.Option(
+            "--micro-batch",
+            min=1,
+            help="Sequences at once on a device; default 1, with --sync tensor-parallel all.",
+        ),
     ] = None,
     global_batch: Annotated[
         int | None,
