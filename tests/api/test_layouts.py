@@ -206,6 +206,10 @@ def test_the_strategy_tensor_parallel_is_a_layout():
             "has tp, dp and sp only",
         ),
         ("gpt2 --sync tensor-parallel --devices 2", "Give --global-batch"),
+        (
+            "gpt2 --sync tensor-parallel --devices 2 --batch-per-device 2 --global-batch 8",
+            "Give one of --batch-per-device and --global-batch",
+        ),
         ("resnet-50 --sync tensor-parallel", "is forecast for transformers by their sizes"),
         ("gpt2 --sync pipeline --layout tp=2 --global-batch 4", "--sync is not for a transformer"),
     ],

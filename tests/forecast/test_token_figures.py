@@ -6,36 +6,22 @@ import pytest
 
 from cubemesh.forecast.token_figures import parameters_of_a_token, with_token_figures
 from cubemesh.networks import build
-from cubemesh.schema import (
-    Figure,
-    Outcome,
-    Placement,
-    ProgramSettings,
-    Rank,
-    RunKey,
-    RunRecord,
-    RunSpec,
-    Status,
-    TrainSteps,
-)
+from cubemesh.schema import Figure, Placement, ProgramSettings, Rank, RunSpec, TrainSteps
+from record_fixtures import record_of
 
 
 def record(network="gpt2", devices=2, device="NVIDIA H200", **figures):
-    ok = Outcome(status=Status.OK)
     sizes = {"sequence_length": 1024} if network == "gpt2" else {}
-    return RunRecord(
-        run_id="r",
-        spec=RunSpec(
-            work=TrainSteps(network=network, batch_per_device=8, **sizes),
-            placement=Placement(devices=devices),
-            program=ProgramSettings(precision="bf16"),
-        ),
-        key=RunKey(spec_id="s", machine_id="m", software_id="s", code_version="c"),
-        started_utc="2026-01-01T00:00:00+00:00",
-        elapsed_s=1.0,
-        outcome=ok,
+    spec = RunSpec(
+        work=TrainSteps(network=network, batch_per_device=8, **sizes),
+        placement=Placement(devices=devices),
+        program=ProgramSettings(precision="bf16"),
+    )
+    made = record_of(spec)
+    return dataclasses.replace(
+        made,
         ranks=tuple(
-            Rank(rank=n, host="h", device=f"cuda:{n}", device_name=device, outcome=ok)
+            Rank(rank=n, host="h", device=f"cuda:{n}", device_name=device, outcome=made.outcome)
             for n in range(devices)
         ),
         figures={name: Figure(value=value, unit="") for name, value in figures.items()},

@@ -1,6 +1,7 @@
 """The summary of a performance check: one screen, whatever was found."""
 
 import io
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 from rich.console import Console
 
 from cubemesh.api.report import report
+from cubemesh.schema import Answer, Finding
 from cubemesh.views.summary import HEADINGS, print_page, print_summary
+from record_fixtures import MACHINE
 
 STORE = "2026-11-26-one-h200-performance-check.sqlite"
 EARLIER_STORE = "2026-11-23-one-h200-performance-check.sqlite"
@@ -53,3 +56,20 @@ def test_the_docs_show_the_summary_of_the_stored_run(tmp_path: Path, name: str) 
     lines = console.export_text().splitlines()
     shown = "\n".join(f"    {line}" if line else "" for line in lines)
     assert shown in (ROOT / "docs" / "report.md").read_text()
+
+
+def test_the_same_caveats_are_those_of_the_finding_above() -> None:
+    findings = tuple(
+        Finding(code=code, text="Text.", caveats=(caveat,))
+        for code, caveat in (
+            ("throughput", "drift"),
+            ("largest-loss", "busy-host"),
+            ("throughput-loss", "busy-host"),
+            ("further-gain", "drift"),
+        )
+    )
+    answer = Answer(experiment="quick", question="?", title="Quick", findings=findings)
+    console = Console(width=80, file=io.StringIO(), record=True)
+    print_summary(console, MACHINE, answer)
+    shown = re.findall(r"\(! ([^)]*)\)", console.export_text())
+    assert shown == ["drift", "busy-host", "the same", "drift"]

@@ -77,8 +77,11 @@ def predict_layout(
     `network` is a name (`gpt3-175b`) or sizes (`gpt:hidden=4096,layers=32,heads=32`), `layout` is
     `tp=8,pp=8,dp=16` (docs/transformers.md). With `search`, the fastest layout and micro-batch of
     so many `devices` that fit their memory are found instead. Batches count sequences, of all
-    devices; recomputation `auto` is as little as fits. `measured` maps a number of devices to
-    sequences/s of the same layout with as many data-parallel groups and a batch in proportion.
+    devices; recomputation `auto` is as little as fits. With `sync`, which can be `tensor-parallel`,
+    the layout is that strategy over all `devices`, or with the `tp` and `dp` of `layout`, and
+    `micro_batch` is by default all sequences of a replica, elsewhere 1. `measured` maps a number of
+    devices to sequences/s of the same layout with as many data-parallel groups and a batch in
+    proportion.
 
     UsageError for what is not possible, and for a layout that does not fit the memory.
     """

@@ -52,6 +52,8 @@ _SURROUNDINGS = (
 """Errors of the machine that any system call may have: no room, no permission, no process."""
 _SAVED = "Finished runs are saved; re-run the same command to continue."
 _PROCESS_LIMIT = f"{NO_THREAD.capitalize()}. {PROCESS_LIMIT} {_SAVED}"
+_HELP = {"help_option_names": ["-h", "--help"]}
+"""Also of every command, which `launch` and tests parse without the others."""
 
 app = typer.Typer(
     name="cubemesh",
@@ -61,7 +63,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=_HELP,
 )
 for verb in (
     *(doctor, probe, accept, networks, experiments, published),
@@ -70,8 +72,8 @@ for verb in (
     *(submit, jobs, watch, agent, users),
     *(export, build, infer),
 ):
-    app.command()(verb)
-app.command("import")(import_)
+    app.command(context_settings=_HELP)(verb)
+app.command("import", context_settings=_HELP)(import_)
 
 
 def _version(asked: bool) -> None:

@@ -151,7 +151,11 @@ def predict(
     ] = False,
     micro_batch: Annotated[
         int | None,
-        typer.Option("--micro-batch", min=1, help="Sequences at once on a device; default 1."),
+        typer.Option(
+            "--micro-batch",
+            min=1,
+            help="Sequences at once on a device; default 1, with --sync tensor-parallel all.",
+        ),
     ] = None,
     global_batch: Annotated[
         int | None,
@@ -215,7 +219,9 @@ def predict(
         counts = whole_numbers("--devices", devices) if devices else [None]
         if len(counts) != 1:
             raise UsageError(f"--devices {devices}: a layout has one number of devices.")
-        if batch_per_device is not None and global_batch is None and counts[0] is not None:
+        if batch_per_device is not None and global_batch is not None:
+            raise UsageError("Give one of --batch-per-device and --global-batch.")
+        if batch_per_device is not None and counts[0] is not None:
             global_batch = batch_per_device * counts[0]
         if global_batch is None:
             raise UsageError("Give --global-batch, the sequences per step of all devices.")

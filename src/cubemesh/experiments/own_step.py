@@ -172,7 +172,8 @@ def _tables(group: Group[str]) -> Iterator[Table]:
     record = profiled_record(group)
     if record is None:
         return
-    total_s = math.fsum(part.seconds for part in step_parts(record))
+    parts = step_parts(record)
+    total_s = math.fsum(part.seconds for part in parts)
     run_id = record.run_id
     yield Table(
         title=f"{group.key}: breakdown of the mean step time",
@@ -187,7 +188,7 @@ def _tables(group: Group[str]) -> Iterator[Table]:
                 Cell(value=1e3 * part.seconds, run_id=run_id),
                 Cell(value=100 * part.seconds / total_s if total_s else 0.0, run_id=run_id),
             )
-            for part in step_parts(record)
+            for part in parts
         ),
     )
     for name, title in (("category", "work by category"), ("operator", "longest operators")):

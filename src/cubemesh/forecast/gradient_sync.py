@@ -311,7 +311,8 @@ def style_time(
 def _sharded(
     links: _Links, own: Passes, known: Calibration, cost: SyncCost, gathered: float
 ) -> SyncTime:
-    """Units as large as buckets; `gathered` is bytes of a weight for each of its gradient."""
+    """Units as large as buckets; `gathered` is the bytes of a gathered weight over those of its
+    gradient."""
     rooms = known["first_bucket_bytes"], known["bucket_bytes"]
     units = list(_buckets(own, known["gradient_scale"], *rooms))
     gathers_s = [links.transfer(cost.weights, gathered * size)[0] for _, size in units]

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from cubemesh.experiments.performance_check.experiment import EXPERIMENT as PERFORMANCE_CHECK
 from cubemesh.experiments.performance_check.report import quick_command
-from cubemesh.schema import Answer, Finding, Machine, Warning
+from cubemesh.schema import Answer, Machine, Warning
 from cubemesh.schema.answer import INTERVAL_MEANING, is_interval_note
 from cubemesh.untrusted import clean
 from cubemesh.views import formatting
@@ -69,42 +69,39 @@ def print_page(console: Console, page: Path) -> None:
 
 @dataclass(frozen=True)
 class _Paragraph:
-    """A paragraph of a summary: its section, empty for the first one, and the code of its
-    finding."""
+    """A paragraph of a summary: its section, empty for the first one, and the code and the caveats
+    of its finding."""
 
     heading: str
     code: str
     text: Text
+    caveats: tuple[str, ...] = ()
 
 
 def print_summary(console: Console, machine: Machine, answer: Answer) -> None:
     """One screen of an answer."""
-    commands = list(_next(answer))
+    commands = list(_next(answer, gpu=bool(machine.gpus)))
     paragraphs = _fitting(console, list(_paragraphs(answer)), len(commands))
     for line in _wrapped(console, Text(formatting.machine_line(machine, console.width)), ""):
         console.print(line, style="bold")
     heading = ""
-    for paragraph in paragraphs:
+    for paragraph, text in zip(paragraphs, _texts(paragraphs), strict=True):
         if paragraph.heading != heading:
             heading = paragraph.heading
             console.print()
             console.print(Text(heading, style=CAUTION if heading == CAVEATS else ACCENT))
-        for line in _wrapped(console, paragraph.text):
+        for line in _wrapped(console, text):
             console.print(line)
     _commands(console, "Next", commands)
 
 
 def _paragraphs(answer: Answer) -> Iterator[_Paragraph]:
     """In the order of the summary."""
-    named: set[tuple[str, ...]] = set()
-    for finding in answer.findings:
-        if finding.code == "verdict":
-            yield _Paragraph("", finding.code, _text(finding, named))
-    for heading, codes in HEADINGS.items():
-        own = [
-            _Paragraph(heading, f.code, _text(f, named)) for f in answer.findings if f.code in codes
-        ]
-        yield from own
+    for heading, codes in (("", ("verdict",)), *HEADINGS.items()):
+        own = [f for f in answer.findings if f.code in codes]
+        for finding in own:
+            caveats = () if finding.code in DERIVED else finding.caveats
+            yield _Paragraph(heading, finding.code, Text(clean(finding.text)), caveats)
         if own and "throughput" in codes and any(map(is_interval_note, answer.notes)):
             yield _Paragraph(heading, "interval", Text(INTERVAL_MEANING, style=SOFT))
     for place, text in enumerate(_warnings(answer)):
@@ -115,7 +112,7 @@ def _fitting(console: Console, paragraphs: list[_Paragraph], commands: int) -> l
     """The paragraphs that fit into one screen next to so many commands."""
     fixed = 1 + (2 + commands) + 3  # machine; next; report
     for code in EXPENDABLE:
-        lines = sum(len(_wrapped(console, one.text)) for one in paragraphs)
+        lines = sum(len(_wrapped(console, text)) for text in _texts(paragraphs))
         headings = {one.heading for one in paragraphs} - {""}
         if fixed + lines + 2 * len(headings) <= MOST_LINES:
             break
@@ -141,14 +138,16 @@ def _commands(console: Console, heading: str, lines: Iterable[str]) -> None:
         console.print(text.append(f"{comment}{words}", style=SOFT), soft_wrap=True)
 
 
-def _text(finding: Finding, named: set[tuple[str, ...]]) -> Text:
-    """A finding with its caveats, which are spelled out the first time."""
-    text = Text(clean(finding.text))
-    if finding.caveats and finding.code not in DERIVED:
-        codes = "the same" if finding.caveats in named else ", ".join(finding.caveats)
-        text.append(f" (! {codes})", style=CAUTION)
-        named.add(finding.caveats)
-    return text
+def _texts(paragraphs: Iterable[_Paragraph]) -> Iterator[Text]:
+    """Their texts with their caveats, which are spelled out where they differ from those above."""
+    above: tuple[str, ...] = ()
+    for one in paragraphs:
+        text = one.text.copy()
+        if one.caveats:
+            codes = "the same" if one.caveats == above else ", ".join(one.caveats)
+            text.append(f" (! {codes})", style=CAUTION)
+            above = one.caveats
+        yield text
 
 
 def _warnings(answer: Answer) -> Iterator[Text]:
@@ -164,7 +163,7 @@ def _warnings(answer: Answer) -> Iterator[Text]:
         yield Text(f"{code}: {clean(own[0].cause)} {remedy}.", style=SOFT)
 
 
-def _next(answer: Answer) -> Iterator[str]:
+def _next(answer: Answer, *, gpu: bool) -> Iterator[str]:
     """The commands that apply the remedies, the headline's first, and what to run next; each with
     what it is for."""
     remedies: dict[str, str] = {}
@@ -176,7 +175,7 @@ def _next(answer: Answer) -> Iterator[str]:
         yield f"{command}  # {words}"
     networks = [f.text.partition(" ")[0] for f in answer.findings if f.code == "throughput"]
     if any(finding.caveats for finding in answer.findings):
-        again = f"{quick_command(networks)} --no-cache --wait-quiet 10m"
+        again = f"{quick_command(networks, gpu=gpu)} --no-cache --wait-quiet 10m"
         yield f"{again}  # To measure again when it is quiet"
         return  # a search or another experiment would be as noisy
     if networks:

@@ -6,11 +6,17 @@ from hypothesis import strategies as st
 from answers import finding
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.minibatch.experiment import Settings
-from cubemesh.experiments.minibatch.max_batch import FIRST, max_batch, max_batch_findings, search
+from cubemesh.experiments.minibatch.max_batch import (
+    FIRST,
+    forecast_bytes,
+    max_batch,
+    max_batch_findings,
+    search,
+)
 from cubemesh.experiments.registry import EXPERIMENTS, Context
 from cubemesh.networks import build
 from cubemesh.networks.memory import forecast
-from cubemesh.schema import Outcome, RunSpec, Status, TrainSteps
+from cubemesh.schema import Outcome, Placement, ProgramSettings, RunSpec, Status, TrainSteps
 
 
 def specs_of(batch):
@@ -96,3 +102,20 @@ def test_minibatch_with_auto_reports_the_largest_batch_size(machine, play, recor
     assert "104" in found.text
     rows = [int(row[0].text) for row in answer.tables[0].rows]
     assert rows == sorted(rows)
+
+
+def test_the_forecast_is_that_of_the_strategy():
+    """A stage of a pipeline has half of the weights."""
+    whole, stage = (
+        forecast_bytes(
+            RunSpec(
+                work=TrainSteps(network="resnet-18", batch_per_device=8),
+                placement=Placement(devices=2),
+                program=ProgramSettings(sync=sync),
+            ),
+            1,
+            "cuda:0",
+        )
+        for sync in ("all-reduce", "pipeline")
+    )
+    assert stage < whole

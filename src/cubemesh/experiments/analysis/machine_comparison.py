@@ -155,8 +155,8 @@ def machine_comparison(own: Side, other: Side) -> Answer:
 
 
 def labels(own: Side, other: Side) -> tuple[str, str]:
-    """Names of two machines: their devices; of the same devices also the first that differs of
-    hosts, frameworks, dates, stores and hardware."""
+    """Names of two machines: their devices. Where these are equal, also the first that differs:
+    host, versions of the frameworks, date, store or hardware."""
     first, second = _label(own.machine), _label(other.machine)
     if first != second:
         return first, second

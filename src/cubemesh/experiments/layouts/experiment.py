@@ -1,4 +1,4 @@
-"""Layouts: how the devices divide the training of one network, each measured beside its forecast.
+"""Layouts: how devices divide the training of one network, each measured and forecast.
 
 A layout is a strategy with its mesh. All layouts train the same network with the same global batch
 on the same devices: data parallel, the three stages of sharded data parallelism (ZeRO), tensor
@@ -88,10 +88,11 @@ class Settings:
     """Layouts to measure: `data`, `zero-1` to `zero-3`, `tensor`, `data-tensor`, `pipeline`,
     `data-pipeline`."""
     devices: tuple[int, ...] = ()
-    """Numbers of devices; one is always measured. Default: all of the machine, at most 8."""
+    """Numbers of devices; one is always measured. Default: the largest power of two that the
+    machine has, at most 8; 2 with --quick."""
     batch_sizes: tuple[int, ...] = ()
     """Batch sizes per device; a pipeline trains those of its stages together. Default: 8; 64 on a
-    CPU."""
+    CPU and with --quick."""
     device: Device = "auto"
     """Kind of device: a GPU (`cuda`) or a group of cores (`cpu`)."""
     threads: int = 1

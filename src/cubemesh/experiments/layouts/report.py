@@ -1,10 +1,8 @@
-"""Report of `layouts`: the fastest layout, why each other one loses, memory beside its forecast.
+"""Report of `layouts`: the fastest layout, why the others are slower, memory with its forecast.
 
-A layout loses to the fastest by the part of its step that grows most: communication that nothing
-hides, waiting for the slowest device, or computation, as attributed; of a pipeline by what a stage
-waits for. Forecasts use the rate of one device and nothing measured on several: `predict` for
-strategies that it prices, the bubble and the largest stage for pipelines; of transformers on GPUs
-the datasheet's forecast is shown too (`predict --search`).
+The reason is the part of the attributed step that is longest compared with the fastest layout:
+communication that nothing hides, waiting for the slowest device, or computation; of a pipeline,
+what a stage waits for. Forecasts: forecast.py.
 """
 
 from __future__ import annotations
@@ -12,35 +10,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
-from cubemesh.errors import CubemeshError
 from cubemesh.experiments.analysis.answer import answer_of, cell_or_dash, failed_run
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, throughput_unit, titled
 from cubemesh.experiments.analysis.ratios import format_ratio, ratio, verdicts
+from cubemesh.experiments.analysis.training_costs import tokens_per_sample
 from cubemesh.experiments.analysis.utilization_columns import share_cell
 from cubemesh.experiments.core.experiment import Experiment
+from cubemesh.experiments.layouts.forecast import (
+    KINDS,
+    datasheet_forecast,
+    memory_by_kind,
+    memory_forecast,
+    ranks_per_sample,
+    rate_forecast,
+    searched_layout,
+)
 from cubemesh.experiments.scaling.analysis import profiled_record
-from cubemesh.experiments.scaling.forecast import forecast_for, system_of
-from cubemesh.forecast.calibration import defaults
-from cubemesh.forecast.transformers.groups import Groups
-from cubemesh.forecast.transformers.layout import Layout, TrainingPlan, check_plan
-from cubemesh.forecast.transformers.search import search_layouts
-from cubemesh.forecast.transformers.step import LayoutForecast, forecast_layout
-from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.measure.attribution.attribution import COMMUNICATION, STRAGGLER
 from cubemesh.measure.attribution.bottlenecks import mean_parts
 from cubemesh.networks import build_for
-from cubemesh.networks.cost import costs
 from cubemesh.networks.graph import Network
-from cubemesh.networks.transformer_sizes import is_transformer, transformer
 from cubemesh.parallel import pipeline
-from cubemesh.parallel.model_parallel import parts
 from cubemesh.parallel.strategies import strategy
-from cubemesh.parallel.tensor_layouts import divide
-from cubemesh.parallel.tensor_parallel import TensorParallel, parameters_of_a_device
+from cubemesh.parallel.tensor_parallel import TensorParallel
 from cubemesh.schema import Answer, Cell, Column, Figure, Finding, RunRecord, Table, TrainSteps
-from cubemesh.schema.forecast import MemoryForecast
 from cubemesh.units import format_devices
 
 _GIB = 2**30
@@ -99,12 +94,10 @@ class Case:
         """The graph."""
         return build_for(self.work)
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Of a sample; 0 for images."""
-        if self.network.inputs[0].dtype != "integer":
-            return 0
-        return math.prod(self.network.targets[0].shape) if self.network.targets[0].shape else 0
+        return tokens_per_sample(self.work) or 0
 
     def rate(self, group: Group[Key]) -> Figure | None:
         """Tokens/s, of images samples/s."""
@@ -149,12 +142,8 @@ def _axis(sync: str) -> str:
 
 
 def _key(record: RunRecord) -> Key:
-    program, devices = record.spec.program, record.spec.placement.devices
-    try:
-        together = strategy(program.sync).ranks_per_sample(devices, program)
-    except Unsupported:
-        together = 1
-    return devices, program.sync, together
+    spec = record.spec
+    return spec.placement.devices, spec.program.sync, ranks_per_sample(record)
 
 
 def _findings(case: Case, *, card: bool) -> Iterator[Finding]:
@@ -229,8 +218,9 @@ def _compared(
         own = best.median_of("peak_memory_bytes") or 0.0
         yield Finding(
             code="least-memory",
-            text=f"{where}: {layout_name(least.key)} needs least memory, {held / _GIB:.2f} GiB per "
-            f"device; {layout_name(best.key)} needs {own / _GIB:.2f} GiB.",
+            text=f"{where}: {layout_name(least.key)} needs the least memory, "
+            f"{held / _GIB:.2f} GiB per device; {layout_name(best.key)} needs {own / _GIB:.2f} "
+            "GiB.",
             value=held / _GIB,
             unit="GiB",
         )
@@ -297,7 +287,8 @@ def _row(case: Case, group: Group[Key]) -> tuple[Cell, ...]:
     needs = cell_or_dash(None if forecast is None else forecast.total_bytes / _GIB)
     head = (Cell(text=layout_name(group.key), run_id=group.run_id), Cell(value=devices))
     times = case.tokens or 1
-    expected, sheet = rate_forecast(case, group), datasheet_forecast(group.records[0])
+    expected = rate_forecast(group.records[0], case.one, case.network)
+    sheet = datasheet_forecast(group.records[0])
     forecasts = (
         cell_or_dash(None if expected is None else times * expected),
         cell_or_dash(None if sheet is None else times * sheet.samples_per_s),
@@ -336,126 +327,6 @@ def waits(group: Group[Key]) -> tuple[float | None, float | None]:
     return 100 * exposed / step_s, None if straggling is None else 100 * straggling / step_s
 
 
-def memory_forecast(record: RunRecord, network: Network) -> MemoryForecast | None:
-    """Of one device of a run; None where its layout is not possible."""
-    device = record.ranks[0].device if record.ranks else record.spec.placement.device
-    try:
-        return strategy(record.spec.program.sync).memory(record.spec, network, device)
-    except Unsupported:
-        return None
-
-
-def rate_forecast(case: Case, group: Group[Key]) -> float | None:
-    """Samples/s of several devices from the rate of one; None where there is no forecast."""
-    devices, sync, stages = group.key
-    one = case.one
-    if one is None or not one.throughput or devices == 1:
-        return None
-    rate = one.throughput.value
-    if not issubclass(strategy(sync), pipeline.Pipeline):
-        found = forecast_for(group.records[0], one.records[0], rate)
-        return None if isinstance(found, str) else found.samples_per_s
-    program = group.records[0].spec.program
-    samples = stages * case.work.batch_per_device
-    asked = program.micro_batches or pipeline.MICRO_BATCHES_PER_STAGE * stages
-    share = _largest_part(case.network, stages)
-    if share is None:
-        return None
-    return devices * rate * (1 - pipeline.bubble(stages, min(asked, samples))) / (share * stages)
-
-
-def _largest_part(network: Network, stages: int) -> float | None:
-    """Of the operations, in the largest stage; None where the network cannot be cut so often."""
-    try:
-        cut = parts(network, stages)
-    except Unsupported:
-        return None
-    counted = costs(network)
-    each = [sum(counted[node.name].total.flops for node in part.nodes) for part in cut]
-    return max(each) / sum(each)
-
-
-def datasheet_forecast(record: RunRecord) -> LayoutForecast | None:
-    """The forecast of `predict` with a layout; None but for transformers on GPUs of the
-    catalogue."""
-    work, spec = record.spec.work, record.spec
-    if not isinstance(work, TrainSteps) or not record.ranks or work.own_network is not None:
-        return None
-    if not is_transformer(work.network):
-        return None
-    rank, devices, sync = record.ranks[0], spec.placement.devices, spec.program.sync
-    kind = strategy(sync)
-    if rank.device == "cpu" or spec.program.precision not in ("bf16", "fp16"):
-        return None
-    pp = kind.ranks_per_sample(devices, spec.program)
-    if issubclass(kind, TensorParallel):
-        layout = Layout(tp=pp, dp=devices // pp, zero=kind.zero_stage)
-        return _forecast(*_training(record), layout, work.batch_per_device * pp)
-    if kind.same_samples and not issubclass(kind, pipeline.Pipeline):
-        return None
-    asked = spec.program.micro_batches or pipeline.MICRO_BATCHES_PER_STAGE * pp
-    each = work.batch_per_device * pp
-    micro = work.batch_per_device if pp == 1 else max(1, each // min(asked, each))
-    layout = Layout(pp=pp, dp=devices // pp, zero=kind.zero_stage)
-    return _forecast(*_training(record), layout, micro)
-
-
-def searched_layout(record: RunRecord) -> LayoutForecast | None:
-    """The fastest layout by `predict --search` of a run's network on its devices; None where there
-    is no forecast."""
-    if datasheet_forecast(record) is None:
-        return None
-    return _forecast(*_training(record), None, 1)
-
-
-Training = tuple[str, str, int, int, int | None, str]
-"""(network, name of the device, devices, global batch, sequence length, precision)."""
-
-
-def _training(record: RunRecord) -> Training:
-    work, spec = record.spec.work, record.spec
-    assert isinstance(work, TrainSteps)
-    devices, batch = spec.placement.devices, work.batch_per_device * spec.placement.devices
-    name, precision = record.ranks[0].device_name, spec.program.precision
-    return work.network, name, devices, batch, work.sequence_length, precision
-
-
-@lru_cache(maxsize=64)
-def _forecast(
-    network: str,
-    device_name: str,
-    devices: int,
-    global_batch: int,
-    sequence_length: int | None,
-    precision: str,
-    layout: Layout | None,
-    micro_batch: int,
-) -> LayoutForecast | None:
-    """Of a layout, or of the fastest where none is given; None where there is no forecast."""
-    system = system_of("cuda", device_name, devices)
-    if isinstance(system, str):
-        return None
-    sizes = transformer(network)
-    plan = TrainingPlan(
-        network=sizes,
-        system=system,
-        layout=layout or Layout(),
-        micro_batch=micro_batch,
-        global_batch=global_batch,
-        sequence_length=sequence_length or sizes.sequence_length,
-        precision=precision,
-        style="fsdp",
-    )
-    groups = Groups(system, defaults())
-    try:
-        if layout is None:
-            return search_layouts(plan, devices, groups, any_recompute=False).fastest
-        check_plan(plan, devices)
-        return forecast_layout(plan, groups)
-    except CubemeshError:
-        return None
-
-
 def _memory_table(case: Case) -> Iterator[Table]:
     """Memory by kind, measured and forecast, of the device that needs most."""
     rows = [row for group in case.groups if (row := _memory_row(case, group)) is not None]
@@ -484,7 +355,7 @@ def _memory_row(case: Case, group: Group[Key]) -> tuple[Cell, ...] | None:
     if peak is None or found is None or group.median_of("memory_weights_bytes") is None:
         return None
     measured = [group.median_of(f"memory_{kind}_bytes") for kind in KINDS]
-    expected = _by_kind(case, group, found)
+    expected = memory_by_kind(group.records[0], case.network, found)
     lost = group.median_of("memory_fragmentation_bytes")
     cells = [
         cell_or_dash(None if value is None else value / _GIB, group.run_id)
@@ -500,27 +371,3 @@ def _memory_row(case: Case, group: Group[Key]) -> tuple[Cell, ...] | None:
         Cell(value=found.total_bytes / _GIB),
         Cell(value=100 * (found.total_bytes / peak - 1)),
     )
-
-
-KINDS = ("weights", "gradients", "optimizer", "activations")
-"""Figures `memory_…_bytes` of a run, in the order of the table."""
-
-
-def _by_kind(case: Case, group: Group[Key], found: MemoryForecast) -> tuple[float, ...]:
-    """The forecast as a run measures it: what exists between steps, gradients when all are there,
-    and what else exists at the peak."""
-    spec = group.records[0].spec
-    together = group.key[2]
-    parameters: float = case.network.parameter_count
-    if issubclass(strategy(spec.program.sync), TensorParallel):
-        divided = divide(case.network, together, spec.program.sequence_parallel)
-        parameters = parameters_of_a_device(divided)
-    elif together > 1:
-        parameters = max(part.parameter_count for part in parts(case.network, together))
-    own = float(parameters * (8 if spec.program.precision == "fp64" else 4))
-    sharding = strategy(spec.program.sync).sharding(spec)
-    weights = gradients = own
-    if sharding is not None:
-        weights = gradients = sharding.part(own, 2)
-    rest = found.total_bytes - weights - found.optimizer_bytes
-    return weights, gradients, found.optimizer_bytes, rest

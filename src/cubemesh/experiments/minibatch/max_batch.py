@@ -13,11 +13,11 @@ need over twice the available memory is not tried.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from cubemesh.experiments.core.experiment import Plan, Scale
 from cubemesh.networks import build_for
-from cubemesh.networks.memory import forecast, memory_settings
 from cubemesh.parallel.strategies import strategy
 from cubemesh.schema import Budget, Finding, Machine, NetworkWork, RunRecord, RunSpec, Status
 from cubemesh.units import format_bytes
@@ -99,12 +99,10 @@ def device_of(record: RunRecord) -> str:
 
 
 def forecast_bytes(spec: RunSpec, batch: int, device: str) -> int:
-    """The memory forecast of `spec`'s network and program at another batch size, on `device`."""
-    work = spec.work
-    assert isinstance(work, NetworkWork)
-    network = build_for(work)
-    sharding = strategy(spec.program.sync).sharding(spec)
-    return forecast(network, batch, **memory_settings(spec, device, network, sharding)).total_bytes
+    """The memory forecast of `spec` at another batch size per device, on `device`."""
+    assert isinstance(spec.work, NetworkWork)
+    at_batch = replace(spec, work=replace(spec.work, batch_per_device=batch))
+    return strategy(spec.program.sync).memory(at_batch, build_for(spec.work), device).total_bytes
 
 
 class MaxBatch(NamedTuple):

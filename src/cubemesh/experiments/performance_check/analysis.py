@@ -58,14 +58,11 @@ STOCK, DOUBLED, FILES, GPU_DECODED, CACHED, PROFILE, SINGLE = (
 WORKLOADS_GPU = {"resnet-50": 256, "gpt2": 8}
 WORKLOADS_CPU = {"little-cnn": 64, "resnet-18": 4}
 """Network → batch size, where the settings name no network."""
-DEFAULT_NETWORKS = WORKLOADS_GPU.keys() | WORKLOADS_CPU.keys()
 DECODING = {
     GPU_DECODED: "decode_location=device",
     CACHED: "cache_decoded=true",
 }
 """Run with a remedy for slow input → its setting."""
-UNMEASURED_CAUSE = "causes that were not measured"
-"""Of a loss that neither an attribution nor a tried remedy explains."""
 MIN_LOSS = 0.02
 """Smallest fraction of throughput that is reported as a loss."""
 WIDE_INTERVAL = 0.1
@@ -118,6 +115,7 @@ class Loss:
 
     network: str
     cause: str
+    """Empty where neither an attribution nor a tried remedy explains it."""
     baseline: str
     """The program that has the loss."""
     gain: Figure
@@ -336,14 +334,14 @@ class Workload:
     def eager_cause(self) -> str:
         """What eager PyTorch loses its throughput to, as far as it was measured: launch gaps by the
         attribution of an eager step, unfused kernels by the gain of a compiler that fuses them,
-        which also launches less. A cause that explains less than half of the loss is not named."""
+        which also launches less. Empty where they explain less than half of the loss."""
         least = max(MIN_LOSS, _share(self.speedups["pytorch"]) / 2)
         gaps, fused = self._gap_share, self._fusing_share
         if gaps is None:
-            return "unfused kernels or launch gaps" if fused >= least else UNMEASURED_CAUSE
+            return "unfused kernels or launch gaps" if fused >= least else ""
         found = ["launch gaps"] if gaps >= MIN_LOSS else []
         found += ["unfused kernels"] if fused - gaps >= MIN_LOSS else []
-        return format_list(found) if found and max(gaps, fused) >= least else UNMEASURED_CAUSE
+        return format_list(found) if max(gaps, fused) >= least else ""
 
     @property
     def _gap_share(self) -> float | None:

@@ -14,8 +14,9 @@ from cubemesh.experiments.analysis.ratios import (
 )
 from cubemesh.experiments.analysis.utilization_columns import share_cell
 from cubemesh.experiments.performance_check.analysis import (
-    DEFAULT_NETWORKS,
     PROFILE,
+    WORKLOADS_CPU,
+    WORKLOADS_GPU,
     Loss,
     PerformanceCheck,
     Workload,
@@ -311,10 +312,12 @@ def _losses(check: PerformanceCheck) -> Iterator[Finding]:
             for remedy in dict.fromkeys(o.remedy for o in losses)
         )
         included = ", already in the throughput above" if losses[0].included else ""
+        cause = losses[0].cause
         yield Finding.of(
             code="throughput-loss" if place else "largest-loss",
             question=None if place else LARGEST_LOSS,
-            text=f"{losses[0].baseline} loses {share} to {losses[0].cause}. "
+            text=f"{losses[0].baseline} loses {share}"
+            f"{f' to {cause}' if cause else '; the cause was not measured'}. "
             f"{gains} as fast{included}.{_profile(check, losses)}",
             figure=losses[0].gain,
             unit="×",
@@ -395,13 +398,15 @@ def _left(check: PerformanceCheck) -> Iterator[Finding]:
 
 def _longer(check: PerformanceCheck) -> str:
     """The command that continues with more time."""
-    return f"{quick_command([w.network for w in check.workloads])} --set minutes=10"
+    networks = [workload.network for workload in check.workloads]
+    gpu = not all(workload.on_cpu for workload in check.workloads)
+    return f"{quick_command(networks, gpu=gpu)} --set minutes=10"
 
 
-def quick_command(networks: Sequence[str]) -> str:
-    """The command that measures these networks."""
-    own = list(dict.fromkeys(networks))
-    named = "" if set(own) <= DEFAULT_NETWORKS else f" --set networks={','.join(own)}"
+def quick_command(networks: Sequence[str], *, gpu: bool) -> str:
+    """The command that measures these networks on a machine with or without a GPU."""
+    own, default = dict.fromkeys(networks), WORKLOADS_GPU if gpu else WORKLOADS_CPU
+    named = "" if own.keys() == default.keys() else f" --set networks={','.join(own)}"
     return f"cubemesh run quick{named}"
 
 
@@ -495,7 +500,7 @@ def _trial_row(loss: Loss) -> tuple[Cell, ...]:
     return (
         Cell(text=loss.network),
         Cell(text=loss.baseline),
-        Cell(text=loss.cause),
+        Cell(text=loss.cause or "not measured"),
         Cell(text=loss.remedy),
         Cell.of(loss.gain),
         Cell(text="yes" if loss.included else "no"),

@@ -237,7 +237,7 @@ def _epochs(records: Sequence[RunRecord]) -> Iterator[Table]:
 
 def _row(record: RunRecord, epoch: int) -> tuple[Cell, ...]:
     place = epoch - 1
-    loss = record.curve("validation_loss")
+    loss, iou = record.curve("validation_loss"), _percent(record, "validation_mean_iou", place)
     assert loss is not None, "logged with the accuracy"
     return (
         Cell(text=str(epoch), run_id=record.run_id),
@@ -245,11 +245,7 @@ def _row(record: RunRecord, epoch: int) -> tuple[Cell, ...]:
         Cell(value=loss.y[place]),
         _cell(_percent(record, "validation_accuracy", place), "not logged"),
         _cell(_percent(record, "validation_top5_accuracy", place), "five classes or fewer"),
-        *(
-            _cell(_percent(record, name, place), "not logged")
-            for name in ("validation_mean_iou",)
-            if record.curve(name)
-        ),
+        *([Cell(value=iou)] if iou is not None else []),
         *(_at(record, name, epoch) for name in ("perplexity", "bleu") if record.curve(name)),
         _cell(_rate(record, epoch), "trained by an earlier run"),
     )
@@ -290,7 +286,7 @@ def _rate(record: RunRecord, epoch: int) -> float | None:
 
 
 def charts(network: str, records: Sequence[RunRecord]) -> Iterator[Chart]:
-    """Accuracy by epoch, and the training loss by step."""
+    """Accuracy by epoch; intersection over union by class, BLEU and training loss where logged."""
     if not records:
         return
     record = records[-1]
@@ -312,33 +308,19 @@ def charts(network: str, records: Sequence[RunRecord]) -> Iterator[Chart]:
             y=Axis(name="accuracy", unit="%"),
             lines=tuple(accuracies),
         )
-    by_class = record.curve("class_iou")
-    if by_class is not None and by_class.x:
-        yield Chart(
-            name=f"train-{network}-class-iou",
-            title="Intersection over union by class, last epoch",
-            kind="line",
-            x=Axis(name="class"),
-            y=Axis(name="intersection over union", unit="%"),
-            lines=(curve_line(network, record, by_class, 100),),
-        )
-    bleu = record.curve("bleu")
-    if bleu is not None and bleu.x:
-        yield Chart(
-            name=f"train-{network}-bleu",
-            title="BLEU on held-out sentences by epoch",
-            kind="line",
-            x=Axis(name="epoch"),
-            y=Axis(name="BLEU"),
-            lines=(curve_line(network, record, bleu),),
-        )
-    losses = record.curve("training_loss")
-    if losses is not None and losses.x:
-        yield Chart(
-            name=f"train-{network}-loss",
-            title="Training loss by step",
-            kind="line",
-            x=Axis(name="step"),
-            y=Axis(name="loss"),
-            lines=(curve_line(network, record, losses),),
-        )
+    iou = Axis(name="intersection over union", unit="%")
+    for key, name, title, x, y in (
+        ("class_iou", "class-iou", "Intersection over union by class, last epoch", "class", iou),
+        ("bleu", "bleu", "BLEU on held-out sentences by epoch", "epoch", Axis(name="BLEU")),
+        ("training_loss", "loss", "Training loss by step", "step", Axis(name="loss")),
+    ):
+        curve = record.curve(key)
+        if curve is not None and curve.x:
+            yield Chart(
+                name=f"train-{network}-{name}",
+                title=title,
+                kind="line",
+                x=Axis(name=x),
+                y=y,
+                lines=(curve_line(network, record, curve, 100 if y.unit == "%" else 1),),
+            )

@@ -4,8 +4,8 @@ Candidates are the parts in which nothing computes, and of `compute` what a thro
 the fraction by which the clock was below its highest, an upper limit for kernels that wait for
 memory.
 
-Of several ranks every part is the mean over them, in every view: means add up to the mean step, as
-a median of each part does not, and are the fraction of all devices' time. The mean straggler wait
+Of several ranks every part is the mean over them, in every view: unlike medians, the means of the
+parts add up to the mean step, and are fractions of the time of all devices. The mean straggler wait
 is what equally fast ranks would save, since each would then take their mean time. Fractions are of
 the mean step; below 1 % there is no remedy.
 """
@@ -86,8 +86,8 @@ def excess_share(parts: Sequence[Part]) -> float | None:
 
 
 def excess_of(record: RunRecord) -> float | None:
-    """By which fraction the parts of any rank exceed its step; None if by less than 5 % and half of
-    the 95 % interval of the throughput."""
+    """By which fraction the parts of any rank exceed its step; None if by 5 % plus half of the 95 %
+    interval of the throughput, or less."""
     found = [excess_share(parts) for parts in (record.parts, *record.rank_parts)]
     rate, half = record.figures.get("throughput_per_s"), 0.0
     if rate is not None and rate.value and rate.low is not None and rate.high is not None:

@@ -40,7 +40,7 @@ POWER_NETWORKS = 4
 def failures_are_outcomes(claim: Claim, evidence: Evidence) -> Verdict:
     """Whether runs that need too much memory have that as their outcome, and no run is without a
     figure for no reason; and which frameworks ran most networks. Frameworks that are not installed
-    say nothing."""
+    are ignored."""
     runs = [r for r in evidence.records if isinstance(r.spec.work, TrainSteps)]
     if not runs:
         raise Untested("not-measured", "no framework was measured")

@@ -252,9 +252,10 @@ def more_epochs_asynchronous(claim: Claim, evidence: Evidence) -> Verdict:
     """Whether asynchronous training takes more epochs to an accuracy than synchronous training on
     as many devices: the geometric mean over pairs of the same training, such as several seeds.
 
-    An accuracy is evaluated after each epoch, so one pair tells the ratio of *a* to *s* epochs only
-    to between (a - 1) / s and a / (s - 1); several have the 95 % interval of their mean. A training
-    that missed the accuracy counts with the epochs that it made, so the ratio is at least that."""
+    Accuracy is evaluated after each epoch, so that the ratio of one pair, of *a* and *s* epochs, is
+    known to be between (a - 1) / s and a / (s - 1); several pairs have the 95 % interval of their
+    mean. A training that missed the accuracy counts with the epochs that it made, so that the ratio
+    is at least that."""
     records = [
         r
         for r in evidence.records
@@ -273,13 +274,14 @@ def more_epochs_asynchronous(claim: Claim, evidence: Evidence) -> Verdict:
         raise Untested("not-measured", reason)
     found, interval = _epochs_ratio(pairs)
     missed = sum(not reached_target(one) for one, _ in pairs)
+    low, high = format_number(interval.low), format_number(interval.high)
     reason = (
         f"epochs to the accuracy, asynchronous over synchronous, {len(pairs)} "
         f"{'pair' if len(pairs) == 1 else 'pairs'}: "
-        f"{format_number(interval.low)} to {format_number(interval.high)}"
+        f"{f'{low} to {high}' if math.isfinite(interval.high) else f'{low} or more'}"
     )
     if missed:
-        reason += f", at least, as {missed} asynchronous did not reach it"
+        reason += f"; {missed} of the asynchronous trainings did not reach it in these epochs"
     if interval.low < 1 < interval.high or (missed and interval.low < 1):
         reason += "; inconclusive without more seeds"
         raise Untested("inconclusive", reason, found, pairs[0])

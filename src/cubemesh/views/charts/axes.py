@@ -28,8 +28,8 @@ _LABEL_LETTERS = 20
 _AXIS_LETTERS = 80
 """Letters of all categories below an axis, next to each other on a narrow screen."""
 _BELOW_LETTERS, _BETWEEN_LETTERS = 60, 2
-"""Letters below an axis that fill half of a page, where labels that overlap would be left out, and
-those of the space between two."""
+"""Letters of the labels below an axis that fit in half of a page, and of the space between two
+labels. Labels that overlap would be left out."""
 _FLUSH_PIXELS = 12
 """A label this close to an end of the axis is drawn inside of it."""
 _AXIS_TOP, _SIDEWAYS_TOP = 1.06, 1.16
