@@ -17,6 +17,7 @@ from cubemesh.data.images.open_images import ImageOptions
 from cubemesh.data.masks import generated_shapes, takes_masks
 from cubemesh.data.masks import source as masks
 from cubemesh.data.own.source import open_own
+from cubemesh.data.records import generated_clicks, takes_records
 from cubemesh.data.remote.folder import check_url, is_url
 from cubemesh.data.source import Shape, Source, Split
 from cubemesh.data.text import documents, generated_sentences, parallel_text, sequences
@@ -109,6 +110,8 @@ class SourceEntry:
     """Opens it as token sequences; None: images only."""
     open_masks: Callable[[OpenRequest], Source] | None = None
     """Opens it as images with a class for each pixel; None: it has none."""
+    open_records: Callable[[OpenRequest], Source] | None = None
+    """Opens it as records of numbers and categories; None: it has none."""
     is_slow: bool = False
     """Whether samples are read and decoded on access, so that threads prefetch them by default."""
     is_parallel: bool = False
@@ -119,11 +122,15 @@ class SourceEntry:
 
 SOURCES: dict[str, SourceEntry] = {
     "synthetic": SourceEntry(
-        about="1,024 random images (DGX-1 best practices [001]) or sequences; for speed only",
+        about="1,024 random images (DGX-1 best practices [001]) or sequences, or 65,536 records; for "
+        "speed only",
         open=lambda r: synthetic.open_synthetic(
             r.split, r.shape, r.classes, r.seed, r.samples_needed, r.generated_bytes
         ),
         open_sequences=lambda r: sequences.open_synthetic(
+            r.split, r.network, r.seed, r.samples_needed
+        ),
+        open_records=lambda r: generated_clicks.open_synthetic(
             r.split, r.network, r.seed, r.samples_needed
         ),
     ),
@@ -198,6 +205,12 @@ SOURCES: dict[str, SourceEntry] = {
         ),
         has_documents=True,
     ),
+    generated_clicks.NAME: SourceEntry(
+        about="65,536 generated click records with a rule that can be learned, for DLRM",
+        open_records=lambda r: generated_clicks.open_generated(
+            r.split, r.network, r.seed, r.samples_needed
+        ),
+    ),
 }
 
 
@@ -209,6 +222,7 @@ OWN = SourceEntry(
     about="data of the user's own, which a command named",
     open=_open_own,
     open_sequences=_open_own,
+    open_records=_open_own,
     is_slow=True,
 )
 """The entry of every data set of the user's own."""
@@ -277,11 +291,24 @@ def check(name: str, path: str | None = None, batch_per_device: int | None = Non
 
 def check_feeds(name: str, network: Network) -> None:
     """UsageError if the data set `name` does not have what `network` takes: images, masks of them,
-    token sequences, or pairs of them."""
+    records, token sequences, or pairs of them."""
     line = entry(name)
     if line is OWN:  # its samples are checked one by one
         return
     _check_documents(name, line, network)
+    if takes_records(network):
+        if line.open_records is None:
+            able = ", ".join(n for n, e in SOURCES.items() if e.open_records is not None)
+            raise UsageError(
+                f"data={name} has no records, and {network.name} takes numbers and categories. "
+                f"Choose data that has them: {able}."
+            )
+        return
+    if line.open_records is not None and name != "synthetic":
+        raise UsageError(
+            f"data={name} has records of numbers and categories, and {network.name} does not take "
+            "them. Use a recommendation model, such as network=dlrm-small."
+        )
     if takes_masks(network):
         if line.open_masks is None and name != "synthetic":
             able = ", ".join(n for n, e in SOURCES.items() if e.open_masks is not None)
@@ -370,6 +397,8 @@ def open_for(
     opens = line.open_sequences if takes_sequences(network) else line.open
     if takes_masks(network) and line.open_masks is not None:
         opens = line.open_masks
+    if takes_records(network):
+        opens = line.open_records
     assert opens is not None, "`check_feeds` has made sure of it"
     return opens(
         OpenRequest(

@@ -20,6 +20,8 @@ from cubemesh.networks.zoo.bert import bert
 from cubemesh.networks.zoo.captioner import captioner
 from cubemesh.networks.zoo.convnext import convnext_t
 from cubemesh.networks.zoo.deep_speech import deep_speech_gru, deep_speech_rnn
+from cubemesh.networks.zoo.dlrm import MODELS as RECOMMENDATION_MODELS
+from cubemesh.networks.zoo.dlrm import dlrm
 from cubemesh.networks.zoo.efficientnet import efficientnet_b0
 from cubemesh.networks.zoo.googlenet import googlenet, googlenet_paper
 from cubemesh.networks.zoo.gpt2 import gpt2
@@ -52,8 +54,11 @@ class NetworkEntry:
     classes: int = 0
     sequence_length: int = 0
     """Of tokens, or of the frames of a spectrogram; 0 for a network of images alone, as in
-    `vocabulary`: the tokens there are, or the characters that speech is written in."""
+    `vocabulary`: the tokens there are, or the characters that speech is written in. Of records the
+    indices of each category, and the most rows of a table."""
     vocabulary: int = 0
+    is_of_records: bool = False
+    """Whether it takes records of numbers and categories."""
     hidden: int = 0
     """Width of its vectors, where that can be chosen."""
     source: str
@@ -69,7 +74,10 @@ class NetworkEntry:
 
     @property
     def samples(self) -> str:
-        """What its samples are: `images`, also with a sequence for each, or `sequences`."""
+        """What its samples are: `images`, also with a sequence for each, `sequences`, or `samples`
+        of records."""
+        if self.is_of_records:
+            return "samples"
         return "images" if self.image_size else "sequences"
 
 
@@ -327,6 +335,25 @@ NETWORKS: dict[str, NetworkEntry] = {
         source="Vinyals et al., Show and tell (2015)",
         differs="the image is the decoder's first h, not its first word; no dropout",
     ),
+    **{
+        name: NetworkEntry(
+            make=partial(dlrm, name),
+            sequence_length=model.indices,
+            vocabulary=model.most_rows or max(model.rows),
+            hidden=model.width,
+            is_of_records=True,
+            source=f"Naumov et al., DLRM (2019), {configuration}",
+            differs=differs,
+        )
+        for name, configuration, differs in (
+            ("dlrm-small", "Criteo Kaggle", "10,000 rows a table at most; biases start at zero"),
+            ("dlrm-kaggle", "Criteo Kaggle", "biases start at zero"),
+            ("dlrm-benchmark", "its benchmark of random data", "biases start at zero"),
+            ("dlrm-terabyte", "Criteo Terabyte, 10 million rows", "biases start at zero"),
+            ("dlrm-mlperf", "MLPerf: Criteo Terabyte, 40 million rows", "biases start at zero"),
+        )
+        for model in (RECOMMENDATION_MODELS[name],)
+    },
 }
 
 
@@ -405,8 +432,8 @@ def build(
 
 
 def rate_unit(*networks: str) -> str:
-    """The unit of their throughput: `images/s` or `sequences/s`; `samples/s` if one is unknown, or
-    they differ."""
+    """The unit of their throughput: `images/s` or `sequences/s`; `samples/s` of records, if one is
+    unknown, or if they differ."""
     found = {_samples(name) for name in networks}
     return f"{found.pop() if len(found) == 1 else 'samples'}/s"
 

@@ -189,6 +189,22 @@ def _expert_values(layer: layers.Experts, node: Node, inputs: Sequence[Shape]) -
     ]
 
 
+def _bag_indices(layer: layers.EmbeddingBags, node: Node) -> list[SavedTensor]:
+    """Of bags of several indices, those of each feature in an array of its own, where each bag
+    begins and what belongs to it; single indices are in memory as the batch."""
+    if layer.indices == 1:
+        return []
+    tables = len(layer.rows)
+    return [_own(node, "indices", tables * (2 * layer.indices + 2), "index")]
+
+
+def _vectors(
+    layer: layers.DotInteraction, node: Node, inputs: Sequence[Shape]
+) -> list[SavedTensor]:
+    """All vectors side by side, which are both operands of the product."""
+    return [_own(node, "vectors", sum(map(math.prod, inputs)))]
+
+
 def _probabilities(
     layer: layers.LoadBalance, node: Node, inputs: Sequence[Shape]
 ) -> list[SavedTensor]:
@@ -249,6 +265,9 @@ SAVED_TENSOR_RULES: dict[type[Layer], SavedTensorRule] = {
     layers.Scale: SavedTensorRule(input=True),
     layers.Experts: SavedTensorRule(by_inputs=_expert_values),
     layers.LoadBalance: SavedTensorRule(by_inputs=_probabilities),
+    layers.EmbeddingBags: SavedTensorRule(own=_bag_indices),
+    layers.DotInteraction: SavedTensorRule(by_inputs=_vectors),
+    layers.BinaryScores: SavedTensorRule(),
 }
 
 

@@ -7,7 +7,7 @@ common layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, count, groupby
@@ -49,9 +49,24 @@ class Assembly:
         """An input; `shape` is that of one sample. With a `vocabulary` its values are integers
         below that."""
         dtype: Literal["float", "integer"] = "float" if vocabulary is None else "integer"
-        self._inputs.append(Input(name=name, shape=shape, dtype=dtype, classes=vocabulary))
-        self._shapes[name] = shape
-        return name
+        return self._add_input(Input(name=name, shape=shape, dtype=dtype, classes=vocabulary))
+
+    def categories(self, name: str, vocabularies: Sequence[int]) -> str:
+        """An input of integers, each below the size of its own vocabulary."""
+        return self._add_input(
+            Input(
+                name=name,
+                shape=(len(vocabularies),),
+                dtype="integer",
+                classes=max(vocabularies),
+                vocabularies=tuple(vocabularies),
+            )
+        )
+
+    def _add_input(self, given: Input) -> str:
+        self._inputs.append(given)
+        self._shapes[given.name] = given.shape
+        return given.name
 
     def shape(self, value: str) -> Shape:
         """Shape of one sample of a value defined so far; KeyError if there is none."""

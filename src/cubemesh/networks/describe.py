@@ -160,5 +160,7 @@ def _named(name: str, value: Any) -> str:
         return name if value else f"no {name}"
     if isinstance(value, tuple):
         same = len(set(value)) == 1
+        if len(value) > 4 and not same:
+            return f"{len(value)} {name}, {min(value)} to {max(value)}"
         return f"{name} {value[0] if same else '×'.join(map(str, value))}"
     return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"

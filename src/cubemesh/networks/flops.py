@@ -275,6 +275,49 @@ def _embedding(layer: layers.Embedding, s: Sizes) -> LayerCost:
     )
 
 
+def _embedding_bags(layer: layers.EmbeddingBags, s: Sizes) -> LayerCost:
+    """A row for each index forward, their sums of `indices` rows, and the tables' sums copied side
+    by side. Backward an array of zeros as large as each table, to which the gradient of each index
+    is added: 1 a value. Indices are 8 bytes each."""
+    rows, indices = s.y * layer.indices, s.x * INDEX_BYTES
+    return LayerCost(
+        forward=s.cost(
+            other=rows - s.y, read=rows + s.y, written=2 * s.y, read_bytes=indices
+        ),
+        weight_gradient=s.cost(
+            other=rows, read=2 * rows, written=s.parameters + rows, read_bytes=indices
+        ),
+    )
+
+
+def _dot_interaction(layer: layers.DotInteraction, s: Sizes) -> LayerCost:
+    """Of n vectors T of d features: T Tᵀ forward, 2 · n · n · d a sample, and two such products
+    backward, (G + Gᵀ) T for the gradient G of T Tᵀ; also the sum of these two, and of the two
+    gradients of x. T and T Tᵀ are arrays that are written and read."""
+    (features,), (vectors, _) = s.inputs
+    n = 1 + vectors
+    batch = s.x // (n * features)
+    products, pairs = batch * n * n, s.y - batch * features
+    return LayerCost(
+        forward=s.cost(
+            matrix=2 * s.x * n, read=2 * s.x + pairs, written=s.x + products + s.y
+        ),
+        data_gradient=s.cost(
+            matrix=4 * s.x * n,
+            other=s.x + batch * features,
+            read=s.y + 2 * products + 4 * s.x,
+            written=products + 3 * s.x,
+        ),
+    )
+
+
+def _binary_scores(layer: layers.BinaryScores, s: Sizes) -> LayerCost:
+    """A copy forward, with a zero; backward the gradient of the logit."""
+    return LayerCost(
+        forward=s.cost(read=s.x, written=s.y), data_gradient=s.cost(read=s.x, written=s.x)
+    )
+
+
 def _class_token(layer: layers.ClassToken, s: Sizes) -> LayerCost:
     """A copy forward; backward a slice as it is, and the token's sum over the batch."""
     tokens = s.y - s.x
@@ -592,6 +635,9 @@ COUNTS: dict[type[Layer], Callable[[Any, Sizes], LayerCost]] = {
     layers.Experts: _experts,
     layers.DocumentMask: _document_mask,
     layers.LoadBalance: _load_balance,
+    layers.EmbeddingBags: _embedding_bags,
+    layers.DotInteraction: _dot_interaction,
+    layers.BinaryScores: _binary_scores,
     layers.ToImage: _view,
     layers.Transpose: _view,
     layers.SelectChannels: _select_channels,

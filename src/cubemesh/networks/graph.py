@@ -36,13 +36,15 @@ class Input:
     """An input of a network: shape of one sample and type of values.
 
     For class labels `shape` is () or, with a label per position, (length,); `classes` is their
-    number. For tokens `classes` is the size of the vocabulary.
+    number. For tokens and categories `classes` is the size of the vocabulary.
     """
 
     name: str
     shape: Shape
     dtype: Literal["float", "integer"] = "float"
     classes: int | None = None
+    vocabularies: tuple[int, ...] = ()
+    """Of categories, the size of the vocabulary of each position; the largest is `classes`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -275,6 +275,41 @@ def _embedding(to: Operators, layer: layers.Embedding, inputs: tuple[str, ...]) 
     to.call("Gather", to.weight("weight"), *inputs, axis=0)
 
 
+def _embedding_bags(
+    to: Operators, layer: layers.EmbeddingBags, inputs: tuple[str, ...]
+) -> None:
+    own = to.reshape(inputs[0], 0, len(layer.rows), layer.indices, to="indices")
+    sums = []
+    for n in range(1, len(layer.rows) + 1):
+        number = to.constant(f"number{n}", n - 1, np.int64)
+        indices = to.call("Gather", own, number, to=f"indices{n}", axis=1)
+        rows = to.call("Gather", to.weight(f"table{n}"), indices, to=f"rows{n}", axis=0)
+        sums.append(
+            to.call("ReduceSum", rows, to.integers(f"axis{n}", 1), to=f"sum{n}", keepdims=1)
+        )
+    to.call("Concat", *sums, axis=1)
+
+
+def _dot_interaction(
+    to: Operators, layer: layers.DotInteraction, inputs: tuple[str, ...]
+) -> None:
+    x, vectors = inputs
+    first = to.call("Unsqueeze", x, to.integers("second", 1), to="first")
+    both = to.call("Concat", first, vectors, to="vectors", axis=1)
+    products = to.call("MatMul", both, to.transpose(both, 0, 2, 1, to="columns"), to="products")
+    n = 1 + to.shapes[1][0]
+    rows, columns = np.tril_indices(n, -1)
+    flat = to.call("Flatten", products, to="flat", axis=1)
+    places = to.integers("places", *(rows * n + columns))
+    used = to.call("Gather", flat, places, to="used", axis=1)
+    to.call("Concat", x, used, axis=1)
+
+
+def _binary_scores(to: Operators, layer: Layer, inputs: tuple[str, ...]) -> None:
+    zero = to.call("Sub", *inputs, *inputs, to="zero")
+    to.call("Concat", zero, *inputs, axis=1)
+
+
 def _class_token(to: Operators, layer: layers.ClassToken, inputs: tuple[str, ...]) -> None:
     samples = to.call("Shape", *inputs, to="samples", start=0, end=1)
     rest = to.integers("rest", 1, to.shape[1])
@@ -634,6 +669,9 @@ OPERATORS: dict[type[Layer], Write] = {
     layers.Experts: _experts,
     layers.DocumentMask: _document_mask,
     layers.LoadBalance: _load_balance,
+    layers.EmbeddingBags: _embedding_bags,
+    layers.DotInteraction: _dot_interaction,
+    layers.BinaryScores: _binary_scores,
     layers.ToImage: _to_image,
     layers.Transpose: _transpose,
     layers.SelectChannels: _select_channels,

@@ -350,6 +350,27 @@ def _embedding(layer: layers.Embedding, context: JaxContext, tokens: jax.Array) 
     return jnp.take(context.arrays["weight"], tokens, axis=0, mode="clip")
 
 
+def _embedding_bags(
+    layer: layers.EmbeddingBags, context: JaxContext, categories: jax.Array
+) -> jax.Array:
+    own = categories.reshape(len(categories), len(layer.rows), layer.indices)
+    rows = [
+        jnp.take(context.arrays[f"table{n + 1}"], own[:, n], axis=0, mode="clip").sum(1)
+        for n in range(len(layer.rows))
+    ]
+    return jnp.stack(rows, axis=1)
+
+
+def _dot_interaction(
+    layer: layers.DotInteraction, context: JaxContext, x: jax.Array, vectors: jax.Array
+) -> jax.Array:
+    both = jnp.concatenate([x[:, None], vectors], axis=1, dtype=x.dtype)
+    (given,) = context.to_product_type(both)
+    products = jnp.einsum("bif,bjf->bij", given, given, precision=context.numerics.precision)
+    rows, columns = np.tril_indices(both.shape[1], -1)
+    return jnp.concatenate([x, products[:, rows, columns].astype(x.dtype)], axis=1)
+
+
 def _class_token(layer: layers.ClassToken, context: JaxContext, x: jax.Array) -> jax.Array:
     token = context.arrays["token"].astype(x.dtype)
     return jnp.concatenate([jnp.broadcast_to(token, (len(x), 1, token.size)), x], axis=1)
@@ -526,6 +547,9 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.RotaryEmbedding: _rotary_embedding,
     layers.Experts: _experts,
     layers.LoadBalance: _load_balance,
+    layers.EmbeddingBags: _embedding_bags,
+    layers.DotInteraction: _dot_interaction,
+    layers.BinaryScores: lambda layer, context, x: jnp.pad(x, ((0, 0), (1, 0))),
     layers.ToImage: _to_image,
     layers.Transpose: lambda layer, context, x: x.swapaxes(1, 2),
     layers.SelectChannels: _select_channels,

@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from cubemesh.frameworks.pytorch.experts import BalanceLoss, ExpertMixture
+from cubemesh.frameworks.pytorch.records import LogitAndZero, PairwiseProducts, SummedEmbeddings
 from cubemesh.networks import layers
 from cubemesh.networks.graph import Network, Node
 from cubemesh.networks.layers.sequences import rotation_tables
@@ -581,6 +582,9 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.Multiply: lambda layer, shape, _: Product(),
     layers.Experts: lambda layer, shape, _: ExpertMixture(layer, shape),
     layers.LoadBalance: lambda layer, shape, _: BalanceLoss(layer.active),
+    layers.EmbeddingBags: lambda layer, shape, _: SummedEmbeddings(layer),
+    layers.DotInteraction: lambda layer, shape, _: PairwiseProducts(),
+    layers.BinaryScores: lambda layer, shape, _: LogitAndZero(),
     layers.Scale: lambda layer, shape, _: LearnedScale(shape[0 if len(shape) == 3 else -1]),
 }
 

@@ -336,6 +336,25 @@ def _to_image(layer: layers.ToImage, context: TensorFlowContext, x: Any) -> Any:
     return tf.transpose(x, [0, 3, 1, 2]) if context.layout == "nchw" else x
 
 
+def _embedding_bags(layer: layers.EmbeddingBags, context: TensorFlowContext, x: Any) -> Any:
+    own = tf.reshape(x, [-1, len(layer.rows), layer.indices])
+    tables = (context.arrays[f"table{n + 1}"] for n in range(len(layer.rows)))
+    sums = [tf.reduce_sum(tf.gather(table, own[:, n]), 1) for n, table in enumerate(tables)]
+    return tf.stack(sums, axis=1)
+
+
+def _dot_interaction(
+    layer: layers.DotInteraction, context: TensorFlowContext, x: Any, vectors: Any
+) -> Any:
+    both = tf.concat(context.same_type(x[:, None], vectors), 1)
+    (given,) = context.to_product_type(both)
+    products = tf.matmul(given, given, transpose_b=True)
+    n = both.shape[1]
+    rows, columns = np.tril_indices(n, -1)
+    used = tf.gather(tf.reshape(products, [-1, n * n]), rows * n + columns, axis=1)
+    return tf.concat(context.same_type(x, used), 1)
+
+
 def _select_channels(layer: layers.SelectChannels, context: TensorFlowContext, x: Any) -> Any:
     axis = context.channels(x) if len(x.shape) == 4 else len(x.shape) - 1
     return tf.gather(x, np.array(layer.channels), axis=axis)
@@ -569,6 +588,9 @@ LOWERINGS: dict[type[layers.Layer], Lowering] = {
     layers.Mix: _mix,
     layers.RMSNorm: _rms_norm,
     layers.RotaryEmbedding: _rotary_embedding,
+    layers.EmbeddingBags: _embedding_bags,
+    layers.DotInteraction: _dot_interaction,
+    layers.BinaryScores: lambda layer, context, x: tf.pad(x, [[0, 0], [1, 0]]),
     layers.ToImage: _to_image,
     layers.Transpose: lambda layer, context, x: tf.transpose(x, [0, 2, 1]),
     layers.SelectChannels: _select_channels,

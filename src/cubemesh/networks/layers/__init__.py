@@ -1,9 +1,10 @@
-"""Layer types of images and of sequences: what each computes, its shapes and its parameters.
+"""Layer types of images, sequences and records: what each computes, its shapes and parameters.
 
 A layer is a frozen dataclass of its settings. It knows nothing of batches or frameworks: shapes are
 per sample, `(channels, height, width)` or `(features,)`; of a sequence `(length, features)`, of its
-tokens, which are integers, `(length,)`. A framework has a table of lowerings, one line a layer
-type; `networks/cost.py` counts what each costs.
+tokens, which are integers, `(length,)`; of a record `(features,)`, of its categories, which are
+integers, `(indices,)`. A framework has a table of lowerings, one line a layer type;
+`networks/cost.py` counts what each costs.
 
 Weights are laid out `(out, in / groups, height, width)` for convolutions and `(out, in)` for matrix
 products, whatever layout a program runs in.
@@ -44,6 +45,7 @@ from cubemesh.networks.layers.images import (
     SelectChannels,
     Sigmoid,
 )
+from cubemesh.networks.layers.records import BinaryScores, DotInteraction, EmbeddingBags
 from cubemesh.networks.layers.sequences import (
     GELU,
     GRU,
@@ -91,13 +93,16 @@ __all__ = [
     "Attention",
     "AveragePool",
     "BatchNorm",
+    "BinaryScores",
     "ClassToken",
     "Columns",
     "Concat",
     "Convolution",
     "DocumentMask",
+    "DotInteraction",
     "Dropout",
     "Embedding",
+    "EmbeddingBags",
     "Experts",
     "Flatten",
     "GlobalAveragePool",
@@ -178,7 +183,10 @@ SEQUENCE_LAYERS: dict[str, type[Layer]] = {
     "experts": Experts,
     "document-mask": DocumentMask,
     "load-balance": LoadBalance,
+    "embedding-bags": EmbeddingBags,
+    "dot-interaction": DotInteraction,
+    "binary-scores": BinaryScores,
 }
-"""The layer types of sequences and of gates; a framework that lacks one refuses the networks that
-have it."""
+"""The layer types of sequences, of gates and of records; a framework that lacks one refuses the
+networks that have it."""
 ALL_LAYERS: dict[str, type[Layer]] = {**LAYERS, **SEQUENCE_LAYERS}
