@@ -25,7 +25,7 @@ def make_batch() -> Callable[..., Batch]:
         inputs = [
             rng.random((samples, *i.shape), dtype=np.float32)
             if i.dtype == "float"
-            else rng.integers(0, i.classes, (samples, *i.shape))
+            else rng.integers(0, np.array(i.vocabularies or i.classes), (samples, *i.shape))
             for i in network.inputs
         ]
         (target,) = network.targets

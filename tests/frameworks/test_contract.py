@@ -18,6 +18,7 @@ from cubemesh.schema.work import WORK_KINDS, Ceiling, ForwardBackward, Infer, Tr
 from cubemesh.worker.validation import check_supported
 from layer_samples import (
     chosen,
+    clicks,
     decoder,
     documents,
     every_layer,
@@ -91,6 +92,7 @@ def test_the_other_sample_networks_have_every_layer_of_sequences(name):
         fed(),
         chosen(),
         documents(),
+        clicks(),
     )
     nodes = [node for network in made for node in network.nodes]
     found = {type(node.layer) for node in nodes}
@@ -101,6 +103,7 @@ def test_the_other_sample_networks_have_every_layer_of_sequences(name):
     "make",
     [
         *(every_sequence_layer, of_tokens, recurrent, gated, decoder, fed, chosen, documents),
+        clicks,
         functools.partial(recurrences, 1),  # a compiler writes out each position
     ],
 )

@@ -31,6 +31,7 @@ from cubemesh.networks.zoo.vit import vit
 from layer_samples import (
     DISTINCT,
     NARROW,
+    clicks,
     decoder,
     dilated,
     fed,
@@ -61,6 +62,7 @@ SMALLER = {
         name: NARROW[name]
         for name in ("bert-base", "llama3-8b", "mixtral-8x7b", "convnext-t", "unet")
     },
+    "clicks": clicks,
     "mixed": mixed,
     "gated": gated,
     "decoder": decoder,
@@ -72,7 +74,7 @@ SMALLER = {
 QUICK = {
     *("little-cnn", "cifarnet", "mixed", "vit-b16", "gpt2", "translator", "translator-plain"),
     *("gated", "decoder", "dilated", "fed", "recurrences", "bert-base", "llama3-8b"),
-    "mixtral-8x7b",
+    *("mixtral-8x7b", "clicks", "dlrm-small"),
 }
 
 

@@ -147,6 +147,17 @@ def chosen():
     return net.build()
 
 
+def clicks():
+    """A recommendation model of three categories with two indices each."""
+    net = NetworkBuilder("clicks")
+    x = net.relu(net.linear(net.input("numbers", (5,)), 6))
+    categories = net.categories("categories", [4, 4, 7, 7, 30, 30])
+    e = net.add_layer(layers.EmbeddingBags(rows=(4, 7, 30), features=6, indices=2), categories)
+    x = net.relu(net.linear(net.add_layer(layers.DotInteraction(), x, e), 8))
+    net.classify(net.add_layer(layers.BinaryScores(), net.linear(x, 1)))
+    return net.build()
+
+
 def documents():
     """A decoder for packed documents, by grouped queries, learned places from the third row on, and
     attention both causal and not."""
@@ -212,6 +223,7 @@ SAME_LAYERS = {
     "bert-base": ("bert-large",),
     "llama3-8b": ("llama-125m", "llama3-1b", "llama3-70b"),
     "mixtral-8x7b": ("mixtral-1b",),
+    "dlrm-small": ("dlrm-kaggle", "dlrm-benchmark", "dlrm-terabyte", "dlrm-mlperf"),
 }
 """Networks of the zoo that differ from the first in sizes alone, or in shared weights."""
 _LARGER = {name for names in SAME_LAYERS.values() for name in names}

@@ -10,11 +10,14 @@ of pixels that have it as label and as prediction, over those that have it as ei
 over the classes that occur in either (M. Everingham et al., The PASCAL Visual Object Classes
 Challenge, 2015).
 
+Of two classes the area under the ROC curve (AUC) is that of the differences of the two scores
+(statistics/roc.py).
+
 Several ranks with the same weights share the samples: each scores every N-th batch of those that
 one rank would score, so every batch has the same scores wherever it is computed. Counts are added,
 and the losses of the batches by an exact sum, which is rounded once and so does not depend on their
-order (J. R. Shewchuk, Discrete & Computational Geometry 18, 1997): accuracy and loss have the bits
-of one rank. The 95 % interval of an accuracy is Wilson's score interval, which stays within 0
+order (J. R. Shewchuk, Discrete & Computational Geometry 18, 1997); the area is of the score
+differences of all ranks. Accuracy, loss and area have the bits of one rank. The 95 % interval of an accuracy is Wilson's score interval, which stays within 0
 and 1 and holds for small counts (E. B. Wilson, Journal of the American Statistical Association 22,
 1927).
 """
@@ -37,6 +40,7 @@ from cubemesh.frameworks.contract.program import Program
 from cubemesh.measure.log import Log
 from cubemesh.schema.record import Figure, Window
 from cubemesh.statistics import Interval
+from cubemesh.statistics.roc import RocArea, roc_area
 from cubemesh.training.scored_samples import SampleRecorder
 
 
@@ -52,6 +56,10 @@ class EvaluationResult:
     """Of a segmentation, by class: pixels with this label and this prediction."""
     unions: tuple[int, ...] = ()
     """Pixels with this label or this prediction."""
+    auc: float | None = None
+    """Of all samples of an evaluation with two classes; a sum of two has none."""
+    auc_error: float | None = None
+    """Its standard error."""
 
     def __add__(self, other: EvaluationResult) -> EvaluationResult:
         return EvaluationResult(
@@ -161,10 +169,12 @@ def score_all(
     recorder: SampleRecorder | None = None,
     group: Group | None = None,
     mask_classes: int = 0,
+    ranks_scores: bool = False,
 ) -> EvaluationResult:
     """Score every sample of `batches`. Scores are copied to the host, so each batch is a
     synchronous step, and all together are one window of phase `evaluate`, marked `mark`. The
-    answers go to a `recorder`. Of masks with `mask_classes` classes the overlaps are counted, too.
+    answers go to a `recorder`. Of masks with `mask_classes` classes the overlaps are counted, too;
+    where `ranks_scores`, the area under the ROC curve of two classes.
 
     With `group`, `batches` are this rank's share, and the result is that of all ranks; every rank
     calls this. The window then has this rank's samples and ends when all ranks are done; a rank
@@ -172,6 +182,7 @@ def score_all(
     """
     start = program.clock()
     scored: list[EvaluationResult] = []
+    differences = [np.empty((2, 0))]
     steps = samples = 0
     for batch in batches:
         if recorder is not None:
@@ -181,12 +192,17 @@ def score_all(
         if mask_classes:
             both, either = overlaps(scores, batch.labels, mask_classes)
             result = replace(result, intersections=both, unions=either)
+        if ranks_scores and scores.shape[1:] == (2,):
+            differences.append(np.stack([scores[:, 1] - scores[:, 0], batch.labels]))
         if recorder is not None:
             recorder.add(batch.labels, right)
         scored.append(result)
         steps += 1
         samples += batch.samples
-    total = total_of(_of_all_ranks(scored, group or SingleProcessGroup()))
+    group = group or SingleProcessGroup()
+    total = total_of(_of_all_ranks(scored, group))
+    if ranks_scores:
+        total = _with_area(total, np.concatenate(differences, axis=1), group)
     if not steps:
         return total
     log.window(
@@ -200,6 +216,19 @@ def score_all(
         )
     )
     return total
+
+
+def _with_area(
+    total: EvaluationResult, differences: NDArray[np.float64], group: Group
+) -> EvaluationResult:
+    """With the area under the ROC curve of the differences of two scores and labels (2, samples) of
+    every rank."""
+    own = np.ascontiguousarray(differences, dtype="<f8").tobytes().hex()
+    texts = group.all_gather_object(own)
+    parts = [np.frombuffer(bytes.fromhex(text), "<f8").reshape(2, -1) for text in texts]
+    scores, labels = np.concatenate(parts, axis=1)
+    found = roc_area(scores, labels == 1)
+    return total if found is None else replace(total, auc=found.area, auc_error=found.error)
 
 
 def _of_all_ranks(scored: list[EvaluationResult], group: Group) -> list[EvaluationResult]:
@@ -245,3 +274,12 @@ def accuracy_figure(hits: int, n: int) -> Figure:
     """The fraction of right answers with its interval."""
     interval = wilson_interval(hits, n)
     return Figure(value=hits / n, unit="", low=interval.low, high=interval.high, n=n)
+
+
+def auc_figure(result: EvaluationResult) -> Figure | None:
+    """The area under the ROC curve with its interval; None where there is none."""
+    if result.auc is None or result.auc_error is None:
+        return None
+    interval = RocArea(area=result.auc, error=result.auc_error).interval()
+    ends = {} if interval is None else {"low": interval.low, "high": interval.high}
+    return Figure(value=result.auc, unit="", n=result.samples, method="DeLong", **ends)

@@ -9,7 +9,7 @@ from typing import Any
 from cubemesh.measure.log import Log
 from cubemesh.schema.record import Curve, Figure
 from cubemesh.schema.serialization import from_plain
-from cubemesh.training.evaluation import EvaluationResult, accuracy_figure
+from cubemesh.training.evaluation import EvaluationResult, accuracy_figure, auc_figure
 
 TOP5_CLASSES = 5
 """Up to so many classes, top-5 accuracy is always 1."""
@@ -54,7 +54,7 @@ class History:
 
     def log_curves(self, classes: int, log: Log) -> None:
         """Log the training loss, and the learning rate if it changes, by step; validation loss and
-        accuracy by epoch; of a segmentation the mean intersection over union by epoch, and that of
+        accuracy by epoch, of two classes the area under the ROC curve; of a segmentation the mean intersection over union by epoch, and that of
         each class in the last."""
         log.curve(by_step("training_loss", self.losses))
         if self.rates:
@@ -69,6 +69,9 @@ class History:
         ious = [iou for scored in self.validation if (iou := scored.mean_iou) is not None]
         if len(ious) == len(self.validation):
             shown.append(("validation_mean_iou", ious))
+        areas = [scored.auc for scored in self.validation if scored.auc is not None]
+        if areas and len(areas) == len(self.validation):
+            shown.append(("validation_auc", areas))
         epochs = tuple(float(n) for n in range(1, len(self.validation) + 1))
         for name, values in shown:
             log.curve(Curve(name=name, x_name="epoch", x=epochs, y=tuple(values)))
@@ -89,6 +92,8 @@ class History:
         if (iou := last.mean_iou) is not None:
             classes_found = sum(one is not None for one in last.class_iou)
             log.figure("mean_iou", Figure(value=iou, unit="", n=classes_found))
+        if (area := auc_figure(last)) is not None:
+            log.figure("auc", area)
         log.figure("validation_loss", Figure(value=last.loss, unit="", n=last.samples))
         log.figure("epochs_trained", Figure(value=len(self.validation), unit=""))
 

@@ -66,9 +66,9 @@ class Training:
 
     Windows are marked `epoch-N`. Curves: training_loss and, if it changes, learning_rate by step;
     validation_loss, validation_accuracy and, with more than five classes, validation_top5_accuracy
-    by epoch; of sentence pairs perplexity and, if they are translated, bleu; of masks
-    validation_mean_iou, and class_iou by class. Figures, of the last epoch: accuracy,
-    top5_accuracy, validation_loss, epochs_trained; of sentence pairs perplexity, bleu,
+    by epoch; of two classes validation_auc; of sentence pairs perplexity and, if they are
+    translated, bleu; of masks validation_mean_iou, and class_iou by class. Figures, of the last
+    epoch: accuracy, top5_accuracy, auc, validation_loss, epochs_trained; of sentence pairs perplexity, bleu,
     translated_per_s, epoch_s and tokens_per_s; of masks mean_iou.
     """
 
@@ -350,6 +350,7 @@ class Training:
             recorder,
             self._evaluating,
             self.validation.classes if has_masks(self.validation) else 0,
+            ranks_scores=self.validation.classes == 2 and not has_masks(self.validation),
         )
         self._recorder = recorder
         if not math.isfinite(total.loss):
@@ -362,6 +363,8 @@ class Training:
             shown["accuracy/top-5"] = total.top5 / total.samples
         if total.mean_iou is not None:
             shown["accuracy/mean IoU"] = total.mean_iou
+        if total.auc is not None:
+            shown["accuracy/AUC"] = total.auc
         self.writer.scalars(shown, self.history.done)
         return total
 

@@ -37,9 +37,10 @@ _MIXING = 0x9E3779B97F4A7C15
 _COUNT_DEVIATION = 1.5
 """Of the logarithm of a count."""
 _NUMBER_EFFECT = 0.25
-_CATEGORY_EFFECT = 0.4
+_CATEGORY_EFFECT = 0.7
 _PAIR_EFFECT = 0.8
-_PAIRS = 4
+_ACTIVE = 8
+"""Categories that have an effect; those after them have none."""
 _LOG_ODDS = -1.8
 """Of a record without effects."""
 
@@ -135,12 +136,13 @@ class _Rule:
 def _rule(numbers: int, categories: int) -> _Rule:
     """Effects whose sums have the same spread whatever the number of features."""
     generator = np.random.default_rng(_RULE_SEED)
-    spread = math.sqrt(13 / numbers), math.sqrt(26 / categories)
-    pairs = min(_PAIRS, categories // 2)
+    active = min(_ACTIVE, categories)
+    effects = np.zeros(categories)
+    effects[:active] = generator.choice([-1.0, 1.0], active) * _CATEGORY_EFFECT
     return _Rule(
-        numbers=generator.normal(0, _NUMBER_EFFECT * spread[0], numbers),
-        categories=generator.choice([-1.0, 1.0], categories) * _CATEGORY_EFFECT * spread[1],
-        pairs=tuple((2 * n, 2 * n + 1) for n in range(pairs)),
+        numbers=generator.normal(0, _NUMBER_EFFECT * math.sqrt(13 / numbers), numbers),
+        categories=effects * math.sqrt(_ACTIVE / active),
+        pairs=tuple((n, n + 1) for n in range(0, active - 1, 2)),
     )
 
 

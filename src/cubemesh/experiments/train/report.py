@@ -37,6 +37,7 @@ def findings(records: Sequence[RunRecord]) -> Iterator[Finding]:
     record = records[-1]
     if record.ok:
         yield _accuracy(record)
+        yield from _auc(record)
         yield from _segmentation(record)
         yield from _translation(record)
         yield from _target(record)
@@ -69,6 +70,22 @@ def _accuracy(record: RunRecord) -> Finding:
         f"{figure.value:.1f} % of the held-out samples{also}.",
         figure=figure,
         unit="% top-1",
+    )
+
+
+def _auc(record: RunRecord) -> Iterator[Finding]:
+    """The area under the ROC curve, of two classes."""
+    if (figure := record.figures.get("auc")) is None:
+        return
+    work = training_of(record)
+    yield Finding.of(
+        code="auc",
+        question="How well does it rank the two classes?",
+        text=f"Area under the ROC curve of {work.network} on the held-out samples of {work.data}: "
+        f"{100 * figure.value:.1f} %: the share of pairs, one sample of each class, in which the "
+        "second class has the higher score. 50 % is chance.",
+        figure=figure.scaled(100, "%"),
+        unit="% AUC",
     )
 
 
@@ -226,6 +243,7 @@ def _epochs(records: Sequence[RunRecord]) -> Iterator[Table]:
         Column(name="validation loss"),
         Column(name="top-1", unit="%"),
         Column(name="top-5", unit="%"),
+        *([Column(name="AUC", unit="%")] if record.curve("validation_auc") else []),
         *([Column(name="mean IoU", unit="%")] if record.curve("validation_mean_iou") else []),
         *([Column(name="perplexity")] if record.curve("perplexity") is not None else []),
         *([Column(name="BLEU")] if record.curve("bleu") is not None else []),
@@ -238,6 +256,7 @@ def _epochs(records: Sequence[RunRecord]) -> Iterator[Table]:
 def _row(record: RunRecord, epoch: int) -> tuple[Cell, ...]:
     place = epoch - 1
     loss, iou = record.curve("validation_loss"), _percent(record, "validation_mean_iou", place)
+    auc = _percent(record, "validation_auc", place)
     assert loss is not None, "logged with the accuracy"
     return (
         Cell(text=str(epoch), run_id=record.run_id),
@@ -245,6 +264,7 @@ def _row(record: RunRecord, epoch: int) -> tuple[Cell, ...]:
         Cell(value=loss.y[place]),
         _cell(_percent(record, "validation_accuracy", place), "not logged"),
         _cell(_percent(record, "validation_top5_accuracy", place), "five classes or fewer"),
+        *([Cell(value=auc)] if auc is not None else []),
         *([Cell(value=iou)] if iou is not None else []),
         *(_at(record, name, epoch) for name in ("perplexity", "bleu") if record.curve(name)),
         _cell(_rate(record, epoch), "trained by an earlier run"),
@@ -295,6 +315,7 @@ def charts(network: str, records: Sequence[RunRecord]) -> Iterator[Chart]:
         for name, key in (
             ("top-1", "validation_accuracy"),
             ("top-5", "validation_top5_accuracy"),
+            ("AUC", "validation_auc"),
             ("mean IoU", "validation_mean_iou"),
         )
         if (curve := record.curve(key)) is not None and curve.x

@@ -97,7 +97,8 @@ class TensorFlowProgram(CpuProgram):
     def _place(self, array: Array) -> Any:
         """Images in the program's layout and type; tokens as they are."""
         if array.dtype.kind == "f":
-            array = array.transpose(0, 2, 3, 1) if self._layout == "nhwc" else array
+            turned = self._layout == "nhwc" and array.ndim == 4
+            array = array.transpose(0, 2, 3, 1) if turned else array
             array = array.astype(self._numerics.arrays.as_numpy_dtype, copy=False)
         return tf.constant(array)
 
