@@ -31,6 +31,7 @@ from alive_arrays import Alive, storage
 NAMES = [
     *("little-cnn", "cifarnet", "alexnet", "overfeat", "vgg16", "googlenet", "googlenet-paper"),
     *("inception-bn", "inception-v3", "resnet-18", "resnet-50", "vit-b16", "gpt2"),
+    *("dlrm-small", "dlrm-benchmark"),
 ]
 SMALLER = ["efficientnet-b0", "convnext-t", "bert-base", "llama3-8b", "unet"]
 """Compared with few or narrow layers, as their deep networks repeat them."""
@@ -87,6 +88,23 @@ def _with_token(x, token):
     return torch.cat([token.expand(len(x), 1, -1), x], 1)
 
 
+def _bags(layer, own, x):
+    indices = x.unflatten(1, (len(layer.rows), layer.indices)).unbind(1)
+    if layer.indices == 1:
+        found = [F.embedding(i[:, 0], own[f"table{n}"]) for n, i in enumerate(indices, 1)]
+    else:
+        found = [F.embedding_bag(i, own[f"table{n}"], mode="sum") for n, i in enumerate(indices, 1)]
+    return torch.stack(found, 1)
+
+
+def _interaction(x, vectors):
+    both = torch.cat([x[:, None], vectors], 1)
+    products = both @ both.transpose(1, 2)
+    rows, columns = torch.tril_indices(both.shape[1], both.shape[1], -1, device=x.device)
+    places = rows * both.shape[1] + columns
+    return torch.cat([x, products.flatten(1).index_select(1, places)], 1)
+
+
 LOWER = {
     layers.Convolution: lambda n, p, x: F.conv2d(
         x, p["weight"], p.get("bias"), n.stride, n.padding, n.dilation, n.groups
@@ -116,6 +134,9 @@ LOWER = {
         x, x.shape[-1:], p["weight"], p["bias"], n.epsilon
     ),
     layers.Embedding: lambda n, p, x: F.embedding(x, p["weight"]),
+    layers.EmbeddingBags: lambda n, p, x: _bags(n, p, x),
+    layers.DotInteraction: lambda n, p, x, vectors: _interaction(x, vectors),
+    layers.BinaryScores: lambda n, p, x: F.pad(x, (1, 0)),
     layers.GELU: lambda n, p, x: F.gelu(x),
     layers.Attention: lambda n, p, *x: _attention(n, *x),
     layers.Tokens: lambda n, p, x: x.flatten(2).transpose(1, 2),

@@ -254,11 +254,12 @@ def test_backward_is_twice_forward_but_for_the_first_layer(name):
     found, total = costs(network), totals(network)
     first = next(n for n in network.nodes if n.parameters)
     forward = total.forward.matrix_flops
-    # Attention has no weights: both its operands are data. In a decoder, 2 · 2 a score and feature.
+    # Attention and interaction have no weights: both their operands are data. In a decoder, 2 · 2 a
+    # score and feature.
     attention = sum(
         found[n.name].forward.matrix_flops
         for n in network.nodes
-        if isinstance(n.layer, (Attention, Mix, PairProduct))
+        if isinstance(n.layer, (Attention, Mix, PairProduct, layers.DotInteraction))
     )
     attention += sum(
         4 * math.prod(n.shape) * network.shapes[n.inputs[2]][0]

@@ -108,11 +108,16 @@ def test_without_training_only_the_peak_of_the_forward_pass_counts():
 def test_a_large_batch_holds_nearly_all_that_the_layers_save(name, precision):
     line = entry(name)
     small = {"image_size": 64} if 0 < line.smallest_image_size <= 64 else {}
-    network = build(name, **small if line.image_size else {"sequence_length": 64})
+    if line.is_of_records:
+        small = {"vocabulary": 10}  # else the gradients of tables are the peak
+    elif not line.image_size:
+        small = {"sequence_length": 64}
+    network = build(name, **small)
     saved_bytes = totals(network, 1024, precision).forward.saved_bytes
     needed = forecast(network, 1024, precision)
     held_bytes = needed.activation_bytes + needed.workspace_bytes + needed.gradient_bytes
-    assert 0.6 * saved_bytes < needed.activation_bytes <= saved_bytes
+    least = 0.5 if line.is_of_records else 0.6  # those of the wide top MLP are free at the peak
+    assert least * saved_bytes < needed.activation_bytes <= saved_bytes
     assert saved_bytes < held_bytes
 
 

@@ -59,6 +59,11 @@ PARAMETERS = {
     "deep-speech-gru": 41_179_933,
     "deep-speech-rnn": 13_909_533,
     "captioner": 25_186_272,
+    "dlrm-small": 2_394_209,
+    "dlrm-kaggle": 540_677_217,
+    "dlrm-benchmark": 514_499_137,
+    "dlrm-terabyte": 3_144_845_185,
+    "dlrm-mlperf": 24_036_595_969,
 }
 """As published, or worked out by hand from the layers."""
 PUBLISHED_GFLOP = {
@@ -84,7 +89,8 @@ TIED = {
 """Parameters that are another node's."""
 OF_IMAGES = [name for name, line in NETWORKS.items() if line.classes]
 OF_SPEECH = [name for name in NETWORKS if name.startswith("deep-speech")]
-OF_TOKENS = [n for n in NETWORKS if n not in (*OF_IMAGES, *OF_SPEECH, "captioner")]
+OF_RECORDS = [name for name in NETWORKS if name.startswith("dlrm")]
+OF_TOKENS = [n for n in NETWORKS if n not in (*OF_IMAGES, *OF_SPEECH, *OF_RECORDS, "captioner")]
 WITHOUT_AUXILIARY = {"googlenet-paper": 6_998_552, "inception-v3": 23_834_568}
 """Of what an evaluation uses, where that is less."""
 
@@ -140,6 +146,11 @@ def test_a_network_is_whole(name):
     elif name in OF_SPEECH:
         assert network.inputs[0].shape == (1, 161, line.sequence_length)
         assert network.shapes[network.output] == (line.sequence_length // 2, line.vocabulary)
+    elif name in OF_RECORDS:
+        numbers, categories = network.inputs
+        assert (numbers.dtype, categories.dtype) == ("float", "integer")
+        assert categories.classes == max(categories.vocabularies) == line.vocabulary
+        assert network.shapes[network.output] == (2,)
     elif line.image_size:
         assert network.inputs[0].shape == (3, line.image_size, line.image_size)
         assert network.targets[0].classes == line.classes
@@ -174,6 +185,18 @@ def test_segments_are_named_and_cover_the_network(name):
     assert [n for s in network.segments for n in s.nodes] == [n.name for n in network.nodes]
     assert all(s.name for s in network.segments)
     assert len(network.segments) >= 3
+
+
+@pytest.mark.parametrize("name", OF_RECORDS)
+def test_a_network_of_records_takes_any_number_of_indices_rows_and_features(name):
+    small = build(name, sequence_length=2, vocabulary=5, hidden=3)
+    (embeddings,) = (node for node in small.nodes if node.name == "embeddings")
+    assert max(embeddings.layer.rows) <= 5
+    assert small.inputs[1].shape == (2 * len(embeddings.layer.rows),)
+    assert embeddings.shape == (len(embeddings.layer.rows), 3)
+    assert entry(name).samples == "samples"
+    with pytest.raises(UsageError, match=r"classes=2 .*sequence_length, vocabulary, hidden"):
+        build(name, classes=2)
 
 
 @pytest.mark.parametrize("name", [*OF_TOKENS, *OF_SPEECH])
@@ -287,7 +310,10 @@ def test_the_document_describes_it(name):
     assert sum(f"`{name}`" in heading for heading in headings) == 1
     side = found.input_shape[-1]
     fed = f"{side:,} frames" if name in OF_SPEECH else f"{side:,} tokens"
-    if name not in (*OF_TOKENS, *OF_SPEECH):
+    if name in OF_RECORDS:
+        indices = build(name).inputs[1].shape[0]
+        fed = f"{side:,} numbers, {indices:,} indices"
+    elif name not in (*OF_TOKENS, *OF_SPEECH):
         fed = f"{side} × {side}" if name in OF_IMAGES else f"{side} × {side}, 20 tokens"
     row = (
         f"| {name} | {fed} | {found.classes:,} | {found.parameters:,} "

@@ -190,19 +190,23 @@ def _expert_values(layer: layers.Experts, node: Node, inputs: Sequence[Shape]) -
 
 
 def _bag_indices(layer: layers.EmbeddingBags, node: Node) -> list[SavedTensor]:
-    """Of bags of several indices, those of each feature in an array of its own, where each bag
-    begins and what belongs to it; single indices are in memory as the batch."""
+    """Of bags of several indices, those of each feature in an array of its own, with begin and size
+    of each bag; single indices are in memory as the batch."""
     if layer.indices == 1:
         return []
-    tables = len(layer.rows)
-    return [_own(node, "indices", tables * (2 * layer.indices + 2), "index")]
+    return [_own(node, "indices", len(layer.rows) * (layer.indices + 2), "index")]
 
 
 def _vectors(
     layer: layers.DotInteraction, node: Node, inputs: Sequence[Shape]
 ) -> list[SavedTensor]:
-    """All vectors side by side, which are both operands of the product."""
-    return [_own(node, "vectors", sum(map(math.prod, inputs)))]
+    """All vectors side by side, which are both operands of the product; and which of the products
+    are used."""
+    pairs = node.shape[0] - inputs[0][0]
+    return [
+        _own(node, "vectors", sum(map(math.prod, inputs))),
+        _own(node, "places", pairs, "index", per_sample=False),
+    ]
 
 
 def _probabilities(

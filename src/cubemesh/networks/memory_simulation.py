@@ -29,6 +29,7 @@ from cubemesh.networks.layers import (
     ClassToken,
     Concat,
     Convolution,
+    EmbeddingBags,
     Experts,
     Linear,
     PositionEmbedding,
@@ -300,6 +301,8 @@ class StepSimulation:
         return tuple(node.parameters.values()) if multiplies and self.low_precision else ()
 
     def _low_precision_gradients(self, node: Node) -> None:
+        if isinstance(node.layer, EmbeddingBags):  # looked up in fp32
+            return
         for parameter in node.parameters.values():
             size = math.prod(self.network.parameters[parameter].shape) * self.width
             self._allocate(f"d low-precision {parameter}", size)
