@@ -19,6 +19,7 @@ from layer_samples import (
     DISTINCT,
     NARROW,
     chosen,
+    clicks,
     decoder,
     dilated,
     documents,
@@ -59,7 +60,7 @@ def inputs_of(network, samples):
     return {
         i.name: rng.random((samples, *i.shape), np.float32)
         if i.dtype == "float"
-        else rng.integers(0, i.classes, (samples, *i.shape))
+        else rng.integers(0, np.array(i.vocabularies or i.classes), (samples, *i.shape))
         for i in network.inputs
     }
 
@@ -85,7 +86,9 @@ def test_every_network_of_the_zoo_has_the_scores_of_pytorch(name):
         assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("make", [mixed, gated, decoder, dilated, recurrences, chosen, documents])
+@pytest.mark.parametrize(
+    "make", [mixed, gated, decoder, dilated, recurrences, chosen, documents, clicks]
+)
 def test_settings_that_the_zoo_leaves_out(make):
     network = make()
     weights, inputs = trained_weights(network), inputs_of(network, 3)

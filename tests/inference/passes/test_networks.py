@@ -60,7 +60,7 @@ def inputs_of(built, samples):
     return {
         i.name: rng.random((samples, *i.shape), np.float32)
         if i.dtype == "float"
-        else rng.integers(0, i.classes, (samples, *i.shape))
+        else rng.integers(0, np.array(i.vocabularies or i.classes), (samples, *i.shape))
         for i in built.inputs
     }
 

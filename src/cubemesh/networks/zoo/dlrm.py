@@ -105,7 +105,7 @@ def dlrm(name: str, indices: int, rows: int, width: int) -> Network:
     with net.segment("top"):
         x = _relu_layers(net, x, sizes.top, "top")
         x = _linear(net, x, 1, f"top{len(sizes.top) + 1}")
-        net.classify(net.add_layer(BinaryScores(), x, name="scores"))
+        net.classify(net.add_layer(BinaryScores(), x, name="classes"))
     return net.build()
 
 
