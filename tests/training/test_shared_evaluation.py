@@ -16,7 +16,7 @@ from cubemesh.data.text.parallel_text import SentencePairs
 from cubemesh.data.text.vocabulary import END, PAD, SPECIAL, Vocabulary
 from cubemesh.frameworks.contract.kv_store import StoreClient, serve_store
 from cubemesh.frameworks.contract.rendezvous import StoreGroup
-from cubemesh.training.evaluation import EvaluationResult, score_all, total_of
+from cubemesh.training.evaluation import EvaluationResult, auc_figure, score_all, total_of
 from cubemesh.training.scored_samples import SampleRecorder, right_samples
 from cubemesh.training.translation import beam_search, translate_all
 from in_memory_log import InMemoryLog
@@ -146,6 +146,40 @@ def test_overlaps_of_all_ranks_are_added(together):
     whole = score_all(Segmenting(), batches, InMemoryLog(), "epoch-1", mask_classes=3)
     assert sum(whole.unions) > sum(whole.intersections) > 0
     assert together(3, of_rank) == [whole] * 3
+
+
+class Ranking:
+    """Scores of two classes that differ by the mean of the image."""
+
+    def place(self, batch):
+        return batch.images.copy()
+
+    def evaluate(self, placed):
+        return np.stack([np.zeros(len(placed)), placed.mean((1, 2, 3))], 1)
+
+    def clock(self):
+        return 0.0
+
+
+def test_the_area_under_the_roc_curve_is_that_of_all_ranks(together):
+    """Ranks without a batch, or of one class, included; whatever order they come in."""
+    rng = np.random.default_rng(1)
+    images, labels = rng.random((9, 1, 2, 2), dtype=np.float32), np.arange(9) % 2
+    batches = [Batch(images=images[n : n + 3], labels=labels[n : n + 3]) for n in range(0, 9, 3)]
+
+    def of_rank(group):
+        own = batches[group.rank :: group.size]
+        return score_all(Ranking(), own, InMemoryLog(), "epoch-1", group=group, ranks_scores=True)
+
+    whole = score_all(Ranking(), batches, InMemoryLog(), "epoch-1", ranks_scores=True)
+    means = images.mean((1, 2, 3))
+    above = np.sign(means[labels == 1][:, None] - means[labels == 0])
+    assert whole.auc == pytest.approx((above.mean() + 1) / 2)
+    figure = auc_figure(whole)
+    assert (figure.value, figure.n) == (whole.auc, 9)
+    assert 0 < figure.low < figure.value < figure.high < 1
+    assert together(4, of_rank) == [whole] * 4
+    assert score_all(Ranking(), batches, InMemoryLog(), "epoch-1").auc is None
 
 
 def test_without_answers_of_one_rank_there_are_none(together):

@@ -5,7 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from cubemesh.experiments.analysis.roofline_chart import roofline, roofline_table, rooflines
+from cubemesh.experiments.analysis.roofline_chart import (
+    lookup_finding,
+    roofline,
+    roofline_table,
+    rooflines,
+)
 from cubemesh.exports.record_json import record_json
 from cubemesh.networks import build
 from cubemesh.networks.cost import costs
@@ -16,9 +21,13 @@ from cubemesh.views.charts.vega import vega_lite
 @pytest.fixture
 def timed(record_of):
     """LittleCNN on an H200 whose first layer takes a hundred times its share."""
-    spec = RunSpec(work=TrainSteps(network="little-cnn", batch_per_device=64))
+    return timed_record(record_of, "little-cnn")
+
+
+def timed_record(record_of, name):
+    spec = RunSpec(work=TrainSteps(network=name, batch_per_device=64))
     record = record_of(spec)
-    network = build("little-cnn")
+    network = build(name)
     counted = costs(network, 64)
     rows = [
         TimeRow(name=n.name, seconds=1e-6 + counted[n.name].total.moved_bytes / 2e12, calls=1.0)
@@ -107,3 +116,16 @@ def test_labels_have_room_one_above_the_other(timed):
     )
     assert len(rates) > 1
     assert all(b / a > 10**0.25 for a, b in pairwise(rates))
+
+
+def test_lookups_are_bound_by_memory_and_mostly_by_the_dense_gradient(record_of, timed):
+    record = timed_record(record_of, "dlrm-small")
+    found = lookup_finding(record)
+    moved = costs(build("dlrm-small"), 64)["embeddings"].total.moved_bytes
+    gradient = 4 * 119_889 * 16
+    for words in ("memory-bound", f"{100 * gradient / moved:.0f} % of it the dense gradient"):
+        assert words in found.text
+    assert found.remedy
+    assert 0 < found.value < 100
+    assert lookup_finding(timed) is None  # has no tables
+    assert lookup_finding(dataclasses.replace(record, figures={})) is None

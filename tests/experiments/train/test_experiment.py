@@ -266,6 +266,23 @@ def test_sentence_pairs_have_perplexity_bleu_and_the_time_of_an_epoch(context, b
     assert "train-translator-bleu" in {chart.name for chart in shown.charts}
 
 
+def test_a_training_of_two_classes_has_the_area_under_its_roc_curve(context):
+    (spec,) = [*next(plan(Settings(networks=("dlrm-small",)), context))]
+    curves = tuple(
+        Curve(name=f"validation_{name}", x_name="epoch", x=(1.0, 2.0), y=values)
+        for name, values in (("loss", (0.5, 0.4)), ("accuracy", (0.7, 0.8)), ("auc", (0.6, 0.75)))
+    )
+    figures = {"accuracy": 0.8, "auc": 0.75, "epochs_trained": 2}
+    found = answer(Settings(), [record(spec, figures=figures, curves=curves)])
+    (finding,) = [f for f in found.findings if f.code == "auc"]
+    assert finding.value == pytest.approx(75)
+    assert "75.0 %" in finding.text
+    (column,) = [n for n, c in enumerate(found.tables[0].columns) if c.name == "AUC"]
+    assert [row[column].value for row in found.tables[0].rows] == pytest.approx([60, 75])
+    assert found.tables[0].columns[-1].name == "samples/s"
+    assert {"AUC"} <= {line.name for chart in found.charts for line in chart.lines}
+
+
 def test_a_segmentation_has_its_mean_intersection_over_union_and_worst_class(context):
     (spec,) = [*next(plan(Settings(networks=("unet",)), context))]
     epochs = (1.0, 2.0)

@@ -97,6 +97,7 @@ STEPS = {
     "deep-speech-gru": (16, 16),
     "deep-speech-rnn": (16, 16),
     "captioner": (88, 78),
+    "dlrm-small": (91, 91),
 }
 """Steps of each network after the default passes, and with sibling products as one too."""
 

@@ -339,6 +339,27 @@ def test_a_segmentation_has_an_intersection_over_union(tmp_path):
     assert list(curves["class_iou"]["x"]) == [0, 1, 2, 3]
 
 
+def test_clicks_have_an_area_under_the_roc_curve_and_no_tokens(tmp_path):
+    work = Train(
+        network="dlrm-small",
+        batch_per_device=4096,
+        vocabulary=10,
+        hidden=2,
+        data="generated-clicks",
+    )
+    events = events_of(tmp_path, work, "step=0.01,accuracy=1:0.75")
+    assert outcome(events).status is Status.OK, outcome(events).message
+    found = figures(events)
+    accuracy, area = found["accuracy"], found["auc"]
+    assert (accuracy.value, accuracy.n) == (0.75, 8192)
+    assert accuracy.low < 0.75 < accuracy.high
+    assert area.low < area.value < area.high  # of two different scores
+    assert area.value == pytest.approx(0.75, abs=0.02)
+    assert "tokens_per_s" not in found
+    curves = {e["curve"]["name"]: e["curve"] for e in events if e["event"] == "curve"}
+    assert list(curves["validation_auc"]["y"]) == [area.value]
+
+
 def test_the_parts_of_an_attribution_add_up_to_the_step(tmp_path):
     work = TrainSteps(**FEED)
     settings = ProgramSettings(framework="null", script="step=0.01")

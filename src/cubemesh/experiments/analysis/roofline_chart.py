@@ -12,8 +12,21 @@ from typing import Literal
 
 from cubemesh.forecast.roofline import LayerPoint, measured_roof, points_of
 from cubemesh.forecast.utilization import Limits, datasheet_limits
-from cubemesh.schema import Axis, Cell, Chart, Column, Line, Point, RunRecord, Table
-from cubemesh.units import format_quantity
+from cubemesh.networks import Network, build_for
+from cubemesh.networks.activation_memory import ELEMENT_BYTES
+from cubemesh.schema import (
+    Axis,
+    Cell,
+    Chart,
+    Column,
+    Finding,
+    Line,
+    Point,
+    RunRecord,
+    Table,
+    TrainSteps,
+)
+from cubemesh.units import format_bytes, format_number, format_quantity
 
 NAMED = 4
 """Layers with a label in the chart."""
@@ -83,6 +96,43 @@ def roofline_table(record: RunRecord) -> Table | None:
 def rooflines(records: Iterable[RunRecord]) -> tuple[Chart, ...]:
     """The charts of the records whose layers were timed."""
     return tuple(chart for record in records if (chart := roofline(record)) is not None)
+
+
+def lookup_finding(record: RunRecord) -> Finding | None:
+    """What bounds the lookups of embedding tables: the bytes they move, of which dense gradients of
+    whole tables are the same at every batch size. None without such layers or measured ceilings."""
+    roof, work = measured_roof(record), record.spec.work
+    points = points_of(record, roof)
+    own = [p for p in points if p.category == "embedding"]
+    if not own or not roof.flops_per_s or not roof.bytes_per_s or not isinstance(work, TrainSteps):
+        return None
+    moved, seconds = sum(p.moved_bytes for p in own), sum(p.seconds for p in own)
+    intensity, ridge = sum(p.flops for p in own) / moved, roof.flops_per_s / roof.bytes_per_s
+    share = 100 * seconds / sum(p.seconds for p in points)
+    network = build_for(work)
+    names = {name for p in own for name in _parameters(network, p.layer)}
+    values = sum(math.prod(network.parameters[name].shape) for name in names)
+    tables = values * ELEMENT_BYTES[record.spec.program.precision]
+    bound = "memory-bound" if intensity < ridge else "not memory-bound"
+    return Finding(
+        code="lookups",
+        question="What bounds the lookups of embeddings?",
+        text=f"Lookups of {work.network} at batch size {work.batch_per_device} are {bound}: "
+        f"{format_number(intensity)} operations for each byte moved, where this device's products "
+        f"become the limit at {format_number(ridge)}. They take {share:.0f} % of the layers' time "
+        f"and move {format_bytes(moved)} a step, {100 * min(1.0, tables / moved):.0f} % of it the "
+        "dense gradient of the tables, which is as large at every batch size.",
+        value=share,
+        unit="% of the layers' time",
+        remedy="Set a larger batch size, which shares the gradient of the tables among more "
+        "samples."
+        if 2 * tables > moved
+        else "",
+    )
+
+
+def _parameters(network: Network, layer: str) -> tuple[str, ...]:
+    return next(tuple(n.parameters.values()) for n in network.nodes if n.name == layer)
 
 
 def _row(point: LayerPoint, run_id: str) -> tuple[Cell, ...]:

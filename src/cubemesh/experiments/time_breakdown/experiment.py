@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import Group, caveats, group_by, titled
-from cubemesh.experiments.analysis.roofline_chart import NOTE, rooflines
+from cubemesh.experiments.analysis.roofline_chart import NOTE, lookup_finding, rooflines
 from cubemesh.experiments.analysis.utilization_columns import ceiling_specs
 from cubemesh.experiments.core import cpu_defaults as reduction
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan, Scale
@@ -100,7 +100,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         EXPERIMENT,
         titled("Breakdown of the step time", steps),
         records,
-        findings=_findings(groups),
+        findings=(*_findings(groups), *_lookups(groups)),
         tables=(
             *attributions(groups),
             *work_by(groups, "category", "Work of a step by category"),
@@ -118,6 +118,15 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
             "time: they add up to the profiler's total, not to the step.",
         ),
     )
+
+
+def _lookups(groups: Sequence[Group[Key]]) -> Iterator[Finding]:
+    """What bounds the lookups of networks with embedding tables."""
+    for group in groups:
+        record = profiled_record(group)
+        found = None if record is None else lookup_finding(record)
+        if found is not None:
+            yield found
 
 
 def _reductions(records: Sequence[RunRecord]) -> tuple[Warning, ...]:
