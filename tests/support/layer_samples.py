@@ -11,10 +11,10 @@ from cubemesh.networks.layers import LocalResponseNorm
 from cubemesh.networks.transformer_sizes import TRANSFORMERS
 from cubemesh.networks.zoo.bert import bert
 from cubemesh.networks.zoo.convnext import convnext
-from cubemesh.networks.zoo.dlrm import dlrm
 from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.networks.zoo.llama import llama
 from cubemesh.networks.zoo.mixtral import MIXTURES, Mixture, mixtral
+from cubemesh.networks.zoo.recommendation.dlrm import dlrm
 from cubemesh.networks.zoo.unet import unet_of
 from cubemesh.networks.zoo.vit import vit
 

@@ -122,7 +122,7 @@ class SourceEntry:
 
 SOURCES: dict[str, SourceEntry] = {
     "synthetic": SourceEntry(
-        about="1,024 random images (DGX-1 best practices [001]) or sequences, or 65,536 records; for "
+        about="1,024 random images (DGX-1 best practices [001]) or sequences, 65,536 records; for "
         "speed only",
         open=lambda r: synthetic.open_synthetic(
             r.split, r.shape, r.classes, r.seed, r.samples_needed, r.generated_bytes

@@ -20,8 +20,6 @@ from cubemesh.networks.zoo.bert import bert
 from cubemesh.networks.zoo.captioner import captioner
 from cubemesh.networks.zoo.convnext import convnext_t
 from cubemesh.networks.zoo.deep_speech import deep_speech_gru, deep_speech_rnn
-from cubemesh.networks.zoo.dlrm import MODELS as RECOMMENDATION_MODELS
-from cubemesh.networks.zoo.dlrm import dlrm
 from cubemesh.networks.zoo.efficientnet import efficientnet_b0
 from cubemesh.networks.zoo.googlenet import googlenet, googlenet_paper
 from cubemesh.networks.zoo.gpt2 import gpt2
@@ -30,6 +28,8 @@ from cubemesh.networks.zoo.inception_v3 import inception_v3
 from cubemesh.networks.zoo.littlecnn import cifarnet, little_cnn, little_cnn_unpadded
 from cubemesh.networks.zoo.llama import llama
 from cubemesh.networks.zoo.mixtral import MIXTURES, mixtral
+from cubemesh.networks.zoo.recommendation.dlrm import MODELS as RECOMMENDATION_MODELS
+from cubemesh.networks.zoo.recommendation.dlrm import dlrm
 from cubemesh.networks.zoo.resnet import resnet_18, resnet_34, resnet_50, resnet_101, resnet_152
 from cubemesh.networks.zoo.translator import translator, translator_2x, translator_plain
 from cubemesh.networks.zoo.unet import unet

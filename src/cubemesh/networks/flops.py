@@ -281,9 +281,7 @@ def _embedding_bags(layer: layers.EmbeddingBags, s: Sizes) -> LayerCost:
     is added: 1 a value. Indices are 8 bytes each."""
     rows, indices = s.y * layer.indices, s.x * INDEX_BYTES
     return LayerCost(
-        forward=s.cost(
-            other=rows - s.y, read=rows + s.y, written=2 * s.y, read_bytes=indices
-        ),
+        forward=s.cost(other=rows - s.y, read=rows + s.y, written=2 * s.y, read_bytes=indices),
         weight_gradient=s.cost(
             other=rows, read=2 * rows, written=s.parameters + rows, read_bytes=indices
         ),
@@ -299,9 +297,7 @@ def _dot_interaction(layer: layers.DotInteraction, s: Sizes) -> LayerCost:
     batch = s.x // (n * features)
     products, pairs = batch * n * n, s.y - batch * features
     return LayerCost(
-        forward=s.cost(
-            matrix=2 * s.x * n, read=2 * s.x + pairs, written=s.x + products + s.y
-        ),
+        forward=s.cost(matrix=2 * s.x * n, read=2 * s.x + pairs, written=s.x + products + s.y),
         data_gradient=s.cost(
             matrix=4 * s.x * n,
             other=s.x + batch * features,

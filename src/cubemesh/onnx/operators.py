@@ -275,9 +275,7 @@ def _embedding(to: Operators, layer: layers.Embedding, inputs: tuple[str, ...]) 
     to.call("Gather", to.weight("weight"), *inputs, axis=0)
 
 
-def _embedding_bags(
-    to: Operators, layer: layers.EmbeddingBags, inputs: tuple[str, ...]
-) -> None:
+def _embedding_bags(to: Operators, layer: layers.EmbeddingBags, inputs: tuple[str, ...]) -> None:
     own = to.reshape(inputs[0], 0, len(layer.rows), layer.indices, to="indices")
     sums = []
     for n in range(1, len(layer.rows) + 1):
@@ -290,9 +288,7 @@ def _embedding_bags(
     to.call("Concat", *sums, axis=1)
 
 
-def _dot_interaction(
-    to: Operators, layer: layers.DotInteraction, inputs: tuple[str, ...]
-) -> None:
+def _dot_interaction(to: Operators, layer: layers.DotInteraction, inputs: tuple[str, ...]) -> None:
     x, vectors = inputs
     first = to.call("Unsqueeze", x, to.integers("second", 1), to="first")
     both = to.call("Concat", first, vectors, to="vectors", axis=1)

@@ -17,9 +17,9 @@ Several ranks with the same weights share the samples: each scores every N-th ba
 one rank would score, so every batch has the same scores wherever it is computed. Counts are added,
 and the losses of the batches by an exact sum, which is rounded once and so does not depend on their
 order (J. R. Shewchuk, Discrete & Computational Geometry 18, 1997); the area is of the score
-differences of all ranks. Accuracy, loss and area have the bits of one rank. The 95 % interval of an accuracy is Wilson's score interval, which stays within 0
-and 1 and holds for small counts (E. B. Wilson, Journal of the American Statistical Association 22,
-1927).
+differences of all ranks. Accuracy, loss and area have the bits of one rank. The 95 % interval of an
+accuracy is Wilson's score interval, which stays within 0 and 1 and holds for small counts (E. B.
+Wilson, Journal of the American Statistical Association 22, 1927).
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class History:
 
     def log_curves(self, classes: int, log: Log) -> None:
         """Log the training loss, and the learning rate if it changes, by step; validation loss and
-        accuracy by epoch, of two classes the area under the ROC curve; of a segmentation the mean intersection over union by epoch, and that of
-        each class in the last."""
+        accuracy by epoch, of two classes the area under the ROC curve; of a segmentation the mean
+        intersection over union by epoch, and that of each class in the last."""
         log.curve(by_step("training_loss", self.losses))
         if self.rates:
             log.curve(by_step("learning_rate", self.rates))

@@ -68,8 +68,8 @@ class Training:
     validation_loss, validation_accuracy and, with more than five classes, validation_top5_accuracy
     by epoch; of two classes validation_auc; of sentence pairs perplexity and, if they are
     translated, bleu; of masks validation_mean_iou, and class_iou by class. Figures, of the last
-    epoch: accuracy, top5_accuracy, auc, validation_loss, epochs_trained; of sentence pairs perplexity, bleu,
-    translated_per_s, epoch_s and tokens_per_s; of masks mean_iou.
+    epoch: accuracy, top5_accuracy, auc, validation_loss, epochs_trained; of sentence pairs
+    perplexity, bleu, translated_per_s, epoch_s and tokens_per_s; of masks mean_iou.
     """
 
     program: Program

@@ -1,6 +1,8 @@
 """A recommendation model equals one written by hand as its authors' code is: `EmbeddingBag`s, a
 batched product and binary cross-entropy."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -24,7 +26,7 @@ class Handwritten(nn.Module):
 
     @staticmethod
     def mlp(widths):
-        pairs = zip(widths, widths[1:], strict=False)
+        pairs = itertools.pairwise(widths)
         return nn.Sequential(*(m for pair in pairs for m in (nn.Linear(*pair), nn.ReLU())))
 
     def forward(self, numbers, categories):

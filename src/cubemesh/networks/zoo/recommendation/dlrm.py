@@ -7,7 +7,7 @@ whether a user clicks.
 
 The top MLP has a ReLU behind every layer but the last, whose sigmoid is part of the loss. The sizes
 are those of the authors' code (github.com/facebookresearch/dlrm: bench/) and of MLPerf's reference
-(github.com/mlcommons/inference: recommendation/dlrm/pytorch/python/main.py), which has the number
+(github.com/mlcommons/inference, main.py of its DLRM), which has the number
 of rows of each table.
 """
 

@@ -1,0 +1,1 @@
+"""Recommendation models: records of numbers and categories → whether a user clicks."""
