@@ -138,6 +138,7 @@ def test_every_layer_of_sequences_is_compared():
     compared |= {S.InputFeedingDecoder}  # in test_sequence_networks.py
     compared |= {S.Tanh, S.LSTM, S.GRU, S.RNN, S.PairSum, S.PairProduct, S.Mix, S.Multiply}  # below
     compared |= {S.Experts, S.LoadBalance, S.DocumentMask}  # in test_experts.py, test_packing.py
+    compared |= {S.EmbeddingBags, S.DotInteraction, S.BinaryScores}  # in test_records.py
     assert compared - {S.GlobalAveragePool} == set(S.SEQUENCE_LAYERS.values())
 
 

@@ -1,4 +1,4 @@
-"""Layer types of records, such as clicks: numbers (features,), and categories, which are integers."""
+"""Layer types of records: numbers (features,), and categories (indices,), which are integers."""
 
 from __future__ import annotations
 
