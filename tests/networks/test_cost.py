@@ -529,3 +529,47 @@ def test_a_decoder_with_input_feeding():
     saved = 2 * 7 * 4 + 24 + 6 * 48 + 6 * (9 + 4 + 7 + 8)
     assert cost.forward.saved_bytes == 4 * saved
     assert cost.weight_gradient.written_bytes == 4 * (weights + 4 * 16)
+
+
+def of_records(sparse):
+    """Costs of a model of two tables of 5 and 9 rows, two indices each, 4 wide; batch 3."""
+    net = NetworkBuilder("net")
+    x = net.linear(net.input("numbers", (2,)), 4, name="x")
+    layer = layers.EmbeddingBags(rows=(5, 9), features=4, indices=2, sparse=sparse)
+    e = net.add_layer(layer, net.categories("categories", [5, 5, 9, 9]), name="e")
+    net.classify(net.add_layer(layers.DotInteraction(), x, e, name="y"))
+    return costs(net.build(), 3)
+
+
+def test_embedding_bags_move_bytes_and_multiply_nothing():
+    """12 rows of 4 values are read, 6 sums written and copied; 12 indices of 8 bytes."""
+    found = of_records(sparse=False)["e"]
+    assert found.forward == Cost(
+        other_flops=24,
+        read_bytes=4 * (48 + 24) + 96,
+        written_bytes=4 * 2 * 24,
+        saved_bytes=3 * 2 * (2 + 2) * 8,
+    )
+    assert found.weight_gradient == Cost(
+        other_flops=48, read_bytes=4 * 2 * 48 + 96, written_bytes=4 * (14 * 4 + 48)
+    )
+    sparse = of_records(sparse=True)["e"]
+    assert sparse.forward == found.forward
+    assert sparse.weight_gradient == Cost(read_bytes=4 * 48 + 96, written_bytes=4 * 48 + 96)
+
+
+def test_dot_interaction():
+    """Of 3 vectors of 4 values: 9 products a sample, of which 3 are used; batch 3."""
+    found = of_records(sparse=False)["y"]
+    assert found.forward == Cost(
+        matrix_flops=3 * 2 * 9 * 4,
+        read_bytes=4 * (36 + 36 + 9),
+        written_bytes=4 * (36 + 27 + 21),
+        saved_bytes=4 * 36 + 8 * 3,
+    )
+    assert found.data_gradient == Cost(
+        matrix_flops=2 * 3 * 2 * 9 * 4,
+        other_flops=36 + 12,
+        read_bytes=4 * (21 + 2 * 27 + 4 * 36),
+        written_bytes=4 * (27 + 3 * 36),
+    )

@@ -240,6 +240,34 @@ def test_micro_batches_have_equal_sizes_and_stay_on_their_device(fields, batch, 
     assert "pytorch" in refusal(spec, ALL)
 
 
+@pytest.mark.parametrize(
+    ("work", "settings", "words"),
+    [
+        ({}, {}, ""),
+        ({"momentum": 0.9}, {}, "momentum=0.9"),
+        ({"weight_decay": 0.1}, {}, "weight_decay=0.1"),
+        ({"accumulation_steps": 2}, {}, "accumulation_steps=2"),
+        ({}, {"sync": "all-reduce"}, "sync=all-reduce"),
+    ],
+)
+def test_sparse_gradients_are_for_plain_sgd_on_one_device(work, settings, words):
+    fields = {"momentum": 0.0, "embedding_gradients": "sparse", **work}
+    spec = replace(
+        program(**settings), work=TrainSteps(network="dlrm-small", batch_per_device=8, **fields)
+    )
+    able = replace(ALL, accumulates=True, sparse_gradients=True)
+    found = refusal(spec, able)
+    assert bool(found) == bool(words)
+    assert words in found
+    assert "framework=pytorch" in refusal(spec, replace(able, sparse_gradients=False))
+
+
+def test_sparse_gradients_need_tables():
+    check_names([RunSpec(work=TrainSteps(network="dlrm-small", batch_per_device=8))])
+    with pytest.raises(UsageError, match=r"embedding_gradients=sparse: little-cnn .*dlrm-small"):
+        check_names([replace(SPEC, work=TrainSteps(**FEED, embedding_gradients="sparse"))])
+
+
 def test_accumulation_is_supported_by_the_simulated_framework():
     work = Train(**FEED, accumulation_steps=4)
     settings = ProgramSettings(framework="null", checkpoint_activations="auto")

@@ -12,7 +12,7 @@ from functools import partial
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks import own_networks
-from cubemesh.networks.assembly import of_documents
+from cubemesh.networks.assembly import of_documents, with_sparse_gradients
 from cubemesh.networks.graph import Network
 from cubemesh.networks.transformer_sizes import OTHER_NAMES, TRANSFORMERS
 from cubemesh.networks.zoo.alexnet import alexnet, overfeat
@@ -452,8 +452,11 @@ def build_for(work: NetworkWork) -> Network:
             vocabulary=work.vocabulary,
             hidden=work.hidden,
         )
-    packs = isinstance(work, AccumulatedWork) and work.packing == "documents"
-    return of_documents(network) if packs else network
+    if isinstance(work, AccumulatedWork):
+        network = of_documents(network) if work.packing == "documents" else network
+        if work.embedding_gradients == "sparse":
+            network = with_sparse_gradients(network)
+    return network
 
 
 def _samples(name: str) -> str:

@@ -254,6 +254,22 @@ def of_documents(network: Network) -> Network:
     )
 
 
+def with_sparse_gradients(network: Network) -> Network:
+    """The network whose embedding tables have sparse gradients. UsageError without such tables."""
+    nodes = tuple(
+        replace(node, layer=replace(node.layer, sparse=True))
+        if isinstance(node.layer, layers.EmbeddingBags)
+        else node
+        for node in network.nodes
+    )
+    if nodes == network.nodes:
+        raise UsageError(
+            f"embedding_gradients=sparse: {network.name} has no tables of categories. Leave it "
+            "out, or choose a network such as dlrm-small."
+        )
+    return replace(network, nodes=nodes)
+
+
 def takes_documents(network: Network) -> bool:
     """Whether `network` is for rows of several documents, as `of_documents` returns it."""
     return any(isinstance(node.layer, layers.DocumentMask) for node in network.nodes)

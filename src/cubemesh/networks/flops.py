@@ -278,13 +278,18 @@ def _embedding(layer: layers.Embedding, s: Sizes) -> LayerCost:
 def _embedding_bags(layer: layers.EmbeddingBags, s: Sizes) -> LayerCost:
     """A row for each index forward, their sums of `indices` rows, and the tables' sums copied side
     by side. Backward an array of zeros as large as each table, to which the gradient of each index
-    is added: 1 a value. Indices are 8 bytes each."""
+    is added: 1 a value; a sparse gradient is the rows of the indices, and the indices. Indices are
+    8 bytes each."""
     rows, indices = s.y * layer.indices, s.x * INDEX_BYTES
+    if layer.sparse:
+        gradient = s.cost(read=rows, written=rows, read_bytes=indices, written_bytes=indices)
+    else:
+        gradient = s.cost(
+            other=rows, read=2 * rows, written=s.parameters + rows, read_bytes=indices
+        )
     return LayerCost(
         forward=s.cost(other=rows - s.y, read=rows + s.y, written=2 * s.y, read_bytes=indices),
-        weight_gradient=s.cost(
-            other=rows, read=2 * rows, written=s.parameters + rows, read_bytes=indices
-        ),
+        weight_gradient=gradient,
     )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from cubemesh.networks.layers import (
     Attention,
     BatchNorm,
+    EmbeddingBags,
     Experts,
     InputFeedingDecoder,
     Layer,
@@ -118,6 +119,16 @@ class Network:
                 of_one = all_experts // node.layer.experts
                 idle += of_one * (node.layer.experts - node.layer.active)
         return self.parameter_count - idle
+
+    @property
+    def sparse_gradients(self) -> Mapping[str, int]:
+        """Parameter → rows of its gradient for each sample, of those with sparse gradients."""
+        return {
+            name: node.layer.indices
+            for node in self.nodes
+            if isinstance(node.layer, EmbeddingBags) and node.layer.sparse
+            for name in node.parameters.values()
+        }
 
     @property
     def output(self) -> str:

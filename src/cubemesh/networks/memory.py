@@ -42,7 +42,7 @@ from cubemesh.networks.activation_memory import (
 from cubemesh.networks.cost import costs
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Convolution
-from cubemesh.networks.memory_simulation import Sharding, StepSimulation
+from cubemesh.networks.memory_simulation import Sharding, StepSimulation, gradient_bytes
 from cubemesh.networks.opaque import Opaque
 from cubemesh.networks.workspaces import Workspaces, convolution_workspaces, library_bytes
 from cubemesh.schema.forecast import MemoryForecast
@@ -110,19 +110,20 @@ def forecast(
         sharding=sharding,
     )
     fullest = step.fullest()
-    optimizer_bytes, gradient_bytes, weight_bytes = (
-        parameter_bytes if sharding is None else sharding.part(parameter_bytes, stage)
-        for stage in (1, 2, 2)  # weights are divided between two steps in stage 2 as well
-    )
+    whole = sum(gradient_bytes(network, name, micro, master) for name in network.parameters)
+    optimizer_bytes, all_gradients, weight_bytes = (
+        of_all if sharding is None else sharding.part(of_all, stage)
+        for of_all, stage in ((parameter_bytes, 1), (whole, 2), (parameter_bytes, 2))
+    )  # weights are divided between two steps in stage 2 as well
     if sharding is not None and sharding.zero_stage == 1:  # each array is of one rank
         optimizer_bytes = max(optimizer_bytes, _largest(network) * master)
     # RMSprop's square roots; LARS works in the gradients' own arrays, others are one fused kernel.
     update_bytes = optimizer_bytes if optimizer == "rmsprop" else 0
     if optimizer == "adamw-8bit":
         update_bytes = _EIGHT_BIT_TEMPORARIES * min(EIGHT_BIT_CHUNK, _largest(network)) * master
-    if training and sum(fullest.values()) < gradient_bytes + update_bytes:
+    if training and sum(fullest.values()) < all_gradients + update_bytes:
         fullest = dict.fromkeys(fullest, 0)
-        fullest |= {"gradients": gradient_bytes, "workspace": update_bytes}
+        fullest |= {"gradients": all_gradients, "workspace": update_bytes}
     return MemoryForecast(
         weight_bytes=weight_bytes + state_bytes + fullest["weights"],
         gradient_bytes=fullest["gradients"],
@@ -250,7 +251,10 @@ def memory_settings(
 
 
 def _optimizer_bytes(network: Network, optimizer: Optimizer, master: int) -> int:
-    """Of the optimizer's arrays, for weights of `master` bytes a value."""
+    """Of the optimizer's arrays, for weights of `master` bytes a value; with sparse gradients it is
+    SGD without momentum, which has none."""
+    if network.sparse_gradients:
+        return 0
 
     def of_array(count: int) -> int:
         if optimizer == "adamw-8bit" and count >= FEWEST_EIGHT_BIT_VALUES:

@@ -22,7 +22,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from cubemesh.networks.activation_memory import GradientFlow, SavedTensor, log_probabilities
+from cubemesh.networks.activation_memory import (
+    INDEX_BYTES,
+    GradientFlow,
+    SavedTensor,
+    log_probabilities,
+)
 from cubemesh.networks.graph import Network, Node, ShardedUnit, follows_weights, sharded_units
 from cubemesh.networks.layers import (
     Add,
@@ -63,6 +68,16 @@ class Sharding:
     def part(self, size: float, stage: int) -> int:
         """Bytes of `size` that a rank has of what is divided from `stage` on."""
         return math.ceil(size / self.ranks) if self.zero_stage >= stage else math.ceil(size)
+
+
+def gradient_bytes(network: Network, parameter: str, batch: int, width: int) -> int:
+    """Of a parameter's gradient with values of `width` bytes; of a sparse one the rows that `batch`
+    samples select, and their indices."""
+    shape = network.parameters[parameter].shape
+    rows = network.sparse_gradients.get(parameter)
+    if rows is None:
+        return math.prod(shape) * width
+    return batch * rows * (math.prod(shape[1:]) * width + INDEX_BYTES)
 
 
 class StepSimulation:
@@ -309,7 +324,7 @@ class StepSimulation:
 
     def _gradients_of_parameters(self, node: Node) -> None:
         for parameter in node.parameters.values():
-            size = self.elements(parameter) * self.gradient_width
+            size = gradient_bytes(self.network, parameter, self.batch, self.gradient_width)
             if f"d {parameter}" in self.alive:  # shared: the second is added to the first
                 self._allocate("again", size)
             self._allocate(f"d {parameter}", size, "gradients")

@@ -40,6 +40,7 @@ LINK_OPERATIONS: tuple[Operation, ...] = ("links", "peer_access", "page_migratio
 Stage = Literal["read", "decode", "copy", "item", "collate"]
 Tokenizer = Literal["words", "bpe"]
 Packing = Literal["none", "documents"]
+EmbeddingGradients = Literal["dense", "sparse"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +166,9 @@ class AccumulatedWork(OptimizerWork):
     packing: Packing = "none"
     """Of data with documents: `documents` packs several into each row, with attention within each;
     `none` pads each to a row of its own."""
+    embedding_gradients: EmbeddingGradients = "dense"
+    """Of a recommendation model's tables: `dense` has every row, `sparse` those that the batch
+    selects, for SGD without momentum."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -165,6 +165,7 @@ def _check_program(spec: RunSpec, able: Capabilities, kind: str) -> None:
     if program.compile_by == "segment" and not able.compiles_segments:
         _refuse("compile_by", "segment", {"network"}, name)
     _check_accumulation(spec, able)
+    _check_embedding_gradients(spec, able)
     _check_checkpointed_activations(spec, able)
     optimizer = getattr(spec.work, "optimizer", None)
     if optimizer is not None and optimizer not in able.optimizers:
@@ -195,6 +196,34 @@ def _check_accumulation(spec: RunSpec, able: Capabilities) -> None:
             f"accumulation_steps={steps}: sync={spec.program.sync} passes whole batches from "
             "device to device. Leave accumulation_steps out, or set sync=all-reduce."
         )
+
+
+def _check_embedding_gradients(spec: RunSpec, able: Capabilities) -> None:
+    """Whether a step with sparse gradients has no part that needs them dense."""
+    work, program = spec.work, spec.program
+    if not isinstance(work, AccumulatedWork) or work.embedding_gradients == "dense":
+        return
+    sparse = "embedding_gradients=sparse"
+    if not able.sparse_gradients:
+        raise Unsupported(
+            f"{program.framework} computes dense gradients. Leave {sparse} out, or set "
+            "framework=pytorch."
+        )
+    if work.optimizer != "sgd" or work.momentum or work.weight_decay:
+        raise Unsupported(
+            f"{sparse} updates the rows of a batch alone: optimizer={work.optimizer} with "
+            f"momentum={work.momentum:g} and weight_decay={work.weight_decay:g} changes every row. "
+            "Set optimizer=sgd, momentum=0 and weight_decay=0, or leave it out."
+        )
+    for name, given, usual in (
+        ("accumulation_steps", work.accumulation_steps, 1),
+        ("sync", program.sync, "none"),
+        ("precision", "fp16" if program.precision == "fp16" else "", ""),
+    ):
+        if given != usual:
+            raise Unsupported(
+                f"{name}={given} needs dense gradients. Leave {name} out, or {sparse}."
+            )
 
 
 def _check_checkpointed_activations(spec: RunSpec, able: Capabilities) -> None:

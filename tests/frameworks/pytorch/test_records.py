@@ -11,8 +11,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from cubemesh import networks
+from cubemesh.frameworks.pytorch import build
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.program import total_loss
+from cubemesh.networks.assembly import with_sparse_gradients
+from cubemesh.networks.memory import forecast
+from cubemesh.networks.memory_simulation import gradient_bytes
 from layer_samples import trained_weights
 
 
@@ -70,6 +74,35 @@ def test_a_network_equals_one_written_by_hand(indices):
     binary.backward()
     for own, other in zip((*ours, *tables), (*theirs, *model.bags.parameters()), strict=True):
         torch.testing.assert_close(own.grad, other.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("indices", [1, 3])
+def test_sparse_gradients_change_the_weights_as_dense_ones(indices, make_request, make_batch):
+    """And have the bytes of the forecast."""
+    dense = networks.build("dlrm-small", sequence_length=indices, vocabulary=50)
+    sparse = with_sparse_gradients(dense)
+    found, batch = [], 8
+    for network in (dense, sparse):
+        program = build(make_request(network, precision="fp64", momentum=0.0, learning_rate=0.1))
+        program.load(network.draw(0))
+        for seed in range(3):
+            program.train_step(program.place(make_batch(network, batch, seed)))
+        gradients = [p.grad for p in program._built.parameters.values()]
+        found.append((program.state(), program.loss(), gradients))
+        program.close()
+    (wanted, loss, _), (state, same_loss, gradients) = found
+    assert same_loss == pytest.approx(loss, rel=1e-12)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(state[name], array, rtol=1e-12, atol=1e-15)
+    tables = [g for g in gradients if g.is_sparse]
+    assert len(tables) == len(sparse.sparse_gradients) == 26
+    size = sum(g._values().nbytes + g._indices().nbytes for g in tables)
+    size += sum(g.nbytes for g in gradients if not g.is_sparse)
+    forecast_bytes = sum(gradient_bytes(sparse, name, batch, 8) for name in sparse.parameters)
+    assert size == forecast_bytes
+    needed, before = forecast(sparse, batch, "fp64"), forecast(dense, batch, "fp64")
+    assert needed.optimizer_bytes == 0
+    assert needed.gradient_bytes < before.gradient_bytes
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,18 @@ def lookup_finding(record: RunRecord) -> Finding | None:
     intensity, ridge = sum(p.flops for p in own) / moved, roof.flops_per_s / roof.bytes_per_s
     share = 100 * seconds / sum(p.seconds for p in points)
     network = build_for(work)
-    names = {name for p in own for name in _parameters(network, p.layer)}
-    values = sum(math.prod(network.parameters[name].shape) for name in names)
-    tables = values * ELEMENT_BYTES[record.spec.program.precision]
+    width = ELEMENT_BYTES[record.spec.program.precision]
+    tables = width * sum(
+        math.prod(network.parameters[name].shape)
+        for name in {name for p in own for name in _parameters(network, p.layer)}
+        if name not in network.sparse_gradients
+    )
+    gradient = (
+        f", {100 * min(1.0, tables / moved):.0f} % of it the dense gradient of the tables, which "
+        "is as large at every batch size"
+        if tables
+        else "; the gradient of the tables is sparse"
+    )
     bound = "memory-bound" if intensity < ridge else "not memory-bound"
     return Finding(
         code="lookups",
@@ -120,12 +129,11 @@ def lookup_finding(record: RunRecord) -> Finding | None:
         text=f"Lookups of {work.network} at batch size {work.batch_per_device} are {bound}: "
         f"{format_number(intensity)} operations for each byte moved, where this device's products "
         f"become the limit at {format_number(ridge)}. They take {share:.0f} % of the layers' time "
-        f"and move {format_bytes(moved)} a step, {100 * min(1.0, tables / moved):.0f} % of it the "
-        "dense gradient of the tables, which is as large at every batch size.",
+        f"and move {format_bytes(moved)} a step{gradient}.",
         value=share,
         unit="% of the layers' time",
         remedy="Set a larger batch size, which shares the gradient of the tables among more "
-        "samples."
+        "samples, or embedding_gradients=sparse with SGD without momentum."
         if 2 * tables > moved
         else "",
     )

@@ -82,6 +82,8 @@ class Capabilities:
     """Whether `compile_by` may be `segment`."""
     accumulates: bool = False
     """Whether a step may accumulate the gradients of several micro-batches."""
+    sparse_gradients: bool = False
+    """Whether the gradients of embedding tables may be sparse."""
     checkpoints_activations: bool = False
     """Whether activations may be computed again in the backward pass."""
     batch_norms: frozenset[str] = frozenset({"device"})

@@ -393,8 +393,8 @@ def build(request: BuildRequest) -> CapturedProgram:
 
 def capabilities() -> Capabilities:
     """Those of eager PyTorch without inspection of layers, other precisions by layer than FP8,
-    synchronized batch normalization and model parallelism. Kernels are chosen by timing, so runs
-    are not deterministic."""
+    synchronized batch normalization, sparse gradients and model parallelism. Kernels are chosen by
+    timing, so runs are not deterministic."""
     able = runtime.capabilities()
     return replace(
         able,
@@ -404,6 +404,7 @@ def capabilities() -> Capabilities:
         batch_norms=frozenset({"device"}),
         deterministic=False,
         checkpoints_activations=False,
+        sparse_gradients=False,
     )
 
 

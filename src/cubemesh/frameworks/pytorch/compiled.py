@@ -183,6 +183,7 @@ def capabilities() -> Capabilities:
         batch_norms=frozenset({"device"}),  # no communication inside the compiled step
         deterministic=False,
         checkpoints_activations=False,
+        sparse_gradients=False,
     )
 
 

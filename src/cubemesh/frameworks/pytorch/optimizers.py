@@ -24,6 +24,7 @@ update, so `_undecorated` leaves the decorators out.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from typing import Any, TypeVar, cast
 
 import torch
@@ -75,12 +76,22 @@ def check_divided_arrays(request: BuildRequest) -> None:
         )
 
 
-def make_optimizer(work: NetworkWork, parameters: list[nn.Parameter]) -> optim.Optimizer | None:
-    """The optimizer of `work` over `parameters`; None for work that does not train."""
+def make_optimizer(
+    work: NetworkWork, parameters: list[nn.Parameter], sparse: Collection[nn.Parameter] = ()
+) -> optim.Optimizer | None:
+    """The optimizer of `work` over `parameters`, of which some have `sparse` gradients; None for
+    work that does not train."""
     if not isinstance(work, Training):
         return None
     kind, settings = optimizer_class(work)
-    optimizer: optim.Optimizer = kind(parameters, **settings)
+    optimizer: optim.Optimizer
+    if sparse:  # whose update is not fused: it changes the rows of the gradient alone
+        own = {id(parameter) for parameter in sparse}
+        dense = [parameter for parameter in parameters if id(parameter) not in own]
+        tables = {"params": list(sparse), "fused": False, "foreach": False}
+        optimizer = kind([{"params": dense}, tables], **settings)
+    else:
+        optimizer = kind(parameters, **settings)
     if work.optimizer == "sgd" and work.momentum:
         # Its first step would allocate them, uninitialized (PyTorch 2.13) when scaled gradients
         # overflow and the step is skipped. From zero the first step is the same.

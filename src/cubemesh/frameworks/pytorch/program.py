@@ -342,8 +342,9 @@ class PyTorchProgram:
             group.broadcast(statistics, 0).wait()
 
     def _start_optimizer(self) -> None:
-        parameters = list(self._built.parameters.values())
-        self._optimizer = make_optimizer(self._work, parameters)
+        parameters = self._built.parameters
+        sparse = [parameters[name] for name in self._built.network.sparse_gradients]
+        self._optimizer = make_optimizer(self._work, list(parameters.values()), sparse)
         self._scaling = make_scaling(self._settings, self._kind)
 
     def state(self) -> dict[str, Array]:

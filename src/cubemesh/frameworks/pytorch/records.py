@@ -2,7 +2,8 @@
 
 The tables are separate arrays, each with an operation of its own, as in DLRM's own code. A single
 index is looked up (`F.embedding`); several are summed as they are read (`F.embedding_bag`), so that
-no array has all their rows. Gradients of tables are dense, of every row.
+no array has all their rows. Gradients of tables are dense, of every row, or sparse (COO), of the
+rows that the batch selects.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class SummedEmbeddings(nn.Module):
 
     def __init__(self, layer: layers.EmbeddingBags) -> None:
         super().__init__()
-        self.indices = layer.indices
+        self.indices, self.sparse = layer.indices, layer.sparse
         self.tables = tuple(f"table{number}" for number in range(1, len(layer.rows) + 1))
         for name, rows in zip(self.tables, layer.rows, strict=True):
             self.register_parameter(name, nn.Parameter(torch.empty(rows, layer.features)))
@@ -29,10 +30,14 @@ class SummedEmbeddings(nn.Module):
         own = categories.unflatten(1, (len(self.tables), self.indices)).unbind(1)
         tables = [getattr(self, name) for name in self.tables]
         if self.indices == 1:
-            found = [F.embedding(i[:, 0], table) for i, table in zip(own, tables, strict=True)]
+            found = [
+                F.embedding(i[:, 0], table, sparse=self.sparse)
+                for i, table in zip(own, tables, strict=True)
+            ]
         else:
             found = [
-                F.embedding_bag(i, table, mode="sum") for i, table in zip(own, tables, strict=True)
+                F.embedding_bag(i, table, mode="sum", sparse=self.sparse)
+                for i, table in zip(own, tables, strict=True)
             ]
         return torch.stack(found, dim=1)
 

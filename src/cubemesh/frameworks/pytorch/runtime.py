@@ -85,6 +85,7 @@ def capabilities() -> Capabilities:
             if devices
         },
         accumulates=True,
+        sparse_gradients=True,
         checkpoints_activations=True,
         batch_norms=frozenset({"device", "global"}),
         deterministic=True,

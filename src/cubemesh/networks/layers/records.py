@@ -25,6 +25,8 @@ class EmbeddingBags(Layer):
     features: int
     indices: int = 1
     """Of each feature in a sample."""
+    sparse: bool = False
+    """Whether the gradient of a table has the rows that a batch selects, not all."""
 
     def output_shape(self, *inputs: Shape) -> Shape:
         """(tables, features), from indices (tables · indices,)."""
