@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks import own_networks
@@ -466,10 +467,11 @@ def _samples(name: str) -> str:
 def _own_entry(own: OwnNetwork) -> NetworkEntry:
     network = own_networks.network_of(own)
     (given,), classes = network.inputs, network.targets[0].classes or 0
+    sizes: dict[str, Any] = {}
     if given.dtype == "integer":
-        sizes = {"sequence_length": given.shape[0], "vocabulary": given.classes or 0}
+        sizes["sequence_length"], sizes["vocabulary"] = given.shape[0], given.classes or 0
     else:
-        sizes = {"image_size": given.shape[-1], "smallest_image_size": given.shape[-1]}
+        sizes["image_size"] = sizes["smallest_image_size"] = given.shape[-1]
         sizes["classes"] = classes
     differs = f"It runs as it is: {own.untraced}" if own.untraced else ""
     return NetworkEntry(make=lambda *_: network, source=own.source, differs=differs, **sizes)

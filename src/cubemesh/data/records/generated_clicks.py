@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +57,7 @@ class Records:
         self.name = name
         self.samples = len(labels)
         self.classes = 2
-        self._arrays = (numbers, categories)
+        self._arrays: tuple[NDArray[Any], ...] = (numbers, categories)
         self._labels = labels
 
     def empty(self, samples: int) -> Batch:
@@ -148,11 +149,10 @@ def _rule(numbers: int, categories: int) -> _Rule:
 
 def _signs(categories: Integers) -> NDArray[np.float64]:
     """-1 or 1 for each value of each category, by a hash (the first bit of a product)."""
-    columns = np.arange(1, categories.shape[1] + 1, dtype=np.uint64)
+    columns = np.arange(1, categories.shape[1] + 1, dtype=np.uint64) * np.uint64(_MIXING >> 1)
     with np.errstate(over="ignore"):
-        mixed = (categories.astype(np.uint64) + 1) * np.uint64(_MIXING) + columns * np.uint64(
-            _MIXING >> 1
-        )
+        mixed: NDArray[np.uint64] = (categories.astype(np.uint64) + 1) * np.uint64(_MIXING)
+        mixed = mixed + columns
         mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(_MIXING)
     return np.where(mixed >> np.uint64(63), 1.0, -1.0)
 

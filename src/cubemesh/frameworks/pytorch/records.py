@@ -27,7 +27,7 @@ class SummedEmbeddings(nn.Module):
 
     def forward(self, categories: Tensor) -> Tensor:
         """Indices (batch, tables · indices) → (batch, tables, features)."""
-        own = categories.unflatten(1, (len(self.tables), self.indices)).unbind(1)
+        own = categories.reshape(-1, len(self.tables), self.indices).unbind(1)
         tables = [getattr(self, name) for name in self.tables]
         if self.indices == 1:
             found = [
