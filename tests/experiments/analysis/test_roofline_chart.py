@@ -127,5 +127,11 @@ def test_lookups_are_bound_by_memory_and_mostly_by_the_dense_gradient(record_of,
         assert words in found.text
     assert found.remedy
     assert 0 < found.value < 100
+    work = dataclasses.replace(record.spec.work, momentum=0.0, embedding_gradients="sparse")
+    sparse = dataclasses.replace(record, spec=dataclasses.replace(record.spec, work=work))
+    found = lookup_finding(sparse)
+    assert "memory-bound: 0 operations" in found.text
+    assert "gradient of the tables is sparse" in found.text
+    assert not found.remedy
     assert lookup_finding(timed) is None  # has no tables
     assert lookup_finding(dataclasses.replace(record, figures={})) is None

@@ -10,10 +10,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from cubemesh.forecast.roofline import LayerPoint, measured_roof, points_of
+from cubemesh.forecast.roofline import LAYER, LayerPoint, measured_roof, points_of
 from cubemesh.forecast.utilization import Limits, datasheet_limits
-from cubemesh.networks import Network, build_for
+from cubemesh.networks import build_for
 from cubemesh.networks.activation_memory import ELEMENT_BYTES
+from cubemesh.networks.cost import costs
+from cubemesh.networks.layers import EmbeddingBags
 from cubemesh.schema import (
     Axis,
     Cell,
@@ -102,18 +104,22 @@ def lookup_finding(record: RunRecord) -> Finding | None:
     """What bounds the lookups of embedding tables: the bytes they move, of which dense gradients of
     whole tables are the same at every batch size. None without such layers or measured ceilings."""
     roof, work = measured_roof(record), record.spec.work
-    points = points_of(record, roof)
-    own = [p for p in points if p.category == "embedding"]
-    if not own or not roof.flops_per_s or not roof.bytes_per_s or not isinstance(work, TrainSteps):
+    if not roof.flops_per_s or not roof.bytes_per_s or not isinstance(work, TrainSteps):
         return None
-    moved, seconds = sum(p.moved_bytes for p in own), sum(p.seconds for p in own)
-    intensity, ridge = sum(p.flops for p in own) / moved, roof.flops_per_s / roof.bytes_per_s
-    share = 100 * seconds / sum(p.seconds for p in points)
-    network = build_for(work)
-    width = ELEMENT_BYTES[record.spec.program.precision]
-    tables = width * sum(
+    network, precision = build_for(work), record.spec.program.precision
+    timed = {r.name: r.seconds for b in record.breakdowns if b.name == LAYER for r in b.rows}
+    own = [n for n in network.nodes if n.layer.category == "embedding" and timed.get(n.name)]
+    counted = costs(network, work.batch_per_device, precision)
+    moved = sum(counted[n.name].total.moved_bytes for n in own)
+    if not moved:
+        return None
+    intensity = sum(counted[n.name].total.flops for n in own) / moved
+    ridge = roof.flops_per_s / roof.bytes_per_s
+    layers_s = sum(timed.get(n.name, 0.0) for n in network.nodes)
+    share = 100 * sum(timed[n.name] for n in own) / layers_s
+    tables = ELEMENT_BYTES[precision] * sum(
         math.prod(network.parameters[name].shape)
-        for name in {name for p in own for name in _parameters(network, p.layer)}
+        for name in {name for n in own for name in n.parameters.values()}
         if name not in network.sparse_gradients
     )
     gradient = (
@@ -122,6 +128,10 @@ def lookup_finding(record: RunRecord) -> Finding | None:
         if tables
         else "; the gradient of the tables is sparse"
     )
+    remedy = "Set a larger batch size, which shares the gradient of the tables among more samples"
+    if any(isinstance(n.layer, EmbeddingBags) for n in own):
+        remedy += ", or embedding_gradients=sparse with SGD without momentum"
+    remedy += "."
     bound = "memory-bound" if intensity < ridge else "not memory-bound"
     return Finding(
         code="lookups",
@@ -132,15 +142,8 @@ def lookup_finding(record: RunRecord) -> Finding | None:
         f"and move {format_bytes(moved)} a step{gradient}.",
         value=share,
         unit="% of the layers' time",
-        remedy="Set a larger batch size, which shares the gradient of the tables among more "
-        "samples, or embedding_gradients=sparse with SGD without momentum."
-        if 2 * tables > moved
-        else "",
+        remedy=remedy if 2 * tables > moved else "",
     )
-
-
-def _parameters(network: Network, layer: str) -> tuple[str, ...]:
-    return next(tuple(n.parameters.values()) for n in network.nodes if n.name == layer)
 
 
 def _row(point: LayerPoint, run_id: str) -> tuple[Cell, ...]:
