@@ -103,6 +103,8 @@ class TorchGroup(StoreGroup):
         if self._log is not None:
             self._log.close()
         dist.destroy_process_group()
+        if isinstance(self._store, TorchStore):
+            self._store.leave(self.rank, self.size, self._timeout_s)
 
 
 class _Transfer:
