@@ -98,10 +98,8 @@ def divide_fully_connected(network: Network, devices: int) -> DividedNetwork:
         if not isinstance(node.layer, Linear):
             continue
         features = node.layer.features
-        if node.name in judged:
-            divides = fills(features, devices)
-        else:
-            divides = features % devices == 0
+        uneven = node.name in judged  # the loss reads each device's own scores
+        divides = fills(features, devices) if uneven else features % devices == 0
         if not divides:
             raise Unsupported(
                 f"sync={HybridByLayer.name}: the {features} features of {node.name} in "
@@ -184,5 +182,3 @@ class _ByLayer(Divider):
         if style is None and isinstance(node.layer, BY_VALUE) and given == {"features"}:
             return "features"
         return "whole"
-
-

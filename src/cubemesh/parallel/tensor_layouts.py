@@ -245,6 +245,7 @@ def _lengths(network: Network, styles: Mapping[str, Style]) -> dict[str, int]:
 
 
 def divisors(number: int) -> str:
+    """For a message."""
     return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
 
 

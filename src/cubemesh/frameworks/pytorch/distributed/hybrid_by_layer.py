@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
 from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import synchronized
-from cubemesh.frameworks.pytorch.distributed.tensor_parallel import TensorParallelProgram, plain
+from cubemesh.frameworks.pytorch.distributed.tensor_parallel import TensorParallelProgram
 from cubemesh.frameworks.pytorch.optimizers import check_divided_arrays
 
 
