@@ -153,14 +153,15 @@ ALL_REDUCE = {"all-reduce", "all-reduce-16", "all-reduce-copied", "all-reduce-co
 ASYNCHRONOUS = {"asynchronous", "asynchronous-aware"}
 SERVERS = {"parameter-server", "parameter-server-cpu"}
 SHARDED = {"fully-sharded", "sharded-gradients", "sharded-optimizer"}
+DIVIDED = {"tensor-parallel", "hybrid-by-layer"}
 
 
 @pytest.mark.parametrize(
     ("trait", "names"),
     [
-        ("same_weights", {*ALL_REDUCE, *SERVERS, *SHARDED, "tensor-parallel"}),
-        ("replicated", {*ALL_REDUCE, "fully-sharded", "sharded-gradients", "tensor-parallel"}),
-        ("collective_passes", {"fully-sharded", "sharded-gradients"}),
+        ("same_weights", {*ALL_REDUCE, *SERVERS, *SHARDED, *DIVIDED}),
+        ("replicated", {*ALL_REDUCE, "fully-sharded", "sharded-gradients", *DIVIDED}),
+        ("collective_passes", {"fully-sharded", "sharded-gradients", "hybrid-by-layer"}),
         ("zero_stage", SHARDED),
         ("checkpoints", set(STRATEGIES) - ASYNCHRONOUS - {"parameter-server-cpu"}),
         ("low_precision", {"all-reduce-16", "all-reduce-copied-16"}),
@@ -171,7 +172,8 @@ SHARDED = {"fully-sharded", "sharded-gradients", "sharded-optimizer"}
             "profiled",
             {
                 *("none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"),
-                *("tensor-parallel", *SHARDED),
+                *DIVIDED,
+                *SHARDED,
             },
         ),
         (

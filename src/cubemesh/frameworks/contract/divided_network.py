@@ -11,9 +11,9 @@ from typing import Literal
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Layer
 
-ValueLayout = Literal["whole", "positions", "features", "sum"]
-"""`whole`: every device has all of a value; `positions`, `features`: its part of the second, or of
-the last axis; `sum`: the value is the sum over the devices."""
+ValueLayout = Literal["whole", "samples", "positions", "features", "sum"]
+"""`whole`: every device has all of a value; `samples`, `positions`, `features`: its part of the
+first, of the second, or of the last axis; `sum`: the value is the sum over the devices."""
 Style = Literal["columns", "rows", "vocabulary", "positions"]
 """How a layer's parameters are divided: a linear layer by columns or rows, an embedding by its
 vocabulary, or not at all, in a layer that computes the device's positions."""
@@ -44,6 +44,18 @@ class DividedNetwork:
     """Whether values are divided by positions outside of the pairs."""
     packed: Mapping[str, int]
     """Parameter → number of equal parts (queries, keys, values) that are divided each."""
+
+    @property
+    def data_parallel(self) -> tuple[str, ...]:
+        """The parameters of layers that compute each device's own samples, so that their gradients
+        are averaged over the devices."""
+        names = (
+            name
+            for node in self.network.nodes
+            if self.layouts[node.name] == "samples"
+            for name in node.parameters.values()
+        )
+        return tuple(dict.fromkeys(names))
 
     @property
     def axes(self) -> Mapping[str, int | None]:

@@ -231,6 +231,10 @@ class TensorParallelSync(Protocol):
     size: int
     """Ranks that divide a layer."""
 
+    own_samples: bool
+    """Whether each rank has its own samples: layers that are not divided compute those, and average
+    their gradients over all ranks."""
+
     def divide(self, network: Network) -> DividedNetwork:
         """`network` over so many devices; Unsupported where a layer cannot be divided."""
 

@@ -73,12 +73,13 @@ def build(request: BuildRequest) -> PyTorchProgram:
     if isinstance(sync, TensorParallelSync) and sync.group.size > 1:
         # DTensor is imported here: its import takes half a second of every other run.
         try:
+            from cubemesh.frameworks.pytorch.distributed.hybrid_by_layer import HybridByLayerProgram
             from cubemesh.frameworks.pytorch.distributed.tensor_parallel import (
                 TensorParallelProgram,
             )
         except ImportError as error:
             raise _needs_later(sync, "2.7", error) from error
-        return TensorParallelProgram(request, sync)
+        return (HybridByLayerProgram if sync.own_samples else TensorParallelProgram)(request, sync)
     if isinstance(sync, ShardedSync) and sync.group.size > 1:
         if as_it_is and sync.zero_stage > 1:
             raise Unsupported(
