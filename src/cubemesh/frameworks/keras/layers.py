@@ -186,12 +186,12 @@ class TorchRules(keras.optimizers.Optimizer):  # type: ignore[misc]
         if self.built:
             return
         super().build(variables)
-        slots = {"sgd": ["velocity"], "rmsprop": ["square"], "adam": ["mean", "square"]}[self.rule]
-        self.slots = [self.add_optimizer_variables(variables, [name])[0] for name in slots]
+        names = {"sgd": ["velocity"], "rmsprop": ["square"], "adam": ["mean", "square"]}[self.rule]
+        self.slots = {name: self.add_optimizer_variables(variables, [name])[0] for name in names}
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update one weight."""
-        slots = [arrays[self._get_variable_index(variable)] for arrays in self.slots]
+        slots = [arrays[self._get_variable_index(variable)] for arrays in self.slots.values()]
         rate = ops.cast(learning_rate, variable.dtype)
         gradient = ops.cast(gradient, variable.dtype)
         if self.decay:

@@ -19,7 +19,8 @@ from cubemesh.batches import Array, Batch
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.contract.gradient_sync import Bucket
 from cubemesh.frameworks.contract.group import RANK_SEEDS, Group
-from cubemesh.frameworks.contract.program import BuildRequest, monotonic_s
+from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, monotonic_s
+from cubemesh.frameworks.contract.snapshot import optimizer_arrays, optimizer_slots
 from cubemesh.frameworks.contract.validation import check_weights
 from cubemesh.frameworks.tensorflow.network import TensorFlowFunction
 from cubemesh.frameworks.tensorflow.optimizers import make_optimizer
@@ -197,6 +198,36 @@ class TensorFlowProgram(CpuProgram):
             name: np.array(function.to_graph(name, variable.numpy()), order="C")
             for name, variable in variables.items()
         }
+
+    def snapshot(self) -> Snapshot:
+        """See `SupportsSnapshots`. Random numbers depend on the number of passes alone."""
+        assert self._optimizer is not None, "a training program"
+        slots = {
+            slot: {
+                name: np.array(self._function.to_graph(name, array.numpy()), order="C")
+                for name, array in zip(self._function.parameters, arrays, strict=True)
+            }
+            for slot, arrays in self._optimizer.slots.items()
+        }
+        counts = {"passes": int(self._passes), "updates": int(self._optimizer.steps)}
+        return Snapshot(weights=self.state(), arrays=optimizer_arrays(slots), plain=counts)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """See `SupportsSnapshots`."""
+        assert self._optimizer is not None, "a training program"
+        self.load(snapshot.weights)
+        function, slots = self._function, self._optimizer.slots
+        found = optimizer_slots(snapshot.arrays, function.parameters, slots)
+        for slot, variables in slots.items():
+            for name, variable in zip(function.parameters, variables, strict=True):
+                variable.assign(tf.constant(function.to_program(name, found[slot][name])))
+        self._passes.assign(snapshot.plain["passes"])
+        self._optimizer.steps.assign(snapshot.plain["updates"])
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See `SupportsLearningRate`."""
+        assert self._optimizer is not None, "a training program"
+        self._optimizer.rate.assign(rate)
 
     def close(self) -> None:
         """Drop every array and every graph."""

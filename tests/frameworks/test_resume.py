@@ -1,0 +1,71 @@
+"""Learning-rate schedules, checkpoints and pauses in each framework but PyTorch, whose tests are in
+training/test_resume.py: a training that went on from a checkpoint has the bits of one that never
+stopped, through the loop, the files and the feed."""
+
+import dataclasses
+import shutil
+
+import pytest
+
+from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.training.checkpoint import path_of
+from small_training import EACH, contents, run, spec
+
+INSTALLED = [
+    name
+    for name, entry in FRAMEWORKS.items()
+    if entry.checkpoints and entry.installed and entry.requires != "torch"
+]
+END = 2 * EACH
+ADAM = {"optimizer": "adam", "learning_rate": 1e-3}
+CASES = {
+    "sgd cosine": (EACH - 2, {"optimizer": "sgd", "schedule": "cosine"}, {}),
+    "descent at an epoch's end": (EACH, {"optimizer": "sgd", "momentum": 0.0}, {}),
+    "adam warm-up": (EACH + 2, ADAM | {"warmup_epochs": 1.5}, {}),
+    "adamw": (EACH + 2, ADAM | {"optimizer": "adamw", "weight_decay": 0.01}, {}),
+    "rmsprop": (EACH - 2, ADAM | {"optimizer": "rmsprop", "schedule": "step"}, {}),
+    "fp64": (EACH - 2, ADAM, {"precision": "fp64"}),
+    "fp16 dynamic scale": (EACH - 2, ADAM, {"precision": "fp16", "loss_scale": "dynamic"}),
+    "bf16": (EACH + 2, {"optimizer": "sgd"}, {"precision": "bf16"}),
+}
+
+
+@pytest.fixture(params=INSTALLED)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def able(name):
+    return FRAMEWORKS[name].load().capabilities()
+
+
+def program_of(name, fields):
+    return {"framework": name, "layout": FRAMEWORKS[name].layout} | fields
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_resumed_training_equals_an_uninterrupted_one(case, name, able, tmp_path):
+    stop, fields, program = CASES[case]
+    if (
+        fields["optimizer"] not in able.optimizers
+        or program.get("precision", "fp32") not in able.precisions["cpu"]
+        or ("loss_scale" in program and "dynamic" not in able.loss_scales)
+    ):
+        pytest.skip(f"{name} refuses it")
+    through, parted = tmp_path / "through", tmp_path / "parted"
+    asked = spec(through, every=1, program=program_of(name, program), **fields)
+    uninterrupted = run(asked)
+    shutil.copytree(through, parted)
+    for step in range(stop + 1, END + 1):
+        path_of(parted, step, 0, 1).unlink()
+    settings = dataclasses.replace(asked.checkpointing, checkpoints=str(parted), resume=True)
+    rest = run(dataclasses.replace(asked, checkpointing=settings))
+    assert rest.figures["resumed_at_step"].value == stop
+    for step in (stop + 1, END):
+        assert contents(parted, step) == contents(through, step)
+    assert contents(through, END) != contents(through, END - 1)
+    for curve in ("training_loss", "validation_loss", "validation_accuracy"):
+        assert rest.curves[curve] == uninterrupted.curves[curve]
+    if "schedule" in fields or "warmup_epochs" in fields:
+        assert rest.curves["learning_rate"] == uninterrupted.curves["learning_rate"]
