@@ -1,6 +1,6 @@
-"""Faults of a training at a step, and so at the same one on any machine: a rank that has written its
-checkpoint of step 14 sends itself the signal whose number is in the file `signal-of-rank-N`, once; 0
-makes the file `pause` instead."""
+"""Faults of a training at a step, and so at the same one on any machine: a rank that has written
+its checkpoint of step 14 sends itself the signal whose number is in the file `signal-of-rank-N`,
+once; 0 makes the file `pause` instead."""
 
 from pathlib import Path
 
