@@ -5,10 +5,12 @@ stopped, through the loop, the files and the feed."""
 import dataclasses
 import shutil
 
+import numpy as np
 import pytest
 
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.training.checkpoint import path_of
+from cubemesh.frameworks.contract.program import Diverged
+from cubemesh.training.checkpoint import load, path_of, steps_in
 from small_training import EACH, contents, run, spec
 
 INSTALLED = [
@@ -69,3 +71,34 @@ def test_a_resumed_training_equals_an_uninterrupted_one(case, name, able, tmp_pa
         assert rest.curves[curve] == uninterrupted.curves[curve]
     if "schedule" in fields or "warmup_epochs" in fields:
         assert rest.curves["learning_rate"] == uninterrupted.curves["learning_rate"]
+
+
+def test_divergence_names_the_layer_and_leaves_the_last_finite_checkpoint(name, tmp_path):
+    wild = spec(tmp_path, every=1, program=program_of(name, {}), learning_rate=1e25)
+    with pytest.raises(Diverged, match=r"non-finite values is the \w+ of \w+") as caught:
+        run(wild)
+    steps = steps_in(tmp_path)
+    if steps:
+        assert f"step {max(steps)}, in '{tmp_path}'" in str(caught.value)
+    for step in steps:
+        weights = load(tmp_path, step, 0, 1).snapshot.weights
+        assert all(np.isfinite(array).all() for array in weights.values())
+
+
+def test_a_flipped_bit_changes_the_fingerprint(name, make_request, tiny):
+    program = (
+        FRAMEWORKS[name].load().build(make_request(tiny, layout=FRAMEWORKS[name].layout, epochs=1))
+    )
+    weights = {name: array.copy() for name, array in tiny.draw(0).items()}
+    program.load(weights)
+    before = program.fingerprint()
+    rng = np.random.default_rng(0)
+    for array in weights.values():
+        bits = array.view(np.uint32).reshape(-1)
+        place, flip = int(rng.integers(len(bits))), np.uint32(1 << int(rng.integers(23)))
+        bits[place] ^= flip
+        program.load(weights)
+        assert program.fingerprint() != before
+        bits[place] ^= flip
+    program.load(weights)
+    assert program.fingerprint() == before

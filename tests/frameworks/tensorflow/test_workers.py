@@ -57,6 +57,8 @@ def train(group, sync, part=slice(None)):
         images = rng.random((GLOBAL_BATCH, 3, 8, 8), dtype=np.float32)
         labels = rng.integers(0, 10, GLOBAL_BATCH)
         program.train_step(program.place(Batch(images=images[part], labels=labels[part])))
+    if sync != "none":
+        assert len(set(group.all_gather_object(program.fingerprint()))) == 1
     return program.state()
 
 

@@ -28,6 +28,7 @@ from cubemesh.frameworks.contract.snapshot import (
     optimizer_slots,
 )
 from cubemesh.frameworks.contract.validation import check_weights
+from cubemesh.frameworks.contract.weight_inspection import fingerprint, first_nonfinite
 from cubemesh.frameworks.jax.loss_scaling import JaxLossScaling, make_scaling
 from cubemesh.frameworks.jax.network import JaxFunction
 from cubemesh.frameworks.jax.optimizers import JaxOptimizer, make_optimizer
@@ -294,6 +295,19 @@ class JaxProgram:
             scaling=placed["scaling"],
             key=jax.random.wrap_key_data(placed["key"], impl=_GENERATOR),
         )
+
+    def fingerprint(self) -> int:
+        """See `SupportsWeightInspection`."""
+        weights = self.state()
+        return fingerprint({name: weights[name] for name in self._function.network.parameters})
+
+    def first_nonfinite(self, placed: Placed) -> str:
+        """See `SupportsWeightInspection`."""
+        carry = self._loaded()
+        check = jax.jit(self._function.finite_outputs)
+        finite = check(carry.parameters, carry.state, carry.key, *placed[:-1])
+        outputs = {name: bool(value) for name, value in finite.items()}
+        return first_nonfinite(self._function.network, self.state(), outputs)
 
     def _loaded(self) -> Carry:
         if self._carry is None:

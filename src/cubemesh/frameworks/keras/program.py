@@ -31,6 +31,7 @@ from cubemesh.frameworks.contract.snapshot import (
     optimizer_slots,
 )
 from cubemesh.frameworks.contract.validation import check_weights
+from cubemesh.frameworks.contract.weight_inspection import fingerprint, first_nonfinite
 from cubemesh.frameworks.keras import own
 from cubemesh.frameworks.keras.layers import LOWERINGS, KerasContext, TorchRules
 from cubemesh.frameworks.tensorflow import runtime
@@ -109,6 +110,7 @@ class KerasProgram(CpuProgram):
                 self._variables[name] = context.arrays[role]
                 if role == "weight" and type(node.layer) in _TRANSPOSED:
                     self._transposed[name] = _TRANSPOSED[type(node.layer)]
+        self._outputs = {node.name: values[node.name] for node in network.nodes}
         heads = [values[head.value] for head in network.heads]
         return keras.Model(images, heads), keras.Model(images, values[network.output])
 
@@ -250,13 +252,25 @@ class KerasProgram(CpuProgram):
             variable.assign(tf.constant(states[name]))
         self.model.optimizer.iterations.assign(snapshot.plain["updates"])
 
+    def fingerprint(self) -> int:
+        """See `SupportsWeightInspection`."""
+        weights = self.state()
+        return fingerprint({name: weights[name] for name in self._network.parameters})
+
+    def first_nonfinite(self, placed: Any) -> str:
+        """See `SupportsWeightInspection`."""
+        weights = self.state()  # before statistics are updated
+        found = keras.Model(self.model.inputs, self._outputs)(placed[0], training=True)
+        outputs = {name: bool(np.isfinite(np.asarray(v)).all()) for name, v in found.items()}
+        return first_nonfinite(self._network, weights, outputs)
+
     def set_learning_rate(self, rate: float) -> None:
         """See `SupportsLearningRate`."""
         self.model.optimizer.learning_rate = rate
 
     def close(self) -> None:
         """Drop the models and their arrays."""
-        del self.model, self._evaluated, self._variables
+        del self.model, self._evaluated, self._variables, self._outputs
         del self._pass, self._both, self._scores
         self._loss = float("nan")
 
