@@ -54,6 +54,8 @@ class FrameworkEntry:
     """Another framework whose server its workers are forked from, as both preload the same."""
     trains: bool = True
     """False for an inference engine."""
+    checkpoints: bool = False
+    """Whether its trainings have learning-rate schedules, and checkpoints to resume from."""
     infers: bool = True
     """Whether `inference` and `inference-load` compare it: its programs take their work with any
     weights."""
@@ -101,6 +103,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         profiles=True,
         static_scale=True,
         cpp_kernels=True,
+        checkpoints=True,
         packages=("torch", "numpy"),
         requires="torch",
         install="pip install 'cubemesh[torch]'",
@@ -115,6 +118,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         fuses=True,
         static_scale=True,
         cpp_kernels=True,
+        checkpoints=True,
         packages=("torch", "numpy"),
         requires="torch",
         install="pip install 'cubemesh[torch]'",
@@ -131,6 +135,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         across_hosts=True,
         static_scale=True,
         cpp_kernels=True,
+        checkpoints=True,
         packages=("torch", "triton", "numpy"),
         requires="torch",
         install="pip install 'cubemesh[torch]'",
@@ -142,6 +147,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         fuses=True,
         summary="JAX, each step compiled by XLA",
         static_scale=True,
+        checkpoints=True,
         packages=("jax", "jaxlib", "numpy"),
         requires="jax",
         install="pip install 'cubemesh[jax]'",
@@ -151,6 +157,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         title="TensorFlow",
         layout="nhwc",
         summary="TensorFlow, each step a traced graph",
+        checkpoints=True,
         packages=("tensorflow", "tensorflow-cpu", "numpy"),
         requires="tensorflow",
         install="pip install 'cubemesh[tensorflow]'",
@@ -161,6 +168,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         fuses=True,
         layout="nhwc",
         summary="TensorFlow, each step compiled by XLA",
+        checkpoints=True,
         packages=("tensorflow", "tensorflow-cpu", "numpy"),
         requires="tensorflow",
         install="pip install 'cubemesh[tensorflow]'",
@@ -171,6 +179,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         infers=False,
         layout="nhwc",
         summary="Keras 3 on TensorFlow, train_on_batch; CNNs",
+        checkpoints=True,
         packages=("keras", "tensorflow", "tensorflow-cpu", "numpy"),
         requires="tensorflow",  # which includes Keras
         install="pip install 'cubemesh[keras]'",

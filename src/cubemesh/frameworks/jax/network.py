@@ -82,6 +82,17 @@ class JaxFunction:
         ]
         return sum(losses[1:], start=losses[0]), state
 
+    def finite_outputs(
+        self,
+        parameters: Arrays,
+        state: Arrays,
+        key: jax.Array,
+        *inputs: jax.Array,
+    ) -> dict[str, jax.Array]:
+        """Whether each node's output in training mode is finite."""
+        values, _ = self._run(parameters, state, inputs, key)
+        return {node.name: jnp.isfinite(values[node.name]).all() for node in self.network.nodes}
+
     def scores(self, parameters: Arrays, state: Arrays, *inputs: jax.Array) -> jax.Array:
         """Scores in evaluation mode, (batch, …, classes). Nodes that only other heads need are
         traced, and removed by the compiler."""

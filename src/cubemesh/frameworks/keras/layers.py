@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import keras
@@ -42,11 +43,11 @@ class UnbiasedBatchNorm(keras.layers.Layer):  # type: ignore[misc]
         self.epsilon, self.momentum = epsilon, momentum
 
     def build(self, shape: Any) -> None:
-        """Four arrays of one value per channel."""
-        self.gamma = self.add_weight(shape=shape[-1:], initializer="ones")
-        self.beta = self.add_weight(shape=shape[-1:], initializer="zeros")
-        self.mean = self.add_weight(shape=shape[-1:], initializer="zeros", trainable=False)
-        self.variance = self.add_weight(shape=shape[-1:], initializer="ones", trainable=False)
+        """Four arrays of one value per channel, read in their own type."""
+        add = partial(self.add_weight, shape=shape[-1:], autocast=False)
+        self.gamma, self.beta = add(initializer="ones"), add(initializer="zeros")
+        self.mean = add(initializer="zeros", trainable=False)
+        self.variance = add(initializer="ones", trainable=False)
 
     def call(self, x: Any, training: bool = False) -> Any:
         """Unchanged in shape."""
@@ -186,12 +187,12 @@ class TorchRules(keras.optimizers.Optimizer):  # type: ignore[misc]
         if self.built:
             return
         super().build(variables)
-        slots = {"sgd": ["velocity"], "rmsprop": ["square"], "adam": ["mean", "square"]}[self.rule]
-        self.slots = [self.add_optimizer_variables(variables, [name])[0] for name in slots]
+        names = {"sgd": ["velocity"], "rmsprop": ["square"], "adam": ["mean", "square"]}[self.rule]
+        self.slots = {name: self.add_optimizer_variables(variables, [name])[0] for name in names}
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update one weight."""
-        slots = [arrays[self._get_variable_index(variable)] for arrays in self.slots]
+        slots = [arrays[self._get_variable_index(variable)] for arrays in self.slots.values()]
         rate = ops.cast(learning_rate, variable.dtype)
         gradient = ops.cast(gradient, variable.dtype)
         if self.decay:

@@ -18,8 +18,20 @@ import numpy as np
 import tensorflow as tf
 
 from cubemesh.batches import Array, Batch
-from cubemesh.frameworks.contract.program import BuildRequest, Capabilities, Unsupported
+from cubemesh.frameworks.contract.program import (
+    BuildRequest,
+    Capabilities,
+    Snapshot,
+    Unsupported,
+)
+from cubemesh.frameworks.contract.snapshot import (
+    GENERATOR,
+    generator_states,
+    optimizer_arrays,
+    optimizer_slots,
+)
 from cubemesh.frameworks.contract.validation import check_weights
+from cubemesh.frameworks.contract.weight_inspection import fingerprint, first_nonfinite
 from cubemesh.frameworks.keras import own
 from cubemesh.frameworks.keras.layers import LOWERINGS, KerasContext, TorchRules
 from cubemesh.frameworks.tensorflow import runtime
@@ -98,6 +110,7 @@ class KerasProgram(CpuProgram):
                 self._variables[name] = context.arrays[role]
                 if role == "weight" and type(node.layer) in _TRANSPOSED:
                     self._transposed[name] = _TRANSPOSED[type(node.layer)]
+        self._outputs = {node.name: values[node.name] for node in network.nodes}
         heads = [values[head.value] for head in network.heads]
         return keras.Model(images, heads), keras.Model(images, values[network.output])
 
@@ -161,9 +174,7 @@ class KerasProgram(CpuProgram):
         """Copy `weights` into Keras's variables, and reset the optimizer."""
         check_weights(weights, self._network)
         for name, variable in self._variables.items():
-            array = weights[name]
-            if name in self._transposed:
-                array = array.transpose(self._transposed[name][0])
+            array = self._to_keras(name, weights[name])
             variable.assign(tf.constant(array.astype(self._dtype)))
         work = self._work
         if isinstance(work, Training):
@@ -179,17 +190,87 @@ class KerasProgram(CpuProgram):
     def state(self) -> dict[str, Array]:
         """A copy of every array on the host, in float32, or float64 for programs in fp64."""
         self._check_loaded()
-        found = {}
-        for name in (*self._network.parameters, *self._network.state):
-            array = self._variables[name].value.numpy()
-            if name in self._transposed:
-                array = array.transpose(self._transposed[name][1])
-            found[name] = np.array(array, order="C")
-        return found
+        names = (*self._network.parameters, *self._network.state)
+        return {name: self._to_graph(name, self._variables[name]) for name in names}
+
+    def _to_keras(self, name: str, array: Array) -> Array:
+        """An array of a variable's shape from the graph's layout to Keras's."""
+        return array.transpose(self._transposed[name][0]) if name in self._transposed else array
+
+    def _to_graph(self, name: str, variable: Any) -> Array:
+        """A copy on the host of a variable of that shape, in the graph's layout."""
+        array = variable.value.numpy()
+        if name in self._transposed:
+            array = array.transpose(self._transposed[name][1])
+        return np.array(array, order="C")
+
+    def _slots(self) -> dict[str, dict[str, Any]]:
+        """The optimizer's variables by slot and parameter; they are made at the first step, or
+        here."""
+        optimizer, weights = self.model.optimizer, self.model.trainable_variables
+        optimizer.build(weights)
+        places = {id(variable): place for place, variable in enumerate(weights)}
+        return {
+            slot: {
+                name: variables[places[id(self._variables[name])]]
+                for name in self._network.parameters
+            }
+            for slot, variables in optimizer.slots.items()
+        }
+
+    def _generators(self) -> dict[str, Any]:
+        """The variables of random generators, which are integers, by their places."""
+        is_float, variables = keras.backend.is_float_dtype, self.model.non_trainable_variables
+        found = (variable for variable in variables if not is_float(variable.dtype))
+        return {f"keras.{place}": variable for place, variable in enumerate(found)}
+
+    def snapshot(self) -> Snapshot:
+        """See `SupportsSnapshots`."""
+        self._check_trains()
+        slots = {
+            slot: {name: self._to_graph(name, variable) for name, variable in variables.items()}
+            for slot, variables in self._slots().items()
+        }
+        states = {GENERATOR + n: np.array(v.value.numpy()) for n, v in self._generators().items()}
+        return Snapshot(
+            weights=self.state(),
+            arrays={**optimizer_arrays(slots), **states},
+            plain={"updates": int(self.model.optimizer.iterations)},
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """See `SupportsSnapshots`."""
+        self.load(snapshot.weights)
+        self._check_trains()
+        slots, generators = self._slots(), self._generators()
+        found = optimizer_slots(snapshot.arrays, self._network.parameters, slots)
+        for slot, variables in slots.items():
+            for name, variable in variables.items():
+                variable.assign(tf.constant(self._to_keras(name, found[slot][name])))
+        states = generator_states(snapshot.arrays, generators, self.device)
+        for name, variable in generators.items():
+            variable.assign(tf.constant(states[name]))
+        self.model.optimizer.iterations.assign(snapshot.plain["updates"])
+
+    def fingerprint(self) -> int:
+        """See `SupportsWeightInspection`."""
+        weights = self.state()
+        return fingerprint({name: weights[name] for name in self._network.parameters})
+
+    def first_nonfinite(self, placed: Any) -> str:
+        """See `SupportsWeightInspection`."""
+        weights = self.state()  # before statistics are updated
+        found = keras.Model(self.model.inputs, self._outputs)(placed[0], training=True)
+        outputs = {name: bool(np.isfinite(np.asarray(v)).all()) for name, v in found.items()}
+        return first_nonfinite(self._network, weights, outputs)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See `SupportsLearningRate`."""
+        self.model.optimizer.learning_rate = rate
 
     def close(self) -> None:
         """Drop the models and their arrays."""
-        del self.model, self._evaluated, self._variables
+        del self.model, self._evaluated, self._variables, self._outputs
         del self._pass, self._both, self._scores
         self._loss = float("nan")
 

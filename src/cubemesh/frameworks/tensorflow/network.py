@@ -57,6 +57,15 @@ class TensorFlowFunction:
         ]
         return losses[0] if len(losses) == 1 else tf.add_n(losses)
 
+    def finite_outputs(self, inputs: Sequence[Any], seed: SeedOf) -> dict[str, Any]:
+        """Whether each node's output in training mode is finite; the running statistics are
+        updated."""
+        values = self._run(self.network.nodes, inputs, seed)
+        return {
+            node.name: tf.reduce_all(tf.math.is_finite(values[node.name]))
+            for node in self.network.nodes
+        }
+
     def scores(self, *inputs: Any) -> Any:
         """Scores in evaluation mode, (batch, …, classes)."""
         output = self.network.output

@@ -19,9 +19,11 @@ from cubemesh.batches import Array, Batch
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.contract.gradient_sync import Bucket
 from cubemesh.frameworks.contract.group import RANK_SEEDS, Group
-from cubemesh.frameworks.contract.program import BuildRequest, monotonic_s
+from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, monotonic_s
+from cubemesh.frameworks.contract.snapshot import optimizer_arrays, optimizer_slots
 from cubemesh.frameworks.contract.validation import check_weights
-from cubemesh.frameworks.tensorflow.network import TensorFlowFunction
+from cubemesh.frameworks.contract.weight_inspection import fingerprint, first_nonfinite
+from cubemesh.frameworks.tensorflow.network import SeedOf, TensorFlowFunction
 from cubemesh.frameworks.tensorflow.optimizers import make_optimizer
 from cubemesh.frameworks.tensorflow.runtime import NUMERICS, prepare
 from cubemesh.frameworks.tensorflow.workers import mean_over_workers, strategy
@@ -145,10 +147,12 @@ class TensorFlowProgram(CpuProgram):
 
     def _make_pass(self, *placed: Any) -> Any:
         *inputs, labels = placed
+        return self._function.loss(inputs, labels, self._next_seeds())
+
+    def _next_seeds(self) -> SeedOf:
+        """The seeds of the next pass in training mode."""
         count = self._passes.assign_add(1)
-        return self._function.loss(
-            inputs, labels, lambda node: tf.stack([tf.constant(self._seed, tf.int64) + node, count])
-        )
+        return lambda node: tf.stack([tf.constant(self._seed, tf.int64) + node, count])
 
     def evaluate(self, placed: Placed) -> Array:
         """Scores (batch, …, classes) in float32, or float64 where the program computes in it."""
@@ -197,6 +201,52 @@ class TensorFlowProgram(CpuProgram):
             name: np.array(function.to_graph(name, variable.numpy()), order="C")
             for name, variable in variables.items()
         }
+
+    def snapshot(self) -> Snapshot:
+        """See `SupportsSnapshots`. Random numbers depend on the number of passes alone."""
+        assert self._optimizer is not None, "a training program"
+        slots = {
+            slot: {
+                name: np.array(self._function.to_graph(name, array.numpy()), order="C")
+                for name, array in zip(self._function.parameters, arrays, strict=True)
+            }
+            for slot, arrays in self._optimizer.slots.items()
+        }
+        counts = {"passes": int(self._passes), "updates": int(self._optimizer.steps)}
+        return Snapshot(weights=self.state(), arrays=optimizer_arrays(slots), plain=counts)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """See `SupportsSnapshots`."""
+        assert self._optimizer is not None, "a training program"
+        self.load(snapshot.weights)
+        function, slots = self._function, self._optimizer.slots
+        found = optimizer_slots(snapshot.arrays, function.parameters, slots)
+        for slot, variables in slots.items():
+            for name, variable in zip(function.parameters, variables, strict=True):
+                variable.assign(tf.constant(function.to_program(name, found[slot][name])))
+        self._passes.assign(snapshot.plain["passes"])
+        self._optimizer.steps.assign(snapshot.plain["updates"])
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See `SupportsLearningRate`."""
+        assert self._optimizer is not None, "a training program"
+        self._optimizer.rate.assign(rate)
+
+    def fingerprint(self) -> int:
+        """See `SupportsWeightInspection`."""
+        self._check_loaded()
+        return fingerprint({n: v.numpy() for n, v in self._function.parameters.items()})
+
+    def first_nonfinite(self, placed: Placed) -> str:
+        """See `SupportsWeightInspection`."""
+
+        def check(*inputs: Any) -> Any:
+            return self._function.finite_outputs(inputs, self._next_seeds())
+
+        weights = self.state()  # before statistics are updated
+        finite = self._graph(check)(*placed[:-1])
+        outputs = {name: bool(value) for name, value in finite.items()}
+        return first_nonfinite(self._function.network, weights, outputs)
 
     def close(self) -> None:
         """Drop every array and every graph."""
