@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import cast
 
 from cubemesh.data.feed import Feed
+from cubemesh.detection import detects
+from cubemesh.detection.labels import grid_of
 from cubemesh.frameworks.ceiling_search import REST_S, try_out
 from cubemesh.frameworks.contract.program import Program
 from cubemesh.measure.telemetry.telemetry import Telemetry
@@ -104,6 +106,7 @@ def train(task: Task) -> None:
                 history=begin.history,
                 same_weights=sync.same_weights,
                 one_model=sync.one_model(),
+                grid=grid_of(network) if detects(network) else None,
                 pause=PauseRequest(_path(task.pause_file), task.group),
             )
             windows = training.run()
