@@ -59,7 +59,14 @@ SMALLER = {
     "vit-b16": lambda: vit("vit-b16", 32, CLASSES, width=24, depth=2, heads=3),
     **{
         name: NARROW[name]
-        for name in ("bert-base", "llama3-8b", "mixtral-8x7b", "convnext-t", "unet")
+        for name in (
+            "bert-base",
+            "llama3-8b",
+            "mixtral-8x7b",
+            "convnext-t",
+            "unet",
+            "detectnet-little",
+        )
     },
     "mixed": mixed,
     "gated": gated,
@@ -72,7 +79,7 @@ SMALLER = {
 QUICK = {
     *("little-cnn", "cifarnet", "mixed", "vit-b16", "gpt2", "translator", "translator-plain"),
     *("gated", "decoder", "dilated", "fed", "recurrences", "bert-base", "llama3-8b"),
-    "mixtral-8x7b",
+    *("mixtral-8x7b", "detectnet-little"),
 }
 
 

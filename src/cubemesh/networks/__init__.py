@@ -224,8 +224,7 @@ NETWORKS: dict[str, NetworkEntry] = {
         smallest_image_size=16,
         classes=3,
         source="Tao, Barker and Sarathy, DetectNet (2016)",
-        differs="four convolutions with batch normalization for GoogLeNet, a size of cubemesh's "
-        "own",
+        differs="six convolutions with batch normalization for GoogLeNet, a size of cubemesh's own",
     ),
     **{
         name: NetworkEntry(

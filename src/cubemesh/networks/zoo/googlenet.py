@@ -26,7 +26,6 @@ from collections.abc import Callable
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import HE_IN, Initializer, LocalResponseNorm
-from cubemesh.networks.zoo.convnorm import conv_norm_relu
 
 BLOCKS = {
     # 1×1   reduce, 3×3   reduce, 5×5   behind the pool
@@ -55,14 +54,14 @@ def googlenet(image_size: int = 224, classes: int = 1000) -> Network:
     net = NetworkBuilder("googlenet")
     x = net.input("image", (3, image_size, image_size))
     with net.segment("stem"):
-        x = conv_norm_relu(net, x, "conv1", 64, 7, 2)
+        x = net.conv_norm_relu(x, "conv1", 64, 7, 2)
         x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool1")
-        x = conv_norm_relu(net, x, "conv2", 64, 1, 1)
-        x = conv_norm_relu(net, x, "conv3", 192, 3, 1)
+        x = net.conv_norm_relu(x, "conv2", 64, 1, 1)
+        x = net.conv_norm_relu(x, "conv3", 192, 3, 1)
         x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool2")
     for block in BLOCKS:
         with net.segment(f"inception{block}"):
-            x = inception(net, x, block, conv_norm_relu, wide=3)
+            x = inception(net, x, block, NetworkBuilder.conv_norm_relu, wide=3)
             x = _pool_behind(net, x, block, last=2)
     with net.segment("classifier"):
         x = net.global_average_pool(x, name="avgpool")

@@ -28,7 +28,7 @@ from cubemesh.data.feed import Feed
 from cubemesh.detection import detects
 from cubemesh.detection.labels import grid_of
 from cubemesh.frameworks.ceiling_search import REST_S, try_out
-from cubemesh.frameworks.contract.program import Program
+from cubemesh.frameworks.contract.program import Program, Unsupported
 from cubemesh.measure.telemetry.telemetry import Telemetry
 from cubemesh.measure.validity import window_warnings
 from cubemesh.parallel.strategies import strategy
@@ -133,6 +133,11 @@ def first_steps(task: Task) -> None:
     work, log = cast(FirstSteps, task.spec.work), task.log
     sync = strategy(task.spec.program.sync)
     network = network_of(work)
+    if detects(network):
+        raise Unsupported(
+            f"Replicas are compared by right answers, and {network.name} detects boxes. Choose a "
+            "network that classifies."
+        )
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
         validation = inputs.open_split(task.spec, network, "validation")
