@@ -79,7 +79,7 @@ SMALLER = {
 QUICK = {
     *("little-cnn", "cifarnet", "mixed", "vit-b16", "gpt2", "translator", "translator-plain"),
     *("gated", "decoder", "dilated", "fed", "recurrences", "bert-base", "llama3-8b"),
-    *("mixtral-8x7b", "detectnet-little"),
+    "mixtral-8x7b",
 }
 
 
