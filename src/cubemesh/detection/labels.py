@@ -153,13 +153,13 @@ def _covered(grid: Grid, ends: Floats) -> slice:
 def box_rows(grid: Grid, labels: Labels) -> Labels:
     """The rows of the boxes in the labels of an image."""
     rows: Labels = labels[grid.cells :]
-    return rows[rows[:, 0] != PADDING]
+    found: Labels = rows[rows[:, 0] != PADDING]
+    return found
 
 
 def corners(grid: Grid, rows: Labels) -> Floats:
     """(rows, 4): their boxes in pixels."""
-    found: Floats = rows[:, 2:] * (grid.stride / UNITS)
-    return found
+    return np.asarray(rows[:, 2:] * (grid.stride / UNITS), np.float64)
 
 
 def detections(

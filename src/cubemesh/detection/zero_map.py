@@ -59,8 +59,8 @@ def why_zero(found: DetectionScores, grid: Grid) -> tuple[str, str] | None:
         )
     outside = f" {format_count(found.outside)} more lie outside." if found.outside else ""
     return (
-        f"None of {format_count(detections)} predicted boxes overlaps one of "
-        f"{format_count(boxes)} labelled boxes of its class enough: the highest intersection over "
+        f"{format_count(detections)} boxes are predicted, and each overlaps too little with the "
+        f"{format_count(boxes)} labelled boxes of its class: the highest intersection over "
         f"union is {found.best_overlap:.2f}, and 0.5 counts.{outside}",
         LONGER,
     )

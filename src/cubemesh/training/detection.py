@@ -69,7 +69,8 @@ class DetectionScorer:
 
 def _image(row: Any) -> ScoredImage:
     """A scored image that a rank sent as a list."""
-    return ScoredImage(*(tuple(value) if isinstance(value, list) else value for value in row))
+    values: list[Any] = [tuple(value) if isinstance(value, list) else value for value in row]
+    return ScoredImage(*values)
 
 
 def log_figures(found: DetectionScores, images: int, scorer: DetectionScorer, log: Log) -> None:

@@ -169,7 +169,7 @@ class NullProgram:
         if placed.ndim == 3:
             grid = grid_of(self._network)
             found = np.stack([as_detected(grid, labels) for labels in placed])
-            return found * right[:, None, None]
+            return np.where(right[:, None, None], found, np.float32(0))
         classes = self._network.targets[0].classes or 1
         chosen = np.where(right, placed, (placed + 1) % classes)
         scores = np.zeros((*placed.shape, classes), np.float32)
