@@ -91,7 +91,7 @@ def read_annotations(root: Path, split: Split) -> Annotations:
     return read_coco(root, split) if (root / ANNOTATIONS).is_dir() else read_kitti(root, split)
 
 
-class _WholeImages(Decoder):
+class WholeDecoder(Decoder):
     """Decodes whole images, mirrored half of the time in training."""
 
     def crop(
@@ -118,7 +118,7 @@ class BoxedImages(ImageSource):
     ) -> None:
         super().__init__(folder, shape, split, max_pixels)
         self.name = NAME
-        self.decoder = _WholeImages(*shape, max_pixels)
+        self.decoder = WholeDecoder(*shape, max_pixels)
         self._folder = folder
         self._grid = grid
         self._image = load_decoder()
