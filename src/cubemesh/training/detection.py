@@ -73,10 +73,13 @@ def _image(row: Any) -> ScoredImage:
     return ScoredImage(*values)
 
 
-def log_figures(found: DetectionScores, images: int, scorer: DetectionScorer, log: Log) -> None:
-    """Log mAP and mAP50 of the last evaluation with their intervals, accuracy as mAP, and a warning
-    with the cause where they are 0."""
-    ends = scorer.intervals() or (None, None)
+def log_figures(
+    found: DetectionScores, images: int, scorer: DetectionScorer | None, log: Log
+) -> None:
+    """Log mAP and mAP50 of the last evaluation, and accuracy as mAP. Of the `scorer` of that
+    evaluation come their intervals, and a warning with the cause where they are 0; a training that
+    resumes at its end has none."""
+    ends = (None if scorer is None else scorer.intervals()) or (None, None)
     figures = [
         Figure(
             value=value,
@@ -92,7 +95,7 @@ def log_figures(found: DetectionScores, images: int, scorer: DetectionScorer, lo
     ]
     for name, figure in zip(("accuracy", "map", "map50"), (figures[0], *figures), strict=True):
         log.figure(name, figure)
-    why = why_zero(found, scorer.grid)
+    why = None if scorer is None else why_zero(found, scorer.grid)
     if why is not None:
         log.warning(warn("zero-map", f"mAP is 0. {why[0]}", why[1]))
 

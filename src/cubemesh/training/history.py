@@ -88,7 +88,7 @@ class History:
     def log_figures(self, classes: int, log: Log, detector: DetectionScorer | None = None) -> None:
         """Log the figures of the last evaluation; `detector` has scored its boxes."""
         last = self.validation[-1]
-        if detector is not None and last.detection is not None:
+        if last.detection is not None:
             detection.log_figures(last.detection, last.samples, detector, log)
         else:
             accuracy = accuracy_figure(last.top1, last.samples)
