@@ -51,9 +51,8 @@ def test_jax(values):
     from cubemesh.frameworks.jax.network import _detection_loss
 
     scores, labels = values
-    with jax.experimental.enable_x64():
-        found = _detection_loss(jax.numpy.asarray(scores), jax.numpy.asarray(labels))
-    assert float(found) == pytest.approx(loss(scores, labels).mean(), rel=1e-12)
+    found = _detection_loss(jax.numpy.asarray(scores), jax.numpy.asarray(labels))  # in fp32
+    assert float(found) == pytest.approx(loss(scores, labels).mean(), rel=1e-5)
 
 
 def test_tensorflow(values):
