@@ -59,7 +59,14 @@ SMALLER = {
     "vit-b16": lambda: vit("vit-b16", 32, CLASSES, width=24, depth=2, heads=3),
     **{
         name: NARROW[name]
-        for name in ("bert-base", "llama3-8b", "mixtral-8x7b", "convnext-t", "unet")
+        for name in (
+            "bert-base",
+            "llama3-8b",
+            "mixtral-8x7b",
+            "convnext-t",
+            "unet",
+            "detectnet-little",
+        )
     },
     "mixed": mixed,
     "gated": gated,

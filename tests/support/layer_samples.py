@@ -11,6 +11,7 @@ from cubemesh.networks.layers import LocalResponseNorm
 from cubemesh.networks.transformer_sizes import TRANSFORMERS
 from cubemesh.networks.zoo.bert import bert
 from cubemesh.networks.zoo.convnext import convnext
+from cubemesh.networks.zoo.detectnet import detectnet_of
 from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.networks.zoo.llama import llama
 from cubemesh.networks.zoo.mixtral import MIXTURES, Mixture, mixtral
@@ -204,6 +205,7 @@ NARROW = {
         "convnext-t", 32, 10, widths=(8, 16, 16, 24), depths=(1, 1, 2, 1)
     ),
     "unet": lambda: unet_of("unet", 16, 3, widths=(4, 6, 8)),
+    "detectnet-little": lambda: detectnet_of("detectnet-little", 32, 3, widths=(4, 6, 6, 8)),
 }
 """Networks of the zoo with all their kinds of layers, each with fewer weights."""
 SAME_LAYERS = {

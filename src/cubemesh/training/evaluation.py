@@ -10,6 +10,9 @@ of pixels that have it as label and as prediction, over those that have it as ei
 over the classes that occur in either (M. Everingham et al., The PASCAL Visual Object Classes
 Challenge, 2015).
 
+Of a detection each image is a sample, the loss is its own, and the accuracy is the mean average
+precision of its boxes (`detection/average_precision.py`).
+
 Several ranks with the same weights share the samples: each scores every N-th batch of those that
 one rank would score, so every batch has the same scores wherever it is computed. Counts are added,
 and the losses of the batches by an exact sum, which is rounded once and so does not depend on their
@@ -32,11 +35,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.batches import PADDING, Batch
+from cubemesh.detection.average_precision import DetectionScores
+from cubemesh.detection.labels import loss as detection_loss
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.frameworks.contract.program import Program
 from cubemesh.measure.log import Log
 from cubemesh.schema.record import Figure, Window
 from cubemesh.statistics import Interval
+from cubemesh.training.detection import DetectionScorer
 from cubemesh.training.scored_samples import SampleRecorder
 
 
@@ -52,6 +58,8 @@ class EvaluationResult:
     """Of a segmentation, by class: pixels with this label and this prediction."""
     unions: tuple[int, ...] = ()
     """Pixels with this label or this prediction."""
+    detection: DetectionScores | None = None
+    """Of a detection, over all samples."""
 
     def __add__(self, other: EvaluationResult) -> EvaluationResult:
         return EvaluationResult(
@@ -70,7 +78,9 @@ class EvaluationResult:
 
     @property
     def accuracy(self) -> float:
-        """Top-1, 0 to 1."""
+        """Top-1, 0 to 1; of a detection the mean average precision."""
+        if self.detection is not None:
+            return self.detection.mean_ap
         return self.top1 / self.samples
 
     @property
@@ -112,8 +122,12 @@ def score(scores: NDArray[Any], labels: NDArray[np.int64]) -> EvaluationResult:
     """Score (batch, classes) of one batch with its labels (batch,).
 
     Where each position has a label, (batch, positions, classes) and (batch, positions), a position
-    is a sample, and those of padding are left out.
+    is a sample, and those of padding are left out. Of labels of boxes (batch, rows, columns) only
+    the loss is known.
     """
+    if labels.ndim == 3:
+        own = detection_loss(scores, labels)
+        return EvaluationResult(samples=len(own), loss_sum=float(own.sum()))
     return score_samples(scores, labels)[0]
 
 
@@ -161,10 +175,12 @@ def score_all(
     recorder: SampleRecorder | None = None,
     group: Group | None = None,
     mask_classes: int = 0,
+    detector: DetectionScorer | None = None,
 ) -> EvaluationResult:
     """Score every sample of `batches`. Scores are copied to the host, so each batch is a
     synchronous step, and all together are one window of phase `evaluate`, marked `mark`. The
-    answers go to a `recorder`. Of masks with `mask_classes` classes the overlaps are counted, too.
+    answers go to a `recorder`. Of masks with `mask_classes` classes the overlaps are counted, too;
+    a `detector` scores boxes.
 
     With `group`, `batches` are this rank's share, and the result is that of all ranks; every rank
     calls this. The window then has this rank's samples and ends when all ranks are done; a rank
@@ -177,7 +193,11 @@ def score_all(
         if recorder is not None:
             recorder.see(batch)
         scores = program.evaluate(program.place(batch))
-        result, right = score_samples(scores, batch.labels)
+        if detector is not None:
+            images, loss = detector.add(scores, batch.labels)
+            result, right = EvaluationResult(samples=images, loss_sum=loss), np.zeros(0, np.bool_)
+        else:
+            result, right = score_samples(scores, batch.labels)
         if mask_classes:
             both, either = overlaps(scores, batch.labels, mask_classes)
             result = replace(result, intersections=both, unions=either)
@@ -186,7 +206,10 @@ def score_all(
         scored.append(result)
         steps += 1
         samples += batch.samples
-    total = total_of(_of_all_ranks(scored, group or SingleProcessGroup()))
+    ranks = group or SingleProcessGroup()
+    total = total_of(_of_all_ranks(scored, ranks))
+    if detector is not None:
+        total = replace(total, detection=detector.gather(ranks))
     if not steps:
         return total
     log.window(

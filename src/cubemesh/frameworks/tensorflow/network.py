@@ -16,11 +16,12 @@ from typing import Any
 import tensorflow as tf
 
 from cubemesh.batches import PADDING, Array
+from cubemesh.detection.labels import BOX_WEIGHT, UNITS
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.contract.validation import check_layers
 from cubemesh.frameworks.tensorflow.lowerings import LOWERINGS, TensorFlowContext
 from cubemesh.frameworks.tensorflow.runtime import TensorFlowNumerics
-from cubemesh.networks.graph import Network, Node
+from cubemesh.networks.graph import Head, Network, Node
 from cubemesh.networks.layers import Convolution, LocalResponseNorm
 
 SeedOf = Callable[[int], Any]
@@ -48,11 +49,11 @@ class TensorFlowFunction:
         return tf.Variable(tf.zeros(shape, self.numerics.arrays), trainable=False)
 
     def loss(self, inputs: Sequence[Any], labels: Any, seed: SeedOf) -> Any:
-        """The weighted sum over the heads of the batch's mean cross entropy; the running statistics
-        are updated."""
+        """The weighted sum over the heads of the batch's mean loss; the running statistics are
+        updated."""
         values = self._run(self.network.nodes, inputs, seed)
         losses = [
-            head.weight * self._cross_entropy(values[head.value], labels)
+            head.weight * self._loss(head, values[head.value], labels)
             for head in self.network.heads
         ]
         return losses[0] if len(losses) == 1 else tf.add_n(losses)
@@ -102,6 +103,11 @@ class TensorFlowFunction:
                 self.state[node.state[role]].assign(array)
         return values
 
+    def _loss(self, head: Head, values: Any, labels: Any) -> Any:
+        if head.loss == "detection":
+            return _detection_loss(tf.cast(values, self.numerics.arrays), labels)
+        return self._cross_entropy(values, labels)
+
     def _cross_entropy(self, scores: Any, labels: Any) -> Any:
         """The mean over all labels except padding."""
         full = tf.cast(scores, self.numerics.arrays)
@@ -112,6 +118,22 @@ class TensorFlowFunction:
         losses = cross_entropy(labels=tf.where(counted, labels, 0), logits=full)
         unpadded = tf.where(counted, losses, tf.zeros_like(losses))
         return tf.reduce_sum(unpadded) / tf.cast(tf.math.count_nonzero(counted), full.dtype)
+
+
+def _detection_loss(values: Any, labels: Any) -> Any:
+    """The mean over the batch of the loss of coverage and boxes, of `values` (batch, cells, classes
+    + 4) and labels as in `detection/labels.py`."""
+    cells, classes = values.shape[1], values.shape[2] - 4
+    own = labels[:, :cells]
+    kinds, offsets = own[..., 0], tf.cast(own[..., 2:], values.dtype) / UNITS
+    target = tf.one_hot(kinds, classes, dtype=values.dtype)
+    coverage = tf.reduce_sum(tf.square(values[..., :classes] - target)) / 2
+    sides = tf.maximum(offsets[..., 2:] - offsets[..., :2], 1 / UNITS)
+    distances = tf.abs(values[..., classes:] - offsets) / tf.concat([sides, sides], axis=-1)
+    shares = 1 / tf.cast(tf.maximum(own[..., 1], 1), values.dtype)
+    weights = tf.where(kinds >= 0, shares, tf.zeros_like(shares))
+    boxes = tf.reduce_sum(tf.reduce_sum(distances, axis=-1) * weights)
+    return (coverage + BOX_WEIGHT * boxes) / tf.cast(tf.shape(values)[0], values.dtype)
 
 
 def check_network(network: Network, lowerings: Any, framework: str) -> None:
