@@ -53,10 +53,13 @@ PARAMETERS = (
     ),
 )
 MOST_RUNS = 50
+_MOST_DIFFERENCES = 3
+"""Settings that describe the recommended run."""
 _THROUGHPUT = "throughput_per_s"
 
 
-def _records(asked: Asked) -> list[RunRecord]:
+def records_of(asked: Asked) -> list[RunRecord]:
+    """The runs that are compared, each once."""
     ids = list(dict.fromkeys(one for text in asked.all("id") for one in text.split(",") if one))
     if len(ids) > MOST_RUNS:
         raise UsageError(f"{len(ids)} runs are too many to compare: choose at most {MOST_RUNS}.")
@@ -68,12 +71,12 @@ def document(asked: Asked) -> dict[str, Any]:
     """Settings and figures that differ between the runs, the ratio of each one's throughput to that
     of the first (null where they cannot be compared), which to choose (a sentence where that cannot
     be said), and the Pareto front of accuracy or throughput, time, energy and size."""
-    records = _records(asked)
+    records = records_of(asked)
     choice = _choice(asked.store, records)
     return envelope(
         "comparison",
         run_ids=[record.run_id for record in records],
-        differs=[{"what": what, "values": values} for what, values in _differences(asked, records)],
+        differs=[{"what": what, "values": values} for what, values in differences(asked, records)],
         ratios=[ratio_json(ratio) for ratio in _ratios(asked.store, records)],
         choice=None if isinstance(choice, str) else {**to_plain(choice), "tied": choice.tied},
         no_choice=choice if isinstance(choice, str) else "",
@@ -90,16 +93,17 @@ def _plain(figure: Figure) -> dict[str, Any]:
 
 def view(asked: Asked) -> dict[str, Any]:
     """The comparison as one table, a column a run."""
-    records = _records(asked)
+    records = records_of(asked)
     ratios = _ratios(asked.store, records)
     choice = _choice(asked.store, records)
     names = dict.fromkeys(name for record in records for name in record.figures)
+    differs = differences(asked, records)
     return {
         "records": [
             (r, run_name(r.spec), figure_text(r, _THROUGHPUT) or result_text(r), outcome_text(r))
             for r in records
         ],
-        "differs": _differences(asked, records),
+        "differs": differs,
         "same": _same(records),
         "ratios": [_verdict(ratio) for ratio in ratios],
         "compared": any(ratio is not None for ratio in ratios[1:]),
@@ -108,7 +112,9 @@ def view(asked: Asked) -> dict[str, Any]:
             for name in names
             if name not in ("wall_s", _THROUGHPUT)
         ],
-        "choice": _choice_view(choice, records),
+        "choice": _choice_view(choice, records, differs),
+        "curves": any(len(curve.x) > 1 for r in records for curve in r.curves)
+        or any(r.ok and len(run_windows(r)) > 1 for r in records),
         "front": _front_view(pareto_front(records), records),
         "tests": _tests(choice),
         "notes": list(dict.fromkeys(clean(r.why or r.method) for r in ratios if r is not None)),
@@ -146,7 +152,7 @@ def _values(asked: Asked, records: Sequence[RunRecord]) -> dict[str, list[str]]:
     return found
 
 
-def _differences(asked: Asked, records: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
+def differences(asked: Asked, records: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
     """What differs: settings first."""
     return [
         (words(name), [clean(value) for value in values])
@@ -216,13 +222,20 @@ def _tests(choice: Choice | str) -> str:
     return f"Accuracies are compared with the best: {'; '.join(parts)}." if parts else ""
 
 
-def _choice_view(choice: Choice | str, records: Sequence[RunRecord]) -> dict[str, Any]:
-    """The choice in words, and the verdict of each run."""
+def _choice_view(
+    choice: Choice | str,
+    records: Sequence[RunRecord],
+    differs: Sequence[tuple[str, list[str]]],
+) -> dict[str, Any]:
+    """The choice in words, with what differs of it, and the verdict of each run."""
     if isinstance(choice, str):
         return {"why_not": choice, "verdicts": []}
     names = {record.run_id: run_name(record.spec) for record in records}
     others = len(choice.tied) - 1
+    place = [record.run_id for record in records].index(choice.chosen)
+    own = [f"{what} {values[place]}" for what, values in differs if values[place]]
     title = f"{choice.chosen} · {names[choice.chosen]}"
+    title += "".join(f" · {one}" for one in own[:_MOST_DIFFERENCES] if one not in title)
     best = "It" if choice.chosen == choice.best else choice.best
     text = f"{best} has the highest {choice.criterion}"
     if others:
