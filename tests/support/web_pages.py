@@ -117,7 +117,8 @@ class Client:
 QUERIES = {
     "compare": "?id={run}&id={other}",
     "compare_curves": "?id={run}&id={other}",
-    "search": "?q=resnet"}
+    "search": "?q=resnet",
+}
 IDS = {"run_id": "run", "machine_id": "machine", "experiment_run_id": "answer", "job_id": "job"}
 
 

@@ -152,7 +152,10 @@ def test_what_a_page_does_a_script_can_do(member: Client, queue: JobQueue, acces
     found = script.ask("POST", f"/api/v1/jobs/{job_id}", json={"action": "pause"})
     assert found.status_code == 200
     assert found.json()["job"]["state"] == "paused"
-    assert script.get(f"/api/v1/jobs/{job_id}").json()["actions"] == ["resume", "stop", "clone"]
+    actions = script.get(f"/api/v1/jobs/{job_id}").json()["actions"]
+    assert actions == ["resume", "stop", "clone", "edit"]
+    found = script.ask("POST", f"/api/v1/jobs/{job_id}", json={"action": "edit", "epochs": 5})
+    assert "epochs=5" in found.json()["job"]["question"]["settings"]
 
 
 def test_a_form_without_the_page_as_its_origin_changes_nothing(
@@ -284,6 +287,77 @@ def test_what_is_expected_is_with_what_is_measured(member: Client, queue: JobQue
     assert curve["expected"] == expected
     lease.renew({"samples_per_s": 150.0}, [("run", {**run, "expected": None})])
     assert "of the expected" not in member.get(f"/jobs/{job_id}").text
+
+
+def test_a_waiting_job_is_edited(member: Client, queue: JobQueue) -> None:
+    job_id = put(queue)
+    page = member.get(f"/jobs/{job_id}").text
+    assert 'name="epochs" value="2"' in page
+    unchanged = {"epochs": "2", "learning_rate": ""}
+    found = do(member, job_id, "edit", **(unchanged | {"learning_rate": "0.5"}))
+    assert found.status_code == 303
+    assert queue.get(job_id).question.settings == (*QUESTION.settings, "learning_rate=0.5")
+    for wrong, word in (
+        (unchanged, "Nothing changes"),
+        ({"epochs": "few"}, "epochs"),
+        ({"framework": "pytorch"}, "framework"),
+    ):
+        refused = do(member, job_id, "edit", **wrong)
+        assert refused.status_code == 400
+        assert word in refused.text
+    assert do(member, job_id, "pause", epochs="9").status_code == 400
+    assert queue.get(job_id).state is State.QUEUED
+
+
+def test_a_running_job_is_edited_at_its_next_checkpoint(member: Client, queue: JobQueue) -> None:
+    job_id = put(queue)
+    lease = hold(queue)
+    assert "Edit at the next checkpoint" in member.get(f"/jobs/{job_id}").text
+    assert do(member, job_id, "edit", epochs="7").status_code == 303
+    assert lease.control() == "edit"
+    assert queue.get(job_id).question == QUESTION
+    lease.release("It paused to be edited.")
+    assert "epochs=7" in queue.get(job_id).question.settings
+
+
+def test_what_is_no_training_or_done_has_no_settings_to_edit(
+    member: Client, queue: JobQueue
+) -> None:
+    other = queue.submit([Question(names=("minibatch",))], [NONE]).job_id
+    sweep = queue.submit([QUESTION, QUESTION], [NONE, NONE], sweep=QUESTION)
+    job_id = put(queue, priority=1)
+    hold(queue).end(State.DONE)
+    for one in (other, sweep.job_id, job_id):
+        assert 'value="edit"' not in member.get(f"/jobs/{one}").text
+        assert "edit" not in member.get(f"/api/v1/jobs/{one}").json()["actions"]
+    assert do(member, job_id, "edit", epochs="7").status_code == 400
+
+
+def test_a_run_that_is_slower_than_expected_says_so_with_its_signs(
+    member: Client, queue: JobQueue
+) -> None:
+    job_id = put(queue)
+    lease = hold(queue)
+    expected = {"samples_per_s": 200.0, "low": 190.0, "high": 210.0, "source": "s", "run_ids": []}
+    rates = [[float(x), 200.0 if x <= 50 else 100.0] for x in range(2, 200, 2)]
+    waits = [[float(x), 1.0 if x <= 50 else 40.0] for x in range(200)]
+    lease.renew(
+        {"samples_per_s": 100.0},
+        [
+            ("run", {"run": 1, "work": "train", "network": "little-cnn", "framework": "null"}
+             | {"expected": expected}),
+            ("points", {"run": 1, "series": "samples_per_s", "points": rates}),
+            ("points", {"run": 1, "series": "input_wait_percent", "points": waits}),
+        ],
+    )  # fmt: skip
+    slow = member.get(f"/api/v1/jobs/{job_id}").json()["slow"]
+    assert (slow["since_s"], slow["share"]) == (50.0, 0.5)
+    assert [sign["series"] for sign in slow["signs"]] == ["input_wait_percent"]
+    page = member.get(f"/jobs/{job_id}").text
+    assert "Slower than expected for 2 min 28 s: 100 samples/s, 50 % of it." in page
+    assert "input wait 40 % (before 1 %)" in page
+    lease.end(State.DONE)
+    assert member.get(f"/api/v1/jobs/{job_id}").json()["slow"] is None
 
 
 def test_home_shows_jobs_that_run_or_wait(member: Client, queue: JobQueue) -> None:

@@ -25,6 +25,7 @@ from cubemesh.jobs.points import Curves, PointSource
 from cubemesh.jobs.queue import RENEW_S
 from cubemesh.runs.progress import Progress
 from cubemesh.schema import RunRecord, RunSpec
+from cubemesh.schema.serialization import to_plain
 from cubemesh.untrusted import clean
 
 TICK_S = 1.0
@@ -43,6 +44,7 @@ class Recorder:
         known: Curves | None = None,
         tick_s: float = TICK_S,
         expect: Callable[[RunSpec], Expected | None] = lambda spec: None,
+        machine_id: str = "",
     ) -> None:
         self.stopped = False
         """Whether the user asked to stop it at once."""
@@ -50,7 +52,7 @@ class Recorder:
         """Whether another process holds the job."""
         self._lease, self._pause_file, self._tick_s = lease, pause_file, tick_s
         self._points = PointSource(known)
-        self._expect = expect
+        self._expect, self._machine_id = expect, machine_id
         self._lock = threading.Lock()
         self._events: list[tuple[str, Any]] = []
         self._progress: dict[str, Any] = {}
@@ -105,6 +107,8 @@ class Recorder:
             "framework": spec.program.framework,
             "batch_per_device": spec.batch_per_device,
             "expected": self._expected(spec),
+            "machine_id": self._machine_id,
+            "spec": to_plain(spec, defaults=False),
         }
         self._add("run", value, phase="start", note="", fraction=0.0)
 

@@ -60,7 +60,7 @@ def demo_store() -> str:
 
 
 def demonstrations(queue: JobQueue, store: Store) -> dict[str, Any]:
-    """Each demonstration with its newest job, what it reached, and the runs of those that are done."""
+    """Each demonstration with its newest job and what it reached, and the runs of those done."""
     newest: dict[frozenset[str], QueuedJob] = {}
     for job in queue.list(limit=_MOST_JOBS):
         newest.setdefault(frozenset(job.question.settings), job)

@@ -44,9 +44,7 @@ def document(asked: Asked) -> dict[str, Any]:
         {"name": name, "unit": unit, "x_name": x_name, "lines": lines}
         for (name, unit, x_name), lines in found.items()
     ]
-    return envelope(
-        "compared_curves", run_ids=[record.run_id for record in records], curves=curves
-    )
+    return envelope("compared_curves", run_ids=[record.run_id for record in records], curves=curves)
 
 
 def _curves(record: RunRecord) -> Iterator[tuple[str, str, str, list[float], list[float]]]:

@@ -217,7 +217,13 @@
       curve.y.push(y);
     }
     if (!curve.chart) draw();
-    else requestAnimationFrame(() => curve.chart && curve.chart.setData(dataOf(curve)));
+    else requestAnimationFrame(() => redraw(curve));
+  }
+
+  function redraw(curve) {
+    if (!curve.chart) return;
+    curve.chart.setData(dataOf(curve));
+    latest(curve.chart);
   }
 
   function resize() {
