@@ -338,24 +338,16 @@ def test_a_run_that_is_slower_than_expected_says_so_with_its_signs(
 ) -> None:
     job_id = put(queue)
     lease = hold(queue)
-    expected = {"samples_per_s": 200.0, "low": 190.0, "high": 210.0, "source": "s", "run_ids": []}
-    rates = [[float(x), 200.0 if x <= 50 else 100.0] for x in range(2, 200, 2)]
-    waits = [[float(x), 1.0 if x <= 50 else 40.0] for x in range(200)]
-    lease.renew(
-        {"samples_per_s": 100.0},
-        [
-            ("run", {"run": 1, "work": "train", "network": "little-cnn", "framework": "null"}
-             | {"expected": expected}),
-            ("points", {"run": 1, "series": "samples_per_s", "points": rates}),
-            ("points", {"run": 1, "series": "input_wait_percent", "points": waits}),
-        ],
-    )  # fmt: skip
-    slow = member.get(f"/api/v1/jobs/{job_id}").json()["slow"]
-    assert (slow["since_s"], slow["share"]) == (50.0, 0.5)
-    assert [sign["series"] for sign in slow["signs"]] == ["input_wait_percent"]
+    sign = {"series": "input_wait_percent", "now": 40.0, "before": 1.0}
+    slow = {"since_s": 50.0, "for_s": 148.0, "samples_per_s": 100.0, "share": 0.5, "signs": [sign]}
+    lease.renew({"samples_per_s": 100.0, "slow": slow})
+    assert member.get(f"/api/v1/jobs/{job_id}").json()["slow"] == slow
     page = member.get(f"/jobs/{job_id}").text
     assert "Slower than expected for 2 min 28 s: 100 samples/s, 50 % of it." in page
     assert "input wait 40 % (before 1 %)" in page
+    lease.renew({"samples_per_s": 200.0, "slow": None})
+    assert "Slower than expected" not in member.get(f"/jobs/{job_id}").text
+    lease.renew({"samples_per_s": 100.0, "slow": slow})
     lease.end(State.DONE)
     assert member.get(f"/api/v1/jobs/{job_id}").json()["slow"] is None
 

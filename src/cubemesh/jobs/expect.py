@@ -250,6 +250,13 @@ def _from_publication(spec: RunSpec, machine: Machine) -> Expected | None:
 
 SLOW_SHARE, SLOW_S = 0.9, 60.0
 """A run is slower than expected below this part of it over so many seconds."""
+SIGNS = (
+    "input_wait_percent",
+    "gpu_clock_sm_mhz",
+    "cpu_utilization_percent",
+    "gpu_utilization_percent",
+)
+"""Series whose changes are signs of a cause, likely causes first."""
 _WAIT_POINTS, _USE_POINTS, _CLOCK_SHARE = 5.0, 5.0, 0.95
 """Changes that are signs of a cause: of percent, of percent, of a clock's ratio."""
 
@@ -331,8 +338,7 @@ def _below_since(lengths: Sequence[float], missing: Sequence[float]) -> int | No
 def _signs(curves: Mapping[str, Sequence[Point]], since_s: float) -> list[Sign]:
     """The readings that changed when a run became slow."""
     found = []
-    for series in ("input_wait_percent", "gpu_clock_sm_mhz", "cpu_utilization_percent",
-                   "gpu_utilization_percent"):  # fmt: skip
+    for series in SIGNS:
         readings = [(x, y) for x, y in curves.get(series, ()) if x is not None and y is not None]
         after = [y for x, y in readings if x > since_s]
         earlier = [y for x, y in readings if x <= since_s]

@@ -1,6 +1,6 @@
 """Live events of jobs as server-sent events: each job is read once for all who watch it.
 
-    store ── when PostgreSQL notifies of one, else every quarter of a second, while someone
+    store ── when PostgreSQL notifies of one, else ten times a second, while someone
              watches ──▶ newest events, encoded once
                                                                     └──▶ watchers, by their cursors
 
@@ -31,7 +31,7 @@ from cubemesh.jobs.wakeup import AGAIN_S, EVENTS, LISTENING_S, Wakeup
 KIND = "text/event-stream"
 MOST_STREAMS = 250
 """Streams at the same time; the other half of the connections is for pages."""
-POLL_S = 0.25
+POLL_S = 0.1
 HEARTBEAT_S = 15.0
 """A comment is sent after so long without events, so that proxies do not close the connection."""
 _RECENT = 2000

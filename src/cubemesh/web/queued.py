@@ -7,8 +7,7 @@ from typing import Any
 
 from cubemesh.errors import UsageError
 from cubemesh.jobs import slurm
-from cubemesh.jobs.expect import Slowdown, slowdown
-from cubemesh.jobs.feed import curves_until, newest_events
+from cubemesh.jobs.feed import newest_events
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import QueuedJob
@@ -133,32 +132,26 @@ def expected_of(queue: JobQueue, job_id: int, run: int | None = None) -> dict[st
     return None
 
 
-def slowdown_of(queue: JobQueue, job: QueuedJob) -> Slowdown | None:
-    """Whether the run of a job is slower than expected now."""
-    if not job.state.held:
-        return None
-    found = curves_until(queue, job.job_id)[0]
-    run = max(found, default=1)
-    expected = expected_of(queue, job.job_id, run)
-    if not expected:
-        return None
-    return slowdown(expected["samples_per_s"], expected["low"], found.get(run, {}))
+def slow_of(job: QueuedJob) -> dict[str, Any] | None:
+    """How much slower than expected the run of a job is now (`Slowdown`); None where it is not."""
+    found: dict[str, Any] | None = job.progress.get("slow")
+    return found if job.state.held else None
 
 
-def slow_text(slow: Slowdown | None) -> str:
-    """`Slower than expected for 2 min: 6,900 samples/s, 85 % of it. Input wait 18 % (before 1 %).`;
-    empty where it is not."""
+def slow_text(slow: dict[str, Any] | None) -> str:
+    """`Slower than expected for 2 min: 6,900 samples/s, 85 % of it. Since then: input wait 18 %
+    (before 1 %).`; empty where it is not."""
     if slow is None:
         return ""
     text = (
-        f"Slower than expected for {format_seconds(slow.for_s)}: "
-        f"{number(slow.samples_per_s, 4)} samples/s, {100 * slow.share:.0f} % of it."
+        f"Slower than expected for {format_seconds(slow['for_s'])}: "
+        f"{number(slow['samples_per_s'], 4)} samples/s, {100 * slow['share']:.0f} % of it."
     )
     signs = []
-    for sign in slow.signs:
-        name, unit = series_name(Series(name=sign.series))
-        before = "" if sign.before is None else f" (before {number(sign.before, 3)} {unit})"
-        signs.append(f"{name} {number(sign.now, 3)} {unit}{before}")
+    for sign in slow["signs"]:
+        name, unit = series_name(Series(name=sign["series"]))
+        before = "" if sign["before"] is None else f" (before {number(sign['before'], 3)} {unit})"
+        signs.append(f"{name} {number(sign['now'], 3)} {unit}{before}")
     return f"{text} Since then: {', '.join(signs)}." if signs else text
 
 

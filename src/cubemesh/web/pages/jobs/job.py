@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.settings import split
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.jobs import slurm
-from cubemesh.jobs.feed import curves_until, newest_events
+from cubemesh.jobs.feed import newest_events
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import ENDED, State
 from cubemesh.jobs.submission import (
@@ -49,8 +48,8 @@ from cubemesh.web.queued import (
     progress_text,
     queue_of,
     rows_of,
+    slow_of,
     slow_text,
-    slowdown_of,
 )
 from cubemesh.web.why_slow import Step, step_of, why_slow, why_view
 
@@ -71,12 +70,11 @@ def document(asked: Asked) -> dict[str, Any]:
     step = _step(queue, asked.store, job)
     actions = [name for name, _ in _allowed(asked.person, job)]
     actions += ["edit"] if _editable(job) and _may_change(asked.person, job) else []
-    slow = slowdown_of(queue, job)
     return envelope(
         "job",
         job=job_json(job),
         actions=actions,
-        slow=None if slow is None else asdict(slow),
+        slow=slow_of(job),
         why_slow=None if step is None else why_slow(asked.store, step),
     )
 
@@ -219,7 +217,7 @@ def view(asked: Asked) -> dict[str, Any]:
         "edit": _edit_fields(job) if _editable(job) and may_change else [],
         "equivalence": None if step is None or not member else equivalence_fields(step.spec),
         "forecast": {} if step is None or step.record is not None else _forecast(step.spec),
-        "slow": slow_text(slowdown_of(queue, job)),
+        "slow": slow_text(slow_of(job)),
         "left": left_text(job),
         "left_interval": (
             f"{format_seconds(now['eta_low_s'])} to {format_seconds(now['eta_high_s'])}"
@@ -244,7 +242,7 @@ def view(asked: Asked) -> dict[str, Any]:
             if (text := clean(event_line(event), 2000))
         ],
         "more_events": len(events) == _LOG,
-        "has_curves": bool(curves_until(queue, job.job_id)[0]) or not job.state.ended,
+        "has_curves": bool(newest_events(queue, job.job_id, ("points",), 1)) or not job.state.ended,
         "ended": job.state.ended,
         "cursor": events[0].sequence if events else 0,
     }
