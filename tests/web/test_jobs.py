@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import cubemesh as api
 from cubemesh.jobs.feed import events_after
 from cubemesh.jobs.lease import Lease
 from cubemesh.jobs.queue import FreeDevices, JobQueue
@@ -17,6 +18,7 @@ from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Question, Wants
 from cubemesh.store import Store
 from cubemesh.web.app import Workbench
+from cubemesh.web.pages.jobs import job as job_page
 from cubemesh.web.security.gate import Rules
 from web_pages import OWN, Client
 
@@ -287,6 +289,61 @@ def test_what_is_expected_is_with_what_is_measured(member: Client, queue: JobQue
     assert curve["expected"] == expected
     lease.renew({"samples_per_s": 150.0}, [("run", {**run, "expected": None})])
     assert "of the expected" not in member.get(f"/jobs/{job_id}").text
+
+
+BY_FUNCTION: dict[str, Callable[[int, Store], Any]] = {
+    "pause": lambda job_id, store: api.pause_job(job_id, store=store),
+    "resume": lambda job_id, store: api.resume_job(job_id, store=store),
+    "stop": lambda job_id, store: api.stop_job(job_id, store=store),
+    "stop-at-checkpoint": lambda job_id, store: api.stop_job(
+        job_id, at_checkpoint=True, store=store
+    ),
+    "clone": lambda job_id, store: api.clone_job(job_id, store=store),
+    "priority": lambda job_id, store: api.prioritize_job(job_id, 5, store=store),
+    "edit": lambda job_id, store: api.edit_job(job_id, {"epochs": 9}, store=store),
+}
+BY_COMMAND = {"stop-at-checkpoint": ["stop", "--at-checkpoint"]}
+FIELDS = {"priority": {"priority": "5"}, "edit": {"epochs": "9"}}
+WORDS = {"priority": ["5"], "edit": ["--set", "epochs=9"]}
+RUNNING = ("pause", "stop-at-checkpoint", "edit")
+
+
+def test_every_action_of_the_page_is_compared_below() -> None:
+    assert set(BY_FUNCTION) == set(job_page.ACTIONS)
+
+
+@pytest.mark.parametrize(
+    ("action", "held"),
+    [
+        *((action, False) for action in BY_FUNCTION if action not in RUNNING[1:2]),
+        *((action, True) for action in RUNNING),
+    ],
+)
+def test_an_action_is_the_same_by_page_function_and_command(
+    member: Client, queue: JobQueue, store: Store, cubemesh: Any, action: str, held: bool
+) -> None:
+    ids = [put(queue) for _ in range(3)]
+    for job_id in ids:
+        if held:
+            hold(queue)
+        if action == "resume":
+            queue.pause(job_id)
+    by_page, by_function, by_command = ids
+    assert do(member, by_page, action, **FIELDS.get(action, {})).status_code == 303
+    BY_FUNCTION[action](by_function, store)
+    verb, *options = BY_COMMAND.get(action, [action])
+    words = ["jobs", verb, str(by_command), *WORDS.get(action, []), *options]
+    found = cubemesh(*words, "--store", store.name)
+    assert found.returncode == 0, found.stderr
+
+    def result(job_id: int) -> tuple[Any, ...]:
+        job = queue.get(job_id)
+        last = events_after(queue, job_id)[0][-1]
+        return job.state, job.control, job.priority, job.question, last.kind, last.value
+
+    if action == "clone":  # the copies are compared
+        by_command, by_function, by_page = (job.job_id for job in queue.list(limit=3))
+    assert result(by_page) == result(by_function) == result(by_command)
 
 
 def test_a_waiting_job_is_edited(member: Client, queue: JobQueue) -> None:

@@ -86,8 +86,8 @@ def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
     fields = dict(form)
     check_fields(fields, _FIELDS)
     action = one(fields, "action")
-    if action not in _ACTIONS:
-        raise UsageError(f"action={clean(action, 40)}: give one of {', '.join(_ACTIONS)}.")
+    if action not in ACTIONS:
+        raise UsageError(f"action={clean(action, 40)}: give one of {', '.join(ACTIONS)}.")
     before, queue, who = job_of(asked), queue_of(asked), asked.person.name
     if action != "clone" and not _may_change(asked.person, before):
         raise ForbiddenError(
@@ -148,7 +148,8 @@ _CHANGES: dict[str, Callable[[JobQueue, int, str], None]] = {
         queue, job_id, at_checkpoint=True, who=who
     ),
 }
-_ACTIONS = (*_CHANGES, "clone", "priority", "edit")
+ACTIONS = (*_CHANGES, "clone", "priority", "edit")
+"""What a form can ask of a job."""
 
 
 def _changes(job: QueuedJob, given: Mapping[str, str]) -> list[str]:
