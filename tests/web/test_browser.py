@@ -353,12 +353,12 @@ def test_a_restart_of_the_server_leaves_every_point_once(chromium: Any, tmp_path
             page.goto(f"{address}/jobs/{job.job_id}")
             page.wait_for_selector("[data-curves] canvas")
             learn(5, 10)
-            page.wait_for_function(f"{DRAWN}.length === 10")
+            wait_until(lambda: len(page.evaluate(DRAWN)) == 10, "the points are drawn")
             bench.hub.close()
         learn(10, 20)  # while no server runs
         with served(Workbench(store, access, Rules(), secure=False), port):
             learn(20, 25)
-            page.wait_for_function(f"{DRAWN}.length >= 25")
+            wait_until(lambda: len(page.evaluate(DRAWN)) >= 25, "the points are drawn")
             assert page.evaluate(DRAWN) == [float(x) for x in range(25)]
             context.close()
 
