@@ -1,5 +1,5 @@
-"""Several servers over one store in PostgreSQL, and agents of several hosts: what one queues, another
-shows live, and each host gets what fits it."""
+"""Several servers over one store in PostgreSQL, and agents of several hosts: what one queues,
+another shows live, and each host gets what fits it."""
 
 from __future__ import annotations
 
