@@ -81,12 +81,13 @@ def test_the_question_has_the_devices_and_the_strategy_of_the_run(
         placement=Placement(devices=devices),
         program=ProgramSettings(sync=sync),
     )
-    fields = equivalence_fields(spec)
+    fields = equivalence_fields(spec, None)
     assert fields is not None
     assert fields["devices"] == f"1,{max(2, devices)}"
     assert fields["global_batch_sizes"] == batch
+    assert fields["device"] == "cpu"
     assert fields.get("strategies") == (sync if devices > 1 else None)
     asynchronous = dataclasses.replace(spec, program=ProgramSettings(sync="asynchronous"))
-    assert devices == 1 or equivalence_fields(asynchronous) is None
+    assert devices == 1 or equivalence_fields(asynchronous, None) is None
     simulated = dataclasses.replace(spec, program=ProgramSettings(framework="null"))
-    assert equivalence_fields(simulated) is None
+    assert equivalence_fields(simulated, None) is None

@@ -6,7 +6,7 @@ from __future__ import annotations
 from cubemesh.experiments.sequential_equivalence.experiment import SAME_STEPS
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.networks import NETWORKS
-from cubemesh.schema import RunSpec
+from cubemesh.schema import Machine, RunSpec
 from cubemesh.schema.work import Train, TrainSteps
 
 EXPERIMENT = "sequential-equivalence"
@@ -14,9 +14,10 @@ _LEAST_BATCH = 16
 """Global batch size, or the next multiple of the number of devices."""
 
 
-def equivalence_fields(spec: RunSpec) -> dict[str, str] | None:
+def equivalence_fields(spec: RunSpec, machine: Machine | None) -> dict[str, str] | None:
     """The fields of the form for the network, framework, number of devices and strategy of a spec;
-    for one device those for two; None where a page cannot ask that of it."""
+    for one device those for two, and on the CPU where the machine has fewer GPUs. None where a page
+    cannot ask that of it."""
     work, framework = spec.work, spec.program.framework
     if not isinstance(work, Train | TrainSteps) or work.network not in NETWORKS:
         return None
@@ -30,6 +31,8 @@ def equivalence_fields(spec: RunSpec) -> dict[str, str] | None:
         "global_batch_sizes": str(-(-_LEAST_BATCH // devices) * devices),
         "scale": "quick",
     }
+    if machine is None or len(machine.gpus) < devices:
+        fields["device"] = "cpu"
     if spec.placement.devices > 1:
         if spec.program.sync not in SAME_STEPS:
             return None

@@ -250,9 +250,10 @@ def _choice_view(
     names = {record.run_id: run_name(record.spec) for record in records}
     others = len(choice.tied) - 1
     place = [record.run_id for record in records].index(choice.chosen)
-    own = [f"{what} {values[place]}" for what, values in differs if values[place]]
     title = f"{choice.chosen} · {names[choice.chosen]}"
-    title += "".join(f" · {one}" for one in own[:_MOST_DIFFERENCES] if one not in title)
+    named = title.replace(",", "").split()
+    own = [f"{what} {v[place]}" for what, v in differs if v[place] and v[place] not in named]
+    title += "".join(f" · {one}" for one in own[:_MOST_DIFFERENCES])
     best = "It" if choice.chosen == choice.best else choice.best
     text = f"{best} has the highest {choice.criterion}"
     if others:

@@ -51,7 +51,7 @@ def view(asked: Asked) -> dict[str, Any]:
         and isinstance(record.spec.work, Train | TrainSteps)
         and bool(record.ranks and record.figure("throughput_per_s")),
         "why": why_view(store, step_of(record)),
-        "equivalence": equivalence_fields(record.spec)
+        "equivalence": equivalence_fields(record.spec, machine)
         if record.ok and asked.person.role >= Role.MEMBER
         else None,
         "machine_line": "" if machine is None else formatting.machine_line(machine, 90),

@@ -216,7 +216,9 @@ def view(asked: Asked) -> dict[str, Any]:
         "ask": _form(job) if member else "",
         "can_reorder": job.state not in ENDED and may_change,
         "edit": _edit_fields(job) if _editable(job) and may_change else [],
-        "equivalence": None if step is None or not member else equivalence_fields(step.spec),
+        "equivalence": None
+        if step is None or not member
+        else equivalence_fields(step.spec, asked.store.machine(step.machine_id)),
         "forecast": {} if step is None or step.record is not None else _forecast(step.spec),
         "slow": slow_text(slow_of(job)),
         "left": left_text(job),
