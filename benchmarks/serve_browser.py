@@ -127,7 +127,7 @@ def measure_weight(browser: Browser, ready: dict[str, Any], store: Store) -> dic
     known = {"run_id": answer.run_ids[0], "machine_id": answer.machine_id, "job_id": "1"}
     known |= {"experiment_run_id": answer.experiment_run_id, "experiment": "train"}
     ids = "&".join(f"id={run}" for run in answer.run_ids[:3])
-    pages, foreign = {}, []
+    pages, requested = {}, list[str]()
     for one in PAGES:
         query = f"?{ids}" if one.path.startswith("/compare") else ""
         context = log_in(browser, ready)
@@ -137,18 +137,14 @@ def measure_weight(browser: Browser, ready: dict[str, Any], store: Store) -> dic
         client.send("Network.setCacheDisabled", {"cacheDisabled": True})
         sizes: list[float] = []
         client.on("Network.loadingFinished", lambda e, s=sizes: s.append(e["encodedDataLength"]))
-        page.on(
-            "request",
-            lambda r: (
-                r.url.startswith((ready["address"], "data:", "blob:")) or foreign.append(r.url)
-            ),
-        )
+        page.on("request", lambda asked: requested.append(asked.url))
         page.goto(ready["address"] + one.path.format(**known) + query)
         page.wait_for_load_state("load")
         page.wait_for_timeout(500)
         pages[one.path] = {"bytes": sum(sizes), "requests": len(sizes)}
         context.close()
-    return {"pages": pages, "foreign": foreign}
+    own = (ready["address"], "data:", "blob:")
+    return {"pages": pages, "foreign": [url for url in requested if not url.startswith(own)]}
 
 
 @contextmanager

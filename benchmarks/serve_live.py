@@ -6,7 +6,7 @@ r"""Watching and steering jobs of `cubemesh serve`: many watchers, the time left
     python benchmarks/serve_live.py demo
 
 watchers  processor time of the server while so many streams of one job are read, delays, losses
-cost      throughput of a training while it is watched, over that while it is not, by turns, with
+cost      throughput of a training while it is watched, over that while it is not, interleaved, with
           Student's interval over pairs of turns; and the processor time of the server
 eta       the time left that trainings of different lengths gave at a fifth of the way, against what
           it was: median error, and how often the 90 % interval had it
@@ -126,7 +126,7 @@ def finished(queue: JobQueue, job_id: int) -> bool:
 
 
 async def cost(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Throughput of a training by turns with and without watchers."""
+    """Throughput of a training with and without watchers, interleaved."""
     path = folder / "results.sqlite"
     rng = random.Random(0)
     with serving(path) as (process, ready), Store.open(str(path)) as store:

@@ -141,6 +141,7 @@ def test_curves_of_several_runs_are_lines_of_one_chart(
         one = store.record(ids["c"])
         y = (2.0, math.inf, 1.0 - 0.1 * place)
         loss = Curve(name="training_loss", x_name="step", x=(1.0, 2.0, 3.0), y=y)
+        assert isinstance(one.spec.work, Train)
         work = dataclasses.replace(one.spec.work, learning_rate=0.1 * (place + 1))
         spec = dataclasses.replace(one.spec, work=work)
         store.save(dataclasses.replace(one, run_id=name * 12, curves=(loss,), spec=spec), ())

@@ -92,8 +92,8 @@ def _result(store: Store, run_id: str) -> str:
     accuracy, rate = figures.get("accuracy"), figures.get("throughput_per_s")
     parts = []
     if accuracy is not None:
-        ends = (None if end is None else 100 * end for end in (accuracy.low, accuracy.high))
-        parts.append(f"accuracy {quantity(100 * accuracy.value, '%', *ends)}")
+        low, high = (None if end is None else 100 * end for end in (accuracy.low, accuracy.high))
+        parts.append(f"accuracy {quantity(100 * accuracy.value, '%', low, high)}")
     if rate is not None:
         parts.append(quantity(rate.value, "images/s", rate.low, rate.high))
     return " · ".join(parts)
