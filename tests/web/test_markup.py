@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from cubemesh.store import Store
+from cubemesh.web.access import Access
+from cubemesh.web.app import Workbench
 from cubemesh.web.page import Page
 from cubemesh.web.pages import PAGES
-from web_pages import Client, filled_in, patterns
+from cubemesh.web.security.gate import Rules
+from web_pages import TOKEN, Client, filled_in, patterns
 
 VOID = {"br", "col", "hr", "img", "input", "link", "meta", "rect", "path", "circle", "line", "use"}
 VOID |= {"polyline", "polygon", "ellipse", "stop", "source", "animate"}
@@ -73,50 +77,6 @@ class Checker(HTMLParser):
             self._open.pop()
 
 
-@pytest.fixture(scope="module")
-def known(filled: Path) -> dict[str, str]:
-    """Ids that are stored."""
-    with Store.open(str(filled), read_only=True) as store:
-        answer = store.experiment_runs("minibatch")[0]
-    return {
-        "run": answer.run_ids[0],
-        "other": answer.run_ids[1],
-        "machine": answer.machine_id,
-        "answer": answer.experiment_run_id,
-        "job": "1",
-    }
-
-
-@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.path)
-def test_a_page_is_well_formed(client: Client, page: Page, known: dict[str, str]) -> None:
-    found = Checker()
-    found.feed(client.get(filled_in(page, page.path, known)).text)
-    found.close()
-    assert found.problems == []
-    assert len(found.ids) == len(set(found.ids))
-    assert set(found.references) <= set(found.ids)
-
-
-@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.path)
-def test_what_a_page_links_its_json_names(
-    client: Client, page: Page, known: dict[str, str]
-) -> None:
-    """Runs, jobs, machines and answers of a page are in its twin."""
-    text = client.get(filled_in(page, page.path, known)).text
-    twin = client.get(filled_in(page, page.api_path, known)).text
-    json.loads(twin, parse_constant=pytest.fail)
-    shown = Checker()
-    shown.feed(text.partition('id="content"')[2].partition("<footer")[0])
-    named = set()
-    for link in shown.links:
-        match = re.fullmatch(r"/(runs|jobs|machines|answers)/([0-9a-f]+)", urlsplit(link).path)
-        if match:
-            named.add(match[2])
-        named |= {value for name, value in parse_qsl(urlsplit(link).query) if name in ("id", "run")}
-    missing = {one for one in named if one not in twin}
-    assert missing - set(known.values()) == set()
-
-
 @contextmanager
 def outgoing() -> Iterator[list[Any]]:
     """The addresses to which this process connects, or that it resolves, meanwhile."""
@@ -134,11 +94,69 @@ def outgoing() -> Iterator[list[Any]]:
         active.clear()
 
 
-def test_the_server_connects_to_no_other_host(client: Client, known: dict[str, str]) -> None:
-    with outgoing() as found:
-        for page, path in patterns():
-            client.get(filled_in(page, path, known))
-    assert found == []
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """Every page and its twin, read once."""
+
+    texts: dict[str, str]
+    """Path, as in the table → what is answered."""
+    known: dict[str, str]
+    connections: list[Any]
+    """To where the server connected meanwhile."""
+
+
+@pytest.fixture(scope="module")
+def read(filled: Path) -> Read:
+    access = Access(TOKEN)
+    with Store.open(str(filled), read_only=True) as store:
+        answer = store.experiment_runs("minibatch")[0]
+        known = {
+            "run": answer.run_ids[0],
+            "other": answer.run_ids[1],
+            "machine": answer.machine_id,
+            "answer": answer.experiment_run_id,
+            "job": "1",
+        }
+        bench = Workbench(store, access, Rules(), secure=False)
+        client = Client(bench, cookie=f"{access.cookie}={access.new_session()}")
+        with outgoing() as connections:
+            texts = {
+                path: client.get(filled_in(page, path, known)).text
+                for page, path in patterns()
+                if page in DOCUMENTS
+            }
+    return Read(texts=texts, known=known, connections=list(connections))
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.path)
+def test_a_page_is_well_formed(read: Read, page: Page) -> None:
+    found = Checker()
+    found.feed(read.texts[page.path])
+    found.close()
+    assert found.problems == []
+    assert len(found.ids) == len(set(found.ids))
+    assert set(found.references) <= set(found.ids)
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.path)
+def test_what_a_page_links_its_json_names(read: Read, page: Page) -> None:
+    """Runs, jobs, machines and answers of a page are in its twin."""
+    twin = read.texts[page.api_path]
+    json.loads(twin, parse_constant=pytest.fail)
+    shown = Checker()
+    shown.feed(read.texts[page.path].partition('id="content"')[2].partition("<footer")[0])
+    named = set()
+    for link in shown.links:
+        match = re.fullmatch(r"/(runs|jobs|machines|answers)/([0-9a-f]+)", urlsplit(link).path)
+        if match:
+            named.add(match[2])
+        named |= {value for name, value in parse_qsl(urlsplit(link).query) if name in ("id", "run")}
+    assert {one for one in named if one not in twin} <= set(read.known.values())
+
+
+def test_the_server_connects_to_no_other_host(read: Read) -> None:
+    assert len(read.texts) == 2 * len(DOCUMENTS)
+    assert read.connections == []
     with (
         outgoing() as found,
         socket.socket(socket.AF_UNIX) as probe,
