@@ -89,6 +89,7 @@ def run_job_of(given: Assignment, store: Store) -> None:
         pause_file,
         curves(queue, given.job_id),
         expect=lambda spec: expected_throughput(store, spec, machine),
+        machine_id=machine.machine_id,
     )
     question = job.question
     delay_s, failure, store_failure, why = 0.0, "", "", ""
