@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cubemesh.frameworks.contract.gradient_sync import (
+    ContextParallelSync,
     GradientSync,
     ModelParallelSync,
     PipelineSync,
@@ -13,6 +14,7 @@ from cubemesh.frameworks.contract.gradient_sync import (
 from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.distributed.collectives import build_collective
+from cubemesh.frameworks.pytorch.distributed.context_parallel import ContextParallelProgram
 from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
 from cubemesh.frameworks.pytorch.distributed.model_parallel import ModelParallelProgram
@@ -79,6 +81,8 @@ def build(request: BuildRequest) -> PyTorchProgram:
         except ImportError as error:
             raise _needs_later(sync, "2.7", error) from error
         return TensorParallelProgram(request, sync)
+    if isinstance(sync, ContextParallelSync) and sync.group.size > 1:
+        return ContextParallelProgram(request, sync)
     if isinstance(sync, ShardedSync) and sync.group.size > 1:
         if as_it_is and sync.zero_stage > 1:
             raise Unsupported(

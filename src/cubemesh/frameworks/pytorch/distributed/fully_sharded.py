@@ -24,7 +24,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -41,6 +40,7 @@ from cubemesh.frameworks.pytorch.distributed.graph_partition import (
     stages_of,
     write_calls,
 )
+from cubemesh.frameworks.pytorch.distributed.group import ALL_GATHER, REDUCE_SCATTER
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.lowerings import ATTRIBUTES
 from cubemesh.frameworks.pytorch.module import BuiltNetwork, define, identifiers
@@ -60,10 +60,6 @@ from cubemesh.frameworks.pytorch.recomputation import recomputed_stage
 from cubemesh.frameworks.pytorch.runtime import AUTOCAST_TYPES
 from cubemesh.networks.graph import Network, ShardedUnit, follows_weights, sharded_units
 from cubemesh.schema.work import Training
-
-# Of one array; they have other names from PyTorch 2.13 on.
-_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class FullyShardedProgram(PyTorchProgram):
@@ -420,7 +416,7 @@ class _TimedAllGather(_Timed):
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> None:
         """Gather the ranks' arrays."""
-        call = partial(_ALL_GATHER, output_tensor, input_tensor, group=group)
+        call = partial(ALL_GATHER, output_tensor, input_tensor, group=group)
         observed(self._group, call, output_tensor.nbytes)
 
 
@@ -434,7 +430,7 @@ class _TimedReduceScatter(_Timed):
         async_op: bool = False,
     ) -> None:
         """Add the ranks' arrays; each gets its part."""
-        call = partial(_REDUCE_SCATTER, output_tensor, input_tensor, op=op, group=group)
+        call = partial(REDUCE_SCATTER, output_tensor, input_tensor, op=op, group=group)
         observed(self._group, call, input_tensor.nbytes)
 
 
