@@ -4,6 +4,7 @@ GPUs through NCCL.
 The ranks run this very file as a script: what they do and what one process does is one function."""
 
 import dataclasses
+import importlib
 import os
 import subprocess
 import sys
@@ -258,7 +259,12 @@ def test_a_network_that_is_not_divided_is_refused():
 
 
 if __name__ == "__main__":
-    jobs = ((gpu_rank, 2),) if sys.argv[2:] == ["gpu"] else ((rank, 2), (mesh_rank, 4))
+    if sys.argv[2:] == ["gpu"]:
+        jobs = ((gpu_rank, 2),)
+    else:
+        jobs = ((rank, 2), (mesh_rank, 4))
+        # Once, before the ranks are forked; a fork could not use a GPU afterwards.
+        importlib.import_module("torch._dynamo")
     for job, count in jobs:
         if failed := launch(job, sys.argv[1], count):
             sys.exit(f"ranks failed: {failed}")
