@@ -48,15 +48,22 @@ def divide_sequence(network: Network, devices: int) -> DividedSequence:
     """`network` with its sequences over so many devices. Unsupported, with the layer and the
     remedy, where it has no attention, another layer reads several positions, or the positions do
     not divide."""
-    attentions = [node for node in network.nodes if isinstance(node.layer, Attention)]
+    attentions = [(n, n.layer) for n in network.nodes if isinstance(n.layer, Attention)]
     if not attentions:
         raise Unsupported(
             f"sync=context-parallel: {network.name} has no attention, so it has no long sequences "
             "to divide. Set sync=all-reduce."
         )
-    length = attentions[0].shape[0]
+    packed = [node for node, layer in attentions if layer.documents]
+    if packed:
+        raise Unsupported(
+            f"sync=context-parallel: with packing=documents {packed[0].name} of {network.name} "
+            "reads a mask of all positions, which is not divided. Leave packing out, or set "
+            "sync=all-reduce."
+        )
+    length = attentions[0][0].shape[0]
     _check_layers(network, length)
-    causal = any(isinstance(n.layer, Attention) and n.layer.causal for n in attentions)
+    causal = any(layer.causal for _, layer in attentions)
     parts = 2 * devices if causal else devices
     if length % parts:
         below = length // parts * parts
@@ -79,15 +86,10 @@ def _check_layers(network: Network, length: int) -> None:
             _refuse(network, f"its input {given.name} is not a sequence of {length} tokens")
     for node in network.nodes:
         layer = node.layer
-        if isinstance(layer, Attention):
-            if layer.documents:
-                raise Unsupported(
-                    f"sync=context-parallel: with packing=documents {node.name} of {network.name} "
-                    "reads a mask of all positions, which is not divided. Leave packing out, or "
-                    "set sync=all-reduce."
-                )
-        elif not isinstance(layer, _BY_POSITION):
-            _refuse(network, f"{node.name} ({type(layer).__name__}) reads several positions at once")
+        if not isinstance(layer, (*_BY_POSITION, Attention)):
+            _refuse(
+                network, f"{node.name} ({type(layer).__name__}) reads several positions at once"
+            )
         if len(node.shape) != 2 or node.shape[0] != length:
             _refuse(network, f"{node.name} does not have the {length} positions of the attention")
         if isinstance(layer, Dropout) and layer.per_sample:

@@ -254,7 +254,7 @@ def test_a_network_that_is_not_divided_is_refused():
     group = SimpleNamespace(rank=0, size=3)
     sync = strategies.make("context-parallel", group)
     settings = ProgramSettings(sync="context-parallel")
-    with pytest.raises(Unsupported, match="8 positions.*6 parts.*sequence_length to 6 or 12"):
+    with pytest.raises(Unsupported, match=r"8 positions.*6 parts.*sequence_length to 6 or 12"):
         build(request_of(network_of("gpt"), settings, sync, group))
 
 

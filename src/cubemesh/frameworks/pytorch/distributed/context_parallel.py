@@ -34,9 +34,9 @@ from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.lowerings import AddedPositions, Rotation
 from cubemesh.frameworks.pytorch.module import BuiltNetwork, NetworkModule
 from cubemesh.frameworks.pytorch.precision import state_dict
+from cubemesh.frameworks.pytorch.precision.loss_scaling import update_weights
 from cubemesh.frameworks.pytorch.profiling.activation_hooks import InspectCallback
 from cubemesh.frameworks.pytorch.program import PyTorchProgram
-from cubemesh.frameworks.pytorch.precision.loss_scaling import update_weights
 from cubemesh.networks.graph import Head
 from cubemesh.networks.layers import Attention, Dropout, PositionEmbedding
 
@@ -207,9 +207,7 @@ class ContextGroup:
         else:
             sent = parts.contiguous()
         own = torch.empty_like(sent[0])
-        self._communicate(
-            lambda: REDUCE_SCATTER(own, sent.flatten(0, 1), group=self._ranks), sent
-        )
+        self._communicate(lambda: REDUCE_SCATTER(own, sent.flatten(0, 1), group=self._ranks), sent)
         return own
 
     def mean(self, value: Tensor) -> Tensor:
@@ -411,9 +409,7 @@ def summed_loss(heads: Sequence[Head], scores: Sequence[Tensor], labels: Tensor)
     labels = labels.flatten()
     losses = [
         head.weight
-        * F.cross_entropy(
-            values.flatten(0, -2), labels, ignore_index=PADDING, reduction="sum"
-        )
+        * F.cross_entropy(values.flatten(0, -2), labels, ignore_index=PADDING, reduction="sum")
         for head, values in zip(heads, scores, strict=True)
     ]
     return torch.stack(losses).sum()
