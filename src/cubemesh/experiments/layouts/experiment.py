@@ -2,8 +2,8 @@
 
 A layout is a strategy with its mesh. All layouts train the same network with the same global batch
 on the same devices: data parallel, the three stages of sharded data parallelism (ZeRO), tensor
-parallel, context parallel, pipelines, and these three with data parallelism. One device with its share of the
-batch is the baseline.
+parallel, context parallel, pipelines, and these three with data parallelism. One device with its
+share of the batch is the baseline.
 
 `LAYOUTS` is the table: a new strategy is one line.
 """
@@ -197,7 +197,6 @@ EXPERIMENT = Experiment(
         "tensor_parallel_size": "layouts",
         "context_parallel_size": "layouts",
         "batch_per_device": "batch_sizes",
-        "framework": "layouts",
         "trace": "attribution",
         **PLACED,
     },
