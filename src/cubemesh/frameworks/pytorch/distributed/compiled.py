@@ -150,7 +150,7 @@ def compiled_between(
 
 
 def _is_eager(node: Node) -> bool:
-    """A collective, or an embedding divided by its vocabulary, whose mask DTensor does not trace."""
+    """A collective, or an embedding divided by its vocabulary, whose mask DTensor cannot trace."""
     return isinstance(node.layer, Redistribution | Embedding)
 
 
