@@ -70,10 +70,10 @@ class CompiledFullyShardedProgram(FullyShardedProgram, CompilesStep):
         for node in request.network.nodes:
             if isinstance(node.layer, Recurrence | InputFeedingDecoder):
                 raise Unsupported(
-                    f"pytorch-compiled, sync={sync.name}: {node.name} of {request.network.name} is "
-                    "recurrent, and PyTorch's recurrent layers hold their weights in a list that "
-                    "FSDP does not divide when it is compiled. Set framework=pytorch, or "
-                    "sync=all-reduce."
+                    f"pytorch-compiled, sync={request.sync.name}: {node.name} of "
+                    f"{request.network.name} is recurrent, and PyTorch's recurrent layers hold "
+                    "their weights in a list that FSDP does not divide when it is compiled. Set "
+                    "framework=pytorch, or sync=all-reduce."
                 )
         self._compile = compiler(request.network)
         self._evaluates = False

@@ -190,7 +190,7 @@ class ContextGroup:
         gathered = own.new_empty(self.size, *own.shape)
         sent = own.contiguous()
         self._communicate(lambda: ALL_GATHER(gathered.flatten(0, 1), sent, group=self._ranks), sent)
-        parts = gathered.unflatten(2, (len(self.bounds), -1))  # ranks, batch, parts, each, …
+        parts = torch.unflatten(gathered, 2, (len(self.bounds), -1))  # ranks, batch, parts, each, …
         if self._divided.causal:
             ordered = torch.cat([parts[:, :, 0], parts[:, :, 1].flip(0)])
         else:
@@ -200,7 +200,7 @@ class ContextGroup:
     def reduce_scatter(self, whole: Tensor) -> Tensor:
         """The sum over the ranks of this rank's positions of a value (batch, length, …)."""
         each = self._divided.part_length
-        parts = whole.unflatten(1, (-1, each)).transpose(0, 1)  # parts, batch, each, …
+        parts = torch.unflatten(whole, 1, (-1, each)).transpose(0, 1)  # parts, batch, each, …
         if self._divided.causal:
             one, other = parts.chunk(2)
             sent = torch.stack([one, other.flip(0)], 2).flatten(2, 3)
@@ -310,7 +310,7 @@ class PartAttention(nn.Module):
         q = x[..., : size * self.heads].view(batch, length, self.heads, size).transpose(1, 2)
         k, v = (
             part.view(batch, -1, self.key_value_heads, size).transpose(1, 2)
-            for part in gathered.split(keys, -1)
+            for part in torch.split(gathered, keys, -1)
         )
         dropout = self.dropout if self.training else 0.0
         if not self.causal:
@@ -318,7 +318,7 @@ class PartAttention(nn.Module):
             y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, enable_gqa=shared)
         else:
             results = []
-            for number, own in enumerate(q.split(self._each, 2)):
+            for number, own in enumerate(torch.split(q, self._each, 2)):
                 seen = self._firsts[number] + self._each
                 results.append(self._causal(own, k[:, :, :seen], v[:, :, :seen], dropout))
             y = torch.cat(results, 2)

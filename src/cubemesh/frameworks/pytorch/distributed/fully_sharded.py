@@ -127,7 +127,8 @@ class FullyShardedProgram(PyTorchProgram):
         """The loss of the scores in fp32."""
         *inputs, labels = placed
         with self._autocast:
-            return self._loss_of(self._run(*inputs), labels)
+            loss: Tensor = self._loss_of(self._run(*inputs), labels)
+            return loss
 
     def _start_optimizer(self) -> None:
         local = {name: _local(parameter) for name, parameter in self._built.parameters.items()}
