@@ -35,7 +35,7 @@ from cubemesh.schema.work import TrainSteps
 
 LENGTH, GLOBAL_BATCH = 8, 4
 SIZES = {
-    "gpt": "gpt:hidden=8,layers=1,heads=2,vocabulary=13",
+    "gpt": "gpt:hidden=16,layers=1,heads=2,vocabulary=13",
     "bert": "bert:hidden=8,layers=1,heads=2,vocabulary=13",
     "llama": "llama:hidden=8,layers=2,heads=4,kv_heads=2,ffn=32,vocabulary=13",
 }
@@ -237,7 +237,7 @@ def test_every_collective_of_a_step_is_timed(ranks):
     """Keys and values of each attention forward and their gradients backward, in two micro-batches,
     the buckets of gradients, and the loss."""
     sizes = sorted(ranks["gpt", 0]["sizes"])
-    keys = GLOBAL_BATCH // 2 * LENGTH // 2 * 2 * 8 * 8
+    keys = GLOBAL_BATCH // 2 * LENGTH // 2 * 2 * 16 * 8
     assert sizes[0] == 8
     assert sizes.count(keys) == sizes.count(2 * keys) == 2, sizes
     assert (ranks["gpt", 0]["sizes"] == ranks["gpt", 1]["sizes"]).all()

@@ -40,6 +40,7 @@ from cubemesh.frameworks.pytorch.program import PyTorchProgram
 from cubemesh.networks.graph import Head
 from cubemesh.networks.layers import Attention, Dropout, PositionEmbedding
 
+_FLASH_CAPABILITY = (8, 0)
 _FLASH_TYPES = (torch.float16, torch.bfloat16)
 _MOST_FLASH_FEATURES = 256
 """Of a head, in FlashAttention's kernels; their number divides by 8."""
@@ -61,13 +62,16 @@ class ContextParallelProgram(PyTorchProgram):
     def _build(self, request: BuildRequest) -> BuiltNetwork:
         whole = super()._build(request)
         network, layers = self._divided.network, dict(whole.layers)
+        flash = has_flash(self.device)
         masks = CausalMasks()
         for node in network.nodes:
             layer, module = node.layer, layers.get(node.name)
             if isinstance(layer, GatheredKeys):
                 layers[node.name] = KeyGather(layer, self._context)
             elif isinstance(layer, Attention):
-                layers[node.name] = PartAttention(layer, self._divided, self._context.part, masks)
+                layers[node.name] = PartAttention(
+                    layer, self._divided, self._context.part, masks, flash
+                )
             elif isinstance(layer, Dropout) and request.program.deterministic:
                 layers[node.name] = _PartDropout(
                     layer.rate, self._context, (self._replica, self._replicas)
@@ -293,12 +297,18 @@ class PartAttention(nn.Module):
     """Scaled dot-product attention of a device's own queries to all keys."""
 
     def __init__(
-        self, layer: Attention, divided: DividedSequence, part: int, masks: CausalMasks
+        self,
+        layer: Attention,
+        divided: DividedSequence,
+        part: int,
+        masks: CausalMasks,
+        flash: bool,
     ) -> None:
+        """`flash`: whether the device has FlashAttention's kernels."""
         super().__init__()
         self.heads, self.key_value_heads = layer.heads, layer.key_value_heads or layer.heads
         self.causal, self.dropout = layer.causal, layer.dropout
-        self._each, self._masks = divided.part_length, masks
+        self._each, self._masks, self._flash = divided.part_length, masks, flash
         self._firsts = divided.parts(part)
 
     def forward(self, x: Tensor, gathered: Tensor) -> Tensor:
@@ -331,7 +341,9 @@ class PartAttention(nn.Module):
             return F.scaled_dot_product_attention(
                 q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=shared
             )
-        if _has_flash(q, k, v):  # which aligns the mask with the last key; SDPA with the first
+        if self._flash and _fits_flash(
+            q, k, v
+        ):  # which aligns the mask with the last key; SDPA with the first
             result: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
                 q, k, v, dropout, True
             )[0]
@@ -346,15 +358,17 @@ class PartAttention(nn.Module):
         return f"heads={self.heads}, causal={self.causal}"
 
 
-def _has_flash(*values: Tensor) -> bool:
+def has_flash(device: str) -> bool:
+    """Whether a device has FlashAttention's kernels."""
+    cuda = torch.device(device).type == "cuda"
+    return cuda and torch.cuda.get_device_capability(device) >= _FLASH_CAPABILITY
+
+
+def _fits_flash(*values: Tensor) -> bool:
     """Whether FlashAttention's kernels compute an attention of these."""
     features = values[0].shape[-1]
-    return (
-        all(value.is_cuda and value.dtype in _FLASH_TYPES for value in values)
-        and features % 8 == 0
-        and features <= _MOST_FLASH_FEATURES
-        and torch.cuda.get_device_capability(values[0].device) >= (8, 0)
-    )
+    low = all(value.dtype in _FLASH_TYPES for value in values)
+    return low and features % 8 == 0 and features <= _MOST_FLASH_FEATURES
 
 
 class _PartRotation(Rotation):
