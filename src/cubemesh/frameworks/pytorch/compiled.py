@@ -58,13 +58,10 @@ __all__ = [
     "setup_process",
 ]
 
-SYNC_FEATURES: frozenset[SyncFeature] = frozenset(
-    {
-        *("all-reduce", "hooks", "cpu-server"),
-        *("tensor-parallel", "context-parallel", "sharded"),
-    }
-)
-"""Synchronization outside the compiled functions."""
+REPLICA_SYNC_FEATURES: frozenset[SyncFeature] = frozenset({"all-reduce", "hooks", "cpu-server"})
+"""Synchronization outside a step that is compiled, or captured, as a whole."""
+SYNC_FEATURES = REPLICA_SYNC_FEATURES | {"tensor-parallel", "context-parallel", "sharded"}
+"""Synchronization outside, or between compiled functions."""
 BACKEND = "inductor"
 """Of torch.compile."""
 MAX_COMPILER_PROCESSES = 16

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from cubemesh.batches import Batch
 from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
-from cubemesh.frameworks.pytorch import build, compiled, join, launch
+from cubemesh.frameworks.pytorch import build, captured, compiled, join, launch
 from cubemesh.frameworks.pytorch.distributed.graph_partition import parts_around
 from cubemesh.frameworks.pytorch.module import build_modules
 from cubemesh.frameworks.pytorch.program import total_loss
@@ -145,6 +145,12 @@ def test_what_is_between_two_nodes_is_compiled(monkeypatch):
     torch.testing.assert_close(found, expected)
     (values,) = compiled_between(built, apart)(*placed)
     torch.testing.assert_close(values, built.training(*placed)[0])
+
+
+def test_only_the_compiled_framework_has_functions_between_collectives():
+    divided = {"tensor-parallel", "context-parallel", "sharded"}
+    assert divided <= compiled.SYNC_FEATURES
+    assert divided.isdisjoint(captured.capabilities().sync_features)
 
 
 def test_recurrent_layers_with_divided_weights_are_not_compiled():
