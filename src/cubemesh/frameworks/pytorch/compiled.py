@@ -60,7 +60,9 @@ __all__ = [
 
 REPLICA_SYNC_FEATURES: frozenset[SyncFeature] = frozenset({"all-reduce", "hooks", "cpu-server"})
 """Synchronization outside a step that is compiled, or captured, as a whole."""
-SYNC_FEATURES = REPLICA_SYNC_FEATURES | {"tensor-parallel", "context-parallel", "sharded"}
+SYNC_FEATURES: frozenset[SyncFeature] = REPLICA_SYNC_FEATURES.union(
+    frozenset[SyncFeature]({"tensor-parallel", "context-parallel", "sharded"})
+)
 """Synchronization outside, or between compiled functions."""
 BACKEND = "inductor"
 """Of torch.compile."""
