@@ -153,7 +153,7 @@ ALL_REDUCE = {"all-reduce", "all-reduce-16", "all-reduce-copied", "all-reduce-co
 ASYNCHRONOUS = {"asynchronous", "asynchronous-aware"}
 SERVERS = {"parameter-server", "parameter-server-cpu"}
 SHARDED = {"fully-sharded", "sharded-gradients", "sharded-optimizer"}
-DIVIDED = {"tensor-parallel", "hybrid-by-layer"}
+DIVIDED = {"tensor-parallel", "hybrid-by-layer", "context-parallel"}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ DIVIDED = {"tensor-parallel", "hybrid-by-layer"}
         ("low_precision", {"all-reduce-16", "all-reduce-copied-16"}),
         ("free_running", ASYNCHRONOUS),
         ("blocking", set(STRATEGIES) - ASYNCHRONOUS - {"none"}),
-        ("same_samples", {"model-parallel", "pipeline", "hybrid", "tensor-parallel"}),
+        ("same_samples", {"model-parallel", "pipeline", "hybrid", *DIVIDED}),
         (
             "profiled",
             {
