@@ -38,6 +38,7 @@ from layer_samples import (
     mixed,
     recurrences,
 )
+from loadable_frameworks import TRAINING
 
 LIMIT = 1e-9
 RATE = 0.01
@@ -45,8 +46,7 @@ CLASSES = 5
 LOSSES = ("loss", "second loss", "third loss", "fourth loss")
 """In fp32 the distance of a single number is a matter of luck: that of ResNet-50's loss differs
 tenfold from one batch to the next."""
-TRAIN = [n for n, e in FRAMEWORKS.items() if e.installed and e.trains]
-OTHERS = [n for n in TRAIN if n not in ("null", "pytorch")]
+OTHERS = [n for n in TRAINING if n not in ("null", "pytorch")]
 SWEEP = (pytest.mark.sweep,)
 
 
