@@ -83,7 +83,7 @@ OWN_LIBRARIES = {
     "kernels": {"torch", "triton"},
     "jax": {"jax", "flax"},
     "tensorflow": {"tensorflow"},
-    "keras": {"keras", "tensorflow"},
+    "keras": {"keras", "tensorflow", "jax", "torch"},
     "decode": {"PIL"},
     "remote": {"fsspec"},
     "hdf5": {"h5py"},

@@ -11,12 +11,13 @@ import pytest
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.frameworks.contract.program import Diverged
 from cubemesh.training.checkpoint import load, path_of, steps_in
+from loadable_frameworks import LOADABLE
 from small_training import EACH, contents, run, spec
 
 INSTALLED = [
     name
-    for name, entry in FRAMEWORKS.items()
-    if entry.checkpoints and entry.installed and entry.requires != "torch"
+    for name in LOADABLE
+    if FRAMEWORKS[name].checkpoints and FRAMEWORKS[name].requires != "torch"
 ]
 END = 2 * EACH
 ADAM = {"optimizer": "adam", "learning_rate": 1e-3}

@@ -17,12 +17,11 @@ import tensorflow as tf
 
 from cubemesh.batches import PADDING, Array
 from cubemesh.detection.labels import BOX_WEIGHT, UNITS
-from cubemesh.frameworks.contract.program import Unsupported
-from cubemesh.frameworks.contract.validation import check_layers
+from cubemesh.frameworks.contract.validation import check_network
 from cubemesh.frameworks.tensorflow.lowerings import LOWERINGS, TensorFlowContext
 from cubemesh.frameworks.tensorflow.runtime import TensorFlowNumerics
 from cubemesh.networks.graph import Head, Network, Node
-from cubemesh.networks.layers import Convolution, LocalResponseNorm
+from cubemesh.networks.layers import Convolution
 
 SeedOf = Callable[[int], Any]
 """Number of a node → two integers that seed its random draws."""
@@ -33,11 +32,17 @@ class TensorFlowFunction:
     a layer that has no lowering."""
 
     def __init__(
-        self, network: Network, layout: str, numerics: TensorFlowNumerics, compiled: bool
+        self,
+        network: Network,
+        layout: str,
+        numerics: TensorFlowNumerics,
+        *,
+        compiled: bool,
+        on_gpu: bool,
     ) -> None:
         check_network(network, LOWERINGS, "tensorflow")
         self.network, self.layout, self.numerics = network, layout, numerics
-        self._compiled = compiled
+        self._compiled, self._on_gpu = compiled, on_gpu
         convolutions = (n for n in network.nodes if isinstance(n.layer, Convolution))
         self._turned = frozenset(n.parameters["weight"] for n in convolutions)
         self.parameters = {n: self._variable(n, s.shape) for n, s in network.parameters.items()}
@@ -95,6 +100,7 @@ class TensorFlowFunction:
                 numerics=self.numerics,
                 training=seed is not None,
                 compiled=self._compiled,
+                on_gpu=self._on_gpu,
                 seed=partial(seed or _no_seed, i),
             )
             inputs = (values[name] for name in node.inputs)
@@ -134,25 +140,6 @@ def _detection_loss(values: Any, labels: Any) -> Any:
     weights = tf.where(kinds >= 0, shares, tf.zeros_like(shares))
     boxes = tf.reduce_sum(tf.reduce_sum(distances, axis=-1) * weights)
     return (coverage + BOX_WEIGHT * boxes) / tf.cast(tf.shape(values)[0], values.dtype)
-
-
-def check_network(network: Network, lowerings: Any, framework: str) -> None:
-    """Unsupported for a network that `framework`, with these lowerings, cannot run."""
-    check_layers(network, lowerings, framework)
-    for node in network.nodes:
-        norm = node.layer
-        if isinstance(norm, LocalResponseNorm) and len(node.shape) != 3:
-            raise Unsupported(
-                f"{framework} normalizes local responses of images, and '{node.name}' of "
-                f"{network.name} is given {node.shape}."
-            )
-        conv = node.layer
-        if isinstance(conv, Convolution) and max(conv.dilation) > 1 and max(conv.stride) > 1:
-            raise Unsupported(
-                f"{framework} has no convolution with both a stride and a dilation, and "
-                f"'{node.name}' of {network.name} has stride {conv.stride} and dilation "
-                f"{conv.dilation}. Use framework=pytorch or jax."
-            )
 
 
 def _no_seed(node: int) -> Any:
