@@ -47,6 +47,10 @@ generation = 3
 gpu_to_switch = [0, 0]
 switch_to_cpu = [0]
 """
+KITTI = "Car 0.00 0 -1.57 5.0 4.0 30.0 25.0 1.5\nDontCare 0 0 0 0 0 9 9 0\n"
+COCO = """{"images": [{"id": 7, "file_name": "0.jpg"}], "categories": [{"id": 5, "name": "dog"}],
+"annotations": [{"image_id": 7, "category_id": 5, "bbox": [1, 2.5, 20, 20], "iscrowd": 0}]}
+"""
 TRAINING_LOG = "".join(
     f"Epoch: [0][{step:3d}/400]\tTime  0.250 ( 0.250)\tData  0.001 ( 0.008)\n"
     for step in range(1, 400, 10)
@@ -161,6 +165,16 @@ class Files:
                 place.mkdir(parents=True)
                 for number in range(3):
                     (place / f"{number}.jpg").write_bytes(file.getvalue())
+            for format_, place in (
+                ("kitti", f"{split}/images"),
+                ("coco", f"{split}2017"),
+            ):
+                (self.folder / format_ / place).mkdir(parents=True)
+                (self.folder / format_ / place / "0.jpg").write_bytes(file.getvalue())
+            (self.folder / "kitti" / split / "labels").mkdir()
+            (self.folder / "kitti" / split / "labels" / "0.txt").write_text(KITTI)
+            (self.folder / "coco" / "annotations").mkdir(exist_ok=True)
+            (self.folder / "coco" / "annotations" / f"{split}2017.json").write_text(COCO)
         with tarfile.open(self.folder / "shard.tar", "w") as tar:
             tar.add(self.folder / "images" / "train", arcname="train")
 

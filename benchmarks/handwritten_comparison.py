@@ -8,14 +8,14 @@ throughput over the handwritten one's. The goal is that its 95 % interval includ
     python benchmarks/handwritten_comparison.py                       # CPU, batch size 8
     python benchmarks/handwritten_comparison.py --device cuda:0       # batch size 64
 
-What is not installed, or has no handwritten network, is printed as absent.
+What is not installed, or has no handwritten network, is printed as absent. Keras has one backend in
+a process: compare `keras`, `keras-jax` and `keras-torch` in a command each.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import os
 import platform
@@ -46,8 +46,6 @@ JAX_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "default"}
 class Peer:
     """A handwritten network, and the program of one framework."""
 
-    requires: str
-    """The module that must be importable."""
     make: Callable[[Network, BuildRequest, Batch], Side]
     placed: Callable[[Network, BuildRequest, Batch], Side] | None = None
     """The same with resident data, where it can."""
@@ -98,7 +96,7 @@ def jax(network: Network, request: BuildRequest, batch: Batch, copies: bool = Tr
 def tensorflow(
     network: Network, request: BuildRequest, batch: Batch, compiled: bool = False
 ) -> Side:
-    """Functions over variables, one traced step; on a CPU it returns when it is done."""
+    """Functions over variables, one traced step."""
     weights = network.draw(0)
     step = importlib.import_module("handwritten_tensorflow").train_step(
         network.name,
@@ -110,11 +108,12 @@ def tensorflow(
         momentum=MOMENTUM,
         compiled=compiled,
     )
-    return Side(step=step, synchronize=lambda: None)
+    wait = importlib.import_module("tensorflow").test.experimental.sync_devices
+    return Side(step=step, synchronize=wait if request.device != "cpu" else lambda: None)
 
 
 def keras(network: Network, request: BuildRequest, batch: Batch) -> Side:
-    """A functional model and `train_on_batch`."""
+    """A functional model and `train_on_batch`, which returns the loss, on the backend in use."""
     weights = network.draw(0)
     step = importlib.import_module("handwritten_keras").train_step(
         network.name,
@@ -128,17 +127,18 @@ def keras(network: Network, request: BuildRequest, batch: Batch) -> Side:
 
 
 PEERS: dict[str, Peer] = {
-    "pytorch": Peer(requires="torch", make=pytorch),
-    "pytorch-compiled": Peer(requires="torch", make=lambda *of: pytorch(*of, compiled=True)),
+    "pytorch": Peer(make=pytorch),
+    "pytorch-compiled": Peer(make=lambda *of: pytorch(*of, compiled=True)),
     "jax": Peer(
-        requires="jax",
         make=jax,
         placed=partial(jax, copies=False),
         precisions=tuple(JAX_PRECISION),
     ),
-    "tensorflow": Peer(requires="tensorflow", make=tensorflow),
-    "tensorflow-xla": Peer(requires="tensorflow", make=lambda *of: tensorflow(*of, compiled=True)),
-    "keras": Peer(requires="tensorflow", make=keras),  # which brings Keras
+    "tensorflow": Peer(make=tensorflow),
+    "tensorflow-xla": Peer(make=lambda *of: tensorflow(*of, compiled=True)),
+    "keras": Peer(make=keras),
+    "keras-jax": Peer(make=keras),
+    "keras-torch": Peer(make=keras),
 }
 
 
@@ -184,13 +184,16 @@ def why_absent(framework: str, name: str, args: argparse.Namespace) -> str:
     peer = PEERS.get(framework)
     if peer is None:
         return "no network is written by hand in it here"
-    if importlib.util.find_spec(peer.requires) is None:
+    if not entry(framework).installed:
         return "not installed"
     if name not in peer.networks:
         return f"by hand there are {', '.join(peer.networks)}"
     if args.precision not in peer.precisions:
         return f"by hand in {', '.join(peer.precisions)} only"
-    able = entry(framework).load().capabilities()
+    try:
+        able = entry(framework).load().capabilities()
+    except UsageError as error:  # Keras has one backend in a process
+        return str(error)
     if args.device not in able.devices:
         return f"{args.device} is not offered; {', '.join(able.devices) or 'no device'} is"
     if args.precision not in able.precisions[args.device.partition(":")[0]]:

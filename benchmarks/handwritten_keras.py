@@ -1,7 +1,8 @@
 """Networks written by hand in Keras: functional models, and `train_on_batch`.
 
 They share no code with cubemesh and hold their layers in the graph's order, so that weights can be
-copied one by one; images are (batch, height, width, channels).
+copied one by one; images are (batch, height, width, channels). Keras has the backend that
+KERAS_BACKEND names, or that it was imported with: TensorFlow, JAX or PyTorch.
 """
 
 from __future__ import annotations
@@ -10,15 +11,14 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import keras
 import numpy as np
-import tensorflow as tf
-from keras import layers
+from keras import layers, ops
 from numpy.typing import NDArray
 
-from handwritten_tensorflow import turned
+from handwritten_layout import turned
 
 BATCH_NORM = {"momentum": 0.9, "epsilon": 1e-5}
 
@@ -104,6 +104,6 @@ def train_step(
     model.compile(
         optimizer=keras.optimizers.SGD(rate, momentum),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=False,
+        jit_compile=keras.backend.backend() == "jax",
     )
-    return lambda: model.train_on_batch(tf.constant(own), tf.constant(labels))
+    return lambda: model.train_on_batch(ops.array(own), ops.array(labels))

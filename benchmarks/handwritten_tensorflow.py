@@ -13,6 +13,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from handwritten_layout import turned
+
 Variables = Iterator[tf.Variable]
 KEEP = 0.9
 """Of a running statistic, in each step."""
@@ -87,21 +89,6 @@ def resnet_50(x: tf.Tensor, p: Variables, s: Variables) -> tf.Tensor:
 
 
 NETWORKS = {"little-cnn": little_cnn, "alexnet": alexnet, "resnet-50": resnet_50}
-
-
-def turned(weights: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-    """`weights` as they lie in TensorFlow, from (out, in, height, width) and (out, in). What was
-    flattened channels first is flattened channels last here."""
-    found, channels = [], 0
-    for array in weights:
-        if array.ndim == 4:
-            channels = len(array)
-            array = array.transpose(2, 3, 1, 0)
-        elif array.ndim == 2:
-            image = array.reshape(len(array), channels, -1).transpose(2, 1, 0)
-            array, channels = image.reshape(array.shape[1], len(array)), len(array)
-        found.append(array)
-    return found
 
 
 def train_step(

@@ -1,7 +1,8 @@
 """Start, memory, list and page times, and transferred bytes of `cubemesh serve`.
 
 A store of so many runs is made from a stored benchmark: its records with other ids and dates.
-The server is a process of its own; each address is asked several times over one connection.
+The server is a process of its own; each address is asked several times over one connection. The
+processor time is the server's for an answer, which depends less on what else runs.
 
     python benchmarks/serve.py
     python benchmarks/serve.py --runs 10000 --asks 50 --json serve.json
@@ -15,11 +16,14 @@ import argparse
 import datetime
 import http.client
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,12 +77,16 @@ def ask(connection: http.client.HTTPConnection, path: str, token: str) -> tuple[
     return time.perf_counter() - begin, size
 
 
-def measure(store: Path, asks: int) -> dict[str, Any]:
-    """Start a server on the store and ask it."""
-    words = ["-m", "cubemesh", "serve", "--no-open", "--json", "--port", "0"]
-    begin = time.perf_counter()
+@contextmanager
+def serving(store: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A server on a store, and what it printed when it was ready. It ends at the end."""
+    command = [sys.executable, "-m", "cubemesh", "serve", "--no-open", "--json", "--port", "0"]
     with subprocess.Popen(
-        [sys.executable, *words, "--store", str(store)], stdout=subprocess.PIPE, text=True
+        [*command, "--store", str(store), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "XDG_STATE_HOME": str(store.parent)},
     ) as process:
         assert process.stdout is not None
         text = ""
@@ -87,25 +95,46 @@ def measure(store: Path, asks: int) -> dict[str, Any]:
             if line.rstrip() == "}":
                 break
         ready = json.loads(text)
-        token = Path(ready["token_file"]).read_text().strip()
-        place = urlsplit(ready["address"])
-        connection = http.client.HTTPConnection(place.hostname or "", place.port)
+        ready["token"] = Path(ready["token_file"]).read_text().strip()
+        try:
+            yield process, ready
+        finally:
+            process.terminate()
+
+
+def connect(ready: dict[str, Any]) -> http.client.HTTPConnection:
+    """A connection to a server."""
+    place = urlsplit(ready["address"])
+    return http.client.HTTPConnection(place.hostname or "", place.port)
+
+
+def cpu_s(process: int) -> float:
+    """The processor time of a process so far."""
+    return sum(psutil.Process(process).cpu_times()[:2])
+
+
+def measure(store: Path, asks: int) -> dict[str, Any]:
+    """Start a server on the store and ask it."""
+    begin = time.perf_counter()
+    with serving(store) as (process, ready):
+        token, connection = ready["token"], connect(ready)
         ask(connection, "/login", token)
         found: dict[str, Any] = {"start_s": time.perf_counter() - begin}
-        found["start_cpu_s"] = sum(psutil.Process(process.pid).cpu_times()[:2])
+        found["start_cpu_s"] = cpu_s(process.pid)
         found["first_list_s"] = ask(connection, "/api/v1/runs", token)[0]
         for kind, paths in (("lists", LISTS), ("pages", PAGES)):
             found[kind] = {}
             for name, path in paths.items():
+                before = cpu_s(process.pid)
                 times = [ask(connection, path, token) for _ in range(asks)]
                 found[kind][name] = {
                     "median_ms": 1e3 * statistics.median(seconds for seconds, _ in times),
                     "most_ms": 1e3 * max(seconds for seconds, _ in times),
+                    "cpu_ms": 1e3 * (cpu_s(process.pid) - before) / asks,
                     "bytes": times[0][1],
                 }
             found[f"rss_after_{kind}_mib"] = psutil.Process(process.pid).memory_info().rss / 2**20
-        process.terminate()
-        found["exit_code"] = process.wait()
+    found["exit_code"] = process.wait()
     return found
 
 
@@ -126,6 +155,7 @@ def main() -> None:
         for name, one in found[kind].items():
             print(
                 f"  {name:14} median {one['median_ms']:7.1f} ms, most {one['most_ms']:7.1f} ms, "
+                f"{one['cpu_ms']:6.1f} ms CPU, "
                 f"{one['bytes']:,} bytes"
             )
     if given.json:

@@ -121,7 +121,8 @@ def format_interval(
     What follows ± is the longer side of the interval, rounded to its significant digits, and the
     value is rounded to the same place. Without an interval only the value is shown. An interval
     that ± would stretch beyond zero, though it lies above, is shown by its ends: `210 (84 to 530)`;
-    one that spans a factor of `UNCERTAIN` on a side has no ends that help.
+    so is the interval of a ratio that ± would stretch beyond 1: `1.11× (1.002 to 1.22)`. One that
+    spans a factor of `UNCERTAIN` on a side has no ends that help.
     """
     if low is None or high is None:
         return format_quantity(value, unit)
@@ -139,6 +140,9 @@ def format_interval(
     uncertainty = _capped(_rounded_uncertainty(half / factor), value / factor, name)
     place = Decimal(1).scaleb(_last_place(uncertainty))
     shown = Decimal(value / factor).quantize(place, context=_EXACT)
+    if unit.startswith("×") and not low <= 1 <= high and abs(shown - 1) <= uncertainty:
+        number, *ends = (_other_than_1(x) for x in (value, low, high))
+        return f"{number}× ({' to '.join(ends)}){unit[1:]}"
     decimals = max(0, -_last_place(uncertainty))
     return _with_unit(f"{shown:,.{decimals}f} ± {uncertainty:,.{decimals}f}", name)
 
@@ -232,6 +236,12 @@ def _with_unit(number: str, unit: str) -> str:
 
 def _digits_of(value: float, unit: str, digits: int = 3) -> str:
     return _plain_digits(_capped(_rounded(value, digits), value, unit))
+
+
+def _other_than_1(ratio: float) -> str:
+    """A ratio with as many digits as distinguish it from 1, at least three."""
+    rounded = (_rounded(ratio, digits) for digits in range(3, 9))
+    return _plain_digits(next((number for number in rounded if number != 1), Decimal(1)))
 
 
 def _capped(number: Decimal, value: float, unit: str) -> Decimal:

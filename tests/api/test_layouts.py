@@ -188,6 +188,11 @@ def test_the_strategy_tensor_parallel_is_a_layout():
         "gpt2", "hgx-h100", sync="tensor-parallel", layout="tp=3,dp=2", global_batch=16
     ).forecast.plan
     assert (str(mesh.layout), mesh.micro_batch) == ("tp=3,pp=1,dp=2,zero=0,sp=0", 8)
+    split = predict_layout(
+        "gpt2", "hgx-h100", sync="context-parallel", layout="cp=2,dp=2", global_batch=16
+    ).forecast
+    assert (str(split.plan.layout), split.plan.micro_batch) == ("tp=1,pp=1,cp=2,dp=2,zero=0", 8)
+    assert split.parts_s["context"] > 0
     output = typed(
         *("predict", "llama-1b", "--machine", "hgx-h100", "--sync", "tensor-parallel"),
         *("--devices", "2", "--batch-per-device", "1", "--sequence-length", "2048"),
@@ -205,6 +210,10 @@ def test_the_strategy_tensor_parallel_is_a_layout():
             "gpt2 --sync tensor-parallel --layout tp=2,zero=3 --global-batch 4",
             "has tp, dp and sp only",
         ),
+        ("gpt2 --sync context-parallel --global-batch 4", "that divide each sequence"),
+        ("gpt2 --sync context-parallel --layout cp=2,tp=2 --global-batch 4", "has cp, dp and sp"),
+        ("gpt2 --sync context-parallel --devices 5 --global-batch 5", "10 parts, two a device"),
+        ("resnet-50 --sync context-parallel", "is forecast for transformers by their sizes"),
         ("gpt2 --sync tensor-parallel --devices 2", "Give --global-batch"),
         (
             "gpt2 --sync tensor-parallel --devices 2 --batch-per-device 2 --global-batch 8",
@@ -221,5 +230,5 @@ def test_what_tensor_parallel_cannot_be_is_refused(words, says):
 
 
 def test_another_strategy_is_no_layout():
-    with pytest.raises(UsageError, match="only sync=tensor-parallel is"):
+    with pytest.raises(UsageError, match="only tensor-parallel and context-parallel are"):
         predict_layout("gpt2", "hgx-h100", sync="pipeline", devices=2, global_batch=4)

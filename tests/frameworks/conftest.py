@@ -9,6 +9,8 @@ import pytest
 
 from cubemesh import networks
 from cubemesh.batches import PADDING, Batch
+from cubemesh.detection import detects
+from cubemesh.detection.labels import grid_of
 from cubemesh.frameworks.contract.program import BuildRequest
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
@@ -16,6 +18,7 @@ from cubemesh.networks.layers import Attention, Dropout
 from cubemesh.parallel.strategy import NoSync
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import Train, TrainSteps
+from random_boxes import random_boxes
 
 
 @pytest.fixture
@@ -30,7 +33,9 @@ def make_batch() -> Callable[..., Batch]:
         ]
         (target,) = network.targets
         labels = rng.integers(0, target.classes, (samples, *target.shape))
-        if target.shape:
+        if detects(network):
+            labels = random_boxes(grid_of(network), samples, rng)
+        elif target.shape:
             labels[0, -1] = PADDING
         return Batch(*inputs, labels=labels)
 

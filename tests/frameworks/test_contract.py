@@ -1,5 +1,6 @@
 """What every framework of the table must keep to, whichever is installed here."""
 
+import dataclasses
 import functools
 import os
 import subprocess
@@ -11,7 +12,13 @@ import pytest
 
 from cubemesh.errors import UsageError
 from cubemesh.frameworks import FRAMEWORKS
-from cubemesh.frameworks.contract.program import OutOfMemory, SupportsCompilation, Unsupported
+from cubemesh.frameworks.contract.program import (
+    OutOfMemory,
+    SupportsCompilation,
+    SupportsLearningRate,
+    SupportsSnapshots,
+    Unsupported,
+)
 from cubemesh.networks.layers import LAYERS, SEQUENCE_LAYERS
 from cubemesh.schema.spec import ProgramSettings, RunSpec
 from cubemesh.schema.work import WORK_KINDS, Ceiling, ForwardBackward, Infer, TrainSteps
@@ -29,11 +36,10 @@ from layer_samples import (
     recurrences,
     recurrent,
 )
+from loadable_frameworks import TRAINING
 
 SCRIPTS = {"null": "accuracy=1:1"}
-INSTALLED = [name for name, entry in FRAMEWORKS.items() if entry.installed and entry.trains]
-
-pytestmark = pytest.mark.parametrize("name", INSTALLED)
+pytestmark = pytest.mark.parametrize("name", TRAINING)
 
 
 @pytest.fixture
@@ -119,6 +125,44 @@ def test_every_layer_of_sequences_is_trained_or_refused(make, framework, request
     assert np.isfinite(program.loss())
     shape = request.network.shapes[request.network.output]
     assert program.evaluate(placed).shape == (4, *shape)
+
+
+def test_programs_with_checkpoints_follow_a_learning_rate_and_go_on_from_a_snapshot(
+    name, framework, request_for, make_batch, tiny
+):
+    program = framework.build(request_for(tiny, optimizer="adam", epochs=1, learning_rate=0.1))
+    for protocol in (SupportsSnapshots, SupportsLearningRate):
+        assert isinstance(program, protocol) == FRAMEWORKS[name].checkpoints
+    if not FRAMEWORKS[name].checkpoints:
+        return
+    program.load(tiny.draw(0))
+    placed = program.place(make_batch(tiny))
+
+    def step(rate):
+        program.set_learning_rate(rate)
+        program.train_step(placed)
+        return {name: array.tobytes() for name, array in program.state().items()}
+
+    def bits(snapshot):
+        return {n: a.tobytes() for n, a in {**snapshot.weights, **snapshot.arrays}.items()}
+
+    drawn = {name: array.tobytes() for name, array in program.state().items()}
+    assert step(0.0) == drawn
+    taken = program.snapshot()
+    before = bits(taken)
+    first = step(0.01)
+    assert first != drawn
+    assert step(0.02) != first
+    assert bits(taken) == before, "further steps change no snapshot"
+    program.load(tiny.draw(1))
+    program.restore(taken)
+    assert bits(program.snapshot()) == before
+    assert program.snapshot().plain == taken.plain
+    assert step(0.01) == first
+    wrong = dict(taken.arrays)
+    wrong["optimizer.none.mean"] = wrong.popitem()[1]
+    with pytest.raises(UsageError, match="snapshot"):
+        program.restore(dataclasses.replace(taken, arrays=wrong))
 
 
 def test_capabilities_are_sane(framework, name, layout):
@@ -290,10 +334,15 @@ from cubemesh.schema.work import TrainSteps
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel.strategy import NoSync
 
-threads = len(os.listdir("/proc/self/task"))
+def threads_here():
+    folder = "/proc/self/task"
+    names = [open(f"{folder}/{task}/comm").read().strip() for task in os.listdir(folder)]
+    return len(names) - names.count("jemalloc_bg_thd")  # of PyArrow, started again in a fork
+
+threads = threads_here()
 framework = entry(sys.argv[1]).load()
 framework.preload()
-assert len(os.listdir("/proc/self/task")) == threads, "preload started a thread"
+assert threads_here() == threads, "preload started a thread"
 loaded = set(sys.modules)
 for case in sys.argv[2:]:
     name, layout = case.split("=")
@@ -324,7 +373,12 @@ placed = program.place(batch)
 program.train_step(placed)
 if isinstance(program, SupportsProfiling):
     program.profile(lambda: program.train_step(placed))()
-own = {"pytorch": "torch", "tensorflow-xla": "tensorflow"}.get(name, name)
+own = {
+    "pytorch": "torch",
+    "tensorflow-xla": "tensorflow",
+    "keras-jax": "keras",
+    "keras-torch": "keras",
+}.get(name, name)
 late = [m for m in sorted(set(sys.modules) - loaded) if m.split(".")[0] == own]
 print(name, program.loss(), *late, flush=True)
 os._exit(0)
@@ -341,7 +395,7 @@ def printed_by_forks(preloaded):
     """Framework → what a fork printed, of a process that preloaded `preloaded`, and with it all
     frameworks that share its server."""
     cases = {}
-    for name in INSTALLED:
+    for name in TRAINING:
         able = FRAMEWORKS[name].load().capabilities()
         if able.devices and (FRAMEWORKS[name].preloads or name) == preloaded:
             cases[name] = max(able.layouts, key="nchw".__eq__)

@@ -39,6 +39,7 @@ from layer_samples import (
     mixed,
     recurrences,
 )
+from loadable_frameworks import TRAINING
 
 LIMIT = 1e-9
 RATE = 0.01
@@ -46,8 +47,10 @@ CLASSES = 5
 LOSSES = ("loss", "second loss", "third loss", "fourth loss")
 """In fp32 the distance of a single number is a matter of luck: that of ResNet-50's loss differs
 tenfold from one batch to the next."""
-TRAIN = [n for n, e in FRAMEWORKS.items() if e.installed and e.trains]
-OTHERS = [n for n in TRAIN if n not in ("null", "pytorch")]
+FARTHEST = {"keras-torch": 5}
+"""Framework → multiple of PyTorch's own distance in fp32, where it is not 4: Keras adds in another
+order, in nhwc, in which PyTorch itself is twice as far in AlexNet's scores."""
+OTHERS = [n for n in TRAINING if n not in ("null", "pytorch")]
 SWEEP = (pytest.mark.sweep,)
 
 
@@ -60,7 +63,14 @@ SMALLER = {
     "vit-b16": lambda: vit("vit-b16", 32, CLASSES, width=24, depth=2, heads=3),
     **{
         name: NARROW[name]
-        for name in ("bert-base", "llama3-8b", "mixtral-8x7b", "convnext-t", "unet")
+        for name in (
+            "bert-base",
+            "llama3-8b",
+            "mixtral-8x7b",
+            "convnext-t",
+            "unet",
+            "detectnet-little",
+        )
     },
     "clicks": clicks,
     "mixed": mixed,
@@ -216,7 +226,7 @@ def test_fp32_is_as_close_to_fp64_as_pytorch_s(
             (own, _), (distance, where) = (farthest(one, wanted) for one in found)
             record_property(kind, f"{distance:.1e}, PyTorch's {own:.1e}")
             assert own > 1e-9  # it did compute in fp32
-            assert distance <= 4 * own, where
+            assert distance <= FARTHEST.get(framework, 4) * own, where
 
 
 @pytest.mark.parametrize(("framework", "name"), cases({"little-cnn", "mixed"}, sorted(QUICK)))

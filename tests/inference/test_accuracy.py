@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cubemesh.errors import UsageError
+from cubemesh.errors import DataError, UsageError
 from cubemesh.inference import accuracy
 from cubemesh.inference.accuracy import (
     CANNOT_TELL,
@@ -19,6 +19,7 @@ from cubemesh.inference.accuracy import (
     ratio_interval,
     verdict_of,
 )
+from cubemesh.inference.samples import right_answers
 
 counts = st.tuples(st.integers(1, 2000), st.integers(0, 50), st.integers(0, 50))
 
@@ -192,3 +193,15 @@ def test_scores_that_are_not_finite_do_not_agree():
     assert not found.agrees
     with pytest.raises(ValueError, match="not pairs"):
         agreement(np.eye(3), np.eye(4))
+
+
+def test_a_detector_answers_cells():
+    """Right where the class of the object covers the cell by more than half, or none does."""
+    labels = np.full((1, 3 + 2, 6), -1)
+    labels[0, 0, 0], labels[0, 1, 0] = 1, 0
+    scores = np.zeros((1, 3, 2 + 4))
+    scores[0, 0, :2] = 0.1, 0.9
+    scores[0, 1, :2] = 0.4, 0.3
+    assert right_answers(scores, labels).tolist() == [True, False, True]
+    with pytest.raises(DataError, match=r"\(1, 5, 6\) are not those of scores \(1, 9, 6\)"):
+        right_answers(np.zeros((1, 9, 6)), labels)

@@ -4,12 +4,16 @@ import io
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import cubemesh
+from cubemesh.api.inference import Classification
 from cubemesh.data.class_names import CIFAR_10, class_names
+from cubemesh.detection.labels import Grid
 from cubemesh.errors import DataError, UsageError
 from cubemesh.inference.classify import classify, image_shape, probabilities, read_names
 from cubemesh.onnx.graph import BATCH, Value
+from cubemesh.views.inference import print_classes
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -63,6 +67,34 @@ def test_an_image_of_the_networks_size_is_taken_whole(tmp_path):
 
     classify([image_file(tmp_path / "x.png", pixels)], (3, 8, 8), scores, ())
     assert np.allclose(seen[0][0], pixels / 255)
+
+
+def test_boxes_of_a_detector_are_in_pixels_of_the_file(photographs):
+    """A cell of each image finds the right half of it; a dark image has nothing."""
+    grid = Grid(size=32, side=2, classes=2)
+
+    def scores(batch):
+        found = np.zeros((len(batch), 4, 6), np.float32)
+        found[:, 1, 1] = 0.8 * batch.mean((1, 2, 3))
+        found[:, :, 2:] = -0.5, -0.5, 0.5, 1.5  # the whole column
+        return found
+
+    black, white, large, *others = classify(
+        photographs, (3, 32, 32), scores, ("cat", "dog"), grid=grid
+    )
+    assert (black.classes, black.reason) == ((), "")
+    assert [bool(one.reason) for one in others] == [True, True]
+    for image, box in ((white, (4, 0, 8, 8)), (large, (30, 0, 60, 90))):
+        (one,) = image.classes
+        assert (one.name, one.probability) == ("dog", pytest.approx(0.8))
+        assert one.box == pytest.approx(box)
+    shown = io.StringIO()
+    print_classes(
+        Console(file=shown, width=100),
+        Classification(model="ck", network="net", weights="step 1", images=(black, white, *others)),
+    )
+    for words in ("no object", "dog", "0.80", "4 0 8 8", "not read"):
+        assert words in shown.getvalue()
 
 
 def test_only_the_largest_and_without_names_by_number(photographs):

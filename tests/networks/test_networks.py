@@ -13,6 +13,7 @@ from cubemesh.errors import UsageError
 from cubemesh.networks import NETWORKS, build, canonical_name, entry
 from cubemesh.networks.cost import totals
 from cubemesh.networks.describe import layer_rows, summary
+from cubemesh.networks.graph import BOX_COLUMNS, MAX_BOXES
 from cubemesh.networks.transformer_sizes import OTHER_NAMES, TRANSFORMERS, transformer
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "networks.md"
@@ -38,6 +39,8 @@ PARAMETERS = {
     "efficientnet-b0": 5_288_548,
     "convnext-t": 28_589_128,
     "unet": 31_030_850,
+    "detectnet": 5_978_677,
+    "detectnet-little": 135_127,
     "vit-s16": 22_050_664,
     "vit-b16": 86_567_656,
     "vit-l16": 304_326_632,
@@ -155,8 +158,13 @@ def test_a_network_is_whole(name):
         assert network.inputs[0].shape == (3, line.image_size, line.image_size)
         assert network.targets[0].classes == line.classes
         positions = (line.image_size**2,) if name == "unet" else ()
-        assert network.targets[0].shape == positions
-        assert network.shapes[network.output] == (*positions, line.classes)
+        if name.startswith("detectnet"):
+            cells = (line.image_size // 16) ** 2
+            assert network.targets[0].shape == (cells + MAX_BOXES, BOX_COLUMNS)
+            assert network.shapes[network.output] == (cells, line.classes + 4)
+        else:
+            assert network.targets[0].shape == positions
+            assert network.shapes[network.output] == (*positions, line.classes)
     else:
         assert {i.shape for i in network.inputs} == {(line.sequence_length,)}
         assert network.targets[0].shape == (line.sequence_length,)
@@ -212,7 +220,7 @@ def test_a_network_of_tokens_takes_any_length_and_vocabulary(name):
 def test_a_network_of_images_takes_no_sequence():
     with pytest.raises(UsageError, match=r"sequence_length=10 .*vit-b16.*\bimage_size, classes"):
         build("vit-b16", sequence_length=10)
-    for name in ("vit-b16", "unet"):
+    for name in ("vit-b16", "unet", "detectnet"):
         with pytest.raises(UsageError, match=r"image_size=100 .*\b96\b"):
             build(name, 100)
 
@@ -221,7 +229,8 @@ def test_a_network_of_images_takes_no_sequence():
 def test_the_smallest_image_is_the_smallest_that_works(name):
     line = entry(name)
     small = build(name, image_size=line.smallest_image_size, classes=3)
-    assert small.shapes[small.output][-1] == 3
+    corners = 4 if name.startswith("detectnet") else 0
+    assert small.shapes[small.output][-1] == 3 + corners
     with pytest.raises(UsageError, match="does not fit"):
         line.make(line.smallest_image_size - 1, 3)
     with pytest.raises(UsageError, match=rf"{name}.*\b{line.smallest_image_size}\b"):

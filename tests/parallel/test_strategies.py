@@ -153,25 +153,27 @@ ALL_REDUCE = {"all-reduce", "all-reduce-16", "all-reduce-copied", "all-reduce-co
 ASYNCHRONOUS = {"asynchronous", "asynchronous-aware"}
 SERVERS = {"parameter-server", "parameter-server-cpu"}
 SHARDED = {"fully-sharded", "sharded-gradients", "sharded-optimizer"}
+DIVIDED = {"tensor-parallel", "hybrid-by-layer", "context-parallel"}
 
 
 @pytest.mark.parametrize(
     ("trait", "names"),
     [
-        ("same_weights", {*ALL_REDUCE, *SERVERS, *SHARDED, "tensor-parallel"}),
-        ("replicated", {*ALL_REDUCE, "fully-sharded", "sharded-gradients", "tensor-parallel"}),
-        ("collective_passes", {"fully-sharded", "sharded-gradients"}),
+        ("same_weights", {*ALL_REDUCE, *SERVERS, *SHARDED, *DIVIDED}),
+        ("replicated", {*ALL_REDUCE, "fully-sharded", "sharded-gradients", *DIVIDED}),
+        ("collective_passes", {"fully-sharded", "sharded-gradients", "hybrid-by-layer"}),
         ("zero_stage", SHARDED),
         ("checkpoints", set(STRATEGIES) - ASYNCHRONOUS - {"parameter-server-cpu"}),
         ("low_precision", {"all-reduce-16", "all-reduce-copied-16"}),
         ("free_running", ASYNCHRONOUS),
         ("blocking", set(STRATEGIES) - ASYNCHRONOUS - {"none"}),
-        ("same_samples", {"model-parallel", "pipeline", "hybrid", "tensor-parallel"}),
+        ("same_samples", {"model-parallel", "pipeline", "hybrid", *DIVIDED}),
         (
             "profiled",
             {
                 *("none", "all-reduce", "all-reduce-16", "parameter-server", "local-sgd"),
-                *("tensor-parallel", *SHARDED),
+                *DIVIDED,
+                *SHARDED,
             },
         ),
         (

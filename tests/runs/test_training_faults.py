@@ -23,6 +23,7 @@ from cubemesh.schema import Status
 from cubemesh.store import Store
 from cubemesh.training.checkpoint import load, steps_in
 from stopped_rank import watch_only
+from training_faults import write_faults
 
 pytest.importorskip("torch")
 
@@ -47,30 +48,6 @@ SUPPORT = Path(__file__).parents[1] / "support"
 STEPS = 5 * (1438 // 128)
 DISK_BYTES = 6_000_000
 """Room for one checkpoint of two files of 2.4 MB, and for no third file."""
-
-
-FAULTS = """
-import os
-import signal
-from pathlib import Path
-from cubemesh.training import checkpoint_writer
-
-save = checkpoint_writer.save
-
-def save_then_fail(folder, rank, ranks, checkpoint):
-    size_bytes = save(folder, rank, ranks, checkpoint)
-    fault = Path({folder!r}, f"signal-of-rank-{{rank}}")
-    if checkpoint.step == 14 and fault.exists():
-        number = int(fault.read_text())
-        fault.unlink()  # in the first run only
-        if number == signal.SIGSTOP:
-            from stopped_rank import stop_this
-            stop_this(Path({folder!r}, "stopped-rank"))
-        os.kill(os.getpid(), number)
-    return size_bytes
-
-checkpoint_writer.save = save_then_fail
-"""
 
 
 @contextlib.contextmanager
@@ -105,7 +82,7 @@ def trained(tmp_path_factory, small_machine, processes_of, no_processes_left):
         "stopped": (signal.SIGSTOP, 1, {"heartbeat_timeout_s": "2", "restarts": "0"}),
         "full": (None, 0, {"epochs": "2"}),
     }
-    (folder / "sitecustomize.py").write_text(FAULTS.format(folder=str(folder)))
+    write_faults(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))  # locks of its own
         patch.setenv("PYTHONPATH", f"{folder}:{SUPPORT}:{os.environ.get('PYTHONPATH', '')}")

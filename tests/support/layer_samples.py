@@ -11,6 +11,7 @@ from cubemesh.networks.layers import LocalResponseNorm
 from cubemesh.networks.transformer_sizes import TRANSFORMERS
 from cubemesh.networks.zoo.bert import bert
 from cubemesh.networks.zoo.convnext import convnext
+from cubemesh.networks.zoo.detectnet import detectnet_of
 from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.networks.zoo.llama import llama
 from cubemesh.networks.zoo.mixtral import MIXTURES, Mixture, mixtral
@@ -217,6 +218,7 @@ NARROW = {
     ),
     "unet": lambda: unet_of("unet", 16, 3, widths=(4, 6, 8)),
     "dlrm-small": lambda: dlrm("dlrm-small", 2, 20, 4),
+    "detectnet-little": lambda: detectnet_of("detectnet-little", 32, 3, widths=(4, 6, 6, 8)),
 }
 """Networks of the zoo with all their kinds of layers, each with fewer weights."""
 SAME_LAYERS = {

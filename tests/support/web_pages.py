@@ -114,7 +114,11 @@ class Client:
         return self.ask("GET", path, **given)
 
 
-QUERIES = {"compare": "?id={run}&id={other}", "search": "?q=resnet"}
+QUERIES = {
+    "compare": "?id={run}&id={other}",
+    "compare_curves": "?id={run}&id={other}",
+    "search": "?q=resnet",
+}
 IDS = {"run_id": "run", "machine_id": "machine", "experiment_run_id": "answer", "job_id": "job"}
 
 

@@ -1,3 +1,4 @@
+import json
 import math
 
 import numpy as np
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cubemesh.batches import PADDING
+from cubemesh.detection.average_precision import ScoredImage, total
 from cubemesh.training.evaluation import (
     EvaluationResult,
     accuracy_figure,
@@ -15,6 +17,8 @@ from cubemesh.training.evaluation import (
     total_of,
     wilson_interval,
 )
+from cubemesh.training.history import History
+from in_memory_log import InMemoryLog
 
 SCORES = hnp.arrays(
     np.float32,
@@ -132,3 +136,18 @@ def test_intersection_over_union_by_hand() -> None:
 def test_a_class_beyond_those_of_the_data_is_a_miss_of_the_true_one() -> None:
     scores, labels = np.eye(5)[[[4, 1]]], np.array([[0, 1]])
     assert overlaps(scores, labels, 3) == ((0, 1, 0), (1, 1, 0))
+
+
+def test_a_detection_is_restored_from_a_checkpoint_and_logged_without_an_interval():
+    scores = total([ScoredImage((0,), (0.5,), (1,), (0,), (1, 0))], 2)
+    history = History(validation=[EvaluationResult(samples=4, loss_sum=2.0, detection=scores)])
+    plain = json.loads(json.dumps(history.plain()))
+    restored = History.from_plain(plain, 0)
+    assert restored.validation == history.validation
+    log = InMemoryLog()
+    restored.log_figures(2, log)
+    restored.log_curves(2, log)
+    assert log.figures["map"].value == log.figures["accuracy"].value == pytest.approx(0.1)
+    assert (log.figures["map50"].value, log.figures["map50"].low) == (1.0, None)
+    assert "top5_accuracy" not in log.figures
+    assert {"validation_map", "validation_map50", "class_ap"} <= log.curves.keys()

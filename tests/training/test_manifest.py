@@ -53,6 +53,7 @@ def content(folder):
         ({"work": {"momentum": 0.5}}, ["momentum=0.5"]),
         ({"work": {"weight_decay": 0.1}}, ["weight_decay=0.1"]),
         ({"program": {"precision": "bf16"}}, ["precision=bf16"]),
+        ({"program": {"framework": "jax"}}, ["framework=pytorch", "framework=jax"]),
         ({"program": {"deterministic": True}}, ["deterministic=True"]),
     ],
 )

@@ -4,93 +4,19 @@ through the loop, the files and the feed."""
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.data.feed import Feed
-from cubemesh.data.images.arrays import FloatImages
 from cubemesh.errors import DataError, UsageError
-from cubemesh.frameworks.contract.group import SingleProcessGroup
 from cubemesh.frameworks.contract.program import BuildRequest, Diverged
 from cubemesh.frameworks.pytorch import build
-from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies
-from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
+from cubemesh.schema import Placement, ProgramSettings, Train
 from cubemesh.training.checkpoint import load, path_of, steps_in
-from cubemesh.training.loop import Training
-from cubemesh.worker.run import checkpointing
-from in_memory_log import InMemoryLog
-
-EACH = 5
-"""Steps of an epoch."""
-
-
-def dropping():
-    """A network with state of its own, and dropout."""
-    net = NetworkBuilder("dropping")
-    x = net.relu(net.batch_norm(net.conv(net.input("image", (1, 6, 6)), 4, kernel=3)))
-    net.classify(net.linear(net.dropout(net.flatten(x), 0.5), 10))
-    return net.build()
-
-
-def source(samples):
-    rng = np.random.default_rng(7)
-    images = rng.random((samples, 1, 6, 6), dtype=np.float32)
-    return FloatImages("noise", images, rng.integers(0, 10, samples), 10)
-
-
-def spec(folder, *, every, fault_every_s=None, resume=False, program=None, **fields):
-    work = Train(network="dropping", batch_per_device=4, **{"epochs": 2, **fields})
-    settings = CheckpointSettings(
-        checkpoints=str(folder),
-        every_steps=every,
-        fault_every_s=fault_every_s,
-        keep=9,
-        resume=resume,
-    )
-    return RunSpec(work=work, program=ProgramSettings(**program or {}), checkpointing=settings)
-
-
-def run(spec):
-    """What a worker does, in this process."""
-    network, work, log, group = dropping(), spec.work, InMemoryLog(), SingleProcessGroup()
-    begin = checkpointing.beginning(spec, group, log)
-    feed = Feed(source(4 * EACH), 4, work.seed, epochs=work.epochs, start=begin.history.done)
-    program = build(
-        BuildRequest(
-            network=network,
-            work=work,
-            placement=Placement(),
-            program=spec.program,
-            sync=strategies.make(spec.program.sync),
-            device="cpu",
-            threads=1,
-        )
-    )
-    program.load(network.draw(work.seed))
-    begin.restore(program, log)
-    writer = checkpointing.training_writer(spec, group, begin)
-    Training(
-        program=program,
-        feed=feed,
-        validation=source(8),
-        work=work,
-        log=log,
-        writer=writer,
-        history=begin.history,
-    ).run()
-    return log
-
-
-def contents(folder, step):
-    found = load(Path(folder), step, 0, 1)
-    arrays = {**found.snapshot.weights, **found.snapshot.arrays}
-    return {name: array.tobytes() for name, array in arrays.items()}, found.snapshot.plain
-
+from small_training import EACH, contents, dropping, run, source, spec
 
 ADAM = {"optimizer": "adam", "learning_rate": 1e-3}
 

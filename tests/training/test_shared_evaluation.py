@@ -14,13 +14,16 @@ from cubemesh.data.feed import in_order, share_of
 from cubemesh.data.images.arrays import FloatImages
 from cubemesh.data.text.parallel_text import SentencePairs
 from cubemesh.data.text.vocabulary import END, PAD, SPECIAL, Vocabulary
+from cubemesh.detection.labels import Grid, as_detected, loss, no_labels
 from cubemesh.frameworks.contract.kv_store import StoreClient, serve_store
 from cubemesh.frameworks.contract.rendezvous import StoreGroup
-from cubemesh.training.evaluation import EvaluationResult, auc_figure, score_all, total_of
+from cubemesh.training.detection import DetectionScorer
+from cubemesh.training.evaluation import EvaluationResult, auc_figure, score, score_all, total_of
 from cubemesh.training.scored_samples import SampleRecorder, right_samples
 from cubemesh.training.translation import beam_search, translate_all
 from in_memory_log import InMemoryLog
 from patience import PATIENCE_S
+from random_boxes import random_boxes
 
 BATCH, CLASSES = 4, 10
 
@@ -161,6 +164,23 @@ class Ranking:
         return 0.0
 
 
+class Detecting:
+    """Detects what the labels say, for most images."""
+
+    def __init__(self, grid):
+        self.grid = grid
+
+    def place(self, batch):
+        return batch.labels.copy()
+
+    def evaluate(self, placed):
+        scores = np.stack([as_detected(self.grid, labels) for labels in placed])
+        return scores * 0.9 * (placed.sum(axis=(1, 2)) % 3 > 0)[:, None, None]
+
+    def clock(self):
+        return 0.0
+
+
 def test_the_area_under_the_roc_curve_is_that_of_all_ranks(together):
     """Ranks without a batch, or of one class, included; whatever order they come in."""
     rng = np.random.default_rng(1)
@@ -180,6 +200,33 @@ def test_the_area_under_the_roc_curve_is_that_of_all_ranks(together):
     assert 0 < figure.low < figure.value < figure.high < 1
     assert together(4, of_rank) == [whole] * 4
     assert score_all(Ranking(), batches, InMemoryLog(), "epoch-1").auc is None
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_detections_of_all_ranks_have_the_order_of_one(together, ranks):
+    grid = Grid(64, 4, 3)
+    labels = random_boxes(grid, 21, np.random.default_rng(1))
+    labels[5] = no_labels(grid)
+    images = np.zeros((21, 1, 1, 1), np.float32)
+    batches = [Batch(images=images[n : n + 4], labels=labels[n : n + 4]) for n in range(0, 21, 4)]
+
+    def evaluated(own, group=None):
+        scorer, log = DetectionScorer(grid), InMemoryLog()
+        found = score_all(Detecting(grid), own, log, "epoch-1", group=group, detector=scorer)
+        return found, scorer.images, scorer.intervals()
+
+    whole = evaluated(batches)
+    assert whole[0].samples == len(whole[1]) == 20, "an image of padding does not count"
+    assert 0 < whole[0].accuracy == whole[0].detection.mean_ap < 1
+    assert whole[0].loss > 0
+    assert together(ranks, lambda g: evaluated(batches[g.rank :: g.size], g)) == [whole] * ranks
+
+
+def test_the_loss_of_a_batch_of_boxes_is_known_without_a_network():
+    grid = Grid(64, 4, 3)
+    labels = random_boxes(grid, 3, np.random.default_rng(2))
+    scores = np.full((3, grid.cells, 7), 0.5)
+    assert score(scores, labels).loss == pytest.approx(loss(scores, labels).mean())
 
 
 def test_without_answers_of_one_rank_there_are_none(together):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from chromium import FLAGS, find_chromium
+from cubemesh.jobs.feed import events_after
 from cubemesh.jobs.lease import Lease
 from cubemesh.jobs.queue import FreeDevices, JobQueue
 from cubemesh.jobs.states import State
@@ -33,11 +35,28 @@ LOOKS = {(390, "dark"): (768, "light"), (1400, "light"): (1400, "dark")}
 OWN_FLAGS = [flag for flag in FLAGS if "pipe" not in flag and "headless" not in flag]
 
 
+@contextmanager
+def served(bench: Workbench, port: int = 0) -> Iterator[int]:
+    """A server in a thread; its port."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        bench.app, port=port, log_config=None, lifespan="off", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until(lambda: server.started, "the server starts")
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
 @pytest.fixture(scope="module")
 def site(filled: Path) -> Iterator[tuple[str, Access, dict[str, str]]]:
     """A server in a thread, its login, and ids of what it shows."""
-    import uvicorn
-
     access = Access("token-of-the-browser")
     with Store.open(str(filled)) as store:
         answer = store.experiment_runs("minibatch")[0]
@@ -48,18 +67,8 @@ def site(filled: Path) -> Iterator[tuple[str, Access, dict[str, str]]]:
             "answer": answer.experiment_run_id,
             "job": "1",
         }
-        bench = Workbench(store, access, Rules(), secure=False)
-        config = uvicorn.Config(
-            bench.app, port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1
-        )
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        wait_until(lambda: server.started, "the server starts")
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}", access, known
-        server.should_exit = True
-        thread.join()
+        with served(Workbench(store, access, Rules(), secure=False)) as port:
+            yield f"http://127.0.0.1:{port}", access, known
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +209,10 @@ def test_a_job_is_paused_and_resumed_by_its_buttons(
         job = queue.submit([Question(names=("train",))], [Wants(device="none")])
         page = tab(390, scripts=scripts)
         page.goto(f"{site[0]}/jobs/{job.job_id}")
+        page.locator(".edit summary").click()
+        page.get_by_label("learning rate").fill("0.25")
+        page.get_by_role("button", name="Change the job").click()
+        page.locator(".settings", has_text="0.25").wait_for()
         for button, state in (("Pause", "paused"), ("Resume", "queued"), ("Cancel", "stopped")):
             page.get_by_role("button", name=button).click()
             page.locator("b[role=status]", has_text=state).wait_for()
@@ -264,7 +277,7 @@ def test_the_link_logs_in_and_logging_out_works(chromium: Any, site: Any) -> Non
     context.close()
 
 
-def test_a_page_of_another_site_can_neither_read_nor_frame(chromium: Any, site: Any) -> None:
+def test_a_page_of_another_site_can_do_nothing(chromium: Any, site: Any, filled: Path) -> None:
     address, access, _ = site
     context = chromium.new_context()
     context.add_cookies([{"name": access.cookie, "value": access.new_session(), "url": address}])
@@ -281,4 +294,80 @@ def test_a_page_of_another_site_can_neither_read_nor_frame(chromium: Any, site: 
     )
     assert framed == "blocked"
     assert page.frames[1].url in ("chrome-error://chromewebdata/", "about:blank")
+    streamed = (
+        "url => new Promise(done => { const s = new EventSource(url, {withCredentials: true});"
+        "s.onopen = () => done('open'); s.onerror = () => { s.close(); done('refused'); }; })"
+    )
+    assert page.evaluate(streamed, f"{address}/api/v1/jobs/1/events") == "refused"
+    with Store.open(str(filled)) as store:
+        before = events_after(JobQueue(store.database), 1)
+        page.evaluate(
+            "url => fetch(url, {method: 'POST', mode: 'no-cors', credentials: 'include',"
+            "body: new URLSearchParams({action: 'stop'})}).catch(() => {})",
+            f"{address}/jobs/1",
+        )
+        assert events_after(JobQueue(store.database), 1) == before
     context.close()
+
+
+CHARTS = """(() => {
+  let made;
+  window.charts = [];
+  Object.defineProperty(window, "uPlot", { get: () => made, set: (plot) => {
+    made = new Proxy(plot, { construct: (target, options) => {
+      const chart = new target(...options);
+      window.charts.push(chart);
+      return chart;
+    } });
+  } });
+})()"""
+"""Remembers the charts of a page."""
+DRAWN = "[...(window.charts.at(-1)?.data[0] ?? [])]"
+
+
+def test_a_restart_of_the_server_leaves_every_point_once(chromium: Any, tmp_path: Path) -> None:
+    access = Access("token-of-the-browser")
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        queue = JobQueue(store.database)
+        queue.submit([Question(names=("train",))], [Wants(device="none")])
+        job = queue.claim("a", FreeDevices(hostname="lab"), lease_s=10**9)
+        assert job is not None
+        lease = Lease(queue=queue, job_id=job.job_id, fence=job.fence)
+        lease.run_started()
+
+        def learn(begin: int, end: int) -> None:
+            points = [[float(x), 1.0 / (x + 1)] for x in range(begin, end)]
+            value = {"run": 1, "series": "training_loss", "points": points}
+            lease.renew({"note": f"step {end}"}, [("points", value)])
+
+        context = chromium.new_context()
+        page = context.new_page()
+        page.set_default_timeout(90_000)
+        page.add_init_script(CHARTS)
+        learn(0, 5)
+        bench = Workbench(store, access, Rules(), secure=False)
+        with served(bench) as port:
+            address = f"http://127.0.0.1:{port}"
+            cookie = {"name": access.cookie, "value": access.new_session(), "url": address}
+            context.add_cookies([cookie])
+            page.goto(f"{address}/jobs/{job.job_id}")
+            page.wait_for_selector("[data-curves] canvas")
+            learn(5, 10)
+            wait_until(lambda: len(page.evaluate(DRAWN)) == 10, "the points are drawn")
+            bench.hub.close()
+        learn(10, 20)  # while no server runs
+        with served(Workbench(store, access, Rules(), secure=False), port):
+            learn(20, 25)
+            wait_until(lambda: len(page.evaluate(DRAWN)) >= 25, "the points are drawn")
+            assert page.evaluate(DRAWN) == [float(x) for x in range(25)]
+            context.close()
+
+
+def test_the_curves_of_compared_runs_are_drawn_in_one_chart(tab: Any, site: Any) -> None:
+    address, _, known = site
+    page = tab(390, "dark")
+    page.goto(f"{address}/compare?id={known['run']}&id={known['other']}")
+    page.wait_for_selector("[data-curves][data-ready] canvas")
+    assert page.locator(".key a").count() == 2
+    page.locator(".u-over").first.hover()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 
 import report_sample
 from cubemesh import compare
-from cubemesh.schema import Figure, Train
+from cubemesh.schema import Curve, Figure, Train
 from cubemesh.schema.record import ScoredSamples
 from cubemesh.store import Store
 from cubemesh.training.evaluation import accuracy_figure
@@ -130,3 +132,49 @@ def test_trainings_that_answered_the_same_samples_are_paired(
     mixed = member.get(f"/compare?{query}&id={ids['c']}").text
     assert "by McNemar" in mixed
     assert "by Newcombe" in mixed
+
+
+def test_curves_of_several_runs_are_lines_of_one_chart(
+    member: Client, ids: dict[str, str], store: Store
+) -> None:
+    for place, name in enumerate("de"):
+        one = store.record(ids["c"])
+        y = (2.0, math.inf, 1.0 - 0.1 * place)
+        loss = Curve(name="training_loss", x_name="step", x=(1.0, 2.0, 3.0), y=y)
+        assert isinstance(one.spec.work, Train)
+        work = dataclasses.replace(one.spec.work, learning_rate=0.1 * (place + 1))
+        spec = dataclasses.replace(one.spec, work=work)
+        store.save(dataclasses.replace(one, run_id=name * 12, curves=(loss,), spec=spec), ())
+    query = f"id={'d' * 12}&id={'e' * 12}&id={ids['a']}"
+    text = member.get(f"/api/v1/compare/curves?{query}").text
+    found = json.loads(text, parse_constant=pytest.fail)["curves"]
+    (loss,) = [curve for curve in found if curve["name"] == "training loss"]
+    assert [(one["place"], one["x"]) for one in loss["lines"]] == [(0, [1, 2, 3]), (1, [1, 2, 3])]
+    assert loss["lines"][1]["y"] == [2.0, None, 0.9]
+    assert loss["lines"][1]["label"].startswith("learning rate 0.2")
+    (rate,) = [curve for curve in found if curve["name"] == "throughput"]
+    assert {one["run_id"] for one in rate["lines"]} == {"d" * 12, "e" * 12, ids["a"]}
+    assert f'data-curves="/api/v1/compare/curves?{query.replace("&", "&amp;")}"' in (
+        member.get(f"/compare?{query}").text
+    )
+    assert "not finite" in member.get(f"/compare/curves?{query}").text
+
+
+def test_fifty_runs_are_compared_and_no_more(
+    member: Client, ids: dict[str, str], store: Store
+) -> None:
+    one = store.record(ids["a"])
+    many = [f"{place:012x}" for place in range(50)]
+    for run_id in many:
+        store.save(dataclasses.replace(one, run_id=run_id), ())
+    query = ",".join(many)
+    found = member.get(f"/api/v1/compare?id={query}").json()
+    assert len(found["run_ids"]) == len(found["choice"]["tied"]) == 50
+    page = member.get(f"/compare?id={query}")
+    assert page.text.count('<th scope="col">') == 51
+    curves = member.get(f"/api/v1/compare/curves?id={query}")
+    assert {len(curve["lines"]) for curve in curves.json()["curves"]} == {50}
+    assert len(curves.content) < 1_000_000
+    refused = member.get(f"/api/v1/compare?id={query},{ids['b']}")
+    assert refused.status_code == 400
+    assert "at most 50" in refused.json()["error"]

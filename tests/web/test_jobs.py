@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import cubemesh as api
 from cubemesh.jobs.feed import events_after
 from cubemesh.jobs.lease import Lease
 from cubemesh.jobs.queue import FreeDevices, JobQueue
@@ -17,6 +18,7 @@ from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Question, Wants
 from cubemesh.store import Store
 from cubemesh.web.app import Workbench
+from cubemesh.web.pages.jobs import job as job_page
 from cubemesh.web.security.gate import Rules
 from web_pages import OWN, Client
 
@@ -152,7 +154,10 @@ def test_what_a_page_does_a_script_can_do(member: Client, queue: JobQueue, acces
     found = script.ask("POST", f"/api/v1/jobs/{job_id}", json={"action": "pause"})
     assert found.status_code == 200
     assert found.json()["job"]["state"] == "paused"
-    assert script.get(f"/api/v1/jobs/{job_id}").json()["actions"] == ["resume", "stop", "clone"]
+    actions = script.get(f"/api/v1/jobs/{job_id}").json()["actions"]
+    assert actions == ["resume", "stop", "clone", "edit"]
+    found = script.ask("POST", f"/api/v1/jobs/{job_id}", json={"action": "edit", "epochs": 5})
+    assert "epochs=5" in found.json()["job"]["question"]["settings"]
 
 
 def test_a_form_without_the_page_as_its_origin_changes_nothing(
@@ -284,6 +289,124 @@ def test_what_is_expected_is_with_what_is_measured(member: Client, queue: JobQue
     assert curve["expected"] == expected
     lease.renew({"samples_per_s": 150.0}, [("run", {**run, "expected": None})])
     assert "of the expected" not in member.get(f"/jobs/{job_id}").text
+
+
+BY_FUNCTION: dict[str, Callable[[int, Store], Any]] = {
+    "pause": lambda job_id, store: api.pause_job(job_id, store=store),
+    "resume": lambda job_id, store: api.resume_job(job_id, store=store),
+    "stop": lambda job_id, store: api.stop_job(job_id, store=store),
+    "stop-at-checkpoint": lambda job_id, store: api.stop_job(
+        job_id, at_checkpoint=True, store=store
+    ),
+    "clone": lambda job_id, store: api.clone_job(job_id, store=store),
+    "priority": lambda job_id, store: api.prioritize_job(job_id, 5, store=store),
+    "edit": lambda job_id, store: api.edit_job(job_id, {"epochs": 9}, store=store),
+}
+BY_COMMAND = {"stop-at-checkpoint": ["stop", "--at-checkpoint"]}
+FIELDS = {"priority": {"priority": "5"}, "edit": {"epochs": "9"}}
+WORDS = {"priority": ["5"], "edit": ["--set", "epochs=9"]}
+RUNNING = ("pause", "stop-at-checkpoint", "edit")
+
+
+def test_every_action_of_the_page_is_compared_below() -> None:
+    assert set(BY_FUNCTION) == set(job_page.ACTIONS)
+
+
+@pytest.mark.parametrize(
+    ("action", "held"),
+    [
+        *((action, False) for action in BY_FUNCTION if action not in RUNNING[1:2]),
+        *((action, True) for action in RUNNING),
+    ],
+)
+def test_an_action_is_the_same_by_page_function_and_command(
+    member: Client, queue: JobQueue, store: Store, cubemesh: Any, action: str, held: bool
+) -> None:
+    ids = [put(queue) for _ in range(3)]
+    for job_id in ids:
+        if held:
+            hold(queue)
+        if action == "resume":
+            queue.pause(job_id)
+    by_page, by_function, by_command = ids
+    assert do(member, by_page, action, **FIELDS.get(action, {})).status_code == 303
+    BY_FUNCTION[action](by_function, store)
+    verb, *options = BY_COMMAND.get(action, [action])
+    words = ["jobs", verb, str(by_command), *WORDS.get(action, []), *options]
+    found = cubemesh(*words, "--store", store.name)
+    assert found.returncode == 0, found.stderr
+
+    def result(job_id: int) -> tuple[Any, ...]:
+        job = queue.get(job_id)
+        last = events_after(queue, job_id)[0][-1]
+        return job.state, job.control, job.priority, job.question, last.kind, last.value
+
+    if action == "clone":  # the copies are compared
+        by_command, by_function, by_page = (job.job_id for job in queue.list(limit=3))
+    assert result(by_page) == result(by_function) == result(by_command)
+
+
+def test_a_waiting_job_is_edited(member: Client, queue: JobQueue) -> None:
+    job_id = put(queue)
+    page = member.get(f"/jobs/{job_id}").text
+    assert 'name="epochs" value="2"' in page
+    unchanged = {"epochs": "2", "learning_rate": ""}
+    found = do(member, job_id, "edit", **(unchanged | {"learning_rate": "0.5"}))
+    assert found.status_code == 303
+    assert queue.get(job_id).question.settings == (*QUESTION.settings, "learning_rate=0.5")
+    for wrong, word in (
+        (unchanged, "Nothing changes"),
+        ({"epochs": "few"}, "epochs"),
+        ({"framework": "pytorch"}, "framework"),
+    ):
+        refused = do(member, job_id, "edit", **wrong)
+        assert refused.status_code == 400
+        assert word in refused.text
+    assert do(member, job_id, "pause", epochs="9").status_code == 400
+    assert queue.get(job_id).state is State.QUEUED
+
+
+def test_a_running_job_is_edited_at_its_next_checkpoint(member: Client, queue: JobQueue) -> None:
+    job_id = put(queue)
+    lease = hold(queue)
+    assert "Edit at the next checkpoint" in member.get(f"/jobs/{job_id}").text
+    assert do(member, job_id, "edit", epochs="7").status_code == 303
+    assert lease.control() == "edit"
+    assert queue.get(job_id).question == QUESTION
+    lease.release("It paused to be edited.")
+    assert "epochs=7" in queue.get(job_id).question.settings
+
+
+def test_what_is_no_training_or_done_has_no_settings_to_edit(
+    member: Client, queue: JobQueue
+) -> None:
+    other = queue.submit([Question(names=("minibatch",))], [NONE]).job_id
+    sweep = queue.submit([QUESTION, QUESTION], [NONE, NONE], sweep=QUESTION)
+    job_id = put(queue, priority=1)
+    hold(queue).end(State.DONE)
+    for one in (other, sweep.job_id, job_id):
+        assert 'value="edit"' not in member.get(f"/jobs/{one}").text
+        assert "edit" not in member.get(f"/api/v1/jobs/{one}").json()["actions"]
+    assert do(member, job_id, "edit", epochs="7").status_code == 400
+
+
+def test_a_run_that_is_slower_than_expected_says_so_with_its_signs(
+    member: Client, queue: JobQueue
+) -> None:
+    job_id = put(queue)
+    lease = hold(queue)
+    sign = {"series": "input_wait_percent", "now": 40.0, "before": 1.0}
+    slow = {"since_s": 50.0, "for_s": 148.0, "samples_per_s": 100.0, "share": 0.5, "signs": [sign]}
+    lease.renew({"samples_per_s": 100.0, "slow": slow})
+    assert member.get(f"/api/v1/jobs/{job_id}").json()["slow"] == slow
+    page = member.get(f"/jobs/{job_id}").text
+    assert "Slower than expected for 2 min 28 s: 100 samples/s, 50 % of it." in page
+    assert "input wait 40 % (before 1 %)" in page
+    lease.renew({"samples_per_s": 200.0, "slow": None})
+    assert "Slower than expected" not in member.get(f"/jobs/{job_id}").text
+    lease.renew({"samples_per_s": 100.0, "slow": slow})
+    lease.end(State.DONE)
+    assert member.get(f"/api/v1/jobs/{job_id}").json()["slow"] is None
 
 
 def test_home_shows_jobs_that_run_or_wait(member: Client, queue: JobQueue) -> None:

@@ -3,6 +3,7 @@ changes nothing. A new page is tested by these."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import html.parser
 import json
@@ -16,6 +17,8 @@ from cubemesh.store import Store
 from cubemesh.web.page import API, Page
 from cubemesh.web.pages import PAGES
 from cubemesh.web.security.gate import OPEN_FOLDER, OPEN_PATHS
+from cubemesh.web.security.limits import TooLargeError, TooSlowError, limited
+from patience import PATIENCE_S
 from web_pages import HOSTILE, OWN, TOKEN, Client, filled_in, patterns
 
 ROUTES = patterns()
@@ -239,6 +242,27 @@ def test_a_request_that_is_too_large_is_refused(client: Client) -> None:
     assert client.ask("POST", "/login", headers=own, content=endless()).status_code == 413
     many = "&".join(f"network={i}" for i in range(80))
     assert client.get(f"/runs?{many}").status_code == 400
+
+
+def test_a_body_that_never_ends_is_refused() -> None:
+    async def silent() -> Any:
+        await asyncio.Event().wait()
+
+    async def slow() -> Any:
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def whole() -> Any:
+        return {"type": "http.request", "body": b"x"}
+
+    async def read(receive: Any, count: int) -> None:
+        for _ in range(count):
+            await receive()
+
+    with pytest.raises(TooSlowError):
+        asyncio.run(read(limited(silent, seconds=0.01), 1))
+    with pytest.raises(TooLargeError):  # or in time, but without an end
+        asyncio.run(read(limited(slow, most=10), 11))
+    asyncio.run(read(limited(whole, seconds=PATIENCE_S), 3))  # what comes after a body is no part
 
 
 def test_static_files_are_as_their_checksums_say(stranger: Client) -> None:

@@ -18,7 +18,8 @@ from cubemesh.jobs.lease import Lease
 from cubemesh.jobs.queue import FreeDevices, JobQueue
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Question, Wants
-from cubemesh.schema import RunRecord
+from cubemesh.schema import Budget, RunRecord
+from cubemesh.schema.serialization import to_plain
 from cubemesh.schema.work import Train
 from cubemesh.store import Store
 from cubemesh.web.app import Workbench
@@ -116,6 +117,29 @@ def test_a_job_that_ended_says_it_of_its_run(store: Store, member: Client) -> No
     assert "20 % launch gaps" in member.get(f"/jobs/{job_id}").text
     found = member.get(f"/api/v1/jobs/{job_id}").json()["why_slow"]
     assert found["measured"] == record.run_id
+
+
+def test_a_running_job_says_it_of_the_same_step(store: Store, member: Client) -> None:
+    record = report_sample.taken_apart(8)
+    store.save(record, ())
+    queue = JobQueue(store.database)
+    job_id = queue.submit([Question(names=("minibatch",))], [Wants(device="none")]).job_id
+    job = queue.claim("a", FreeDevices(hostname="here"), lease_s=10**9)
+    assert job is not None
+    lease = Lease(queue=queue, job_id=job_id, fence=job.fence)
+    lease.run_started()
+    began = {"run": 1, "work": "train_steps", "network": "little-cnn", "framework": "pytorch"}
+    plain = dataclasses.replace(record.spec, budget=Budget())
+    step = {"spec": to_plain(plain, defaults=False), "machine_id": record.key.machine_id}
+    lease.renew(events=[("run", began | step)])
+    assert member.get(f"/api/v1/jobs/{job_id}").json()["why_slow"]["measured"] == record.run_id
+    page = member.get(f"/jobs/{job_id}").text
+    assert "20 % launch gaps" in page
+    assert "/what-if?network=little-cnn&amp;batch_per_device=8" in page
+    lease.renew(events=[("run", began | step | {"machine_id": "another"})])
+    assert "Not known" in member.get(f"/jobs/{job_id}").text
+    lease.renew(events=[("run", began | {"spec": {"frobnicate": 1}, "machine_id": ""})])
+    assert member.get(f"/api/v1/jobs/{job_id}").json()["why_slow"] is None
 
 
 @pytest.mark.parametrize(

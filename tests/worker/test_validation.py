@@ -41,7 +41,7 @@ ALL = replace(
     sync_features=frozenset(
         {
             *("all-reduce", "hooks", "weight-server", "cpu-server"),
-            *("model-parallel", "tensor-parallel", "sharded"),
+            *("model-parallel", "tensor-parallel", "context-parallel", "sharded"),
         }
     ),
     decodes=True,

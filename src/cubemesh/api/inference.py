@@ -17,6 +17,8 @@ import numpy as np
 from cubemesh.batches import Array
 from cubemesh.data.class_names import class_names as class_names_of
 from cubemesh.data.text.vocabulary import Vocabulary, load_vocabulary
+from cubemesh.detection import detects
+from cubemesh.detection.labels import grid_of
 from cubemesh.durable_files import replace_file
 from cubemesh.errors import DataError, UsageError
 from cubemesh.inference import build as builder
@@ -99,7 +101,7 @@ class BuiltPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Classification:
-    """Images with their most probable classes."""
+    """Images with their most probable classes, or by a detector with their boxes."""
 
     model: str
     """The plan, or the folder of checkpoints."""
@@ -352,7 +354,8 @@ def classify_images(
     tell: Tell = lambda line: None,
 ) -> Classification:
     """The `top` most probable classes of image files, by a plan or by the newest checkpoint of a
-    training (`model` is its folder; `step` chooses another one), which runs in fp32 on the CPU.
+    training (`model` is its folder; `step` chooses another one), which runs in fp32 on the CPU. A
+    checkpoint of a detector gives the `top` boxes with the highest coverage.
 
     `class_names` are the names, or a text file with a line for each class; by default those of the
     data set of the training. A file that is no image has its reason instead of classes. UsageError
@@ -481,7 +484,8 @@ def _by_checkpoint(
             batch=None,
         )
         name = graph.inputs[0].name
-        found = classify(images, shape, lambda a: session.run({name: a})[0], names, top)
+        grid = grid_of(network) if detects(network) else None
+        found = classify(images, shape, lambda a: session.run({name: a})[0], names, top, grid)
     return Classification(model=str(folder), network=network.name, weights=about, images=found)
 
 

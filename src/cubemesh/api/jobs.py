@@ -27,13 +27,11 @@ from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.schedules import Schedule, Schedules
 from cubemesh.jobs.states import State
 from cubemesh.jobs.submission import (
-    check_question,
     cloned,
-    edited,
+    edit_question,
     schedule_question,
     submit_question,
     submitter,
-    with_devices,
 )
 from cubemesh.jobs.values import Agent, JobEvent, Question, QueuedJob
 from cubemesh.jobs.wakeup import EVENTS, Wakeup
@@ -271,12 +269,7 @@ def edit_job(job_id: int, settings: Settings, *, store: AnyStore = None) -> Queu
     continues. UsageError for a setting that cannot change any more."""
     with open_store(store) as opened:
         queue = JobQueue(opened.database)
-        before = queue.get(job_id)
-        changed, wants = with_devices(
-            edited(before, setting_lines(settings)), "auto", before.wants.host
-        )
-        check_question(changed, opened, begun=before.attempt > 0)
-        queue.edit(job_id, changed, before.wants if before.attempt else wants, who=submitter())
+        edit_question(queue, opened, job_id, setting_lines(settings), who=submitter())
         return queue.get(job_id)
 
 

@@ -31,8 +31,15 @@ from cubemesh.forecast.transformers.step import (
 )
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.networks.transformer_sizes import transformer
+from cubemesh.parallel.context_parallel import ContextParallel
 from cubemesh.parallel.tensor_parallel import TensorParallel
 from cubemesh.units import format_quantity
+
+DIVIDING: Mapping[str, tuple[Literal["tp", "cp"], str]] = {
+    TensorParallel.name: ("tp", "layer"),
+    ContextParallel.name: ("cp", "sequence"),
+}
+"""Strategies that are a layout of a transformer → its key, and what its devices divide."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -77,9 +84,10 @@ def predict_layout(
     `network` is a name (`gpt3-175b`) or sizes (`gpt:hidden=4096,layers=32,heads=32`), `layout` is
     `tp=8,pp=8,dp=16` (docs/transformers.md). With `search`, the fastest layout and micro-batch of
     so many `devices` that fit their memory are found instead. Batches count sequences, of all
-    devices; recomputation `auto` is as little as fits. With `sync`, which can be `tensor-parallel`,
-    the layout is that strategy over all `devices`, or with the `tp` and `dp` of `layout`, and
-    `micro_batch` is by default all sequences of a replica, elsewhere 1. `measured` maps a number of
+    devices; recomputation `auto` is as little as fits. With `sync`, which can be `tensor-parallel`
+    or `context-parallel`, the layout is that strategy over all `devices`, or with the `tp` or `cp`
+    and the `dp` of `layout`, and `micro_batch` is by default all sequences of a replica, elsewhere
+    1. `measured` maps a number of
     devices to sequences/s of the same layout with as many data-parallel groups and a batch in
     proportion.
 
@@ -146,20 +154,22 @@ def _layout_of(
     sync: str, text: str, given: Layout, devices: int | None, search: bool, length: int
 ) -> Layout:
     """The layout of a gradient synchronization strategy, with the sizes of a given one."""
-    if sync != TensorParallel.name:
+    if sync not in DIVIDING:
         raise UsageError(
-            f"sync={sync}: of a transformer with a layout only sync={TensorParallel.name} is "
+            f"sync={sync}: of a transformer with a layout only {' and '.join(DIVIDING)} are "
             "forecast. Leave it out: dp in the layout is data parallel by all-reduce."
         )
+    key, divided = DIVIDING[sync]
     if search or (not text and devices is None):
         raise UsageError(
-            f"sync={sync}: give the devices that divide each layer, as in --devices 2 or --layout "
-            "tp=2,dp=2."
+            f"sync={sync}: give the devices that divide each {divided}, as in --devices 2 or "
+            f"--layout {key}=2,dp=2."
         )
-    shape = given if text else Layout(tp=devices or 1)
-    if (shape.pp, shape.cp, shape.vp) != (1, 1, 1) or "zero" in text or "shard" in text:
+    shape = given if text else replace(Layout(), **{key: devices or 1})
+    others = [getattr(shape, other) for other in ("pp", "vp", "tp", "cp") if other != key]
+    if any(size != 1 for size in others) or "zero" in text or "shard" in text:
         raise UsageError(
-            f"layout {text}: sync={sync} has tp, dp and sp only. Leave the other keys out."
+            f"layout {text}: sync={sync} has {key}, dp and sp only. Leave the other keys out."
         )
     return replace(shape, zero=0, sp=shape.sp if length % shape.tp == 0 else 0)
 

@@ -322,7 +322,7 @@ def infer(
             tell=tell,
         )
         show(view.classify_document(found), as_json, lambda c: view.print_classes(c, found))
-        if not any(one.classes for one in found.images):
+        if all(one.reason for one in found.images):
             raise typer.Exit(1)
         return
     for option, value in (("--top", top), ("--class-names", class_names), ("--step", step)):

@@ -85,8 +85,8 @@ def predict(
         str | None,
         typer.Option(
             help="Gradient synchronization strategy, as in train; also parameter-server-cpu and "
-            "parameter-server-spread; default all-reduce. tensor-parallel: of a transformer, over "
-            "--devices, or with tp and dp of --layout."
+            "parameter-server-spread; default all-reduce. tensor-parallel and context-parallel: "
+            "of a transformer, over --devices, or with tp or cp, and dp, of --layout."
         ),
     ] = None,
     style: Annotated[
@@ -154,7 +154,8 @@ def predict(
         typer.Option(
             "--micro-batch",
             min=1,
-            help="Sequences at once on a device; default 1, with --sync tensor-parallel all.",
+            help="Sequences at once on a device; default 1, with --sync tensor-parallel or "
+            "context-parallel all.",
         ),
     ] = None,
     global_batch: Annotated[
@@ -206,7 +207,7 @@ def predict(
         "--samples-per-epoch": samples_per_epoch,
     }
     sized = is_transformer(network) and not is_own(network)
-    divided = sync == "tensor-parallel" and sized
+    divided = sync in ("tensor-parallel", "context-parallel") and sized
     if divided:
         of_network |= {"--sync": None, "--batch-per-device": None}
     if layout or search or divided or (sized and transformer(network).name not in NETWORKS):

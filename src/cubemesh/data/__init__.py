@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubemesh.data import hdf5, own, synthetic
+from cubemesh.data import generated_images, hdf5, own, synthetic
+from cubemesh.data.boxes import generated_boxes
+from cubemesh.data.boxes import source as boxes
 from cubemesh.data.images import cifar10, cifar10_python, digits, generated_jpegs, open_images
 from cubemesh.data.images.image_source import NAME as IMAGES
 from cubemesh.data.images.open_images import ImageOptions
@@ -22,6 +24,8 @@ from cubemesh.data.remote.folder import check_url, is_url
 from cubemesh.data.source import Shape, Source, Split
 from cubemesh.data.text import documents, generated_sentences, parallel_text, sequences
 from cubemesh.data.text.sequences import takes_sequences, takes_tokens
+from cubemesh.detection import detects
+from cubemesh.detection.labels import grid_of
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.networks.assembly import takes_documents
 from cubemesh.networks.graph import Network
@@ -112,6 +116,8 @@ class SourceEntry:
     """Opens it as images with a class for each pixel; None: it has none."""
     open_records: Callable[[OpenRequest], Source] | None = None
     """Opens it as records of numbers and categories; None: it has none."""
+    open_boxes: Callable[[OpenRequest], Source] | None = None
+    """Opens it as images with boxes of objects; None: it has none."""
     is_slow: bool = False
     """Whether samples are read and decoded on access, so that threads prefetch them by default."""
     is_parallel: bool = False
@@ -132,6 +138,9 @@ SOURCES: dict[str, SourceEntry] = {
         ),
         open_records=lambda r: generated_clicks.open_synthetic(
             r.split, r.network, r.seed, r.samples_needed
+        ),
+        open_boxes=lambda r: generated_boxes.open_synthetic(
+            r.split, r.shape, grid_of(r.network), r.seed, r.samples_needed
         ),
     ),
     "digits": SourceEntry(
@@ -177,7 +186,22 @@ SOURCES: dict[str, SourceEntry] = {
     generated_shapes.NAME: SourceEntry(
         about="576 generated images of shapes, with the class of each pixel",
         open_masks=lambda r: generated_shapes.GeneratedShapes(r.split, r.shape, r.classes, r.seed),
-        train_samples=generated_shapes.SAMPLES["train"],
+        train_samples=generated_images.SAMPLES["train"],
+    ),
+    boxes.NAME: SourceEntry(
+        about="photographs with boxes of objects, in KITTI's or COCO's format, from data_path",
+        open_boxes=lambda r: boxes.open_boxes(
+            r.given_path, r.split, r.shape, grid_of(r.network), r.options
+        ),
+        check_path=boxes.check_files,
+        is_slow=True,
+    ),
+    generated_boxes.NAME: SourceEntry(
+        about="576 generated images of shapes, with their boxes",
+        open_boxes=lambda r: generated_boxes.GeneratedBoxes(
+            r.split, r.shape, grid_of(r.network), r.seed
+        ),
+        train_samples=generated_images.SAMPLES["train"],
     ),
     parallel_text.NAME: SourceEntry(
         about="sentences and their translations, from the folder or file data_path names",
@@ -223,6 +247,7 @@ OWN = SourceEntry(
     open=_open_own,
     open_sequences=_open_own,
     open_records=_open_own,
+    open_boxes=_open_own,
     is_slow=True,
 )
 """The entry of every data set of the user's own."""
@@ -290,8 +315,8 @@ def check(name: str, path: str | None = None, batch_per_device: int | None = Non
 
 
 def check_feeds(name: str, network: Network) -> None:
-    """UsageError if the data set `name` does not have what `network` takes: images, masks of them,
-    records, token sequences, or pairs of them."""
+    """UsageError if the data set `name` does not have what `network` takes: images, masks or boxes
+    of them, records, token sequences, or pairs of them."""
     line = entry(name)
     if line is OWN:  # its samples are checked one by one
         return
@@ -304,10 +329,23 @@ def check_feeds(name: str, network: Network) -> None:
                 f"Choose data that has them: {able}."
             )
         return
-    if line.open_records is not None and name != "synthetic":
+    if line.open_records is not None and line.open is None:
         raise UsageError(
             f"data={name} has records of numbers and categories, and {network.name} does not take "
             "them. Use a recommendation model, such as network=dlrm-small."
+        )
+    if detects(network):
+        if line.open_boxes is None:
+            able = ", ".join(n for n, e in SOURCES.items() if e.open_boxes is not None)
+            raise UsageError(
+                f"data={name} has no boxes, and {network.name} detects objects. Choose data that "
+                f"has them: {able}."
+            )
+        return
+    if line.open_boxes is not None and line.open is None:
+        raise UsageError(
+            f"data={name} has boxes of objects, and {network.name} does not detect any. Use a "
+            "network of detection, such as network=detectnet."
         )
     if takes_masks(network):
         if line.open_masks is None and name != "synthetic":
@@ -399,6 +437,8 @@ def open_for(
         opens = line.open_masks
     if takes_records(network):
         opens = line.open_records
+    if detects(network):
+        opens = line.open_boxes
     assert opens is not None, "`check_feeds` has made sure of it"
     return opens(
         OpenRequest(

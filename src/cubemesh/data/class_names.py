@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from cubemesh.data.boxes import source as boxes
 from cubemesh.data.images import digits
 from cubemesh.data.images.image_folder import class_names as folder_names
 from cubemesh.data.images.image_folder import split_folder
@@ -43,5 +44,6 @@ _NAMES: Mapping[str, Callable[[Path | None], tuple[str, ...]]] = {
     "digits": lambda path: tuple(map(str, range(digits.CLASSES))),
     "cifar-10": lambda path: CIFAR_10,
     IMAGES: _of_images,
+    boxes.NAME: lambda path: () if path is None else boxes.names_of(path),
 }
 """Data set → its names."""

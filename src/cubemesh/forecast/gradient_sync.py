@@ -49,6 +49,7 @@ from cubemesh.forecast.communication import Library, collective
 from cubemesh.forecast.fabric import Fabric
 from cubemesh.forecast.passes import Passes
 from cubemesh.forecast.styles import GradientStyle
+from cubemesh.parallel.context_parallel import ContextParallel
 from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.parallel.strategy import SyncCost
 from cubemesh.parallel.tensor_parallel import TensorParallel
@@ -85,7 +86,7 @@ class SyncTime:
 
 def check_cost(name: str) -> None:
     """UsageError naming the nearest where no strategy called `name` can be forecast."""
-    if name == TensorParallel.name:
+    if name in (TensorParallel.name, ContextParallel.name):
         raise UsageError(
             f"sync={name} is forecast for transformers by their sizes, such as gpt2 or llama3-8b: "
             f"cubemesh predict NETWORK --sync {name} --devices 2 (docs/transformers.md). Choose "

@@ -34,6 +34,9 @@ class FrameworkEntry:
     """Whether C++ that is compiled on this machine runs in its steps on a CPU."""
     requires: str | None = None
     """The module that must be importable; None for none."""
+    backend: str | None = None
+    """The module that `requires` computes by, which must be importable too; None where it computes
+    by itself, or brings it."""
     install: str = ""
     """The installation command."""
     layout: Layout = "nchw"
@@ -54,6 +57,8 @@ class FrameworkEntry:
     """Another framework whose server its workers are forked from, as both preload the same."""
     trains: bool = True
     """False for an inference engine."""
+    checkpoints: bool = False
+    """Whether its trainings have learning-rate schedules, and checkpoints to resume from."""
     infers: bool = True
     """Whether `inference` and `inference-load` compare it: its programs take their work with any
     weights."""
@@ -68,7 +73,12 @@ class FrameworkEntry:
     @property
     def installed(self) -> bool:
         """Whether it can be imported, checked without importing it."""
-        return self.requires is None or importlib.util.find_spec(self.requires) is not None
+        return all(importlib.util.find_spec(module) is not None for module in self.modules)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that must be importable."""
+        return tuple(module for module in (self.requires, self.backend) if module is not None)
 
     def software_id(self, software: Software) -> str:
         """Identifies what its runs depend on in an environment."""
@@ -77,7 +87,7 @@ class FrameworkEntry:
     def shares_process(self, other: FrameworkEntry) -> bool:
         """Whether programs of both can run in one process: two libraries would compete for threads
         and memory."""
-        return self.requires == other.requires
+        return self.modules == other.modules
 
     def load(self) -> Framework:
         """Import the framework's module, and with it the framework."""
@@ -101,6 +111,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         profiles=True,
         static_scale=True,
         cpp_kernels=True,
+        checkpoints=True,
         packages=("torch", "numpy"),
         requires="torch",
         install="pip install 'cubemesh[torch]'",
@@ -115,6 +126,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         fuses=True,
         static_scale=True,
         cpp_kernels=True,
+        checkpoints=True,
         packages=("torch", "numpy"),
         requires="torch",
         install="pip install 'cubemesh[torch]'",
@@ -131,6 +143,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         across_hosts=True,
         static_scale=True,
         cpp_kernels=True,
+        checkpoints=True,
         packages=("torch", "triton", "numpy"),
         requires="torch",
         install="pip install 'cubemesh[torch]'",
@@ -142,6 +155,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         fuses=True,
         summary="JAX, each step compiled by XLA",
         static_scale=True,
+        checkpoints=True,
         packages=("jax", "jaxlib", "numpy"),
         requires="jax",
         install="pip install 'cubemesh[jax]'",
@@ -151,6 +165,7 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         title="TensorFlow",
         layout="nhwc",
         summary="TensorFlow, each step a traced graph",
+        checkpoints=True,
         packages=("tensorflow", "tensorflow-cpu", "numpy"),
         requires="tensorflow",
         install="pip install 'cubemesh[tensorflow]'",
@@ -161,19 +176,46 @@ FRAMEWORKS: dict[str, FrameworkEntry] = {
         fuses=True,
         layout="nhwc",
         summary="TensorFlow, each step compiled by XLA",
+        checkpoints=True,
         packages=("tensorflow", "tensorflow-cpu", "numpy"),
         requires="tensorflow",
         install="pip install 'cubemesh[tensorflow]'",
     ),
     "keras": FrameworkEntry(
-        module="cubemesh.frameworks.keras",
+        module="cubemesh.frameworks.keras.on_tensorflow",
         title="Keras",
         infers=False,
         layout="nhwc",
         summary="Keras 3 on TensorFlow, train_on_batch; CNNs",
+        checkpoints=True,
         packages=("keras", "tensorflow", "tensorflow-cpu", "numpy"),
         requires="tensorflow",  # which includes Keras
         install="pip install 'cubemesh[keras]'",
+    ),
+    "keras-jax": FrameworkEntry(
+        module="cubemesh.frameworks.keras.on_jax",
+        title="Keras on JAX",
+        infers=False,
+        fuses=True,
+        layout="nhwc",
+        summary="Keras 3 on JAX, train_on_batch compiled by XLA; CNNs",
+        checkpoints=True,
+        packages=("keras", "jax", "jaxlib", "numpy"),
+        requires="keras",
+        backend="jax",
+        install="pip install 'cubemesh[keras-jax]'",
+    ),
+    "keras-torch": FrameworkEntry(
+        module="cubemesh.frameworks.keras.on_torch",
+        title="Keras on PyTorch",
+        infers=False,
+        layout="nhwc",
+        summary="Keras 3 on PyTorch, train_on_batch; CNNs",
+        checkpoints=True,
+        packages=("keras", "torch", "numpy"),
+        requires="keras",
+        backend="torch",
+        install="pip install 'cubemesh[keras-torch]'",
     ),
     "onnxruntime": FrameworkEntry(
         module="cubemesh.frameworks.onnx_engines.onnxruntime",

@@ -1,4 +1,5 @@
-"""Geometry of pooling windows at the far edges of an image, for frameworks without `ceil_mode`.
+"""Geometry of windows over an image: of poolings at its far edges, for frameworks without
+`ceil_mode`, and of the padding `SAME`.
 
 `shape` is the result's (channels, height, width), `sizes` the input's (height, width).
 """
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.networks.layers import AveragePool, MaxPool, Shape
+from cubemesh.networks.layers import AveragePool, Convolution, MaxPool, Shape
 
 
 def far_padding(
@@ -40,6 +41,11 @@ def window_shares(
     """Cells of a full window divided by `window_cells`; None where every window is full."""
     cells, full = window_cells(layer, shape, sizes), layer.kernel[0] * layer.kernel[1]
     return None if (cells == full).all() else full / cells
+
+
+def pads_as_same(layer: Convolution) -> bool:
+    """Whether the padding `SAME` of TensorFlow and Keras pads the cells that `layer` does."""
+    return layer.stride == (1, 1) and layer.reach == tuple(2 * p + 1 for p in layer.padding)
 
 
 def _axes(

@@ -1,7 +1,9 @@
-"""Classification of image files: decoded as for a validation, the largest scores with their names.
+"""Classification of image files: decoded as for a validation, the largest scores with their names;
+of a detector the boxes with the highest coverage.
 
 An image of exactly the network's size is taken as it is; of others the shorter side is resized to
-8/7 of the network's, and the middle is cropped (data/images/decode.py).
+8/7 of the network's, and the middle is cropped (data/images/decode.py). A detector takes the whole
+image, stretched to its square.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from cubemesh.batches import Array
+from cubemesh.data.boxes.source import WholeDecoder
 from cubemesh.data.images.decode import Decoder, Skipped
 from cubemesh.data.images.files import read_whole
 from cubemesh.data.images.image_source import DECODED
 from cubemesh.data.images.open_images import ImageOptions
+from cubemesh.detection.labels import Grid, detections
 from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks.contract.program import NotInstalled
 from cubemesh.onnx.graph import Value
@@ -36,12 +40,14 @@ class ClassScore:
     name: str
     """`class 7` where the classes have no names."""
     probability: float
-    """Of the softmax over all classes."""
+    """Of the softmax over all classes; of a detector the coverage of the cell."""
+    box: tuple[float, float, float, float] | None = None
+    """Of a detector: left, top, right and bottom in pixels of the image file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifiedImage:
-    """An image with its most probable classes, the first one first."""
+    """An image with its most probable classes or boxes, the first one first."""
 
     file: str
     classes: tuple[ClassScore, ...] = ()
@@ -68,26 +74,34 @@ def classify(
     scores_of: Callable[[Array], Array],
     names: Sequence[str],
     top: int = TOP,
+    grid: Grid | None = None,
 ) -> tuple[ClassifiedImage, ...]:
     """The `top` classes of each image file, of a network that takes images of `shape` and returns
-    scores by `scores_of`. UsageError without the decoder or for scores of another form; a file that
-    is no image has its reason."""
+    scores by `scores_of`; with the `grid` of a detector its boxes. UsageError without the decoder
+    or for scores of another form; a file that is no image has its reason."""
     try:
-        decoder = Decoder(*shape, ImageOptions().max_pixels)
+        decoder = (Decoder if grid is None else WholeDecoder)(*shape, ImageOptions().max_pixels)
     except NotInstalled as error:
         raise UsageError(str(error)) from error
     read = [_read(decoder, shape, file) for file in files]
-    images = [pixels for pixels in read if not isinstance(pixels, str)]
+    images = [image for image in read if not isinstance(image, str)]
     found: list[tuple[ClassScore, ...]] = []
     if images:
-        batch = np.divide(np.stack(images), DECODED, dtype=np.float32)
-        found = [_largest(row, names, top) for row in probabilities(scores_of(batch))]
+        batch = np.divide(np.stack([i.pixels for i in images]), DECODED, dtype=np.float32)
+        scores = scores_of(batch)
+        if grid is None:
+            found = [_largest(row, names, top) for row in probabilities(scores)]
+        else:
+            found = [
+                _boxes(grid, row, image.size, names, top)
+                for row, image in zip(scores, images, strict=True)
+            ]
     classes = iter(found)
     return tuple(
-        ClassifiedImage(file=str(file), reason=pixels)
-        if isinstance(pixels, str)
+        ClassifiedImage(file=str(file), reason=image)
+        if isinstance(image, str)
         else ClassifiedImage(file=str(file), classes=next(classes))
-        for file, pixels in zip(files, read, strict=True)
+        for file, image in zip(files, read, strict=True)
     )
 
 
@@ -120,29 +134,53 @@ def read_names(path: str | Path) -> tuple[str, ...]:
     return names
 
 
-def _read(decoder: Decoder, shape: tuple[int, int, int], file: str | Path) -> Array | str:
+@dataclass(frozen=True)
+class _Image:
+    pixels: Array
+    size: tuple[int, int]
+    """Width and height of the file."""
+
+
+def _read(decoder: Decoder, shape: tuple[int, int, int], file: str | Path) -> _Image | str:
     """The pixels of an image, or why there are none."""
     if "\0" in str(file):
         return "a path has no null character"
     try:
         data = read_whole(file)
         whole = decoder.whole(data)
+        size = whole.shape[2], whole.shape[1]
         if whole.shape == shape:
-            return np.asarray(whole)
-        return np.asarray(decoder.decode(data, str(file)).pixels)
+            return _Image(np.asarray(whole), size)
+        return _Image(np.asarray(decoder.decode(data, str(file)).pixels), size)
     except Skipped as error:
         return str(error)
     except MemoryError:
         return "not enough memory to decode it"
 
 
+def _boxes(
+    grid: Grid, scores: Array, size: tuple[int, int], names: Sequence[str], top: int
+) -> tuple[ClassScore, ...]:
+    found = detections(grid, scores, most=top)
+    boxes = found.boxes * np.tile(np.array(size) / grid.size, 2)
+    return tuple(
+        _score(index, coverage, names, (left, top_, right, bottom))
+        for index, coverage, (left, top_, right, bottom) in zip(
+            found.classes.tolist(), found.coverage.tolist(), boxes.tolist(), strict=True
+        )
+    )
+
+
 def _largest(row: Array, names: Sequence[str], top: int) -> tuple[ClassScore, ...]:
     order = np.argsort(-row, kind="stable")[:top]
-    return tuple(
-        ClassScore(
-            index=int(index),
-            name=names[index] if index < len(names) else f"class {index}",
-            probability=float(row[index]),
-        )
-        for index in order
-    )
+    return tuple(_score(int(index), float(row[index]), names) for index in order)
+
+
+def _score(
+    index: int,
+    value: float,
+    names: Sequence[str],
+    box: tuple[float, float, float, float] | None = None,
+) -> ClassScore:
+    name = names[index] if index < len(names) else f"class {index}"
+    return ClassScore(index=index, name=name, probability=value, box=box)

@@ -152,12 +152,26 @@ def batches(inputs: Inputs, size: int) -> Iterator[dict[str, Array]]:
 
 
 def right_answers(scores: Array, labels: Array) -> Array:
-    """Whether the largest score is that of the label, for each position that counts."""
+    """Whether the largest score is that of the label, for each position that counts; of the labels
+    of a detector whether a cell is covered by the class of its object at a threshold of 0.5, or by
+    none."""
+    if np.ndim(labels) == 3:
+        return _right_cells(scores, labels)
     wanted = np.asarray(labels).reshape(-1)
     found = scores.reshape(-1, scores.shape[-1]).argmax(axis=-1)
     if found.size != wanted.size:
         raise DataError(f"There are {wanted.size:,} labels for {found.size:,} results.")
     right: Array = (found == wanted)[wanted != PADDING]
+    return right
+
+
+def _right_cells(scores: Array, labels: Array) -> Array:
+    cells = scores.shape[1]
+    if scores.ndim != 3 or len(labels) != len(scores) or labels.shape[1] < cells:
+        raise DataError(f"Labels of shape {labels.shape} are not those of scores {scores.shape}.")
+    coverage = scores[..., :-4]
+    classes = np.where(coverage.max(axis=-1) > 0.5, coverage.argmax(axis=-1), PADDING)
+    right: Array = (classes == labels[:, :cells, 0]).ravel()
     return right
 
 

@@ -18,6 +18,7 @@ from cubemesh.errors import BusyError, CubemeshError, StoreError
 from cubemesh.experiments.registry import Scale
 from cubemesh.experiments.runner import ExperimentResult
 from cubemesh.experiments.session import run_names
+from cubemesh.frameworks import entry
 from cubemesh.jobs.expect import expected_throughput
 from cubemesh.jobs.feed import curves
 from cubemesh.jobs.lease import Lease, LeaseLost
@@ -26,6 +27,7 @@ from cubemesh.jobs.recorder import Recorder
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import QueuedJob
 from cubemesh.machines import probe
+from cubemesh.parallel.strategies import strategy
 from cubemesh.runs.executor import RunPaused
 from cubemesh.schema import Status
 from cubemesh.store import Store
@@ -87,6 +89,7 @@ def run_job_of(given: Assignment, store: Store) -> None:
         pause_file,
         curves(queue, given.job_id),
         expect=lambda spec: expected_throughput(store, spec, machine),
+        machine_id=machine.machine_id,
     )
     question = job.question
     delay_s, failure, store_failure, why = 0.0, "", "", ""
@@ -99,7 +102,7 @@ def run_job_of(given: Assignment, store: Store) -> None:
                 store.recover()
                 results = run_names(
                     question.names,
-                    [*_lines(job, given.checkpoints), *_hosts(job, given.hosts)],
+                    [*job_settings(job, given.checkpoints), *_hosts(job, given.hosts)],
                     scale=None if question.scale is None else Scale(question.scale),
                     store=store,
                     observer=recorder,
@@ -180,13 +183,19 @@ def _hosts(job: QueuedJob, hosts: str) -> list[str]:
     return [f"hosts={hosts}"] if hosts and not named else []
 
 
-def _lines(job: QueuedJob, checkpoints: str) -> list[str]:
+def job_settings(job: QueuedJob, checkpoints: str) -> list[str]:
     """The settings of a job; a training that can be resumed gets checkpoints, from which each
     attempt continues."""
     lines = list(job.question.settings)
     given = {line.partition("=")[0].strip().replace("-", "_"): line for line in lines}
-    framework = given.get("framework", "=pytorch").partition("=")[2].strip()
-    if "train" not in job.question.names or framework != "pytorch":
+
+    def value(name: str, default: str) -> str:
+        return given.get(name, f"={default}").partition("=")[2].strip()
+
+    resumable = entry(value("framework", "pytorch")).checkpoints
+    if "train" not in job.question.names or not resumable:
+        return lines
+    if not strategy(value("sync", "none")).checkpoints:
         return lines
     if "checkpoints" not in given:
         return [*(x for n, x in given.items() if n != "resume"), f"checkpoints={checkpoints}",

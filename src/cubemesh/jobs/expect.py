@@ -1,4 +1,5 @@
-"""Expected throughput of a run before it is measured, with a band and the source of both.
+"""Expected throughput of a run before it is measured, with a band and the source of both, and
+whether a run that is measured falls below it.
 
 The first of these that is known:
 
@@ -11,13 +12,18 @@ The first of these that is known:
 
 Learning rate, schedule, number of epochs and seed decide no speed: runs that differ only in them
 are of one workload here.
+
+A run is slower than expected while its throughput over the last minute is below 90 % of what is
+expected, and below the band. It is since the time after which the samples that are missing from
+that limit are most (the change point of a cumulative sum).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -30,6 +36,7 @@ from cubemesh.forecast.gradient_sync import COSTS
 from cubemesh.forecast.request import Ceilings, ForecastRequest
 from cubemesh.forecast.step import predict
 from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.jobs.points import RATE, Point
 from cubemesh.networks.own_input import at_own_size
 from cubemesh.papers.published import figures, nearest
 from cubemesh.papers.published.nearest import precision_distance, same_device
@@ -239,3 +246,114 @@ def _from_publication(spec: RunSpec, machine: Machine) -> Expected | None:
                 source=f"published for {figure.system or figure.device} by {figure.source}",
             )
     return None
+
+
+SLOW_SHARE, SLOW_S = 0.9, 60.0
+"""A run is slower than expected below this part of it over so many seconds."""
+SIGNS = (
+    "input_wait_percent",
+    "gpu_clock_sm_mhz",
+    "cpu_utilization_percent",
+    "gpu_utilization_percent",
+)
+"""Series whose changes are signs of a cause, likely causes first."""
+_WAIT_POINTS, _USE_POINTS, _CLOCK_SHARE = 5.0, 5.0, 0.95
+"""Changes that are signs of a cause: of percent, of percent, of a clock's ratio."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sign:
+    """What a sensor measured while a run is slow, and before."""
+
+    series: str
+    now: float
+    before: float | None
+    """None where it was slow from the beginning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowdown:
+    """A run that is slower than expected now."""
+
+    since_s: float
+    """Since the run began."""
+    for_s: float
+    samples_per_s: float
+    """Throughput since then."""
+    share: float
+    """Of what is expected."""
+    signs: tuple[Sign, ...]
+    """What changed in the readings of the sensors, likely causes first."""
+
+
+def slowdown(
+    expected: float, low: float | None, curves: Mapping[str, Sequence[Point]]
+) -> Slowdown | None:
+    """Whether a run is slower than the `expected` throughput, whose band begins at `low`, by its
+    curves so far; None where it is not, or for the first minute."""
+    points = [(x, y) for x, y in curves.get(RATE, ()) if x is not None and y is not None]
+    if len(points) < 2 or expected <= 0:
+        return None
+    gaps = [end - start for (start, _), (end, _) in pairwise(points)]
+    usual = sorted(gaps)[len(gaps) // 2]
+    lengths = [usual, *(min(gap, 2 * usual) for gap in gaps)]  # without evaluations between them
+    limit = min(SLOW_SHARE * expected, expected if low is None else low)
+    missing = [length * (limit - rate) for length, (_, rate) in zip(lengths, points, strict=True)]
+    begin = _below_since(lengths, missing)
+    if begin is None:
+        return None
+    lost, most, first = 0.0, -inf, begin
+    for place in reversed(range(begin, len(points))):
+        lost += missing[place]
+        if lost > most:
+            most, first = lost, place
+    for_s = math.fsum(lengths[first:])
+    rate = limit - most / for_s
+    since_s = points[first][0] - lengths[first]
+    return Slowdown(
+        since_s=since_s,
+        for_s=for_s,
+        samples_per_s=rate,
+        share=rate / expected,
+        signs=tuple(_signs(curves, since_s)),
+    )
+
+
+def _below_since(lengths: Sequence[float], missing: Sequence[float]) -> int | None:
+    """The first window of the first minute from which on every minute is too slow; None where the
+    last one is not, or there is none."""
+    found, start, length, lost = None, 0, 0.0, 0.0
+    for own, gap in zip(lengths, missing, strict=True):
+        length, lost = length + own, lost + gap
+        while length - lengths[start] >= SLOW_S:
+            length, lost = length - lengths[start], lost - missing[start]
+            start += 1
+        if length < SLOW_S or lost <= 0:
+            found = None
+        elif found is None:
+            found = start
+    return found
+
+
+def _signs(curves: Mapping[str, Sequence[Point]], since_s: float) -> list[Sign]:
+    """The readings that changed when a run became slow."""
+    found = []
+    for series in SIGNS:
+        readings = [(x, y) for x, y in curves.get(series, ()) if x is not None and y is not None]
+        after = [y for x, y in readings if x > since_s]
+        earlier = [y for x, y in readings if x <= since_s]
+        if not after:
+            continue
+        now = math.fsum(after) / len(after)
+        before = math.fsum(earlier) / len(earlier) if len(earlier) > 1 else None
+        if series == "input_wait_percent":
+            changed = now - (before or 0.0) >= _WAIT_POINTS
+        elif before is None:
+            changed = False
+        elif series == "gpu_clock_sm_mhz":
+            changed = now < _CLOCK_SHARE * before
+        else:
+            changed = before - now >= _USE_POINTS
+        if changed:
+            found.append(Sign(series=series, now=now, before=before))
+    return found

@@ -9,7 +9,7 @@ kind:
 | `state` | before, state, why, who |
 | `edited` | control, priority or settings, and who |
 | `message` | text, before the runs |
-| `run` | a run begins: run (from 1), work, network, framework, batch_per_device, expected |
+| `run` | a run begins: run (from 1), work, network, framework, batch_per_device, expected, spec … |
 | `points` | run, series (`training_loss`, `samples_per_s`, `gpu_power_watts`, …), points |
 | `rewind` | run, step: it resumed there; later points of its `training_loss`, all others: void |
 | `warning` | code, cause, remedy |
@@ -18,7 +18,8 @@ kind:
 | `log` | text |
 
 `expected` of a run is what throughput it should reach (expect.py): samples_per_s, low and high
-(null where unknown), source, run_ids; null where nothing is known.
+(null where unknown), source, run_ids; null where nothing is known. `spec` has the settings of the
+run that differ from their defaults, and `machine_id` is where it runs.
 
 `curves` applies points and rewinds: at the end of a run they are the curves of its record.
 """

@@ -1,7 +1,7 @@
 """Recorder of a job: an observer of its runs that writes what happens into the queue.
 
 main thread    runs, and tells the recorder ──┐
-recorder's     every second: events and progress into the store; the lease; what is asked of it
+recorder's     events at once, progress every second, into the store; the lease; what is asked of it
                  pause, edit, stop-at-checkpoint: makes the file that the runs look for
                  stop, or the lease is another's: interrupts the main thread, as Ctrl-C does
 """
@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,17 +20,23 @@ from typing import Any
 
 from cubemesh.errors import BusyError, CubemeshError, StoreError
 from cubemesh.jobs.eta import Eta, eta_of_job, eta_of_run
-from cubemesh.jobs.expect import Expected
+from cubemesh.jobs.expect import SIGNS, Expected, slowdown
 from cubemesh.jobs.lease import Lease, LeaseLost
-from cubemesh.jobs.points import Curves, PointSource
+from cubemesh.jobs.points import RATE, Curves, Point, PointSource
 from cubemesh.jobs.queue import RENEW_S
 from cubemesh.runs.progress import Progress
 from cubemesh.schema import RunRecord, RunSpec
+from cubemesh.schema.serialization import to_plain
 from cubemesh.untrusted import clean
 
 TICK_S = 1.0
-"""Interval of writing events, and of asking what to do."""
+"""Interval of writing progress, and of asking what to do."""
+SOON_S = 0.4
+"""Least time between two writes. One takes some 2 ms of a processor, so 0.5 % of one at most."""
 MOST_MESSAGE = 2000
+RECENT, MOST_RECENT = frozenset({RATE, *SIGNS}), 1800
+"""Series in which a slowdown is looked for, and most of their points: an hour, as a window takes
+two seconds."""
 PAUSES = ("pause", "edit", "stop-at-checkpoint")
 
 
@@ -43,6 +50,7 @@ class Recorder:
         known: Curves | None = None,
         tick_s: float = TICK_S,
         expect: Callable[[RunSpec], Expected | None] = lambda spec: None,
+        machine_id: str = "",
     ) -> None:
         self.stopped = False
         """Whether the user asked to stop it at once."""
@@ -50,7 +58,9 @@ class Recorder:
         """Whether another process holds the job."""
         self._lease, self._pause_file, self._tick_s = lease, pause_file, tick_s
         self._points = PointSource(known)
-        self._expect = expect
+        self._expect, self._machine_id = expect, machine_id
+        self._expected_now: Expected | None = None
+        self._recent: dict[str, deque[Point]] = {}
         self._lock = threading.Lock()
         self._events: list[tuple[str, Any]] = []
         self._progress: dict[str, Any] = {}
@@ -58,7 +68,7 @@ class Recorder:
         self._runs, self._exact, self._finished = 0, True, 0
         self._walls_s: list[float] = []
         self._course: list[tuple[float, float]] = []
-        self._ended = threading.Event()
+        self._ended, self._news = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._follow, name="cubemesh-job", daemon=True)
 
     def __enter__(self) -> Recorder:
@@ -67,6 +77,7 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
+        self._news.set()
         self._thread.join()
         if not self.lost:
             try:
@@ -97,22 +108,33 @@ class Recorder:
         """See `Observer`."""
         self._course.clear()
         self._points.start(self._finished + 1)
-        work = spec.work
+        self._recent.clear()
+        self._expected_now = self._expected(spec)
+        work, expected = spec.work, self._expected_now
         value = {
             "run": self._finished + 1,
             "work": work.kind,
             "network": getattr(work, "network", None),
             "framework": spec.program.framework,
             "batch_per_device": spec.batch_per_device,
-            "expected": self._expected(spec),
+            "expected": None if expected is None else asdict(expected),
+            "machine_id": self._machine_id,
+            "spec": to_plain(spec, defaults=False),
         }
-        self._add("run", value, phase="start", note="", fraction=0.0)
+        self._add("run", value, phase="start", note="", fraction=0.0, slow=None)
 
-    def _expected(self, spec: RunSpec) -> dict[str, Any] | None:
+    def _expected(self, spec: RunSpec) -> Expected | None:
         try:
-            found = self._expect(spec)
+            return self._expect(spec)
         except CubemeshError:  # nothing that is known of other runs may end this one
             return None
+
+    def _slow(self) -> dict[str, Any] | None:
+        """Whether the run is slower than expected, by its last hour."""
+        if self._expected_now is None:
+            return None
+        expected = self._expected_now
+        found = slowdown(expected.samples_per_s, expected.low, self._recent)
         return None if found is None else asdict(found)
 
     def progress(self, progress: Progress) -> None:
@@ -131,9 +153,14 @@ class Recorder:
             self._add("warning", event["warning"])
         for kind, value in self._points.events(event):
             self._add(kind, value)
-            if kind == "points" and value["series"] == "samples_per_s":
+            if kind == "points" and value["series"] in RECENT:
+                recent = self._recent.setdefault(value["series"], deque(maxlen=MOST_RECENT))
+                recent.extend(value["points"])
+            if kind == "points" and value["series"] == RATE:
+                slow = self._slow()
                 with self._lock:
                     self._progress["samples_per_s"] = value["points"][-1][1]
+                    self._progress["slow"] = slow
             elif kind == "points" and value["series"] == "training_loss":
                 with self._lock:
                     self._progress["loss"] = value["points"][-1][1]
@@ -178,11 +205,17 @@ class Recorder:
             runs = {"run": min(self._finished + 1, max(1, self._runs)), "runs": self._runs}
             self._progress |= {**runs, "finished": self._finished, **progress}
             self._changed = True
+        if kind != "eta":  # comes with every report of progress
+            self._news.set()
 
     def _follow(self) -> None:
         """The recorder's thread."""
         renewed = time.monotonic()
-        while not self._ended.wait(self._tick_s):
+        while not self._ended.is_set():
+            if self._news.wait(self._tick_s):
+                if self._ended.wait(max(0.0, renewed + SOON_S - time.monotonic())):
+                    return
+                self._news.clear()
             try:
                 with self._lock:
                     changed = self._changed

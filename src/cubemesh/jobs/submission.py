@@ -156,6 +156,18 @@ def edited(job: QueuedJob, changes: Sequence[str]) -> Question:
     return cloned(job, changes)
 
 
+def edit_question(
+    queue: JobQueue, store: Store, job_id: int, changes: Sequence[str], *, who: str
+) -> None:
+    """Change settings of a job: of a running training at its next checkpoint, from which it
+    continues. UsageError for one that cannot change any more, or is not valid."""
+    before = queue.get(job_id)
+    question = edited(before, changes)
+    changed, wants = with_devices(question, "auto", before.wants.host)
+    check_question(changed, store, begun=before.attempt > 0)
+    queue.edit(job_id, changed, before.wants if before.attempt else wants, who=who)
+
+
 def with_devices(question: Question, devices: str, host: str | None) -> tuple[Question, Wants]:
     """The question and the devices that it needs: `auto`, from its settings; `cpu`, to which the
     question is then set; or a number of GPUs."""

@@ -90,7 +90,7 @@ class QueuedJob:
     """What its holder is to do: pause, stop, stop-at-checkpoint, edit."""
     progress: Mapping[str, Any] = field(default_factory=dict)
     """`fraction`, `phase`, `note`, `samples_per_s`, `eta_s`, `eta_low_s`, `eta_high_s`, `run`,
-    `runs`; each where it is known."""
+    `runs`, `slow` (a `Slowdown` of expect.py); each where it is known."""
     run_ids: tuple[str, ...] = ()
     """Its stored runs."""
     made_utc: str = ""

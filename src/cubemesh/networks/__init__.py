@@ -21,6 +21,7 @@ from cubemesh.networks.zoo.bert import bert
 from cubemesh.networks.zoo.captioner import captioner
 from cubemesh.networks.zoo.convnext import convnext_t
 from cubemesh.networks.zoo.deep_speech import deep_speech_gru, deep_speech_rnn
+from cubemesh.networks.zoo.detectnet import detectnet, detectnet_little
 from cubemesh.networks.zoo.efficientnet import efficientnet_b0
 from cubemesh.networks.zoo.googlenet import googlenet, googlenet_paper
 from cubemesh.networks.zoo.gpt2 import gpt2
@@ -216,6 +217,23 @@ NETWORKS: dict[str, NetworkEntry] = {
         classes=2,
         source="Ronneberger et al., U-Net (2015)",
         differs="padded convolutions, three colours; no bias of transposed convolutions",
+    ),
+    "detectnet": NetworkEntry(
+        make=detectnet,
+        image_size=640,
+        smallest_image_size=32,
+        classes=1,
+        source="Tao, Barker and Sarathy, DetectNet (2016)",
+        differs="corners in units of 16 pixels; weights start as He et al. draw them, not from "
+        "ImageNet's",
+    ),
+    "detectnet-little": NetworkEntry(
+        make=detectnet_little,
+        image_size=64,
+        smallest_image_size=16,
+        classes=3,
+        source="Tao, Barker and Sarathy, DetectNet (2016)",
+        differs="six convolutions with batch normalization for GoogLeNet, a size of cubemesh's own",
     ),
     **{
         name: NetworkEntry(

@@ -336,9 +336,9 @@ class GradientFlow:
 
 
 def log_probabilities(network: Network, head: Head) -> SavedTensor:
-    """What the loss of `head` saves: the logarithm of each class's probability; of a mean
-    nothing."""
-    classes = head.loss == "cross_entropy"
+    """What the loss of `head` saves: the logarithm of each class's probability, or of a detection
+    the difference of each value and its label; of a mean nothing."""
+    classes = head.loss != "mean"
     return SavedTensor(
         name=f"{head.value}:log_probabilities",
         elements=math.prod(network.shapes[head.value]) if classes else 0,

@@ -15,7 +15,15 @@ from typing import Literal
 
 from cubemesh.errors import UsageError
 from cubemesh.networks import layers
-from cubemesh.networks.graph import Head, Input, Network, Node, Segment
+from cubemesh.networks.graph import (
+    BOX_COLUMNS,
+    MAX_BOXES,
+    Head,
+    Input,
+    Network,
+    Node,
+    Segment,
+)
 from cubemesh.networks.layers import Layer, ParameterSpec, Shape
 
 _SHORT = {
@@ -121,6 +129,15 @@ class Assembly:
             self._targets.append(label)
         self._heads.append(Head(value=x, target="label", weight=weight, train_only=train_only))
 
+    def detect(self, x: str) -> None:
+        """End in the detection of objects: `x` has for each cell of a square grid a coverage by
+        class, 0 to 1, and four corners, (cells, classes + 4)."""
+        cells, columns = self._shapes[x]
+        shape = (cells + MAX_BOXES, BOX_COLUMNS)
+        target = Input(name="label", shape=shape, dtype="integer", classes=columns - 4)
+        self._targets.append(target)
+        self._heads.append(Head(value=x, target="label", loss="detection"))
+
     def penalize(self, x: str, weight: float) -> None:
         """Add `weight` times the mean of `x` over the batch to the loss of training."""
         head = Head(value=x, target="label", loss="mean", weight=weight, train_only=True)
@@ -133,7 +150,8 @@ class Assembly:
         """
         if all(h.train_only for h in self._heads):
             raise UsageError(
-                f"{self.name} has no head that is there in evaluation: end it with classify()."
+                f"{self.name} has no head that is there in evaluation: end it with classify() or "
+                "detect()."
             )
         return Network(
             name=self.name,

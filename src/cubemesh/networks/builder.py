@@ -25,6 +25,10 @@ from cubemesh.networks.layers import (
 Directions = Literal["forward", "concat", "sum"]
 
 
+INCEPTION_EPSILON = 1e-3
+"""Added to the variance; torchvision's and TensorFlow's value for GoogLeNet and the Inceptions."""
+
+
 def _pair(value: int | Pair) -> Pair:
     return (value, value) if isinstance(value, int) else value
 
@@ -88,6 +92,32 @@ class NetworkBuilder(Assembly):
             epsilon=epsilon, momentum=momentum, scale_initializer=scale_initializer
         )
         return self.add_layer(layer, x, name=name)
+
+    def conv_norm_relu(
+        self,
+        x: str,
+        name: str,
+        filters: int,
+        kernel: int | Pair,
+        stride: int = 1,
+        padding: int | Pair | None = None,
+    ) -> str:
+        """The block of GoogLeNet and the Inceptions: convolution without bias, for the
+        normalization would take it away again, batch normalization, and ReLU: `<name>.conv`,
+        `<name>.bn` (both as in torchvision) and `<name>.relu`. Without a `padding` the size is as
+        before, but for the stride."""
+        height, width = _pair(kernel)
+        x = self.conv(
+            x,
+            filters,
+            kernel=kernel,
+            stride=stride,
+            padding=(height // 2, width // 2) if padding is None else padding,
+            bias=False,
+            name=f"{name}.conv",
+        )
+        x = self.batch_norm(x, epsilon=INCEPTION_EPSILON, name=f"{name}.bn")
+        return self.relu(x, name=f"{name}.relu")
 
     def lrn(self, x: str, layer: LocalResponseNorm, *, name: str | None = None) -> str:
         """Local response normalization."""

@@ -18,7 +18,7 @@ from cubemesh.networks.activation_memory import (
     saved_tensors,
 )
 from cubemesh.networks.flops import COUNTS, LayerCost, Sizes
-from cubemesh.networks.graph import Head, Network, Node
+from cubemesh.networks.graph import BOX_COLUMNS, Head, Network, Node
 from cubemesh.networks.opaque import Opaque
 from cubemesh.schema.cost import Cost
 from cubemesh.schema.spec import Precision
@@ -98,7 +98,7 @@ def _opaque_cost(layer: Opaque, sizes: Sizes, batch: int, saved_bytes: int) -> L
 def _loss_cost(network: Network, head: Head, batch: int, element_bytes: int) -> LayerCost:
     """Softmax cross-entropy, per class: forward 5 (largest, difference, exponential, sum,
     logarithm's difference), backward 3 (exponential, minus the label, divided by the batch). A mean
-    1 a value forward."""
+    1 a value forward. A detection 4 a value (difference, its size, weight, sum), backward 2."""
     shape = network.shapes[head.value]
     classes = batch * math.prod(shape)
     if head.loss == "mean":
@@ -107,17 +107,19 @@ def _loss_cost(network: Network, head: Head, batch: int, element_bytes: int) -> 
             forward=Cost(other_flops=classes, read_bytes=values),
             data_gradient=Cost(written_bytes=values),
         )
-    labels = batch * math.prod(shape[:-1]) * LABEL_BYTES
+    cells = head.loss == "detection"
+    forward, backward = (4, 2) if cells else (5, 3)
+    labels = batch * math.prod(shape[:-1]) * (BOX_COLUMNS if cells else 1) * LABEL_BYTES
     saved_bytes = log_probabilities(network, head).size_bytes(batch, element_bytes)
     return LayerCost(
         forward=Cost(
-            other_flops=5 * classes,
+            other_flops=forward * classes,
             read_bytes=classes * element_bytes + labels,
             written_bytes=saved_bytes,
             saved_bytes=saved_bytes,
         ),
         data_gradient=Cost(
-            other_flops=3 * classes,
+            other_flops=backward * classes,
             read_bytes=saved_bytes + labels,
             written_bytes=classes * element_bytes,
         ),

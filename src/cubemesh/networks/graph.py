@@ -32,12 +32,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+MAX_BOXES = 128
+"""Most labelled boxes of an image."""
+BOX_COLUMNS = 6
+"""Integers of each cell and each box of a detector's labels (`detection/labels.py`)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Input:
     """An input of a network: shape of one sample and type of values.
 
-    For class labels `shape` is () or, with a label per position, (length,); `classes` is their
-    number. For tokens and categories `classes` is the size of the vocabulary.
+    For class labels `shape` is () or, with a label per position, (length,), or of a detector
+    (cells + `MAX_BOXES`, `BOX_COLUMNS`); `classes` is their number. For tokens and categories
+    `classes` is the size of the vocabulary.
     """
 
     name: str
@@ -68,11 +75,12 @@ class Node:
 class Head:
     """A loss: the mean over the batch of `loss`(value, target), times `weight`. A position whose
     target is -1 is padding and does not count. `mean` is the mean of the values themselves, padding
-    included, whatever the target: a penalty."""
+    included, whatever the target: a penalty. `detection` is the loss of coverage and boxes of each
+    cell of a grid (`detection/labels.py`)."""
 
     value: str
     target: str
-    loss: Literal["cross_entropy", "mean"] = "cross_entropy"
+    loss: Literal["cross_entropy", "mean", "detection"] = "cross_entropy"
     weight: float = 1.0
     train_only: bool = False
     """An auxiliary head, left out when the network is evaluated."""

@@ -8,7 +8,9 @@ from cubemesh.errors import unknown_name
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.parallel.all_reduce import AllReduce, AllReduce16, PeerAllReduce, PeerAllReduce16
 from cubemesh.parallel.asynchronous import Asynchronous, StalenessAware
+from cubemesh.parallel.context_parallel import ContextParallel
 from cubemesh.parallel.fully_sharded import FullySharded, ShardedGradients, ShardedOptimizer
+from cubemesh.parallel.hybrid_by_layer import HybridByLayer
 from cubemesh.parallel.local_sgd import LocalSgd
 from cubemesh.parallel.model_parallel import ModelParallel
 from cubemesh.parallel.parameter_server import CpuParameterServer, ParameterServer
@@ -33,6 +35,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
         Pipeline,
         Hybrid,
         TensorParallel,
+        HybridByLayer,
+        ContextParallel,
         FullySharded,
         ShardedGradients,
         ShardedOptimizer,

@@ -53,8 +53,8 @@ from cubemesh.networks.layers import (
     Tanh,
 )
 
-_BY_VALUE = (ReLU, GELU, Tanh, Sigmoid, Activation, Dropout)
-_BY_FEATURE = (*_BY_VALUE, Multiply, Attention, RotaryEmbedding)
+BY_VALUE = (ReLU, GELU, Tanh, Sigmoid, Activation, Dropout)
+_BY_FEATURE = (*BY_VALUE, Multiply, Attention, RotaryEmbedding)
 """Layers that may be between the two of a pair."""
 _BY_POSITION = (LayerNorm, RMSNorm, PositionEmbedding, Scale)
 """Layers with parameters that treat each position alone."""
@@ -89,10 +89,10 @@ def divide(network: Network, devices: int, sequence: bool | None = None) -> Divi
         raise Unsupported(
             f"sequence_parallel=true: the {lengths[name]} positions of {name} in {network.name} do "
             f"not divide over tensor_parallel_size={devices}. Set it to one of "
-            f"{_divisors(lengths[name])}, or sequence_parallel=false."
+            f"{divisors(lengths[name])}, or sequence_parallel=false."
         )
     in_positions = bool(lengths) and not undivided if sequence is None else sequence
-    return _Divider(network, devices, styles, inside, packed, in_positions).divided()
+    return Divider(network, devices, styles, inside, packed, in_positions).divided()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class _Pair:
                 raise Unsupported(
                     f"sync=tensor-parallel: the {shared} {what} of {node.name} in {network.name} "
                     f"do not divide over tensor_parallel_size={devices}. Set it to one of "
-                    f"{_divisors(shared)}."
+                    f"{divisors(shared)}."
                 )
         for node in self.columns:
             features = node.shape[-1]
@@ -130,7 +130,7 @@ class _Pair:
                 raise Unsupported(
                     f"sync=tensor-parallel: the {features} features of {node.name} in "
                     f"{network.name} do not divide over tensor_parallel_size={devices}. Set it to "
-                    f"one of {_divisors(features)}."
+                    f"one of {divisors(features)}."
                 )
 
 
@@ -202,18 +202,18 @@ def _by_vocabulary(network: Network, devices: int) -> dict[str, Style]:
     judged = {head.value for head in network.heads} - read
     found: dict[str, Style] = {}
     for node in network.nodes:
-        if isinstance(node.layer, Embedding) and _fills(node.layer.vocabulary, devices):
+        if isinstance(node.layer, Embedding) and fills(node.layer.vocabulary, devices):
             found[node.name] = "vocabulary"
         elif (
             isinstance(node.layer, Linear)
             and node.name in judged
-            and _fills(node.layer.features, devices)
+            and fills(node.layer.features, devices)
         ):
             found[node.name] = "columns"
     return found
 
 
-def _fills(rows: int, devices: int) -> bool:
+def fills(rows: int, devices: int) -> bool:
     """Whether each device has some of so many rows."""
     return -(-rows // devices) * (devices - 1) < rows
 
@@ -244,12 +244,13 @@ def _lengths(network: Network, styles: Mapping[str, Style]) -> dict[str, int]:
     }
 
 
-def _divisors(number: int) -> str:
+def divisors(number: int) -> str:
+    """For a message."""
     return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
 
 
-class _Divider:
-    """Writes the divided network, node by node."""
+class Divider:
+    """Writes the divided network, node by node, from the layout that each reads and writes."""
 
     def __init__(
         self,
@@ -279,7 +280,8 @@ class _Divider:
         heads = []
         for head in self._network.heads:
             value = self._results.get(head.value, head.value)
-            if self._layouts[value] == "positions":
+            layout = self._layouts[value]
+            if layout == "positions" or (layout == "features" and value not in self._styles):
                 value = self._redistributed(value, "whole", self._segment_of(value))
             heads.append(replace(head, value=value))
         network = replace(
@@ -332,7 +334,7 @@ class _Divider:
             return self._stream  # DTensor's style passes one input: not the places of documents
         given = {self._layouts[self._results.get(value, value)] for value in node.inputs}
         lengths = {self._network.shapes[value][0] for value in node.inputs}
-        alone = isinstance(node.layer, (*_BY_VALUE, Add, Multiply, Linear)) and len(lengths) == 1
+        alone = isinstance(node.layer, (*BY_VALUE, Add, Multiply, Linear)) and len(lengths) == 1
         return "positions" if alone and "positions" in given else "whole"
 
     def _writes(self, target: ValueLayout, style: Style | None) -> ValueLayout:
@@ -347,7 +349,7 @@ class _Divider:
         source = self._layouts[value]
         layer = Redistribution(source=source, target=target, multiplied=multiplied)
         if (value, layer) not in self._made:
-            ending = {"sum": "reduce", "positions": "gather"}.get(source, "copy")
+            ending = {"sum": "reduce", "whole": "copy"}.get(source, "gather")
             if source == "whole" and target == "positions":
                 ending = "split"
             name = f"{value}.{ending}"

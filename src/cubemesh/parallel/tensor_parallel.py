@@ -36,6 +36,7 @@ class TensorParallel(AllReduce):
     tuned = False
     capturable = False
     cost = None
+    own_samples = False
 
     def __init__(self, group: Group) -> None:
         super().__init__(group)

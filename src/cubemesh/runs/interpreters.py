@@ -92,7 +92,7 @@ def _environment(framework: str, path: str, own: Software) -> Environment:
             "/opt/jax/bin/python."
         )
     line = entry(framework)
-    needed = [name for name in (line.requires, "numpy", "psutil") if name]
+    needed = [*line.modules, "numpy", "psutil"]
     found = _query(python, needed, given)
     version = ".".join(map(str, found["version"]))
     if tuple(found["version"]) < OLDEST:

@@ -116,6 +116,9 @@ class ProgramSettings:
     sequence_parallel: bool | None = None
     """Whether `tensor-parallel` divides the positions of a sequence between the divided layers;
     None: where their number divides."""
+    context_parallel_size: int | None = None
+    """Devices that divide each sequence of `context-parallel`; None: all. Groups of so many devices
+    average their gradients: data × context parallel."""
     batch_norm: BatchNormOver = "device"
     """Samples that batch normalization takes its statistics from on several devices: those of each
     `device`, or the `global` batch, as one device would."""
@@ -158,7 +161,7 @@ class ProgramSettings:
     def __post_init__(self) -> None:
         at_least(self, 0, "input_threads", "stage_limit_bytes")
         at_least(self, 1, "bucket_bytes", "micro_batches", "pipeline_stages")
-        at_least(self, 1, "tensor_parallel_size")
+        at_least(self, 1, "tensor_parallel_size", "context_parallel_size")
         if self.loss_scale is not None:
             check_loss_scale(self.loss_scale, self.precision)
         if self.precision_of:

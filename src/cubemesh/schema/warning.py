@@ -49,6 +49,7 @@ WARNINGS: dict[str, str] = {
     "tuned-for-other-batch-size": "the settings were tuned at another batch size",
     "slow-rank": "a rank is slower than the others, which wait for it",
     "imported": "the figures were read from the log of another program",
+    "zero-map": "no detected box is right",
     "short-window": "windows were too short for the resolution of the clock",
 }
 

@@ -40,6 +40,7 @@ from cubemesh.durable_files import sync_to_disk
 from cubemesh.errors import DataError
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.frameworks.contract.program import Snapshot, Unsupported
+from cubemesh.frameworks.contract.snapshot import GENERATOR
 from cubemesh.training.history import History
 
 Array = NDArray[Any]
@@ -50,8 +51,6 @@ _STATE_PREFIX = "training:"
 """Prefix of the names of arrays that are not weights."""
 _PARTIAL = ".part"
 _METADATA, _CHECKSUM = "cubemesh", "sha256"
-_GENERATORS = "random."
-"""Prefix of the names of random generators' states."""
 VERSION = 3
 PAUSES_S = (0.1, 0.5, 1.0, 2.0)
 """Between the attempts to read a file."""
@@ -175,7 +174,7 @@ def _difference(one: Snapshot, other: Snapshot) -> str:
         for name in sorted({*arrays, *others}):
             own, its = arrays.get(name), others.get(name)
             same = own is not None and its is not None and own.tobytes() == its.tobytes()
-            if not same and not name.startswith(_GENERATORS):
+            if not same and not name.startswith(GENERATOR):
                 return f"'{name}'"
     return ""
 

@@ -13,6 +13,9 @@ Challenge, 2015).
 Of two classes the area under the ROC curve (AUC) is that of the differences of the two scores
 (statistics/roc.py).
 
+Of a detection each image is a sample, the loss is its own, and the accuracy is the mean average
+precision of its boxes (`detection/average_precision.py`).
+
 Several ranks with the same weights share the samples: each scores every N-th batch of those that
 one rank would score, so every batch has the same scores wherever it is computed. Counts are added,
 and the losses of the batches by an exact sum, which is rounded once and so does not depend on their
@@ -35,12 +38,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.batches import PADDING, Batch
+from cubemesh.detection.average_precision import DetectionScores
+from cubemesh.detection.labels import loss as detection_loss
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.frameworks.contract.program import Program
 from cubemesh.measure.log import Log
 from cubemesh.schema.record import Figure, Window
 from cubemesh.statistics import Interval
 from cubemesh.statistics.roc import RocArea, roc_area
+from cubemesh.training.detection import DetectionScorer
 from cubemesh.training.scored_samples import SampleRecorder
 
 
@@ -60,6 +66,8 @@ class EvaluationResult:
     """Of all samples of an evaluation with two classes; a sum of two has none."""
     auc_error: float | None = None
     """Its standard error."""
+    detection: DetectionScores | None = None
+    """Of a detection, over all samples."""
 
     def __add__(self, other: EvaluationResult) -> EvaluationResult:
         return EvaluationResult(
@@ -78,7 +86,9 @@ class EvaluationResult:
 
     @property
     def accuracy(self) -> float:
-        """Top-1, 0 to 1."""
+        """Top-1, 0 to 1; of a detection the mean average precision."""
+        if self.detection is not None:
+            return self.detection.mean_ap
         return self.top1 / self.samples
 
     @property
@@ -120,8 +130,12 @@ def score(scores: NDArray[Any], labels: NDArray[np.int64]) -> EvaluationResult:
     """Score (batch, classes) of one batch with its labels (batch,).
 
     Where each position has a label, (batch, positions, classes) and (batch, positions), a position
-    is a sample, and those of padding are left out.
+    is a sample, and those of padding are left out. Of labels of boxes (batch, rows, columns) only
+    the loss is known.
     """
+    if labels.ndim == 3:
+        own = detection_loss(scores, labels)
+        return EvaluationResult(samples=len(own), loss_sum=float(own.sum()))
     return score_samples(scores, labels)[0]
 
 
@@ -170,11 +184,12 @@ def score_all(
     group: Group | None = None,
     mask_classes: int = 0,
     ranks_scores: bool = False,
+    detector: DetectionScorer | None = None,
 ) -> EvaluationResult:
     """Score every sample of `batches`. Scores are copied to the host, so each batch is a
     synchronous step, and all together are one window of phase `evaluate`, marked `mark`. The
     answers go to a `recorder`. Of masks with `mask_classes` classes the overlaps are counted, too;
-    where `ranks_scores`, the area under the ROC curve of two classes.
+    where `ranks_scores`, the area under the ROC curve of two classes. A `detector` scores boxes.
 
     With `group`, `batches` are this rank's share, and the result is that of all ranks; every rank
     calls this. The window then has this rank's samples and ends when all ranks are done; a rank
@@ -188,7 +203,11 @@ def score_all(
         if recorder is not None:
             recorder.see(batch)
         scores = program.evaluate(program.place(batch))
-        result, right = score_samples(scores, batch.labels)
+        if detector is not None:
+            images, loss = detector.add(scores, batch.labels)
+            result, right = EvaluationResult(samples=images, loss_sum=loss), np.zeros(0, np.bool_)
+        else:
+            result, right = score_samples(scores, batch.labels)
         if mask_classes:
             both, either = overlaps(scores, batch.labels, mask_classes)
             result = replace(result, intersections=both, unions=either)
@@ -199,10 +218,12 @@ def score_all(
         scored.append(result)
         steps += 1
         samples += batch.samples
-    group = group or SingleProcessGroup()
-    total = total_of(_of_all_ranks(scored, group))
+    ranks = group or SingleProcessGroup()
+    total = total_of(_of_all_ranks(scored, ranks))
     if ranks_scores:
-        total = _with_area(total, np.concatenate(differences, axis=1), group)
+        total = _with_area(total, np.concatenate(differences, axis=1), ranks)
+    if detector is not None:
+        total = replace(total, detection=detector.gather(ranks))
     if not steps:
         return total
     log.window(

@@ -9,6 +9,8 @@ from typing import Any
 from cubemesh.measure.log import Log
 from cubemesh.schema.record import Curve, Figure
 from cubemesh.schema.serialization import from_plain
+from cubemesh.training import detection
+from cubemesh.training.detection import DetectionScorer
 from cubemesh.training.evaluation import EvaluationResult, accuracy_figure, auc_figure
 
 TOP5_CLASSES = 5
@@ -54,8 +56,9 @@ class History:
 
     def log_curves(self, classes: int, log: Log) -> None:
         """Log the training loss, and the learning rate if it changes, by step; validation loss and
-        accuracy by epoch, of two classes the area under the ROC curve; of a segmentation the mean
-        intersection over union by epoch, and that of each class in the last."""
+        accuracy by epoch; of two classes the area under the ROC curve; of a segmentation the mean
+        intersection over union by epoch, and that of each class in the last; of a detection mAP and
+        mAP50, and the average precision of each class."""
         log.curve(by_step("training_loss", self.losses))
         if self.rates:
             log.curve(by_step("learning_rate", self.rates))
@@ -63,7 +66,12 @@ class History:
             ("validation_loss", [scored.loss for scored in self.validation]),
             ("validation_accuracy", [scored.accuracy for scored in self.validation]),
         ]
-        if classes > TOP5_CLASSES:
+        found = [scored.detection for scored in self.validation if scored.detection is not None]
+        if found:
+            shown.append(("validation_map", [one.mean_ap for one in found]))
+            shown.append(("validation_map50", [one.mean_ap50 for one in found]))
+            log.curve(detection.by_class(found[-1]))
+        elif classes > TOP5_CLASSES:
             top5 = [scored.top5 / scored.samples for scored in self.validation]
             shown.append(("validation_top5_accuracy", top5))
         ious = [iou for scored in self.validation if (iou := scored.mean_iou) is not None]
@@ -75,20 +83,23 @@ class History:
         epochs = tuple(float(n) for n in range(1, len(self.validation) + 1))
         for name, values in shown:
             log.curve(Curve(name=name, x_name="epoch", x=epochs, y=tuple(values)))
-        if self.validation and (found := self.validation[-1].class_iou):
-            by_class = {float(n): iou for n, iou in enumerate(found) if iou is not None}
+        if self.validation and (ious_found := self.validation[-1].class_iou):
+            by_class = {float(n): iou for n, iou in enumerate(ious_found) if iou is not None}
             x, y = tuple(by_class), tuple(by_class.values())
             log.curve(Curve(name="class_iou", x_name="class", x=x, y=y))
 
-    def log_figures(self, classes: int, log: Log) -> None:
-        """Log the figures of the last evaluation."""
+    def log_figures(self, classes: int, log: Log, detector: DetectionScorer | None = None) -> None:
+        """Log the figures of the last evaluation; `detector` has scored its boxes."""
         last = self.validation[-1]
-        accuracy = accuracy_figure(last.top1, last.samples)
-        if last.intersections:  # pixels of one image are not independent
-            accuracy = replace(accuracy, low=None, high=None)
-        log.figure("accuracy", accuracy)
-        if classes > TOP5_CLASSES:
-            log.figure("top5_accuracy", accuracy_figure(last.top5, last.samples))
+        if last.detection is not None:
+            detection.log_figures(last.detection, last.samples, detector, log)
+        else:
+            accuracy = accuracy_figure(last.top1, last.samples)
+            if last.intersections:  # pixels of one image are not independent
+                accuracy = replace(accuracy, low=None, high=None)
+            log.figure("accuracy", accuracy)
+            if classes > TOP5_CLASSES:
+                log.figure("top5_accuracy", accuracy_figure(last.top5, last.samples))
         if (iou := last.mean_iou) is not None:
             classes_found = sum(one is not None for one in last.class_iou)
             log.figure("mean_iou", Figure(value=iou, unit="", n=classes_found))

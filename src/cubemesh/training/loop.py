@@ -29,6 +29,7 @@ from cubemesh.data.masks import has_masks
 from cubemesh.data.pipeline import Batches
 from cubemesh.data.source import Source
 from cubemesh.data.text.parallel_text import SentencePairs
+from cubemesh.detection.labels import Grid
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.frameworks.contract.program import (
     Diverged,
@@ -47,6 +48,7 @@ from cubemesh.schema.record import Figure, Window
 from cubemesh.schema.work import Train
 from cubemesh.training import replica_check
 from cubemesh.training.checkpoint_writer import TrainingWriter
+from cubemesh.training.detection import DetectionScorer
 from cubemesh.training.evaluation import EvaluationResult, score_all
 from cubemesh.training.history import TOP5_CLASSES, History
 from cubemesh.training.pausing import Paused, PauseRequest
@@ -67,9 +69,11 @@ class Training:
     Windows are marked `epoch-N`. Curves: training_loss and, if it changes, learning_rate by step;
     validation_loss, validation_accuracy and, with more than five classes, validation_top5_accuracy
     by epoch; of two classes validation_auc; of sentence pairs perplexity and, if they are
-    translated, bleu; of masks validation_mean_iou, and class_iou by class. Figures, of the last
-    epoch: accuracy, top5_accuracy, auc, validation_loss, epochs_trained; of sentence pairs
-    perplexity, bleu, translated_per_s, epoch_s and tokens_per_s; of masks mean_iou.
+    translated, bleu; of masks validation_mean_iou, and class_iou by class; of boxes validation_map,
+    validation_map50, and class_ap by class. Figures, of the last epoch: accuracy, top5_accuracy,
+    auc, validation_loss, epochs_trained; of sentence pairs perplexity, bleu, translated_per_s,
+    epoch_s and tokens_per_s; of masks mean_iou; of boxes map and map50, and a warning where they
+    are 0.
     """
 
     program: Program
@@ -90,6 +94,8 @@ class Training:
     """Whether the weights of all ranks are compared before each checkpoint and after each epoch."""
     one_model: bool = False
     """Whether all ranks have the same weights at an evaluation, so that they share it."""
+    grid: Grid | None = None
+    """The cells of a network that detects objects."""
     pause: PauseRequest = field(default_factory=PauseRequest)
     _measured: list[Window] = field(default_factory=list)
     _batch: Batch | None = None
@@ -98,6 +104,8 @@ class Training:
     """Of the last evaluation."""
     _translated: Translated | None = None
     """In the last evaluation."""
+    _detector: DetectionScorer | None = None
+    """Of the last evaluation."""
     _same_at: int = 0
     """The last step after which the ranks' weights were equal."""
 
@@ -172,7 +180,7 @@ class Training:
                 self._pause_if_requested()
         self._log_curves()
         self.writer.finish(self.group)
-        self.history.log_figures(classes, self.log)
+        self.history.log_figures(classes, self.log, self._detector)
         self._log_translation()
         self._log_scored_samples()
         self._log_target()
@@ -342,6 +350,8 @@ class Training:
     def _evaluate(self, batches: Batches, epoch: int) -> EvaluationResult:
         """Score every sample, with the other ranks, and write the curves."""
         recorder = SampleRecorder(contents=self.work.data_path is None)
+        self._detector = None if self.grid is None else DetectionScorer(self.grid)
+        masks = has_masks(self.validation)
         total = score_all(
             self.program,
             batches,
@@ -349,8 +359,9 @@ class Training:
             f"epoch-{epoch}",
             recorder,
             self._evaluating,
-            self.validation.classes if has_masks(self.validation) else 0,
-            ranks_scores=self.validation.classes == 2 and not has_masks(self.validation),
+            self.validation.classes if masks else 0,
+            ranks_scores=self.validation.classes == 2 and not masks and self.grid is None,
+            detector=self._detector,
         )
         self._recorder = recorder
         if not math.isfinite(total.loss):
@@ -359,7 +370,13 @@ class Training:
                 f"Set learning_rate below {self.work.learning_rate:g}.{self.writer.newest()}"
             )
         shown = {"loss/validation": total.loss, "accuracy/top-1": total.accuracy}
-        if self.validation.classes > TOP5_CLASSES:
+        if total.detection is not None:
+            shown = {
+                "loss/validation": total.loss,
+                "accuracy/mAP": total.detection.mean_ap,
+                "accuracy/mAP50": total.detection.mean_ap50,
+            }
+        elif self.validation.classes > TOP5_CLASSES:
             shown["accuracy/top-5"] = total.top5 / total.samples
         if total.mean_iou is not None:
             shown["accuracy/mean IoU"] = total.mean_iou
@@ -425,7 +442,9 @@ class Training:
         parts = [f"epoch {epoch} of {self.work.epochs}"]
         parts.append(f"loss {self.history.losses[self.history.done]:.3g}")
         if self.history.validation:
-            parts.append(f"accuracy {100 * self.history.validation[-1].accuracy:.1f} %")
+            last = self.history.validation[-1]
+            what = "accuracy" if last.detection is None else "mAP"
+            parts.append(f"{what} {100 * last.accuracy:.1f} %")
         return ", ".join(parts)
 
 

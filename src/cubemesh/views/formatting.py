@@ -261,6 +261,7 @@ _RESULTS = {
     "rate_flops_per_s": "",
     "rate_bytes_per_s": "",
     "bus_bytes_per_s": "bus bandwidth ",
+    "map": "mAP ",
     "accuracy": "accuracy ",
 }
 
@@ -268,9 +269,12 @@ _RESULTS = {
 def result_text(record: RunRecord) -> str:
     """The main figures of a run: `19.9 ± 0.2 images/s`, `accuracy 0.968`, or ""."""
     shown: list[str] = []
+    # The throughput already has the rate, and of a detector the accuracy is its mAP.
+    repeated = {"accuracy"} if "map" in record.figures else set()
     for name, label in _RESULTS.items():
-        # The throughput already has the rate.
-        if name in record.figures and not (name == "rate_flops_per_s" and shown):
+        if name == "rate_flops_per_s" and shown:
+            repeated.add(name)
+        if name in record.figures and name not in repeated:
             shown.append(f"{label}{figure_text(record, name)}")
     return clean(" · ".join(shown))
 

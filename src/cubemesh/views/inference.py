@@ -167,8 +167,12 @@ def classify_document(found: Classification) -> dict[str, Any]:
 
 
 def print_classes(console: Console, found: Classification) -> None:
-    """The most probable classes of each image."""
-    rows = []
+    """The most probable classes of each image, or its boxes."""
+    rows: list[tuple[str, ...]] = []
+    read = [image for image in found.images if not image.reason]
+    if any(not image.classes or image.classes[0].box is not None for image in read):
+        _print_boxes(console, found)
+        return
     for image in found.images:
         if image.reason:
             rows.append((clean(image.file), f"not classified: {image.reason}", ""))
@@ -176,6 +180,20 @@ def print_classes(console: Console, found: Classification) -> None:
             percent = format_number(100 * one.probability)
             rows.append((clean(image.file), clean(one.name), percent))
     _print(console, f"Classes by {found.network}", ("image", "class", "probability (%)"), rows)
+    console.print(Text(f"{found.model}: {clean(found.weights)}."))
+
+
+def _print_boxes(console: Console, found: Classification) -> None:
+    rows: list[tuple[str, ...]] = []
+    for image in found.images:
+        if not image.classes:
+            why = f"not read: {image.reason}" if image.reason else "no object"
+            rows.append((clean(image.file), why, "", ""))
+        for one in image.classes:
+            box = " ".join(f"{corner:.0f}" for corner in one.box or ())
+            rows.append((clean(image.file), clean(one.name), f"{one.probability:.2f}", box))
+    columns = ("image", "class", "coverage", "left top right bottom")
+    _print(console, f"Boxes by {found.network}", columns, rows)
     console.print(Text(f"{found.model}: {clean(found.weights)}."))
 
 

@@ -38,7 +38,13 @@ from cubemesh.web.page import (
 from cubemesh.web.pages import PAGES
 from cubemesh.web.rendering import page_response
 from cubemesh.web.security.gate import PERSON, Gate, Rules
-from cubemesh.web.security.limits import MOST_FIELDS, TOO_LARGE, TooLargeError
+from cubemesh.web.security.limits import (
+    MOST_FIELDS,
+    TOO_LARGE,
+    TOO_SLOW,
+    TooLargeError,
+    TooSlowError,
+)
 from cubemesh.web.static_files import static_response
 
 _LEAST_COMPRESSED_BYTES = 1000
@@ -88,6 +94,7 @@ class Workbench:
                 HTTPException: self._http_error,
                 CubemeshError: self._error,
                 TooLargeError: self._too_large,
+                TooSlowError: self._too_slow,
                 Exception: self._bug,
             },
         )
@@ -264,6 +271,9 @@ class Workbench:
 
     def _too_large(self, request: Request, error: Exception) -> Response:
         return self._shown_error(request, 413, TOO_LARGE)
+
+    def _too_slow(self, request: Request, error: Exception) -> Response:
+        return self._shown_error(request, 408, TOO_SLOW)
 
     def _bug(self, request: Request, error: Exception) -> Response:
         return self._shown_error(

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cubemesh.errors import UsageError
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import QueuedJob
+from cubemesh.store import Store
 from cubemesh.user_folders import data_folder
+from cubemesh.views.formatting import quantity
 from cubemesh.web.queued import dot_of, progress_text
 
 _MOST_JOBS = 100
@@ -40,12 +43,12 @@ DEMONSTRATIONS = (
     ),
     Demonstration(
         title="With a tenth of the learning rate",
-        means="the same with 0.001 in place of 0.01",
+        means="the same with a learning rate of 0.001 in place of 0.01",
         fields={**_COMMON, "learning_rate": "0.001"},
     ),
     Demonstration(
         title="With four times the batch size",
-        means="the same with 256 samples a step in place of 64",
+        means="the same with a batch size of 256 in place of 64",
         fields={**_COMMON, "learning_rate": "0.01", "batch_per_device": "256"},
     ),
 )
@@ -56,16 +59,16 @@ def demo_store() -> str:
     return str(data_folder() / "demo.sqlite")
 
 
-def demonstrations(queue: JobQueue) -> dict[str, Any]:
-    """Each demonstration with its newest job, and the runs of those that are done."""
+def demonstrations(queue: JobQueue, store: Store) -> dict[str, Any]:
+    """Each demonstration with its newest job and what it reached, and the runs of those done."""
     newest: dict[frozenset[str], QueuedJob] = {}
     for job in queue.list(limit=_MOST_JOBS):
         newest.setdefault(frozenset(job.question.settings), job)
     found, runs = [], list[str]()
     for one in DEMONSTRATIONS:
         own = newest.get(frozenset(f"{key}={value}" for key, value in one.fields.items()))
-        if own is not None and own.state is State.DONE:
-            runs += own.run_ids[-1:]
+        done = own.run_ids[-1] if own and own.state is State.DONE and own.run_ids else ""
+        runs += [done] if done else []
         state = None
         if own is not None:
             state = {
@@ -73,6 +76,24 @@ def demonstrations(queue: JobQueue) -> dict[str, Any]:
                 "state": str(own.state),
                 "dot": dot_of(own.state),
                 "progress": progress_text(own),
+                "run_id": done,
+                "result": _result(store, done) if done else "",
             }
         found.append((one, state))
     return {"trainings": found, "runs": runs}
+
+
+def _result(store: Store, run_id: str) -> str:
+    """The accuracy and the throughput of a run; empty where it is not stored."""
+    try:
+        figures = store.record(run_id).figures
+    except UsageError:
+        return ""
+    accuracy, rate = figures.get("accuracy"), figures.get("throughput_per_s")
+    parts = []
+    if accuracy is not None:
+        low, high = (None if end is None else 100 * end for end in (accuracy.low, accuracy.high))
+        parts.append(f"accuracy {quantity(100 * accuracy.value, '%', low, high)}")
+    if rate is not None:
+        parts.append(quantity(rate.value, "images/s", rate.low, rate.high))
+    return " · ".join(parts)

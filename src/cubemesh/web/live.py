@@ -1,6 +1,6 @@
 """Live events of jobs as server-sent events: each job is read once for all who watch it.
 
-    store ── when PostgreSQL notifies of one, else every quarter of a second, while someone
+    store ── when PostgreSQL notifies of one, else ten times a second, while someone
              watches ──▶ newest events, encoded once
                                                                     └──▶ watchers, by their cursors
 
@@ -31,7 +31,7 @@ from cubemesh.jobs.wakeup import AGAIN_S, EVENTS, LISTENING_S, Wakeup
 KIND = "text/event-stream"
 MOST_STREAMS = 250
 """Streams at the same time; the other half of the connections is for pages."""
-POLL_S = 0.25
+POLL_S = 0.1
 HEARTBEAT_S = 15.0
 """A comment is sent after so long without events, so that proxies do not close the connection."""
 _RECENT = 2000
@@ -96,6 +96,7 @@ class Hub:
         channel = self._channels[job_id]
         channel.watchers += 1
         self.watchers += 1
+        waited = False
         try:
             yield _AGAIN
             while not self._closed:
@@ -106,16 +107,15 @@ class Hub:
                 changed, ended = channel.changed, channel.ended
                 found = await channel.after(cursor)
                 if found:
-                    cursor = found[-1][0]
+                    cursor, waited = found[-1][0], False
                     yield b"".join(data for _, data in found)
                 elif ended:
                     yield _END
                     return
                 else:
-                    try:
-                        await asyncio.wait_for(changed.wait(), HEARTBEAT_S)
-                    except TimeoutError:
+                    if waited:  # woken without an event
                         yield _BEAT
+                    waited = await changed.wait()
         finally:
             self.watchers -= 1
             channel.watchers -= 1
@@ -172,6 +172,7 @@ class _Channel:
         self.changed = asyncio.Event()
         self._queue, self._job_id, self._pause_s = queue, job_id, pause_s
         self._woken = asyncio.Event()
+        self._notified = time.monotonic()
         self._floor = self._cursor = cursor
         self._recent: list[Encoded] = []
         self._task = asyncio.create_task(self._follow())
@@ -182,6 +183,7 @@ class _Channel:
 
     def notify(self) -> None:
         """Wake all watchers."""
+        self._notified = time.monotonic()
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -205,6 +207,7 @@ class _Channel:
                     state = await run_in_threadpool(self._state)
                 events = await run_in_threadpool(self._events, self._cursor)
             except (StoreError, BusyError):  # it may be back in a moment
+                self._beat()
                 await asyncio.sleep(1)
                 continue
             for event in events:
@@ -219,9 +222,15 @@ class _Channel:
             self.ended = state in ENDED and not events
             if events or self.ended:
                 self.notify()
+            self._beat()
             if len(events) < _BATCH:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), self._pause_s())
+
+    def _beat(self) -> None:
+        """Wake all watchers where that was long ago: one timer for all of them."""
+        if time.monotonic() - self._notified >= HEARTBEAT_S:
+            self.notify()
 
     def _state(self) -> State:
         return self._queue.get(self._job_id).state

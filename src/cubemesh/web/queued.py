@@ -11,8 +11,10 @@ from cubemesh.jobs.feed import newest_events
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import QueuedJob
+from cubemesh.schema import Series
 from cubemesh.units import format_seconds
 from cubemesh.untrusted import clean
+from cubemesh.views.facts.run import series_name
 from cubemesh.views.formatting import number
 from cubemesh.web.page import Asked, NotFoundError
 
@@ -128,6 +130,29 @@ def expected_of(queue: JobQueue, job_id: int, run: int | None = None) -> dict[st
             found: dict[str, Any] | None = event.value.get("expected")
             return found
     return None
+
+
+def slow_of(job: QueuedJob) -> dict[str, Any] | None:
+    """How much slower than expected the run of a job is now (`Slowdown`); None where it is not."""
+    found: dict[str, Any] | None = job.progress.get("slow")
+    return found if job.state.held else None
+
+
+def slow_text(slow: dict[str, Any] | None) -> str:
+    """`Slower than expected for 2 min: 6,900 samples/s, 85 % of it. Since then: input wait 18 %
+    (before 1 %).`; empty where it is not."""
+    if slow is None:
+        return ""
+    text = (
+        f"Slower than expected for {format_seconds(slow['for_s'])}: "
+        f"{number(slow['samples_per_s'], 4)} samples/s, {100 * slow['share']:.0f} % of it."
+    )
+    signs = []
+    for sign in slow["signs"]:
+        name, unit = series_name(Series(name=sign["series"]))
+        before = "" if sign["before"] is None else f" (before {number(sign['before'], 3)} {unit})"
+        signs.append(f"{name} {number(sign['now'], 3)} {unit}{before}")
+    return f"{text} Since then: {', '.join(signs)}." if signs else text
 
 
 def expected_text(expected: dict[str, Any] | None, measured: float | None) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import jinja2
+from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
 
 from cubemesh import __version__
@@ -26,6 +28,11 @@ def with_query(path: str, **given: Any) -> str:
     """A path with the parameters that are not empty."""
     pairs = {name: value for name, value in given.items() if value not in ("", (), None)}
     return f"{path}?{urlencode(pairs, doseq=True)}" if pairs else path
+
+
+def coded(text: str) -> Markup:
+    """A text with what is between backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 @functools.cache
@@ -55,6 +62,7 @@ def environment() -> jinja2.Environment:
     }
     made.filters |= {
         "clean": clean,
+        "coded": coded,
         "unbroken": formatting.unbroken,
         "moment": formatting.moment,
         "number": formatting.number,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from cubemesh.api.arguments import value_text
@@ -12,7 +13,7 @@ from cubemesh.measure.attribution.bottlenecks import (
     largest_bottleneck,
     step_parts,
 )
-from cubemesh.schema import RunRecord
+from cubemesh.schema import RunRecord, RunSpec
 from cubemesh.schema.work import NetworkWork
 from cubemesh.store import Store
 from cubemesh.store.run_list import RunFilter
@@ -27,15 +28,32 @@ _MOST_RUNS = 20
 _NAMES = {"batch_sizes": "batch size"}
 
 
-def why_slow(store: Store, record: RunRecord) -> dict[str, Any] | None:
-    """What takes the time of the step of a run; None for work without steps that can be attributed.
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The step of a run, which may still be measured."""
+
+    spec: RunSpec
+    machine_id: str
+    record: RunRecord | None = None
+    """None of a run that is not stored yet."""
+
+
+def step_of(record: RunRecord) -> Step:
+    """The step of a stored run."""
+    return Step(spec=record.spec, machine_id=record.key.machine_id, record=record)
+
+
+def why_slow(store: Store, step: Step) -> dict[str, Any] | None:
+    """What takes the time of a step; None for work without steps that can be attributed.
     `measured` is the run that was attributed: this one, or another of the same step on the same
     machine; null where none was. `ask` are the fields of the form that measures the step, those of
     `changes` among them; null where no page can queue it."""
-    if not record.ok or not isinstance(record.spec.work, NetworkWork):
+    record = step.record
+    if not isinstance(step.spec.work, NetworkWork) or (record is not None and not record.ok):
         return None
-    fields = breakdown_settings(record.spec)
-    attributed = record if record.parts else _attributed(store, record, fields)
+    fields = breakdown_settings(step.spec)
+    own_parts = record is not None and record.parts
+    attributed = record if own_parts else _attributed(store, step, fields)
     if attributed is None:
         if fields is None:
             return None
@@ -63,19 +81,19 @@ def why_slow(store: Store, record: RunRecord) -> dict[str, Any] | None:
     }
 
 
-def _attributed(store: Store, record: RunRecord, fields: dict[str, Any] | None) -> RunRecord | None:
+def _attributed(store: Store, step: Step, fields: dict[str, Any] | None) -> RunRecord | None:
     """The newest run on the same machine that attributed the same step."""
-    work = record.spec.work
+    spec, work = step.spec, step.spec.work
     if fields is None or not isinstance(work, NetworkWork):
         return None
     alike = RunFilter(
         network=work.network,
         work="train_steps",
-        framework=record.spec.program.framework,
-        precision=record.spec.program.precision,
-        devices=record.spec.placement.devices,
+        framework=spec.program.framework,
+        precision=spec.program.precision,
+        devices=spec.placement.devices,
         batch_per_device=work.batch_per_device,
-        machine=record.key.machine_id,
+        machine=step.machine_id,
         outcome="ok",
     )
     wanted = _of_speed(fields)
@@ -108,15 +126,13 @@ def _form(fields: dict[str, Any] | None, changes: dict[str, Any]) -> dict[str, A
     }
 
 
-def why_view(store: Store, record: RunRecord) -> dict[str, Any] | None:
+def why_view(store: Store, step: Step) -> dict[str, Any] | None:
     """`why_slow` in words."""
-    found = why_slow(store, record)
+    found = why_slow(store, step)
     if found is None:
         return None
-    loss = found["loss"]
-    shown = (
-        record if found["measured"] in (None, record.run_id) else store.record(found["measured"])
-    )
+    loss, own = found["loss"], "" if step.record is None else step.record.run_id
+    shown = step.record if found["measured"] in (None, own) else store.record(found["measured"])
     text = remedy = gain = ""
     if loss is not None:
         text = clean(f"{loss['text']}.")
@@ -127,7 +143,8 @@ def why_view(store: Store, record: RunRecord) -> dict[str, Any] | None:
         if faster is not None and loss["share"] > 0:
             gain = f"Without this loss a step would be at most {100 * (faster - 1):.0f} % faster."
     parts, left = [], 0.0
-    for part, share in zip(found["parts"], part_shares(shown), strict=True):
+    shares = [] if shown is None else part_shares(shown)
+    for part, share in zip(found["parts"], shares, strict=True):
         width = 100 * max(0.0, min(1 - left, share.share))
         parts.append((part["name"], share, f"{100 * left:.3f}", f"{width:.3f}"))
         left += max(0.0, share.share)
@@ -143,5 +160,6 @@ def why_view(store: Store, record: RunRecord) -> dict[str, Any] | None:
         "gain": gain,
         "change_text": clean(changes),
         "settings": [f"{name}={value}" for name, value in (found["ask"] or {}).items()],
-        "other": found["measured"] not in (None, record.run_id),
+        "not_attributed": "is not attributed" if step.record is None else "was not attributed",
+        "other": found["measured"] not in (None, own),
     }

@@ -11,6 +11,7 @@ from cubemesh.experiments.layouts.experiment import (
     EXPERIMENT,
     LAYOUTS,
     Settings,
+    data_by_context,
     data_by_stages,
     data_by_tensor,
 )
@@ -18,6 +19,7 @@ from cubemesh.experiments.registry import Context
 from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.schema import Figure, Gpu, Part, Rank, Status
 
+DIVIDING = ("tensor-parallel", "context-parallel")
 STEPS_S = {
     "none": 0.010,
     "all-reduce": 0.012,
@@ -25,6 +27,7 @@ STEPS_S = {
     "sharded-gradients": 0.0125,
     "fully-sharded": 0.013,
     "tensor-parallel": 0.016,
+    "context-parallel": 0.015,
     "pipeline": 0.020,
     "hybrid": 0.018,
 }
@@ -40,7 +43,7 @@ def measured(record_of):
     def make(spec, device="cpu", name=""):
         if spec.program.sync == "hybrid":
             return record_of(spec, status=Status.UNSUPPORTED, message="no chain of segments")
-        if spec.program.sync == "tensor-parallel" and spec.work.network != "gpt2":
+        if spec.program.sync in DIVIDING and spec.work.network != "gpt2":
             return record_of(spec, status=Status.UNSUPPORTED, message="no pair of linear layers")
         devices, step_s = spec.placement.devices, STEPS_S[spec.program.sync]
         record = record_of(spec, step_s=step_s / devices)
@@ -85,6 +88,7 @@ def test_every_layout_is_a_strategy_that_trains_on_the_devices(machine, play, me
 def test_pipelines_and_groups_that_are_replicas_divide_the_devices(devices, stages):
     assert [mesh["pipeline_stages"] for mesh in data_by_stages(devices)] == stages
     assert [mesh["tensor_parallel_size"] for mesh in data_by_tensor(devices)] == stages
+    assert [mesh["context_parallel_size"] for mesh in data_by_context(devices)] == stages
 
 
 def test_the_fastest_is_named_and_why_the_others_lose(machine, play, measured):
@@ -94,7 +98,7 @@ def test_the_fastest_is_named_and_why_the_others_lose(machine, play, measured):
     assert codes(answer) == [
         "fastest-layout",
         *["slower-layout"] * 4,
-        *["failed-run"] * 3,
+        *["failed-run"] * 5,
     ]
     fastest = answer.findings[0]
     assert in_order(fastest.text, "4 devices", "all-reduce, data=4", "21,333 samples/s")
@@ -130,7 +134,9 @@ def test_the_fastest_is_named_and_why_the_others_lose(machine, play, measured):
 def test_transformers_on_gpus_have_the_forecast_of_the_datasheet(machine, play, measured):
     gpus = dataclasses.replace(machine, gpus=(GPU,) * 2)
     settings = Settings(
-        networks=("gpt2",), devices=(2,), layouts=("data", "zero-3", "tensor", "pipeline")
+        networks=("gpt2",),
+        devices=(2,),
+        layouts=("data", "zero-3", "tensor", "pipeline", "context"),
     )
     planned, sent = play(
         EXPERIMENT.plan(settings, Context(machine=gpus)),
@@ -147,6 +153,15 @@ def test_transformers_on_gpus_have_the_forecast_of_the_datasheet(machine, play, 
     needs = values(answer.tables[0], "memory, forecast")
     divided = needs[list(rows).index("tensor-parallel, tensor=2")]
     assert needs[list(rows).index("fully-sharded, data=2")] < divided + 2 < needs[0] + 2
+    shared = needs[list(rows).index("context-parallel, context=2")]
+    kinds = answer.tables[1]
+    by_kind = {n: values(kinds, f"{n}, forecast") for n in ("weights", "activations and others")}
+    both = texts(kinds, "layout")
+    data, context = (
+        both.index(f"{n}=2") for n in ("all-reduce, data", "context-parallel, context")
+    )
+    assert by_kind["weights"][data] == by_kind["weights"][context]
+    assert needs[list(rows).index("all-reduce, data=2")] < shared, "all keys and values"
     (searched,) = findings(answer, "forecast-layout")
     assert in_order(searched.text, "predict --search", "dp=2", "tokens/s")
 

@@ -302,3 +302,30 @@ def test_a_segmentation_has_its_mean_intersection_over_union_and_worst_class(con
     assert [row[column].value for row in found.tables[0].rows] == pytest.approx([30, 60])
     assert {"mean IoU"} <= {line.name for chart in found.charts for line in chart.lines}
     assert "class-iou" in " ".join(chart.name for chart in found.charts)
+
+
+def test_a_detection_has_its_mean_average_precision_and_worst_class(context):
+    (spec,) = [*next(plan(Settings(networks=("detectnet-little",)), context))]
+    epochs = (1.0, 2.0)
+    curves = (
+        Curve(name="validation_loss", x_name="epoch", x=epochs, y=(0.9, 0.4)),
+        Curve(name="validation_accuracy", x_name="epoch", x=epochs, y=(0.1, 0.3)),
+        Curve(name="validation_map", x_name="epoch", x=epochs, y=(0.1, 0.3)),
+        Curve(name="validation_map50", x_name="epoch", x=epochs, y=(0.2, 0.6)),
+        Curve(name="class_ap", x_name="class", x=(0.0, 2.0), y=(0.4, 0.2)),
+    )
+    figures = {"accuracy": 0.3, "map": 0.3, "map50": 0.6, "epochs_trained": 2}
+    found = answer(Settings(), [record(spec, figures=figures, curves=curves)])
+    (finding,) = [f for f in found.findings if f.code == "mean-average-precision"]
+    assert finding.value == pytest.approx(30)
+    for words in ("30.0 %", "60.0 % at 0.5", "class 2 with 20.0 %"):
+        assert words in finding.text
+    assert "accuracy" not in [f.code for f in found.findings]
+    names = [c.name for c in found.tables[0].columns]
+    row = found.tables[0].rows[-1]
+    assert [row[names.index(name)].value for name in ("mAP", "mAP50")] == pytest.approx([30, 60])
+    assert "top-1" not in names
+    lines = {line.name for chart in found.charts for line in chart.lines}
+    assert {"mAP", "mAP50"} <= lines
+    assert "class-ap" in " ".join(chart.name for chart in found.charts)
+    assert "COCO" in found.notes[0]

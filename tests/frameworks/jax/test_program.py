@@ -48,7 +48,9 @@ def test_a_step_computes_in_the_types_of_its_precision(
 ):
     program = loaded(precision=precision, optimizer=optimizer)
     step = make_step(program._function, program._optimizer, program._scaling)
-    text = str(jax.make_jaxpr(step)(program._carry, *program.place(make_batch(tiny))))
+    text = str(
+        jax.make_jaxpr(step)(program._carry, program._rate, *program.place(make_batch(tiny)))
+    )
     for operation in ("conv_general_dilated", "dot_general"):
         found = set(re.findall(rf":(\w+)\[[\d,]*\] = {operation}\[", text))
         assert found == {products}, operation

@@ -102,8 +102,30 @@ def test_a_batch_normalization_over_each_devices_own_samples(layout, make, make_
         np.testing.assert_allclose(array, mean, rtol=1e-10, atol=1e-10, err_msg=name)
     over_all = after_a_step(make(DEVICES, batch_norm="global", **fields))
     assert max(np.abs(found[name] - over_all[name]).max() for name in normed.parameters) > 1e-6
-    text = program._step.lower(program._carry, *program.place(whole)).compile().as_text()
-    assert "all-gather" not in text, "every device normalizes its own part"
+    step = program._step.lower(program._carry, program._rate, *program.place(whole))
+    assert "all-gather" not in step.compile().as_text(), "every device normalizes its own part"
+
+
+def test_a_snapshot_of_several_devices_is_that_of_one(make, make_batch, normed):
+    fields = {"precision": "fp64", "optimizer": "adam", "layout": "nhwc"}
+    several, one = make(DEVICES, **fields), make(1, "none", **fields)
+    placed = make_batch(normed, SAMPLES)
+    several.train_step(several.place(placed))
+    taken = several.snapshot()
+    one.restore(taken)
+    again = one.snapshot()
+    for name, array in {**taken.weights, **taken.arrays}.items():
+        assert array.tobytes() == {**again.weights, **again.arrays}[name].tobytes(), name
+    assert again.plain == taken.plain
+    several.restore(again)
+    for program in (several, one):
+        program.set_learning_rate(0.01)
+        program.train_step(program.place(placed))
+    found, expected = several.state(), one.state()
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-10, atol=1e-10)
+    for array in several._carry.optimizer["mean"].values():
+        assert len(array.addressable_shards) == DEVICES
 
 
 def test_every_device_has_the_weights_and_a_part_of_the_batch(make, make_batch, normed):
@@ -117,7 +139,7 @@ def test_every_device_has_the_weights_and_a_part_of_the_batch(make, make_batch, 
         shapes = {shard.data.shape for shard in array.addressable_shards}
         assert len(array.addressable_shards) == DEVICES
         assert shapes == {array.shape}
-    text = program._step.lower(program._carry, images, labels).compile().as_text()
+    text = program._step.lower(program._carry, program._rate, images, labels).compile().as_text()
     assert "all-reduce" in text
 
 

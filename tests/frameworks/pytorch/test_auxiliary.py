@@ -10,18 +10,17 @@ nn = torch.nn
 from cubemesh import networks
 from cubemesh.frameworks.pytorch import build
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.zoo.convnorm import conv_norm_relu
 
 
 def small_inception(weight=0.4):
     net = NetworkBuilder("small-inception")
     x = net.input("image", (3, 8, 8))
-    x = conv_norm_relu(net, x, "stem", 6, kernel=3, stride=2, padding=1)
-    one = conv_norm_relu(net, x, "one", 4, kernel=1)
-    three = conv_norm_relu(net, x, "three", 5, kernel=3, padding=1)
-    mean = conv_norm_relu(net, net.average_pool(x, 3, stride=1, padding=1), "mean", 3, kernel=1)
+    x = net.conv_norm_relu(x, "stem", 6, kernel=3, stride=2, padding=1)
+    one = net.conv_norm_relu(x, "one", 4, kernel=1)
+    three = net.conv_norm_relu(x, "three", 5, kernel=3, padding=1)
+    mean = net.conv_norm_relu(net.average_pool(x, 3, stride=1, padding=1), "mean", 3, kernel=1)
     x = net.concat(one, three, mean, name="concat")
-    side = conv_norm_relu(net, net.average_pool(x, 2), "side", 4, kernel=1)
+    side = net.conv_norm_relu(net.average_pool(x, 2), "side", 4, kernel=1)
     net.classify(net.linear(net.flatten(side), 10, name="side_fc"), weight=weight, train_only=True)
     net.classify(net.linear(net.global_average_pool(x), 10, name="fc"))
     return net.build()

@@ -46,6 +46,8 @@ AVERAGED = ("local-sgd", "fp64", "nchw")
 INDEPENDENT = ("none", "fp64", "nchw")
 COMPILED = ("all-reduce", "fp64", "nchw", "compiled")
 """By segment, so that buckets fill one after the other; traced and not made into C++."""
+SHARDED = ("fully-sharded", "fp64", "nchw", "compiled")
+"""With a function for each unit."""
 ACCUMULATED = ("all-reduce", "fp64", "nchw", "accumulated")
 """In two micro-batches."""
 SCALED = ("parameter-server", "fp16", "nchw")
@@ -64,7 +66,7 @@ NORMED = ("pipeline", "fp64", "nchw", "normed")
 """Batch normalization over each of the micro-batches."""
 DROPPING = ("pipeline", "fp64", "nchw", "deterministic")
 CASES = [*SYNCHRONOUS, ROUNDED, AVERAGED, INDEPENDENT, COMPILED, ACCUMULATED, SCALED]
-CASES += [*SERVED, *SPLIT, *PIPED, NORMED, DROPPING]
+CASES += [SHARDED, *SERVED, *SPLIT, *PIPED, NORMED, DROPPING]
 MESH_RANKS, MESH_STAGES = 4, 2
 MESH = [("hybrid", "fp64", "nchw", "1f1b"), ("hybrid", "fp64", "nchw", "deterministic")]
 ONE_STAGE = ("hybrid", "fp64", "nchw", "one-stage")
@@ -128,6 +130,7 @@ def train(case, group, part=slice(None), steps=3):
         precision=precision,
         layout=layout,
         sync=name,
+        bucket_bytes=BUCKET_BYTES if name == "fully-sharded" else None,
         compile_by="segment" if "compiled" in how else "network",
         micro_batches=MICRO_BATCHES,
         pipeline_schedule="gpipe" if "gpipe" in how else "1f1b",
@@ -154,7 +157,7 @@ def train(case, group, part=slice(None), steps=3):
         if precision == "fp16" and step == 0:  # what rank 1 computes of its samples overflows
             images[own_part(1)] *= 1e4
         program.train_step(program.place(Batch(images=images[part], labels=labels[part])))
-        if step == 0:
+        if step == 0 and "sharded" not in name:
             parameters = program._built.parameters.items()
             found |= {f"g/{n}": p.grad.numpy(force=True).copy() for n, p in parameters}
     found["loss"] = np.array(program.loss())
@@ -280,6 +283,13 @@ def test_compiled_ranks_equal_one_eager_rank(ranks):
         found = ranks[COMPILED, n]
         assert found["buckets"] > 2
         assert_close(found, alone, "w/", TOLERANCE["fp64"])
+
+
+def test_compiled_ranks_with_sharded_weights_equal_one_eager_rank(ranks):
+    alone = train(("none", "fp64", "nchw"), SingleProcessGroup())
+    for n in range(RANKS):
+        assert_close(ranks[SHARDED, n], alone, "w/", TOLERANCE["fp64"])
+        np.testing.assert_allclose(ranks[SHARDED, n]["scores"], alone["scores"], atol=1e-10)
 
 
 def test_ranks_that_accumulate_gradients_equal_one_with_the_global_batch(ranks):

@@ -1,5 +1,5 @@
-"""TensorFlow's and Keras's networks as the benchmarks have them by hand: the programs must compute
-the same. In fp32, for neither Keras's model nor the fused batch normalization is of float64 there.
+"""TensorFlow's networks as the benchmarks have them by hand: the programs must compute the same. In
+fp32, for the fused batch normalization is not of float64 there.
 """
 
 import importlib
@@ -27,10 +27,6 @@ def by_hand(monkeypatch):
     def make(framework, network, weights, batch):
         parameters = [weights[name] for name in network.parameters]
         fed = batch.images, batch.labels
-        if framework == "keras":
-            module = importlib.import_module("handwritten_keras")
-            monkeypatch.setattr(module.layers, "Dropout", lambda rate: lambda x: x)
-            return module.train_step(network.name, parameters, *fed, **SETTINGS)
         module = importlib.import_module("handwritten_tensorflow")
         monkeypatch.setattr(module.tf.nn, "dropout", lambda x, rate: x)
         state = [weights[name] for name in network.state]
@@ -47,7 +43,7 @@ def by_hand(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["little-cnn", *DEEP])
-@pytest.mark.parametrize("framework", ["tensorflow", "tensorflow-xla", "keras"])
+@pytest.mark.parametrize("framework", ["tensorflow", "tensorflow-xla"])
 def test_losses_of_three_steps_equal_those_of_handwritten_code(
     framework, name, by_hand, make_request, make_batch, without_dropout
 ):

@@ -49,10 +49,16 @@ def train(group, sync, part=slice(None)):
     )
     program.load(network.draw(1))
     rng = np.random.default_rng(0)
-    for _ in range(3):
+    for number in range(3):
+        if number == 2 and group.size > 1:  # as a resumed training does
+            snapshot = program.snapshot()
+            program.load(network.draw(2))
+            program.restore(snapshot)
         images = rng.random((GLOBAL_BATCH, 3, 8, 8), dtype=np.float32)
         labels = rng.integers(0, 10, GLOBAL_BATCH)
         program.train_step(program.place(Batch(images=images[part], labels=labels[part])))
+    if sync != "none":
+        assert len(set(group.all_gather_object(program.fingerprint()))) == 1
     return program.state()
 
 

@@ -85,6 +85,8 @@ STEPS = {
     "resnet-152": (158, 158),
     "efficientnet-b0": (164, 164),
     "unet": (20, 20),
+    "detectnet": (74, 67),
+    "detectnet-little": (7, 9),
     "convnext-t": (54, 54),
     "vit-b16": (199, 199),
     "gpt2": (196, 196),

@@ -29,6 +29,7 @@ def test_an_eighth_of_the_memory_that_a_rank_has(monkeypatch: pytest.MonkeyPatch
         ("pipeline", (0, 0, 0, 0), 32),
         ("hybrid", (0, 0, 1, 1), 16),
         ("tensor-parallel", (0, 0, 0, 0), 32),
+        ("context-parallel", (0, 0, 0, 0), 32),
     ],
 )
 def test_ranks_that_divide_the_network_have_the_same_samples(sync, parts, batch):

@@ -19,6 +19,7 @@ from cubemesh.schema import (
     Budget,
     Ceiling,
     Figure,
+    FirstSteps,
     Forward,
     ForwardBackward,
     Infer,
@@ -358,6 +359,41 @@ def test_clicks_have_an_area_under_the_roc_curve_and_no_tokens(tmp_path):
     assert "tokens_per_s" not in found
     curves = {e["curve"]["name"]: e["curve"] for e in events if e["event"] == "curve"}
     assert list(curves["validation_auc"]["y"]) == [area.value]
+
+
+def test_a_detection_has_a_mean_average_precision(tmp_path):
+    work = Train(
+        network="detectnet-little",
+        batch_per_device=64,
+        data="generated-boxes",
+        epochs=2,
+    )
+    events = events_of(tmp_path, work, "step=0.01,accuracy=1:0.5")
+    assert outcome(events).status is Status.OK, outcome(events).message
+    found = figures(events)
+    assert 0.3 < found["map"].value <= found["map50"].value < 0.7
+    assert found["map"].n == 64
+    assert found["map"].low < found["map"].value < found["map"].high
+    assert found["accuracy"] == found["map"]
+    curves = {e["curve"]["name"]: e["curve"] for e in events if e["event"] == "curve"}
+    assert curves["validation_map"]["y"][-1] == found["map"].value
+    assert curves["validation_accuracy"]["y"] == curves["validation_map"]["y"]
+    assert list(curves["class_ap"]["x"]) == [0, 1, 2]
+    assert "zero-map" not in [e["warning"]["code"] for e in events if e["event"] == "warning"]
+
+
+def test_a_mean_average_precision_of_0_says_why(tmp_path):
+    work = Train(network="detectnet-little", batch_per_device=256, data="generated-boxes", epochs=1)
+    events = events_of(tmp_path, work, "step=0.01,accuracy=1:0")
+    assert figures(events)["map"].value == 0
+    (warning,) = [w for e in events if e["event"] == "warning" for w in [e["warning"]]
+                  if w["code"] == "zero-map"]  # fmt: skip
+    assert "no box is predicted; the highest is 0." in warning["cause"]
+
+
+def test_replicas_that_detect_are_not_compared_by_answers(tmp_path):
+    work = FirstSteps(network="detectnet-little", batch_per_device=8, data="generated-boxes")
+    assert outcome(events_of(tmp_path, work)).status is Status.UNSUPPORTED
 
 
 def test_the_parts_of_an_attribution_add_up_to_the_step(tmp_path):

@@ -8,6 +8,11 @@ ACCURACY_NOTE = (
     "Accuracy is top-1 on samples held out from training; ± is its 95 % binomial (Wilson) "
     "interval, which does not include the variation over seeds."
 )
+DETECTION_NOTE = (
+    "mAP is COCO's mean average precision on images held out from training, and so is accuracy; ± "
+    "is its 95 % interval from 100 resamples of these images, which does not include the variation "
+    "over seeds."
+)
 
 
 def training_of(record: RunRecord) -> Train:

@@ -2,8 +2,8 @@
 
 A layout is a strategy with its mesh. All layouts train the same network with the same global batch
 on the same devices: data parallel, the three stages of sharded data parallelism (ZeRO), tensor
-parallel, pipelines, and both of the latter with data parallelism. One device with its share of the
-batch is the baseline.
+parallel, context parallel, pipelines, and these three with data parallelism. One device with its
+share of the batch is the baseline.
 
 `LAYOUTS` is the table: a new strategy is one line.
 """
@@ -57,6 +57,13 @@ def data_by_tensor(devices: int) -> Iterator[Mapping[str, Any]]:
             yield {"tensor_parallel_size": size}
 
 
+def data_by_context(devices: int) -> Iterator[Mapping[str, Any]]:
+    """Each division into several groups of several devices that divide a sequence."""
+    for size in range(2, devices // 2 + 1):
+        if devices % size == 0:
+            yield {"context_parallel_size": size}
+
+
 class LayoutEntry(NamedTuple):
     """A line of the table."""
 
@@ -72,6 +79,8 @@ LAYOUTS: dict[str, LayoutEntry] = {
     "zero-3": LayoutEntry("fully-sharded"),
     "tensor": LayoutEntry("tensor-parallel"),
     "data-tensor": LayoutEntry("tensor-parallel", data_by_tensor),
+    "context": LayoutEntry("context-parallel"),
+    "data-context": LayoutEntry("context-parallel", data_by_context),
     "pipeline": LayoutEntry("pipeline"),
     "data-pipeline": LayoutEntry("hybrid", data_by_stages),
 }
@@ -85,8 +94,8 @@ class Settings:
     networks: tuple[str, ...] = ()
     """Networks to train. Default: gpt2; on a CPU and with --quick little-cnn."""
     layouts: tuple[str, ...] = tuple(LAYOUTS)
-    """Layouts to measure: `data`, `zero-1` to `zero-3`, `tensor`, `data-tensor`, `pipeline`,
-    `data-pipeline`."""
+    """Layouts to measure: `data`, `zero-1` to `zero-3`, `tensor`, `data-tensor`, `context`,
+    `data-context`, `pipeline`, `data-pipeline`."""
     devices: tuple[int, ...] = ()
     """Numbers of devices; one is always measured. Default: the largest power of two that the
     machine has, at most 8; 2 with --quick."""
@@ -186,8 +195,8 @@ EXPERIMENT = Experiment(
         "sync": "layouts",
         "pipeline_stages": "layouts",
         "tensor_parallel_size": "layouts",
+        "context_parallel_size": "layouts",
         "batch_per_device": "batch_sizes",
-        "framework": "layouts",
         "trace": "attribution",
         **PLACED,
     },

@@ -23,6 +23,7 @@ from cubemesh.networks.cost import costs
 from cubemesh.networks.graph import Network
 from cubemesh.networks.transformer_sizes import is_transformer, transformer
 from cubemesh.parallel import pipeline
+from cubemesh.parallel.context_parallel import ContextParallel
 from cubemesh.parallel.model_parallel import parts
 from cubemesh.parallel.strategies import strategy
 from cubemesh.parallel.tensor_layouts import divide
@@ -98,6 +99,9 @@ def datasheet_forecast(record: RunRecord) -> LayoutForecast | None:
     if issubclass(kind, TensorParallel):
         layout = Layout(tp=together, dp=groups, zero=kind.zero_stage)
         return _forecast(*_training(record), layout, samples)
+    if issubclass(kind, ContextParallel):
+        layout = Layout(cp=together, dp=groups, zero=kind.zero_stage)
+        return _forecast(*_training(record), layout, samples)
     if kind.same_samples and not issubclass(kind, pipeline.Pipeline):
         return None
     layout = Layout(pp=together, dp=groups, zero=kind.zero_stage)
@@ -170,7 +174,7 @@ def memory_by_kind(record: RunRecord, network: Network, found: MemoryForecast) -
     if issubclass(strategy(spec.program.sync), TensorParallel):
         divided = divide(network, together, spec.program.sequence_parallel)
         parameters = parameters_of_a_device(divided)
-    elif together > 1:
+    elif together > 1 and not issubclass(strategy(spec.program.sync), ContextParallel):
         parameters = max(part.parameter_count for part in parts(network, together))
     own = float(parameters * (8 if spec.program.precision == "fp64" else 4))
     sharding = strategy(spec.program.sync).sharding(spec)

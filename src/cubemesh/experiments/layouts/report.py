@@ -33,6 +33,7 @@ from cubemesh.measure.attribution.bottlenecks import mean_parts
 from cubemesh.networks import build_for
 from cubemesh.networks.graph import Network
 from cubemesh.parallel import pipeline
+from cubemesh.parallel.context_parallel import ContextParallel
 from cubemesh.parallel.strategies import strategy
 from cubemesh.parallel.tensor_parallel import TensorParallel
 from cubemesh.schema import Answer, Cell, Column, Figure, Finding, RunRecord, Table, TrainSteps
@@ -41,7 +42,7 @@ from cubemesh.units import format_devices
 _GIB = 2**30
 Key = tuple[int, str, int]
 """(devices, strategy, devices that share a sample: stages of a pipeline, or those that divide each
-layer)."""
+layer or each sequence)."""
 NOTES = (
     "All layouts train the same global batch. MFU: the counted matrix operations of forward and "
     "backward pass, recomputation left out, over the dense peak of the precision by the datasheet "
@@ -138,6 +139,8 @@ def layout_name(key: Key) -> str:
 def _axis(sync: str) -> str:
     if issubclass(strategy(sync), TensorParallel):
         return "tensor"
+    if issubclass(strategy(sync), ContextParallel):
+        return "context"
     return "stages" if issubclass(strategy(sync), pipeline.Pipeline) else "model"
 
 

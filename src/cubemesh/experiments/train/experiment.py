@@ -16,7 +16,7 @@ from typing import Literal
 from cubemesh.errors import UsageError
 from cubemesh.experiments.analysis.answer import answer_of
 from cubemesh.experiments.analysis.groups import titled
-from cubemesh.experiments.analysis.trainings import ACCURACY_NOTE
+from cubemesh.experiments.analysis.trainings import ACCURACY_NOTE, DETECTION_NOTE
 from cubemesh.experiments.core.experiment import Context, Experiment, Plan
 from cubemesh.experiments.train.report import charts, cost_finding, findings, table
 from cubemesh.forecast.training.cost import read_prices
@@ -140,7 +140,7 @@ def answer(settings: Settings, records: Sequence[RunRecord]) -> Answer:
         findings=(*findings(records), *cost_finding(records, settings.cost)),
         tables=table(records),
         charts=charts(settings.network, records),
-        notes=(ACCURACY_NOTE,),
+        notes=(DETECTION_NOTE if records and "map" in records[-1].figures else ACCURACY_NOTE,),
     )
 
 

@@ -36,7 +36,7 @@ def findings(records: Sequence[RunRecord]) -> Iterator[Finding]:
         return
     record = records[-1]
     if record.ok:
-        yield _accuracy(record)
+        yield _detection(record) if "map" in record.figures else _accuracy(record)
         yield from _auc(record)
         yield from _segmentation(record)
         yield from _translation(record)
@@ -86,6 +86,26 @@ def _auc(record: RunRecord) -> Iterator[Finding]:
         "second class has the higher score. 50 % is chance.",
         figure=figure.scaled(100, "%"),
         unit="% AUC",
+    )
+
+
+def _detection(record: RunRecord) -> Finding:
+    """The mean average precision of a detector, and its worst class."""
+    work, figure = training_of(record), record.figures["map"].scaled(100, "%")
+    epochs = round(record.figure("epochs_trained") or work.epochs)
+    at_half, by_class = record.figure("map50") or 0.0, record.curve("class_ap")
+    worst = ""
+    if by_class is not None and len(by_class.x) > 1:
+        value, number = min(zip(by_class.y, by_class.x, strict=True))
+        worst = f"; the worst is class {round(number)} with {100 * value:.1f} %"
+    return Finding.of(
+        code="mean-average-precision",
+        question="How well does it detect objects?",
+        text=f"mAP of {work.network} after {epochs} epochs of {work.data}: {figure.value:.1f} % "
+        f"over intersections over union of 0.5 to 0.95, {100 * at_half:.1f} % at 0.5, on "
+        f"{format_count(figure.n or 0)} held-out images{worst}.",
+        figure=figure,
+        unit="% mAP",
     )
 
 
@@ -237,12 +257,13 @@ def _epochs(records: Sequence[RunRecord]) -> Iterator[Table]:
     work = records[-1].spec.work
     assert isinstance(work, NetworkWork)
     record = records[-1]
+    detects = record.curve("validation_map") is not None
+    names = ("mAP", "mAP50") if detects else ("top-1", "top-5")
     columns = (
         Column(name="epoch"),
         Column(name="training loss"),
         Column(name="validation loss"),
-        Column(name="top-1", unit="%"),
-        Column(name="top-5", unit="%"),
+        *(Column(name=name, unit="%") for name in names),
         *([Column(name="AUC", unit="%")] if record.curve("validation_auc") else []),
         *([Column(name="mean IoU", unit="%")] if record.curve("validation_mean_iou") else []),
         *([Column(name="perplexity")] if record.curve("perplexity") is not None else []),
@@ -257,13 +278,15 @@ def _row(record: RunRecord, epoch: int) -> tuple[Cell, ...]:
     place = epoch - 1
     loss, iou = record.curve("validation_loss"), _percent(record, "validation_mean_iou", place)
     auc = _percent(record, "validation_auc", place)
+    detects = record.curve("validation_map50") is not None
+    second = "validation_map50" if detects else "validation_top5_accuracy"
     assert loss is not None, "logged with the accuracy"
     return (
         Cell(text=str(epoch), run_id=record.run_id),
         _cell(_training_loss(record, epoch), "not logged"),
         Cell(value=loss.y[place]),
         _cell(_percent(record, "validation_accuracy", place), "not logged"),
-        _cell(_percent(record, "validation_top5_accuracy", place), "five classes or fewer"),
+        _cell(_percent(record, second, place), "five classes or fewer"),
         *([Cell(value=auc)] if auc is not None else []),
         *([Cell(value=iou)] if iou is not None else []),
         *(_at(record, name, epoch) for name in ("perplexity", "bleu") if record.curve(name)),
@@ -306,14 +329,17 @@ def _rate(record: RunRecord, epoch: int) -> float | None:
 
 
 def charts(network: str, records: Sequence[RunRecord]) -> Iterator[Chart]:
-    """Accuracy by epoch; intersection over union by class, BLEU and training loss where logged."""
+    """Accuracy by epoch; intersection over union or average precision by class, BLEU and training
+    loss where logged."""
     if not records:
         return
     record = records[-1]
+    detects = record.curve("validation_map") is not None
     accuracies = [
         curve_line(name, record, curve, 100)
         for name, key in (
-            ("top-1", "validation_accuracy"),
+            ("mAP" if detects else "top-1", "validation_accuracy"),
+            ("mAP50", "validation_map50"),
             ("top-5", "validation_top5_accuracy"),
             ("AUC", "validation_auc"),
             ("mean IoU", "validation_mean_iou"),
@@ -330,8 +356,10 @@ def charts(network: str, records: Sequence[RunRecord]) -> Iterator[Chart]:
             lines=tuple(accuracies),
         )
     iou = Axis(name="intersection over union", unit="%")
+    precision = Axis(name="average precision", unit="%")
     for key, name, title, x, y in (
         ("class_iou", "class-iou", "Intersection over union by class, last epoch", "class", iou),
+        ("class_ap", "class-ap", "Average precision by class, last epoch", "class", precision),
         ("bleu", "bleu", "BLEU on held-out sentences by epoch", "epoch", Axis(name="BLEU")),
         ("training_loss", "loss", "Training loss by step", "step", Axis(name="loss")),
     ):

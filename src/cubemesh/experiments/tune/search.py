@@ -289,7 +289,7 @@ class Search:
         best, stock = self.best, self.stock
         assert best is not None
         assert stock is not None
-        shared = entry(best.framework).requires == entry(stock.framework).requires
+        shared = entry(best.framework).shares_process(entry(stock.framework))
         bound = best.pinning != stock.pinning  # pinning is per process
         if best == stock or not shared or bound or self.request.devices > 1:
             return

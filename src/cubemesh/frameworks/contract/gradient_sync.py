@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from cubemesh.frameworks.contract.divided_network import DividedNetwork
+from cubemesh.frameworks.contract.divided_network import DividedNetwork, DividedSequence
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.networks.graph import Network
 
@@ -26,13 +26,15 @@ SyncFeature = Literal[
     "cpu-server",
     "model-parallel",
     "tensor-parallel",
+    "context-parallel",
     "sharded",
 ]
 """What a strategy needs of a framework: `all-reduce` averages gradients, by its own means or by
 `GradientSync`; `hooks` calls the methods of any `GradientSync` in its steps; `weight-server` also
 those of `WeightServerSync`; `cpu-server` those of `CpuServerSync`; `model-parallel` those of
-`ModelParallelSync`; `tensor-parallel` those of `TensorParallelSync`; `sharded` divides weights,
-gradients or optimizer state over the ranks, as `ShardedSync` says."""
+`ModelParallelSync`; `tensor-parallel` those of `TensorParallelSync`; `context-parallel` those of
+`ContextParallelSync`; `sharded` divides weights, gradients or optimizer state over the ranks, as
+`ShardedSync` says."""
 BUCKET_BYTES = 25 * 2**20
 """Default size of a bucket: large enough that latency is negligible, small enough that the first
 are sent early in the backward pass (the default of PyTorch's DistributedDataParallel)."""
@@ -231,11 +233,29 @@ class TensorParallelSync(Protocol):
     size: int
     """Ranks that divide a layer."""
 
+    own_samples: bool
+    """Whether each rank has its own samples: layers that are not divided compute those, and average
+    their gradients over all ranks."""
+
     def divide(self, network: Network) -> DividedNetwork:
         """`network` over so many devices; Unsupported where a layer cannot be divided."""
 
     def use_replicas(self, replicas: Group) -> None:
         """Average gradients over `replicas`: the ranks that have the same part of the network."""
+
+
+@runtime_checkable
+class ContextParallelSync(Protocol):
+    """A `GradientSync` in which the ranks r·size to (r + 1)·size - 1 divide each sequence of
+    replica r of the network; all ranks average their gradients."""
+
+    group: Group
+    """All ranks."""
+    size: int
+    """Ranks that divide a sequence."""
+
+    def divide_sequence(self, network: Network) -> DividedSequence:
+        """`network` on so many devices; Unsupported where its sequences cannot be divided."""
 
 
 class StepTimes(Protocol):

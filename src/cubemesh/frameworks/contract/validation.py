@@ -8,7 +8,7 @@ from cubemesh.batches import Array
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.graph import Network
-from cubemesh.networks.layers import Layer
+from cubemesh.networks.layers import Convolution, Layer, LocalResponseNorm
 from cubemesh.networks.opaque import Opaque
 from cubemesh.schema.own_network import OwnFramework
 
@@ -55,6 +55,25 @@ def check_layers(network: Network, lowered: Container[type[Layer]], framework: s
             raise Unsupported(
                 f"{framework} has no {type(node.layer).__name__} layer, and {network.name} needs "
                 "one. pytorch, jax and tensorflow have every layer."
+            )
+
+
+def check_network(network: Network, lowerings: Container[type[Layer]], framework: str) -> None:
+    """Unsupported for a network that `framework`, with these lowerings, cannot run."""
+    check_layers(network, lowerings, framework)
+    for node in network.nodes:
+        norm = node.layer
+        if isinstance(norm, LocalResponseNorm) and len(node.shape) != 3:
+            raise Unsupported(
+                f"{framework} normalizes local responses of images, and '{node.name}' of "
+                f"{network.name} is given {node.shape}."
+            )
+        conv = node.layer
+        if isinstance(conv, Convolution) and max(conv.dilation) > 1 and max(conv.stride) > 1:
+            raise Unsupported(
+                f"{framework} has no convolution with both a stride and a dilation, and "
+                f"'{node.name}' of {network.name} has stride {conv.stride} and dilation "
+                f"{conv.dilation}. Use framework=pytorch or jax."
             )
 
 

@@ -21,13 +21,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cubemesh.batches import PADDING, Array
+from cubemesh.detection.labels import BOX_WEIGHT, UNITS
 from cubemesh.frameworks.contract.own_module import SAMPLES
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.frameworks.contract.validation import check_layers
 from cubemesh.frameworks.jax.lowerings import LOWERINGS, JaxContext
 from cubemesh.frameworks.jax.own import load_described
 from cubemesh.frameworks.jax.runtime import JaxNumerics
-from cubemesh.networks.graph import Network, Node
+from cubemesh.networks.graph import Head, Network, Node
 from cubemesh.networks.layers import Convolution, Linear
 from cubemesh.networks.opaque import Opaque
 
@@ -72,15 +73,21 @@ class JaxFunction:
         """The weighted sum over the heads of the batch's mean loss, and the new state."""
         values, state = self._run(parameters, state, inputs, key)
         losses = [
-            head.weight
-            * (
-                self._cross_entropy(values[head.value], labels)
-                if head.loss == "cross_entropy"
-                else values[head.value].mean()
-            )
+            head.weight * self._loss(head, values[head.value], labels)
             for head in self.network.heads
         ]
         return sum(losses[1:], start=losses[0]), state
+
+    def finite_outputs(
+        self,
+        parameters: Arrays,
+        state: Arrays,
+        key: jax.Array,
+        *inputs: jax.Array,
+    ) -> dict[str, jax.Array]:
+        """Whether each node's output in training mode is finite."""
+        values, _ = self._run(parameters, state, inputs, key)
+        return {node.name: jnp.isfinite(values[node.name]).all() for node in self.network.nodes}
 
     def scores(self, parameters: Arrays, state: Arrays, *inputs: jax.Array) -> jax.Array:
         """Scores in evaluation mode, (batch, …, classes). Nodes that only other heads need are
@@ -148,6 +155,13 @@ class JaxFunction:
             after.update((node.state[role], array) for role, array in context.new_state.items())
         return values, after
 
+    def _loss(self, head: Head, values: jax.Array, labels: jax.Array) -> jax.Array:
+        if head.loss == "detection":
+            return _detection_loss(values.astype(self.numerics.arrays), labels)
+        if head.loss == "cross_entropy":
+            return self._cross_entropy(values, labels)
+        return values.mean()
+
     def _cross_entropy(self, scores: jax.Array, labels: jax.Array) -> jax.Array:
         """The mean over all labels except padding."""
         full = scores.astype(self.numerics.arrays)
@@ -157,6 +171,21 @@ class JaxFunction:
             return losses.mean()
         counted = labels != PADDING
         return jnp.where(counted, losses, 0).sum() / counted.sum()
+
+
+def _detection_loss(values: jax.Array, labels: jax.Array) -> jax.Array:
+    """The mean over the batch of the loss of coverage and boxes, of `values` (batch, cells, classes
+    + 4) and labels as in `detection/labels.py`."""
+    batch, cells, columns = values.shape
+    classes, own = columns - 4, labels[:, :cells]
+    kinds, offsets = own[..., 0], own[..., 2:].astype(values.dtype) / UNITS
+    target = (kinds[..., None] == jnp.arange(classes)).astype(values.dtype)
+    coverage = ((values[..., :classes] - target) ** 2).sum() / 2
+    sides = jnp.maximum(offsets[..., 2:] - offsets[..., :2], 1 / UNITS)
+    distances = abs(values[..., classes:] - offsets) / jnp.concatenate([sides, sides], axis=-1)
+    weights = jnp.where(kinds >= 0, 1 / jnp.maximum(own[..., 1], 1).astype(values.dtype), 0)
+    boxes = (distances.sum(axis=-1) * weights).sum()
+    return (coverage + BOX_WEIGHT * boxes) / batch
 
 
 def _is_opaque(node: Node) -> bool:

@@ -1,8 +1,8 @@
 """The optimizers of JAX programs, with the update rules of pytorch/optimizers.py.
 
-An optimizer is an initial state and a
-pure function; XLA fuses the update of each array into one pass. (optax is not used: its RMSprop and
-its decay differ from PyTorch's by default.)
+An optimizer is an initial state and a pure function of it and of the learning rate, an array, so
+that another rate compiles nothing; XLA fuses the update of each array into one pass. (optax is not
+used: its RMSprop and its decay differ from PyTorch's by default.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cubemesh.schema.work import NetworkWork, Training
 
 Arrays = dict[str, jax.Array]
 State = dict[str, Any]
-Update = Callable[[Arrays, State, Arrays], tuple[Arrays, State]]
+Update = Callable[[Arrays, State, Arrays, jax.Array], tuple[Arrays, State]]
 
 _RMSPROP_DECAY = 0.99
 _ADAM_BETAS = (0.9, 0.999)
@@ -34,7 +34,7 @@ class JaxOptimizer:
     start: Callable[[Arrays], State]
     """Parameters → initial state."""
     update: Update
-    """(gradients, state, parameters) → (parameters, state)."""
+    """(gradients, state, parameters, learning rate) → (parameters, state)."""
 
 
 def make_optimizer(work: NetworkWork) -> JaxOptimizer | None:
@@ -45,12 +45,14 @@ def make_optimizer(work: NetworkWork) -> JaxOptimizer | None:
 
 
 def _sgd(work: Training) -> JaxOptimizer:
-    rate, momentum = work.learning_rate, work.momentum
+    momentum = work.momentum
 
     def start(weights: Arrays) -> State:
         return {"velocity": _zeros(weights)} if momentum else {}
 
-    def update(gradients: Arrays, state: State, weights: Arrays) -> tuple[Arrays, State]:
+    def update(
+        gradients: Arrays, state: State, weights: Arrays, rate: jax.Array
+    ) -> tuple[Arrays, State]:
         velocity = _decayed(gradients, weights, work.weight_decay)
         if momentum:
             velocity = jax.tree.map(lambda v, g: momentum * v + g, state["velocity"], velocity)
@@ -61,12 +63,14 @@ def _sgd(work: Training) -> JaxOptimizer:
 
 
 def _rmsprop(work: Training) -> JaxOptimizer:
-    rate, keep = work.learning_rate, _RMSPROP_DECAY
+    keep = _RMSPROP_DECAY
 
     def start(weights: Arrays) -> State:
         return {"square": _zeros(weights)}
 
-    def update(gradients: Arrays, state: State, weights: Arrays) -> tuple[Arrays, State]:
+    def update(
+        gradients: Arrays, state: State, weights: Arrays, rate: jax.Array
+    ) -> tuple[Arrays, State]:
         gradients = _decayed(gradients, weights, work.weight_decay)
         square = jax.tree.map(
             lambda s, g: keep * s + (1 - keep) * g * g, state["square"], gradients
@@ -80,12 +84,14 @@ def _rmsprop(work: Training) -> JaxOptimizer:
 
 
 def _adam(work: Training, decoupled: bool = False) -> JaxOptimizer:
-    rate, (beta1, beta2) = work.learning_rate, _ADAM_BETAS
+    beta1, beta2 = _ADAM_BETAS
 
     def start(weights: Arrays) -> State:
         return {"mean": _zeros(weights), "square": _zeros(weights), "steps": jnp.int32(0)}
 
-    def update(gradients: Arrays, state: State, weights: Arrays) -> tuple[Arrays, State]:
+    def update(
+        gradients: Arrays, state: State, weights: Arrays, rate: jax.Array
+    ) -> tuple[Arrays, State]:
         if decoupled:
             weights = {name: w * (1 - rate * work.weight_decay) for name, w in weights.items()}
         else:

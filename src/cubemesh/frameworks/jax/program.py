@@ -1,6 +1,8 @@
 """A training step in JAX: a compiled, pure function whose arrays are donated:
 
-    (carry, inputs, labels) ──▶ (carry, loss)        carry = weights, state, optimizer, random key
+    (carry, learning rate, inputs, labels) ──▶ (carry, loss)
+
+    carry = weights, state, optimizer, random key, loss scale
 
 The carry is donated: new arrays overwrite the old ones. The first step at a batch size compiles.
 Dispatch is asynchronous: a step returns at once, and `synchronize` waits for the last outputs.
@@ -18,19 +20,30 @@ import numpy as np
 from cubemesh.batches import Array, Batch
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.contract.gradient_sync import Bucket
-from cubemesh.frameworks.contract.program import BuildRequest, monotonic_s
+from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, monotonic_s
+from cubemesh.frameworks.contract.snapshot import (
+    GENERATOR,
+    generator_states,
+    optimizer_arrays,
+    optimizer_slots,
+)
 from cubemesh.frameworks.contract.validation import check_weights
+from cubemesh.frameworks.contract.weight_inspection import fingerprint, first_nonfinite
 from cubemesh.frameworks.jax.loss_scaling import JaxLossScaling, make_scaling
 from cubemesh.frameworks.jax.network import JaxFunction
 from cubemesh.frameworks.jax.optimizers import JaxOptimizer, make_optimizer
 from cubemesh.frameworks.jax.runtime import NUMERICS, JaxNumerics, is_out_of_memory, prepare
 from cubemesh.frameworks.jax.sharding import DeviceSharding, devices_of
 from cubemesh.networks.precision import layer_precisions
-from cubemesh.schema.work import Infer, InferLoad
+from cubemesh.schema.work import Infer, InferLoad, Training
 
 Placed = tuple[jax.Array, ...]
 """Images or other inputs of the network, then labels, on the device."""
 
+_GENERATOR = "rbg"
+"""XLA's own generator (Philox): the default one takes longer to compile than a network."""
+_KEY = "jax"
+"""Name of its state in a snapshot."""
 _ALIGNMENT_BYTES = 64
 """Alignment of an array that XLA's CPU client uses without a copy
 (xla/cpu_function_runtime.h, MinAlign)."""
@@ -81,10 +94,12 @@ class JaxProgram:
         self._scaling = make_scaling(request.program)
         self._seed = request.work.seed
         self._optimizer = make_optimizer(request.work)
+        self._work = request.work
         infers = isinstance(request.work, Infer | InferLoad)
         self._narrow = self._function.product_types() if infers else {}
         """Weights that are held in the type of products, as no optimizer updates them."""
         self._carry: Carry | None = None
+        self._rate: Any = None
         self._loss: Any = float("nan")
         self._last_scores: Any = None
         step = make_step(self._function, self._optimizer, self._scaling)
@@ -131,7 +146,7 @@ class JaxProgram:
 
     def train_step(self, placed: Placed) -> None:
         """Queue forward, backward and update."""
-        self._carry, self._loss = self._step(self._carry, *placed)
+        self._carry, self._loss = self._step(self._carry, self._rate, *placed)
 
     def forward(self, placed: Placed) -> None:
         """Queue the forward pass and the loss."""
@@ -199,6 +214,13 @@ class JaxProgram:
         self._carry = jax.block_until_ready(
             self._begin(jax.device_put(own, self._layout.everywhere))
         )
+        if isinstance(self._work, Training):
+            self.set_learning_rate(self._work.learning_rate)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See `SupportsLearningRate`."""
+        array = np.asarray(rate, self._numerics.arrays)
+        self._rate = jax.device_put(array, self._layout.everywhere)
 
     def _make_carry(self, arrays: dict[str, jax.Array]) -> Carry:
         """The first carry. Its arrays are copies, so that they may be donated."""
@@ -215,8 +237,7 @@ class JaxProgram:
             parameters=parameters,
             state={name: turned[name] for name in network.state},
             optimizer=self._optimizer.start(parameters) if self._optimizer else {},
-            # XLA's own generator (Philox): the default one takes longer to compile than a network.
-            key=jax.random.key(self._seed, impl="rbg"),
+            key=jax.random.key(self._seed, impl=_GENERATOR),
             scaling=self._scaling.start() if self._scaling else {},
         )
 
@@ -230,6 +251,63 @@ class JaxProgram:
             name: np.array(self._function.to_graph(name, np.asarray(arrays[name])), order="C")
             for name in (*network.parameters, *network.state)
         }
+
+    def snapshot(self) -> Snapshot:
+        """See `SupportsSnapshots`."""
+        carry = self._loaded()
+        slots, counts = _slots_and_counts(carry.optimizer)
+        # Copied on the device first, as in `state`.
+        copied, key = jax.tree.map(jnp.copy, (slots, jax.random.key_data(carry.key)))
+        on_host = {
+            slot: {n: self._function.to_graph(n, np.asarray(a)) for n, a in arrays.items()}
+            for slot, arrays in copied.items()
+        }
+        arrays = {**optimizer_arrays(on_host), GENERATOR + _KEY: np.asarray(key)}
+        return Snapshot(
+            weights=self.state(),
+            arrays={name: np.array(array, order="C") for name, array in arrays.items()},
+            plain={"counts": _items(counts), "scaling": _items(carry.scaling)},
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """See `SupportsSnapshots`."""
+        self.load(snapshot.weights)
+        carry = self._loaded()
+        slots, counts = _slots_and_counts(carry.optimizer)
+        found = optimizer_slots(snapshot.arrays, carry.parameters, slots)
+        turned = {
+            slot: {n: self._function.to_program(n, array) for n, array in arrays.items()}
+            for slot, arrays in found.items()
+        }
+        plain = snapshot.plain
+        read = {
+            "slots": turned,
+            "counts": {n: np.asarray(plain["counts"][n], a.dtype) for n, a in counts.items()},
+            "scaling": {
+                n: np.asarray(plain["scaling"][n], a.dtype) for n, a in carry.scaling.items()
+            },
+            "key": generator_states(snapshot.arrays, (_KEY,), self.device)[_KEY],
+        }
+        # Copies: an array that is shared with NumPy cannot be donated.
+        placed = jax.tree.map(jnp.copy, jax.device_put(read, self._layout.everywhere))
+        self._carry = carry._replace(
+            optimizer={**placed["slots"], **placed["counts"]},
+            scaling=placed["scaling"],
+            key=jax.random.wrap_key_data(placed["key"], impl=_GENERATOR),
+        )
+
+    def fingerprint(self) -> int:
+        """See `SupportsWeightInspection`."""
+        weights = self.state()
+        return fingerprint({name: weights[name] for name in self._function.network.parameters})
+
+    def first_nonfinite(self, placed: Placed) -> str:
+        """See `SupportsWeightInspection`."""
+        carry = self._loaded()
+        check = jax.jit(self._function.finite_outputs)
+        finite = check(carry.parameters, carry.state, carry.key, *placed[:-1])
+        outputs = {name: bool(value) for name, value in finite.items()}
+        return first_nonfinite(self._function.network, self.state(), outputs)
 
     def _loaded(self) -> Carry:
         if self._carry is None:
@@ -257,10 +335,10 @@ class JaxProgram:
 def make_step(
     function: JaxFunction, optimizer: JaxOptimizer | None, scaling: JaxLossScaling | None = None
 ) -> Any:
-    """The training step: (carry, each input, labels) → (carry, loss)."""
+    """The training step: (carry, learning rate, each input, labels) → (carry, loss)."""
     scaled_loss = _make_scaled_loss(function, scaling)
 
-    def step(carry: Carry, *placed: jax.Array) -> tuple[Carry, jax.Array]:
+    def step(carry: Carry, rate: jax.Array, *placed: jax.Array) -> tuple[Carry, jax.Array]:
         if optimizer is None:
             raise UsageError("a program built for forward work has no optimizer to train with.")
         key, own_key = jax.random.split(carry.key)
@@ -270,10 +348,10 @@ def make_step(
         )
         gradients = _exact(gradients)
         if scaling is None:
-            parameters, slots = optimizer.update(gradients, carry.optimizer, carry.parameters)
+            parameters, slots = optimizer.update(gradients, carry.optimizer, carry.parameters, rate)
             return Carry(parameters, state, slots, key, carry.scaling), loss
         gradients = jax.tree.map(lambda g: g / scale, gradients)
-        updated = optimizer.update(gradients, carry.optimizer, carry.parameters)
+        updated = optimizer.update(gradients, carry.optimizer, carry.parameters, rate)
         before = carry.parameters, carry.optimizer
         (parameters, slots), scaled = scaling.apply_or_skip(
             carry.scaling, gradients, updated, before
@@ -301,6 +379,17 @@ def _exact(gradients: dict[str, jax.Array]) -> dict[str, jax.Array]:
     0.11 on an H200)."""
     is_exact = any(array.dtype == jnp.float64 for array in gradients.values())
     return jax.lax.optimization_barrier(gradients) if is_exact else gradients
+
+
+def _slots_and_counts(optimizer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The state of an optimizer: arrays by slot and parameter, and scalars by name."""
+    slots = {name: value for name, value in optimizer.items() if isinstance(value, dict)}
+    return slots, {name: value for name, value in optimizer.items() if name not in slots}
+
+
+def _items(scalars: Mapping[str, jax.Array]) -> dict[str, Any]:
+    """Scalars as plain data; every float32 is a float."""
+    return {name: np.asarray(jnp.copy(value)).item() for name, value in scalars.items()}
 
 
 def _layer_numerics(request: BuildRequest) -> dict[str, tuple[JaxNumerics, JaxNumerics]]:

@@ -1,9 +1,5 @@
-"""Keras 3 on TensorFlow: the network as a functional model, trained by `train_on_batch`."""
+"""Keras 3: the network as a functional model, trained by `train_on_batch`.
 
-from __future__ import annotations
-
-from cubemesh.frameworks.keras.program import build, capabilities, preload
-from cubemesh.frameworks.tensorflow.ceiling import build_ceiling
-from cubemesh.frameworks.tensorflow.runtime import is_out_of_memory
-
-__all__ = ["build", "build_ceiling", "capabilities", "is_out_of_memory", "preload"]
+`on_tensorflow.py`, `on_jax.py` and `on_torch.py` are the frameworks, one a backend; `program.py` is
+what they share. A process has one backend (backend.py), so a run imports one of them.
+"""

@@ -2,21 +2,22 @@
 
 A lowering takes the layer's settings, its context (`KerasContext`) and its inputs, and returns the
 result in Keras's functional API. Images are (batch, height, width, channels), as TensorFlow's CPU
-kernels need them. Where Keras has no equivalent layer, `keras.ops` are used.
+kernels need them, and as Keras has them by default. Where Keras has no equivalent layer,
+`keras.ops` are used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from cubemesh.frameworks.pooling import far_padding, window_shares
-from cubemesh.frameworks.tensorflow.lowerings import pads_as_same
+from cubemesh.frameworks.pooling import far_padding, pads_as_same, window_shares
 from cubemesh.networks import layers
 
 
@@ -42,11 +43,11 @@ class UnbiasedBatchNorm(keras.layers.Layer):  # type: ignore[misc]
         self.epsilon, self.momentum = epsilon, momentum
 
     def build(self, shape: Any) -> None:
-        """Four arrays of one value per channel."""
-        self.gamma = self.add_weight(shape=shape[-1:], initializer="ones")
-        self.beta = self.add_weight(shape=shape[-1:], initializer="zeros")
-        self.mean = self.add_weight(shape=shape[-1:], initializer="zeros", trainable=False)
-        self.variance = self.add_weight(shape=shape[-1:], initializer="ones", trainable=False)
+        """Four arrays of one value per channel, read in their own type."""
+        add = partial(self.add_weight, shape=shape[-1:], autocast=False)
+        self.gamma, self.beta = add(initializer="ones"), add(initializer="zeros")
+        self.mean = add(initializer="zeros", trainable=False)
+        self.variance = add(initializer="ones", trainable=False)
 
     def call(self, x: Any, training: bool = False) -> Any:
         """Unchanged in shape."""
@@ -186,12 +187,24 @@ class TorchRules(keras.optimizers.Optimizer):  # type: ignore[misc]
         if self.built:
             return
         super().build(variables)
-        slots = {"sgd": ["velocity"], "rmsprop": ["square"], "adam": ["mean", "square"]}[self.rule]
-        self.slots = [self.add_optimizer_variables(variables, [name])[0] for name in slots]
+        names = {"sgd": ["velocity"], "rmsprop": ["square"], "adam": ["mean", "square"]}[self.rule]
+        self.slots = {name: self.add_optimizer_variables(variables, [name])[0] for name in names}
+
+    def updates(self) -> int:
+        """Updates so far."""
+        return int(ops.convert_to_numpy(self.iterations.value))
+
+    def continue_after(self, updates: int) -> None:
+        """Count from so many updates."""
+        self.iterations.assign(updates)
+
+    def set_rate(self, rate: float) -> None:
+        """Change the learning rate."""
+        self.learning_rate = rate
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update one weight."""
-        slots = [arrays[self._get_variable_index(variable)] for arrays in self.slots]
+        slots = [arrays[self._get_variable_index(variable)] for arrays in self.slots.values()]
         rate = ops.cast(learning_rate, variable.dtype)
         gradient = ops.cast(gradient, variable.dtype)
         if self.decay:
@@ -206,7 +219,7 @@ class TorchRules(keras.optimizers.Optimizer):  # type: ignore[misc]
             self.assign_sub(variable, rate * gradient / (ops.sqrt(square) + 1e-8))
         else:
             mean, square = slots
-            t = ops.cast(self.iterations + 1, "float64")
+            t = ops.cast(self.iterations + 1, variable.dtype)
             c1, c2 = (ops.cast(-ops.expm1(t * np.log(b)), variable.dtype) for b in (0.9, 0.999))
             self.assign(mean, 0.9 * mean + 0.1 * gradient)
             self.assign(square, 0.999 * square + 0.001 * ops.square(gradient))

@@ -1,36 +1,49 @@
-"""A training step in Keras: `model.train_on_batch` of a functional model on TensorFlow.
+"""A training step in Keras: `model.train_on_batch` of a functional model, on any backend.
 
-The model is compiled with an optimizer and a weighted loss for each head. Keras traces the step
-into a `tf.function` at the first batch.
+The model is compiled with an optimizer and a weighted loss for each head. What depends on the
+backend (arrays, devices, passes without an update) is in `on_tensorflow.py`, `on_jax.py` and
+`on_torch.py`, which select the backend and then import this file.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import os
-from collections.abc import Mapping
-from typing import Any
-
-os.environ["KERAS_BACKEND"] = "tensorflow"
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
-import tensorflow as tf
+from keras import ops
 
 from cubemesh.batches import Array, Batch
-from cubemesh.frameworks.contract.program import BuildRequest, Capabilities, Unsupported
-from cubemesh.frameworks.contract.validation import check_weights
-from cubemesh.frameworks.keras import own
+from cubemesh.errors import UsageError
+from cubemesh.frameworks.contract.gradient_sync import Bucket
+from cubemesh.frameworks.contract.program import (
+    BuildRequest,
+    Capabilities,
+    Snapshot,
+    Unsupported,
+    monotonic_s,
+)
+from cubemesh.frameworks.contract.snapshot import (
+    GENERATOR,
+    generator_states,
+    optimizer_arrays,
+    optimizer_slots,
+)
+from cubemesh.frameworks.contract.validation import check_network, check_weights
+from cubemesh.frameworks.contract.weight_inspection import fingerprint, first_nonfinite
+from cubemesh.frameworks.keras.backend import computes_float64
 from cubemesh.frameworks.keras.layers import LOWERINGS, KerasContext, TorchRules
-from cubemesh.frameworks.tensorflow import runtime
-from cubemesh.frameworks.tensorflow.network import check_network
-from cubemesh.frameworks.tensorflow.program import CpuProgram
-from cubemesh.networks.graph import Network
+from cubemesh.networks.graph import Network, Node
 from cubemesh.networks.layers import Convolution, Linear
-from cubemesh.networks.opaque import Opaque
 from cubemesh.schema.work import Training
 
-POLICIES = {"fp64": "float64", "fp32": "float32", "bf16": "mixed_bfloat16"}
+POLICIES = {
+    "fp64": "float64",
+    "fp32": "float32",
+    "tf32": "float32",
+    "bf16": "mixed_bfloat16",
+}
 """Precision → Keras's name of its policy: the types of arrays and of computation."""
 
 _TRANSPOSED: dict[type, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -40,41 +53,86 @@ _TRANSPOSED: dict[type, tuple[tuple[int, ...], tuple[int, ...]]] = {
 """Layer → axes of its weight from the graph's layout to Keras's, and back."""
 
 
-def capabilities() -> Capabilities:
-    """What Keras can do here: CNNs, on the CPU."""
-    able = runtime.capabilities()
-    return dataclasses.replace(
-        able,
-        works=able.works - {"infer_load"},
-        precisions={"cpu": frozenset(POLICIES)},
-        sync_features=frozenset(),
+def keras_capabilities(backend: Capabilities) -> Capabilities:
+    """What Keras can do here on a backend that can do `backend`: CNNs, on one device."""
+    float64 = computes_float64(keras.backend.backend())
+    unavailable = frozenset() if float64 else frozenset({"fp64"})
+    return Capabilities(
+        works=frozenset(
+            {"train_steps", "forward", "forward_backward", "train", "infer", "input", "ceiling"}
+        ),
+        devices=backend.devices,
+        precisions={
+            kind: (precisions & frozenset(POLICIES)) - unavailable
+            for kind, precisions in backend.precisions.items()
+        },
+        layouts=frozenset({"nhwc"}),
+        optimizers=frozenset({"sgd", "rmsprop", "adam"}),
+        hint=backend.hint,
+        lacking=backend.lacking,
     )
 
 
-def preload() -> None:
-    """Nothing more: importing this module has imported Keras and TensorFlow whole."""
+class KerasProgram:
+    """A functional model on one device."""
 
+    framework: ClassVar[str]
+    """Its name in `FRAMEWORKS`."""
+    compiles: ClassVar[bool] = False
+    """Whether Keras compiles the step as a whole (`jit_compile`)."""
+    rules: ClassVar[type[TorchRules]] = TorchRules
+    """The optimizers."""
+    buckets: Sequence[Bucket] = ()
+    clock = staticmethod(monotonic_s)
 
-class KerasProgram(CpuProgram):
-    """A functional model on the CPU."""
+    _current: ClassVar[KerasProgram | None] = None
+    """The program that Keras's settings of the process are of."""
 
     def __init__(self, request: BuildRequest) -> None:
-        super().__init__(request)
-        _check_inputs(request.network)
-        check_network(request.network, {*LOWERINGS, Opaque}, "keras")
+        _check_inputs(request.network, self.framework)
+        check_network(request.network, {*LOWERINGS, *self._more_layers()}, self.framework)
+        self.device, self._work = request.device, request.work
+        self._precision = request.program.precision
         self._network = request.network
-        policy = keras.DTypePolicy(POLICIES[request.program.precision])
-        self._dtype = policy.variable_dtype
+        self._loaded = False
+        self._loss: Any = float("nan")
+        self._policy = keras.DTypePolicy(POLICIES[self._precision])
+        self._dtype = self._policy.variable_dtype
         self._variables: dict[str, Any] = {}
         self._transposed: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        # For the whole process: losses and the learning rate use it when they are built.
-        keras.config.set_floatx(self._dtype)
-        keras.config.set_dtype_policy(policy)
+        self._prepare(request)
+        self._use_settings()
         self.model, self._evaluated = self._models(request.network)
         self._weights = [h.weight for h in request.network.heads]
-        self._pass = tf.function(self._make_pass, autograph=False)
-        self._both = tf.function(self._make_both, autograph=False)
-        self._scores = tf.function(self._make_scores, autograph=False)
+
+    def _prepare(self, request: BuildRequest) -> None:
+        """Apply the backend's settings of the whole process, and choose the device."""
+        raise NotImplementedError
+
+    def _apply_precision(self) -> None:
+        """Apply settings of the process that another program with another precision changes."""
+        raise NotImplementedError
+
+    def _assign(self, variable: Any, array: Array) -> None:
+        """Copy `array` into a variable."""
+        variable.assign(array)
+
+    def _more_layers(self) -> frozenset[type]:
+        """Layer types that it runs besides `LOWERINGS`."""
+        return frozenset()
+
+    def _made(self, node: Node, context: KerasContext, *inputs: Any) -> Any:
+        """The value of a node, in Keras's functional API."""
+        return LOWERINGS[type(node.layer)](node.layer, context, *inputs)
+
+    def _use_settings(self) -> None:
+        """Settings of the process under which this program's step is traced and runs: losses and
+        the learning rate take their type from them when they are built."""
+        if KerasProgram._current is not self:
+            KerasProgram._current = self
+            keras.config.set_floatx(self._dtype)
+            keras.config.set_dtype_policy(self._policy)
+            self._apply_precision()
 
     def _models(self, network: Network) -> tuple[Any, Any]:
         """The model with every head, and that of the evaluated head; they share layers."""
@@ -84,134 +142,213 @@ class KerasProgram(CpuProgram):
         for i, node in enumerate(network.nodes):
             context = KerasContext(shape=node.shape, seed=self._work.seed + i, full=self._dtype)
             inputs = (values[name] for name in node.inputs)
-            if isinstance(node.layer, Opaque):
-                assert node.layer.own is not None, "a network made of a description"
-                values[node.name], variables = own.apply(node.layer.own, *inputs)
-                context.arrays.update(variables)
-            else:
-                values[node.name] = LOWERINGS[type(node.layer)](node.layer, context, *inputs)
+            values[node.name] = self._made(node, context, *inputs)
             for role, name in {**node.parameters, **node.state}.items():
                 if name in self._variables:
                     raise Unsupported(
-                        f"keras cannot share arrays, as {network.name} does '{name}'."
+                        f"{self.framework} cannot share arrays, as {network.name} does '{name}'."
                     )
                 self._variables[name] = context.arrays[role]
                 if role == "weight" and type(node.layer) in _TRANSPOSED:
                     self._transposed[name] = _TRANSPOSED[type(node.layer)]
+        self._outputs = {node.name: values[node.name] for node in network.nodes}
         heads = [values[head.value] for head in network.heads]
         return keras.Model(images, heads), keras.Model(images, values[network.output])
 
     def place(self, batch: Batch) -> tuple[Any, Any]:
-        """Copy to tensors of Keras's layout and type, which `tf.constant` owns."""
-        images = batch.images.transpose(0, 2, 3, 1).astype(self._dtype, copy=False)
-        return tf.constant(images), tf.constant(batch.labels)
+        """Copy to arrays of the backend on the device, in Keras's layout and type."""
+        raise NotImplementedError
 
     def train_step(self, placed: Any) -> None:
         """Forward, backward and update."""
         self._check_trains()
+        self._start()
         images, labels = placed
         logs = self.model.train_on_batch(images, [labels] * len(self._weights))
         self._loss = logs[0] if isinstance(logs, (list, tuple)) else logs
 
+    def _start(self) -> None:
+        """Before each pass."""
+        self._check_loaded()
+        self._use_settings()
+
     def forward(self, placed: Any) -> None:
         """The forward pass in training mode, and the loss."""
-        self._check_loaded()
-        self._loss = self._pass(*placed)
+        raise NotImplementedError
 
     def forward_backward(self, placed: Any) -> None:
         """Forward and backward pass in training mode; the gradients are dropped."""
-        self._check_loaded()
-        self._loss, _ = self._both(*placed)
-
-    def _make_both(self, images: Any, labels: Any) -> Any:
-        """The loss and the gradients, as the step of `fit` computes them."""
-        with tf.GradientTape() as tape:
-            loss = self._make_pass(images, labels)
-        return loss, tape.gradient(loss, self.model.trainable_weights)
+        raise NotImplementedError
 
     def infer(self, placed: Any) -> Any:
-        """See `SupportsInference`: the graph of `predict`, without its copies to the host."""
-        self._check_loaded()
-        return self._scores(placed[0])
-
-    def _make_scores(self, images: Any) -> Any:
-        return self._evaluated(images, training=False)
+        """See `SupportsInference`: the scores of `predict`, without its copies to the host."""
+        raise NotImplementedError
 
     def fetch(self, scores: Any) -> Array:
         """See `SupportsInference`."""
-        found: Array = np.asarray(scores)
-        return found.astype(self._dtype)
+        return self._on_host(scores).astype(self._dtype)
 
-    def _make_pass(self, images: Any, labels: Any) -> Any:
-        """The forward pass and loss of `fit`; Keras has no method for it alone."""
-        values = self.model(images, training=True)
+    def _on_host(self, array: Any) -> Array:
+        """An array of the backend as one of NumPy; waits for it."""
+        raise NotImplementedError
+
+    def _mean_loss(self, values: Any, labels: Any) -> Any:
+        """The loss of `fit` from the value of each head; Keras has no method for it alone."""
         values = values if isinstance(values, (list, tuple)) else [values]  # of one head: itself
         return sum(
-            weight * keras.ops.mean(_cross_entropy(labels, value))
+            weight * ops.mean(_cross_entropy(labels, value))
             for weight, value in zip(self._weights, values, strict=True)
         )
 
     def evaluate(self, placed: Any) -> Array:
         """Scores (batch, classes) in float32, or float64 where the program computes in it."""
-        self._check_loaded()
-        scores: Array = np.asarray(self._evaluated.predict_on_batch(placed[0]))
-        return scores.astype(self._dtype)
+        return self.fetch(self.infer(placed))
+
+    def loss(self) -> float:
+        """The last step's loss; NaN before the first."""
+        return float(self._loss)
+
+    def synchronize(self) -> None:
+        """Wait until everything queued is done."""
+        raise NotImplementedError
+
+    def peak_memory_bytes(self) -> int | None:
+        """See `Program.peak_memory_bytes`."""
+        raise NotImplementedError
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Copy `weights` into Keras's variables, and reset the optimizer."""
         check_weights(weights, self._network)
+        self._use_settings()
         for name, variable in self._variables.items():
-            array = weights[name]
-            if name in self._transposed:
-                array = array.transpose(self._transposed[name][0])
-            variable.assign(tf.constant(array.astype(self._dtype)))
+            array = self._to_keras(name, weights[name])
+            self._assign(variable, array.astype(self._dtype, order="C"))
         work = self._work
         if isinstance(work, Training):
             rates = (work.learning_rate, work.momentum, work.weight_decay)
             self.model.compile(
-                optimizer=TorchRules(work.optimizer, *rates),
+                optimizer=self.rules(work.optimizer, *rates),
                 loss=[_cross_entropy] * len(self._weights),
                 loss_weights=self._weights,
-                jit_compile=False,
+                jit_compile=self.compiles,
             )
         self._loaded = True
 
     def state(self) -> dict[str, Array]:
         """A copy of every array on the host, in float32, or float64 for programs in fp64."""
         self._check_loaded()
-        found = {}
-        for name in (*self._network.parameters, *self._network.state):
-            array = self._variables[name].value.numpy()
-            if name in self._transposed:
-                array = array.transpose(self._transposed[name][1])
-            found[name] = np.array(array, order="C")
-        return found
+        names = (*self._network.parameters, *self._network.state)
+        return {name: self._to_graph(name, self._variables[name]) for name in names}
+
+    def _check_loaded(self) -> None:
+        if not self._loaded:
+            raise UsageError("the program holds no weights yet: call load() first.")
+
+    def _check_trains(self) -> None:
+        if not isinstance(self._work, Training):
+            raise UsageError("a program built for forward work has no optimizer to train with.")
+
+    def _to_keras(self, name: str, array: Array) -> Array:
+        """An array of a variable's shape from the graph's layout to Keras's."""
+        return array.transpose(self._transposed[name][0]) if name in self._transposed else array
+
+    def _to_graph(self, name: str, variable: Any) -> Array:
+        """A copy on the host of a variable of that shape, in the graph's layout."""
+        array = self._on_host(variable.value)
+        if name in self._transposed:
+            array = array.transpose(self._transposed[name][1])
+        return np.array(array, order="C")
+
+    def _slots(self) -> dict[str, dict[str, Any]]:
+        """The optimizer's variables by slot and parameter; they are made at the first step, or
+        here."""
+        optimizer, weights = self.model.optimizer, self.model.trainable_variables
+        optimizer.build(weights)
+        places = {id(variable): place for place, variable in enumerate(weights)}
+        return {
+            slot: {
+                name: variables[places[id(self._variables[name])]]
+                for name in self._network.parameters
+            }
+            for slot, variables in optimizer.slots.items()
+        }
+
+    def _generators(self) -> dict[str, Any]:
+        """The variables of random generators, which are integers, by their places."""
+        is_float, variables = keras.backend.is_float_dtype, self.model.non_trainable_variables
+        found = (variable for variable in variables if not is_float(variable.dtype))
+        return {f"keras.{place}": variable for place, variable in enumerate(found)}
+
+    def snapshot(self) -> Snapshot:
+        """See `SupportsSnapshots`."""
+        self._check_trains()
+        weights = self.state()
+        slots = {
+            slot: {name: self._to_graph(name, variable) for name, variable in variables.items()}
+            for slot, variables in self._slots().items()
+        }
+        states = {
+            GENERATOR + name: np.array(ops.convert_to_numpy(variable.value))
+            for name, variable in self._generators().items()
+        }
+        return Snapshot(
+            weights=weights,
+            arrays={**optimizer_arrays(slots), **states},
+            plain={"updates": self.model.optimizer.updates()},
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """See `SupportsSnapshots`."""
+        self.load(snapshot.weights)
+        self._check_trains()
+        slots, generators = self._slots(), self._generators()
+        found = optimizer_slots(snapshot.arrays, self._network.parameters, slots)
+        for slot, variables in slots.items():
+            for name, variable in variables.items():
+                array = self._to_keras(name, found[slot][name])
+                self._assign(variable, array.astype(self._dtype, order="C"))
+        states = generator_states(snapshot.arrays, generators, self.device)
+        for name, variable in generators.items():
+            self._assign(variable, states[name])
+        self.model.optimizer.continue_after(snapshot.plain["updates"])
+
+    def fingerprint(self) -> int:
+        """See `SupportsWeightInspection`."""
+        weights = self.state()
+        return fingerprint({name: weights[name] for name in self._network.parameters})
+
+    def first_nonfinite(self, placed: Any) -> str:
+        """See `SupportsWeightInspection`."""
+        self._start()
+        weights = self.state()  # before statistics are updated
+        found = keras.Model(self.model.inputs, self._outputs)(placed[0], training=True)
+        outputs = {name: bool(np.isfinite(self._on_host(v)).all()) for name, v in found.items()}
+        return first_nonfinite(self._network, weights, outputs)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See `SupportsLearningRate`."""
+        self.model.optimizer.set_rate(rate)
 
     def close(self) -> None:
         """Drop the models and their arrays."""
-        del self.model, self._evaluated, self._variables
-        del self._pass, self._both, self._scores
+        if KerasProgram._current is self:
+            KerasProgram._current = None
+        del self.model, self._evaluated, self._variables, self._outputs
         self._loss = float("nan")
 
 
-def _check_inputs(network: Network) -> None:
+def _check_inputs(network: Network, framework: str) -> None:
     """Unsupported for a network whose inputs are not images and labels."""
     fed = (*network.inputs, *network.targets)
     if len(fed) != 2 or network.inputs[0].dtype != "float":
         raise Unsupported(
-            f"keras supports images and labels as input; {network.name} takes "
+            f"{framework} supports images and labels as input; {network.name} takes "
             f"{', '.join(i.name for i in fed)}."
         )
 
 
 def _cross_entropy(labels: Any, scores: Any) -> Any:
     """Of each sample; in float64 or float32."""
-    full = tf.cast(scores, tf.float64 if scores.dtype == "float64" else tf.float32)
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=tf.reshape(tf.cast(labels, tf.int64), [-1]), logits=full
-    )
-
-
-def build(request: BuildRequest) -> KerasProgram:
-    """The program for `request`."""
-    return KerasProgram(request)
+    dtype = keras.backend.standardize_dtype(scores.dtype)
+    full = ops.cast(scores, dtype if dtype == "float64" else "float32")
+    return ops.sparse_categorical_crossentropy(ops.reshape(labels, (-1,)), full, from_logits=True)

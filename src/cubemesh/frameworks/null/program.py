@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubemesh.batches import Array, Batch
+from cubemesh.detection.labels import as_detected, grid_of
 from cubemesh.frameworks.ceiling_search import CONVOLUTION, convolution_flops, shape_words
 from cubemesh.frameworks.contract.gradient_sync import Bucket
 from cubemesh.frameworks.contract.program import (
@@ -154,16 +155,21 @@ class NullProgram:
         return self.evaluate(scores)
 
     def evaluate(self, placed: NDArray[np.int64]) -> Array:
-        """Scores that are correct for the scripted fraction of labels, over the whole evaluation;
-        takes no simulated time."""
+        """Scores that are correct for the scripted fraction of labels or of images with boxes, over
+        the whole evaluation; takes no simulated time."""
         if self._evaluated_after != self._steps:
             self._evaluated_after = self._steps
             self._evaluations += 1
             self._evaluated = 0
         fraction = self._script.accuracy_of(self._evaluations, self._epochs)
-        places = np.arange(self._evaluated, self._evaluated + placed.size).reshape(placed.shape)
-        self._evaluated += placed.size
+        whole = placed[:, 0, 0] if placed.ndim == 3 else placed  # of a grid of cells: an image
+        places = np.arange(self._evaluated, self._evaluated + whole.size).reshape(whole.shape)
+        self._evaluated += whole.size
         right = np.floor((places + 1) * fraction + 1e-9) > np.floor(places * fraction + 1e-9)
+        if placed.ndim == 3:
+            grid = grid_of(self._network)
+            found = np.stack([as_detected(grid, labels) for labels in placed])
+            return np.where(right[:, None, None], found, np.float32(0))
         classes = self._network.targets[0].classes or 1
         chosen = np.where(right, placed, (placed + 1) % classes)
         scores = np.zeros((*placed.shape, classes), np.float32)

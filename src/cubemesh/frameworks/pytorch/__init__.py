@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from cubemesh.frameworks.contract.gradient_sync import (
-    GradientSync,
     ModelParallelSync,
     PipelineSync,
-    ShardedSync,
-    TensorParallelSync,
     WeightServerSync,
 )
 from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
@@ -17,6 +14,7 @@ from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
 from cubemesh.frameworks.pytorch.distributed.model_parallel import ModelParallelProgram
 from cubemesh.frameworks.pytorch.distributed.pipeline import PipelineProgram
+from cubemesh.frameworks.pytorch.factory import divided_program
 from cubemesh.frameworks.pytorch.links import measure_links
 from cubemesh.frameworks.pytorch.own_step import build_own_step
 from cubemesh.frameworks.pytorch.program import PyTorchProgram
@@ -70,33 +68,4 @@ def build(request: BuildRequest) -> PyTorchProgram:
     if isinstance(sync, ModelParallelSync) and sync.group.size > 1:
         pipelined = isinstance(sync, PipelineSync)
         return (PipelineProgram if pipelined else ModelParallelProgram)(request, sync)
-    if isinstance(sync, TensorParallelSync) and sync.group.size > 1:
-        # DTensor is imported here: its import takes half a second of every other run.
-        try:
-            from cubemesh.frameworks.pytorch.distributed.tensor_parallel import (
-                TensorParallelProgram,
-            )
-        except ImportError as error:
-            raise _needs_later(sync, "2.7", error) from error
-        return TensorParallelProgram(request, sync)
-    if isinstance(sync, ShardedSync) and sync.group.size > 1:
-        if as_it_is and sync.zero_stage > 1:
-            raise Unsupported(
-                f"sync={request.sync.name}: {request.network.name} runs as it is, as one layer "
-                "whose weights cannot be gathered part by part. Set sync=all-reduce or "
-                "sharded-optimizer."
-            )
-        # PyTorch's sharding is imported where it is used: it takes as long as PyTorch itself.
-        try:
-            from cubemesh.frameworks.pytorch.distributed.fully_sharded import sharded_program
-        except ImportError as error:
-            raise _needs_later(sync, "2.6", error) from error
-        return sharded_program(request, sync)
-    return PyTorchProgram(request)
-
-
-def _needs_later(sync: GradientSync, version: str, error: ImportError) -> Unsupported:
-    return Unsupported(
-        f"sync={sync.name} needs PyTorch {version} or later ({error}). Upgrade it, or set "
-        "sync=all-reduce."
-    )
+    return divided_program(request) or PyTorchProgram(request)

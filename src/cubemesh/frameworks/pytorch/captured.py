@@ -33,7 +33,7 @@ from cubemesh.frameworks.pytorch import runtime
 from cubemesh.frameworks.pytorch.captured_pass import CapturedPass
 from cubemesh.frameworks.pytorch.ceiling import build_ceiling
 from cubemesh.frameworks.pytorch.compiled import (
-    SYNC_FEATURES,
+    REPLICA_SYNC_FEATURES,
     cache_in_use,
     compiler_for,
     compiler_processes,
@@ -400,7 +400,7 @@ def capabilities() -> Capabilities:
         able,
         works=able.works - {"first_steps", "infer_load", "infer_precision", "own_step"},
         layer_precisions={k: own & {"bf16", "fp8"} for k, own in able.layer_precisions.items()},
-        sync_features=SYNC_FEATURES,
+        sync_features=REPLICA_SYNC_FEATURES,
         batch_norms=frozenset({"device"}),
         deterministic=False,
         checkpoints_activations=False,

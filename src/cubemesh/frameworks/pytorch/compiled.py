@@ -36,6 +36,7 @@ from cubemesh.frameworks.pytorch.distributed.graph_partition import build_stages
 from cubemesh.frameworks.pytorch.distributed.group import join
 from cubemesh.frameworks.pytorch.distributed.launch import launch
 from cubemesh.frameworks.pytorch.experts import check_capture
+from cubemesh.frameworks.pytorch.factory import divided_program
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, layer_passes, total_loss
 from cubemesh.frameworks.pytorch.runtime import setup_process
@@ -57,8 +58,12 @@ __all__ = [
     "setup_process",
 ]
 
-SYNC_FEATURES: frozenset[SyncFeature] = frozenset({"all-reduce", "hooks", "cpu-server"})
-"""Synchronization outside the compiled step."""
+REPLICA_SYNC_FEATURES: frozenset[SyncFeature] = frozenset({"all-reduce", "hooks", "cpu-server"})
+"""Synchronization outside a step that is compiled, or captured, as a whole."""
+SYNC_FEATURES: frozenset[SyncFeature] = REPLICA_SYNC_FEATURES.union(
+    frozenset[SyncFeature]({"tensor-parallel", "context-parallel", "sharded"})
+)
+"""Synchronization outside, or between compiled functions."""
 BACKEND = "inductor"
 """Of torch.compile."""
 MAX_COMPILER_PROCESSES = 16
@@ -70,26 +75,68 @@ _VOLTA = (7, 0)
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
-class CompiledProgram(PyTorchProgram):
-    """The eager program, its forward pass, loss and backward pass compiled."""
+class CompilesStep(PyTorchProgram):
+    """A program whose step has compiled functions."""
 
     overwrites = False  # the compiler decides; a stage that mutates its input would copy it back
     profiles_layers = False  # a compiled kernel may compute several layers
 
+    def compile(self, placed: Placed) -> bool | None:
+        """Compile by one run without an update, on uninitialized weights; whether all of it came
+        from the cache. Call `load` after it."""
+        hits, misses = _cache_counts()
+        with compiler_processes(self._kind):
+            self._compile_by_running(placed)
+            self.synchronize()
+        self._loss = torch.full((), float("nan"))
+        torch.manual_seed(self._seed)  # so that dropout draws the same numbers
+        now_hits, now_misses = _cache_counts()
+        if (now_hits, now_misses) == (hits, misses):
+            return None
+        return now_misses == misses
+
+    def _compile_by_running(self, placed: Placed) -> None:
+        """Run once. Ranks that communicate in it do not repeat it alone."""
+        self._run_once(placed)
+
+    def _run_once(self, placed: Placed) -> None:
+        """A forward pass and, if the work has one, a backward pass."""
+        if isinstance(self._work, ForwardBackward):
+            self.forward_backward(placed)
+            return
+        if self._optimizer is None:
+            self.forward(placed)
+            return
+        if self._gradients is not None:
+            self._gradients.paused = True  # these gradients are not synchronized
+        self._forward(self._split(placed)[0]).backward()  # type: ignore[no-untyped-call]
+        for parameter in self._built.parameters.values():
+            parameter.grad = None
+        if self._gradients is not None:
+            self._gradients.paused = False
+
+
+def prepare_to_compile(request: BuildRequest) -> None:
+    """Set up the compiler. Unsupported for precisions that it does not compute."""
+    set_up_compiler()
+    if request.program.precision_of:
+        if layer_passes(request):
+            raise Unsupported(
+                "pytorch-compiled has one precision for both passes of a layer, of 32 or 16 bits. "
+                "Leave fp64 and forward/backward out of precision_of, or set framework=pytorch."
+            )
+        _trace_backward_without_autocast()
+
+
+class CompiledProgram(CompilesStep):
+    """The eager program, its forward pass, loss and backward pass compiled."""
+
     def __init__(self, request: BuildRequest) -> None:
-        set_up_compiler()
-        if request.program.precision_of:
-            if layer_passes(request):
-                raise Unsupported(
-                    "pytorch-compiled has one precision for both passes of a layer, of 32 or 16 "
-                    "bits. Leave fp64 and forward/backward out of precision_of, or set "
-                    "framework=pytorch."
-                )
-            _trace_backward_without_autocast()
+        prepare_to_compile(request)
         if isinstance(request.work, Infer | InferLoad):
             check_capture(request)
         super().__init__(request)
-        compiled = _compiler(request.network)
+        compiled = compiler(request.network)
         self._frozen = compiled(self._built.evaluation.run, options={"freezing": True})
         """The evaluation, compiled at its first pass with the weights as constants."""
         self._captured = CapturedPass(self._scores, self.device) if self._kind == "cuda" else None
@@ -98,20 +145,13 @@ class CompiledProgram(PyTorchProgram):
         """The compiled function; `staged.code` is its Python."""
 
     def compile(self, placed: Placed) -> bool | None:
-        """Compile by one run without an update, on uninitialized weights; whether all of it came
-        from the cache. Call `load` after it."""
+        """See `CompilesStep`."""
         if isinstance(self._work, Infer | InferLoad):
             return None  # the first pass compiles, with the weights
-        hits, misses = _cache_counts()
-        with compiler_processes(self._kind):
-            run_with_cache_repair(lambda: self._run_once(placed), cache_in_use)
-            self.synchronize()
-        self._loss = torch.full((), float("nan"))
-        torch.manual_seed(self._seed)  # so that dropout draws the same numbers
-        now_hits, now_misses = _cache_counts()
-        if (now_hits, now_misses) == (hits, misses):
-            return None
-        return now_misses == misses
+        return super().compile(placed)
+
+    def _compile_by_running(self, placed: Placed) -> None:
+        run_with_cache_repair(lambda: self._run_once(placed), cache_in_use)
 
     def infer(self, placed: Placed) -> Tensor:
         """See `SupportsInference`. On a GPU the pass is one CUDA graph."""
@@ -128,21 +168,6 @@ class CompiledProgram(PyTorchProgram):
         if self._captured is not None:
             self._captured.reset()
 
-    def _run_once(self, placed: Placed) -> None:
-        """A forward pass and, if the work has one, a backward pass."""
-        if isinstance(self._work, ForwardBackward):
-            self.forward_backward(placed)
-            return
-        if self._optimizer is None:
-            self.forward(placed)
-            return
-        if self._gradients is not None:
-            self._gradients.paused = True  # these gradients are not synchronized
-        self._forward(self._split(placed)[0]).backward()  # type: ignore[no-untyped-call]
-        self._optimizer.zero_grad(set_to_none=True)
-        if self._gradients is not None:
-            self._gradients.paused = False
-
     def _forward(self, placed: Placed) -> Tensor:
         with self._autocast:
             return self.staged.run(*placed)
@@ -153,9 +178,9 @@ class CompiledProgram(PyTorchProgram):
         super().close()
 
 
-def build(request: BuildRequest) -> CompiledProgram:
+def build(request: BuildRequest) -> PyTorchProgram:
     """The program for `request`; its first step compiles, unless `compile` did."""
-    return CompiledProgram(request)
+    return divided_program(request, compiled=True) or CompiledProgram(request)
 
 
 def capabilities() -> Capabilities:
@@ -193,7 +218,7 @@ def compiler_for(device: str) -> tuple[Callable[..., Any] | None, str]:
     if _is_too_old(device):
         return None, ""
     missing = _missing_for(device)
-    return (None, missing) if missing else (_compiler(), "")
+    return (None, missing) if missing else (compiler(), "")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -215,7 +240,7 @@ def preload() -> None:
             importlib.import_module(f"torch._inductor.{name}")
 
 
-def _compiler(network: Network | None = None) -> Callable[..., Any]:
+def compiler(network: Network | None = None) -> Callable[..., Any]:
     """`torch.compile` for fixed shapes; a module that could not become a graph may have code that
     it cannot compile, which then runs as it is."""
     opaque = network is not None and any(isinstance(n.layer, Opaque) for n in network.nodes)

@@ -20,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from cubemesh.batches import PADDING, Array, Batch, EncodedBatch
+from cubemesh.detection.labels import BOX_WEIGHT, UNITS
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.contract.gradient_sync import (
     Bucket,
@@ -461,6 +462,8 @@ def total_loss(
 ) -> Tensor:
     """The sum over the heads of weight times mean loss of the batch, without padded positions; a
     scalar. `plain` converts a loss of divided scores."""
+    if heads[0].loss == "detection":
+        return detection_loss(scores[0], labels)
     labels = labels.flatten()
     losses = [
         plain(F.cross_entropy(values.flatten(0, -2), labels, ignore_index=PADDING))
@@ -473,10 +476,26 @@ def total_loss(
     return torch.stack([h.weight * x for h, x in zip(heads, losses, strict=True)]).sum()
 
 
+def detection_loss(values: Tensor, labels: Tensor) -> Tensor:
+    """The mean over the batch of the loss of coverage and boxes, of `values` (batch, cells, classes
+    + 4) and labels as in `detection/labels.py`; in fp32 at least."""
+    batch, cells, columns = values.shape
+    classes = columns - 4
+    values, own = values.to(torch.promote_types(values.dtype, torch.float32)), labels[:, :cells]
+    kinds, offsets = own[..., 0], own[..., 2:].to(values.dtype) / UNITS
+    target = kinds[..., None] == torch.arange(classes, device=values.device)
+    coverage = (values[..., :classes] - target.to(values.dtype)).square().sum() / 2
+    sides = (offsets[..., 2:] - offsets[..., :2]).clamp(min=1 / UNITS)
+    distances = (values[..., classes:] - offsets).abs() / torch.cat([sides, sides], dim=-1)
+    weights = (kinds >= 0) / own[..., 1].clamp(min=1).to(values.dtype)
+    boxes = (distances.sum(dim=-1) * weights).sum()
+    return (coverage + BOX_WEIGHT * boxes) / batch
+
+
 def micro_batch_weights(labels: Sequence[Tensor]) -> list[Tensor | float]:
     """The weight of each micro-batch's mean loss in that of the whole batch: its part of the
-    positions that are not padding; alike where each sample has one label."""
-    if labels[0].dim() == 1:
+    positions that are not padding; alike where each sample has one label, or those of a grid."""
+    if labels[0].dim() != 2:
         return [1 / len(labels)] * len(labels)
     counted = torch.stack([(part != PADDING).sum() for part in labels]).double()
     return list(counted / counted.sum())

@@ -76,7 +76,7 @@ def capabilities() -> Capabilities:
         sync_features=frozenset(
             {
                 *("all-reduce", "hooks", "weight-server", "cpu-server"),
-                *("model-parallel", "tensor-parallel", "sharded"),
+                *("model-parallel", "tensor-parallel", "context-parallel", "sharded"),
             }
         ),
         layer_precisions={

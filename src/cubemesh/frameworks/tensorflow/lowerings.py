@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from cubemesh.frameworks.contract.validation import check_values_per_channel
-from cubemesh.frameworks.pooling import far_padding, window_shares
+from cubemesh.frameworks.pooling import far_padding, pads_as_same, window_shares
 from cubemesh.frameworks.tensorflow.runtime import TensorFlowNumerics
 from cubemesh.networks import layers
 from cubemesh.networks.layers.sequences import rotation_tables
@@ -38,6 +38,7 @@ class TensorFlowContext:
     training: bool
     compiled: bool
     """Whether XLA compiles the step."""
+    on_gpu: bool
     seed: Callable[[], Any]
     """Returns two random integers for this layer and step."""
     new_state: dict[str, Any] = field(default_factory=dict)
@@ -114,7 +115,7 @@ def _convolution(layer: layers.Convolution, context: TensorFlowContext, x: Any) 
             x, weight, padding=padding, data_format=context.format, dilations=layer.dilation
         )
 
-    if layer.groups == 1 or context.compiled:
+    if layer.groups == 1 or context.compiled or context.on_gpu:
         y = convolve(x, weight)
     else:
         axis = context.channels(x)
@@ -126,11 +127,6 @@ def _convolution(layer: layers.Convolution, context: TensorFlowContext, x: Any) 
         return y
     (bias,) = context.to_product_type(context.arrays["bias"])
     return tf.nn.bias_add(y, bias, data_format=context.format)
-
-
-def pads_as_same(layer: layers.Convolution) -> bool:
-    """Whether TensorFlow's padding `SAME` pads the cells that `layer` does."""
-    return layer.stride == (1, 1) and layer.reach == tuple(2 * p + 1 for p in layer.padding)
 
 
 def _linear(layer: layers.Linear, context: TensorFlowContext, x: Any) -> Any:

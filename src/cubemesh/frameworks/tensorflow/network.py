@@ -16,12 +16,12 @@ from typing import Any
 import tensorflow as tf
 
 from cubemesh.batches import PADDING, Array
-from cubemesh.frameworks.contract.program import Unsupported
-from cubemesh.frameworks.contract.validation import check_layers
+from cubemesh.detection.labels import BOX_WEIGHT, UNITS
+from cubemesh.frameworks.contract.validation import check_network
 from cubemesh.frameworks.tensorflow.lowerings import LOWERINGS, TensorFlowContext
 from cubemesh.frameworks.tensorflow.runtime import TensorFlowNumerics
-from cubemesh.networks.graph import Network, Node
-from cubemesh.networks.layers import Convolution, LocalResponseNorm
+from cubemesh.networks.graph import Head, Network, Node
+from cubemesh.networks.layers import Convolution
 
 SeedOf = Callable[[int], Any]
 """Number of a node → two integers that seed its random draws."""
@@ -32,11 +32,17 @@ class TensorFlowFunction:
     a layer that has no lowering."""
 
     def __init__(
-        self, network: Network, layout: str, numerics: TensorFlowNumerics, compiled: bool
+        self,
+        network: Network,
+        layout: str,
+        numerics: TensorFlowNumerics,
+        *,
+        compiled: bool,
+        on_gpu: bool,
     ) -> None:
         check_network(network, LOWERINGS, "tensorflow")
         self.network, self.layout, self.numerics = network, layout, numerics
-        self._compiled = compiled
+        self._compiled, self._on_gpu = compiled, on_gpu
         convolutions = (n for n in network.nodes if isinstance(n.layer, Convolution))
         self._turned = frozenset(n.parameters["weight"] for n in convolutions)
         self.parameters = {n: self._variable(n, s.shape) for n, s in network.parameters.items()}
@@ -48,14 +54,23 @@ class TensorFlowFunction:
         return tf.Variable(tf.zeros(shape, self.numerics.arrays), trainable=False)
 
     def loss(self, inputs: Sequence[Any], labels: Any, seed: SeedOf) -> Any:
-        """The weighted sum over the heads of the batch's mean cross entropy; the running statistics
-        are updated."""
+        """The weighted sum over the heads of the batch's mean loss; the running statistics are
+        updated."""
         values = self._run(self.network.nodes, inputs, seed)
         losses = [
-            head.weight * self._cross_entropy(values[head.value], labels)
+            head.weight * self._loss(head, values[head.value], labels)
             for head in self.network.heads
         ]
         return losses[0] if len(losses) == 1 else tf.add_n(losses)
+
+    def finite_outputs(self, inputs: Sequence[Any], seed: SeedOf) -> dict[str, Any]:
+        """Whether each node's output in training mode is finite; the running statistics are
+        updated."""
+        values = self._run(self.network.nodes, inputs, seed)
+        return {
+            node.name: tf.reduce_all(tf.math.is_finite(values[node.name]))
+            for node in self.network.nodes
+        }
 
     def scores(self, *inputs: Any) -> Any:
         """Scores in evaluation mode, (batch, …, classes)."""
@@ -85,6 +100,7 @@ class TensorFlowFunction:
                 numerics=self.numerics,
                 training=seed is not None,
                 compiled=self._compiled,
+                on_gpu=self._on_gpu,
                 seed=partial(seed or _no_seed, i),
             )
             inputs = (values[name] for name in node.inputs)
@@ -92,6 +108,11 @@ class TensorFlowFunction:
             for role, array in context.new_state.items():
                 self.state[node.state[role]].assign(array)
         return values
+
+    def _loss(self, head: Head, values: Any, labels: Any) -> Any:
+        if head.loss == "detection":
+            return _detection_loss(tf.cast(values, self.numerics.arrays), labels)
+        return self._cross_entropy(values, labels)
 
     def _cross_entropy(self, scores: Any, labels: Any) -> Any:
         """The mean over all labels except padding."""
@@ -105,23 +126,20 @@ class TensorFlowFunction:
         return tf.reduce_sum(unpadded) / tf.cast(tf.math.count_nonzero(counted), full.dtype)
 
 
-def check_network(network: Network, lowerings: Any, framework: str) -> None:
-    """Unsupported for a network that `framework`, with these lowerings, cannot run."""
-    check_layers(network, lowerings, framework)
-    for node in network.nodes:
-        norm = node.layer
-        if isinstance(norm, LocalResponseNorm) and len(node.shape) != 3:
-            raise Unsupported(
-                f"{framework} normalizes local responses of images, and '{node.name}' of "
-                f"{network.name} is given {node.shape}."
-            )
-        conv = node.layer
-        if isinstance(conv, Convolution) and max(conv.dilation) > 1 and max(conv.stride) > 1:
-            raise Unsupported(
-                f"{framework} has no convolution with both a stride and a dilation, and "
-                f"'{node.name}' of {network.name} has stride {conv.stride} and dilation "
-                f"{conv.dilation}. Use framework=pytorch or jax."
-            )
+def _detection_loss(values: Any, labels: Any) -> Any:
+    """The mean over the batch of the loss of coverage and boxes, of `values` (batch, cells, classes
+    + 4) and labels as in `detection/labels.py`."""
+    cells, classes = values.shape[1], values.shape[2] - 4
+    own = labels[:, :cells]
+    kinds, offsets = own[..., 0], tf.cast(own[..., 2:], values.dtype) / UNITS
+    target = tf.one_hot(kinds, classes, dtype=values.dtype)
+    coverage = tf.reduce_sum(tf.square(values[..., :classes] - target)) / 2
+    sides = tf.maximum(offsets[..., 2:] - offsets[..., :2], 1 / UNITS)
+    distances = tf.abs(values[..., classes:] - offsets) / tf.concat([sides, sides], axis=-1)
+    shares = 1 / tf.cast(tf.maximum(own[..., 1], 1), values.dtype)
+    weights = tf.where(kinds >= 0, shares, tf.zeros_like(shares))
+    boxes = tf.reduce_sum(tf.reduce_sum(distances, axis=-1) * weights)
+    return (coverage + BOX_WEIGHT * boxes) / tf.cast(tf.shape(values)[0], values.dtype)
 
 
 def _no_seed(node: int) -> Any:

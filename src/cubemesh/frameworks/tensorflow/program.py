@@ -3,7 +3,7 @@
     inputs, labels ──▶ forward, mean loss ──▶ tape's gradients ──▶ update ──▶ loss
 
 It is traced at the first step of a batch size; later calls run the graph, and return when it is
-done. The update overwrites the variables of the weights.
+done on a CPU, when it is queued on a GPU. The update overwrites the variables of the weights.
 """
 
 from __future__ import annotations
@@ -19,11 +19,20 @@ from cubemesh.batches import Array, Batch
 from cubemesh.errors import UsageError
 from cubemesh.frameworks.contract.gradient_sync import Bucket
 from cubemesh.frameworks.contract.group import RANK_SEEDS, Group
-from cubemesh.frameworks.contract.program import BuildRequest, monotonic_s
+from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, monotonic_s
+from cubemesh.frameworks.contract.snapshot import optimizer_arrays, optimizer_slots
 from cubemesh.frameworks.contract.validation import check_weights
-from cubemesh.frameworks.tensorflow.network import TensorFlowFunction
+from cubemesh.frameworks.contract.weight_inspection import fingerprint, first_nonfinite
+from cubemesh.frameworks.tensorflow.network import SeedOf, TensorFlowFunction
 from cubemesh.frameworks.tensorflow.optimizers import make_optimizer
-from cubemesh.frameworks.tensorflow.runtime import NUMERICS, prepare
+from cubemesh.frameworks.tensorflow.runtime import (
+    NUMERICS,
+    peak_memory_bytes,
+    prepare,
+    reset_peak_memory,
+    synchronize,
+    use_precision,
+)
 from cubemesh.frameworks.tensorflow.workers import mean_over_workers, strategy
 from cubemesh.schema.work import Training
 
@@ -31,51 +40,29 @@ Placed = tuple[Any, ...]
 """Images or other inputs of the network, then labels, as tensors."""
 
 
-class CpuProgram:
-    """What TensorFlow's programs and Keras's share: on a CPU a step returns when it is done."""
+class TensorFlowProgram:
+    """A network and its optimizer on one device."""
 
+    compiles = False
+    """Whether XLA compiles each graph as a whole."""
     buckets: Sequence[Bucket] = ()
     clock = staticmethod(monotonic_s)
 
     def __init__(self, request: BuildRequest) -> None:
-        prepare(request.threads)
+        prepare(request.device, request.threads)
+        reset_peak_memory(request.device)
         self.device, self._work = request.device, request.work
         self._loaded = False
         self._loss: Any = float("nan")
-
-    def loss(self) -> float:
-        """The last step's loss; NaN before the first."""
-        return float(self._loss)
-
-    def synchronize(self) -> None:
-        """Nothing is queued."""
-
-    def peak_memory_bytes(self) -> int | None:
-        """None: TensorFlow does not count on a CPU."""
-        return None
-
-    def _check_loaded(self) -> None:
-        if not self._loaded:
-            raise UsageError("the program holds no weights yet: call load() first.")
-
-    def _check_trains(self) -> None:
-        if not isinstance(self._work, Training):
-            raise UsageError("a program built for forward work has no optimizer to train with.")
-        self._check_loaded()
-
-
-class TensorFlowProgram(CpuProgram):
-    """A network and its optimizer on the CPU."""
-
-    compiles = False
-    """Whether XLA compiles each graph as a whole."""
-
-    def __init__(self, request: BuildRequest) -> None:
-        super().__init__(request)
+        self._precision = request.program.precision
         self._layout = request.program.layout
-        self._numerics = NUMERICS[request.program.precision]
+        self._numerics = NUMERICS[self._precision]
         self._function = TensorFlowFunction(
-            request.network, self._layout, self._numerics, self.compiles
+            request.network,
+            self._layout,
+            self._numerics,
+            compiled=self.compiles,
+            on_gpu=request.device != "cpu",
         )
         self._weights = list(self._function.parameters.values())
         self._optimizer = make_optimizer(request.work, self._weights)
@@ -104,18 +91,42 @@ class TensorFlowProgram(CpuProgram):
 
     def train_step(self, placed: Placed) -> None:
         """Forward, backward and update."""
-        self._check_trains()
+        if not isinstance(self._work, Training):
+            raise UsageError("a program built for forward work has no optimizer to train with.")
+        self._start()
         self._loss = self._step(*placed)
 
     def forward(self, placed: Placed) -> None:
         """The forward pass and the loss."""
-        self._check_loaded()
+        self._start()
         self._loss = self._pass(*placed)
 
     def forward_backward(self, placed: Placed) -> None:
         """Forward and backward pass; the gradients are dropped."""
-        self._check_loaded()
+        self._start()
         self._loss, _ = self._both(*placed)
+
+    def loss(self) -> float:
+        """The last step's loss; NaN before the first. Waits for it."""
+        return float(self._loss)
+
+    def synchronize(self) -> None:
+        """Wait until everything queued is done; on a CPU a step returns when it is."""
+        synchronize(self.device)
+
+    def peak_memory_bytes(self) -> int | None:
+        """Peak bytes of arrays since the program was built; None on a CPU, where TensorFlow does
+        not count."""
+        return peak_memory_bytes(self.device)
+
+    def _check_loaded(self) -> None:
+        if not self._loaded:
+            raise UsageError("the program holds no weights yet: call load() first.")
+
+    def _start(self) -> None:
+        """Before each pass."""
+        self._check_loaded()
+        use_precision(self._precision)
 
     def _make_step(self, *placed: Any) -> Any:
         """One step, by this worker's replica where there are several workers."""
@@ -146,10 +157,12 @@ class TensorFlowProgram(CpuProgram):
 
     def _make_pass(self, *placed: Any) -> Any:
         *inputs, labels = placed
+        return self._function.loss(inputs, labels, self._next_seeds())
+
+    def _next_seeds(self) -> SeedOf:
+        """The seeds of the next pass in training mode."""
         count = self._passes.assign_add(1)
-        return self._function.loss(
-            inputs, labels, lambda node: tf.stack([tf.constant(self._seed, tf.int64) + node, count])
-        )
+        return lambda node: tf.stack([tf.constant(self._seed, tf.int64) + node, count])
 
     def evaluate(self, placed: Placed) -> Array:
         """Scores (batch, …, classes) in float32, or float64 where the program computes in it."""
@@ -157,7 +170,7 @@ class TensorFlowProgram(CpuProgram):
 
     def infer(self, placed: Placed) -> tf.Tensor:
         """See `SupportsInference`."""
-        self._check_loaded()
+        self._start()
         return self._scores(*placed[:-1])
 
     def fetch(self, scores: tf.Tensor) -> Array:
@@ -198,6 +211,52 @@ class TensorFlowProgram(CpuProgram):
             name: np.array(function.to_graph(name, variable.numpy()), order="C")
             for name, variable in variables.items()
         }
+
+    def snapshot(self) -> Snapshot:
+        """See `SupportsSnapshots`. Random numbers depend on the number of passes alone."""
+        assert self._optimizer is not None, "a training program"
+        slots = {
+            slot: {
+                name: np.array(self._function.to_graph(name, array.numpy()), order="C")
+                for name, array in zip(self._function.parameters, arrays, strict=True)
+            }
+            for slot, arrays in self._optimizer.slots.items()
+        }
+        counts = {"passes": int(self._passes), "updates": int(self._optimizer.steps)}
+        return Snapshot(weights=self.state(), arrays=optimizer_arrays(slots), plain=counts)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """See `SupportsSnapshots`."""
+        assert self._optimizer is not None, "a training program"
+        self.load(snapshot.weights)
+        function, slots = self._function, self._optimizer.slots
+        found = optimizer_slots(snapshot.arrays, function.parameters, slots)
+        for slot, variables in slots.items():
+            for name, variable in zip(function.parameters, variables, strict=True):
+                variable.assign(tf.constant(function.to_program(name, found[slot][name])))
+        self._passes.assign(snapshot.plain["passes"])
+        self._optimizer.steps.assign(snapshot.plain["updates"])
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See `SupportsLearningRate`."""
+        assert self._optimizer is not None, "a training program"
+        self._optimizer.rate.assign(rate)
+
+    def fingerprint(self) -> int:
+        """See `SupportsWeightInspection`."""
+        self._check_loaded()
+        return fingerprint({n: v.numpy() for n, v in self._function.parameters.items()})
+
+    def first_nonfinite(self, placed: Placed) -> str:
+        """See `SupportsWeightInspection`."""
+
+        def check(*inputs: Any) -> Any:
+            return self._function.finite_outputs(inputs, self._next_seeds())
+
+        weights = self.state()  # before statistics are updated
+        finite = self._graph(check)(*placed[:-1])
+        outputs = {name: bool(value) for name, value in finite.items()}
+        return first_nonfinite(self._function.network, weights, outputs)
 
     def close(self) -> None:
         """Drop every array and every graph."""

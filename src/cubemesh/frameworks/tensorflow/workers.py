@@ -5,9 +5,10 @@
 
 Each process is a worker with one replica and its own variables, which stay equal because they start
 equal and are updated by the same gradients. TensorFlow reduces them inside the traced step, by a
-ring over gRPC; so this group offers only objects, flags and barriers, by a key-value store
-(frameworks/contract/kv_store.py). TensorFlow's server listens on all interfaces and does what
-anybody asks, so the workers have a private network (frameworks/private_network.py). https://www.tensorflow.org/tutorials/distribute/multi_worker_with_keras
+ring over gRPC, between GPUs by NCCL; so this group offers only objects, flags and barriers, by a
+key-value store (frameworks/contract/kv_store.py). TensorFlow's server listens on all interfaces and
+does what anybody asks, so the workers have a private network (frameworks/private_network.py).
+https://www.tensorflow.org/tutorials/distribute/multi_worker_with_keras
 """
 
 from __future__ import annotations
@@ -41,15 +42,16 @@ _joined: list[Any] = []
 class WorkerGroup(StoreGroup):
     """See `Group`; it transfers no arrays, since TensorFlow does so in its own step."""
 
-    def __init__(self, rank: int, size: int, timeout_s: float) -> None:
+    def __init__(self, rank: int, size: int, timeout_s: float, device: str) -> None:
         store = connect_store()
         assert store is not None, "only launch() starts ranks"
         super().__init__(rank, size, store, timeout_s)
-        ring = tf.distribute.experimental.CommunicationImplementation.RING
+        kinds = tf.distribute.experimental.CommunicationImplementation
         _joined.append(
             tf.distribute.MultiWorkerMirroredStrategy(
                 communication_options=tf.distribute.experimental.CommunicationOptions(
-                    implementation=ring, timeout_seconds=timeout_s
+                    implementation=kinds.RING if device == "cpu" else kinds.NCCL,
+                    timeout_seconds=timeout_s,
                 )
             )
         )
@@ -94,8 +96,8 @@ def join(device: str, timeout_s: float, link: str = "auto") -> WorkerGroup:
             "on all interfaces without authentication, and this system does not permit one. "
             "Set framework=pytorch, or devices=1."
         )
-    prepare(len(os.sched_getaffinity(0)))
-    return WorkerGroup(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timeout_s)
+    prepare(device, len(os.sched_getaffinity(0)))
+    return WorkerGroup(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timeout_s, device)
 
 
 def strategy() -> Any | None:

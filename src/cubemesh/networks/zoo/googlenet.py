@@ -26,9 +26,8 @@ from collections.abc import Callable
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import HE_IN, Initializer, LocalResponseNorm
-from cubemesh.networks.zoo.convnorm import conv_norm_relu
 
-_BLOCKS = {
+BLOCKS = {
     # 1×1   reduce, 3×3   reduce, 5×5   behind the pool
     "3a": (64, 96, 128, 16, 32, 32),
     "3b": (128, 128, 192, 32, 96, 64),
@@ -42,7 +41,7 @@ _BLOCKS = {
 }
 _AUXILIARY = {"4a": "aux1", "4d": "aux2"}
 _AUXILIARY_WEIGHT = 0.3
-_RESPONSE_NORM = LocalResponseNorm(size=5, alpha=1e-4, beta=0.75)
+RESPONSE_NORM = LocalResponseNorm(size=5, alpha=1e-4, beta=0.75)
 _GAUSSIAN = Initializer(kind="normal", scale=0.01)
 
 _Conv = Callable[[NetworkBuilder, str, str, int, int, int], str]
@@ -55,14 +54,14 @@ def googlenet(image_size: int = 224, classes: int = 1000) -> Network:
     net = NetworkBuilder("googlenet")
     x = net.input("image", (3, image_size, image_size))
     with net.segment("stem"):
-        x = conv_norm_relu(net, x, "conv1", 64, 7, 2)
+        x = net.conv_norm_relu(x, "conv1", 64, 7, 2)
         x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool1")
-        x = conv_norm_relu(net, x, "conv2", 64, 1, 1)
-        x = conv_norm_relu(net, x, "conv3", 192, 3, 1)
+        x = net.conv_norm_relu(x, "conv2", 64, 1, 1)
+        x = net.conv_norm_relu(x, "conv3", 192, 3, 1)
         x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool2")
-    for block in _BLOCKS:
+    for block in BLOCKS:
         with net.segment(f"inception{block}"):
-            x = _inception(net, x, block, conv_norm_relu, wide=3)
+            x = inception(net, x, block, NetworkBuilder.conv_norm_relu, wide=3)
             x = _pool_behind(net, x, block, last=2)
     with net.segment("classifier"):
         x = net.global_average_pool(x, name="avgpool")
@@ -77,16 +76,16 @@ def googlenet_paper(image_size: int = 224, classes: int = 1000) -> Network:
     net = NetworkBuilder("googlenet-paper")
     x = net.input("image", (3, image_size, image_size))
     with net.segment("stem"):
-        x = _biased(net, x, "conv1", 64, 7, 2)
+        x = biased_conv(net, x, "conv1", 64, 7, 2)
         x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool1")
-        x = net.lrn(x, _RESPONSE_NORM, name="norm1")
-        x = _biased(net, x, "conv2", 64, 1, 1)
-        x = _biased(net, x, "conv3", 192, 3, 1)
-        x = net.lrn(x, _RESPONSE_NORM, name="norm2")
+        x = net.lrn(x, RESPONSE_NORM, name="norm1")
+        x = biased_conv(net, x, "conv2", 64, 1, 1)
+        x = biased_conv(net, x, "conv3", 192, 3, 1)
+        x = net.lrn(x, RESPONSE_NORM, name="norm2")
         x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool2")
-    for block in _BLOCKS:
+    for block in BLOCKS:
         with net.segment(f"inception{block}"):
-            x = _inception(net, x, block, _biased, wide=5)
+            x = inception(net, x, block, biased_conv, wide=5)
             x = _pool_behind(net, x, block, last=3)
         if block in _AUXILIARY:
             _auxiliary(net, x, _AUXILIARY[block], classes)
@@ -98,9 +97,9 @@ def googlenet_paper(image_size: int = 224, classes: int = 1000) -> Network:
     return net.build()
 
 
-def _inception(net: NetworkBuilder, x: str, block: str, conv: _Conv, *, wide: int) -> str:
+def inception(net: NetworkBuilder, x: str, block: str, conv: _Conv, *, wide: int) -> str:
     """Four branches side by side; `wide` is the window of the third."""
-    one, reduce3, three, reduce5, five, pooled = _BLOCKS[block]
+    one, reduce3, three, reduce5, five, pooled = BLOCKS[block]
     name = f"inception{block}"
     a = conv(net, x, f"{name}.branch1", one, 1, 1)
     b = conv(net, x, f"{name}.branch2.0", reduce3, 1, 1)
@@ -126,7 +125,7 @@ def _auxiliary(net: NetworkBuilder, x: str, name: str, classes: int) -> None:
     window = min(5, net.shape(x)[1])
     with net.segment(name):
         x = net.average_pool(x, window, stride=3, name=f"{name}.pool")
-        x = _biased(net, x, f"{name}.conv", 128, 1, 1)
+        x = biased_conv(net, x, f"{name}.conv", 128, 1, 1)
         x = net.flatten(x, name=f"{name}.flatten")
         x = net.linear(x, 1024, initializer=HE_IN, name=f"{name}.fc1")
         x = net.relu(x, name=f"{name}.relu")
@@ -135,7 +134,10 @@ def _auxiliary(net: NetworkBuilder, x: str, name: str, classes: int) -> None:
     net.classify(x, weight=_AUXILIARY_WEIGHT, train_only=True)
 
 
-def _biased(net: NetworkBuilder, x: str, name: str, filters: int, kernel: int, stride: int) -> str:
+def biased_conv(
+    net: NetworkBuilder, x: str, name: str, filters: int, kernel: int, stride: int
+) -> str:
+    """A convolution with biases that keeps the size, but for its stride, rectified."""
     x = net.conv(
         x,
         filters,

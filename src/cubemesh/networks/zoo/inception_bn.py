@@ -21,7 +21,6 @@ from __future__ import annotations
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Initializer
-from cubemesh.networks.zoo.convnorm import conv_norm_relu
 
 _BLOCKS = {
     # 1×1   reduce, 3×3   reduce, 3×3 twice   pool, behind it
@@ -53,10 +52,10 @@ def inception_bn(image_size: int = 224, classes: int = 1000) -> Network:
 def features(net: NetworkBuilder, x: str) -> str:
     """Everything but the classifier, of an image `x`: 10,260,224 parameters; 1024 channels."""
     with net.segment("stem"):
-        x = conv_norm_relu(net, x, "conv1", 64, kernel=7, stride=2)
+        x = net.conv_norm_relu(x, "conv1", 64, kernel=7, stride=2)
         x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool1")
-        x = conv_norm_relu(net, x, "conv2", 64, kernel=1)
-        x = conv_norm_relu(net, x, "conv3", 192, kernel=3)
+        x = net.conv_norm_relu(x, "conv2", 64, kernel=1)
+        x = net.conv_norm_relu(x, "conv3", 192, kernel=3)
         x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool2")
     for block in _BLOCKS:
         with net.segment(f"inception{block}"):
@@ -67,16 +66,16 @@ def features(net: NetworkBuilder, x: str) -> str:
 def _inception(net: NetworkBuilder, x: str, block: str) -> str:
     one, reduce3, three, reduce33, three_twice, pool, pooled = _BLOCKS[block]
     name, stride = f"inception{block}", 2 if pool == "max / 2" else 1
-    branches = [conv_norm_relu(net, x, f"{name}.branch1", one, kernel=1)] if one else []
-    y = conv_norm_relu(net, x, f"{name}.branch2.0", reduce3, kernel=1)
-    y = conv_norm_relu(net, y, f"{name}.branch2.1", three, kernel=3, stride=stride)
+    branches = [net.conv_norm_relu(x, f"{name}.branch1", one, kernel=1)] if one else []
+    y = net.conv_norm_relu(x, f"{name}.branch2.0", reduce3, kernel=1)
+    y = net.conv_norm_relu(y, f"{name}.branch2.1", three, kernel=3, stride=stride)
     branches.append(y)
-    y = conv_norm_relu(net, x, f"{name}.branch3.0", reduce33, kernel=1)
-    y = conv_norm_relu(net, y, f"{name}.branch3.1", three_twice, kernel=3)
-    y = conv_norm_relu(net, y, f"{name}.branch3.2", three_twice, kernel=3, stride=stride)
+    y = net.conv_norm_relu(x, f"{name}.branch3.0", reduce33, kernel=1)
+    y = net.conv_norm_relu(y, f"{name}.branch3.1", three_twice, kernel=3)
+    y = net.conv_norm_relu(y, f"{name}.branch3.2", three_twice, kernel=3, stride=stride)
     branches.append(y)
     pooling = net.average_pool if pool == "mean" else net.max_pool
     y = pooling(x, 3, stride=stride, padding=1, name=f"{name}.branch4.0")
     if pooled:
-        y = conv_norm_relu(net, y, f"{name}.branch4.1", pooled, kernel=1)
+        y = net.conv_norm_relu(y, f"{name}.branch4.1", pooled, kernel=1)
     return net.concat(*branches, y, name=f"{name}.concat")

@@ -22,7 +22,6 @@ from __future__ import annotations
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Initializer
-from cubemesh.networks.zoo.convnorm import conv_norm_relu
 
 _AUXILIARY_WEIGHT = 0.4
 _GAUSSIAN = Initializer(kind="normal", scale=0.01)
@@ -59,79 +58,79 @@ def inception_v3(image_size: int = 299, classes: int = 1000) -> Network:
 
 
 def _stem(net: NetworkBuilder, x: str) -> str:
-    x = conv_norm_relu(net, x, "Conv2d_1a_3x3", 32, kernel=3, stride=2, padding=0)
-    x = conv_norm_relu(net, x, "Conv2d_2a_3x3", 32, kernel=3, padding=0)
-    x = conv_norm_relu(net, x, "Conv2d_2b_3x3", 64, kernel=3, padding=1)
+    x = net.conv_norm_relu(x, "Conv2d_1a_3x3", 32, kernel=3, stride=2, padding=0)
+    x = net.conv_norm_relu(x, "Conv2d_2a_3x3", 32, kernel=3, padding=0)
+    x = net.conv_norm_relu(x, "Conv2d_2b_3x3", 64, kernel=3, padding=1)
     x = net.max_pool(x, 3, stride=2, name="maxpool1")
-    x = conv_norm_relu(net, x, "Conv2d_3b_1x1", 80, kernel=1, padding=0)
-    x = conv_norm_relu(net, x, "Conv2d_4a_3x3", 192, kernel=3, padding=0)
+    x = net.conv_norm_relu(x, "Conv2d_3b_1x1", 80, kernel=1, padding=0)
+    x = net.conv_norm_relu(x, "Conv2d_4a_3x3", 192, kernel=3, padding=0)
     return net.max_pool(x, 3, stride=2, name="maxpool2")
 
 
 def _block_35(net: NetworkBuilder, x: str, name: str, pooled: int) -> str:
-    a = conv_norm_relu(net, x, f"{name}.branch1x1", 64, 1)
-    b = conv_norm_relu(net, x, f"{name}.branch5x5_1", 48, 1)
-    b = conv_norm_relu(net, b, f"{name}.branch5x5_2", 64, 5)
-    c = conv_norm_relu(net, x, f"{name}.branch3x3dbl_1", 64, 1)
-    c = conv_norm_relu(net, c, f"{name}.branch3x3dbl_2", 96, 3)
-    c = conv_norm_relu(net, c, f"{name}.branch3x3dbl_3", 96, 3)
+    a = net.conv_norm_relu(x, f"{name}.branch1x1", 64, 1)
+    b = net.conv_norm_relu(x, f"{name}.branch5x5_1", 48, 1)
+    b = net.conv_norm_relu(b, f"{name}.branch5x5_2", 64, 5)
+    c = net.conv_norm_relu(x, f"{name}.branch3x3dbl_1", 64, 1)
+    c = net.conv_norm_relu(c, f"{name}.branch3x3dbl_2", 96, 3)
+    c = net.conv_norm_relu(c, f"{name}.branch3x3dbl_3", 96, 3)
     return net.concat(a, b, c, _mean(net, x, name, pooled), name=f"{name}.concat")
 
 
 def _halve_35(net: NetworkBuilder, x: str, name: str) -> str:
-    a = conv_norm_relu(net, x, f"{name}.branch3x3", 384, kernel=3, stride=2, padding=0)
-    b = conv_norm_relu(net, x, f"{name}.branch3x3dbl_1", 64, 1)
-    b = conv_norm_relu(net, b, f"{name}.branch3x3dbl_2", 96, 3)
-    b = conv_norm_relu(net, b, f"{name}.branch3x3dbl_3", 96, kernel=3, stride=2, padding=0)
+    a = net.conv_norm_relu(x, f"{name}.branch3x3", 384, kernel=3, stride=2, padding=0)
+    b = net.conv_norm_relu(x, f"{name}.branch3x3dbl_1", 64, 1)
+    b = net.conv_norm_relu(b, f"{name}.branch3x3dbl_2", 96, 3)
+    b = net.conv_norm_relu(b, f"{name}.branch3x3dbl_3", 96, kernel=3, stride=2, padding=0)
     c = net.max_pool(x, 3, stride=2, name=f"{name}.maxpool")
     return net.concat(a, b, c, name=f"{name}.concat")
 
 
 def _block_17(net: NetworkBuilder, x: str, name: str, filters: int) -> str:
-    a = conv_norm_relu(net, x, f"{name}.branch1x1", 192, 1)
-    b = conv_norm_relu(net, x, f"{name}.branch7x7_1", filters, 1)
-    b = conv_norm_relu(net, b, f"{name}.branch7x7_2", filters, (1, 7))
-    b = conv_norm_relu(net, b, f"{name}.branch7x7_3", 192, (7, 1))
-    c = conv_norm_relu(net, x, f"{name}.branch7x7dbl_1", filters, 1)
-    c = conv_norm_relu(net, c, f"{name}.branch7x7dbl_2", filters, (7, 1))
-    c = conv_norm_relu(net, c, f"{name}.branch7x7dbl_3", filters, (1, 7))
-    c = conv_norm_relu(net, c, f"{name}.branch7x7dbl_4", filters, (7, 1))
-    c = conv_norm_relu(net, c, f"{name}.branch7x7dbl_5", 192, (1, 7))
+    a = net.conv_norm_relu(x, f"{name}.branch1x1", 192, 1)
+    b = net.conv_norm_relu(x, f"{name}.branch7x7_1", filters, 1)
+    b = net.conv_norm_relu(b, f"{name}.branch7x7_2", filters, (1, 7))
+    b = net.conv_norm_relu(b, f"{name}.branch7x7_3", 192, (7, 1))
+    c = net.conv_norm_relu(x, f"{name}.branch7x7dbl_1", filters, 1)
+    c = net.conv_norm_relu(c, f"{name}.branch7x7dbl_2", filters, (7, 1))
+    c = net.conv_norm_relu(c, f"{name}.branch7x7dbl_3", filters, (1, 7))
+    c = net.conv_norm_relu(c, f"{name}.branch7x7dbl_4", filters, (7, 1))
+    c = net.conv_norm_relu(c, f"{name}.branch7x7dbl_5", 192, (1, 7))
     return net.concat(a, b, c, _mean(net, x, name, 192), name=f"{name}.concat")
 
 
 def _halve_17(net: NetworkBuilder, x: str, name: str) -> str:
-    a = conv_norm_relu(net, x, f"{name}.branch3x3_1", 192, 1)
-    a = conv_norm_relu(net, a, f"{name}.branch3x3_2", 320, kernel=3, stride=2, padding=0)
-    b = conv_norm_relu(net, x, f"{name}.branch7x7x3_1", 192, 1)
-    b = conv_norm_relu(net, b, f"{name}.branch7x7x3_2", 192, (1, 7))
-    b = conv_norm_relu(net, b, f"{name}.branch7x7x3_3", 192, (7, 1))
-    b = conv_norm_relu(net, b, f"{name}.branch7x7x3_4", 192, kernel=3, stride=2, padding=0)
+    a = net.conv_norm_relu(x, f"{name}.branch3x3_1", 192, 1)
+    a = net.conv_norm_relu(a, f"{name}.branch3x3_2", 320, kernel=3, stride=2, padding=0)
+    b = net.conv_norm_relu(x, f"{name}.branch7x7x3_1", 192, 1)
+    b = net.conv_norm_relu(b, f"{name}.branch7x7x3_2", 192, (1, 7))
+    b = net.conv_norm_relu(b, f"{name}.branch7x7x3_3", 192, (7, 1))
+    b = net.conv_norm_relu(b, f"{name}.branch7x7x3_4", 192, kernel=3, stride=2, padding=0)
     c = net.max_pool(x, 3, stride=2, name=f"{name}.maxpool")
     return net.concat(a, b, c, name=f"{name}.concat")
 
 
 def _block_8(net: NetworkBuilder, x: str, name: str) -> str:
-    a = conv_norm_relu(net, x, f"{name}.branch1x1", 320, 1)
-    b = conv_norm_relu(net, x, f"{name}.branch3x3_1", 384, 1)
+    a = net.conv_norm_relu(x, f"{name}.branch1x1", 320, 1)
+    b = net.conv_norm_relu(x, f"{name}.branch3x3_1", 384, 1)
     b = _fork(net, b, f"{name}.branch3x3_2")
-    c = conv_norm_relu(net, x, f"{name}.branch3x3dbl_1", 448, 1)
-    c = conv_norm_relu(net, c, f"{name}.branch3x3dbl_2", 384, 3)
+    c = net.conv_norm_relu(x, f"{name}.branch3x3dbl_1", 448, 1)
+    c = net.conv_norm_relu(c, f"{name}.branch3x3dbl_2", 384, 3)
     c = _fork(net, c, f"{name}.branch3x3dbl_3")
     return net.concat(a, b, c, _mean(net, x, name, 192), name=f"{name}.concat")
 
 
 def _fork(net: NetworkBuilder, x: str, name: str) -> str:
     """1×3 and 3×1 side by side."""
-    a = conv_norm_relu(net, x, f"{name}a", 384, (1, 3))
-    b = conv_norm_relu(net, x, f"{name}b", 384, (3, 1))
+    a = net.conv_norm_relu(x, f"{name}a", 384, (1, 3))
+    b = net.conv_norm_relu(x, f"{name}b", 384, (3, 1))
     return net.concat(a, b, name=f"{name}.concat")
 
 
 def _mean(net: NetworkBuilder, x: str, name: str, filters: int) -> str:
     """The branch that averages first; cells of the padding count as zeros."""
     x = net.average_pool(x, 3, stride=1, padding=1, name=f"{name}.avgpool")
-    return conv_norm_relu(net, x, f"{name}.branch_pool", filters, 1)
+    return net.conv_norm_relu(x, f"{name}.branch_pool", filters, 1)
 
 
 def _auxiliary(net: NetworkBuilder, x: str, name: str, classes: int) -> None:
@@ -140,8 +139,8 @@ def _auxiliary(net: NetworkBuilder, x: str, name: str, classes: int) -> None:
     17 × 17 → 5 × 5 → 1 × 1. Its two windows shrink to images smaller than they are.
     """
     x = net.average_pool(x, min(5, net.shape(x)[1]), stride=3, name=f"{name}.avgpool")
-    x = conv_norm_relu(net, x, f"{name}.conv0", 128, kernel=1, padding=0)
-    x = conv_norm_relu(net, x, f"{name}.conv1", 768, kernel=min(5, net.shape(x)[1]), padding=0)
+    x = net.conv_norm_relu(x, f"{name}.conv0", 128, kernel=1, padding=0)
+    x = net.conv_norm_relu(x, f"{name}.conv1", 768, kernel=min(5, net.shape(x)[1]), padding=0)
     x = net.global_average_pool(x, name=f"{name}.mean")
     x = net.linear(x, classes, initializer=_AUXILIARY_GAUSSIAN, name=f"{name}.fc")
     net.classify(x, weight=_AUXILIARY_WEIGHT, train_only=True)

@@ -45,6 +45,13 @@ PAGES: tuple[Page, ...] = (
         menu=True,
     ),
     Page(
+        path="/compare/curves",
+        title="Compared curves",
+        module="compare_curves",
+        role=Role.VIEWER,
+        summary="Losses, accuracy and throughput of several runs, thinned to so many points.",
+    ),
+    Page(
         path="/what-if",
         title="What if",
         module="what_if",

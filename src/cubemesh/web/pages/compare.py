@@ -27,7 +27,7 @@ from cubemesh.exports.record_json import ratio_json
 from cubemesh.schema import Figure, NetworkWork, RunRecord
 from cubemesh.schema.comparison import Difference, Ratio, corrected
 from cubemesh.schema.serialization import to_plain
-from cubemesh.statistics import pooled
+from cubemesh.statistics import Spread, pooled
 from cubemesh.store import Store
 from cubemesh.store.compare import stored_spread
 from cubemesh.store.run_statistics import ratio_of_runs, run_windows
@@ -53,10 +53,13 @@ PARAMETERS = (
     ),
 )
 MOST_RUNS = 50
+_MOST_DIFFERENCES = 3
+"""Settings that describe the recommended run."""
 _THROUGHPUT = "throughput_per_s"
 
 
-def _records(asked: Asked) -> list[RunRecord]:
+def records_of(asked: Asked) -> list[RunRecord]:
+    """The runs that are compared, each once."""
     ids = list(dict.fromkeys(one for text in asked.all("id") for one in text.split(",") if one))
     if len(ids) > MOST_RUNS:
         raise UsageError(f"{len(ids)} runs are too many to compare: choose at most {MOST_RUNS}.")
@@ -68,13 +71,13 @@ def document(asked: Asked) -> dict[str, Any]:
     """Settings and figures that differ between the runs, the ratio of each one's throughput to that
     of the first (null where they cannot be compared), which to choose (a sentence where that cannot
     be said), and the Pareto front of accuracy or throughput, time, energy and size."""
-    records = _records(asked)
-    choice = _choice(asked.store, records)
+    records, spreads = records_of(asked), _Spreads(asked.store)
+    choice = _choice(spreads, records)
     return envelope(
         "comparison",
         run_ids=[record.run_id for record in records],
-        differs=[{"what": what, "values": values} for what, values in _differences(asked, records)],
-        ratios=[ratio_json(ratio) for ratio in _ratios(asked.store, records)],
+        differs=[{"what": what, "values": values} for what, values in differences(asked, records)],
+        ratios=[ratio_json(ratio) for ratio in _ratios(spreads, records)],
         choice=None if isinstance(choice, str) else {**to_plain(choice), "tied": choice.tied},
         no_choice=choice if isinstance(choice, str) else "",
         pareto=to_plain(pareto_front(records)),
@@ -90,16 +93,17 @@ def _plain(figure: Figure) -> dict[str, Any]:
 
 def view(asked: Asked) -> dict[str, Any]:
     """The comparison as one table, a column a run."""
-    records = _records(asked)
-    ratios = _ratios(asked.store, records)
-    choice = _choice(asked.store, records)
+    records, spreads = records_of(asked), _Spreads(asked.store)
+    ratios = _ratios(spreads, records)
+    choice = _choice(spreads, records)
     names = dict.fromkeys(name for record in records for name in record.figures)
+    differs = differences(asked, records)
     return {
         "records": [
             (r, run_name(r.spec), figure_text(r, _THROUGHPUT) or result_text(r), outcome_text(r))
             for r in records
         ],
-        "differs": _differences(asked, records),
+        "differs": differs,
         "same": _same(records),
         "ratios": [_verdict(ratio) for ratio in ratios],
         "compared": any(ratio is not None for ratio in ratios[1:]),
@@ -108,7 +112,9 @@ def view(asked: Asked) -> dict[str, Any]:
             for name in names
             if name not in ("wall_s", _THROUGHPUT)
         ],
-        "choice": _choice_view(choice, records),
+        "choice": _choice_view(choice, records, differs),
+        "curves": any(len(curve.x) > 1 for r in records for curve in r.curves)
+        or any(r.ok and len(run_windows(r)) > 1 for r in records),
         "front": _front_view(pareto_front(records), records),
         "tests": _tests(choice),
         "notes": list(dict.fromkeys(clean(r.why or r.method) for r in ratios if r is not None)),
@@ -146,7 +152,7 @@ def _values(asked: Asked, records: Sequence[RunRecord]) -> dict[str, list[str]]:
     return found
 
 
-def _differences(asked: Asked, records: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
+def differences(asked: Asked, records: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
     """What differs: settings first."""
     return [
         (words(name), [clean(value) for value in values])
@@ -168,34 +174,51 @@ def _same(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
     ]
 
 
-def _ratios(store: Store, records: Sequence[RunRecord]) -> list[Ratio | None]:
+class _Spreads:
+    """The spread between stored repeats of a workload on a machine, read once for all its runs."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[tuple[str, str], Spread | None] = {}
+
+    def of(self, record: RunRecord) -> Spread | None:
+        """That of a run's workload."""
+        key = record.spec.workload_id, record.key.machine_id
+        if key not in self._known:
+            self._known[key] = stored_spread(self._store, record)
+        return self._known[key]
+
+
+def _ratios(spreads: _Spreads, records: Sequence[RunRecord]) -> list[Ratio | None]:
     """Each run's throughput over the first's; None for the first, and for runs without one. The
     verdicts are corrected for their number."""
     if not records:
         return []
-    found = [None, *_ratios_to(store, records[0], records[1:])]
+    found = [None, *_ratios_to(spreads, records[0], records[1:])]
     known = {place: ratio for place, ratio in enumerate(found) if ratio is not None}
     verdicts = dict(zip(known, corrected(list(known.values())), strict=True))
     return [verdicts.get(place) for place in range(len(records))]
 
 
-def _ratios_to(store: Store, first: RunRecord, others: Sequence[RunRecord]) -> list[Ratio | None]:
+def _ratios_to(
+    spreads: _Spreads, first: RunRecord, others: Sequence[RunRecord]
+) -> list[Ratio | None]:
     """The throughput of each of `others` over that of `first`; None where one has none."""
     if not _comparable(first):
         return [None for _ in others]
-    own, ratios = stored_spread(store, first), list[Ratio | None]()
+    own, ratios = spreads.of(first), list[Ratio | None]()
     for record in others:
         if not _comparable(record):
             ratios.append(None)
             continue
-        known = (own, stored_spread(store, record), prior_spread([first, record]))
+        known = (own, spreads.of(record), prior_spread([first, record]))
         stored = pooled([one for one in known if one is not None])
         ratios.append(ratio_of_runs([run_windows(first)], [run_windows(record)], stored))
     return ratios
 
 
-def _choice(store: Store, records: Sequence[RunRecord]) -> Choice | str:
-    return choose(records, lambda best, others: _ratios_to(store, best, others))
+def _choice(spreads: _Spreads, records: Sequence[RunRecord]) -> Choice | str:
+    return choose(records, lambda best, others: _ratios_to(spreads, best, others))
 
 
 def _tests(choice: Choice | str) -> str:
@@ -216,13 +239,21 @@ def _tests(choice: Choice | str) -> str:
     return f"Accuracies are compared with the best: {'; '.join(parts)}." if parts else ""
 
 
-def _choice_view(choice: Choice | str, records: Sequence[RunRecord]) -> dict[str, Any]:
-    """The choice in words, and the verdict of each run."""
+def _choice_view(
+    choice: Choice | str,
+    records: Sequence[RunRecord],
+    differs: Sequence[tuple[str, list[str]]],
+) -> dict[str, Any]:
+    """The choice in words, with what differs of it, and the verdict of each run."""
     if isinstance(choice, str):
         return {"why_not": choice, "verdicts": []}
     names = {record.run_id: run_name(record.spec) for record in records}
     others = len(choice.tied) - 1
+    place = [record.run_id for record in records].index(choice.chosen)
     title = f"{choice.chosen} · {names[choice.chosen]}"
+    named = title.replace(",", "").split()
+    own = [f"{what} {v[place]}" for what, v in differs if v[place] and v[place] not in named]
+    title += "".join(f" · {one}" for one in own[:_MOST_DIFFERENCES])
     best = "It" if choice.chosen == choice.best else choice.best
     text = f"{best} has the highest {choice.criterion}"
     if others:

@@ -89,7 +89,7 @@ def view(asked: Asked) -> dict[str, Any]:
         "columns": headings(),
         "total": page.total,
         "jobs": rows_of(_jobs(asked)),
-        "demo": demonstrations(JobQueue(store.database)) if asked.demo else None,
+        "demo": demonstrations(JobQueue(store.database), store) if asked.demo else None,
         "answers": [(result.experiment_run, result.answer) for result in results],
         "machines": [
             (machine_id, machine_line(machines[machine_id], 90))

@@ -7,13 +7,15 @@ from typing import Any
 from cubemesh.exports.record_json import record_json
 from cubemesh.schema import RunRecord
 from cubemesh.schema.work import Train, TrainSteps
+from cubemesh.team.roles import Role
 from cubemesh.views import formatting
 from cubemesh.views.json_output import envelope
 from cubemesh.views.report.page import run_entry
 from cubemesh.web.commands import command_of
+from cubemesh.web.equivalence_form import equivalence_fields
 from cubemesh.web.page import Asked, Parameter
 from cubemesh.web.stored import experiment_runs_of, run_of
-from cubemesh.web.why_slow import why_slow, why_view
+from cubemesh.web.why_slow import step_of, why_slow, why_view
 
 PARAMETERS: tuple[Parameter, ...] = ()
 
@@ -30,7 +32,7 @@ def document(asked: Asked) -> dict[str, Any]:
         "record",
         record=record_json(record),
         answers=answers,
-        why_slow=why_slow(asked.store, record),
+        why_slow=why_slow(asked.store, step_of(record)),
     )
 
 
@@ -48,7 +50,10 @@ def view(asked: Asked) -> dict[str, Any]:
         "can_forecast": record.ok
         and isinstance(record.spec.work, Train | TrainSteps)
         and bool(record.ranks and record.figure("throughput_per_s")),
-        "why": why_view(store, record),
+        "why": why_view(store, step_of(record)),
+        "equivalence": equivalence_fields(record.spec, machine)
+        if record.ok and asked.person.role >= Role.MEMBER
+        else None,
         "machine_line": "" if machine is None else formatting.machine_line(machine, 90),
         "answers": [
             (one, command_of(one)) for one in experiment_runs_of(store, record)[:_MOST_ANSWERS]

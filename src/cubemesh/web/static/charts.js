@@ -1,5 +1,5 @@
-// Draws the curves of a run or job with uPlot, those of a running job as they grow; colours come from
-// the page, so they follow light and dark.
+// Draws the curves of a run or job with uPlot, those of a running job as they grow, and those of
+// several runs in one chart; colours come from the page, so they follow light and dark.
 (() => {
   "use strict";
 
@@ -16,6 +16,64 @@
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  const BINARY = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  const DECIMAL = ["", "k", "M", "G", "T", "P"];
+  const HALVES = Array.from({ length: 60 }, (_, power) => 2 ** power);
+
+  // Numbers of an axis or legend, all in one unit: 1.5 GiB, 2 MB, 20k.
+  function texts(values, unit) {
+    const binary = unit === "bytes";
+    const base = binary ? 1024 : 1000;
+    const least = unit.startsWith("bytes") ? base : 10000;
+    const largest = Math.max(0, ...values.map((value) => Math.abs(value ?? 0)));
+    let power = 0;
+    while (largest >= least && largest >= base ** (power + 1) && power < 5) power += 1;
+    let after = DECIMAL[power];
+    if (binary) after = ` ${BINARY[power]}`;
+    else if (unit === "bytes/s") after = ` ${DECIMAL[power]}B`;
+    return values.map((value) => {
+      if (value === null || value === undefined) return "";
+      const short = Number((value / base ** power).toPrecision(4)).toLocaleString("en");
+      return short + after;
+    });
+  }
+
+  const latest = (chart) => {
+    const { left } = chart.cursor;
+    if (left === undefined || left < 0) chart.setLegend({ idx: chart.data[0].length - 1 }, false);
+  };
+
+  // Several runs in one chart: colours, then dashes, tell them apart; the nearest is named.
+  function linesOf(curve, title) {
+    const DASHES = [[], [8, 4], [2, 3], [8, 3, 2, 3]];
+    return {
+      legend: { show: false },
+      focus: { alpha: 0.25 },
+      cursor: { sync: { key: curve.x_name }, focus: { prox: 24 } },
+      hooks: {
+        setSeries: [
+          (chart, index) => {
+            const small = title.querySelector("small");
+            const line = index ? curve.lines[index - 1] : null;
+            small.textContent = line ? `${line.run_id} · ${line.label}` : "";
+          },
+        ],
+      },
+      series: [
+        { label: curve.x_name },
+        ...curve.lines.map((line) => ({
+          label: line.run_id,
+          stroke: colour(`--c${(line.place % 8) + 1}`),
+          dash: DASHES[Math.floor(line.place / 8) % DASHES.length],
+          width: 1.5,
+          spanGaps: true,
+          points: { show: false },
+        })),
+      ],
+      bands: [],
+    };
+  }
+
   function options(curve, width) {
     const axis = {
       stroke: colour("--soft"),
@@ -29,18 +87,29 @@
       scales: { x: { time: false } },
       cursor: { sync: { key: curve.x_name } },
       legend: { live: true },
-      axes: [{ ...axis, size: 30 }, { ...axis, size: 62 }],
+      axes: [
+        { ...axis, size: 30 },
+        {
+          ...axis,
+          size: 62,
+          values: (chart, splits) => texts(splits, curve.unit),
+          ...(curve.unit === "bytes" ? { incrs: HALVES } : {}),
+        },
+      ],
+      hooks: { setCursor: [latest], ready: [latest] },
       series: [
-        { label: curve.x_name },
+        { label: curve.x_name, value: (chart, x) => texts([x], "")[0] || "–" },
         ...expectedLines(curve).map(([label]) => ({
           label,
           stroke: colour("--soft"),
           width: label === "expected" ? 1.5 : 0.5,
           dash: [6, 5],
+          value: (chart, y) => texts([y], curve.unit)[0] || "–",
           points: { show: false },
         })),
         {
-          label: curve.unit || "value",
+          label: curve.unit && !curve.unit.startsWith("bytes") ? curve.unit : curve.name,
+          value: (chart, y) => texts([y], curve.unit)[0] || "–",
           stroke: colour("--c1"),
           width: 1.5,
           points: { show: (chart) => chart.data[0].length < 40 },
@@ -59,7 +128,26 @@
   }
 
   function dataOf(curve) {
+    if (curve.lines) return window.uPlot.join(curve.lines.map((line) => [line.x, line.y]));
     return [curve.x, ...expectedLines(curve).map(([, value]) => curve.x.map(() => value)), curve.y];
+  }
+
+  // The runs of several curves with their colours.
+  function keyOf(shown) {
+    const key = document.createElement("ul");
+    key.className = "key";
+    const lines = new Map(shown.flatMap((curve) => curve.lines.map((line) => [line.place, line])));
+    for (const [place, line] of [...lines].sort(([a], [b]) => a - b)) {
+      const item = document.createElement("li");
+      const mark = document.createElement("span");
+      mark.style.background = colour(`--c${(place % 8) + 1}`);
+      const link = document.createElement("a");
+      link.href = `/runs/${encodeURIComponent(line.run_id)}`;
+      link.textContent = line.label || line.run_id;
+      item.append(mark, link);
+      key.append(item);
+    }
+    return key;
   }
 
   function draw() {
@@ -68,7 +156,7 @@
     place.replaceChildren();
     for (const curve of curves) {
       curve.chart = null;
-      if (curve.x.length < 2) continue;
+      if (curve.lines ? !curve.lines.some((line) => line.x.length > 1) : curve.x.length < 2) continue;
       const figure = document.createElement("figure");
       const title = document.createElement("figcaption");
       title.textContent = curve.name;
@@ -78,15 +166,22 @@
         source.textContent = `expected from ${curve.expected.source}`;
         title.append(source);
       }
+      if (curve.lines) title.append(document.createElement("small"));
       figure.append(title, box);
       place.append(figure);
-      const chart = new window.uPlot(options(curve, box.clientWidth || 300), dataOf(curve), box);
+      const own = options(curve, box.clientWidth || 300);
+      const chart = new window.uPlot(
+        curve.lines ? { ...own, ...linesOf(curve, title) } : own,
+        dataOf(curve),
+        box,
+      );
       charts.push(chart);
       curve.chart = chart;
       const canvas = figure.querySelector("canvas");
       canvas.setAttribute("role", "img");
       canvas.setAttribute("aria-label", `${curve.name} against ${curve.x_name}`);
     }
+    if (charts.length && curves[0].lines) place.prepend(keyOf(curves));
     if (!charts.length) {
       const none = document.createElement("p");
       none.className = "none";
@@ -122,7 +217,13 @@
       curve.y.push(y);
     }
     if (!curve.chart) draw();
-    else requestAnimationFrame(() => curve.chart && curve.chart.setData(dataOf(curve)));
+    else requestAnimationFrame(() => redraw(curve));
+  }
+
+  function redraw(curve) {
+    if (!curve.chart) return;
+    curve.chart.setData(dataOf(curve));
+    latest(curve.chart);
   }
 
   function resize() {

@@ -31,6 +31,7 @@
       const found = new DOMParser().parseFromString(await answer.text(), "text/html");
       for (const part of answer.ok ? document.querySelectorAll("[data-live]") : []) {
         const now = found.querySelector(`[data-live="${part.dataset.live}"]`);
+        part.hidden = !now;
         if (!now || part.contains(document.activeElement)) continue;
         if (now.innerHTML !== part.innerHTML) part.innerHTML = now.innerHTML;
       }

@@ -69,7 +69,7 @@ def outcome_from_error(
     if isinstance(error, (OutOfMemory, MemoryError)) or is_out_of_memory(error):
         return _out_of_memory(error, spec, limit_bytes, device)
     framework = entry(spec.program.framework)
-    if isinstance(error, ModuleNotFoundError) and error.name == framework.requires:
+    if isinstance(error, ModuleNotFoundError) and error.name in framework.modules:
         return not_installed(spec.program.framework)
     if isinstance(error, UserCodeError):
         facts = {"traceback": _traceback(error)} if error.__cause__ else {}

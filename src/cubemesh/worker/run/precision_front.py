@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
+from cubemesh.detection import detects
+from cubemesh.detection.labels import grid_of
 from cubemesh.frameworks.contract.program import NotInstalled, SupportsSnapshots, Unsupported
 from cubemesh.inference.build import BuildSettings, build, with_free_batch
 from cubemesh.inference.engines import float_engines, of_device
@@ -119,7 +121,12 @@ def _trained(task: Task, work: InferPrecision, network: Network) -> Graph:
         assert isinstance(program, SupportsSnapshots), "its framework offers `infer_precision`"
         with task.log.phase("train"):
             Training(
-                program=program, feed=feed, validation=validation, work=training, log=log
+                program=program,
+                feed=feed,
+                validation=validation,
+                work=training,
+                log=log,
+                grid=grid_of(network) if detects(network) else None,
             ).run()
         weights = dict(program.snapshot().weights)
     if "accuracy" in log.figures:

@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import cast
 
 from cubemesh.data.feed import Feed
+from cubemesh.detection import detects
+from cubemesh.detection.labels import grid_of
 from cubemesh.frameworks.ceiling_search import REST_S, try_out
-from cubemesh.frameworks.contract.program import Program
+from cubemesh.frameworks.contract.program import Program, Unsupported
 from cubemesh.measure.telemetry.telemetry import Telemetry
 from cubemesh.measure.validity import window_warnings
 from cubemesh.parallel.strategies import strategy
@@ -104,6 +106,7 @@ def train(task: Task) -> None:
                 history=begin.history,
                 same_weights=sync.same_weights,
                 one_model=sync.one_model(),
+                grid=grid_of(network) if detects(network) else None,
                 pause=PauseRequest(_path(task.pause_file), task.group),
             )
             windows = training.run()
@@ -130,6 +133,11 @@ def first_steps(task: Task) -> None:
     work, log = cast(FirstSteps, task.spec.work), task.log
     sync = strategy(task.spec.program.sync)
     network = network_of(work)
+    if detects(network):
+        raise Unsupported(
+            f"Replicas are compared by right answers, and {network.name} detects boxes. Choose a "
+            "network that classifies."
+        )
     with log.phase("data"):
         source = inputs.open_split(task.spec, network, "train")
         validation = inputs.open_split(task.spec, network, "validation")

@@ -3,15 +3,16 @@
 import datetime
 import os
 import socket
+import threading
 
 import pytest
 
 pytest.importorskip("torch")
 
-from torch.distributed import PrefixStore
+from torch.distributed import PrefixStore, TCPStore
 
 from cubemesh.frameworks.contract.kv_store import StoreClient, serve_store
-from cubemesh.frameworks.pytorch.distributed.stores import RelayedStore, open_store
+from cubemesh.frameworks.pytorch.distributed.stores import RelayedStore, TorchStore, open_store
 from listening_sockets import listening
 
 
@@ -43,3 +44,19 @@ def test_rank_0_of_another_launcher_listens_at_the_address_given(monkeypatch):
     assert listening(os.getpid()) - before == {("127.0.0.1", port)}
     store.set("a", "1")
     assert store.get("a") == b"1"
+
+
+def test_rank_0_serves_its_store_until_every_rank_has_left():
+    limit = datetime.timedelta(seconds=600)
+    served = TCPStore("127.0.0.1", 0, 2, True, limit, wait_for_workers=False)
+    first, second = (
+        TorchStore(served),
+        TorchStore(TCPStore("127.0.0.1", served.port, 2, False, limit)),
+    )
+    leaving = threading.Thread(target=first.leave, args=(0, 2, 600), daemon=True)
+    leaving.start()
+    second.put("last", 7)
+    assert second.get("last", 600) == 7
+    assert leaving.is_alive()
+    second.leave(1, 2, 600)
+    leaving.join()

@@ -5,7 +5,10 @@ function. Small networks of each family: GPT-2 has queries, keys and values in o
 embedding that is the output matrix, and a vocabulary that does not divide; BERT has dropout; ViT's
 positions do not divide, and its block is computed again for each of two micro-batches; the
 Llama-like network has fewer heads of keys and values, and runs on a mesh of data × tensor
-parallel."""
+parallel. Of the convolutional networks only the fully connected layers are divided
+(`hybrid-by-layer`), with classes that do not divide: AlexNet's dropout is before and after the
+gather; another has batch normalization before and after, and two heads; of the third both parts are
+computed again for each of two micro-batches."""
 
 import dataclasses
 import importlib
@@ -28,6 +31,7 @@ from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsuppo
 from cubemesh.frameworks.pytorch import build, join, launch
 from cubemesh.measure.attribution.transfers import Transfers
 from cubemesh.networks.assembly import of_documents
+from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.layers import Attention
 from cubemesh.networks.transformer_sizes import transformer
 from cubemesh.networks.zoo.bert import bert
@@ -46,10 +50,38 @@ SIZES = {
     "llama": "llama:hidden=8,layers=1,heads=4,kv_heads=2,ffn=32,vocabulary=13",
 }
 PAIRS, MESH = ("gpt", "bert", "vit"), ("llama",)
+BY_LAYER = ("alexnet", "normalized", "recomputed")
+CONV2 = ("conv2.bias", "conv2.weight")
 KINDS = ("own gradient", "gradient", "w/", "r/", "loss", "scores")
 
 
+def convolutional(name):
+    """As AlexNet ends; `normalized`: with batch normalization and an auxiliary head."""
+    net = NetworkBuilder(name)
+    rate = 0.0 if name == "recomputed" else 0.5
+    with net.segment("features"):
+        x = net.conv(net.input("image", (3, 8, 8)), 4, kernel=3, padding=1, name="conv1")
+        if name == "normalized":
+            x = net.batch_norm(x, name="bn1")
+        early = net.max_pool(net.relu(x, name="relu1"), 2, stride=2, name="pool1")
+        x = net.relu(net.conv(early, 6, kernel=3, padding=1, name="conv2"), name="relu2")
+        x = net.flatten(x, name="flatten")
+    with net.segment("hidden"):
+        x = net.linear(net.dropout(x, rate, name="drop6"), 8, name="fc6")
+        if name == "normalized":
+            aux = net.linear(net.flatten(early, name="early"), 5, name="aux")
+            net.classify(aux, weight=0.3, train_only=True)
+            x = net.batch_norm(x, name="bn6")
+        x = net.dropout(net.relu(x, name="relu6"), rate, name="drop7")
+    with net.segment("classifier"):
+        x = net.relu(net.linear(x, 6, name="fc7"), name="relu7")
+        net.classify(net.linear(x, 5, name="fc8"))
+    return net.build()
+
+
 def network_of(name):
+    if name in BY_LAYER:
+        return convolutional(name)
     if name == "vit":
         return vit("small-vit", 32, 10, width=8, depth=1, heads=2)
     sizes = transformer(SIZES[name])
@@ -82,10 +114,11 @@ def request_of(network, settings, sync, group, device="cpu", **work):
 def program_of(name, group, size=None, device="cpu"):
     settings = ProgramSettings(
         precision="fp64",
-        sync="tensor-parallel" if size else "none",
+        sync=("hybrid-by-layer" if name in BY_LAYER else "tensor-parallel") if size else "none",
         tensor_parallel_size=size,
-        bucket_bytes=2048,
-        deterministic=name == "bert",
+        bucket_bytes=512 if name in BY_LAYER else 2048,
+        deterministic=name in ("bert", *BY_LAYER),
+        batch_norm="global" if name in BY_LAYER and size else "device",
     )
     sync = strategies.make(settings.sync, group)
     sync.configure(settings)
@@ -93,6 +126,8 @@ def program_of(name, group, size=None, device="cpu"):
     work, recomputed = {}, ()
     if name == "vit" and size:
         work, recomputed = {"accumulation_steps": 2}, ("layer0",)
+    if name == "recomputed" and size:
+        work, recomputed = {"accumulation_steps": 2}, ("features", "hidden")
     request = request_of(network, settings, sync, group, device, **work)
     program = build(dataclasses.replace(request, recomputed=recomputed))
     program.load(network.draw(1))
@@ -152,7 +187,22 @@ def rank(folder):
             assert all(t.issued <= t.waited <= t.ended for t in seen)
         np.savez(Path(folder, f"{name}-{group.rank}.npz"), **found)
         program.close()
+    for name in BY_LAYER:
+        network, program = program_of(name, group, group.size)
+        part = own_samples(group)
+        found = train(network, program, part)
+        if name == "alexnet":
+            found |= resumed(network, program, part)
+            found |= {f"bytes/{n}": np.array(b) for n, b in program.memory_by_kind().items()}
+            found["buckets"] = np.array([n for b in program.buckets for n in b.parameters])
+        np.savez(Path(folder, f"{name}-{group.rank}.npz"), **found)
+        program.close()
     group.close()
+
+
+def own_samples(group):
+    each = GLOBAL_BATCH // group.size
+    return slice(group.rank * each, (group.rank + 1) * each)
 
 
 def gpu_rank(folder):
@@ -164,6 +214,18 @@ def gpu_rank(folder):
         found = train(network, program)
         if name == "gpt":
             found |= resumed(network, program)
+        np.savez(Path(folder, f"{name}-{group.rank}.npz"), **found)
+        program.close()
+    group.close()
+
+
+def gpu_by_layer_rank(folder):
+    """What each of two processes with a GPU does."""
+    device = f"cuda:{os.environ['LOCAL_RANK']}"
+    group = join(device, 60.0)
+    for name in BY_LAYER:
+        network, program = program_of(name, group, group.size, device)
+        found = train(network, program, own_samples(group))
         np.savez(Path(folder, f"{name}-{group.rank}.npz"), **found)
         program.close()
     group.close()
@@ -188,7 +250,7 @@ def ranks(tmp_path_factory):
     subprocess.run([sys.executable, __file__, folder], check=True)
     return {
         (name, n): dict(np.load(folder / f"{name}-{n}.npz"))
-        for names, count in ((PAIRS, 2), (MESH, 4))
+        for names, count in ((PAIRS, 2), (BY_LAYER, 2), (MESH, 4))
         for name in names
         for n in range(count)
     }
@@ -198,10 +260,10 @@ def ranks(tmp_path_factory):
 def alone():
     """Network → what one process finds."""
     found = {}
-    for name in (*PAIRS, *MESH):
+    for name in (*PAIRS, *MESH, *BY_LAYER):
         network, program = program_of(name, SingleProcessGroup())
         found[name] = train(network, program)
-        if name == "gpt":
+        if name in ("gpt", "alexnet"):
             found[name] |= resumed(network, program)
     return found
 
@@ -217,6 +279,20 @@ def test_layers_divided_over_two_gpus_equal_those_of_one(tmp_path):
             expected |= resumed(network, program)
         for n in range(2):
             assert_close(np.load(tmp_path / f"{name}-{n}.npz"), expected, *KINDS)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="PyTorch finds no two GPUs here")
+def test_a_hybrid_by_layer_of_two_gpus_equals_one(tmp_path):
+    subprocess.run([sys.executable, __file__, tmp_path, "gpu-by-layer"], check=True, timeout=300)
+    for name in BY_LAYER:
+        network, program = program_of(name, SingleProcessGroup(), device="cuda:0")
+        expected = train(network, program)
+        found = [np.load(tmp_path / f"{name}-{n}.npz") for n in range(2)]
+        for one in found:
+            assert_close(one, expected, "gradient", "w/", "loss")
+        scores = np.concatenate([one["scores"] for one in found])
+        assert_close({"scores": scores}, expected, "scores")
 
 
 def assert_close(found, expected, *kinds):
@@ -247,6 +323,33 @@ def test_a_mesh_of_data_and_tensor_parallel_equals_one_device(ranks, alone):
     np.testing.assert_allclose(
         (found[0]["loss"] + found[2]["loss"]) / 2, alone["llama"]["loss"], rtol=1e-10
     )
+
+
+@pytest.mark.parametrize("name", BY_LAYER)
+def test_a_hybrid_by_layer_equals_one_device_with_the_samples_of_all(ranks, alone, name):
+    found, expected = [ranks[name, n] for n in range(2)], alone[name]
+    for one in found:
+        assert_close(one, expected, "gradient", "w/", "loss")
+    own = [kind for kind in expected if kind.startswith("own gradient")]
+    means = {kind: (found[0][kind] + found[1][kind]) / 2 for kind in own}
+    assert_close(means, expected, "own gradient")
+    assert (found[0]["own gradient/conv1.weight"] != found[1]["own gradient/conv1.weight"]).any()
+    assert (found[0]["own gradient/fc6.weight"] == found[1]["own gradient/fc6.weight"]).all()
+    scores = np.concatenate([one["scores"] for one in found])
+    assert_close({"scores": scores}, expected, "scores")
+
+
+def test_a_rank_of_a_hybrid_by_layer_has_a_part_of_the_fully_connected_layers(ranks, alone):
+    """8, 6 and 5 features on two devices, and all of the convolutions, which are averaged."""
+    whole = {n: p.nbytes for n, p in alone["alexnet"].items() if n.startswith("w/")}
+    for n, classes in ((0, 3), (1, 2)):
+        found = ranks["alexnet", n]
+        parts = {"fc6": 4 / 8, "fc7": 3 / 6, "fc8": classes / 5}
+        own = sum(size * parts.get(name[2:5], 1) for name, size in whole.items())
+        assert found["bytes/weights"] == found["bytes/gradients"] == own
+        assert found["bytes/optimizer"] == own, "momentum"
+        assert sorted(found["buckets"]) == ["conv1.bias", "conv1.weight", *CONV2]
+        assert_close(found, alone["alexnet"], "s/optimizer", "r/")
 
 
 def test_a_snapshot_is_that_of_one_device_and_resumes(ranks, alone):
@@ -328,6 +431,8 @@ def test_dropout_that_all_devices_draw_alike_is_not_computed_again():
 if __name__ == "__main__":
     if sys.argv[2:] == ["gpu"]:
         jobs = ((gpu_rank, 2),)
+    elif sys.argv[2:] == ["gpu-by-layer"]:
+        jobs = ((gpu_by_layer_rank, 2),)
     else:
         jobs = ((rank, 2), (mesh_rank, 4))
         # Once, before the ranks are forked; a fork could not use a GPU afterwards.

@@ -24,7 +24,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -41,6 +40,7 @@ from cubemesh.frameworks.pytorch.distributed.graph_partition import (
     stages_of,
     write_calls,
 )
+from cubemesh.frameworks.pytorch.distributed.group import ALL_GATHER, REDUCE_SCATTER
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.lowerings import ATTRIBUTES
 from cubemesh.frameworks.pytorch.module import BuiltNetwork, define, identifiers
@@ -58,12 +58,8 @@ from cubemesh.frameworks.pytorch.profiling.activation_hooks import (
 from cubemesh.frameworks.pytorch.program import PyTorchProgram, total_loss
 from cubemesh.frameworks.pytorch.recomputation import recomputed_stage
 from cubemesh.frameworks.pytorch.runtime import AUTOCAST_TYPES
-from cubemesh.networks.graph import Network, ShardedUnit, follows_weights, sharded_units
+from cubemesh.networks.graph import Head, Network, ShardedUnit, follows_weights, sharded_units
 from cubemesh.schema.work import Training
-
-# Of one array; they have other names from PyTorch 2.13 on.
-_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class FullyShardedProgram(PyTorchProgram):
@@ -78,6 +74,9 @@ class FullyShardedProgram(PyTorchProgram):
         """This rank's rows of each parameter, as the optimizer reads them."""
         dtype = AUTOCAST_TYPES.get(request.program.precision)
         self._low_precision = dtype if follows_weights(request.network) else None
+        self._loss_of = self._compiled(
+            partial(_loss_of, request.network.heads, self._low_precision is not None)
+        )
         super().__init__(request)
         if self._low_precision is not None:
             self._autocast = nullcontext()
@@ -102,6 +101,7 @@ class FullyShardedProgram(PyTorchProgram):
             units=units,
             recomputed=request.recomputed,
             dtype=self._low_precision,
+            compiled=self._compiled,
         )
         device = torch.device(self.device)
         self._root._apply(  # type: ignore[no-untyped-call]
@@ -114,6 +114,10 @@ class FullyShardedProgram(PyTorchProgram):
         parameters = {name: _parameter(owner, key) for name, (owner, key) in places.items()}
         return replace(built, parameters=parameters, state=state)
 
+    def _compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """What computes a unit, or the loss, in a training step."""
+        return run
+
     def _backward(self, placed: Placed) -> None:
         for parameter in self._built.parameters.values():
             parameter.grad = None
@@ -123,10 +127,8 @@ class FullyShardedProgram(PyTorchProgram):
         """The loss of the scores in fp32."""
         *inputs, labels = placed
         with self._autocast:
-            values = self._run(*inputs)
-            if self._low_precision is not None:
-                values = tuple(value.float() for value in values)
-            return total_loss(self._heads, values, labels)
+            loss: Tensor = self._loss_of(self._run(*inputs), labels)
+            return loss
 
     def _start_optimizer(self) -> None:
         local = {name: _local(parameter) for name, parameter in self._built.parameters.items()}
@@ -236,7 +238,7 @@ class FullyShardedProgram(PyTorchProgram):
 
     def close(self) -> None:
         """See `Program`."""
-        del self._root, self._shards
+        del self._root, self._shards, self._loss_of
         super().close()
 
     def _optimizer_arrays(self) -> dict[str, Array]:
@@ -278,6 +280,15 @@ class FullyShardedProgram(PyTorchProgram):
         """This rank's rows of an array, as `torch.chunk` divides it."""
         each = -(-len(whole) // self._ranks.size)
         return whole[each * self._ranks.rank : each * (self._ranks.rank + 1)]
+
+
+def _loss_of(
+    heads: Sequence[Head], low_precision: bool, values: Sequence[Tensor], labels: Tensor
+) -> Tensor:
+    """The loss, in fp32 at least."""
+    if low_precision:
+        values = tuple(value.float() for value in values)
+    return total_loss(heads, values, labels)
 
 
 class ShardedOptimizerProgram(PyTorchProgram):
@@ -329,13 +340,6 @@ class ShardedOptimizerProgram(PyTorchProgram):
         state_dict.restore_arrays(arrays, own.optim, self._built.parameters, self.device)
 
 
-def sharded_program(request: BuildRequest, sync: ShardedSync) -> PyTorchProgram:
-    """The program of a sharded strategy."""
-    if sync.zero_stage > 1:
-        return FullyShardedProgram(request, sync)
-    return ShardedOptimizerProgram(request, sync)
-
-
 class _Unit(nn.Module):
     """The layers of a unit, and the function of their forward pass."""
 
@@ -359,9 +363,11 @@ def sharded_root(
     units: Sequence[ShardedUnit],
     recomputed: Sequence[str] = (),
     dtype: torch.dtype | None = None,
+    compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda run: run,
 ) -> nn.Module:
     """A module from the inputs of `built` to the values of its heads whose parameters, those of the
-    layers, are divided over `ranks`; `dtype` is that of gathered weights, None their own."""
+    layers, are divided over `ranks`; `dtype` is that of gathered weights, None their own;
+    `compiled` compiles the function of a unit."""
     network = built.network
     nodes = {node.name: node for node in network.nodes}
     *early, last = stages_of(
@@ -373,7 +379,7 @@ def sharded_root(
     children: dict[str, nn.Module] = {}
     modules: list[nn.Module] = []
     for stage, unit in zip(stages, units, strict=True):
-        run = stage_function(built, stage, built.layers, None)
+        run = compiled(stage_function(built, stage, built.layers, None))
         if not set(unit.segments).isdisjoint(recomputed):
             run = recomputed_stage(run, built, stage)
         layers = {node.name: built.layers[node.name] for node in stage.nodes}
@@ -420,7 +426,7 @@ class _TimedAllGather(_Timed):
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> None:
         """Gather the ranks' arrays."""
-        call = partial(_ALL_GATHER, output_tensor, input_tensor, group=group)
+        call = partial(ALL_GATHER, output_tensor, input_tensor, group=group)
         observed(self._group, call, output_tensor.nbytes)
 
 
@@ -434,7 +440,7 @@ class _TimedReduceScatter(_Timed):
         async_op: bool = False,
     ) -> None:
         """Add the ranks' arrays; each gets its part."""
-        call = partial(_REDUCE_SCATTER, output_tensor, input_tensor, op=op, group=group)
+        call = partial(REDUCE_SCATTER, output_tensor, input_tensor, op=op, group=group)
         observed(self._group, call, input_tensor.nbytes)
 
 

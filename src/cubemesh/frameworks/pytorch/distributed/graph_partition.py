@@ -60,6 +60,26 @@ def parts_of(network: Network) -> list[tuple[str, tuple[Node, ...]]]:
     return [(name, nodes) for name, nodes in parts if nodes]
 
 
+def parts_around(
+    network: Network, apart: Callable[[Node], bool]
+) -> list[tuple[str, tuple[Node, ...]]]:
+    """The nodes that some head needs, in execution order: each for which `apart` holds by itself,
+    and those between two of them together."""
+    parts: list[tuple[str, tuple[Node, ...]]] = []
+    between: list[Node] = []
+    for node in network.needed():
+        if not apart(node):
+            between.append(node)
+            continue
+        if between:
+            parts.append((between[0].segment, tuple(between)))
+            between = []
+        parts.append((node.name, (node,)))
+    if between:
+        parts.append((between[0].segment, tuple(between)))
+    return parts
+
+
 def stages_of(network: Network, parts: Sequence[tuple[str, tuple[Node, ...]]]) -> tuple[Stage, ...]:
     """A stage for each of `parts`: names and nodes, which are all that the heads need."""
     heads = tuple(dict.fromkeys(head.value for head in network.heads))

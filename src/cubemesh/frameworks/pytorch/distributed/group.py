@@ -29,6 +29,9 @@ from cubemesh.frameworks.pytorch.distributed.stores import TorchStore, open_stor
 
 DUMPS = ("NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE")
 """Files that NCCL writes its topology and graphs to when a communicator is initialized."""
+# Of one array; they have other names from PyTorch 2.13 on.
+ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 LOW_PRECISION = torch.bfloat16
 """Of 16-bit gradient communication: with fp32's range no gradient overflows at any loss scale."""
 
@@ -103,6 +106,8 @@ class TorchGroup(StoreGroup):
         if self._log is not None:
             self._log.close()
         dist.destroy_process_group()
+        if isinstance(self._store, TorchStore):
+            self._store.leave(self.rank, self.size, self._timeout_s)
 
 
 class _Transfer:

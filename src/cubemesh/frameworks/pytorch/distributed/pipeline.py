@@ -40,6 +40,7 @@ from cubemesh.frameworks.pytorch.distributed.model_parallel import ModelParallel
 from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import SyncDropout
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.profiling.activation_hooks import InspectCallback
+from cubemesh.frameworks.pytorch.program import detection_loss
 from cubemesh.networks.graph import Head
 from cubemesh.networks.layers import BatchNorm, Dropout
 
@@ -196,8 +197,13 @@ class PipelineProgram(ModelParallelProgram):
         return list(zip(*(torch.tensor_split(array, parts) for array in placed), strict=True))
 
     def _label_count(self, placed: Placed) -> Tensor | None:
-        """Labels that count in the batch's mean loss; None but on the last stage."""
-        return (placed[-1] != PADDING).sum() if self._stage == self._last else None
+        """Labels that count in the batch's mean loss, or its images where each has a grid of them;
+        None but on the last stage."""
+        if self._stage != self._last:
+            return None
+        labels = placed[-1]
+        counted = labels if labels.dim() < 3 else labels.new_zeros(len(labels))
+        return (counted != PADDING).sum()
 
     def _sum(self, losses: Sequence[Tensor]) -> Tensor:
         if not losses:
@@ -324,8 +330,10 @@ class PipelineProgram(ModelParallelProgram):
 def _loss_share(
     heads: Sequence[Head], scores: Sequence[Tensor], labels: Tensor, count: Tensor
 ) -> Tensor:
-    """A micro-batch's share of `total_loss` of a batch with `count` labels. Every head is a
-    cross-entropy: a network with a penalty cannot be cut into stages."""
+    """A micro-batch's share of `total_loss` of a batch with `count` labels, or images of a grid of
+    cells. No head is a penalty: a network with one cannot be cut into stages."""
+    if heads[0].loss == "detection":
+        return detection_loss(scores[0], labels) * len(labels) / count
     labels = labels.flatten()
     losses = [
         head.weight

@@ -12,6 +12,7 @@ No value is ever unpickled: they are JSON, and NCCL's and gloo's own binary form
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import json
 import os
@@ -109,6 +110,16 @@ class TorchStore:
     def get(self, key: str, timeout_s: float) -> Any:
         """See `ValueStore`; the time limit is that of the process group."""
         return json.loads(self._store.get(key))
+
+    def leave(self, rank: int, size: int, timeout_s: float) -> None:
+        """Say that this rank needs the store no more. Rank 0, whose process may serve it, returns
+        when all others have left, or after `timeout_s`: one of them died."""
+        if rank != 0:
+            self._store.set(f"cubemesh/left/{rank}", "")
+            return
+        others = [f"cubemesh/left/{other}" for other in range(1, size)]
+        with contextlib.suppress(RuntimeError):
+            self._store.wait(others, datetime.timedelta(seconds=timeout_s))
 
 
 def _launchers_store(environ: Mapping[str, str], size: int, timeout: datetime.timedelta) -> Store:

@@ -43,6 +43,7 @@ from cubemesh.networks.layers import Dropout
 
 PLACEMENTS: Mapping[ValueLayout, Placement] = {
     "whole": Replicate(),
+    "samples": Shard(0),
     "positions": Shard(1),
     "features": Shard(-1),
     "sum": Partial(),
@@ -127,15 +128,16 @@ class _Moved(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, value: DTensor, target: Placement, back: Placement, moves: Moves
+        ctx: Any, value: DTensor, target: Placement, back: Placement, times: int, moves: Moves
     ) -> DTensor:
-        ctx.back, ctx.moves = back, moves
+        ctx.back, ctx.times, ctx.moves = back, times, moves
         moved = moves.move(value, target)
         return moved.view_as(moved) if moved is value else moved  # type: ignore[return-value]
 
     @staticmethod
     def backward(ctx: Any, *gradients: DTensor) -> tuple[DTensor | None, ...]:
-        return ctx.moves.move(gradients[0], ctx.back), None, None, None
+        moved = ctx.moves.move(gradients[0], ctx.back)
+        return moved * ctx.times if ctx.times > 1 else moved, None, None, None, None
 
 
 class Redistributed(nn.Module):
@@ -147,6 +149,8 @@ class Redistributed(nn.Module):
         self._source, self._target = PLACEMENTS[layer.source], PLACEMENTS[layer.target]
         back = "whole" if layer.source == "sum" else layer.source
         self._back = PLACEMENTS[back]
+        # The loss is the mean over all samples, and gradients of own samples are averaged.
+        self._times = moves.mesh.size() if layer.source == "samples" else 1
 
     def forward(self, x: Tensor) -> Tensor:
         """The device's part of a value → its part in the other layout; a DTensor where divided
@@ -155,7 +159,9 @@ class Redistributed(nn.Module):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # as its readers would
         if not isinstance(x, DTensor):
             x = DTensor.from_local(x, self._moves.mesh, [self._source], run_check=False)
-        moved: DTensor = _Moved.apply(x, self._target, self._back, self._moves)  # type: ignore[no-untyped-call]
+        moved: DTensor = _Moved.apply(  # type: ignore[no-untyped-call]
+            x, self._target, self._back, self._times, self._moves
+        )
         return moved if self.layer.multiplied else moved.to_local()
 
     def extra_repr(self) -> str:
@@ -242,9 +248,11 @@ def divide_modules(
     moves: Moves,
     device: str,
     dropout: Callable[[Dropout, ValueLayout], nn.Module],
+    of_samples: Callable[[nn.Module], nn.Module] = lambda module: module,
 ) -> DividedModules:
     """The modules of the divided network on `device`, from those of the whole network without
-    memory (on the `meta` device); `dropout` makes the module of a dropout layer."""
+    memory (on the `meta` device); `dropout` makes the module of a dropout layer, `of_samples` that
+    of a layer that computes the device's own samples."""
     network, mesh = divided.network, moves.mesh
     partial: set[str] = set()
     axes = divided.axes
@@ -270,10 +278,12 @@ def divide_modules(
         if isinstance(node.layer, Redistribution):
             layers[node.name] = Redistributed(node.layer, moves)
             continue
-        if isinstance(node.layer, Dropout):
-            layers[node.name] = dropout(node.layer, divided.layouts[node.name])
+        layout = divided.layouts[node.name]
+        if isinstance(node.layer, Dropout) and layout != "samples":
+            layers[node.name] = dropout(node.layer, layout)
             continue
-        layers[node.name] = module = whole.layers[node.name]
+        module = whole.layers[node.name]
+        layers[node.name] = module = of_samples(module) if layout == "samples" else module
         viewed = _divide(node, module, divided, mesh, partial)
         for role, name in node.state.items():
             setattr(module, ATTRIBUTES.get(role, role), state[name])

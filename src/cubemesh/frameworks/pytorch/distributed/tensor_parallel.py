@@ -60,7 +60,7 @@ class TensorParallelProgram(PyTorchProgram):
     with the same batches."""
 
     def __init__(self, request: BuildRequest, sync: TensorParallelSync) -> None:
-        _check(request)
+        self._check(request)
         self._whole = request.network
         self._divided = sync.divide(request.network)
         self._replica = sync.group.rank // sync.size
@@ -72,6 +72,7 @@ class TensorParallelProgram(PyTorchProgram):
         self._mesh = mesh["tensor"]
         self._own_tensor = mesh.get_group("tensor")
         self._group = sync.group
+        self._moves = Moves(self._mesh, sync.group)
         sync.use_replicas(_Replicas(mesh.get_group("data"), sync.group))  # type: ignore[arg-type]
         self._own: dict[str, Tensor] | None = None
         """Of an inspected step: the gradients before they are averaged."""
@@ -83,24 +84,48 @@ class TensorParallelProgram(PyTorchProgram):
         self._draws_alike = drawn_alike(request, self._divided) != ""
         super().__init__(replace(request, network=self._divided.network))
 
+    def _check(self, request: BuildRequest) -> None:
+        """Unsupported for settings that tensor parallelism has not."""
+        check_divided_arrays(request)
+        settings = request.program
+        if settings.decode_location == "device":
+            raise Unsupported(
+                f"sync={request.sync.name} does not support decoding on the device. Set "
+                "decode_location=host."
+            )
+        normalizes = any(isinstance(node.layer, BatchNorm) for node in request.network.nodes)
+        if settings.batch_norm == "global" and normalizes:
+            raise Unsupported(
+                f"batch_norm=global: with sync={request.sync.name} {request.network.name} "
+                "normalizes over the samples of one replica. Leave batch_norm out, or set "
+                "sync=all-reduce."
+            )
+
     def _build(self, request: BuildRequest) -> BuiltNetwork:
+        own_samples = {
+            name for name, layout in self._divided.layouts.items() if layout == "samples"
+        }
         whole = build_modules(
             self._whole,
             device="meta",
             dtype=self._dtype,
             memory_format=self._memory_format,
-            overwrite=False,
+            overwrite=bool(own_samples) and not request.recomputed,
+            not_overwriting=[n.name for n in self._whole.nodes if n.name not in own_samples],
         )
         drawn_for_all = (self._replica, self._replicas) if self._settings.deterministic else None
 
         def dropout(layer: Dropout, layout: ValueLayout) -> nn.Module:
             return DividedDropout(layer, layout, self._mesh, self._shared, drawn_for_all)
 
-        moves = Moves(self._mesh, self._group)
         self._modules: DividedModules = divide_modules(
-            whole, self._divided, moves, self.device, dropout
+            whole, self._divided, self._moves, self.device, dropout, self._of_samples
         )
         return self._modules.built
+
+    def _of_samples(self, layer: nn.Module) -> nn.Module:
+        """The module of a layer that computes the rank's own samples."""
+        return layer
 
     def _make_buckets(self) -> GradientBuckets | None:
         return buckets_for(self._sync, self._built.parameters, self._modules.leaves)
@@ -135,7 +160,12 @@ class TensorParallelProgram(PyTorchProgram):
     def _forward(self, placed: Placed) -> Tensor:
         *inputs, labels = placed
         with self._autocast:
-            return _plain(total_loss(self._heads, self._run(*inputs), labels, _plain))
+            values = self._run(*inputs)
+            return plain(total_loss(self._heads, values, self._labels(labels), plain))
+
+    def _labels(self, labels: Tensor) -> Tensor:
+        """Those of the samples that the scores are of."""
+        return labels
 
     def evaluate(self, placed: Placed) -> Array:
         """Scores, on every rank; all ranks of a replica must call it."""
@@ -143,8 +173,12 @@ class TensorParallelProgram(PyTorchProgram):
         with torch.no_grad(), self._autocast:
             (scores,) = self._built.evaluation(*placed[:-1])
         self.module.train()
-        array: Array = _plain(scores).to("cpu", dtype=self._dtype).numpy()
+        array: Array = self._scores(plain(scores)).to("cpu", dtype=self._dtype).numpy()
         return array
+
+    def _scores(self, scores: Tensor) -> Tensor:
+        """Those of the rank's own samples."""
+        return scores
 
     def translate(self, sources: Array, search: BeamSearch) -> list[list[int]]:
         """Unsupported: its layers are called token by token, on one device."""
@@ -159,9 +193,9 @@ class TensorParallelProgram(PyTorchProgram):
         self._own = {}
         self._backward(placed)
         gradients = {name: p.grad for name, p in self._built.parameters.items()}
-        own = self._own or gradients
         if self._own:
             self._add_partial(self._own)
+        own = gradients | self._own
         self._own = None
         for kind, found in (("own gradient", own), ("gradient", gradients)):
             for name in self._whole.parameters:
@@ -293,31 +327,16 @@ class _Mean:
         self._array.div_(self._size)
 
 
-def _check(request: BuildRequest) -> None:
-    """Unsupported for settings that tensor parallelism has not."""
-    check_divided_arrays(request)
-    settings = request.program
-    if settings.decode_location == "device":
-        raise Unsupported(
-            f"sync={request.sync.name} does not support decoding on the device. Set "
-            "decode_location=host."
-        )
-    normalizes = any(isinstance(node.layer, BatchNorm) for node in request.network.nodes)
-    if settings.batch_norm == "global" and normalizes:
-        raise Unsupported(
-            f"batch_norm=global: with sync={request.sync.name} {request.network.name} normalizes "
-            "over the samples of one replica. Leave batch_norm out, or set sync=all-reduce."
-        )
-
-
 def drawn_alike(request: BuildRequest, divided: DividedNetwork) -> str:
     """The first dropout whose numbers all devices of a replica draw alike, from their shared
     generator; empty without one."""
     if request.program.deterministic:
         return ""
     for node in divided.network.nodes:
-        layer, whole = node.layer, divided.layouts[node.name] == "whole"
-        if isinstance(layer, Dropout) and layer.rate and (whole or layer.per_sample):
+        layer, layout = node.layer, divided.layouts[node.name]
+        if not isinstance(layer, Dropout) or not layer.rate or layout == "samples":
+            continue
+        if layout == "whole" or layer.per_sample:
             return node.name
     return ""
 
@@ -349,6 +368,6 @@ def check_recomputed(request: BuildRequest, divided: DividedNetwork) -> None:
         )
 
 
-def _plain(value: Tensor) -> Tensor:
+def plain(value: Tensor) -> Tensor:
     """A DTensor's whole value; any other tensor."""
     return value.full_tensor() if isinstance(value, DTensor) else value

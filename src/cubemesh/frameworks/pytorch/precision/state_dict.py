@@ -15,11 +15,15 @@ import torch
 from torch import Tensor, nn, optim
 
 from cubemesh.batches import Array
-from cubemesh.errors import UsageError
+from cubemesh.frameworks.contract.snapshot import (
+    GENERATOR,
+    OPTIMIZER,
+    generator_states,
+    parameter_and_slot,
+)
 
-_OPTIMIZER = "optimizer."
-_HOST_GENERATOR = "random.cpu"
-_DEVICE_GENERATOR = "random.cuda"
+_HOST, _DEVICE = "cpu", "cuda"
+"""Names of the generators."""
 
 
 def _unchanged(name: str, value: Tensor) -> Tensor:
@@ -35,16 +39,16 @@ def snapshot_arrays(
     """Copies of the optimizer's arrays, by parameter and name, and of the generators' states.
     `whole` maps a parameter's name and an array of its shape to the array to store."""
     arrays = {
-        f"{_OPTIMIZER}{name}.{key}": to_host(
+        f"{OPTIMIZER}{name}.{key}": to_host(
             whole(name, value) if value.shape == parameter.shape else value
         )
         for name, parameter in parameters.items()
         for key, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
-    arrays[_HOST_GENERATOR] = to_host(torch.get_rng_state())
+    arrays[GENERATOR + _HOST] = to_host(torch.get_rng_state())
     if torch.device(device).type == "cuda":
-        arrays[_DEVICE_GENERATOR] = to_host(torch.cuda.get_rng_state(device))
+        arrays[GENERATOR + _DEVICE] = to_host(torch.cuda.get_rng_state(device))
     return arrays
 
 
@@ -57,22 +61,15 @@ def restore_arrays(
 ) -> None:
     """Restore what `snapshot_arrays` returned; `part` is the inverse of its `whole`. UsageError for
     another optimizer or device."""
-    arrays = dict(arrays)
-    try:
-        torch.set_rng_state(torch.from_numpy(arrays.pop(_HOST_GENERATOR)))
-        if torch.device(device).type == "cuda":
-            state = torch.from_numpy(arrays.pop(_DEVICE_GENERATOR))
-            torch.cuda.set_rng_state(state, device)
-    except KeyError as missing:
-        raise UsageError(
-            f"the snapshot has no {missing}: it is from another kind of device than {device}. "
-            "Resume on a device of the same kind."
-        ) from None
+    on_gpu = torch.device(device).type == "cuda"
+    states = generator_states(arrays, (_HOST, _DEVICE) if on_gpu else (_HOST,), device)
+    torch.set_rng_state(torch.from_numpy(states[_HOST]))
+    if on_gpu:
+        torch.cuda.set_rng_state(torch.from_numpy(states[_DEVICE]), device)
     for name, array in arrays.items():
-        owner, _, key = name.removeprefix(_OPTIMIZER).rpartition(".")
-        if owner not in parameters:
-            raise UsageError(f"the snapshot has '{name}', and the network has no such parameter.")
-        _set(optimizer, parameters[owner], key, part(owner, torch.from_numpy(array)))
+        if name.startswith(OPTIMIZER):
+            owner, key = parameter_and_slot(name, parameters)
+            _set(optimizer, parameters[owner], key, part(owner, torch.from_numpy(array)))
 
 
 def _set(optimizer: optim.Optimizer, parameter: nn.Parameter, key: str, value: Tensor) -> None:

@@ -7,20 +7,31 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cubemesh.errors import UsageError
+from cubemesh.experiments.core.settings import split
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.jobs import slurm
-from cubemesh.jobs.feed import curves_until, newest_events
+from cubemesh.jobs.feed import newest_events
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import ENDED, State
-from cubemesh.jobs.submission import MOST_PRIORITY, cloned, submit_question
+from cubemesh.jobs.submission import (
+    EDITABLE,
+    MOST_PRIORITY,
+    cloned,
+    edit_question,
+    submit_question,
+)
 from cubemesh.jobs.values import QueuedJob
-from cubemesh.schema import RunRecord
+from cubemesh.networks import NETWORKS
+from cubemesh.schema import RunSpec
+from cubemesh.schema.serialization import from_plain
+from cubemesh.schema.work import Train, TrainSteps
 from cubemesh.store import Store
 from cubemesh.team.roles import Person, Role
 from cubemesh.units import format_seconds
 from cubemesh.untrusted import clean
 from cubemesh.views.job_pages import event_line, job_json
 from cubemesh.views.json_output import envelope
+from cubemesh.web.equivalence_form import equivalence_fields
 from cubemesh.web.forms import check_fields, one
 from cubemesh.web.listing import outcome_words
 from cubemesh.web.page import Acted, Asked, ForbiddenError, Parameter
@@ -37,11 +48,13 @@ from cubemesh.web.queued import (
     progress_text,
     queue_of,
     rows_of,
+    slow_of,
+    slow_text,
 )
-from cubemesh.web.why_slow import why_slow, why_view
+from cubemesh.web.why_slow import Step, step_of, why_slow, why_view
 
 PARAMETERS: tuple[Parameter, ...] = ()
-_FIELDS = ("action", "priority")
+_FIELDS = ("action", "priority", *sorted(EDITABLE))
 _LOG_KINDS = ("state", "edited", "message", "run", "warning", "finished", "log", "rewind")
 _LOG = 100
 """Newest events of the page."""
@@ -51,37 +64,47 @@ _MOST_RUNS = 100
 
 def document(asked: Asked) -> dict[str, Any]:
     """The job, as `cubemesh jobs show JOB --json` prints it, with the actions that it can take,
-    and what takes the time of a step of its newest run once it has ended."""
-    job = job_of(asked)
-    measured = _measured(asked.store, job)
+    whether its run is `slow`er than expected (null where not), and what takes the time of a step of
+    its newest run."""
+    job, queue = job_of(asked), queue_of(asked)
+    step = _step(queue, asked.store, job)
+    actions = [name for name, _ in _allowed(asked.person, job)]
+    actions += ["edit"] if _editable(job) and _may_change(asked.person, job) else []
     return envelope(
         "job",
         job=job_json(job),
-        actions=[name for name, _ in _allowed(asked.person, job)],
-        why_slow=None if measured is None else why_slow(asked.store, measured),
+        actions=actions,
+        slow=slow_of(job),
+        why_slow=None if step is None else why_slow(asked.store, step),
     )
 
 
 def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
-    """Change a job: `action` is pause, resume, stop, stop-at-checkpoint, clone, or priority, with
-    the new one in `priority`."""
+    """Change a job: `action` is pause, resume, stop, stop-at-checkpoint, clone; priority, with the
+    new one in `priority`; or edit, with the settings that may change at a checkpoint in fields of
+    their names."""
     fields = dict(form)
     check_fields(fields, _FIELDS)
     action = one(fields, "action")
-    if action not in _ACTIONS:
-        raise UsageError(f"action={clean(action, 40)}: give one of {', '.join(_ACTIONS)}.")
+    if action not in ACTIONS:
+        raise UsageError(f"action={clean(action, 40)}: give one of {', '.join(ACTIONS)}.")
     before, queue, who = job_of(asked), queue_of(asked), asked.person.name
     if action != "clone" and not _may_change(asked.person, before):
         raise ForbiddenError(
             f"Job {before.job_id} is {clean(before.submitter, 80)}'s: a member may change own jobs "
             "and clone any. An administrator may change all."
         )
+    given = {name: one(fields, name) for name in sorted(EDITABLE) if name in fields}
+    if action != "edit" and given:
+        raise UsageError(f"{', '.join(given)}: only the action edit has settings.")
     if action == "clone":
         job_id = _clone(queue, asked.store, before, who)
     else:
         job_id = before.job_id
         if action == "priority":
             queue.set_priority(job_id, _priority(one(fields, "priority")), who=who)
+        elif action == "edit":
+            edit_question(queue, asked.store, job_id, _changes(before, given), who=who)
         else:
             _CHANGES[action](queue, job_id, who)
     return Acted(
@@ -125,7 +148,25 @@ _CHANGES: dict[str, Callable[[JobQueue, int, str], None]] = {
         queue, job_id, at_checkpoint=True, who=who
     ),
 }
-_ACTIONS = (*_CHANGES, "clone", "priority")
+ACTIONS = (*_CHANGES, "clone", "priority", "edit")
+"""What a form can ask of a job."""
+
+
+def _changes(job: QueuedJob, given: Mapping[str, str]) -> list[str]:
+    """The settings that a form changes, as lines."""
+    before = split(job.question.settings)
+    found = [f"{name}={text}" for name, text in given.items() if before.get(name) != text]
+    if not found:
+        raise UsageError(
+            f"Nothing changes: give another value of one of {', '.join(sorted(EDITABLE))}."
+        )
+    return found
+
+
+def _editable(job: QueuedJob) -> bool:
+    """Whether settings of a job may change: of a training that is not done, at a checkpoint."""
+    over = job.state in (State.DONE, State.PAUSING)
+    return job.question.names == ("train",) and not (job.children or over)
 
 
 def actions_of(job: QueuedJob) -> list[tuple[str, str]]:
@@ -161,7 +202,8 @@ def view(asked: Asked) -> dict[str, Any]:
     job, queue = job_of(asked), queue_of(asked)
     events = newest_events(queue, job.job_id, _LOG_KINDS, _LOG)
     children = queue.list(parent_id=job.job_id, limit=_MOST_JOBS) if job.children else []
-    now, measured = job.progress, _measured(asked.store, job)
+    now, step = job.progress, _step(queue, asked.store, job)
+    may_change, member = _may_change(asked.person, job), asked.person.role >= Role.MEMBER
     return {
         "title": f"Job {job.job_id}",
         "job": job,
@@ -171,8 +213,14 @@ def view(asked: Asked) -> dict[str, Any]:
         "why": clean(job.why, 1000),
         "agent": _agent(queue, job),
         "actions": _allowed(asked.person, job),
-        "ask": _form(job) if asked.person.role >= Role.MEMBER else "",
-        "can_reorder": job.state not in ENDED and _may_change(asked.person, job),
+        "ask": _form(job) if member else "",
+        "can_reorder": job.state not in ENDED and may_change,
+        "edit": _edit_fields(job) if _editable(job) and may_change else [],
+        "equivalence": None
+        if step is None or not member
+        else equivalence_fields(step.spec, asked.store.machine(step.machine_id)),
+        "forecast": {} if step is None or step.record is not None else _forecast(step.spec),
+        "slow": slow_text(slow_of(job)),
         "left": left_text(job),
         "left_interval": (
             f"{format_seconds(now['eta_low_s'])} to {format_seconds(now['eta_high_s'])}"
@@ -185,7 +233,7 @@ def view(asked: Asked) -> dict[str, Any]:
         "expected": expected_text(
             expected_of(queue, job.job_id) if job.state.held else None, now.get("samples_per_s")
         ),
-        "why_slow": None if measured is None else why_view(asked.store, measured),
+        "why_slow": None if step is None else why_view(asked.store, step),
         "children": rows_of(children[::-1]),
         "runs": _runs(queue, job),
         "moving": not job.state.ended and job.state is not State.PAUSED,
@@ -197,20 +245,55 @@ def view(asked: Asked) -> dict[str, Any]:
             if (text := clean(event_line(event), 2000))
         ],
         "more_events": len(events) == _LOG,
-        "has_curves": bool(curves_until(queue, job.job_id)[0]) or not job.state.ended,
+        "has_curves": bool(newest_events(queue, job.job_id, ("points",), 1)) or not job.state.ended,
         "ended": job.state.ended,
         "cursor": events[0].sequence if events else 0,
     }
 
 
-def _measured(store: Store, job: QueuedJob) -> RunRecord | None:
-    """The newest run of a job that has ended, if it is stored."""
+def _step(queue: JobQueue, store: Store, job: QueuedJob) -> Step | None:
+    """The step of the run of a job that an agent holds, or of the newest one that is stored."""
+    if job.state.held:
+        for event in newest_events(queue, job.job_id, ("run",), 1):
+            try:
+                spec = from_plain(RunSpec, event.value["spec"])
+            except (KeyError, ValueError):  # of another version
+                return None
+            return Step(spec=spec, machine_id=event.value["machine_id"])
     if not job.state.ended or not job.run_ids:
         return None
     try:
-        return store.record(job.run_ids[-1])
+        return step_of(store.record(job.run_ids[-1]))
     except UsageError:
         return None
+
+
+_EDITS = {
+    "epochs": "epochs",
+    "learning_rate": "learning rate",
+    "schedule": "schedule",
+    "warmup_epochs": "warm-up epochs",
+    "target_accuracy": "target accuracy",
+    "checkpoint_every": "checkpoint every",
+}
+
+
+def _edit_fields(job: QueuedJob) -> list[tuple[str, str, str]]:
+    """The settings that may change at a checkpoint: name, words, value now."""
+    now = split(job.question.settings)
+    return [(name, text, clean(now.get(name, ""), 200)) for name, text in _EDITS.items()]
+
+
+def _forecast(spec: RunSpec) -> dict[str, str]:
+    """The parameters of the page What if for the step of a spec; empty where it has no forecast."""
+    work = spec.work
+    if not isinstance(work, Train | TrainSteps) or work.network not in NETWORKS:
+        return {}
+    return {
+        "network": work.network,
+        "batch_per_device": str(work.batch_per_device),
+        "precision": spec.program.precision,
+    }
 
 
 def _runs(queue: JobQueue, job: QueuedJob) -> list[dict[str, str]]:
