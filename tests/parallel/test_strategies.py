@@ -167,7 +167,10 @@ DIVIDED = {"tensor-parallel", "hybrid-by-layer", "context-parallel"}
         ("low_precision", {"all-reduce-16", "all-reduce-copied-16"}),
         ("free_running", ASYNCHRONOUS),
         ("blocking", set(STRATEGIES) - ASYNCHRONOUS - {"none"}),
-        ("same_samples", {"model-parallel", "pipeline", "hybrid", *DIVIDED}),
+        (
+            "same_samples",
+            {"model-parallel", "pipeline", "hybrid", "tensor-parallel", "context-parallel"},
+        ),
         (
             "profiled",
             {

@@ -20,7 +20,6 @@ _FOLDER = "cubemesh.frameworks.pytorch.distributed"
 _FIRST_VERSIONS = {
     "fully_sharded": "2.6",
     "tensor_parallel": "2.7",
-    "hybrid_by_layer": "2.7",
     "compiled": "2.7",
 }
 """Module → the first PyTorch with what it imports."""
@@ -35,7 +34,7 @@ def divided_program(request: BuildRequest, *, compiled: bool = False) -> PyTorch
     if isinstance(sync, TensorParallelSync):
         module, name = "tensor_parallel", "TensorParallelProgram"
         if sync.own_samples:
-            module, name = "hybrid_by_layer", "HybridByLayerProgram"
+            name = "HybridByLayerProgram"
         if sync.own_samples and compiled:
             raise Unsupported(
                 f"pytorch-compiled does not compile the layers of sync={request.sync.name}. Set "

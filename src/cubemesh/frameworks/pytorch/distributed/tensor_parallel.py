@@ -1,4 +1,5 @@
-"""Tensor-parallel training step: the devices of a replica divide each layer.
+"""Tensor-parallel training step: the devices of a replica divide each layer. A hybrid by layer:
+the devices divide the fully connected layers alone.
 
     mesh          data (replicas of the network) × tensor (devices that divide a layer)
     forward       as on one device, with a redistribution wherever a layout changes
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import loss_parallel
 
 from cubemesh.batches import Array
@@ -37,6 +38,7 @@ from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsuppo
 from cubemesh.frameworks.contract.translation import BeamSearch
 from cubemesh.frameworks.contract.validation import check_weights
 from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
+from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import synchronized
 from cubemesh.frameworks.pytorch.distributed.tensor_modules import (
     DividedDropout,
     DividedModules,
@@ -285,6 +287,43 @@ class TensorParallelProgram(PyTorchProgram):
         """Drop every array."""
         del self._modules
         super().close()
+
+
+class HybridByLayerProgram(TensorParallelProgram):
+    """A hybrid by layer: convolutions data parallel, fully connected layers divided. Every rank
+    makes the same calls, each with its own samples, as many as the others.
+
+    forward     convolutions of the rank's own samples; their results and labels are gathered; some
+                features of each fully connected layer, for the samples of all
+    loss        of the rank's own scores (loss_parallel), the mean over all samples
+    backward    gradients of the rank's features; of its own samples' results, added up over all
+                features; of the convolutions, averaged as they become complete
+    update      of the convolutions and of the rank's features
+    """
+
+    def _check(self, request: BuildRequest) -> None:
+        """Decoding and batch normalization are of the rank's own samples, as without divided
+        layers."""
+        check_divided_arrays(request)
+
+    def _of_samples(self, layer: nn.Module) -> nn.Module:
+        return synchronized(
+            layer,
+            group=self._group,
+            norm=self._settings.batch_norm == "global",
+            dropout=self._settings.deterministic,
+        )
+
+    def _make_buckets(self) -> GradientBuckets | None:
+        names = self._divided.data_parallel
+        return buckets_for(self._sync, {name: self._built.parameters[name] for name in names})
+
+    def _labels(self, labels: Tensor) -> Tensor:
+        own = DTensor.from_local(labels, self._moves.mesh, [Shard(0)], run_check=False)
+        return self._moves.move(own, Replicate()).to_local()
+
+    def _scores(self, scores: Tensor) -> Tensor:
+        return scores.chunk(self._group.size)[self._group.rank]
 
 
 _MESHES: dict[tuple[str, int, int], tuple[object, DeviceMesh]] = {}
