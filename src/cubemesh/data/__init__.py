@@ -136,6 +136,7 @@ SOURCES: dict[str, SourceEntry] = {
         open_sequences=lambda r: sequences.open_synthetic(
             r.split, r.network, r.seed, r.samples_needed
         ),
+        open_masks=lambda r: sequences.open_synthetic(r.split, r.network, r.seed, r.samples_needed),
         open_records=lambda r: generated_clicks.open_synthetic(
             r.split, r.network, r.seed, r.samples_needed
         ),
@@ -246,11 +247,60 @@ OWN = SourceEntry(
     about="data of the user's own, which a command named",
     open=_open_own,
     open_sequences=_open_own,
+    open_masks=_open_own,
     open_records=_open_own,
     open_boxes=_open_own,
     is_slow=True,
 )
 """The entry of every data set of the user's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleForm:
+    """A form of samples other than images with one class each, and sequences."""
+
+    name: str
+    taken_by: Callable[[Network], bool]
+    opener: Callable[[SourceEntry], Callable[[OpenRequest], Source] | None]
+    """What opens a source in this form; None: it does not have it."""
+    needs: str
+    """What a network that takes it does."""
+    contents: str
+    lacks: str
+    """What other networks do not do."""
+    networks: str
+
+
+FORMS = (
+    SampleForm(
+        name="records",
+        taken_by=takes_records,
+        opener=lambda line: line.open_records,
+        needs="takes numbers and categories",
+        contents="records of numbers and categories",
+        lacks="does not take them",
+        networks="a recommendation model, such as network=dlrm-small",
+    ),
+    SampleForm(
+        name="boxes",
+        taken_by=detects,
+        opener=lambda line: line.open_boxes,
+        needs="detects objects",
+        contents="boxes of objects",
+        lacks="does not detect any",
+        networks="a network of detection, such as network=detectnet",
+    ),
+    SampleForm(
+        name="masks",
+        taken_by=takes_masks,
+        opener=lambda line: line.open_masks,
+        needs="needs a class for each pixel",
+        contents="a class for each pixel",
+        lacks="does not score pixels",
+        networks="a network of segmentation, such as network=unet",
+    ),
+)
+"""The order in which a choice is checked."""
 
 
 def entry(name: str) -> SourceEntry:
@@ -321,45 +371,20 @@ def check_feeds(name: str, network: Network) -> None:
     if line is OWN:  # its samples are checked one by one
         return
     _check_documents(name, line, network)
-    if takes_records(network):
-        if line.open_records is None:
-            able = ", ".join(n for n, e in SOURCES.items() if e.open_records is not None)
+    for form in FORMS:
+        if form.taken_by(network):
+            if form.opener(line) is None:
+                able = ", ".join(n for n, e in SOURCES.items() if form.opener(e) is not None)
+                raise UsageError(
+                    f"data={name} has no {form.name}, and {network.name} {form.needs}. Choose data "
+                    f"that has them: {able}."
+                )
+            return
+        if form.opener(line) is not None and line.open is None:
             raise UsageError(
-                f"data={name} has no records, and {network.name} takes numbers and categories. "
-                f"Choose data that has them: {able}."
+                f"data={name} has {form.contents}, and {network.name} {form.lacks}. Use "
+                f"{form.networks}."
             )
-        return
-    if line.open_records is not None and line.open is None:
-        raise UsageError(
-            f"data={name} has records of numbers and categories, and {network.name} does not take "
-            "them. Use a recommendation model, such as network=dlrm-small."
-        )
-    if detects(network):
-        if line.open_boxes is None:
-            able = ", ".join(n for n, e in SOURCES.items() if e.open_boxes is not None)
-            raise UsageError(
-                f"data={name} has no boxes, and {network.name} detects objects. Choose data that "
-                f"has them: {able}."
-            )
-        return
-    if line.open_boxes is not None and line.open is None:
-        raise UsageError(
-            f"data={name} has boxes of objects, and {network.name} does not detect any. Use a "
-            "network of detection, such as network=detectnet."
-        )
-    if takes_masks(network):
-        if line.open_masks is None and name != "synthetic":
-            able = ", ".join(n for n, e in SOURCES.items() if e.open_masks is not None)
-            raise UsageError(
-                f"data={name} has no masks, and {network.name} needs a class for each pixel. "
-                f"Choose data that has them: {able}, or for speed alone synthetic."
-            )
-        return
-    if line.open_masks is not None:
-        raise UsageError(
-            f"data={name} has a class for each pixel, and {network.name} does not score pixels. "
-            "Use a network of segmentation, such as network=unet."
-        )
     if not takes_sequences(network):
         if line.open is None:
             able = ", ".join(n for n, e in SOURCES.items() if e.open is not None)
@@ -433,12 +458,9 @@ def open_for(
     if line is OWN and own_data is None:
         own_data = own.get(name)
     opens = line.open_sequences if takes_sequences(network) else line.open
-    if takes_masks(network) and line.open_masks is not None:
-        opens = line.open_masks
-    if takes_records(network):
-        opens = line.open_records
-    if detects(network):
-        opens = line.open_boxes
+    for form in FORMS:
+        if form.taken_by(network):
+            opens = form.opener(line)
     assert opens is not None, "`check_feeds` has made sure of it"
     return opens(
         OpenRequest(

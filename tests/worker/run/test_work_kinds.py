@@ -383,9 +383,16 @@ def test_a_detection_has_a_mean_average_precision(tmp_path):
 
 
 def test_a_mean_average_precision_of_0_says_why(tmp_path):
-    work = Train(network="detectnet-little", batch_per_device=256, data="generated-boxes", epochs=1)
+    work = Train(
+        network="detectnet-little",
+        batch_per_device=256,
+        data="generated-boxes",
+        classes=2,
+        epochs=1,
+    )
     events = events_of(tmp_path, work, "step=0.01,accuracy=1:0")
     assert figures(events)["map"].value == 0
+    assert "auc" not in figures(events), "of two classes of boxes"
     (warning,) = [w for e in events if e["event"] == "warning" for w in [e["warning"]]
                   if w["code"] == "zero-map"]  # fmt: skip
     assert "no box is predicted; the highest is 0." in warning["cause"]
