@@ -40,7 +40,7 @@ IB = "host:71:71 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:192.
                 "Channel 00/0 : 0[0] -> 1[1] via P2P/IPC",
                 "Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/0/GDRDMA",
             ],
-            Link(transport="NCCL NET/IB, P2P/IPC", interface="mlx5_0"),
+            Link(transport="NCCL NET/IB/GDRDMA, P2P/IPC", interface="mlx5_0"),
         ),
         ([START], None),
     ],

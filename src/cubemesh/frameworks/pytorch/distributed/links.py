@@ -7,6 +7,7 @@ User Guide, environment variables):
     … Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM            another GPU's memory (NVLink, PCIe)
     … Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct    the host's memory between them
     … Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0  a network: TCP, or NET/IB
+    … Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA  the same by GPUDirect RDMA
     … NET/Socket : Using [0]eth0:192.0.2.2<0>               its interface
     … NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:192.0.2.2<0>
 
@@ -26,7 +27,7 @@ import psutil
 from cubemesh.frameworks.contract.group import Link
 from cubemesh.frameworks.contract.program import Unsupported
 
-_VIA = re.compile(r" via (P2P|SHM|NET)/([\w-]+)")
+_VIA = re.compile(r" via (P2P|SHM|NET)/([\w-]+)(?:/\d+(/GDRDMA))?")
 _USING = re.compile(r"NET/(?:Socket|IB) ?: Using (.+)")
 _NAMED = re.compile(r"\[\d+\]([\w.-]+):")
 
@@ -92,7 +93,7 @@ def nccl_link(lines: Iterable[str]) -> Link | None:
     interfaces: dict[str, None] = {}
     for line in lines:
         if found := _VIA.search(line):
-            transports[f"{found[1]}/{found[2]}"] = None
+            transports[f"{found[1]}/{found[2]}{found[3] or ''}"] = None
         if using := _USING.search(line):
             interfaces |= dict.fromkeys(_NAMED.findall(using[1]))
     if not transports:
