@@ -118,7 +118,7 @@ def why_absent(peer: str, args: argparse.Namespace, network: str) -> str:
         by_hand = hasattr(handwritten, network.replace("-", "_"))
         in_torchvision = network in TORCHVISION and importlib.util.find_spec("torchvision")
         return "" if by_hand or in_torchvision else "no stock module of this network"
-    if peer not in args.pythons and importlib.util.find_spec(PEERS[peer].requires) is None:
+    if peer not in args.pythons and not entry(peer).installed:
         return f"not installed (--python {peer}=PATH names an environment that has it)"
     if network not in PEERS[peer].networks:
         return "not written by hand in it"
