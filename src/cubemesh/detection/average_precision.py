@@ -132,7 +132,7 @@ def match(shared: Floats, ignored: NDArray[np.bool_]) -> NDArray[np.int64]:
     """(2, detections): the bits of the thresholds at which each detection found a labelled box, and
     at which it does not count. `shared` (detections, boxes) is their overlap, detections by
     descending score; `ignored` marks boxes that do not count and may be found repeatedly."""
-    levels = np.minimum(IOU_THRESHOLDS, 1 - 1e-10)[:, None]
+    levels = np.array(IOU_THRESHOLDS)[:, None]
     powers = 1 << np.arange(len(IOU_THRESHOLDS))
     taken = np.zeros((len(levels), len(ignored)), np.bool_)
     bits = np.zeros((2, len(shared)), np.int64)
@@ -177,7 +177,7 @@ class _Pool:
         labelled = int(self.boxes @ weights)
         if not labelled:
             return None
-        own = weights[self.images] if len(self.images) else self.images
+        own = weights[self.images]
         right, wrong = (np.cumsum(part * own, axis=1) for part in (self.right, self.wrong))
         recall = right / labelled
         precision = right / np.maximum(right + wrong, 1)

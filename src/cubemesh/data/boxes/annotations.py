@@ -88,10 +88,7 @@ def labelled(found: Sequence[Annotation], names: Sequence[str]) -> LabelledBoxes
 def annotation(where: str, name: str, numbers: Sequence[float], ignored: bool) -> Annotation:
     """A box by its corners. DataError, which names `where`, for a name or a number that none has.
     A box without area is one: it counts as outside of its image."""
-    if not name or len(name) > MOST_NAME:
-        raise DataError(
-            f"{where}: a class has a name of 1 to {MOST_NAME} characters, not {quoted(name)}."
-        )
+    check_name(where, name)
     for number in numbers:
         if not math.isfinite(number) or abs(number) > MOST_PIXELS:
             raise DataError(
@@ -100,6 +97,14 @@ def annotation(where: str, name: str, numbers: Sequence[float], ignored: bool) -
             )
     left, top, right, bottom = numbers
     return Annotation(name, (left, top, right, bottom), ignored)
+
+
+def check_name(where: str, name: str) -> None:
+    """DataError, which names `where`, for a text that is no name of a class."""
+    if not name or len(name) > MOST_NAME:
+        raise DataError(
+            f"{where}: a class has a name of 1 to {MOST_NAME} characters, not {quoted(name)}."
+        )
 
 
 def check_count(where: str, boxes: Sequence[Annotation]) -> None:
