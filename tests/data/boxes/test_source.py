@@ -99,7 +99,9 @@ def test_the_classes_are_those_of_the_training_images(kitti):
     assert found[0].tolist() == [48, 32, 64, 64], "cut at the edge of the image"
     (kitti / "classes.txt").write_text("Van\n")
     assert rows_of(opened(kitti), 0)[0][:, 0].tolist() == [ANY_CLASS, 0]
-    (kitti / "classes.txt").write_text("Van\ncar\n")
+    (kitti / "classes.txt").write_text("DontCare\nVan\ncar\n")
+    rows, _ = rows_of(opened(kitti), 1)
+    assert rows[:, :2].tolist() == [[ANY_CLASS, IGNORED]], "of no class, although it has a line"
     with pytest.raises(UsageError, match=r"2 classes and the network has 1.*classes=2"):
         opened(kitti, grid=Grid(64, 4, 1))
 
