@@ -352,7 +352,14 @@ def check(name: str, path: str | None = None, batch_per_device: int | None = Non
                 "folder; docs/data.md lists the files."
             )
         if not is_url(path):
-            line.check_path(Path(path).expanduser())
+            try:
+                place = Path(path).expanduser()
+            except RuntimeError:
+                raise UsageError(
+                    f"data_path={path} begins with the home folder of a user who is not known "
+                    "here. Write the path out."
+                ) from None
+            line.check_path(place)
         elif line.takes_urls:
             check_url(path)
         else:
