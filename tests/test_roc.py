@@ -22,6 +22,13 @@ def test_it_is_the_share_of_pairs_in_order(samples):
     assert found.area == pytest.approx((wins.mean() + 1) / 2)
 
 
+def test_samples_in_another_order_have_the_same_bits():
+    generator = np.random.default_rng(3)
+    scores, positive = generator.normal(size=400), generator.random(400) < 0.4
+    order = np.argsort(scores)
+    assert roc_area(scores[order], positive[order]) == roc_area(scores, positive)
+
+
 def test_the_error_is_that_of_delong():
     """Variance of the wins of each positive sample by 3, and of each negative sample by 4."""
     scores = np.array([0.9, 0.8, 0.4, 0.7, 0.3, 0.2, 0.1])

@@ -106,3 +106,8 @@ def test_a_batch_larger_than_the_data() -> None:
     data.check("synthetic", None, batch_per_device=100_000)
     with pytest.raises(UsageError, match=r"batch_per_device=1439 .*\b1,438 .*\bdigits\b"):
         data.check("digits", None, batch_per_device=1439)
+
+
+def test_the_home_folder_of_an_unknown_user_is_an_error() -> None:
+    with pytest.raises(UsageError, match=r"data_path=~no such user/x begins with the home folder"):
+        data.check("images", "~no such user/x")

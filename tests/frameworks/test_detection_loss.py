@@ -58,7 +58,9 @@ def test_jax(values):
 def test_tensorflow(values):
     tf = pytest.importorskip("tensorflow")
     from cubemesh.frameworks.tensorflow.network import _detection_loss
+    from cubemesh.frameworks.tensorflow.runtime import prepare
 
+    prepare("cpu", 1)  # as other tests of this process do, which could not change it any more
     scores, labels = values
     found = _detection_loss(tf.constant(scores), tf.constant(labels))
     assert float(found) == pytest.approx(loss(scores, labels).mean(), rel=1e-12)

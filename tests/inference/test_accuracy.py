@@ -196,12 +196,17 @@ def test_scores_that_are_not_finite_do_not_agree():
 
 
 def test_a_detector_answers_cells():
-    """Right where the class of the object covers the cell by more than half, or none does."""
-    labels = np.full((1, 3 + 2, 6), -1)
-    labels[0, 0, 0], labels[0, 1, 0] = 1, 0
+    """Right where the class of the object covers the cell by more than half, or none does; the
+    cells of padding do not count."""
+    labels = np.zeros((1, 3 + 2, 6), np.int64)
+    labels[0, :, 0] = 1, 0, -1, -1, -1
     scores = np.zeros((1, 3, 2 + 4))
     scores[0, 0, :2] = 0.1, 0.9
     scores[0, 1, :2] = 0.4, 0.3
     assert right_answers(scores, labels).tolist() == [True, False, True]
+    padded = np.concatenate([labels, np.full_like(labels, -1)])
+    assert right_answers(np.repeat(scores, 2, axis=0), padded).tolist() == [True, False, True]
     with pytest.raises(DataError, match=r"\(1, 5, 6\) are not those of scores \(1, 9, 6\)"):
         right_answers(np.zeros((1, 9, 6)), labels)
+    with pytest.raises(DataError, match=r"\(1, 5, 1\) are not those"):
+        right_answers(scores, labels[:, :, :1])

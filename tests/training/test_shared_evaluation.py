@@ -14,11 +14,11 @@ from cubemesh.data.feed import in_order, share_of
 from cubemesh.data.images.arrays import FloatImages
 from cubemesh.data.text.parallel_text import SentencePairs
 from cubemesh.data.text.vocabulary import END, PAD, SPECIAL, Vocabulary
-from cubemesh.detection.labels import Grid, as_detected, loss, no_labels
+from cubemesh.detection.labels import Grid, as_detected, no_labels
 from cubemesh.frameworks.contract.kv_store import StoreClient, serve_store
 from cubemesh.frameworks.contract.rendezvous import StoreGroup
 from cubemesh.training.detection import DetectionScorer
-from cubemesh.training.evaluation import EvaluationResult, auc_figure, score, score_all, total_of
+from cubemesh.training.evaluation import EvaluationResult, auc_figure, score_all, total_of
 from cubemesh.training.scored_samples import SampleRecorder, right_samples
 from cubemesh.training.translation import beam_search, translate_all
 from in_memory_log import InMemoryLog
@@ -202,6 +202,17 @@ def test_the_area_under_the_roc_curve_is_that_of_all_ranks(together):
     assert score_all(Ranking(), batches, InMemoryLog(), "epoch-1").auc is None
 
 
+def test_padding_has_no_part_in_the_area_under_the_curve():
+    images = np.random.default_rng(1).random((6, 1, 2, 2), dtype=np.float32)
+    labels = np.array([0, 1, -1, 1, 0, -1])
+
+    def found(rows):
+        batch = Batch(images=images[rows], labels=labels[rows])
+        return score_all(Ranking(), [batch], InMemoryLog(), "epoch-1", ranks_scores=True)
+
+    assert found(np.arange(6)) == found(np.flatnonzero(labels >= 0))
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_detections_of_all_ranks_have_the_order_of_one(together, ranks):
     grid = Grid(64, 4, 3)
@@ -220,13 +231,6 @@ def test_detections_of_all_ranks_have_the_order_of_one(together, ranks):
     assert 0 < whole[0].accuracy == whole[0].detection.mean_ap < 1
     assert whole[0].loss > 0
     assert together(ranks, lambda g: evaluated(batches[g.rank :: g.size], g)) == [whole] * ranks
-
-
-def test_the_loss_of_a_batch_of_boxes_is_known_without_a_network():
-    grid = Grid(64, 4, 3)
-    labels = random_boxes(grid, 3, np.random.default_rng(2))
-    scores = np.full((3, grid.cells, 7), 0.5)
-    assert score(scores, labels).loss == pytest.approx(loss(scores, labels).mean())
 
 
 def test_without_answers_of_one_rank_there_are_none(together):

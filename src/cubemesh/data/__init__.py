@@ -249,7 +249,6 @@ OWN = SourceEntry(
     open_sequences=_open_own,
     open_masks=_open_own,
     open_records=_open_own,
-    open_boxes=_open_own,
     is_slow=True,
 )
 """The entry of every data set of the user's own."""
@@ -353,7 +352,14 @@ def check(name: str, path: str | None = None, batch_per_device: int | None = Non
                 "folder; docs/data.md lists the files."
             )
         if not is_url(path):
-            line.check_path(Path(path).expanduser())
+            try:
+                place = Path(path).expanduser()
+            except RuntimeError:
+                raise UsageError(
+                    f"data_path={path} begins with the home folder of a user who is not known "
+                    "here. Write the path out."
+                ) from None
+            line.check_path(place)
         elif line.takes_urls:
             check_url(path)
         else:
@@ -368,9 +374,8 @@ def check_feeds(name: str, network: Network) -> None:
     """UsageError if the data set `name` does not have what `network` takes: images, masks or boxes
     of them, records, token sequences, or pairs of them."""
     line = entry(name)
-    if line is OWN:  # its samples are checked one by one
-        return
-    _check_documents(name, line, network)
+    if line is not OWN:
+        _check_documents(name, line, network)
     for form in FORMS:
         if form.taken_by(network):
             if form.opener(line) is None:
@@ -385,6 +390,8 @@ def check_feeds(name: str, network: Network) -> None:
                 f"data={name} has {form.contents}, and {network.name} {form.lacks}. Use "
                 f"{form.networks}."
             )
+    if line is OWN:  # its samples are checked one by one
+        return
     if not takes_sequences(network):
         if line.open is None:
             able = ", ".join(n for n, e in SOURCES.items() if e.open is not None)

@@ -19,8 +19,9 @@ boxes in one are not.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ from cubemesh.detection.labels import (
     detections,
 )
 from cubemesh.statistics import Interval
+
+Ints = NDArray[np.int64]
 
 IOU_THRESHOLDS = tuple(round(0.5 + 0.05 * n, 2) for n in range(10))
 RECALLS = np.linspace(0, 1, 101)
@@ -132,7 +135,7 @@ def match(shared: Floats, ignored: NDArray[np.bool_]) -> NDArray[np.int64]:
     """(2, detections): the bits of the thresholds at which each detection found a labelled box, and
     at which it does not count. `shared` (detections, boxes) is their overlap, detections by
     descending score; `ignored` marks boxes that do not count and may be found repeatedly."""
-    levels = np.minimum(IOU_THRESHOLDS, 1 - 1e-10)[:, None]
+    levels = np.array(IOU_THRESHOLDS)[:, None]
     powers = 1 << np.arange(len(IOU_THRESHOLDS))
     taken = np.zeros((len(levels), len(ignored)), np.bool_)
     bits = np.zeros((2, len(shared)), np.int64)
@@ -154,30 +157,21 @@ def match(shared: Floats, ignored: NDArray[np.bool_]) -> NDArray[np.int64]:
 class _Pool:
     """The detections of a class over all images, by descending score."""
 
-    def __init__(self, images: Sequence[ScoredImage], kind: int) -> None:
-        rows = [
-            (coverage, number, found, uncounted)
-            for number, image in enumerate(images)
-            for own, coverage, found, uncounted in zip(
-                image.classes, image.coverage, image.found, image.uncounted, strict=True
-            )
-            if own == kind
-        ]
-        rows.sort(key=lambda row: -row[0])
-        self.images = np.array([row[1] for row in rows], np.int64)
+    def __init__(self, images: Ints, found: Ints, uncounted: Ints, boxes: Ints) -> None:
+        """The number of the image and the bits of each detection, and the labelled boxes of each
+        image."""
+        self.images, self.boxes = images, boxes
         shifts = np.arange(len(IOU_THRESHOLDS))[:, None]
-        found, uncounted = (np.array([row[n] for row in rows], np.int64) for n in (2, 3))
         self.right = (found >> shifts) & 1
         self.wrong = 1 - self.right - ((uncounted >> shifts) & 1)
-        self.boxes = np.array([image.boxes[kind] for image in images], np.int64)
 
-    def precision(self, weights: NDArray[np.int64]) -> Floats | None:
+    def precision(self, weights: Ints) -> Floats | None:
         """The average precision at each threshold, with `weights` of the images; None without
         labelled boxes."""
         labelled = int(self.boxes @ weights)
         if not labelled:
             return None
-        own = weights[self.images] if len(self.images) else self.images
+        own = weights[self.images]
         right, wrong = (np.cumsum(part * own, axis=1) for part in (self.right, self.wrong))
         recall = right / labelled
         precision = right / np.maximum(right + wrong, 1)
@@ -187,20 +181,38 @@ class _Pool:
         return np.array([row[at].mean() for row, at in zip(best, places, strict=True)])
 
 
+def _pools(images: Sequence[ScoredImage], classes: int) -> list[_Pool]:
+    """One for each class; of equal scores the first image comes first."""
+
+    def joined(rows: Iterator[Sequence[float]], kind: Any = np.int64) -> NDArray[Any]:
+        return np.fromiter(chain.from_iterable(rows), kind)
+
+    kinds = joined(image.classes for image in images)
+    coverage = joined((image.coverage for image in images), np.float64)
+    order = np.lexsort((-coverage, kinds))
+    of_image = np.repeat(np.arange(len(images)), [len(image.classes) for image in images])
+    found = joined(image.found for image in images)
+    uncounted = joined(image.uncounted for image in images)
+    boxes = joined(image.boxes for image in images).reshape(len(images), classes)
+    ends = np.searchsorted(kinds[order], np.arange(classes + 1))
+    return [
+        _Pool(of_image[part], found[part], uncounted[part], boxes[:, kind])
+        for kind in range(classes)
+        for part in [order[ends[kind] : ends[kind + 1]]]
+    ]
+
+
 def total(images: Sequence[ScoredImage], classes: int) -> DetectionScores:
     """The mean average precision over images; 0 where no class has a labelled box."""
     once = np.ones(len(images), np.int64)
-    pools = [_Pool(images, kind) for kind in range(classes)]
+    pools = _pools(images, classes)
     found = [pool.precision(once) for pool in pools]
-    by_class = np.zeros(classes, np.int64)
-    for image in images:
-        by_class += np.bincount(np.array(image.classes, np.int64), minlength=classes)
     return DetectionScores(
         mean_ap=_mean([float(one.mean()) for one in found if one is not None]),
         mean_ap50=_mean([float(one[0]) for one in found if one is not None]),
         class_ap=tuple(None if one is None else float(one.mean()) for one in found),
         class_ap50=tuple(None if one is None else float(one[0]) for one in found),
-        detections=tuple(by_class.tolist()),
+        detections=tuple(len(pool.images) for pool in pools),
         boxes=tuple(int(pool.boxes.sum()) for pool in pools),
         outside=sum(image.outside for image in images),
         hidden=sum(image.hidden for image in images),
@@ -216,7 +228,7 @@ def intervals(images: Sequence[ScoredImage], classes: int) -> tuple[Interval, In
     if len(images) < 2:
         return None
     generator = np.random.default_rng(len(images))
-    pools = [pool for n in range(classes) if (pool := _Pool(images, n)).boxes.any()]
+    pools = [pool for pool in _pools(images, classes) if pool.boxes.any()]
     drawn: list[tuple[float, float]] = []
     for _ in range(RESAMPLES):
         picks = generator.integers(len(images), size=len(images))

@@ -110,6 +110,12 @@ def no_labels(grid: Grid) -> Labels:
     return np.full(grid.label_shape, PADDING, np.int64)
 
 
+def counted(labels: Labels) -> NDArray[np.bool_]:
+    """(batch,): whether each image counts, of their labels (batch, rows, columns)."""
+    found: NDArray[np.bool_] = (labels[:, :, 1] != PADDING).any(axis=1)
+    return found
+
+
 def encode(grid: Grid, found: LabelledBoxes) -> Labels:
     """(cells + `MAX_BOXES`, 6): the labels of an image with these boxes, of which there are at most
     `MAX_BOXES`. Boxes are cut at the edges of the image."""

@@ -14,8 +14,9 @@ import numpy as np
 from cubemesh.batches import PADDING, Array
 from cubemesh.data import open_for
 from cubemesh.data.source import Source
+from cubemesh.detection.labels import counted
 from cubemesh.errors import DataError, UsageError
-from cubemesh.networks.graph import Network
+from cubemesh.networks.graph import BOX_COLUMNS, Network
 from cubemesh.onnx.graph import Graph, Value
 from cubemesh.schema.own_network import OwnData
 from cubemesh.schema.work import Tokenizer
@@ -166,12 +167,12 @@ def right_answers(scores: Array, labels: Array) -> Array:
 
 
 def _right_cells(scores: Array, labels: Array) -> Array:
-    cells = scores.shape[1]
-    if scores.ndim != 3 or len(labels) != len(scores) or labels.shape[1] < cells:
+    cells, (_, rows, columns) = scores.shape[1], labels.shape
+    if scores.ndim != 3 or len(labels) != len(scores) or rows < cells or columns != BOX_COLUMNS:
         raise DataError(f"Labels of shape {labels.shape} are not those of scores {scores.shape}.")
     coverage = scores[..., :-4]
     classes = np.where(coverage.max(axis=-1) > 0.5, coverage.argmax(axis=-1), PADDING)
-    right: Array = (classes == labels[:, :cells, 0]).ravel()
+    right: Array = (classes == labels[:, :cells, 0])[counted(labels)].ravel()
     return right
 
 

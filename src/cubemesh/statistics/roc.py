@@ -39,8 +39,8 @@ class RocArea:
 
 def roc_area(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> RocArea | None:
     """The area of `scores` (samples,), of which those marked are of the positive class; None where
-    one class is missing or a score is not a number."""
-    above, below = scores[positive], scores[~positive]
+    one class is missing or a score is not a number. The same bits for samples in any order."""
+    above, below = np.sort(scores[positive]), np.sort(scores[~positive])
     if not above.size or not below.size or np.isnan(scores).any():
         return None
     ranks = _mid_ranks(np.concatenate([above, below]))

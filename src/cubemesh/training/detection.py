@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.batches import PADDING
 from cubemesh.detection.average_precision import (
     DetectionScores,
     ScoredImage,
@@ -21,7 +20,7 @@ from cubemesh.detection.average_precision import (
     score_image,
     total,
 )
-from cubemesh.detection.labels import Grid, loss
+from cubemesh.detection.labels import Grid, counted, loss
 from cubemesh.detection.zero_map import why_zero
 from cubemesh.frameworks.contract.group import Group
 from cubemesh.measure.log import Log
@@ -47,8 +46,8 @@ class DetectionScorer:
     def add(self, scores: NDArray[Any], labels: NDArray[np.int64]) -> tuple[int, float]:
         """Score the images of a batch; their number and the sum of their losses. An image whose
         labels are padding does not count."""
-        counted = (labels[:, :, 1] != PADDING).any(axis=1)
-        scores, labels = scores[counted], labels[counted]
+        usable = counted(labels)
+        scores, labels = scores[usable], labels[usable]
         self._batches.append(
             [score_image(self.grid, *one) for one in zip(scores, labels, strict=True)]
         )

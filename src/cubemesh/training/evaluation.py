@@ -39,7 +39,6 @@ from numpy.typing import NDArray
 
 from cubemesh.batches import PADDING, Batch
 from cubemesh.detection.average_precision import DetectionScores
-from cubemesh.detection.labels import loss as detection_loss
 from cubemesh.frameworks.contract.group import Group, SingleProcessGroup
 from cubemesh.frameworks.contract.program import Program
 from cubemesh.measure.log import Log
@@ -130,12 +129,8 @@ def score(scores: NDArray[Any], labels: NDArray[np.int64]) -> EvaluationResult:
     """Score (batch, classes) of one batch with its labels (batch,).
 
     Where each position has a label, (batch, positions, classes) and (batch, positions), a position
-    is a sample, and those of padding are left out. Of labels of boxes (batch, rows, columns) only
-    the loss is known.
+    is a sample, and those of padding are left out.
     """
-    if labels.ndim == 3:
-        own = detection_loss(scores, labels)
-        return EvaluationResult(samples=len(own), loss_sum=float(own.sum()))
     return score_samples(scores, labels)[0]
 
 
@@ -212,7 +207,8 @@ def score_all(
             both, either = overlaps(scores, batch.labels, mask_classes)
             result = replace(result, intersections=both, unions=either)
         if ranks_scores and scores.shape[1:] == (2,):
-            differences.append(np.stack([scores[:, 1] - scores[:, 0], batch.labels]))
+            pairs = np.stack([scores[:, 1] - scores[:, 0], batch.labels])
+            differences.append(pairs[:, batch.labels != PADDING])
         if recorder is not None:
             recorder.add(batch.labels, right)
         scored.append(result)

@@ -62,6 +62,7 @@ def test_boxes_are_for_networks_that_detect():
         batch = source.batch(np.arange(3))
         assert batch.labels.shape == (3, *network.targets[0].shape)
         assert (batch.labels[:, 4:, 0] >= 0).any()
+        assert getattr(source, "tokens_per_sample", None) is None
     with pytest.raises(UsageError, match=r"digits has no boxes.*generated-boxes"):
         data.check_feeds("digits", network)
     with pytest.raises(UsageError, match=r"does not detect any.*detectnet"):

@@ -99,7 +99,9 @@ def test_the_classes_are_those_of_the_training_images(kitti):
     assert found[0].tolist() == [48, 32, 64, 64], "cut at the edge of the image"
     (kitti / "classes.txt").write_text("Van\n")
     assert rows_of(opened(kitti), 0)[0][:, 0].tolist() == [ANY_CLASS, 0]
-    (kitti / "classes.txt").write_text("Van\ncar\n")
+    (kitti / "classes.txt").write_text("DontCare\nVan\ncar\n")
+    rows, _ = rows_of(opened(kitti), 1)
+    assert rows[:, :2].tolist() == [[ANY_CLASS, IGNORED]], "of no class, although it has a line"
     with pytest.raises(UsageError, match=r"2 classes and the network has 1.*classes=2"):
         opened(kitti, grid=Grid(64, 4, 1))
 
@@ -193,7 +195,20 @@ def test_label_files_of_others_are_not_trusted(kitti, tmp_path):
         ({"images": [{"id": 7, "file_name": "../a.png"}]}, "not a file below"),
         ({"images": [{"id": 7, "file_name": "/etc/passwd"}]}, "not a file below"),
         ({"images": [{"id": 7, "file_name": "a"}] * 2}, r"images\[1\] has the id 7"),
+        (
+            {"images": [{"id": 7, "file_name": "a"}, {"id": 9, "file_name": "./a"}]},
+            r"images\[1\] has the file_name of images\[0\]",
+        ),
         ({"categories": [{"id": 1}]}, r"categories\[0\] has no name"),
+        ({"categories": [{"id": 1, "name": ""}]}, r"categories\[0\]: .*1 to 100 characters"),
+        (
+            {"categories": [{"id": 5, "name": "dog"}, {"id": 5, "name": "cat"}]},
+            r"categories\[1\] has the id 5",
+        ),
+        (
+            {"categories": [{"id": 5, "name": "dog"}, {"id": 2, "name": "Dog"}]},
+            r"categories\[1\] has the name 'Dog', and an earlier one 'dog'",
+        ),
         ({"annotations": [{"image_id": 1, "category_id": 2}]}, "is of image 1"),
         ({"annotations": [{"image_id": 7, "category_id": 1}]}, "is of category 1"),
         ({"annotations": [{"image_id": 7, "category_id": True}]}, "category_id=True"),
@@ -227,6 +242,10 @@ def test_coco_files_have_to_be_there(coco, tmp_path):
     path.unlink()
     with pytest.raises(DataError, match="there is no folder train, images/train or images"):
         boxes.check_files(tmp_path)
+    (tmp_path / "annotations" / "train.json").unlink()
+    path.symlink_to(path)
+    with pytest.raises(DataError, match=r"instances_train2017\.json cannot be read: .*links"):
+        opened(tmp_path)
 
 
 def test_folders_have_to_be_there(tmp_path, kitti):

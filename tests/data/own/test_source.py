@@ -7,6 +7,7 @@ import textwrap
 import numpy as np
 import pytest
 
+from cubemesh import networks
 from cubemesh.data import input_threads, open_for, own
 from cubemesh.data.feed import Feed, in_order
 from cubemesh.data.own.source import OwnSamples, OwnStream
@@ -149,6 +150,26 @@ def test_tokens_are_integers_of_the_vocabulary_and_labels_may_be_padding(opened)
     source.data = [(np.full(8, 50), np.ones(8, int))] * 40
     with pytest.raises(UserCodeError, match=r"value 50; .* has 50 tokens, so it takes 0 to 49"):
         source.batch(np.array([0]))
+
+
+def test_a_category_is_a_row_of_the_table_of_its_place(opened):
+    network = networks.build("dlrm-small", vocabulary=100, hidden=4)
+    numbers, categories = network.inputs
+    sizes = np.array(categories.vocabularies)
+    assert len(set(sizes)) > 1
+    source = opened("data", network=network)
+    row = np.zeros(numbers.shape, np.float32)
+    source.data = [(row, sizes - 1, 1)] * 40
+    assert source.batch(np.array([0])).inputs[1].tolist() == [(sizes - 1).tolist()]
+    place = int(sizes.argmin())
+    source.data = [(row, np.where(np.arange(len(sizes)) == place, sizes, 0), 1)] * 40
+    with pytest.raises(UserCodeError, match=rf"in place {place}, whose table in .* rows"):
+        source.batch(np.array([0]))
+
+
+def test_it_has_no_boxes(opened):
+    with pytest.raises(UsageError, match=r"has no boxes, and detectnet-little detects objects"):
+        opened("data", network=networks.build("detectnet-little"))
 
 
 @pytest.mark.parametrize(

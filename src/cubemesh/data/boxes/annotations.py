@@ -56,10 +56,10 @@ class Annotations:
 
 def class_names(root: Path, train: Annotations) -> tuple[str, ...]:
     """The lines of `classes.txt` where the data have it, or else the names of the training
-    annotations. DataError for a file that is not a list of names."""
+    annotations, without that of regions. DataError for a file that is not a list of names."""
     path = root / CLASSES_FILE
     if not path.exists():
-        return train.names
+        return _without_regions(train.names)
     lines = [line.strip() for line in read_text(path, 1 << 20).splitlines()]
     names = tuple(line for line in lines if line)
     folded = [name.casefold() for name in names]
@@ -67,12 +67,11 @@ def class_names(root: Path, train: Annotations) -> tuple[str, ...]:
         raise DataError(
             f"{path} has to name each class once, one a line, by at most {MOST_NAME} characters."
         )
-    return names
+    return _without_regions(names)
 
 
-def is_region(name: str) -> bool:
-    """Whether it names regions that do not count, whatever is in them."""
-    return name.casefold() == DONT_CARE
+def _without_regions(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if name.casefold() != DONT_CARE)
 
 
 def labelled(found: Sequence[Annotation], names: Sequence[str]) -> LabelledBoxes:
@@ -85,13 +84,12 @@ def labelled(found: Sequence[Annotation], names: Sequence[str]) -> LabelledBoxes
     return LabelledBoxes(boxes, np.array(kinds, np.int64), np.array(ignored, np.bool_))
 
 
-def annotation(where: str, name: str, numbers: Sequence[float], ignored: bool) -> Annotation:
+def annotation(
+    where: str, name: str, numbers: Sequence[float], ignored: bool = False
+) -> Annotation:
     """A box by its corners. DataError, which names `where`, for a name or a number that none has.
     A box without area is one: it counts as outside of its image."""
-    if not name or len(name) > MOST_NAME:
-        raise DataError(
-            f"{where}: a class has a name of 1 to {MOST_NAME} characters, not {quoted(name)}."
-        )
+    check_name(where, name)
     for number in numbers:
         if not math.isfinite(number) or abs(number) > MOST_PIXELS:
             raise DataError(
@@ -100,6 +98,14 @@ def annotation(where: str, name: str, numbers: Sequence[float], ignored: bool) -
             )
     left, top, right, bottom = numbers
     return Annotation(name, (left, top, right, bottom), ignored)
+
+
+def check_name(where: str, name: str) -> None:
+    """DataError, which names `where`, for a text that is no name of a class."""
+    if not name or len(name) > MOST_NAME:
+        raise DataError(
+            f"{where}: a class has a name of 1 to {MOST_NAME} characters, not {quoted(name)}."
+        )
 
 
 def check_count(where: str, boxes: Sequence[Annotation]) -> None:

@@ -20,6 +20,7 @@ from cubemesh.data.boxes.annotations import (
     Annotations,
     annotation,
     check_count,
+    check_name,
     read_text,
 )
 from cubemesh.data.boxes.kitti import IMAGES, listed
@@ -61,7 +62,11 @@ def read_coco(root: Path, split: Split) -> Annotations:
     categories, in the order of their ids. DataError if there is no image, or the file breaks the
     format."""
     path, folder = find_file(root, split)
-    return _read(path, folder, path.stat().st_mtime_ns)
+    try:
+        changed_ns = path.stat().st_mtime_ns
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+    return _read(path, folder, changed_ns)
 
 
 @lru_cache(maxsize=2)
@@ -73,11 +78,18 @@ def _read(path: Path, folder: Path, changed_ns: int) -> Annotations:
         raise DataError(f"{path} is not JSON: {error}.") from None
     names = _names(path, _rows(path, content, "categories"))
     files: dict[int, Path] = {}
+    numbers: dict[Path, int] = {}
     for number, row in enumerate(_rows(path, content, "images")):
         key = _integer(path, "images", number, row, "id")
         if key in files:
             raise DataError(f"{path}: images[{number}] has the id {key} of an earlier image.")
         files[key] = folder / _inside(path, number, row.get("file_name"))
+        earlier = numbers.setdefault(files[key], number)
+        if earlier != number:
+            raise DataError(
+                f"{path}: images[{number}] has the file_name of images[{earlier}]. Give all boxes "
+                "of a file to one image."
+            )
     if not files:
         raise DataError(f"{path} has no images.")
     boxes: dict[int, list[Annotation]] = {key: [] for key in files}
@@ -107,15 +119,26 @@ def _rows(path: Path, content: Any, name: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _names(path: Path, rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Id of a category → its name."""
+    """Id of a category → its name, which no other has."""
     if len(rows) > MOST_CLASSES:
         raise DataError(f"{path} has {len(rows)} categories, and {MOST_CLASSES} are read at most.")
     names: dict[int, str] = {}
+    folded: dict[str, str] = {}
     for number, row in enumerate(rows):
         name = row.get("name")
+        where = f"{path}: categories[{number}]"
         if not isinstance(name, str):
-            raise DataError(f"{path}: categories[{number}] has no name.")
-        names[_integer(path, "categories", number, row, "id")] = name
+            raise DataError(f"{where} has no name.")
+        check_name(where, name)
+        key = _integer(path, "categories", number, row, "id")
+        if key in names:
+            raise DataError(f"{where} has the id {key} of an earlier category.")
+        if earlier := folded.get(name.casefold()):
+            raise DataError(
+                f"{where} has the name {quoted(name)}, and an earlier one {quoted(earlier)}; case "
+                "does not count. Give each category a name of its own, or merge them."
+            )
+        names[key] = folded[name.casefold()] = name
     return names
 
 

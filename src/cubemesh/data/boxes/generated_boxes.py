@@ -69,12 +69,17 @@ def _place(generator: np.random.Generator, others: list[Floats], size: int) -> F
     """A box of whole pixels inside the image that hardly overlaps the others; None where several
     tries found none."""
     for _ in range(TRIES):
-        sides = np.rint(generator.uniform(*SIDES, 2) * size).clip(1)
-        at = np.floor(generator.random(2) * (size - sides + 1))
-        box = np.concatenate([at, at + sides])
+        box = _drawn(generator, size)
         if all(_covered(box, other) <= MOST_COVERED for other in others):
             return box
     return None
+
+
+def _drawn(generator: np.random.Generator, size: int) -> Floats:
+    """A box of whole pixels inside the image."""
+    sides = np.rint(generator.uniform(*SIDES, 2) * size).clip(1)
+    at = np.floor(generator.random(2) * (size - sides + 1))
+    return np.concatenate([at, at + sides])
 
 
 def _covered(one: Floats, other: Floats) -> float:
@@ -97,8 +102,7 @@ def open_synthetic(
     labels = np.empty((samples, *grid.label_shape), np.int64)
     for number in range(samples):
         count = int(generator.integers(1, MOST_SHAPES + 1))
-        drawn = (_place(generator, [], grid.size) for _ in range(count))
-        boxes = np.array([box for box in drawn if box is not None])
+        boxes = np.array([_drawn(generator, grid.size) for _ in range(count)])
         kinds = generator.integers(grid.classes, size=count)
         labels[number] = encode(grid, LabelledBoxes(boxes, kinds, np.zeros(count, np.bool_)))
     return Sequences("synthetic", (images,), labels, grid.classes)

@@ -19,7 +19,6 @@ from cubemesh.data.boxes.annotations import (
     Annotations,
     annotation,
     check_count,
-    is_region,
     read_text,
 )
 from cubemesh.data.images.decode import SUFFIXES
@@ -62,7 +61,7 @@ def read_kitti(root: Path, split: Split) -> Annotations:
         folder / IMAGES / name: read_file(folder / LABELS / _label_of(name)) for name in images
     }
     names = {a.name.casefold(): a.name for boxes in found.values() for a in boxes}
-    return Annotations(found, tuple(sorted(n for n in names.values() if not is_region(n))))
+    return Annotations(found, tuple(sorted(names.values())))
 
 
 def read_file(path: Path) -> Sequence[Annotation]:
@@ -90,7 +89,7 @@ def _lines(path: Path, text: str) -> Iterator[Annotation]:
                 f"{where}: fields 5 to 8 are left, top, right and bottom in pixels, not "
                 f"{quoted(' '.join(fields[4:8]))}."
             ) from None
-        yield annotation(where, fields[0], corners, is_region(fields[0]))
+        yield annotation(where, fields[0], corners)
 
 
 def _label_of(image: str) -> str:

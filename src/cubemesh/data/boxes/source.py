@@ -23,7 +23,7 @@ from cubemesh.data.boxes.annotations import Annotations, class_names, labelled
 from cubemesh.data.boxes.coco import ANNOTATIONS, find_file, read_coco
 from cubemesh.data.boxes.kitti import IMAGES, LABELS, read_kitti
 from cubemesh.data.images.arrays import check_indices
-from cubemesh.data.images.decode import Augmentation, Decoder, load_decoder, reasons
+from cubemesh.data.images.decode import FORMATS, Augmentation, Decoder, load_decoder, reasons
 from cubemesh.data.images.files import identity_of, read_whole, readable
 from cubemesh.data.images.image_folder import split_folder
 from cubemesh.data.images.image_source import ImageSource
@@ -147,7 +147,7 @@ class BoxedImages(ImageSource):
 
     def _labels(self, data: bytes, number: int, draw: Augmentation | None) -> Labels:
         """Those of image `number`, whose file is `data`, stretched and mirrored as it is."""
-        with reasons(), self._image.open(io.BytesIO(data)) as image:
+        with reasons(), self._image.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
         found = self._folder.boxes(number)
         size = self._grid.size

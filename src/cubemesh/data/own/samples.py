@@ -92,7 +92,14 @@ class SampleFormat:
                     "numbers, or uint8, which is divided by 255."
                 )
             return array
-        return self._counted(array, at, 0, wanted.classes, "tokens")
+        self._counted(array, at, 0, wanted.classes, "tokens")
+        if wanted.vocabularies and (beyond := array >= wanted.vocabularies).any():
+            place = int(beyond.argmax())
+            raise UserCodeError(
+                f"{at} has the value {int(array[place])} in place {place}, whose table in "
+                f"{self._network} has {wanted.vocabularies[place]:,} rows."
+            )
+        return array
 
     def _labels(self, value: Any, shape: tuple[int, ...], where: str, field: int) -> Array:
         at = self._at(where, field, "label")

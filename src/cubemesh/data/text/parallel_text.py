@@ -65,6 +65,8 @@ def check_files(path: Path) -> None:
 class SentencePairs(Sequences):
     """Sentence pairs as sequences of tokens, with their vocabulary and reference translations."""
 
+    tokens_per_sample: float
+
     def __init__(
         self,
         name: str,

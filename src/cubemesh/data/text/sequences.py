@@ -33,8 +33,9 @@ class Sequences:
         self.name = name
         self.samples = len(labels)
         self.classes = vocabulary
-        self.tokens_per_sample = float((labels != PADDING).sum() / len(labels))
-        """Positions that count, in the mean over all samples."""
+        counted = float((labels != PADDING).sum() / len(labels))
+        self.tokens_per_sample = counted if labels.ndim == 2 else None
+        """Positions that count, in the mean over all samples; None of labels of boxes."""
         self._inputs = inputs
         self._labels = labels
 

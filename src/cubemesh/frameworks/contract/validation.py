@@ -54,7 +54,7 @@ def check_layers(network: Network, lowered: Container[type[Layer]], framework: s
         if type(node.layer) not in lowered:
             raise Unsupported(
                 f"{framework} has no {type(node.layer).__name__} layer, and {network.name} needs "
-                "one. pytorch, jax and tensorflow have every layer."
+                "one. Set framework=pytorch, which has every layer."
             )
 
 

@@ -120,9 +120,10 @@ def prepare(device: str, threads: int) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
     except RuntimeError as error:
+        used = tf.config.threading.get_intra_op_parallelism_threads()
         raise UsageError(
             f"TensorFlow already computes in this process with "
-            f"{tf.config.threading.get_intra_op_parallelism_threads()} threads on "
+            f"{used or 'its default number of'} threads on "
             f"{'a GPU' if tf.config.get_visible_devices('GPU') else 'the CPU'}, which cannot "
             f"become {threads} threads on {device} any more. Use a separate process."
         ) from error
