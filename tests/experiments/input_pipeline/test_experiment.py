@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from answers import codes
+from answers import codes, in_order
 from cubemesh.errors import UsageError
 from cubemesh.experiments.core.settings import request, split
 from cubemesh.experiments.input_pipeline.experiment import EXPERIMENT, Settings
@@ -114,7 +114,8 @@ def test_quick_leaves_parts_out_and_parts_selects(machine, play, record_of):
     assert set(STEP_S) - set(planned) == {"page-cache", "synthetic", *BY_DEVICE}
     planned, answer = simulated(machine, play, record_of, parts=("read", "copy"))
     assert planned == ["read", "copy"]
-    assert [f.code for f in answer.findings] == ["disk-bandwidth"]
+    assert [f.code for f in answer.findings] == ["stage-rates", "disk-bandwidth"]
+    assert in_order(answer.findings[0].text, "read", "copy to the device")
 
 
 def test_a_gpu_also_decodes_and_each_path_has_its_bottleneck(machine, play, record_of):

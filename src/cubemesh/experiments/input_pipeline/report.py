@@ -35,7 +35,7 @@ from cubemesh.schema import (
     Point,
     Table,
 )
-from cubemesh.units import format_quantity
+from cubemesh.units import format_list, format_quantity
 
 Part = Literal[
     "read",
@@ -119,11 +119,26 @@ def findings(groups: Groups) -> Iterator[Finding]:
                 yield from _bottleneck(groups, device, how, stages)
         yield from _needed(groups, device)
         yield from own_workers(groups, device)
+    else:
+        yield from _stages_alone(groups)
     yield from _loss(groups)
     yield from _read(groups)
     for group in groups.values():
         if group.throughput is None:
             yield failed_run(LABELS[group.key], group)
+
+
+def _stages_alone(groups: Groups) -> Iterator[Finding]:
+    """The rate of each stage where no training on the device was measured."""
+    rates = {name: rate for name in STAGES if (rate := _rate(groups, name)) is not None}
+    if rates:
+        shown = (f"{LABELS[name]} {plus_minus(rate)}" for name, rate in rates.items())
+        yield Finding(
+            code="stage-rates",
+            text=f"Images/s of each stage: {format_list(shown)}.",
+            caveats=caveats(*(groups[name] for name in rates)),
+            remedy="Add the part `device` (parts=…,device) to compare them with training.",
+        )
 
 
 def _bottleneck(
