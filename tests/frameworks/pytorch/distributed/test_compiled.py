@@ -24,7 +24,7 @@ from cubemesh.networks.layers import Attention
 from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
-from cubemesh.schema.work import TrainSteps
+from cubemesh.schema.work import Forward, TrainSteps
 
 STRATEGIES = (
     *("fully-sharded", "sharded-gradients", "sharded-optimizer"),
@@ -34,13 +34,13 @@ NETWORK = gpt("small-gpt", 8, 13, width=8, depth=1, heads=2)
 GLOBAL_BATCH, STEPS = 4, 3
 
 
-def request_of(sync, group, device="cpu", network=NETWORK):
+def request_of(sync, group, device="cpu", network=NETWORK, work=None):
     settings = ProgramSettings(precision="fp64", sync=sync, bucket_bytes=2048)
     chosen = strategies.make(sync, group)
     chosen.configure(settings)
     return BuildRequest(
         network=network,
-        work=TrainSteps(network="small", batch_per_device=2, momentum=0.9),
+        work=work or TrainSteps(network="small", batch_per_device=2, momentum=0.9),
         placement=Placement(devices=group.size),
         program=settings,
         sync=chosen,
@@ -60,7 +60,7 @@ def batch_of(sync, rank):
 
 
 def train(make, sync, group, device):
-    """Losses, weights and scores of some steps."""
+    """Losses, weights and scores of some steps, and the loss of a forward pass."""
     program = make(request_of(sync, group, device))
     placed = program.place(batch_of(sync, group.rank))
     if make is compiled.build:
@@ -72,6 +72,14 @@ def train(make, sync, group, device):
         found[f"loss {step}"] = np.array(program.loss())
     found["scores"] = program.evaluate(placed)
     found |= program.state()
+    program.close()
+    work = Forward(network="small", batch_per_device=2)
+    program = make(request_of(sync, group, device, work=work))
+    if make is compiled.build:
+        program.compile(placed)
+    program.load(NETWORK.draw(1))
+    program.forward(placed)
+    found["loss of a forward pass"] = np.array(program.loss())
     program.close()
     return found
 

@@ -13,6 +13,7 @@ same functions. Evaluation is eager.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -105,7 +106,7 @@ class CompiledTensorParallelProgram(TensorParallelProgram, CompilesStep):
         self._run = compiled_between(self._built, _is_eager)
 
     def _run_once(self, placed: Placed) -> None:
-        with loss_parallel():
+        with loss_parallel() if self._optimizer else nullcontext():  # `forward` enters it itself
             super()._run_once(placed)
 
 
