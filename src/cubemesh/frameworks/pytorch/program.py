@@ -459,7 +459,7 @@ def _gradient_bytes(parameter: Tensor) -> int:
     found = parameter.grad
     if found is None or not found.is_sparse:
         return parameter.nbytes
-    return found._values().nbytes + found._indices().nbytes  # type: ignore[no-untyped-call]
+    return found._values().nbytes + found._indices().nbytes
 
 
 def total_loss(

@@ -127,10 +127,10 @@ def test_compiled_ranks_equal_eager_ranks(kind, backend, tmp_path):
 def test_what_is_between_two_nodes_is_compiled(monkeypatch):
     from cubemesh.frameworks.pytorch.distributed.compiled import compiled_between
 
-    def apart(node):
+    def separate(node):
         return isinstance(node.layer, Attention)
 
-    names = [[node.name for node in nodes] for _, nodes in parts_around(NETWORK, apart)]
+    names = [[node.name for node in nodes] for _, nodes in parts_around(NETWORK, separate)]
     assert [len(part) > 1 for part in names] == [True, False, True]
     assert [name for part in names for name in part] == [n.name for n in NETWORK.needed()]
     counted = []
@@ -148,10 +148,10 @@ def test_what_is_between_two_nodes_is_compiled(monkeypatch):
         return total_loss(NETWORK.heads, values, labels)
 
     expected = loss(built.training(*placed), labels)
-    found = compiled_between(built, apart, loss)(*placed, labels)
+    found = compiled_between(built, separate, loss)(*placed, labels)
     assert len(counted) == 2
     torch.testing.assert_close(found, expected)
-    (values,) = compiled_between(built, apart)(*placed)
+    (values,) = compiled_between(built, separate)(*placed)
     torch.testing.assert_close(values, built.training(*placed)[0])
 
 
