@@ -127,10 +127,14 @@ def test_it_has_buckets_of_the_convolutions_and_own_samples():
     assert HybridByLayer.ranks_per_sample(4, program) == 1
 
 
-def test_the_memory_forecast_has_a_part_of_the_fully_connected_weights():
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_memory_forecast_has_a_part_of_the_fully_connected_weights(steps):
+    """And gathers the samples of a micro-batch."""
     network = networks.build("alexnet")
     spec = RunSpec(
-        work=TrainSteps(network="alexnet", batch_per_device=8, momentum=0.9),
+        work=TrainSteps(
+            network="alexnet", batch_per_device=8, momentum=0.9, accumulation_steps=steps
+        ),
         placement=Placement(devices=4),
         program=ProgramSettings(sync="hybrid-by-layer"),
     )
@@ -140,6 +144,6 @@ def test_the_memory_forecast_has_a_part_of_the_fully_connected_weights():
     assert convolutions + connected == network.parameter_count
     own = 4 * (convolutions + connected // 4)
     assert needed.weight_bytes == needed.gradient_bytes == needed.optimizer_bytes == own
-    gathered = 4 * 8 * 4 * (9216 + 4096 + 4096)
+    gathered = 4 * 8 // steps * 4 * (9216 + 4096 + 4096)
     assert needed.activation_bytes == whole.activation_bytes + gathered
     assert needed.total_bytes < whole.total_bytes / 2

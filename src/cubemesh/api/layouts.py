@@ -87,9 +87,8 @@ def predict_layout(
     devices; recomputation `auto` is as little as fits. With `sync`, which can be `tensor-parallel`
     or `context-parallel`, the layout is that strategy over all `devices`, or with the `tp` or `cp`
     and the `dp` of `layout`, and `micro_batch` is by default all sequences of a replica, elsewhere
-    1. `measured` maps a number of
-    devices to sequences/s of the same layout with as many data-parallel groups and a batch in
-    proportion.
+    1. `measured` maps a number of devices to sequences/s of the same layout with as many
+    data-parallel groups and a batch in proportion.
 
     UsageError for what is not possible, and for a layout that does not fit the memory.
     """
@@ -167,9 +166,12 @@ def _layout_of(
         )
     shape = given if text else replace(Layout(), **{key: devices or 1})
     others = [getattr(shape, other) for other in ("pp", "vp", "tp", "cp") if other != key]
-    if any(size != 1 for size in others) or "zero" in text or "shard" in text:
+    own = ("tp", "dp", "sp") if key == "tp" else ("cp", "dp")
+    foreign = any(word in text for word in {"sp", "zero", "shard"}.difference(own))
+    if foreign or any(size != 1 for size in others):
         raise UsageError(
-            f"layout {text}: sync={sync} has {key}, dp and sp only. Leave the other keys out."
+            f"layout {text}: sync={sync} has {', '.join(own[:-1])} and {own[-1]} only. Leave the "
+            "other keys out."
         )
     return replace(shape, zero=0, sp=shape.sp if length % shape.tp == 0 else 0)
 

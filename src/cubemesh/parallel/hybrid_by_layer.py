@@ -33,6 +33,7 @@ from cubemesh.parallel.tensor_layouts import BY_VALUE, Divider, divisors, fills
 from cubemesh.parallel.tensor_parallel import parameters_of_a_device
 from cubemesh.schema.forecast import MemoryForecast
 from cubemesh.schema.spec import ProgramSettings, RunSpec
+from cubemesh.schema.work import AccumulatedWork
 
 
 class HybridByLayer(AllReduce):
@@ -74,8 +75,9 @@ class HybridByLayer(AllReduce):
             return one
         divided = divide_fully_connected(network, devices)
         share = parameters_of_a_device(divided) / network.parameter_count
-        gathered = (spec.global_batch or 1) * ELEMENT_BYTES[spec.program.precision]
-        gathered *= gathered_values(divided)
+        micro = spec.work.accumulation_steps if isinstance(spec.work, AccumulatedWork) else 1
+        samples = devices * -(-(spec.batch_per_device or 1) // micro)
+        gathered = samples * gathered_values(divided) * ELEMENT_BYTES[spec.program.precision]
         return replace(
             one,
             weight_bytes=round(share * one.weight_bytes),

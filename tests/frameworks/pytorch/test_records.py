@@ -88,9 +88,11 @@ def test_sparse_gradients_change_the_weights_as_dense_ones(indices, make_request
         for seed in range(3):
             program.train_step(program.place(make_batch(network, batch, seed)))
         gradients = [p.grad for p in program._built.parameters.values()]
-        found.append((program.state(), program.loss(), gradients))
+        held = program.memory_by_kind()
+        found.append((program.state(), program.loss(), gradients, held))
         program.close()
-    (wanted, loss, _), (state, same_loss, gradients) = found
+    (wanted, loss, _, before), (state, same_loss, gradients, held) = found
+    assert before["gradients"] == before["weights"] == held["weights"]
     assert same_loss == pytest.approx(loss, rel=1e-12)
     for name, array in wanted.items():
         np.testing.assert_allclose(state[name], array, rtol=1e-12, atol=1e-15)
@@ -99,10 +101,10 @@ def test_sparse_gradients_change_the_weights_as_dense_ones(indices, make_request
     size = sum(g._values().nbytes + g._indices().nbytes for g in tables)
     size += sum(g.nbytes for g in gradients if not g.is_sparse)
     forecast_bytes = sum(gradient_bytes(sparse, name, batch, 8) for name in sparse.parameters)
-    assert size == forecast_bytes
-    needed, before = forecast(sparse, batch, "fp64"), forecast(dense, batch, "fp64")
+    assert size == forecast_bytes == held["gradients"]
+    needed = forecast(sparse, batch, "fp64")
     assert needed.optimizer_bytes == 0
-    assert needed.gradient_bytes < before.gradient_bytes
+    assert needed.gradient_bytes < forecast(dense, batch, "fp64").gradient_bytes
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from cubemesh.frameworks import entry
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.memory import forecast, recomputable_segments
-from cubemesh.schema import ProgramSettings, RunSpec, TrainSteps
+from cubemesh.schema import Placement, ProgramSettings, RunSpec, TrainSteps
 from cubemesh.worker.report.events import EventLog, read_events
-from cubemesh.worker.run.program_lifecycle import ready_program
+from cubemesh.worker.run.program_lifecycle import _log_memory_forecast, ready_program
 from cubemesh.worker.run.task import Task
 
 pytest.importorskip("torch")
@@ -162,3 +162,33 @@ def test_a_network_of_one_segment_has_nothing_to_compute_again(tmp_path):
     net.classify(net.linear(net.input("x", (4,)), 3))
     with pytest.raises(Unsupported, match="no segment before its last"):
         recomputed(tmp_path, net.build(), None, "segments")
+
+
+@pytest.mark.parametrize("sync", ["all-reduce", "hybrid-by-layer"])
+def test_a_part_of_the_weights_with_segments_computed_again_has_no_forecast(
+    tmp_path, residual, sync
+):
+    """Segments are chosen by the whole network's memory."""
+
+    def forecast_of(asked):
+        path = tmp_path / asked
+        task = Task(
+            spec=RunSpec(
+                work=TrainSteps(network="resnet-18", batch_per_device=8),
+                placement=Placement(devices=2),
+                program=ProgramSettings(sync=sync, checkpoint_activations=asked),
+            ),
+            framework=entry("pytorch").load(),
+            device="cpu",
+            threads=1,
+            usable_cores=1,
+            log=EventLog(path, 0, 0.0),
+            limit_bytes=None,
+        )
+        again = recomputable_segments(residual) if asked == "segments" else ()
+        _log_memory_forecast(task, residual, again)
+        return [e["name"] for e in read_events(path) if "figure" in e]
+
+    logged = ["forecast_memory_bytes"]
+    assert forecast_of("none") == logged
+    assert forecast_of("segments") == (logged if sync == "all-reduce" else [])

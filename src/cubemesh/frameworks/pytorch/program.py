@@ -423,7 +423,7 @@ class PyTorchProgram:
         arrays = [value for own in state.values() for value in own.values()]
         return {
             "weights": weights + sum(array.nbytes for array in self._built.state.values()),
-            "gradients": weights,
+            "gradients": sum(_gradient_bytes(p) for p in parameters),
             "optimizer": sum(a.nbytes for a in arrays if isinstance(a, Tensor)),
         }
 
@@ -452,6 +452,14 @@ class PyTorchProgram:
         del self._gradients, self._weights_on_device, self._to_device
         if self._kind == "cuda":
             torch.cuda.empty_cache()
+
+
+def _gradient_bytes(parameter: Tensor) -> int:
+    """Of its last gradient, or of a dense one where it has none yet."""
+    found = parameter.grad
+    if found is None or not found.is_sparse:
+        return parameter.nbytes
+    return found._values().nbytes + found._indices().nbytes
 
 
 def total_loss(

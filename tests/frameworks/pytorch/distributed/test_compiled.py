@@ -24,7 +24,7 @@ from cubemesh.networks.layers import Attention
 from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.parallel import strategies
 from cubemesh.schema.spec import Placement, ProgramSettings
-from cubemesh.schema.work import TrainSteps
+from cubemesh.schema.work import Forward, TrainSteps
 
 STRATEGIES = (
     *("fully-sharded", "sharded-gradients", "sharded-optimizer"),
@@ -34,13 +34,13 @@ NETWORK = gpt("small-gpt", 8, 13, width=8, depth=1, heads=2)
 GLOBAL_BATCH, STEPS = 4, 3
 
 
-def request_of(sync, group, device="cpu", network=NETWORK):
+def request_of(sync, group, device="cpu", network=NETWORK, work=None):
     settings = ProgramSettings(precision="fp64", sync=sync, bucket_bytes=2048)
     chosen = strategies.make(sync, group)
     chosen.configure(settings)
     return BuildRequest(
         network=network,
-        work=TrainSteps(network="small", batch_per_device=2, momentum=0.9),
+        work=work or TrainSteps(network="small", batch_per_device=2, momentum=0.9),
         placement=Placement(devices=group.size),
         program=settings,
         sync=chosen,
@@ -60,7 +60,7 @@ def batch_of(sync, rank):
 
 
 def train(make, sync, group, device):
-    """Losses, weights and scores of some steps."""
+    """Losses, weights and scores of some steps, and the loss of a forward pass."""
     program = make(request_of(sync, group, device))
     placed = program.place(batch_of(sync, group.rank))
     if make is compiled.build:
@@ -72,6 +72,14 @@ def train(make, sync, group, device):
         found[f"loss {step}"] = np.array(program.loss())
     found["scores"] = program.evaluate(placed)
     found |= program.state()
+    program.close()
+    work = Forward(network="small", batch_per_device=2)
+    program = make(request_of(sync, group, device, work=work))
+    if make is compiled.build:
+        program.compile(placed)
+    program.load(NETWORK.draw(1))
+    program.forward(placed)
+    found["loss of a forward pass"] = np.array(program.loss())
     program.close()
     return found
 
@@ -119,10 +127,10 @@ def test_compiled_ranks_equal_eager_ranks(kind, backend, tmp_path):
 def test_what_is_between_two_nodes_is_compiled(monkeypatch):
     from cubemesh.frameworks.pytorch.distributed.compiled import compiled_between
 
-    def apart(node):
+    def separate(node):
         return isinstance(node.layer, Attention)
 
-    names = [[node.name for node in nodes] for _, nodes in parts_around(NETWORK, apart)]
+    names = [[node.name for node in nodes] for _, nodes in parts_around(NETWORK, separate)]
     assert [len(part) > 1 for part in names] == [True, False, True]
     assert [name for part in names for name in part] == [n.name for n in NETWORK.needed()]
     counted = []
@@ -140,10 +148,10 @@ def test_what_is_between_two_nodes_is_compiled(monkeypatch):
         return total_loss(NETWORK.heads, values, labels)
 
     expected = loss(built.training(*placed), labels)
-    found = compiled_between(built, apart, loss)(*placed, labels)
+    found = compiled_between(built, separate, loss)(*placed, labels)
     assert len(counted) == 2
     torch.testing.assert_close(found, expected)
-    (values,) = compiled_between(built, apart)(*placed)
+    (values,) = compiled_between(built, separate)(*placed)
     torch.testing.assert_close(values, built.training(*placed)[0])
 
 

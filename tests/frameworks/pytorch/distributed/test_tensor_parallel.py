@@ -195,6 +195,10 @@ def rank(folder):
             found |= resumed(network, program, part)
             found |= {f"bytes/{n}": np.array(b) for n, b in program.memory_by_kind().items()}
             found["buckets"] = np.array([n for b in program.buckets for n in b.parameters])
+            found["fingerprint"] = np.array(program.fingerprint())
+            if group.rank == 1:
+                program._built.parameters["conv1.bias"].data[0] += 1
+            found["fingerprint of others"] = np.array(program.fingerprint())
         np.savez(Path(folder, f"{name}-{group.rank}.npz"), **found)
         program.close()
     group.close()
@@ -350,6 +354,12 @@ def test_a_rank_of_a_hybrid_by_layer_has_a_part_of_the_fully_connected_layers(ra
         assert found["bytes/optimizer"] == own, "momentum"
         assert sorted(found["buckets"]) == ["conv1.bias", "conv1.weight", *CONV2]
         assert_close(found, alone["alexnet"], "s/optimizer", "r/")
+
+
+def test_convolutions_that_differ_between_ranks_are_seen(ranks):
+    one, other = (ranks["alexnet", n] for n in range(2))
+    assert one["fingerprint"] == other["fingerprint"]
+    assert one["fingerprint of others"] != other["fingerprint of others"]
 
 
 def test_a_snapshot_is_that_of_one_device_and_resumes(ranks, alone):

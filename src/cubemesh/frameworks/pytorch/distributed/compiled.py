@@ -13,6 +13,7 @@ same functions. Evaluation is eager.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -105,7 +106,7 @@ class CompiledTensorParallelProgram(TensorParallelProgram, CompilesStep):
         self._run = compiled_between(self._built, _is_eager)
 
     def _run_once(self, placed: Placed) -> None:
-        with loss_parallel():
+        with loss_parallel() if self._optimizer else nullcontext():  # `forward` enters it itself
             super()._run_once(placed)
 
 
@@ -130,18 +131,18 @@ class CompiledContextParallelProgram(ContextParallelProgram, CompilesStep):
 
 def compiled_between(
     built: BuiltNetwork,
-    apart: Callable[[Node], bool],
+    separate: Callable[[Node], bool],
     loss: Callable[[Sequence[Tensor], Tensor], Tensor] | None = None,
 ) -> Callable[..., Any]:
     """A function from the inputs of a network to the values of its heads, or from inputs and labels
-    to the loss, in which what is between two nodes for which `apart` holds is compiled."""
+    to the loss, in which what is between two nodes for which `separate` holds is compiled."""
     network, compiled = built.network, compiler(built.network)
-    *early, last = stages_of(network, parts_around(network, apart))
+    *early, last = stages_of(network, parts_around(network, separate))
     stages = [*early, replace(last, results=tuple(head.value for head in network.heads))]
     called: dict[str, Callable[..., Any]] = {}
     for stage in stages:
         run = stage_function(built, stage, built.layers, loss if stage is stages[-1] else None)
-        eager = all(apart(node) for node in stage.nodes)
+        eager = all(separate(node) for node in stage.nodes)
         called[f"run_{stage.name}"] = run if eager else compiled(run)
     labels = [] if loss is None else ["run_labels"]
     code = write_calls(identifiers(network), stages, [i.name for i in network.inputs], labels)

@@ -341,9 +341,8 @@ class PartAttention(nn.Module):
             return F.scaled_dot_product_attention(
                 q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=shared
             )
-        if self._flash and _fits_flash(
-            q, k, v
-        ):  # which aligns the mask with the last key; SDPA with the first
+        # FlashAttention aligns the mask with the last key; SDPA with the first.
+        if self._flash and _fits_flash(q, k, v):
             result: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
                 q, k, v, dropout, True
             )[0]

@@ -61,14 +61,14 @@ def parts_of(network: Network) -> list[tuple[str, tuple[Node, ...]]]:
 
 
 def parts_around(
-    network: Network, apart: Callable[[Node], bool]
+    network: Network, separate: Callable[[Node], bool]
 ) -> list[tuple[str, tuple[Node, ...]]]:
-    """The nodes that some head needs, in execution order: each for which `apart` holds by itself,
-    and those between two of them together."""
+    """The nodes that some head needs, in execution order: each for which `separate` holds by
+    itself, and those between two of them together."""
     parts: list[tuple[str, tuple[Node, ...]]] = []
     between: list[Node] = []
     for node in network.needed():
-        if not apart(node):
+        if not separate(node):
             between.append(node)
             continue
         if between:

@@ -325,6 +325,12 @@ class HybridByLayerProgram(TensorParallelProgram):
     def _scores(self, scores: Tensor) -> Tensor:
         return scores.chunk(self._group.size)[self._group.rank]
 
+    def fingerprint(self) -> int:
+        """See `SupportsWeightInspection`: of the sum over the ranks and this rank's convolutions,
+        which are the same on all."""
+        own = {name: self._built.parameters[name] for name in self._divided.data_parallel}
+        return super().fingerprint() ^ state_dict.fingerprint(own)
+
 
 _MESHES: dict[tuple[str, int, int], tuple[object, DeviceMesh]] = {}
 """By kind of device and sizes, with the group of all ranks that it is of. DTensor remembers a mesh
