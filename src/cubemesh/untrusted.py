@@ -91,8 +91,8 @@ def open_plain_file(folder: Path, name: str) -> BinaryIO:
 
 
 def read_regular_file(path: Path) -> bytes:
-    """The content of a file of any size. ValueError for a FIFO or a device, which would have no end,
-    OSError if it cannot be read."""
+    """The content of a file of any size. ValueError for a FIFO or a device, which would have no
+    end, OSError if it cannot be read."""
     with open(path, "rb", opener=_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is not a regular file")

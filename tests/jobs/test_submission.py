@@ -9,7 +9,7 @@ from cubemesh.errors import UsageError
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.submission import edit_question, submit_question
 from cubemesh.jobs.sweep import MOST_JOBS, combinations
-from cubemesh.jobs.values import QueuedJob, Question, Wants
+from cubemesh.jobs.values import Question, QueuedJob, Wants
 from cubemesh.store import Store
 
 NULL = {"framework": "null", "networks": "little-cnn", "batch_sizes": "1,2"}

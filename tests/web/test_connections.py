@@ -26,7 +26,8 @@ class Timed(TimedProtocol):
 
 
 class Site:
-    """Shortens the wait for requests when it gets one; answers `/slow` when `answer` is set, `/large` with more than a connection buffers."""
+    """Shortens the wait for requests when it gets one; answers `/slow` when `answer` is set, and
+    `/large` with more than a connection buffers."""
 
     def __init__(self) -> None:
         self.answer, self.asked = threading.Event(), threading.Event()

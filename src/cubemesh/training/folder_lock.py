@@ -123,8 +123,8 @@ def holder_of(folder: Path) -> Holder | None:
 
 
 def _open(folder: Path, flags: int = os.O_RDONLY) -> IO[str]:
-    """Open the lock file. OSError where a link, a FIFO or anything else has its name: the folder may
-    be a stranger's, and what a link names would be emptied."""
+    """Open the lock file. OSError where a link, a FIFO or anything else has its name: the folder
+    may be a stranger's, and what a link names would be emptied."""
     path = folder / LOCK_FILE
     file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     found = os.fstat(file)

@@ -8,7 +8,7 @@ import sys
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_WAIT_S = 10.0
-"""From the beginning of a connection, or the end of an answer, to the end of the next request's head."""
+"""From the beginning of a connection, or the end of an answer, to the end of the next head."""
 
 
 class TimedProtocol(H11Protocol):
