@@ -139,6 +139,16 @@ def test_an_own_network_without_a_digest_in_the_manifest_gets_one(tmp_path):
         check(asked(tmp_path, work=own(digest="b2")))
 
 
+def test_another_division_of_the_network_is_another_training(tmp_path):
+    def divided(size):
+        return {"devices": 4, "program": {"sync": "hybrid", "tensor_parallel_size": size}}
+
+    train(tmp_path, **divided(2))
+    check(asked(tmp_path, **divided(2)))
+    with pytest.raises(UsageError, match=r"tensor_parallel_size=2; .*tensor_parallel_size=4"):
+        check(asked(tmp_path, **divided(4)))
+
+
 def test_a_manifest_that_is_a_fifo_is_not_waited_for(tmp_path):
     train(tmp_path)
     (tmp_path / MANIFEST).unlink()

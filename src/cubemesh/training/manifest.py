@@ -41,7 +41,11 @@ _OF_PROGRAM = (
     *("batch_norm", "deterministic", "decode_location", "cache_decoded"),
 )
 _OWN = "own_network"
-"""Of an own network the digest of its source files; checkpoints of an earlier version have none."""
+"""Of an own network the digest of its source files."""
+_STAGED, _OF_STAGES = ("hybrid", "pipeline"), ("pipeline_stages", "tensor_parallel_size")
+"""Strategies whose ranks have parts of the network, and what decides which."""
+_LATER = (_OWN, *_OF_STAGES)
+"""What manifests of an earlier version do not have."""
 _OF_DEVICES = ("devices", "batch_per_device", "sync", "batch_norm")
 """Settings that resharding may change."""
 
@@ -95,6 +99,7 @@ def settings_of(spec: RunSpec) -> dict[str, Any]:
         **({"packing": packing} if packing != "none" else {}),
         **({"tokenizer": work["tokenizer"]} if divides else {}),
         **{name: program[name] for name in _OF_PROGRAM},
+        **({name: program[name] for name in _OF_STAGES} if program["sync"] in _STAGED else {}),
         "devices": spec.placement.devices,
     }
 
@@ -173,8 +178,8 @@ def _continued(folder: Path, spec: RunSpec) -> Manifest | None:
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings that differ → before and now."""
     names = dict.fromkeys([*now, *before])
-    if _OWN not in before and before.get("network") == now.get("network"):
-        names.pop(_OWN, None)
+    if all(before.get(name) == now.get(name) for name in ("network", "sync")):
+        names = {name: None for name in names if name in before or name not in _LATER}
     values = {name: (before.get(name), now.get(name)) for name in names}
     return {name: (one, other) for name, (one, other) in values.items() if one != other}
 
