@@ -22,10 +22,12 @@ def sync_to_disk(path: Path) -> None:
 
 def write_durably(path: Path, text: str) -> None:
     """Write a file so that it holds `text`, or what it held before, at any time; it is on the disk
-    on return. OSError leaves nothing behind."""
+    on return. OSError leaves nothing behind. A link in its place is replaced, not followed."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.unlink(missing_ok=True)  # of an earlier process, or a stranger's link
+        with partial.open("x", encoding="utf-8") as file:
+            file.write(text)
         sync_to_disk(partial)
         partial.replace(path)
         sync_to_disk(path.parent)

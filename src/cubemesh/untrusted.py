@@ -90,6 +90,19 @@ def open_plain_file(folder: Path, name: str) -> BinaryIO:
     raise ValueError(reason)
 
 
+def read_regular_file(path: Path) -> bytes:
+    """The content of a file of any size. ValueError for a FIFO or a device, which would have no
+    end, OSError if it cannot be read."""
+    with open(path, "rb", opener=_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is not a regular file")
+        return file.read()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
 def _check(value: Any, depth: int) -> None:
     if isinstance(value, str):
         if not value.isascii() and _SURROGATE.search(value):

@@ -6,8 +6,11 @@ import pytest
 
 import cubemesh
 from cubemesh.errors import UsageError
+from cubemesh.jobs.queue import JobQueue
+from cubemesh.jobs.submission import edit_question, submit_question
 from cubemesh.jobs.sweep import MOST_JOBS, combinations
-from cubemesh.jobs.values import QueuedJob
+from cubemesh.jobs.values import Question, QueuedJob, Wants
+from cubemesh.store import Store
 
 NULL = {"framework": "null", "networks": "little-cnn", "batch_sizes": "1,2"}
 
@@ -105,6 +108,26 @@ def test_a_clone_asks_the_same_with_changes(path: str) -> None:
     }
     sweep = cubemesh.clone_job(first.job_id, ["steps=10,20"], store=path)
     assert len(sweep.children) == 2
+
+
+@pytest.mark.parametrize(
+    ("devices", "change", "wants"),
+    [
+        ("2", {"epochs": "5"}, Wants(device="gpu", devices=2)),
+        ("cpu", {"epochs": "5"}, Wants(device="cpu")),
+        ("2", {"device": "cpu"}, Wants(device="cpu")),
+        ("auto", {"framework": "null"}, Wants(device="none")),
+    ],
+)
+def test_an_edit_of_a_job_that_waits_leaves_its_devices(
+    path: str, devices: str, change: dict[str, str], wants: Wants
+) -> None:
+    with Store.open(path) as store:
+        queue = JobQueue(store.database)
+        train = Question(names=("train",), settings=("networks=little-cnn",))
+        job = submit_question(queue, store, train, devices=devices)
+        edit_question(queue, store, job.job_id, [f"{k}={v}" for k, v in change.items()], who="me")
+        assert queue.get(job.job_id).wants == wants
 
 
 def test_a_job_that_waits_can_be_edited_and_a_wrong_edit_is_refused(path: str) -> None:

@@ -284,6 +284,24 @@ def test_a_file_deleted_after_the_last_run_is_noticed_at_the_end(path, saving):
         assert stored(store) == [record]
 
 
+def test_a_file_that_a_folder_replaced_is_said_to_lose_nothing(path, saving):
+    made = [saving.make_record(number) for number in range(3)]
+    with Store.open(str(path)) as store:
+        store.save_or_spool(made[0])
+        path.unlink()
+        path.mkdir()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for record in made[1:]:
+                store.save_or_spool(record)
+        said = [str(one.message) for one in warned]
+        assert any("replaced" in text for text in said)
+        assert not any("is lost" in text for text in said)
+        path.rmdir()
+        assert store.settle() is None
+        assert stored(store) == made
+
+
 def test_a_file_that_is_replaced_gets_what_was_measured(path, tmp_path, saving):
     one, two, other = (saving.make_record(number) for number in range(3))
     with Store.open(str(tmp_path / "other.sqlite")) as store:

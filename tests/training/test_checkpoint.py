@@ -174,6 +174,20 @@ def test_a_file_that_cannot_be_read_is_neither_damaged_nor_removed(tmp_path, mon
     assert whole(tmp_path) == 20, "it could be read again"
 
 
+def test_a_fifo_is_no_checkpoint_and_a_link_no_mark(tmp_path):
+    for step in (10, 20):
+        save(tmp_path, 0, 1, made(step))
+    path = path_of(tmp_path, 20, 0, 1)
+    path.unlink()
+    os.mkfifo(path)
+    found, (wrong,) = newest_whole(tmp_path, SingleProcessGroup())
+    assert found.step == 10
+    assert "not a regular file" in wrong
+    path.with_suffix(".failed").symlink_to(tmp_path / "made")
+    checkpoints.mark_failed(tmp_path, 20, 0, 1)
+    assert not (tmp_path / "made").exists()
+
+
 def test_a_folder_that_cannot_be_listed_ends_the_search(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints.time, "sleep", lambda _: None)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")

@@ -1,5 +1,6 @@
 """The lock of a checkpoint folder, with real processes that hold it and die."""
 
+import errno
 import json
 import os
 import signal
@@ -136,3 +137,22 @@ def test_a_lock_file_that_names_nobody_is_free(tmp_path, text):
     (tmp_path / LOCK_FILE).write_text(text)
     FolderLock(tmp_path).close()
     assert holder_of(tmp_path) is None
+
+
+@pytest.mark.parametrize("make", [os.symlink, os.link])
+def test_a_link_is_not_followed(tmp_path, make):
+    """What it names would be emptied."""
+    other = tmp_path / "other"
+    other.write_text("mine")
+    make(other, tmp_path / LOCK_FILE)
+    for look in (FolderLock, holder_of):
+        with pytest.raises(OSError, match=rf"no file of its own|{os.strerror(errno.ELOOP)}"):
+            look(tmp_path)
+    assert other.read_text() == "mine"
+
+
+def test_a_fifo_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / LOCK_FILE)
+    for look in (FolderLock, holder_of):
+        with pytest.raises(OSError, match="no file of its own"):
+            look(tmp_path)

@@ -3,6 +3,7 @@ stay the same."""
 
 import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from cubemesh.errors import BusyError, DataError, UsageError
 from cubemesh.frameworks.contract.program import Snapshot
 from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
+from cubemesh.schema.own_network import OwnNetwork
 from cubemesh.training.checkpoint import Checkpoint, save
 from cubemesh.training.manifest import MANIFEST, check, claim
 
@@ -107,6 +109,64 @@ def test_a_damaged_manifest_is_an_error_not_a_new_training(tmp_path, text):
     (tmp_path / MANIFEST).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(DataError, match=MANIFEST):
         check(asked(tmp_path))
+
+
+def own(graph="{}", digest="a1"):
+    """A training of an own network with this source."""
+    named = OwnNetwork(source="/x/model.py:Net", folder="/x", digest=digest, graph=graph)
+    return {"network": "model.py:Net", "own_network": named}
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [({}, {"digest": "b2"}), ({"digest": ""}, {"digest": "", "graph": "{1}"})]
+)
+def test_changed_code_of_an_own_network_is_another_training(tmp_path, before, now):
+    train(tmp_path, work=own(**before))
+    check(asked(tmp_path, work=own(**before)))
+    with pytest.raises(UsageError, match="own_network="):
+        check(asked(tmp_path, work=own(**now)))
+
+
+def test_an_own_network_without_a_digest_in_the_manifest_gets_one(tmp_path):
+    train(tmp_path, work=own())
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    del manifest["settings"]["own_network"]
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    claimed = claim(tmp_path, asked(tmp_path, work=own()))
+    claimed.adopt(asked(tmp_path, work=own()))
+    claimed.close()
+    with pytest.raises(UsageError, match="own_network="):
+        check(asked(tmp_path, work=own(digest="b2")))
+
+
+def test_another_division_of_the_network_is_another_training(tmp_path):
+    def divided(size):
+        return {"devices": 4, "program": {"sync": "hybrid", "tensor_parallel_size": size}}
+
+    train(tmp_path, **divided(2))
+    check(asked(tmp_path, **divided(2)))
+    with pytest.raises(UsageError, match=r"tensor_parallel_size=2; .*tensor_parallel_size=4"):
+        check(asked(tmp_path, **divided(4)))
+
+
+def test_a_manifest_that_is_a_fifo_is_not_waited_for(tmp_path):
+    train(tmp_path)
+    (tmp_path / MANIFEST).unlink()
+    os.mkfifo(tmp_path / MANIFEST)
+    with pytest.raises(DataError, match=MANIFEST):
+        check(asked(tmp_path))
+
+
+def test_no_link_of_a_strangers_folder_is_followed(tmp_path):
+    """`write_durably` writes under another name first."""
+    folder, other = tmp_path / "ck", tmp_path / "other"
+    folder.mkdir()
+    other.write_text("mine")
+    (folder / f".{MANIFEST}.{os.getpid()}").symlink_to(other)
+    (folder / MANIFEST).symlink_to(other)
+    train(folder)
+    assert other.read_text() == "mine"
+    check(asked(folder))
 
 
 ALL_REDUCE = {"sync": "all-reduce"}

@@ -409,6 +409,26 @@ def test_a_run_that_is_slower_than_expected_says_so_with_its_signs(
     assert member.get(f"/api/v1/jobs/{job_id}").json()["slow"] is None
 
 
+@pytest.mark.parametrize(
+    "progress",
+    [
+        {"fraction": "x", "eta_s": [], "samples_per_s": "<b>", "loss": {}, "note": 7},
+        {"run": 0, "runs": "x", "fraction": 1, "eta_exact": 3},
+        {"slow": 7},
+        {"slow": {"since_s": 0, "for_s": 1, "samples_per_s": 2, "share": 1, "signs": [{}]}},
+    ],
+)
+def test_a_damaged_progress_hides_neither_its_job_nor_others(
+    member: Client, queue: JobQueue, progress: dict[str, Any]
+) -> None:
+    job_id, other = put(queue), put(queue)
+    hold(queue).renew(progress)
+    for path in ("/", "/jobs", f"/jobs/{job_id}"):
+        page = member.get(path)
+        assert page.status_code == 200
+    assert f'href="/jobs/{other}"' in member.get("/jobs").text
+
+
 def test_home_shows_jobs_that_run_or_wait(member: Client, queue: JobQueue) -> None:
     running, waiting, paused = put(queue), put(queue), put(queue)
     assert hold(queue).job_id == running

@@ -142,6 +142,14 @@ def test_a_store_that_does_not_exist_is_made_and_its_pages_say_what_to_do(
         assert "cubemesh run quick" in ask(started, "/").text
 
 
+def test_a_connection_without_a_request_ends(serving: Serving, filled: Path) -> None:
+    with serving("--port", "0", store=filled) as (_, started):
+        host, port = started["address"].removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: local")
+            assert connection.recv(1) == b""
+
+
 def test_the_server_writes_no_secret(filled: Path) -> None:
     words = [sys.executable, "-m", "cubemesh", *COMMAND, str(filled), "--port", "0", "--no-agent"]
     pipe = subprocess.PIPE

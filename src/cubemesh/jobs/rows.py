@@ -6,7 +6,8 @@ Every function works in a transaction that its caller has begun.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -30,9 +31,9 @@ def job_of(row: Row[Any], children: Mapping[int, State], run_ids: tuple[str, ...
     """The job in a row; of a sweep with the state of its jobs."""
     try:
         question = from_plain(Question, json.loads(row.question))
-        progress = json.loads(row.progress)
+        progress = _progress_of(json.loads(row.progress))
         slurm = from_plain(SlurmJob, json.loads(row.slurm)) if row.slurm else None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise StoreError(f"Job {row.job_id} is damaged: {error}") from error
     state = State(row.state)
     if row.kind == "sweep":
@@ -61,6 +62,47 @@ def job_of(row: Row[Any], children: Mapping[int, State], run_ids: tuple[str, ...
         started_utc=row.started_utc,
         ended_utc=row.ended_utc,
         slurm=slurm,
+    )
+
+
+_NUMBERS = ("fraction", "samples_per_s", "loss", "eta_s", "eta_low_s", "eta_high_s")
+_OF_SLOW = ("since_s", "for_s", "samples_per_s", "share")
+
+
+def _progress_of(plain: Any) -> dict[str, Any]:
+    """The progress of a job as pages show it. What another program wrote and is not of its type is
+    left out, so that the page of one job does not hide the others."""
+    fits: dict[str, Callable[[Any], bool]] = {
+        **dict.fromkeys(_NUMBERS, _is_number),
+        **dict.fromkeys(("run", "runs", "finished"), lambda value: type(value) is int),
+        **dict.fromkeys(("phase", "note"), lambda value: isinstance(value, str)),
+        "eta_exact": lambda value: isinstance(value, bool),
+        "slow": _is_slow,
+    }
+    found = plain if isinstance(plain, dict) else {}
+    return {
+        name: value
+        for name, value in found.items()
+        if value is None or (name in fits and fits[name](value))
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < math.inf
+
+
+def _is_slow(value: Any) -> bool:
+    """Whether this is a `Slowdown` of expect.py."""
+    if not isinstance(value, dict) or not all(_is_number(value.get(name)) for name in _OF_SLOW):
+        return False
+    signs = value.get("signs")
+    return isinstance(signs, list) and all(
+        isinstance(sign, dict)
+        and isinstance(sign.get("series"), str)
+        and _is_number(sign.get("now"))
+        and "before" in sign
+        and (sign["before"] is None or _is_number(sign["before"]))
+        for sign in signs
     )
 
 

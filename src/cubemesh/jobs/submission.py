@@ -163,9 +163,19 @@ def edit_question(
     continues. UsageError for one that cannot change any more, or is not valid."""
     before = queue.get(job_id)
     question = edited(before, changes)
-    changed, wants = with_devices(question, "auto", before.wants.host)
+    asked = "auto" if _OF_DEVICES & split(changes).keys() else _devices_of(before.wants)
+    changed, wants = with_devices(question, asked, before.wants.host)
     check_question(changed, store, begun=before.attempt > 0)
     queue.edit(job_id, changed, before.wants if before.attempt else wants, who=who)
+
+
+_OF_DEVICES = frozenset({"device", "devices", "framework"})
+"""Settings that decide which devices a question needs."""
+
+
+def _devices_of(wants: Wants) -> str:
+    """The devices of a job, as `with_devices` takes them."""
+    return str(wants.devices) if wants.device == "gpu" else "auto"
 
 
 def with_devices(question: Question, devices: str, host: str | None) -> tuple[Question, Wants]:

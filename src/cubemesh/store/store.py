@@ -508,6 +508,8 @@ class Store:
 
     def _session(self) -> Iterator[Spooled]:
         """Everything that was saved since the store was opened."""
+        if not any(self._saved.values()):
+            return
         try:
             known = {run.experiment_run_id: run for run in self.experiment_runs()}
             for one in dict.fromkeys(self._saved["machine"]):

@@ -42,6 +42,7 @@ from cubemesh.frameworks.contract.group import Group
 from cubemesh.frameworks.contract.program import Snapshot, Unsupported
 from cubemesh.frameworks.contract.snapshot import GENERATOR
 from cubemesh.training.history import History
+from cubemesh.untrusted import read_regular_file
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -236,7 +237,7 @@ def mark_failed(folder: Path, step: int, rank: int, ranks: int) -> None:
     mark = _failed_mark(path_of(folder, step, rank, ranks))
     with contextlib.suppress(OSError):  # then it stays incomplete
         _make_folder(mark.parent)
-        mark.touch()
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
 
 
 def prune(folder: Path, ranks: int, keep: int) -> None:
@@ -327,9 +328,11 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     from safetensors.numpy import load as arrays_of
 
     try:
-        content = read_patiently(path.read_bytes)
+        content = read_patiently(lambda: read_regular_file(path))
     except FileNotFoundError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise DataError(f"'{path}' cannot be read: {error}.") from error
     try:
         arrays = arrays_of(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])

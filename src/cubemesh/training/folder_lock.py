@@ -17,6 +17,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import threading
 import time
 import uuid
@@ -59,10 +60,10 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._file = open(folder / LOCK_FILE, "a+")  # noqa: SIM115 (held until close)
+        self._file = _open(folder, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._closed = threading.Event()
         try:
-            holder = _holder(self._file, fcntl.LOCK_EX)
+            holder = _holder(folder, self._file, fcntl.LOCK_EX)
             if holder is not None:
                 raise in_use(folder, holder)
             self.run = uuid.uuid4().hex[:12]
@@ -85,7 +86,7 @@ class FolderLock:
     def check(self) -> None:
         """UsageError if another run took the folder over."""
         try:
-            with open(self._folder / LOCK_FILE) as file:
+            with _open(self._folder) as file:
                 now = _read(file)
         except OSError:  # the folder is gone or out of reach: the next write reports it
             return
@@ -114,11 +115,23 @@ class FolderLock:
 def holder_of(folder: Path) -> Holder | None:
     """The run that writes to `folder`; None if there is none."""
     try:
-        file = open(folder / LOCK_FILE)  # noqa: SIM115
+        file = _open(folder)
     except FileNotFoundError:
         return None
     with file:
-        return _holder(file, fcntl.LOCK_SH)
+        return _holder(folder, file, fcntl.LOCK_SH)
+
+
+def _open(folder: Path, flags: int = os.O_RDONLY) -> IO[str]:
+    """Open the lock file. OSError where a link, a FIFO or anything else has its name: the folder
+    may be a stranger's, and what a link names would be emptied."""
+    path = folder / LOCK_FILE
+    file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(file)
+        raise OSError(errno.EINVAL, f"its {LOCK_FILE} is no file of its own", str(path))
+    return os.fdopen(file, "r" if flags == os.O_RDONLY else "a+")
 
 
 def in_use(folder: Path, holder: Holder) -> BusyError:
@@ -129,7 +142,7 @@ def in_use(folder: Path, holder: Holder) -> BusyError:
     )
 
 
-def _holder(file: IO[str], kind: int) -> Holder | None:
+def _holder(folder: Path, file: IO[str], kind: int) -> Holder | None:
     """The living run that holds the lock; None once it is locked, or free on a file system without
     locks."""
     for attempt in range(TRIES):
@@ -149,22 +162,22 @@ def _holder(file: IO[str], kind: int) -> Holder | None:
     named = _read(file)
     if named is None or (locked and named.kernel == _kernel()):
         return None
-    return named if _is_touched(Path(file.name)) else None
+    return named if _is_touched(folder) else None
 
 
-def _is_touched(path: Path) -> bool:
+def _is_touched(folder: Path) -> bool:
     """Whether a living run touches the file. Each look opens it, for then a network file system
     asks its server."""
-    before, end = _touched_ns(path), time.monotonic() + WATCH_S
+    before, end = _touched_ns(folder), time.monotonic() + WATCH_S
     while time.monotonic() < end:
         time.sleep(PAUSE_S)
-        if _touched_ns(path) != before:
+        if _touched_ns(folder) != before:
             return True
     return False
 
 
-def _touched_ns(path: Path) -> int:
-    with open(path) as file:
+def _touched_ns(folder: Path) -> int:
+    with _open(folder) as file:
         return os.fstat(file.fileno()).st_mtime_ns
 
 

@@ -22,11 +22,13 @@ from cubemesh.durable_files import write_durably
 from cubemesh.errors import DataError, UsageError
 from cubemesh.networks.layers import Attention, BatchNorm, Dropout
 from cubemesh.parallel.strategies import strategy
-from cubemesh.schema.serialization import from_plain, to_plain
+from cubemesh.schema.own_network import OwnNetwork
+from cubemesh.schema.serialization import digest, from_plain, to_plain
 from cubemesh.schema.spec import RunSpec
-from cubemesh.schema.work import Train
+from cubemesh.schema.work import NetworkWork, Train
 from cubemesh.training.checkpoint import read_patiently, step_folders
 from cubemesh.training.folder_lock import FolderLock, holder_of, in_use
+from cubemesh.untrusted import read_regular_file
 
 MANIFEST = "training.json"
 _OF_WORK = (
@@ -38,6 +40,12 @@ _OF_PROGRAM = (
     *("framework", "precision", "precision_of", "loss_scale", "layout", "sync", "compile_by"),
     *("batch_norm", "deterministic", "decode_location", "cache_decoded"),
 )
+_OWN = "own_network"
+"""Of an own network the digest of its source files."""
+_STAGED, _OF_STAGES = ("hybrid", "pipeline"), ("pipeline_stages", "tensor_parallel_size")
+"""Strategies whose ranks have parts of the network, and what decides which."""
+_LATER = (_OWN, *_OF_STAGES)
+"""What manifests of an earlier version do not have."""
 _OF_DEVICES = ("devices", "batch_per_device", "sync", "batch_norm")
 """Settings that resharding may change."""
 
@@ -83,14 +91,23 @@ def settings_of(spec: RunSpec) -> dict[str, Any]:
     accumulated = work.get("accumulation_steps", 1)
     packing = work.get("packing", "none")
     divides = work["tokenizer"] != "words"  # the only one of checkpoints without that setting
+    own = cast(NetworkWork, spec.work).own_network
     return {
         **{name: work[name] for name in _OF_WORK},
+        **({_OWN: _identity(own)} if own is not None else {}),
         **({"accumulation_steps": accumulated} if accumulated > 1 else {}),
         **({"packing": packing} if packing != "none" else {}),
         **({"tokenizer": work["tokenizer"]} if divides else {}),
         **{name: program[name] for name in _OF_PROGRAM},
+        **({name: program[name] for name in _OF_STAGES} if program["sync"] in _STAGED else {}),
         "devices": spec.placement.devices,
     }
+
+
+def _identity(own: OwnNetwork) -> str:
+    """Identifies an own network by its source files; one without, such as that of an installed
+    package, by its layers."""
+    return own.digest or digest(own.graph)
 
 
 def check(spec: RunSpec) -> None:
@@ -149,11 +166,11 @@ def _continued(folder: Path, spec: RunSpec) -> Manifest | None:
             _check_reshardable(manifest.settings, spec)
             return manifest
         only_devices = set(differing) <= set(_OF_DEVICES)
-        reshard = ", or add --reshard to continue on other devices" if only_devices else ""
+        ways = [other, "add --reshard to continue on other devices"] if only_devices else [other]
         raise UsageError(
             f"{has}, of a training with {', '.join(f'{n}={v[0]}' for n, v in differing.items())}; "
             f"this one has {', '.join(f'{n}={v[1]}' for n, v in differing.items())}. Set them as "
-            f"before, {other}{reshard}."
+            f"before, or {' or '.join(ways)}."
         )
     return manifest
 
@@ -161,6 +178,8 @@ def _continued(folder: Path, spec: RunSpec) -> Manifest | None:
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings that differ → before and now."""
     names = dict.fromkeys([*now, *before])
+    if all(before.get(name) == now.get(name) for name in ("network", "sync")):
+        names = {name: None for name in names if name in before or name not in _LATER}
     values = {name: (before.get(name), now.get(name)) for name in names}
     return {name: (one, other) for name, (one, other) in values.items() if one != other}
 
@@ -229,7 +248,7 @@ def read(folder: Path) -> Manifest | None:
     """The manifest; None if there is none. DataError if it is damaged."""
     path = folder / MANIFEST
     try:
-        text = read_patiently(path.read_text)
+        text = read_patiently(lambda: read_regular_file(path)).decode()
         manifest = from_plain(Manifest, json.loads(text))
         for name in ("devices", "batch_per_device"):
             if type(manifest.settings.get(name)) is not int:

@@ -30,7 +30,16 @@ from cubemesh.web.page import RefusedFormError
 
 NOT_FROM_PAGES = frozenset(
     {
-        *("checkpoints", "data_path", "folder", "plan", "plan_file", "plan_checksum", "script"),
+        *(
+            "checkpoints",
+            "data_path",
+            "folder",
+            "other_folders",
+            "plan",
+            "plan_file",
+            "plan_checksum",
+            "script",
+        ),
         *("stage_folder", "stores", "system", "tensorboard", "hosts", "resume", "reshard"),
         *("drop_page_cache", "step", "import_from", "input_shape", "own_network", "own_data"),
     }

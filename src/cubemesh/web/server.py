@@ -30,6 +30,7 @@ from cubemesh.web.access import Access, token_of
 from cubemesh.web.app import Workbench
 from cubemesh.web.demo import demo_store
 from cubemesh.web.pages import PAGES
+from cubemesh.web.security.connections import TimedProtocol
 from cubemesh.web.security.gate import Rules
 from cubemesh.web.security.hosts import is_loopback
 from cubemesh.web.team_access import TeamAccess
@@ -270,7 +271,7 @@ def _run(
         proxy_headers=False,
         lifespan="off",
         ws="none",
-        http="h11",
+        http=TimedProtocol,
         loop="asyncio",
         limit_concurrency=_MOST_CONNECTIONS,
         timeout_graceful_shutdown=_FINISH_S,

@@ -18,7 +18,7 @@ from cubemesh.web.thinned_curve import thinned
 PARAMETERS = (
     *COMPARE_PARAMETERS,
     Parameter(
-        name="points", summary="Most points of a line, 10 to 4000; default: 6000 over the runs."
+        name="points", summary="Most points of a line, 1 to 4000; default: 6000 / runs, from 100."
     ),
 )
 _POINTS, _FEWEST_POINTS, _MOST_POINTS = 6000, 100, 4000

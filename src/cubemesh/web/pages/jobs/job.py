@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cubemesh.errors import UsageError
+from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.experiments.core.settings import split
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.jobs import slurm
@@ -257,9 +257,9 @@ def _step(queue: JobQueue, store: Store, job: QueuedJob) -> Step | None:
         for event in newest_events(queue, job.job_id, ("run",), 1):
             try:
                 spec = from_plain(RunSpec, event.value["spec"])
-            except (KeyError, ValueError):  # of another version
+                return Step(spec=spec, machine_id=str(event.value["machine_id"]))
+            except (KeyError, TypeError, ValueError, CubemeshError):  # of another version
                 return None
-            return Step(spec=spec, machine_id=event.value["machine_id"])
     if not job.state.ended or not job.run_ids:
         return None
     try:
