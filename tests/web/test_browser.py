@@ -368,6 +368,7 @@ def test_the_curves_of_compared_runs_are_drawn_in_one_chart(tab: Any, site: Any)
     page = tab(390, "dark")
     page.goto(f"{address}/compare?id={known['run']}&id={known['other']}")
     page.wait_for_selector("[data-curves][data-ready] canvas")
+    assert "throughput (samples/s) against seconds" in page.locator("figcaption").all_inner_texts()
     assert page.locator(".key a").count() == 2
     page.locator(".u-over").first.hover()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

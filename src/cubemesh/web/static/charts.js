@@ -43,6 +43,12 @@
     if (left === undefined || left < 0) chart.setLegend({ idx: chart.data[0].length - 1 }, false);
   };
 
+  // Of a chart without a legend, which names unit and axis elsewhere.
+  function headingOf(curve) {
+    const unit = curve.unit && !curve.unit.startsWith("bytes") ? ` (${curve.unit})` : "";
+    return `${curve.name}${unit} against ${curve.x_name}`;
+  }
+
   // Several runs in one chart: colours, then dashes, tell them apart; the nearest is named.
   function linesOf(curve, title) {
     const DASHES = [[], [8, 4], [2, 3], [8, 3, 2, 3]];
@@ -159,7 +165,7 @@
       if (curve.lines ? !curve.lines.some((line) => line.x.length > 1) : curve.x.length < 2) continue;
       const figure = document.createElement("figure");
       const title = document.createElement("figcaption");
-      title.textContent = curve.name;
+      title.textContent = curve.lines ? headingOf(curve) : curve.name;
       const box = document.createElement("div");
       if (curve.expected) {
         const source = document.createElement("small");
