@@ -128,7 +128,7 @@ class Network:
                 idle += of_one * (node.layer.experts - node.layer.active)
         return self.parameter_count - idle
 
-    @property
+    @cached_property
     def sparse_gradients(self) -> Mapping[str, int]:
         """Parameter → rows of its gradient for each sample, of those with sparse gradients."""
         return {

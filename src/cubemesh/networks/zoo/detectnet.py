@@ -24,7 +24,7 @@ from cubemesh.errors import UsageError
 from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.networks.graph import Network
 from cubemesh.networks.layers import Initializer, Sigmoid
-from cubemesh.networks.zoo.googlenet import BLOCKS, RESPONSE_NORM, biased_conv, inception
+from cubemesh.networks.zoo.googlenet import BLOCKS, biased_conv, inception, paper_stem
 
 STRIDE = 16
 """Pixels from a cell to the next."""
@@ -36,15 +36,7 @@ _HALVED = 4
 def detectnet(image_size: int = 640, classes: int = 1) -> Network:
     """5,978,677 parameters for 1 class."""
     net = _begin("detectnet", image_size)
-    x = "image"
-    with net.segment("stem"):
-        x = biased_conv(net, x, "conv1", 64, 7, 2)
-        x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool1")
-        x = net.lrn(x, RESPONSE_NORM, name="norm1")
-        x = biased_conv(net, x, "conv2", 64, 1, 1)
-        x = biased_conv(net, x, "conv3", 192, 3, 1)
-        x = net.lrn(x, RESPONSE_NORM, name="norm2")
-        x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool2")
+    x = paper_stem(net, "image")
     for block in BLOCKS:
         with net.segment(f"inception{block}"):
             x = inception(net, x, block, biased_conv, wide=5)

@@ -41,7 +41,7 @@ BLOCKS = {
 }
 _AUXILIARY = {"4a": "aux1", "4d": "aux2"}
 _AUXILIARY_WEIGHT = 0.3
-RESPONSE_NORM = LocalResponseNorm(size=5, alpha=1e-4, beta=0.75)
+_RESPONSE_NORM = LocalResponseNorm(size=5, alpha=1e-4, beta=0.75)
 _GAUSSIAN = Initializer(kind="normal", scale=0.01)
 
 _Conv = Callable[[NetworkBuilder, str, str, int, int, int], str]
@@ -74,15 +74,7 @@ def googlenet(image_size: int = 224, classes: int = 1000) -> Network:
 def googlenet_paper(image_size: int = 224, classes: int = 1000) -> Network:
     """13,378,280 parameters at 224² and 1000 classes, 6,998,552 without the auxiliary ones."""
     net = NetworkBuilder("googlenet-paper")
-    x = net.input("image", (3, image_size, image_size))
-    with net.segment("stem"):
-        x = biased_conv(net, x, "conv1", 64, 7, 2)
-        x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool1")
-        x = net.lrn(x, RESPONSE_NORM, name="norm1")
-        x = biased_conv(net, x, "conv2", 64, 1, 1)
-        x = biased_conv(net, x, "conv3", 192, 3, 1)
-        x = net.lrn(x, RESPONSE_NORM, name="norm2")
-        x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool2")
+    x = paper_stem(net, net.input("image", (3, image_size, image_size)))
     for block in BLOCKS:
         with net.segment(f"inception{block}"):
             x = inception(net, x, block, biased_conv, wide=5)
@@ -95,6 +87,19 @@ def googlenet_paper(image_size: int = 224, classes: int = 1000) -> Network:
         x = net.linear(x, classes, name="fc")
     net.classify(x)
     return net.build()
+
+
+def paper_stem(net: NetworkBuilder, x: str) -> str:
+    """Everything before the inception blocks, with biases and response normalization."""
+    with net.segment("stem"):
+        x = biased_conv(net, x, "conv1", 64, 7, 2)
+        x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool1")
+        x = net.lrn(x, _RESPONSE_NORM, name="norm1")
+        x = biased_conv(net, x, "conv2", 64, 1, 1)
+        x = biased_conv(net, x, "conv3", 192, 3, 1)
+        x = net.lrn(x, _RESPONSE_NORM, name="norm2")
+        x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool2")
+    return x
 
 
 def inception(net: NetworkBuilder, x: str, block: str, conv: _Conv, *, wide: int) -> str:

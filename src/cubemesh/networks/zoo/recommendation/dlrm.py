@@ -7,8 +7,7 @@ whether a user clicks.
 
 The top MLP has a ReLU behind every layer but the last, whose sigmoid is part of the loss. The sizes
 are those of the authors' code (github.com/facebookresearch/dlrm: bench/) and of MLPerf's reference
-(github.com/mlcommons/inference, main.py of its DLRM), which has the number
-of rows of each table.
+(github.com/mlcommons/inference, main.py of its DLRM), which has the number of rows of each table.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from cubemesh.networks.layers import (
 
 @dataclass(frozen=True, kw_only=True)
 class RecommendationModel:
-    """A network by its table's columns."""
+    """The sizes of a DLRM."""
 
     numbers: int
     """Numeric features."""
@@ -83,7 +82,7 @@ MODELS: Mapping[str, RecommendationModel] = {
         numbers=13, rows=_TERABYTE_40M, width=128, bottom=(512, 256), top=(1024, 1024, 512, 256)
     ),
 }
-"""By name."""
+"""Name → its sizes."""
 
 
 def dlrm(name: str, indices: int, rows: int, width: int) -> Network:
