@@ -98,8 +98,7 @@ def paper_stem(net: NetworkBuilder, x: str) -> str:
         x = biased_conv(net, x, "conv2", 64, 1, 1)
         x = biased_conv(net, x, "conv3", 192, 3, 1)
         x = net.lrn(x, _RESPONSE_NORM, name="norm2")
-        x = net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool2")
-    return x
+        return net.max_pool(x, 3, stride=2, ceil_mode=True, name="maxpool2")
 
 
 def inception(net: NetworkBuilder, x: str, block: str, conv: _Conv, *, wide: int) -> str:
