@@ -82,7 +82,9 @@ def rows_of(source, number):
 
 def test_boxes_in_kitti_format_are_stretched_as_their_image_is(kitti):
     boxes.check_files(kitti)
+    (kitti / "train" / "images" / "notes.txt").touch()
     source = opened(kitti)
+    assert source.encoded.ignored == {"not an image by its name": 1}
     assert (source.samples, source.encoded.classes) == (2, ("Car", "Van"))
     rows, found = rows_of(source, 0)
     assert rows[:, :2].tolist() == [[0, 0], [1, 0]]

@@ -8,8 +8,8 @@ trained or judged by a part of its boxes learns that the others are background.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -52,14 +52,16 @@ class Annotations:
     """Image file → its boxes, in the order of the images."""
     names: tuple[str, ...]
     """Of the classes, in the order of their numbers."""
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    """See `EncodedImages.ignored`."""
 
 
-def class_names(root: Path, train: Annotations) -> tuple[str, ...]:
-    """The lines of `classes.txt` where the data have it, or else the names of the training
-    annotations, without that of regions. DataError for a file that is not a list of names."""
+def class_names(root: Path, train: Callable[[], Annotations]) -> tuple[str, ...]:
+    """The lines of `classes.txt` where the data have it, or else the names of the annotations that
+    `train` reads, without that of regions. DataError for a file that is not a list of names."""
     path = root / CLASSES_FILE
     if not path.exists():
-        return _without_regions(train.names)
+        return _without_regions(train().names)
     lines = [line.strip() for line in read_text(path, 1 << 20).splitlines()]
     names = tuple(line for line in lines if line)
     folded = [name.casefold() for name in names]

@@ -23,7 +23,7 @@ from cubemesh.data.boxes.annotations import (
     check_name,
     read_text,
 )
-from cubemesh.data.boxes.kitti import IMAGES, listed
+from cubemesh.data.labelled_images import IMAGES, listed
 from cubemesh.data.source import Split
 from cubemesh.errors import DataError
 from cubemesh.untrusted import parse_json, quoted

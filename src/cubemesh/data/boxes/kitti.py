@@ -10,7 +10,6 @@ object in space, a score) is not read. An image without objects has an empty fil
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -21,47 +20,26 @@ from cubemesh.data.boxes.annotations import (
     check_count,
     read_text,
 )
-from cubemesh.data.images.decode import SUFFIXES
 from cubemesh.data.images.files import readable
-from cubemesh.data.images.image_folder import split_folder
-from cubemesh.data.source import Split, in_split
+from cubemesh.data.labelled_images import label_files
+from cubemesh.data.source import Split
 from cubemesh.errors import DataError
-from cubemesh.units import format_count
 from cubemesh.untrusted import quoted
 
-IMAGES, LABELS = "images", "labels"
+LABELS = "labels"
 FIELDS = 8
 """Of a line, at least."""
 MOST_FILE_BYTES = 1 << 20
 
 
 def read_kitti(root: Path, split: Split) -> Annotations:
-    """The boxes of the images of a split, and the names of their classes, sorted. DataError if
-    there is no image, one has no label file, or a file breaks the format."""
-    own = split_folder(root, split)
-    folder = own or root
-    images = sorted(
-        (n for n in listed(folder / IMAGES) if os.path.splitext(n)[1].lower() in SUFFIXES),
-        key=os.fsencode,
-    )
-    if own is None:
-        images = [name for n, name in enumerate(images, 1) if in_split(split, n)]
-    if not images:
-        raise DataError(f"{folder / IMAGES} has no images for {split}.")
-    labels = set(listed(folder / LABELS))
-    lacking = [name for name in images if _label_of(name) not in labels]
-    if lacking:
-        raise DataError(
-            f"{format_count(len(lacking))} of {format_count(len(images))} images of "
-            f"{folder / IMAGES} have no labels, such as {readable(lacking[0])}, whose file is "
-            f"{readable(f'{LABELS}/{_label_of(lacking[0])}')}. An image without objects has an "
-            "empty one."
-        )
-    found = {
-        folder / IMAGES / name: read_file(folder / LABELS / _label_of(name)) for name in images
-    }
-    names = {a.name.casefold(): a.name for boxes in found.values() for a in boxes}
-    return Annotations(found, tuple(sorted(names.values())))
+    """The boxes of the images of a split, and the names of their classes, sorted. DataError as in
+    `label_files`, and for a file that breaks the format."""
+    advice = " An image without objects has an empty one."
+    found = label_files(root, split, LABELS, ".txt", advice=advice)
+    boxes = {image: read_file(labels) for image, labels in found.files.items()}
+    names = {a.name.casefold(): a.name for own in boxes.values() for a in own}
+    return Annotations(boxes, tuple(sorted(names.values())), found.ignored)
 
 
 def read_file(path: Path) -> Sequence[Annotation]:
@@ -90,16 +68,3 @@ def _lines(path: Path, text: str) -> Iterator[Annotation]:
                 f"{quoted(' '.join(fields[4:8]))}."
             ) from None
         yield annotation(where, fields[0], corners)
-
-
-def _label_of(image: str) -> str:
-    return f"{os.path.splitext(image)[0]}.txt"
-
-
-def listed(folder: Path) -> list[str]:
-    """The names in a folder, without hidden ones; DataError where it cannot be read."""
-    try:
-        with os.scandir(folder) as entries:
-            return [entry.name for entry in entries if not entry.name.startswith(".")]
-    except OSError as error:
-        raise DataError(f"{folder} cannot be read: {error.strerror}.") from error

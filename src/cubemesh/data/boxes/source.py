@@ -10,28 +10,23 @@ and left out of an evaluation.
 from __future__ import annotations
 
 import io
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cubemesh.batches import Batch, Box, Pixels
 from cubemesh.data.boxes.annotations import Annotations, class_names, labelled
 from cubemesh.data.boxes.coco import ANNOTATIONS, find_file, read_coco
-from cubemesh.data.boxes.kitti import IMAGES, LABELS, read_kitti
+from cubemesh.data.boxes.kitti import LABELS, read_kitti
 from cubemesh.data.images.arrays import check_indices
 from cubemesh.data.images.decode import FORMATS, Augmentation, Decoder, load_decoder, reasons
-from cubemesh.data.images.files import identity_of, read_whole, readable
-from cubemesh.data.images.image_folder import split_folder
 from cubemesh.data.images.image_source import ImageSource
 from cubemesh.data.images.open_images import ImageOptions
-from cubemesh.data.page_cache import Extent
+from cubemesh.data.labelled_images import LabelledImages, check_folders, check_options
 from cubemesh.data.source import Indices, Shape, Split, check_classes
 from cubemesh.detection.labels import Grid, LabelledBoxes, Labels, encode, no_labels
-from cubemesh.errors import DataError, UsageError
+from cubemesh.errors import DataError
 
 NAME = "boxes"
 LAYOUT = (
@@ -40,50 +35,23 @@ LAYOUT = (
 )
 
 
-class BoxFolder:
-    """The image files of one split, which have boxes; see `EncodedImages`."""
+class BoxFolder(LabelledImages):
+    """The image files of one split, which have boxes."""
 
     def __init__(self, root: Path, split: Split) -> None:
         """DataError as in `read_kitti` and `read_coco`."""
         found = read_annotations(root, split)
-        train = found if split == "train" else read_annotations(root, "train")
-        self.classes = class_names(root, train)
-        if not self.classes:
+        classes = class_names(
+            root, lambda: found if split == "train" else read_annotations(root, "train")
+        )
+        if not classes:
             raise DataError(f"The training images of {root} have no box of any class. {LAYOUT}")
-        self.ignored: Counter[str] = Counter()
-        self._root = root
-        self._paths = list(found.boxes)
-        self._boxes = [labelled(boxes, self.classes) for boxes in found.boxes.values()]
-        self.labels: NDArray[np.int64] = np.zeros(len(self._paths), np.int64)
+        super().__init__(root, tuple(found.boxes), classes, found.ignored)
+        self._boxes = [labelled(boxes, classes) for boxes in found.boxes.values()]
 
     def boxes(self, number: int) -> LabelledBoxes:
         """Those of image `number`, in pixels of its file."""
         return self._boxes[number]
-
-    def read(self, number: int) -> bytes:
-        """See `EncodedImages.read`."""
-        return read_whole(self._paths[number])
-
-    def name(self, number: int) -> str:
-        """The file."""
-        return readable(str(self._paths[number].relative_to(self._root)))
-
-    def order(self, generator: np.random.Generator) -> Iterable[int]:
-        """A random order."""
-        return generator.permutation(len(self._paths))
-
-    def extent(self, number: int) -> Extent:
-        """The whole image file; empty if it is missing."""
-        path = self._paths[number]
-        try:
-            return Extent(path, 0, path.stat().st_size)
-        except OSError:
-            return Extent(path, 0, 0)
-
-    def identity(self) -> str:
-        """By the names, and by when the folders of the images changed."""
-        names = (str(path) for path in self._paths)
-        return identity_of(names, sorted({path.parent for path in self._paths}))
 
 
 def read_annotations(root: Path, split: Split) -> Annotations:
@@ -162,15 +130,7 @@ def open_boxes(
 ) -> BoxedImages:
     """The images and boxes of `split` below `path`. UsageError for an option that they do not have,
     or a network of fewer classes."""
-    refused = {
-        "cache_decoded": options.cache_decoded,
-        "drop_page_cache": options.drop_page_cache,
-        "stage_folder": options.stage_folder is not None,
-        "decode_location=device": options.stays_encoded,
-    }
-    for name, given in refused.items():
-        if given:
-            raise UsageError(f"data={NAME} does not support {name}. Leave it out.")
+    check_options(NAME, options)
     folder = BoxFolder(path, split)
     check_classes(f"data={NAME}", len(folder.classes), grid.classes)
     return BoxedImages(folder, shape, split, grid, options.max_pixels)
@@ -181,19 +141,10 @@ def check_files(path: Path) -> None:
     if (path / ANNOTATIONS).is_dir():
         find_file(path, "train")
         find_file(path, "validation")
-        return
-    train = split_folder(path, "train")
-    root = train or path
-    for name in (IMAGES, LABELS):
-        if not (root / name).is_dir():
-            raise DataError(f"{root} has no folder {name}. {LAYOUT}")
-    if train is not None and split_folder(path, "validation") is None:
-        raise DataError(
-            f"{path} has train and neither val nor validation. Name the folder above both, or one "
-            "that holds images and labels themselves."
-        )
+    else:
+        check_folders(path, LABELS, LAYOUT)
 
 
 def names_of(path: Path) -> tuple[str, ...]:
     """The names of the classes below `path`, in the order of their numbers."""
-    return class_names(path, read_annotations(path, "train"))
+    return class_names(path, lambda: read_annotations(path, "train"))

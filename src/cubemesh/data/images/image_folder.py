@@ -108,6 +108,15 @@ def split_folder(root: Path, split: Split) -> Path | None:
     return next((folder for folder in found if folder.is_dir()), None)
 
 
+def check_splits(root: Path, contents: str) -> None:
+    """DataError for a folder of the split for training without one for validation."""
+    if split_folder(root, "train") is not None and split_folder(root, "validation") is None:
+        raise DataError(
+            f"{root} has train and neither val nor validation. Name the folder above both, or one "
+            f"that holds {contents} themselves."
+        )
+
+
 def class_names(folder: Path) -> tuple[str, ...]:
     """The folders in `folder`, sorted; hidden ones are left out."""
     with os.scandir(folder) as entries:
@@ -117,16 +126,11 @@ def class_names(folder: Path) -> tuple[str, ...]:
 
 def check_folder(root: Path) -> None:
     """DataError if there are no folders with images; opens no image."""
-    train = split_folder(root, "train")
-    folder = train or root
+    folder = split_folder(root, "train") or root
     classes = class_names(folder)
     if not classes:
         raise DataError(f"{folder} has no folders of images. {LAYOUT}")
-    if train is not None and split_folder(root, "validation") is None:
-        raise DataError(
-            f"{root} has train and neither val nor validation. Name the folder above "
-            "both, or one that holds the classes themselves."
-        )
+    check_splits(root, "the classes")
     with os.scandir(folder / classes[0]) as entries:
         if not any(os.path.splitext(e.name)[1].lower() in SUFFIXES for e in entries):
             raise DataError(

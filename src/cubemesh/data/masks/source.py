@@ -12,9 +12,6 @@ left out of an evaluation.
 from __future__ import annotations
 
 import io
-import os
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,18 +21,21 @@ from numpy.typing import NDArray
 
 from cubemesh.batches import PADDING, Batch, Box, Pixels
 from cubemesh.data.images.arrays import check_indices
-from cubemesh.data.images.decode import SUFFIXES, Augmentation, Skipped, load_decoder, reasons
-from cubemesh.data.images.files import identity_of, read_whole, readable
-from cubemesh.data.images.image_folder import split_folder
+from cubemesh.data.images.decode import Augmentation, Skipped, load_decoder, reasons
+from cubemesh.data.images.files import read_whole
 from cubemesh.data.images.image_source import ImageSource
 from cubemesh.data.images.open_images import ImageOptions
-from cubemesh.data.page_cache import Extent
-from cubemesh.data.source import Indices, Shape, Split, in_split
-from cubemesh.errors import DataError, UsageError
-from cubemesh.units import format_count
+from cubemesh.data.labelled_images import (
+    LabelledImages,
+    check_folders,
+    check_options,
+    label_files,
+)
+from cubemesh.data.source import Indices, Shape, Split
+from cubemesh.errors import DataError
 
 NAME = "masks"
-IMAGES, MASKS = "images", "masks"
+MASKS = "masks"
 UNCOUNTED = 255
 """Value of pixels that do not count, such as the outlines in PASCAL VOC."""
 MODES = ("1", "L", "P", "I", "I;16", "I;16B")
@@ -45,68 +45,19 @@ LAYOUT = (
 )
 
 
-class MaskFolder:
-    """The image files of one split, which have masks; see `EncodedImages`."""
+class MaskFolder(LabelledImages):
+    """The image files of one split, which have masks."""
 
     def __init__(self, root: Path, split: Split, classes: int) -> None:
-        """DataError if there is no image, or if one has no mask."""
-        own = split_folder(root, split)
-        self.root = own or root
-        self.classes = tuple(str(number) for number in range(classes))
-        self.ignored: Counter[str] = Counter()
-        names = sorted(self._images(), key=os.fsencode)
-        if own is None:
-            names = [name for n, name in enumerate(names, 1) if in_split(split, n)]
-        if not names:
-            raise DataError(f"{self.root / IMAGES} has no images for {split}. {LAYOUT}")
-        masks = set(_listed(self.root / MASKS))
-        lacking = [name for name in names if _mask_of(name) not in masks]
-        if lacking:
-            raise DataError(
-                f"{format_count(len(lacking))} of {format_count(len(names))} images of "
-                f"{self.root / IMAGES} have no mask, such as {readable(lacking[0])}, whose mask is "
-                f"{readable(f'{MASKS}/{_mask_of(lacking[0])}')}."
-            )
-        self._names = names
-        self.labels: NDArray[np.int64] = np.zeros(len(names), np.int64)
-
-    def read(self, number: int) -> bytes:
-        """See `EncodedImages.read`."""
-        return read_whole(self._path(number))
+        """DataError as in `label_files`."""
+        found = label_files(root, split, MASKS, ".png")
+        names = tuple(str(number) for number in range(classes))
+        super().__init__(found.root, tuple(found.files), names, found.ignored)
+        self._masks = tuple(found.files.values())
 
     def read_mask(self, number: int) -> bytes:
         """The file of the mask of image `number`."""
-        return read_whole(self.root / MASKS / _mask_of(self._names[number]))
-
-    def name(self, number: int) -> str:
-        """The file."""
-        return readable(f"{IMAGES}/{self._names[number]}")
-
-    def order(self, generator: np.random.Generator) -> Iterable[int]:
-        """A random order."""
-        return generator.permutation(len(self._names))
-
-    def extent(self, number: int) -> Extent:
-        """The whole image file; empty if it is missing."""
-        path = self._path(number)
-        try:
-            return Extent(path, 0, path.stat().st_size)
-        except OSError:
-            return Extent(path, 0, 0)
-
-    def identity(self) -> str:
-        """By the names, and by when the two folders changed."""
-        return identity_of(self._names, (self.root / IMAGES, self.root / MASKS))
-
-    def _path(self, number: int) -> Path:
-        return self.root / IMAGES / self._names[number]
-
-    def _images(self) -> Iterator[str]:
-        for name in _listed(self.root / IMAGES):
-            if os.path.splitext(name)[1].lower() in SUFFIXES:
-                yield name
-            else:
-                self.ignored["not an image by its name"] += 1
+        return read_whole(self._masks[number])
 
 
 @dataclass(frozen=True)
@@ -191,39 +142,10 @@ def open_masks(
 ) -> MaskedImages:
     """The images and masks of `split` below `path`. UsageError for an option that they do not
     have."""
-    refused = {
-        "cache_decoded": options.cache_decoded,
-        "drop_page_cache": options.drop_page_cache,
-        "stage_folder": options.stage_folder is not None,
-        "decode_location=device": options.stays_encoded,
-    }
-    for name, given in refused.items():
-        if given:
-            raise UsageError(f"data={NAME} does not support {name}. Leave it out.")
+    check_options(NAME, options)
     return MaskedImages(MaskFolder(path, split, classes), shape, split, options.max_pixels)
 
 
 def check_files(path: Path) -> None:
     """DataError if there are no folders of images and masks; opens no file."""
-    train = split_folder(path, "train")
-    root = train or path
-    for name in (IMAGES, MASKS):
-        if not (root / name).is_dir():
-            raise DataError(f"{root} has no folder {name}. {LAYOUT}")
-    if train is not None and split_folder(path, "validation") is None:
-        raise DataError(
-            f"{path} has train and neither val nor validation. Name the folder above both, or one "
-            "that holds images and masks themselves."
-        )
-
-
-def _mask_of(image: str) -> str:
-    return f"{os.path.splitext(image)[0]}.png"
-
-
-def _listed(folder: Path) -> list[str]:
-    try:
-        with os.scandir(folder) as entries:
-            return [entry.name for entry in entries if not entry.name.startswith(".")]
-    except OSError as error:
-        raise DataError(f"{folder} cannot be read: {error.strerror}.") from error
+    check_folders(path, MASKS, LAYOUT)
