@@ -262,12 +262,9 @@ class SampleForm:
     taken_by: Callable[[Network], bool]
     opener: Callable[[SourceEntry], Callable[[OpenRequest], Source] | None]
     """What opens a source in this form; None: it does not have it."""
-    needs: str
-    """What a network that takes it does."""
-    contents: str
-    lacks: str
-    """What other networks do not do."""
+    description: str
     networks: str
+    """Networks to suggest."""
 
 
 FORMS = (
@@ -275,27 +272,21 @@ FORMS = (
         name="records",
         taken_by=takes_records,
         opener=lambda line: line.open_records,
-        needs="takes numbers and categories",
-        contents="records of numbers and categories",
-        lacks="does not take them",
+        description="numbers and categories",
         networks="a recommendation model, such as network=dlrm-small",
     ),
     SampleForm(
         name="boxes",
         taken_by=detects,
         opener=lambda line: line.open_boxes,
-        needs="detects objects",
-        contents="boxes of objects",
-        lacks="does not detect any",
+        description="images with boxes of objects",
         networks="a network of detection, such as network=detectnet",
     ),
     SampleForm(
         name="masks",
         taken_by=takes_masks,
         opener=lambda line: line.open_masks,
-        needs="needs a class for each pixel",
-        contents="a class for each pixel",
-        lacks="does not score pixels",
+        description="images with a class for each pixel",
         networks="a network of segmentation, such as network=unet",
     ),
 )
@@ -381,14 +372,14 @@ def check_feeds(name: str, network: Network) -> None:
             if form.opener(line) is None:
                 able = ", ".join(n for n, e in SOURCES.items() if form.opener(e) is not None)
                 raise UsageError(
-                    f"data={name} has no {form.name}, and {network.name} {form.needs}. Choose data "
-                    f"that has them: {able}."
+                    f"data={name} has no {form.name} ({form.description}), and {network.name} "
+                    f"needs them. Choose data that has them: {able}."
                 )
             return
         if form.opener(line) is not None and line.open is None:
             raise UsageError(
-                f"data={name} has {form.contents}, and {network.name} {form.lacks}. Use "
-                f"{form.networks}."
+                f"data={name} has {form.name} ({form.description}), and {network.name} does not "
+                f"take them. Use {form.networks}."
             )
     if line is OWN:  # its samples are checked one by one
         return
@@ -456,8 +447,7 @@ def open_for(
     generated samples, `generated_bytes` the most memory for generated images where they need more
     than `CACHE_BYTES`, `options` how images are decoded, `tokenizer` how sentence pairs are divided
     into tokens, and `own_data` the code of data of the user's own. UsageError and DataError as in
-    `check`
-    and `check_feeds`, and if the network has fewer classes than the data.
+    `check` and `check_feeds`, and if the network has fewer classes than the data.
     """
     check_feeds(name, network)
     check(name, path)

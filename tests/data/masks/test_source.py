@@ -169,7 +169,7 @@ def test_masks_are_for_networks_that_score_pixels(folder):
         assert not takes_masks(networks.build(name)), name
     found = data.open_for(unet, "masks", str(folder), "train", seed=0)
     assert isinstance(found, MaskedImages)
-    with pytest.raises(UsageError, match=r"little-cnn does not score pixels.*unet"):
+    with pytest.raises(UsageError, match=r"little-cnn does not take them.*unet"):
         data.check_feeds("masks", networks.build("little-cnn"))
     with pytest.raises(UsageError, match="generated-shapes"):
         data.check_feeds("digits", unet)

@@ -168,7 +168,7 @@ def test_a_category_is_a_row_of_the_table_of_its_place(opened):
 
 
 def test_it_has_no_boxes(opened):
-    with pytest.raises(UsageError, match=r"has no boxes, and detectnet-little detects objects"):
+    with pytest.raises(UsageError, match=r"has no boxes .*, and detectnet-little needs them"):
         opened("data", network=networks.build("detectnet-little"))
 
 

@@ -20,14 +20,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cubemesh.batches import Batch
-from cubemesh.data.images.arrays import check_indices
-from cubemesh.data.source import CACHE_BYTES, Indices, Split
+from cubemesh.data.source import CACHE_BYTES, Split
+from cubemesh.data.text.sequences import Sequences
 from cubemesh.errors import UsageError
 from cubemesh.networks.graph import Input, Network
 
@@ -49,57 +47,34 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 
-class Records:
-    """A `Source` of records in memory: numbers (samples, features), categories (samples, indices)
-    and labels (samples,)."""
-
-    def __init__(self, name: str, numbers: Floats, categories: Integers, labels: Integers) -> None:
-        self.name = name
-        self.samples = len(labels)
-        self.classes = 2
-        self._arrays: tuple[NDArray[Any], ...] = (numbers, categories)
-        self._labels = labels
-
-    def empty(self, samples: int) -> Batch:
-        """See `Source.empty`."""
-        inputs = (np.empty((samples, a.shape[1]), a.dtype) for a in self._arrays)
-        return Batch(*inputs, labels=np.empty(samples, np.int64))
-
-    def batch(self, indices: Indices, into: Batch | None = None) -> Batch:
-        """See `Source.batch`."""
-        check_indices(indices, self.samples)
-        into = into or self.empty(len(indices))
-        for own, given in zip(self._arrays, into.inputs, strict=True):
-            np.take(own, indices, axis=0, out=given, mode="clip")
-        np.take(self._labels, indices, out=into.labels, mode="clip")
-        return into
-
-
 def takes_records(network: Network) -> bool:
     """Whether `network` takes numbers and categories."""
     return any(i.vocabularies for i in network.inputs)
 
 
-def open_synthetic(split: Split, network: Network, seed: int, samples_needed: int) -> Records:
+def open_synthetic(split: Split, network: Network, seed: int, samples_needed: int) -> Sequences:
     """Records uniform in numbers and categories with random labels, the same for the same seed and
     network: 65,536 (8,192 for validation), fewer if they exceed `CACHE_BYTES`, and at least
     `samples_needed`."""
     numbers, categories = _inputs(network)
     samples = _samples(split, network, samples_needed)
     generator = np.random.default_rng((seed, SAMPLES[split]))
-    return Records(
-        "synthetic",
+    sizes = np.array(categories.vocabularies)
+    inputs = (
         generator.random((samples, *numbers.shape), np.float32),
-        generator.integers(np.array(categories.vocabularies), size=(samples, *categories.shape)),
-        generator.integers(2, size=samples),
+        generator.integers(sizes, size=(samples, *categories.shape)),
     )
+    return Sequences("synthetic", inputs, generator.integers(2, size=samples), 2)
 
 
-def open_generated(split: Split, network: Network, seed: int, samples_needed: int) -> Records:
+def open_generated(split: Split, network: Network, seed: int, samples_needed: int) -> Sequences:
     """Records of the rule, as many as `open_synthetic` has. UsageError for a network of other
     classes than two."""
-    if (network.targets[0].classes or 2) != 2:
-        raise UsageError(f"data={NAME} has clicks and others, and {network.name} is not of two.")
+    if (classes := network.targets[0].classes or 2) != 2:
+        raise UsageError(
+            f"data={NAME} has two classes, click and no click, and {network.name} has {classes}. "
+            "Use a network of two classes, such as network=dlrm-small."
+        )
     numbers, categories = _inputs(network)
     samples = _samples(split, network, samples_needed)
     generator = np.random.default_rng((seed, 1, SAMPLES[split]))
@@ -110,7 +85,7 @@ def open_generated(split: Split, network: Network, seed: int, samples_needed: in
     values = np.minimum(chosen, sizes - 1).astype(np.int64)
     odds = best_scores(logarithms, values)
     clicks = generator.random(samples) < 1 / (1 + np.exp(-odds))
-    return Records(NAME, logarithms, values, clicks.astype(np.int64))
+    return Sequences(NAME, (logarithms, values), clicks.astype(np.int64), 2)
 
 
 def best_scores(numbers: Floats, categories: Integers) -> NDArray[np.float64]:

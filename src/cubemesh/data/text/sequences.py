@@ -25,7 +25,8 @@ Values = NDArray[np.int64] | NDArray[np.float32]
 
 
 class Sequences:
-    """A `Source` of sequences in memory: arrays (samples, length), one per input."""
+    """A `Source` of arrays in memory, one per input: (samples, length) of tokens; also images, and
+    the numbers and categories of records."""
 
     def __init__(
         self, name: str, inputs: tuple[Values, ...], labels: Tokens, vocabulary: int
@@ -35,7 +36,7 @@ class Sequences:
         self.classes = vocabulary
         counted = float((labels != PADDING).sum() / len(labels))
         self.tokens_per_sample = counted if labels.ndim == 2 else None
-        """Positions that count, in the mean over all samples; None of labels of boxes."""
+        """Positions that count, in the mean over all samples; None without labels of positions."""
         self._inputs = inputs
         self._labels = labels
 
