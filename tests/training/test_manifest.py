@@ -139,13 +139,21 @@ def test_an_own_network_without_a_digest_in_the_manifest_gets_one(tmp_path):
         check(asked(tmp_path, work=own(digest="b2")))
 
 
-def test_another_division_of_the_network_is_another_training(tmp_path):
+@pytest.mark.parametrize(
+    ("sync", "setting"),
+    [
+        ("hybrid", "pipeline_stages"),
+        ("tensor-parallel", "tensor_parallel_size"),
+        ("context-parallel", "context_parallel_size"),
+    ],
+)
+def test_another_division_of_the_network_is_another_training(tmp_path, sync, setting):
     def divided(size):
-        return {"devices": 4, "program": {"sync": "hybrid", "tensor_parallel_size": size}}
+        return {"devices": 4, "program": {"sync": sync, setting: size}}
 
     train(tmp_path, **divided(2))
     check(asked(tmp_path, **divided(2)))
-    with pytest.raises(UsageError, match=r"tensor_parallel_size=2; .*tensor_parallel_size=4"):
+    with pytest.raises(UsageError, match=rf"{setting}=2; .*{setting}=4"):
         check(asked(tmp_path, **divided(4)))
 
 

@@ -37,6 +37,7 @@ class ContextParallel(AllReduce):
     )
     needs = "context-parallel"
     same_samples = True
+    group_setting = "context_parallel_size"
     tuned = False
     capturable = False
     cost = None

@@ -168,6 +168,7 @@ class Hybrid(Pipeline):
 
     name = "hybrid"
     summary = "pipelines of some ranks each, which average their gradients: data × model parallel"
+    group_setting = "pipeline_stages"
 
     @classmethod
     def ranks_per_sample(cls, ranks: int, program: ProgramSettings) -> int:

@@ -73,6 +73,9 @@ class Strategy:
     """Ranks that have more to do in a step than the others."""
     same_samples: ClassVar[bool] = False
     """Whether all ranks work on the samples of the global batch, rather than on their own."""
+    group_setting: ClassVar[str] = ""
+    """The setting of a program that is the number of ranks in a group, which divides the network or
+    each sequence; empty where there are no groups."""
     collective_passes: ClassVar[bool] = False
     """Whether a forward pass needs all ranks, though each has its own samples: all evaluate the
     same."""

@@ -33,6 +33,7 @@ class TensorParallel(AllReduce):
     summary = "activations, within each layer: every rank has a part of it; data × tensor parallel"
     needs = "tensor-parallel"
     same_samples = True
+    group_setting = "tensor_parallel_size"
     tuned = False
     capturable = False
     cost = None

@@ -21,7 +21,7 @@ from cubemesh import networks
 from cubemesh.durable_files import write_durably
 from cubemesh.errors import DataError, UsageError
 from cubemesh.networks.layers import Attention, BatchNorm, Dropout
-from cubemesh.parallel.strategies import strategy
+from cubemesh.parallel.strategies import STRATEGIES, strategy
 from cubemesh.schema.own_network import OwnNetwork
 from cubemesh.schema.serialization import digest, from_plain, to_plain
 from cubemesh.schema.spec import RunSpec
@@ -42,9 +42,7 @@ _OF_PROGRAM = (
 )
 _OWN = "own_network"
 """Of an own network the digest of its source files."""
-_STAGED, _OF_STAGES = ("hybrid", "pipeline"), ("pipeline_stages", "tensor_parallel_size")
-"""Strategies whose ranks have parts of the network, and what decides which."""
-_LATER = (_OWN, *_OF_STAGES)
+_LATER = {_OWN, *(entry.group_setting for entry in STRATEGIES.values())}
 """What manifests of an earlier version do not have."""
 _OF_DEVICES = ("devices", "batch_per_device", "sync", "batch_norm")
 """Settings that resharding may change."""
@@ -92,6 +90,7 @@ def settings_of(spec: RunSpec) -> dict[str, Any]:
     packing = work.get("packing", "none")
     divides = work["tokenizer"] != "words"  # the only one of checkpoints without that setting
     own = cast(NetworkWork, spec.work).own_network
+    group = strategy(spec.program.sync).group_setting
     return {
         **{name: work[name] for name in _OF_WORK},
         **({_OWN: _identity(own)} if own is not None else {}),
@@ -99,7 +98,7 @@ def settings_of(spec: RunSpec) -> dict[str, Any]:
         **({"packing": packing} if packing != "none" else {}),
         **({"tokenizer": work["tokenizer"]} if divides else {}),
         **{name: program[name] for name in _OF_PROGRAM},
-        **({name: program[name] for name in _OF_STAGES} if program["sync"] in _STAGED else {}),
+        **({group: program[group]} if group else {}),
         "devices": spec.placement.devices,
     }
 
