@@ -22,7 +22,7 @@ EACH = 5
 
 
 def dropping():
-    """A network with state of its own, and dropout."""
+    """A network with dropout and statistics, of which each rank has its own."""
     net = NetworkBuilder("dropping")
     x = net.relu(net.batch_norm(net.conv(net.input("image", (1, 6, 6)), 4, kernel=3)))
     net.classify(net.linear(net.dropout(net.flatten(x), 0.5), 10))
@@ -52,21 +52,16 @@ def run(spec):
     network, work, log, group = dropping(), spec.work, InMemoryLog(), SingleProcessGroup()
     begin = checkpointing.beginning(spec, group, log)
     feed = Feed(source(4 * EACH), 4, work.seed, epochs=work.epochs, start=begin.history.done)
-    program = (
-        FRAMEWORKS[spec.program.framework]
-        .load()
-        .build(
-            BuildRequest(
-                network=network,
-                work=work,
-                placement=Placement(),
-                program=spec.program,
-                sync=strategies.make(spec.program.sync),
-                device="cpu",
-                threads=1,
-            )
-        )
+    request = BuildRequest(
+        network=network,
+        work=work,
+        placement=Placement(),
+        program=spec.program,
+        sync=strategies.make(spec.program.sync),
+        device="cpu",
+        threads=1,
     )
+    program = FRAMEWORKS[spec.program.framework].load().build(request)
     program.load(network.draw(work.seed))
     begin.restore(program, log)
     writer = checkpointing.training_writer(spec, group, begin)

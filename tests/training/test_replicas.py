@@ -18,11 +18,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cubemesh.data.feed import Feed, in_order
-from cubemesh.data.images.arrays import FloatImages
 from cubemesh.frameworks.contract.group import SingleProcessGroup
 from cubemesh.frameworks.contract.program import BuildRequest, ReplicasDiffer
 from cubemesh.frameworks.pytorch import build, join, launch
-from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.parallel import strategies
 from cubemesh.parallel.strategies import strategy
 from cubemesh.schema import CheckpointSettings, Placement, ProgramSettings, RunSpec, Train
@@ -30,8 +28,9 @@ from cubemesh.training import replica_check
 from cubemesh.training.checkpoint import load, path_of
 from cubemesh.training.evaluation import score_all
 from cubemesh.training.loop import Training
-from cubemesh.worker.run import checkpointing as checkpointing
+from cubemesh.worker.run import checkpointing
 from in_memory_log import InMemoryLog
+from small_training import dropping, source
 
 RANKS, BATCH = 2, 4
 SYNCHRONOUS = ("all-reduce", "parameter-server")
@@ -41,20 +40,6 @@ VALIDATED = 9
 """In three batches: two for rank 0, the last of a single sample, and one for rank 1."""
 EVERY = 2
 """Steps between two checkpoints under local SGD, which averages by itself after eight."""
-
-
-def network():
-    """With dropout, which each rank draws for itself, and statistics that each has of its own."""
-    net = NetworkBuilder("dropping")
-    x = net.relu(net.batch_norm(net.conv(net.input("image", (1, 6, 6)), 4, kernel=3)))
-    net.classify(net.linear(net.dropout(net.flatten(x), 0.5), 10))
-    return net.build()
-
-
-def source(samples):
-    rng = np.random.default_rng(7)
-    images = rng.random((samples, 1, 6, 6), dtype=np.float32)
-    return FloatImages("noise", images, rng.integers(0, 10, samples), 10)
 
 
 def run(folder, sync, group, *, resume=False, epochs=3, sabotage=None, every=1):
@@ -102,7 +87,7 @@ def made(spec, group):
     """The program of a rank, with its first weights."""
     program = build(
         BuildRequest(
-            network=network(),
+            network=dropping(),
             work=spec.work,
             placement=spec.placement,
             program=spec.program,
@@ -112,7 +97,7 @@ def made(spec, group):
             group=group,
         )
     )
-    program.load(network().draw(0))
+    program.load(dropping().draw(0))
     return program
 
 
@@ -184,7 +169,7 @@ def test_five_steps_and_five_equal_ten(folder, sync, rank):
 def weights_of(folder, sync, step, rank):
     """The weights that a rank has saved, without its statistics of batch normalization."""
     found = load(Path(folder, sync), step, rank, RANKS).snapshot.weights
-    return {name: found[name] for name in network().parameters}
+    return {name: found[name] for name in dropping().parameters}
 
 
 def test_local_sgd_saves_the_mean_of_the_ranks_weights(folder):
@@ -228,9 +213,9 @@ def test_local_sgd_resumes_bit_for_bit(folder):
 
 def test_ranks_have_the_same_weights_and_different_generators(folder):
     first, second = (load(Path(folder, "all-reduce"), 10, r, RANKS).snapshot for r in range(RANKS))
-    for name in network().parameters:
+    for name in dropping().parameters:
         assert first.weights[name].tobytes() == second.weights[name].tobytes()
-    for name in network().state:
+    for name in dropping().state:
         assert first.weights[name].tobytes() != second.weights[name].tobytes()
     assert first.arrays["random.cpu"].tobytes() != second.arrays["random.cpu"].tobytes()
 

@@ -76,6 +76,14 @@ def outcome(events):
     return from_plain(Outcome, events[-1]["outcome"])
 
 
+def curves(events):
+    return {e["curve"]["name"]: e["curve"] for e in events if e["event"] == "curve"}
+
+
+def warnings(events):
+    return {e["warning"]["code"]: e["warning"] for e in events if e["event"] == "warning"}
+
+
 def phases(events):
     return [e["phase"]["name"] for e in events if e["event"] == "phase"]
 
@@ -214,7 +222,7 @@ def test_training_has_curves_and_an_accuracy(tmp_path):
     events = events_of(tmp_path, work, "accuracy=0.5:0.75")
     assert outcome(events).ok, events[-1]
     assert figures(events)["accuracy"].value == pytest.approx(0.75, abs=0.01)
-    assert {e["curve"]["name"] for e in events if e["event"] == "curve"} >= {"training_loss"}
+    assert "training_loss" in curves(events)
 
 
 @pytest.mark.parametrize(
@@ -310,46 +318,36 @@ def test_speech_and_captions_are_counted_by_what_is_judged(tmp_path, network, si
     assert tokens.value == pytest.approx(1000 * counted, rel=0.02)
 
 
-def test_a_network_of_tokens_is_trained_and_evaluated_by_position(tmp_path):
-    work = Train(network="gpt2", batch_per_device=512, sequence_length=4, vocabulary=7)
-    events = events_of(tmp_path, work, script="step=0.01,accuracy=1:0.5")
+def trained(folder, accuracy, **settings):
+    """The events of a training whose answers have this accuracy."""
+    events = events_of(folder, Train(**settings), f"step=0.01,accuracy=1:{accuracy}")
     assert outcome(events).status is Status.OK, outcome(events).message
+    return events
+
+
+def test_a_network_of_tokens_is_trained_and_evaluated_by_position(tmp_path):
+    sizes = {"sequence_length": 4, "vocabulary": 7}
+    events = trained(tmp_path, 0.5, network="gpt2", batch_per_device=512, **sizes)
     accuracy = figures(events)["accuracy"]
     assert (accuracy.value, accuracy.n) == (0.5, 512 * 4)  # never fewer than a minibatch
 
 
 def test_a_segmentation_has_an_intersection_over_union(tmp_path):
-    work = Train(
-        network="unet",
-        batch_per_device=256,
-        image_size=16,
-        classes=4,
-        data="generated-shapes",
-        epochs=2,
-    )
-    events = events_of(tmp_path, work, "step=0.01,accuracy=1:0.5")
-    assert outcome(events).status is Status.OK, outcome(events).message
-    found = figures(events)
+    sizes = {"network": "unet", "image_size": 16, "classes": 4, "batch_per_device": 256}
+    events = trained(tmp_path, 0.5, data="generated-shapes", epochs=2, **sizes)
+    found, drawn = figures(events), curves(events)
     assert 0 < found["mean_iou"].value < 1
     assert found["mean_iou"].n == 4
     assert found["accuracy"].n == 64 * 16 * 16, "each pixel is a sample"
     assert found["accuracy"].low is None, "but not an independent one"
-    curves = {e["curve"]["name"]: e["curve"] for e in events if e["event"] == "curve"}
-    assert list(curves["validation_mean_iou"]["x"]) == [1, 2]
-    assert curves["validation_mean_iou"]["y"][-1] == found["mean_iou"].value
-    assert list(curves["class_iou"]["x"]) == [0, 1, 2, 3]
+    assert list(drawn["validation_mean_iou"]["x"]) == [1, 2]
+    assert drawn["validation_mean_iou"]["y"][-1] == found["mean_iou"].value
+    assert list(drawn["class_iou"]["x"]) == [0, 1, 2, 3]
 
 
 def test_clicks_have_an_area_under_the_roc_curve_and_no_tokens(tmp_path):
-    work = Train(
-        network="dlrm-small",
-        batch_per_device=4096,
-        vocabulary=10,
-        hidden=2,
-        data="generated-clicks",
-    )
-    events = events_of(tmp_path, work, "step=0.01,accuracy=1:0.75")
-    assert outcome(events).status is Status.OK, outcome(events).message
+    sizes = {"network": "dlrm-small", "vocabulary": 10, "hidden": 2, "batch_per_device": 4096}
+    events = trained(tmp_path, 0.75, data="generated-clicks", **sizes)
     found = figures(events)
     accuracy, area = found["accuracy"], found["auc"]
     assert (accuracy.value, accuracy.n) == (0.75, 8192)
@@ -357,49 +355,35 @@ def test_clicks_have_an_area_under_the_roc_curve_and_no_tokens(tmp_path):
     assert area.low < area.value < area.high  # of two different scores
     assert area.value == pytest.approx(0.75, abs=0.02)
     assert "tokens_per_s" not in found
-    curves = {e["curve"]["name"]: e["curve"] for e in events if e["event"] == "curve"}
-    assert list(curves["validation_auc"]["y"]) == [area.value]
+    assert list(curves(events)["validation_auc"]["y"]) == [area.value]
+
+
+DETECTION = {"network": "detectnet-little", "data": "generated-boxes"}
 
 
 def test_a_detection_has_a_mean_average_precision(tmp_path):
-    work = Train(
-        network="detectnet-little",
-        batch_per_device=64,
-        data="generated-boxes",
-        epochs=2,
-    )
-    events = events_of(tmp_path, work, "step=0.01,accuracy=1:0.5")
-    assert outcome(events).status is Status.OK, outcome(events).message
-    found = figures(events)
+    events = trained(tmp_path, 0.5, **DETECTION, batch_per_device=64, epochs=2)
+    found, drawn = figures(events), curves(events)
     assert 0.3 < found["map"].value <= found["map50"].value < 0.7
     assert found["map"].n == 64
     assert found["map"].low < found["map"].value < found["map"].high
     assert found["accuracy"] == found["map"]
-    curves = {e["curve"]["name"]: e["curve"] for e in events if e["event"] == "curve"}
-    assert curves["validation_map"]["y"][-1] == found["map"].value
-    assert curves["validation_accuracy"]["y"] == curves["validation_map"]["y"]
-    assert list(curves["class_ap"]["x"]) == [0, 1, 2]
-    assert "zero-map" not in [e["warning"]["code"] for e in events if e["event"] == "warning"]
+    assert drawn["validation_map"]["y"][-1] == found["map"].value
+    assert drawn["validation_accuracy"]["y"] == drawn["validation_map"]["y"]
+    assert list(drawn["class_ap"]["x"]) == [0, 1, 2]
+    assert "zero-map" not in warnings(events)
 
 
 def test_a_mean_average_precision_of_0_says_why(tmp_path):
-    work = Train(
-        network="detectnet-little",
-        batch_per_device=256,
-        data="generated-boxes",
-        classes=2,
-        epochs=1,
-    )
-    events = events_of(tmp_path, work, "step=0.01,accuracy=1:0")
+    events = trained(tmp_path, 0, **DETECTION, batch_per_device=256, classes=2, epochs=1)
     assert figures(events)["map"].value == 0
     assert "auc" not in figures(events), "of two classes of boxes"
-    (warning,) = [w for e in events if e["event"] == "warning" for w in [e["warning"]]
-                  if w["code"] == "zero-map"]  # fmt: skip
-    assert "no box is predicted; the highest is 0." in warning["cause"]
+    cause = warnings(events)["zero-map"]["cause"]
+    assert "no box is predicted; the highest is 0." in cause
 
 
 def test_replicas_that_detect_are_not_compared_by_answers(tmp_path):
-    work = FirstSteps(network="detectnet-little", batch_per_device=8, data="generated-boxes")
+    work = FirstSteps(**DETECTION, batch_per_device=8)
     assert outcome(events_of(tmp_path, work)).status is Status.UNSUPPORTED
 
 
