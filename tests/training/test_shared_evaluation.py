@@ -189,9 +189,9 @@ def test_the_area_under_the_roc_curve_is_that_of_all_ranks(together):
 
     def of_rank(group):
         own = batches[group.rank :: group.size]
-        return score_all(Ranking(), own, InMemoryLog(), "epoch-1", group=group, ranks_scores=True)
+        return score_all(Ranking(), own, InMemoryLog(), "epoch-1", group=group, with_auc=True)
 
-    whole = score_all(Ranking(), batches, InMemoryLog(), "epoch-1", ranks_scores=True)
+    whole = score_all(Ranking(), batches, InMemoryLog(), "epoch-1", with_auc=True)
     means = images.mean((1, 2, 3))
     above = np.sign(means[labels == 1][:, None] - means[labels == 0])
     assert whole.auc == pytest.approx((above.mean() + 1) / 2)
@@ -208,7 +208,7 @@ def test_padding_has_no_part_in_the_area_under_the_curve():
 
     def found(rows):
         batch = Batch(images=images[rows], labels=labels[rows])
-        return score_all(Ranking(), [batch], InMemoryLog(), "epoch-1", ranks_scores=True)
+        return score_all(Ranking(), [batch], InMemoryLog(), "epoch-1", with_auc=True)
 
     assert found(np.arange(6)) == found(np.flatnonzero(labels >= 0))
 

@@ -48,19 +48,10 @@ RECALLS = np.linspace(0, 1, 101)
 RESAMPLES = 100
 
 
-@dataclass(frozen=True)
-class ScoredImage:
-    """The detections of an image, compared with its labels."""
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Why detections may be wrong, of one image or of all (`zero_map.py`)."""
 
-    classes: tuple[int, ...]
-    """Of each detection."""
-    coverage: tuple[float, ...]
-    found: tuple[int, ...]
-    """Bit n: whether it found a labelled box at `IOU_THRESHOLDS[n]`."""
-    uncounted: tuple[int, ...]
-    """Bit n: whether it does not count at `IOU_THRESHOLDS[n]`."""
-    boxes: tuple[int, ...]
-    """Labelled boxes that count, by class."""
     outside: int = 0
     """Labelled boxes without area inside the image."""
     hidden: int = 0
@@ -73,8 +64,23 @@ class ScoredImage:
     """Highest intersection over union of a detection and a labelled box of its class."""
 
 
+@dataclass(frozen=True)
+class ScoredImage(Diagnosis):
+    """The detections of an image, compared with its labels."""
+
+    classes: tuple[int, ...]
+    """Of each detection."""
+    coverage: tuple[float, ...]
+    found: tuple[int, ...]
+    """Bit n: whether it found a labelled box at `IOU_THRESHOLDS[n]`."""
+    uncounted: tuple[int, ...]
+    """Bit n: whether it does not count at `IOU_THRESHOLDS[n]`."""
+    boxes: tuple[int, ...]
+    """Labelled boxes that count, by class."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class DetectionScores:
+class DetectionScores(Diagnosis):
     """What an evaluation found, over all images."""
 
     mean_ap: float
@@ -88,12 +94,6 @@ class DetectionScores:
     """By class."""
     boxes: tuple[int, ...]
     """Labelled boxes that count, by class."""
-    outside: int = 0
-    hidden: int = 0
-    small: int = 0
-    highest: float = 0.0
-    best_overlap: float = 0.0
-    """As of `ScoredImage`, summed or the highest."""
 
 
 def score_image(grid: Grid, scores: NDArray[Any], labels: Labels) -> ScoredImage:
@@ -207,9 +207,10 @@ def total(images: Sequence[ScoredImage], classes: int) -> DetectionScores:
     once = np.ones(len(images), np.int64)
     pools = _pools(images, classes)
     found = [pool.precision(once) for pool in pools]
+    mean_ap, mean_ap50 = _means(found)
     return DetectionScores(
-        mean_ap=_mean([float(one.mean()) for one in found if one is not None]),
-        mean_ap50=_mean([float(one[0]) for one in found if one is not None]),
+        mean_ap=mean_ap,
+        mean_ap50=mean_ap50,
         class_ap=tuple(None if one is None else float(one.mean()) for one in found),
         class_ap50=tuple(None if one is None else float(one[0]) for one in found),
         detections=tuple(len(pool.images) for pool in pools),
@@ -233,16 +234,20 @@ def intervals(images: Sequence[ScoredImage], classes: int) -> tuple[Interval, In
     for _ in range(RESAMPLES):
         picks = generator.integers(len(images), size=len(images))
         weights = np.bincount(picks, minlength=len(images))
-        found = [one for pool in pools if (one := pool.precision(weights)) is not None]
-        drawn.append((_mean([float(o.mean()) for o in found]), _mean([float(o[0]) for o in found])))
-    whole = total(images, classes)
+        drawn.append(_means([pool.precision(weights) for pool in pools]))
+    once = np.ones(len(images), np.int64)
+    whole = _means([pool.precision(once) for pool in pools])
     spread = 1.96 * np.std(np.array(drawn), axis=0, ddof=1)
     wide, at_half = (
         Interval(low=max(0.0, value - width), high=min(1.0, value + width))
-        for value, width in zip((whole.mean_ap, whole.mean_ap50), spread.tolist(), strict=True)
+        for value, width in zip(whole, spread.tolist(), strict=True)
     )
     return wide, at_half
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
+def _means(found: Sequence[Floats | None]) -> tuple[float, float]:
+    """mAP and mAP50, of the average precisions of the classes at each threshold."""
+    known = [one for one in found if one is not None]
+    count = max(1, len(known))
+    over_all, at_half = (math.fsum(one.mean() for one in known), math.fsum(one[0] for one in known))
+    return over_all / count, at_half / count

@@ -168,17 +168,12 @@ def corners(grid: Grid, rows: Labels) -> Floats:
     return np.asarray(rows[:, 2:] * (grid.stride / UNITS), np.float64)
 
 
-def detections(
-    grid: Grid,
-    scores: NDArray[Any],
-    threshold: float = THRESHOLD,
-    most: int = MOST_DETECTIONS,
-) -> Detections:
+def detections(grid: Grid, scores: NDArray[Any], most: int = MOST_DETECTIONS) -> Detections:
     """The boxes that `scores` (cells, classes + 4) of an image predict: of cells and classes with a
-    coverage above `threshold`, after suppression within each class, cut at the edges."""
+    coverage above `THRESHOLD`, after suppression within each class, cut at the edges."""
     values = scores.astype(np.float64)
     coverage = values[:, : grid.classes]
-    cells, classes = np.nonzero(coverage > threshold)
+    cells, classes = np.nonzero(coverage > THRESHOLD)
     found = coverage[cells, classes]
     highest = np.argsort(-found, kind="stable")[:CANDIDATES]
     cells, classes, found = cells[highest], classes[highest], found[highest]

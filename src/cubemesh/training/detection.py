@@ -6,7 +6,7 @@ order of one rank, give the bits of one rank.
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
@@ -55,7 +55,7 @@ class DetectionScorer:
 
     def gather(self, group: Group) -> DetectionScores:
         """The scores over the images of all ranks; every rank calls this."""
-        own = [[astuple(image) for image in batch] for batch in self._batches]
+        own = [[vars(image) for image in batch] for batch in self._batches]
         by_rank = group.all_gather_object(own)
         in_turn = (batch for turn in zip_longest(*by_rank) for batch in turn if batch is not None)
         self.images = [_image(row) for batch in in_turn for row in batch]
@@ -66,10 +66,12 @@ class DetectionScorer:
         return intervals(self.images, self.grid.classes)
 
 
-def _image(row: Any) -> ScoredImage:
-    """A scored image that a rank sent as a list."""
-    values: list[Any] = [tuple(value) if isinstance(value, list) else value for value in row]
-    return ScoredImage(*values)
+def _image(row: Mapping[str, Any]) -> ScoredImage:
+    """A scored image from its fields, as JSON has them."""
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in row.items()
+    }
+    return ScoredImage(**fields)
 
 
 def log_figures(

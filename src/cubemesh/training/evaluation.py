@@ -178,13 +178,13 @@ def score_all(
     recorder: SampleRecorder | None = None,
     group: Group | None = None,
     mask_classes: int = 0,
-    ranks_scores: bool = False,
+    with_auc: bool = False,
     detector: DetectionScorer | None = None,
 ) -> EvaluationResult:
     """Score every sample of `batches`. Scores are copied to the host, so each batch is a
     synchronous step, and all together are one window of phase `evaluate`, marked `mark`. The
     answers go to a `recorder`. Of masks with `mask_classes` classes the overlaps are counted, too;
-    where `ranks_scores`, the area under the ROC curve of two classes. A `detector` scores boxes.
+    with `with_auc` also the area under the ROC curve of two classes. A `detector` scores boxes.
 
     With `group`, `batches` are this rank's share, and the result is that of all ranks; every rank
     calls this. The window then has this rank's samples and ends when all ranks are done; a rank
@@ -206,7 +206,7 @@ def score_all(
         if mask_classes:
             both, either = overlaps(scores, batch.labels, mask_classes)
             result = replace(result, intersections=both, unions=either)
-        if ranks_scores and scores.shape[1:] == (2,):
+        if with_auc and scores.shape[1:] == (2,):
             pairs = np.stack([scores[:, 1] - scores[:, 0], batch.labels])
             differences.append(pairs[:, batch.labels != PADDING])
         if recorder is not None:
@@ -216,7 +216,7 @@ def score_all(
         samples += batch.samples
     ranks = group or SingleProcessGroup()
     total = total_of(_of_all_ranks(scored, ranks))
-    if ranks_scores:
+    if with_auc:
         total = _with_area(total, np.concatenate(differences, axis=1), ranks)
     if detector is not None:
         total = replace(total, detection=detector.gather(ranks))

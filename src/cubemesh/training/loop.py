@@ -360,7 +360,7 @@ class Training:
             recorder,
             self._evaluating,
             self.validation.classes if masks else 0,
-            ranks_scores=self.validation.classes == 2 and not masks and self.grid is None,
+            with_auc=self.validation.classes == 2 and not masks and self.grid is None,
             detector=self._detector,
         )
         self._recorder = recorder
