@@ -393,7 +393,7 @@ def test_a_run_that_is_slower_than_expected_says_so_with_its_signs(
     lease.renew({"samples_per_s": 100.0, "slow": slow})
     assert member.get(f"/api/v1/jobs/{job_id}").json()["slow"] == slow
     page = member.get(f"/jobs/{job_id}").text
-    assert "Slower than expected for 2 min 28 s: 100 samples/s, 50 % of it." in page
+    assert "Slower than expected for 2 min 28 s: 100 samples/s, 50 % of the expected" in page
     assert "input wait 40 % (before 1 %)" in page
     lease.renew({"samples_per_s": 200.0, "slow": None})
     assert "Slower than expected" not in member.get(f"/jobs/{job_id}").text
