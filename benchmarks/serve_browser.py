@@ -34,6 +34,7 @@ from cubemesh.jobs.recorder import Recorder
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Question, Wants
 from cubemesh.schema import RunSpec, TrainSteps
+from cubemesh.statistics import percentile
 from cubemesh.store import Store
 from cubemesh.web.pages import PAGES
 from serve import make_store, serving
@@ -243,7 +244,7 @@ def measure_delay(
     return {
         "tabs": tabs,
         "drawn_median_s": statistics.median(drawn),
-        "drawn_p99_s": sorted(drawn)[int(0.99 * (len(drawn) - 1))],
+        "drawn_p99_s": percentile(drawn, 99),
         "not_drawn": events - len(drawn),
         "arrived_median_s": statistics.median(arrived),
         "arrived_most_s": max(arrived),

@@ -43,7 +43,7 @@ from cubemesh.jobs.points import RATE
 from cubemesh.jobs.queue import FreeDevices, JobQueue
 from cubemesh.jobs.states import ENDED, State
 from cubemesh.jobs.values import Question, Wants
-from cubemesh.statistics import CONFIDENCE, student_t
+from cubemesh.statistics import CONFIDENCE, percentile, student_t
 from cubemesh.store import Store
 from serve import cpu_s, serving
 
@@ -105,13 +105,12 @@ async def watchers(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             await asyncio.sleep(2.0)
             memory = psutil.Process(process.pid).memory_info().rss / 2**20
         lease.end(State.DONE)
-    delays = sorted(watching.delays)
     return {
         "watchers": given.watchers,
         "events": events,
         "server_cpu_percent": 100 * used / elapsed,
-        "delay_median_s": statistics.median(delays),
-        "delay_p99_s": delays[int(0.99 * (len(delays) - 1))],
+        "delay_median_s": statistics.median(watching.delays),
+        "delay_p99_s": percentile(watching.delays, 99),
         "lost": sum(events - len(seen) for seen in watching.seen),
         "server_mib": memory,
     }

@@ -10,12 +10,11 @@ import pytest
 import report_sample
 from cubemesh.jobs.expect import Expected
 from cubemesh.jobs.feed import curves, newest_events
-from cubemesh.jobs.lease import Lease
-from cubemesh.jobs.queue import FreeDevices, JobQueue
+from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.recorder import Recorder
-from cubemesh.jobs.values import Question, Wants
 from cubemesh.schema import RunSpec
 from cubemesh.schema.serialization import from_plain
+from held_jobs import running
 from patience import wait_until
 
 
@@ -25,32 +24,24 @@ def _has(queue: JobQueue, job_id: int, points: list[list[float]]) -> bool:
 
 @pytest.mark.parametrize("location", ["sqlite"], indirect=True)
 def test_an_event_is_written_at_once(live: JobQueue, tmp_path: Path) -> None:
-    live.submit([Question(names=("train",))], [Wants(device="none")])
-    job = live.claim("a", FreeDevices(hostname="here"), lease_s=10**9)
-    assert job is not None
-    lease = Lease(queue=live, job_id=job.job_id, fence=job.fence, seconds=10.0**9)
-    lease.run_started()
+    lease = running(live)
     spec = report_sample.record(8).spec
     with Recorder(lease, tmp_path / "pause", tick_s=10.0**6, machine_id="m") as recorder:
         recorder.start(spec)
-        wait_until(lambda: newest_events(live, job.job_id, ("run",), 1), "the run is written")
+        wait_until(lambda: newest_events(live, lease.job_id, ("run",), 1), "the run is written")
         for steps in ([1], [1, 2]):
             event = {"event": "loss", "of_rank": 0, "step": steps[-1], "loss": 0.5}
             recorder.worker_event(event)
             points = [[step, 0.5] for step in steps]
-            wait_until(partial(_has, live, job.job_id, points), "the loss is written")
-    (began,) = newest_events(live, job.job_id, ("run",), 1)
+            wait_until(partial(_has, live, lease.job_id, points), "the loss is written")
+    (began,) = newest_events(live, lease.job_id, ("run",), 1)
     assert from_plain(RunSpec, began.value["spec"]) == spec
     assert began.value["machine_id"] == "m"
 
 
 @pytest.mark.parametrize("location", ["sqlite"], indirect=True)
 def test_a_slowdown_is_in_the_progress_until_it_is_over(live: JobQueue, tmp_path: Path) -> None:
-    live.submit([Question(names=("train",))], [Wants(device="none")])
-    job = live.claim("a", FreeDevices(hostname="here"), lease_s=10**9)
-    assert job is not None
-    lease = Lease(queue=live, job_id=job.job_id, fence=job.fence, seconds=10.0**9)
-    lease.run_started()
+    lease = running(live)
     expected = Expected(samples_per_s=100.0, low=95.0, high=105.0, source="the test")
     recorder = Recorder(lease, tmp_path / "pause", expect=lambda spec: expected)
     recorder.start(report_sample.record(8).spec)

@@ -1,8 +1,9 @@
-"""`cubemesh serve` as a process, and requests to it."""
+"""`cubemesh serve` as a process, and requests to it; an application in a thread."""
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from patience import PATIENCE_S
+from patience import PATIENCE_S, wait_until
 
 Ready = dict[str, Any]
 """What a server prints when it is ready."""
@@ -36,6 +37,25 @@ def ready(process: Any) -> Iterator[tuple[Any, Ready]]:
         process.wait()
         process.stdout.close()
         process.stderr.close()
+
+
+@contextmanager
+def in_thread(app: Any, port: int = 0, **options: Any) -> Iterator[tuple[Any, int]]:
+    """A server of an application, with more options of uvicorn, and its port."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app, port=port, log_config=None, lifespan="off", timeout_graceful_shutdown=1, **options
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until(lambda: server.started, "the server starts")
+        yield server, server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def ask(ready: Ready, path: str, **given: Any) -> httpx.Response:

@@ -122,6 +122,18 @@ QUERIES = {
 IDS = {"run_id": "run", "machine_id": "machine", "experiment_run_id": "answer", "job_id": "job"}
 
 
+def known_ids(store: Store) -> dict[str, str]:
+    """Ids of what a filled store has, for `filled_in`."""
+    answer = store.experiment_runs("minibatch")[0]
+    return {
+        "run": answer.run_ids[0],
+        "other": answer.run_ids[1],
+        "machine": answer.machine_id,
+        "answer": answer.experiment_run_id,
+        "job": "1",
+    }
+
+
 def patterns() -> list[tuple[Page, str]]:
     """Each page with its address and that of its JSON."""
     return [(page, path) for page in PAGES for path in (page.path, page.api_path)]

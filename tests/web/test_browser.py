@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,7 @@ import pytest
 
 from chromium import FLAGS, find_chromium
 from cubemesh.jobs.feed import events_after
-from cubemesh.jobs.lease import Lease
-from cubemesh.jobs.queue import FreeDevices, JobQueue
+from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Question, Wants
 from cubemesh.store import Store
@@ -22,8 +19,10 @@ from cubemesh.web.access import Access
 from cubemesh.web.app import Workbench
 from cubemesh.web.pages import PAGES
 from cubemesh.web.security.gate import Rules
+from held_jobs import running
 from patience import wait_until
-from web_pages import filled_in
+from served import in_thread
+from web_pages import filled_in, known_ids
 
 pytestmark = [
     pytest.mark.browser,
@@ -35,40 +34,15 @@ LOOKS = {(390, "dark"): (768, "light"), (1400, "light"): (1400, "dark")}
 OWN_FLAGS = [flag for flag in FLAGS if "pipe" not in flag and "headless" not in flag]
 
 
-@contextmanager
-def served(bench: Workbench, port: int = 0) -> Iterator[int]:
-    """A server in a thread; its port."""
-    import uvicorn
-
-    config = uvicorn.Config(
-        bench.app, port=port, log_config=None, lifespan="off", timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started, "the server starts")
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
 @pytest.fixture(scope="module")
 def site(filled: Path) -> Iterator[tuple[str, Access, dict[str, str]]]:
     """A server in a thread, its login, and ids of what it shows."""
     access = Access("token-of-the-browser")
-    with Store.open(str(filled)) as store:
-        answer = store.experiment_runs("minibatch")[0]
-        known = {
-            "run": answer.run_ids[0],
-            "other": answer.run_ids[1],
-            "machine": answer.machine_id,
-            "answer": answer.experiment_run_id,
-            "job": "1",
-        }
-        with served(Workbench(store, access, Rules(), secure=False)) as port:
-            yield f"http://127.0.0.1:{port}", access, known
+    with (
+        Store.open(str(filled)) as store,
+        in_thread(Workbench(store, access, Rules(), secure=False).app) as (_, port),
+    ):
+        yield f"http://127.0.0.1:{port}", access, known_ids(store)
 
 
 @pytest.fixture(scope="module")
@@ -174,16 +148,11 @@ def test_the_curves_of_a_run_are_drawn(tab: Any, site: Any, filled: Path) -> Non
 
 def test_a_running_job_is_shown_live_in_many_tabs(tab: Any, site: Any, filled: Path) -> None:
     with Store.open(str(filled)) as store:
-        queue = JobQueue(store.database)
-        queue.submit([Question(names=("train",))], [Wants(device="none")])
-        job = queue.claim("a", FreeDevices(hostname="lab"), lease_s=10**9)
-        assert job is not None
-        lease = Lease(queue=queue, job_id=job.job_id, fence=job.fence)
-        lease.run_started()
+        lease = running(JobQueue(store.database))
         open_tab = tab()
         pages = [open_tab.context.new_page() for _ in range(8)]
         for page in pages:
-            page.goto(f"{site[0]}/jobs/{job.job_id}")
+            page.goto(f"{site[0]}/jobs/{lease.job_id}")
             page.wait_for_selector("[data-curves][data-ready]")
         for i in range(0, 30, 10):
             points = [[float(x), 1.0 / (x + 1)] for x in range(i, i + 10)]
@@ -328,12 +297,7 @@ DRAWN = "[...(window.charts.at(-1)?.data[0] ?? [])]"
 def test_a_restart_of_the_server_leaves_every_point_once(chromium: Any, tmp_path: Path) -> None:
     access = Access("token-of-the-browser")
     with Store.open(str(tmp_path / "results.sqlite")) as store:
-        queue = JobQueue(store.database)
-        queue.submit([Question(names=("train",))], [Wants(device="none")])
-        job = queue.claim("a", FreeDevices(hostname="lab"), lease_s=10**9)
-        assert job is not None
-        lease = Lease(queue=queue, job_id=job.job_id, fence=job.fence)
-        lease.run_started()
+        lease = running(JobQueue(store.database))
 
         def learn(begin: int, end: int) -> None:
             points = [[float(x), 1.0 / (x + 1)] for x in range(begin, end)]
@@ -346,17 +310,17 @@ def test_a_restart_of_the_server_leaves_every_point_once(chromium: Any, tmp_path
         page.add_init_script(CHARTS)
         learn(0, 5)
         bench = Workbench(store, access, Rules(), secure=False)
-        with served(bench) as port:
+        with in_thread(bench.app) as (_, port):
             address = f"http://127.0.0.1:{port}"
             cookie = {"name": access.cookie, "value": access.new_session(), "url": address}
             context.add_cookies([cookie])
-            page.goto(f"{address}/jobs/{job.job_id}")
+            page.goto(f"{address}/jobs/{lease.job_id}")
             page.wait_for_selector("[data-curves] canvas")
             learn(5, 10)
             wait_until(lambda: len(page.evaluate(DRAWN)) == 10, "the points are drawn")
             bench.hub.close()
         learn(10, 20)  # while no server runs
-        with served(Workbench(store, access, Rules(), secure=False), port):
+        with in_thread(Workbench(store, access, Rules(), secure=False).app, port):
             learn(20, 25)
             wait_until(lambda: len(page.evaluate(DRAWN)) >= 25, "the points are drawn")
             assert page.evaluate(DRAWN) == [float(x) for x in range(25)]

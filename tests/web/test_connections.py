@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import uvicorn
 
 from cubemesh.web.security.connections import TimedProtocol
 from patience import PATIENCE_S, wait_until
+from served import in_thread
 
 REQUEST = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -55,18 +55,11 @@ class Site:
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(Timed, "most_wait_s", PATIENCE_S)
     site = Site()
-    config = uvicorn.Config(site, port=0, log_config=None, lifespan="off", http=Timed, ws="none")
-    site.server = uvicorn.Server(config)
-    thread = threading.Thread(target=site.server.run)
-    thread.start()
-    try:
-        wait_until(lambda: site.server.started, "the server starts")
-        site.port = site.server.servers[0].sockets[0].getsockname()[1]
-        yield site
-    finally:
-        site.answer.set()
-        site.server.should_exit = site.server.force_exit = True
-        thread.join()
+    with in_thread(site, http=Timed, ws="none") as (site.server, site.port):
+        try:
+            yield site
+        finally:
+            site.answer.set()
 
 
 @pytest.mark.parametrize(

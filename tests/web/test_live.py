@@ -14,32 +14,21 @@ import pytest
 
 from cubemesh.jobs.feed import events_after
 from cubemesh.jobs.lease import Lease
-from cubemesh.jobs.queue import FreeDevices, JobQueue
+from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import State
-from cubemesh.jobs.values import Question, Wants
 from cubemesh.store import Store
 from cubemesh.web import live
 from cubemesh.web.live import KIND, Hub
+from held_jobs import running
 from patience import PATIENCE_S
 from served import Serving
 from web_pages import Client
-
-QUESTION = Question(names=("train",), settings=("framework=null",))
 
 
 @pytest.fixture
 def queue(tmp_path: Path) -> Iterator[JobQueue]:
     with Store.open(str(tmp_path / "results.sqlite")) as store:
         yield JobQueue(store.database)
-
-
-def running(queue: JobQueue) -> Lease:
-    queue.submit([QUESTION], [Wants(device="none")])
-    job = queue.claim("a", FreeDevices(hostname="here"), lease_s=10**9)
-    assert job is not None
-    lease = Lease(queue=queue, job_id=job.job_id, fence=job.fence)
-    lease.run_started()
-    return lease
 
 
 def report(lease: Lease, first: int, last: int) -> None:

@@ -23,7 +23,7 @@ from cubemesh.web.app import Workbench
 from cubemesh.web.page import Page
 from cubemesh.web.pages import PAGES
 from cubemesh.web.security.gate import Rules
-from web_pages import TOKEN, Client, filled_in, patterns
+from web_pages import TOKEN, Client, filled_in, known_ids, patterns
 
 VOID = {"br", "col", "hr", "img", "input", "link", "meta", "rect", "path", "circle", "line", "use"}
 VOID |= {"polyline", "polygon", "ellipse", "stop", "source", "animate"}
@@ -109,14 +109,7 @@ class Read:
 def read(filled: Path) -> Read:
     access = Access(TOKEN)
     with Store.open(str(filled), read_only=True) as store:
-        answer = store.experiment_runs("minibatch")[0]
-        known = {
-            "run": answer.run_ids[0],
-            "other": answer.run_ids[1],
-            "machine": answer.machine_id,
-            "answer": answer.experiment_run_id,
-            "job": "1",
-        }
+        known = known_ids(store)
         bench = Workbench(store, access, Rules(), secure=False)
         client = Client(bench, cookie=f"{access.cookie}={access.new_session()}")
         with outgoing() as connections:

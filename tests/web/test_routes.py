@@ -261,7 +261,7 @@ def test_a_body_that_never_ends_is_refused() -> None:
     with pytest.raises(TooSlowError):
         asyncio.run(read(limited(silent, seconds=0.01), 1))
     with pytest.raises(TooLargeError):  # or in time, but without an end
-        asyncio.run(read(limited(slow, most=10), 11))
+        asyncio.run(read(limited(slow, most=10, seconds=PATIENCE_S), 11))
     asyncio.run(read(limited(whole, seconds=PATIENCE_S), 3))  # what comes after a body is no part
 
 

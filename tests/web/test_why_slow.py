@@ -14,16 +14,15 @@ import pytest
 
 import report_sample
 from cubemesh.experiments.time_breakdown.remedies import breakdown_settings, remedy_settings
-from cubemesh.jobs.lease import Lease
-from cubemesh.jobs.queue import FreeDevices, JobQueue
+from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import State
-from cubemesh.jobs.values import Question, Wants
 from cubemesh.schema import Budget, RunRecord
 from cubemesh.schema.serialization import to_plain
 from cubemesh.schema.work import Train
 from cubemesh.store import Store
 from cubemesh.web.app import Workbench
 from cubemesh.web.security.gate import Rules
+from held_jobs import running
 from web_pages import OWN, Client
 
 
@@ -105,12 +104,8 @@ def test_another_run_of_the_same_step_answers(store: Store, member: Client) -> N
 def test_a_job_that_ended_says_it_of_its_run(store: Store, member: Client) -> None:
     record = report_sample.taken_apart(8)
     store.save(record, ())
-    queue = JobQueue(store.database)
-    job_id = queue.submit([Question(names=("minibatch",))], [Wants(device="none")]).job_id
-    job = queue.claim("a", FreeDevices(hostname="here"), lease_s=10**9)
-    assert job is not None
-    lease = Lease(queue=queue, job_id=job_id, fence=job.fence)
-    lease.run_started()
+    lease = running(JobQueue(store.database), "minibatch")
+    job_id = lease.job_id
     lease.add_run(record.run_id)
     assert member.get(f"/api/v1/jobs/{job_id}").json()["why_slow"] is None
     lease.end(State.DONE, "")
@@ -122,12 +117,8 @@ def test_a_job_that_ended_says_it_of_its_run(store: Store, member: Client) -> No
 def test_a_running_job_says_it_of_the_same_step(store: Store, member: Client) -> None:
     record = report_sample.taken_apart(8)
     store.save(record, ())
-    queue = JobQueue(store.database)
-    job_id = queue.submit([Question(names=("minibatch",))], [Wants(device="none")]).job_id
-    job = queue.claim("a", FreeDevices(hostname="here"), lease_s=10**9)
-    assert job is not None
-    lease = Lease(queue=queue, job_id=job_id, fence=job.fence)
-    lease.run_started()
+    lease = running(JobQueue(store.database), "minibatch")
+    job_id = lease.job_id
     began = {"run": 1, "work": "train_steps", "network": "little-cnn", "framework": "pytorch"}
     plain = dataclasses.replace(record.spec, budget=Budget())
     step = {"spec": to_plain(plain, defaults=False), "machine_id": record.key.machine_id}

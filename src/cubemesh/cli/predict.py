@@ -182,6 +182,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict training throughput and its limits. Nothing is run."""
+    from cubemesh.api.layouts import DIVIDING, predict_layout
     from cubemesh.networks import NETWORKS
     from cubemesh.networks.own_networks import is_own
     from cubemesh.networks.transformer_sizes import is_transformer, transformer
@@ -207,14 +208,13 @@ def predict(
         "--samples-per-epoch": samples_per_epoch,
     }
     sized = is_transformer(network) and not is_own(network)
-    divided = sync in ("tensor-parallel", "context-parallel") and sized
+    divided = sync in DIVIDING and sized
     if divided:
         of_network |= {"--sync": None, "--batch-per-device": None}
     if layout or search or divided or (sized and transformer(network).name not in NETWORKS):
         _refuse(
             of_network, "is not for a transformer with a layout; docs/transformers.md lists its"
         )
-        from cubemesh.api.layouts import predict_layout
         from cubemesh.views.layouts import layout_document, print_layout
 
         counts = whole_numbers("--devices", devices) if devices else [None]

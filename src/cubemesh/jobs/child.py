@@ -192,10 +192,10 @@ def job_settings(job: QueuedJob, checkpoints: str) -> list[str]:
     def value(name: str, default: str) -> str:
         return given.get(name, f"={default}").partition("=")[2].strip()
 
-    resumable = entry(value("framework", "pytorch")).checkpoints
-    if "train" not in job.question.names or not resumable:
+    if "train" not in job.question.names:
         return lines
-    if not strategy(value("sync", "none")).checkpoints:
+    resumable = entry(value("framework", "pytorch")).checkpoints
+    if not (resumable and strategy(value("sync", "none")).checkpoints):
         return lines
     if "checkpoints" not in given:
         return [*(x for n, x in given.items() if n != "resume"), f"checkpoints={checkpoints}",

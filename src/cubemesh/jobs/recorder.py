@@ -210,16 +210,17 @@ class Recorder:
 
     def _follow(self) -> None:
         """The recorder's thread."""
-        renewed = time.monotonic()
+        renewed = tried = time.monotonic()
         while not self._ended.is_set():
             if self._news.wait(self._tick_s):
-                if self._ended.wait(max(0.0, renewed + SOON_S - time.monotonic())):
+                if self._ended.wait(max(0.0, tried + SOON_S - time.monotonic())):
                     return
                 self._news.clear()
             try:
                 with self._lock:
                     changed = self._changed
                 if changed or time.monotonic() - renewed >= RENEW_S:
+                    tried = time.monotonic()
                     control = self._write()
                     renewed = time.monotonic()
                 else:

@@ -6,7 +6,7 @@ Every function works in a transaction that its caller has begun.
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -88,7 +88,7 @@ def _progress_of(plain: Any) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < math.inf
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _is_slow(value: Any) -> bool:

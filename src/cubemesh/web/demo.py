@@ -12,7 +12,7 @@ from cubemesh.jobs.states import State
 from cubemesh.jobs.values import QueuedJob
 from cubemesh.store import Store
 from cubemesh.user_folders import data_folder
-from cubemesh.views.formatting import quantity
+from cubemesh.views.formatting import result_text
 from cubemesh.web.queued import dot_of, progress_text
 
 _MOST_JOBS = 100
@@ -84,16 +84,8 @@ def demonstrations(queue: JobQueue, store: Store) -> dict[str, Any]:
 
 
 def _result(store: Store, run_id: str) -> str:
-    """The accuracy and the throughput of a run; empty where it is not stored."""
+    """The main figures of a run; empty where it is not stored."""
     try:
-        figures = store.record(run_id).figures
+        return result_text(store.record(run_id))
     except UsageError:
         return ""
-    accuracy, rate = figures.get("accuracy"), figures.get("throughput_per_s")
-    parts = []
-    if accuracy is not None:
-        low, high = (None if end is None else 100 * end for end in (accuracy.low, accuracy.high))
-        parts.append(f"accuracy {quantity(100 * accuracy.value, '%', low, high)}")
-    if rate is not None:
-        parts.append(quantity(rate.value, "images/s", rate.low, rate.high))
-    return " · ".join(parts)

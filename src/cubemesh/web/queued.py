@@ -139,13 +139,14 @@ def slow_of(job: QueuedJob) -> dict[str, Any] | None:
 
 
 def slow_text(slow: dict[str, Any] | None) -> str:
-    """`Slower than expected for 2 min: 6,900 samples/s, 85 % of it. Since then: input wait 18 %
-    (before 1 %).`; empty where it is not."""
+    """`Slower than expected for 2 min: 6,900 samples/s, 85 % of the expected throughput. Since
+    then: input wait 18 % (before 1 %).`; empty where it is not."""
     if slow is None:
         return ""
     text = (
         f"Slower than expected for {format_seconds(slow['for_s'])}: "
-        f"{number(slow['samples_per_s'], 4)} samples/s, {100 * slow['share']:.0f} % of it."
+        f"{number(slow['samples_per_s'], 4)} samples/s, "
+        f"{100 * slow['share']:.0f} % of the expected throughput."
     )
     signs = []
     for sign in slow["signs"]:

@@ -140,6 +140,8 @@ def test_a_batch_whose_arrays_are_too_large_is_refused():
 @needs_kernels
 def test_a_thread_that_does_not_start_is_too_little_memory():
     """In a process that may not map the stack of another thread."""
+    from patience import PATIENCE_S  # that process imports this file without it
+
     program = """
 import resource
 import sys
@@ -158,5 +160,5 @@ except MemoryError as error:
     print(error)
 """
     command = [sys.executable, "-c", program, str(Path(__file__).parent)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout == "there is no memory for the network\n", done

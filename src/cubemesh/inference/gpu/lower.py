@@ -308,9 +308,8 @@ def _concat(lowering: _Lowering, operator: Operator) -> None:
         slots += [s if s == NOWHERE else s + logical for s in part.slots]
         offset += len(part.slots)
         logical += part.channels
-    lowering.values[name] = _Value(
-        name=name, height=height, width=width, channels=logical, slots=tuple(slots)
-    )
+    made = _Value(name=name, height=height, width=width, channels=logical, slots=tuple(slots))
+    lowering.enter(made)
     lowering.step_of[name] = len(lowering.steps) - 1
 
 

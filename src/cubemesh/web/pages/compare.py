@@ -53,8 +53,8 @@ PARAMETERS = (
     ),
 )
 MOST_RUNS = 50
-_MOST_DIFFERENCES = 3
-"""Settings that describe the recommended run."""
+MOST_DIFFERENCES = 3
+"""Settings that describe the recommended run, or name a line of a chart."""
 _THROUGHPUT = "throughput_per_s"
 
 
@@ -253,7 +253,7 @@ def _choice_view(
     title = f"{choice.chosen} · {names[choice.chosen]}"
     named = title.replace(",", "").split()
     own = [f"{what} {v[place]}" for what, v in differs if v[place] and v[place] not in named]
-    title += "".join(f" · {one}" for one in own[:_MOST_DIFFERENCES])
+    title += "".join(f" · {one}" for one in own[:MOST_DIFFERENCES])
     best = "It" if choice.chosen == choice.best else choice.best
     text = f"{best} has the highest {choice.criterion}"
     if others:

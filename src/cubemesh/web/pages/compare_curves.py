@@ -11,8 +11,8 @@ from cubemesh.untrusted import clean
 from cubemesh.views.formatting import run_name, words
 from cubemesh.views.json_output import envelope
 from cubemesh.web.page import Asked, Parameter
+from cubemesh.web.pages.compare import MOST_DIFFERENCES, differences, records_of
 from cubemesh.web.pages.compare import PARAMETERS as COMPARE_PARAMETERS
-from cubemesh.web.pages.compare import differences, records_of
 from cubemesh.web.thinned_curve import thinned
 
 PARAMETERS = (
@@ -22,13 +22,11 @@ PARAMETERS = (
     ),
 )
 _POINTS, _FEWEST_POINTS, _MOST_POINTS = 6000, 100, 4000
-_MOST_DIFFERENCES = 3
-"""Settings that name a line."""
 
 
 def document(asked: Asked) -> dict[str, Any]:
-    """Each curve that two runs or more have, or the only one, with a line for each of them. `place`
-    is that of the run among those given, and `label` is what differs."""
+    """Each curve, with a line for each run that has it. `place` is that of the run among those
+    given, and `label` is what differs."""
     records = records_of(asked)
     default = min(_MOST_POINTS, max(_FEWEST_POINTS, _POINTS // max(1, len(records))))
     points = asked.number("points", default, _MOST_POINTS)
@@ -62,7 +60,7 @@ def _curves(record: RunRecord) -> Iterator[tuple[str, str, str, list[float], lis
 def labels_of(asked: Asked, records: list[RunRecord]) -> list[str]:
     """What differs of each run, by its first few settings; of repeats their names."""
     rows = [(what, values) for what, values in differences(asked, records) if what != "warnings"]
-    shown = rows[:_MOST_DIFFERENCES]
+    shown = rows[:MOST_DIFFERENCES]
     return [
         clean(", ".join(f"{what} {values[place] or '–'}" for what, values in shown), 120)
         or clean(run_name(record.spec), 120)

@@ -18,7 +18,7 @@
 
   const BINARY = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   const DECIMAL = ["", "k", "M", "G", "T", "P"];
-  const HALVES = Array.from({ length: 60 }, (_, power) => 2 ** power);
+  const POWERS_OF_2 = Array.from({ length: 60 }, (_, power) => 2 ** power);
 
   // Numbers of an axis or legend, all in one unit: 1.5 GiB, 2 MB, 20k.
   function texts(values, unit) {
@@ -99,7 +99,7 @@
           ...axis,
           size: 62,
           values: (chart, splits) => texts(splits, curve.unit),
-          ...(curve.unit === "bytes" ? { incrs: HALVES } : {}),
+          ...(curve.unit === "bytes" ? { incrs: POWERS_OF_2 } : {}),
         },
       ],
       hooks: { setCursor: [latest], ready: [latest] },
