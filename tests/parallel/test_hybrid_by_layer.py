@@ -9,6 +9,7 @@ from cubemesh.frameworks.contract.gradient_sync import BUCKET_BYTES, TensorParal
 from cubemesh.frameworks.contract.group import SingleProcessGroup
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.networks.builder import NetworkBuilder
+from cubemesh.networks.layers import Multiply
 from cubemesh.networks.zoo.gpt2 import gpt
 from cubemesh.parallel import strategies
 from cubemesh.parallel.all_reduce import AllReduce
@@ -88,9 +89,12 @@ def test_scores_after_an_activation_are_gathered_for_the_loss():
 
 
 def shared():
+    """A weight of a linear layer before the fully connected part and within it."""
     net = NetworkBuilder("shared")
-    x = net.conv(net.input("image", (3, 4, 4)), 2, kernel=3, padding=1, name="conv")
-    net.classify(net.conv(x, 2, kernel=3, name="last"))
+    x = net.conv(net.input("image", (3, 4, 4)), 4, kernel=1, name="conv")
+    gate = net.linear(net.global_average_pool(x), 4, bias=False, name="gate")
+    x = net.global_average_pool(net.add_layer(Multiply(), x, gate))
+    net.classify(net.linear(x, 4, bias=False, share={"weight": "gate.weight"}, name="fc"))
     return net.build()
 
 
@@ -103,6 +107,7 @@ def shared():
             "the 4096 features of fc6 .* devices to one of 1, 2",
         ),
         (lambda: networks.build("resnet-18", 32, 3), 5, "the 3 features of fc .* of 1, 3, or"),
+        (shared, 2, r"shares 'gate\.weight' between fc and a layer before"),
         (lambda: networks.build("unet"), 2, "does not end in fully connected layers"),
         (
             lambda: gpt("small-gpt", 8, 13, width=12, depth=1, heads=6),

@@ -41,7 +41,8 @@ ALL = replace(
     sync_features=frozenset(
         {
             *("all-reduce", "hooks", "weight-server", "cpu-server"),
-            *("model-parallel", "tensor-parallel", "context-parallel", "sharded"),
+            *("model-parallel", "tensor-parallel", "hybrid-by-layer", "context-parallel"),
+            "sharded",
         }
     ),
     decodes=True,

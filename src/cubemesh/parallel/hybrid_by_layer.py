@@ -42,7 +42,7 @@ class HybridByLayer(AllReduce):
 
     name = "hybrid-by-layer"
     summary = "convolutions data parallel, fully connected layers model parallel (Krizhevsky 2014)"
-    needs = "tensor-parallel"
+    needs = "hybrid-by-layer"
     collective_passes = True
     tuned = False
     capturable = False

@@ -6,7 +6,6 @@ file as a script: what they do and what one process does are the same function.
 """
 
 import dataclasses
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +28,7 @@ from cubemesh.parallel.local_sgd import AVERAGE_EVERY
 from cubemesh.parallel.pipeline import Pipeline
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
+from rank_training import assert_arrays_close, run_script
 
 RANKS = 2
 GLOBAL_BATCH = 8
@@ -210,7 +210,7 @@ def mesh_rank(folder):
 def ranks(tmp_path_factory):
     """(case, rank) → what that rank found."""
     folder = tmp_path_factory.mktemp("ranks")
-    subprocess.run([sys.executable, __file__, folder], check=True)
+    run_script(__file__, folder)
     return {
         (case, n): dict(np.load(folder / f"{number}-{n}.npz"))
         for number, case in enumerate(CASES)
@@ -223,12 +223,7 @@ def ranks(tmp_path_factory):
 
 
 def assert_close(found, expected, kind, tolerance):
-    names = [name for name in expected if name.startswith(kind)]
-    assert names
-    for name in names:
-        np.testing.assert_allclose(
-            found[name], expected[name], rtol=tolerance, atol=tolerance, err_msg=name
-        )
+    assert_arrays_close(found, expected, kind, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("case", SYNCHRONOUS, ids="-".join)

@@ -26,15 +26,16 @@ SyncFeature = Literal[
     "cpu-server",
     "model-parallel",
     "tensor-parallel",
+    "hybrid-by-layer",
     "context-parallel",
     "sharded",
 ]
 """What a strategy needs of a framework: `all-reduce` averages gradients, by its own means or by
 `GradientSync`; `hooks` calls the methods of any `GradientSync` in its steps; `weight-server` also
 those of `WeightServerSync`; `cpu-server` those of `CpuServerSync`; `model-parallel` those of
-`ModelParallelSync`; `tensor-parallel` those of `TensorParallelSync`; `context-parallel` those of
-`ContextParallelSync`; `sharded` divides weights, gradients or optimizer state over the ranks, as
-`ShardedSync` says."""
+`ModelParallelSync`; `tensor-parallel` those of `TensorParallelSync`, `hybrid-by-layer` the same
+with `own_samples`; `context-parallel` those of `ContextParallelSync`; `sharded` divides weights,
+gradients or optimizer state over the ranks, as `ShardedSync` says."""
 BUCKET_BYTES = 25 * 2**20
 """Default size of a bucket: large enough that latency is negligible, small enough that the first
 are sent early in the backward pass (the default of PyTorch's DistributedDataParallel)."""

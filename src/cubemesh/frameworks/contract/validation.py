@@ -62,18 +62,17 @@ def check_network(network: Network, lowerings: Container[type[Layer]], framework
     """Unsupported for a network that `framework`, with these lowerings, cannot run."""
     check_layers(network, lowerings, framework)
     for node in network.nodes:
-        norm = node.layer
-        if isinstance(norm, LocalResponseNorm) and len(node.shape) != 3:
+        layer = node.layer
+        if isinstance(layer, LocalResponseNorm) and len(node.shape) != 3:
             raise Unsupported(
                 f"{framework} normalizes local responses of images, and '{node.name}' of "
                 f"{network.name} is given {node.shape}."
             )
-        conv = node.layer
-        if isinstance(conv, Convolution) and max(conv.dilation) > 1 and max(conv.stride) > 1:
+        if isinstance(layer, Convolution) and max(layer.dilation) > 1 and max(layer.stride) > 1:
             raise Unsupported(
                 f"{framework} has no convolution with both a stride and a dilation, and "
-                f"'{node.name}' of {network.name} has stride {conv.stride} and dilation "
-                f"{conv.dilation}. Use framework=pytorch or jax."
+                f"'{node.name}' of {network.name} has stride {layer.stride} and dilation "
+                f"{layer.dilation}. Use framework=pytorch or jax."
             )
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from cubemesh.errors import UsageError
+from cubemesh.frameworks.environment import environment_variable
 
 BACKEND_VARIABLE = "KERAS_BACKEND"
 """Environment variable that Keras, as it is imported, takes its backend from."""
-_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+_NO_BLAS_THREADS = "OPENBLAS_NUM_THREADS", "1"
+"""SciPy, which Keras imports on JAX, then starts no threads of OpenBLAS: a process forks after it
+has imported its framework, and no step uses them."""
 
 
 def select_backend(name: str) -> None:
@@ -21,7 +22,7 @@ def select_backend(name: str) -> None:
     already = sys.modules.get("keras")
     if already is None:
         os.environ[BACKEND_VARIABLE] = name
-        with _no_blas_threads():
+        with environment_variable(*_NO_BLAS_THREADS):
             already = importlib.import_module("keras")
     used = already.backend.backend()
     if used != name:
@@ -29,21 +30,6 @@ def select_backend(name: str) -> None:
             f"Keras already runs on {used} in this process and cannot run on {name} any more. Use "
             "a separate process."
         )
-
-
-@contextmanager
-def _no_blas_threads() -> Iterator[None]:
-    """Within it SciPy, which Keras imports on JAX, starts no threads of OpenBLAS: a process forks
-    after it has imported its framework, and no step uses them."""
-    before = os.environ.get(_BLAS_THREADS)
-    os.environ[_BLAS_THREADS] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_BLAS_THREADS]
-        else:
-            os.environ[_BLAS_THREADS] = before
 
 
 def computes_float64(name: str) -> bool:

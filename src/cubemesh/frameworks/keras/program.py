@@ -7,6 +7,7 @@ backend (arrays, devices, passes without an update) is in `on_tensorflow.py`, `o
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -73,7 +74,7 @@ def keras_capabilities(backend: Capabilities) -> Capabilities:
     )
 
 
-class KerasProgram:
+class KerasProgram(ABC):
     """A functional model on one device."""
 
     framework: ClassVar[str]
@@ -105,13 +106,13 @@ class KerasProgram:
         self.model, self._evaluated = self._models(request.network)
         self._weights = [h.weight for h in request.network.heads]
 
+    @abstractmethod
     def _prepare(self, request: BuildRequest) -> None:
         """Apply the backend's settings of the whole process, and choose the device."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _apply_precision(self) -> None:
         """Apply settings of the process that another program with another precision changes."""
-        raise NotImplementedError
 
     def _assign(self, variable: Any, array: Array) -> None:
         """Copy `array` into a variable."""
@@ -155,9 +156,9 @@ class KerasProgram:
         heads = [values[head.value] for head in network.heads]
         return keras.Model(images, heads), keras.Model(images, values[network.output])
 
+    @abstractmethod
     def place(self, batch: Batch) -> tuple[Any, Any]:
         """Copy to arrays of the backend on the device, in Keras's layout and type."""
-        raise NotImplementedError
 
     def train_step(self, placed: Any) -> None:
         """Forward, backward and update."""
@@ -172,25 +173,25 @@ class KerasProgram:
         self._check_loaded()
         self._use_settings()
 
+    @abstractmethod
     def forward(self, placed: Any) -> None:
         """The forward pass in training mode, and the loss."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward_backward(self, placed: Any) -> None:
         """Forward and backward pass in training mode; the gradients are dropped."""
-        raise NotImplementedError
 
+    @abstractmethod
     def infer(self, placed: Any) -> Any:
         """See `SupportsInference`: the scores of `predict`, without its copies to the host."""
-        raise NotImplementedError
 
     def fetch(self, scores: Any) -> Array:
         """See `SupportsInference`."""
         return self._on_host(scores).astype(self._dtype)
 
+    @abstractmethod
     def _on_host(self, array: Any) -> Array:
         """An array of the backend as one of NumPy; waits for it."""
-        raise NotImplementedError
 
     def _mean_loss(self, values: Any, labels: Any) -> Any:
         """The loss of `fit` from the value of each head; Keras has no method for it alone."""
@@ -208,13 +209,13 @@ class KerasProgram:
         """The last step's loss; NaN before the first."""
         return float(self._loss)
 
+    @abstractmethod
     def synchronize(self) -> None:
         """Wait until everything queued is done."""
-        raise NotImplementedError
 
+    @abstractmethod
     def peak_memory_bytes(self) -> int | None:
         """See `Program.peak_memory_bytes`."""
-        raise NotImplementedError
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Copy `weights` into Keras's variables, and reset the optimizer."""

@@ -32,14 +32,8 @@ def divided_program(request: BuildRequest, *, compiled: bool = False) -> PyTorch
     if request.group.size == 1:
         return None
     if isinstance(sync, TensorParallelSync):
-        module, name = "tensor_parallel", "TensorParallelProgram"
-        if sync.own_samples:
-            name = "HybridByLayerProgram"
-        if sync.own_samples and compiled:
-            raise Unsupported(
-                f"pytorch-compiled does not compile the layers of sync={request.sync.name}. Set "
-                "framework=pytorch, or sync=all-reduce."
-            )
+        module = "tensor_parallel"
+        name = "HybridByLayerProgram" if sync.own_samples else "TensorParallelProgram"
     elif isinstance(sync, ContextParallelSync):
         module, name = "context_parallel", "ContextParallelProgram"
     elif isinstance(sync, ShardedSync):

@@ -14,11 +14,12 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
 from cubemesh.frameworks.contract.program import BuildRequest, Capabilities, OutOfMemory
+from cubemesh.frameworks.environment import environment_variable
 from cubemesh.frameworks.pytorch.precision.float8_linear import supported as float8_supported
 from cubemesh.kernels.cpu.allocator import keep_freed_memory
 from cubemesh.networks.layers import Recurrence
@@ -43,7 +44,6 @@ _REFUSALS = (
 )
 """In the messages of allocators that refuse memory: PyTorch, C++, the system, cuBLAS, cuDNN."""
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
-_NVML_VARIABLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
 LAYER_PRECISIONS = frozenset({"fp64", "fp32", "tf32", "bf16", "fp16"})
 """Of single layers, besides FP8."""
 _NO_PRIMITIVE = "could not create a primitive"
@@ -76,7 +76,8 @@ def capabilities() -> Capabilities:
         sync_features=frozenset(
             {
                 *("all-reduce", "hooks", "weight-server", "cpu-server"),
-                *("model-parallel", "tensor-parallel", "context-parallel", "sharded"),
+                *("model-parallel", "tensor-parallel", "hybrid-by-layer", "context-parallel"),
+                "sharded",
             }
         ),
         layer_precisions={
@@ -166,20 +167,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return message.strip() == _NO_PRIMITIVE or any(text in message for text in _REFUSALS)
 
 
-@contextmanager
-def nvml_device_check() -> Iterator[None]:
+def nvml_device_check() -> AbstractContextManager[None]:
     """Within it PyTorch checks for GPUs by NVML instead of CUDA, which the compiler's import does:
     after a check by CUDA no fork of this process can use the GPU (PyTorch's notes on CUDA
     semantics, PYTORCH_NVML_BASED_CUDA_CHECK)."""
-    before = os.environ.get(_NVML_VARIABLE)
-    os.environ[_NVML_VARIABLE] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_NVML_VARIABLE]
-        else:
-            os.environ[_NVML_VARIABLE] = before
+    return environment_variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
 def setup_process(program: ProgramSettings) -> None:

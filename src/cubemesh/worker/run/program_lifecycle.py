@@ -144,7 +144,7 @@ def _log_memory_forecast(task: Task, network: Network, recomputed: tuple[str, ..
     spec = task.spec
     kind = strategies.strategy(spec.program.sync)
     chosen = spec.program.checkpoint_activations != "none"
-    if chosen and (kind.same_samples or kind.needs == "tensor-parallel"):
+    if chosen and (kind.same_samples or kind.needs == "hybrid-by-layer"):
         return  # segments of the whole network are chosen, of which each rank has a part
     if chosen:
         settings = memory_settings(spec, task.device, network, kind.sharding(spec))

@@ -158,6 +158,7 @@ def test_what_is_between_two_nodes_is_compiled(monkeypatch):
 def test_only_the_compiled_framework_has_functions_between_collectives():
     divided = {"tensor-parallel", "context-parallel", "sharded"}
     assert divided <= compiled.SYNC_FEATURES
+    assert "hybrid-by-layer" not in compiled.SYNC_FEATURES
     assert divided.isdisjoint(captured.capabilities().sync_features)
 
 

@@ -3,10 +3,7 @@ GPUs through NCCL.
 
 The ranks run this very file as a script: what they do and what one process does is one function."""
 
-import dataclasses
-import importlib
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,61 +14,46 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.batches import PADDING, Batch
 from cubemesh.frameworks.contract.group import SingleProcessGroup
-from cubemesh.frameworks.contract.program import BuildRequest, Unsupported
-from cubemesh.frameworks.pytorch import build, join, launch
+from cubemesh.frameworks.contract.program import Unsupported
+from cubemesh.frameworks.pytorch import build, join
 from cubemesh.frameworks.pytorch.distributed.context_parallel import CausalMasks
 from cubemesh.measure.attribution.transfers import Transfers
-from cubemesh.networks.layers import Attention
-from cubemesh.networks.transformer_sizes import transformer
-from cubemesh.networks.zoo.bert import bert
-from cubemesh.networks.zoo.gpt2 import gpt
-from cubemesh.networks.zoo.llama import llama
 from cubemesh.parallel import strategies
 from cubemesh.parallel.timed_group import TimedGroup
-from cubemesh.schema.spec import Placement, ProgramSettings
-from cubemesh.schema.work import TrainSteps
+from cubemesh.schema.spec import ProgramSettings
+from rank_training import (
+    GLOBAL_BATCH,
+    KINDS,
+    LENGTH,
+    assert_arrays_close,
+    assert_two_replicas,
+    batch_of,
+    import_compiler,
+    launch_ranks,
+    loaded_program,
+    own_samples,
+    request_of,
+    resume,
+    run_script,
+    saved,
+    small_transformer,
+    train,
+)
 
-LENGTH, GLOBAL_BATCH = 8, 4
 SIZES = {
-    "gpt": "gpt:hidden=16,layers=1,heads=2,vocabulary=13",
-    "bert": "bert:hidden=8,layers=1,heads=2,vocabulary=13",
-    "llama": "llama:hidden=8,layers=2,heads=4,kv_heads=2,ffn=32,vocabulary=13",
+    "gpt": "hidden=16,layers=1,heads=2,vocabulary=13",
+    "bert": "hidden=8,layers=1,heads=2,vocabulary=13",
+    "llama": "hidden=8,layers=2,heads=4,kv_heads=2,ffn=32,vocabulary=13",
 }
 PAIRS, MESH = ("gpt", "bert"), ("llama",)
-KINDS = ("own gradient", "gradient", "w/", "r/", "loss", "scores")
 
 
 def network_of(name):
-    sizes = transformer(SIZES[name])
-    if name == "gpt":
-        columns = {"width": sizes.hidden, "depth": sizes.layers, "heads": sizes.heads}
-        return gpt("small-gpt", LENGTH, sizes.vocabulary, **columns)
-    network = (bert if name == "bert" else llama)(sizes, LENGTH, sizes.vocabulary)
-    nodes = (
-        dataclasses.replace(n, layer=dataclasses.replace(n.layer, dropout=0.0))
-        if isinstance(n.layer, Attention)  # draws for the device's own queries
-        else n
-        for n in network.nodes
-    )
-    return dataclasses.replace(network, nodes=tuple(nodes))
+    return small_transformer(name, SIZES[name])
 
 
-def request_of(network, settings, sync, group, device="cpu", **work):
-    return BuildRequest(
-        network=network,
-        work=TrainSteps(network="small", batch_per_device=GLOBAL_BATCH, momentum=0.9, **work),
-        placement=Placement(),
-        program=settings,
-        sync=sync,
-        device=device,
-        threads=1,
-        group=group,
-    )
-
-
-def program_of(name, group, size=None, device="cpu", make=build, **settings):
+def program_of(name, group, size=None, device="cpu", **settings):
     settings = ProgramSettings(
         **{"precision": "fp64", **settings},
         sync="context-parallel" if size else "none",
@@ -79,48 +61,24 @@ def program_of(name, group, size=None, device="cpu", make=build, **settings):
         bucket_bytes=2048,
         deterministic=name == "bert",
     )
-    sync = strategies.make(settings.sync, group)
-    sync.configure(settings)
+    work = {"accumulation_steps": 2} if name == "gpt" and size else {}
+    recomputed = ("layer0",) if name == "llama" and size else ()
     network = network_of(name)
-    work, recomputed = {}, ()
-    if name == "gpt" and size:
-        work = {"accumulation_steps": 2}
-    if name == "llama" and size and make is build:
-        recomputed = ("layer0",)
-    request = request_of(network, settings, sync, group, device, **work)
-    program = make(dataclasses.replace(request, recomputed=recomputed))
-    program.load(network.draw(1))
-    return network, program
+    return network, loaded_program(network, settings, group, device, recomputed, **work)
 
 
-def batch_of(network, part=slice(None)):
-    """Tokens, and labels that are padded in the first half more than in the second."""
-    rng = np.random.default_rng(0)
-    given, target = network.inputs[0], network.targets[0]
-    x = rng.integers(0, given.classes, (GLOBAL_BATCH, *given.shape))
-    labels = rng.integers(0, target.classes, (GLOBAL_BATCH, *target.shape))
-    if network.name != "small-gpt":
-        labels[:, :3] = PADDING
-    return Batch(x[part], labels=labels[part])
+def padded_batch(name, network, part=slice(None)):
+    """With labels that are padded in the first half more than in the second."""
+    return batch_of(network, part, padded=0 if name == "gpt" else 3)
 
 
-def train(network, program, part=slice(None)):
-    """Gradients, loss, weights and scores of a step, and the weights after another."""
-    found = {}
-
-    def look(kind, name, array):
-        if kind != "output":
-            found[f"{kind}/{name}"] = np.array(array)
-
-    placed = program.place(batch_of(network, part))
-    program.inspected_step(placed, look)
-    found["loss"], found["scores"] = np.array(program.loss()), program.evaluate(placed)
-    found |= {f"w/{name}": array for name, array in program.state().items()}
-    snapshot = program.snapshot()
-    program.train_step(placed)
-    program.restore(snapshot)
-    program.train_step(placed)
-    return found | {f"r/{name}": array for name, array in program.state().items()}
+def trained(name, group, size=None, part=slice(None), device="cpu", **settings):
+    """What a rank finds in a step, and after it was restored."""
+    network, program = program_of(name, group, size, device, **settings)
+    batch = padded_batch(name, network, part)
+    found = train(program, batch) | resume(program, batch)
+    program.close()
+    return found
 
 
 def rank(folder):
@@ -129,10 +87,11 @@ def rank(folder):
     for name in PAIRS:
         transfers = Transfers(clock=time.perf_counter)
         network, program = program_of(name, TimedGroup(group, transfers), group.size)
-        found = train(network, program)
+        batch = padded_batch(name, network)
+        found = train(program, batch) | resume(program, batch)
         found["fingerprint"] = np.array(program.fingerprint())
         transfers.cut(0, time.perf_counter())
-        program.train_step(program.place(batch_of(network)))
+        program.train_step(program.place(batch))
         seen = transfers.cut(0, time.perf_counter())
         found["sizes"] = np.array([t.size_bytes for t in seen])
         np.savez(Path(folder, f"{name}-{group.rank}.npz"), **found)
@@ -145,12 +104,10 @@ def gpu_rank(folder):
     device = f"cuda:{os.environ['LOCAL_RANK']}"
     group = join(device, 60.0)
     for name in (*PAIRS, *MESH):
-        network, program = program_of(name, group, group.size, device)
-        np.savez(Path(folder, f"{name}-{group.rank}.npz"), **train(network, program))
-        program.close()
-    network, program = program_of("gpt", group, group.size, device, precision="bf16")
-    np.savez(Path(folder, f"bf16-{group.rank}.npz"), **train(network, program))
-    program.close()
+        found = trained(name, group, group.size, device=device)
+        np.savez(Path(folder, f"{name}-{group.rank}.npz"), **found)
+    found = trained("gpt", group, group.size, device=device, precision="bf16")
+    np.savez(Path(folder, f"bf16-{group.rank}.npz"), **found)
     group.close()
 
 
@@ -158,11 +115,8 @@ def mesh_rank(folder):
     """What each of four processes does."""
     group = join("cpu", 600.0)
     for name in MESH:
-        network, program = program_of(name, group, 2)
-        each = GLOBAL_BATCH // 2
-        part = slice(group.rank // 2 * each, (group.rank // 2 + 1) * each)
-        np.savez(Path(folder, f"{name}-{group.rank}.npz"), **train(network, program, part))
-        program.close()
+        found = trained(name, group, 2, own_samples(group.rank // 2, 2))
+        np.savez(Path(folder, f"{name}-{group.rank}.npz"), **found)
     group.close()
 
 
@@ -170,30 +124,25 @@ def mesh_rank(folder):
 def ranks(tmp_path_factory):
     """(network, rank) → what that rank found."""
     folder = tmp_path_factory.mktemp("ranks")
-    subprocess.run([sys.executable, __file__, folder], check=True)
-    return {
-        (name, n): dict(np.load(folder / f"{name}-{n}.npz"))
-        for names, count in ((PAIRS, 2), (MESH, 4))
-        for name in names
-        for n in range(count)
-    }
+    run_script(__file__, folder)
+    return saved(folder, (PAIRS, 2), (MESH, 4))
 
 
 @pytest.fixture(scope="module")
 def alone():
     """Network → what one process finds."""
-    return {name: train(*program_of(name, SingleProcessGroup())) for name in (*PAIRS, *MESH)}
+    return {name: trained(name, SingleProcessGroup()) for name in (*PAIRS, *MESH)}
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="PyTorch finds no two GPUs here")
 def test_sequences_divided_over_two_gpus_equal_those_of_one(tmp_path):
-    subprocess.run([sys.executable, __file__, tmp_path, "gpu"], check=True, timeout=300)
+    run_script(__file__, tmp_path, "gpu", timeout=300)
     for name in (*PAIRS, *MESH):
-        expected = train(*program_of(name, SingleProcessGroup(), device="cuda:0"))
+        expected = trained(name, SingleProcessGroup(), device="cuda:0")
         for n in range(2):
-            assert_close(np.load(tmp_path / f"{name}-{n}.npz"), expected, *KINDS)
-    expected = train(*program_of("gpt", SingleProcessGroup(), device="cuda:0", precision="bf16"))
+            assert_arrays_close(np.load(tmp_path / f"{name}-{n}.npz"), expected, *KINDS)
+    expected = trained("gpt", SingleProcessGroup(), device="cuda:0", precision="bf16")
     for n in range(2):
         found = np.load(tmp_path / f"bf16-{n}.npz")
         for name in (name for name in expected if name.startswith(("gradient", "loss"))):
@@ -201,36 +150,17 @@ def test_sequences_divided_over_two_gpus_equal_those_of_one(tmp_path):
             assert distance <= 0.05 * np.linalg.norm(expected[name]) + 1e-4, name
 
 
-def assert_close(found, expected, *kinds):
-    names = [name for name in expected if name.startswith(kinds)]
-    assert names
-    for name in names:
-        np.testing.assert_allclose(
-            found[name], expected[name], rtol=1e-10, atol=1e-12, err_msg=name
-        )
-
-
 @pytest.mark.parametrize("name", PAIRS)
 def test_divided_sequences_equal_those_of_one_device(ranks, alone, name):
     for n in range(2):
-        assert_close(ranks[name, n], alone[name], *KINDS)
+        assert_arrays_close(ranks[name, n], alone[name], *KINDS)
     assert ranks[name, 0]["fingerprint"] == ranks[name, 1]["fingerprint"]
 
 
 def test_a_mesh_of_data_and_context_parallel_equals_one_device(ranks, alone):
+    """Padding is alike in all samples, so the mean over replicas is that of the batch."""
     found = [ranks["llama", n] for n in range(4)]
-    # Padding is alike in all samples, so the mean over replicas is that of the batch.
-    for one in found:
-        assert_close(one, alone["llama"], "gradient", "w/", "r/")
-    own = [name for name in found[0] if name.startswith("own gradient")]
-    means = {name: (found[0][name] + found[2][name]) / 2 for name in own}
-    assert_close(means, alone["llama"], "own gradient")
-    for first, second in ((0, 1), (2, 3)):
-        assert_close(found[first], found[second], "own gradient", "scores", "loss")
-    assert found[0]["loss"] != found[2]["loss"], "other samples"
-    np.testing.assert_allclose(
-        (found[0]["loss"] + found[2]["loss"]) / 2, alone["llama"]["loss"], rtol=1e-10
-    )
+    assert_two_replicas(found, alone["llama"], "gradient", "w/", "r/")
 
 
 def test_every_collective_of_a_step_is_timed(ranks):
@@ -260,11 +190,7 @@ def test_a_network_that_is_not_divided_is_refused():
 
 if __name__ == "__main__":
     if sys.argv[2:] == ["gpu"]:
-        jobs = ((gpu_rank, 2),)
+        launch_ranks(sys.argv[1], (gpu_rank, 2))
     else:
-        jobs = ((rank, 2), (mesh_rank, 4))
-        # Once, before the ranks are forked; a fork could not use a GPU afterwards.
-        importlib.import_module("torch._dynamo")
-    for job, count in jobs:
-        if failed := launch(job, sys.argv[1], count):
-            sys.exit(f"ranks failed: {failed}")
+        import_compiler()
+        launch_ranks(sys.argv[1], (rank, 2), (mesh_rank, 4))

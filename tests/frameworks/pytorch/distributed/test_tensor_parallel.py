@@ -11,9 +11,7 @@ gather; another has batch normalization before and after, and two heads; of the 
 computed again for each of two micro-batches."""
 
 import dataclasses
-import importlib
 import os
-import subprocess
 import sys
 import time
 from contextlib import nullcontext
@@ -25,34 +23,46 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cubemesh.batches import Batch
 from cubemesh.frameworks.contract.group import SingleProcessGroup
-from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported
-from cubemesh.frameworks.pytorch import build, join, launch
+from cubemesh.frameworks.contract.program import Snapshot, Unsupported
+from cubemesh.frameworks.pytorch import build, join
 from cubemesh.measure.attribution.transfers import Transfers
 from cubemesh.networks.assembly import of_documents
 from cubemesh.networks.builder import NetworkBuilder
-from cubemesh.networks.layers import Attention
 from cubemesh.networks.transformer_sizes import transformer
 from cubemesh.networks.zoo.bert import bert
-from cubemesh.networks.zoo.gpt2 import gpt
-from cubemesh.networks.zoo.llama import llama
 from cubemesh.networks.zoo.vit import vit
 from cubemesh.parallel import strategies
 from cubemesh.parallel.timed_group import TimedGroup
-from cubemesh.schema.spec import Placement, ProgramSettings
-from cubemesh.schema.work import TrainSteps
+from cubemesh.schema.spec import ProgramSettings
+from rank_training import (
+    GLOBAL_BATCH,
+    KINDS,
+    LENGTH,
+    assert_arrays_close,
+    assert_two_replicas,
+    batch_of,
+    import_compiler,
+    launch_ranks,
+    loaded_program,
+    own_samples,
+    request_of,
+    resume,
+    run_script,
+    saved,
+    small_transformer,
+    train,
+)
 
-LENGTH, GLOBAL_BATCH = 8, 4
 SIZES = {
-    "gpt": "gpt:hidden=8,layers=1,heads=2,vocabulary=13",
-    "bert": "bert:hidden=8,layers=1,heads=2,vocabulary=13",
-    "llama": "llama:hidden=8,layers=1,heads=4,kv_heads=2,ffn=32,vocabulary=13",
+    "gpt": "hidden=8,layers=1,heads=2,vocabulary=13",
+    "bert": "hidden=8,layers=1,heads=2,vocabulary=13",
+    "llama": "hidden=8,layers=1,heads=4,kv_heads=2,ffn=32,vocabulary=13",
 }
 PAIRS, MESH = ("gpt", "bert", "vit"), ("llama",)
 BY_LAYER = ("alexnet", "normalized", "recomputed")
 CONV2 = ("conv2.bias", "conv2.weight")
-KINDS = ("own gradient", "gradient", "w/", "r/", "loss", "scores")
+RESUMED = ("gpt", "alexnet")
 
 
 def convolutional(name):
@@ -84,31 +94,7 @@ def network_of(name):
         return convolutional(name)
     if name == "vit":
         return vit("small-vit", 32, 10, width=8, depth=1, heads=2)
-    sizes = transformer(SIZES[name])
-    if name == "gpt":
-        columns = {"width": sizes.hidden, "depth": sizes.layers, "heads": sizes.heads}
-        return gpt("small-gpt", LENGTH, sizes.vocabulary, **columns)
-    network = (bert if name == "bert" else llama)(sizes, LENGTH, sizes.vocabulary)
-    nodes = (
-        dataclasses.replace(n, layer=dataclasses.replace(n.layer, dropout=0.0))
-        if isinstance(n.layer, Attention)  # draws for the device's own heads
-        else n
-        for n in network.nodes
-    )
-    return dataclasses.replace(network, nodes=tuple(nodes))
-
-
-def request_of(network, settings, sync, group, device="cpu", **work):
-    return BuildRequest(
-        network=network,
-        work=TrainSteps(network="small", batch_per_device=GLOBAL_BATCH, momentum=0.9, **work),
-        placement=Placement(),
-        program=settings,
-        sync=sync,
-        device=device,
-        threads=1,
-        group=group,
-    )
+    return small_transformer(name, SIZES[name])
 
 
 def program_of(name, group, size=None, device="cpu"):
@@ -120,54 +106,24 @@ def program_of(name, group, size=None, device="cpu"):
         deterministic=name in ("bert", *BY_LAYER),
         batch_norm="global" if name in BY_LAYER and size else "device",
     )
-    sync = strategies.make(settings.sync, group)
-    sync.configure(settings)
-    network = network_of(name)
     work, recomputed = {}, ()
     if name == "vit" and size:
         work, recomputed = {"accumulation_steps": 2}, ("layer0",)
     if name == "recomputed" and size:
         work, recomputed = {"accumulation_steps": 2}, ("features", "hidden")
-    request = request_of(network, settings, sync, group, device, **work)
-    program = build(dataclasses.replace(request, recomputed=recomputed))
-    program.load(network.draw(1))
-    return network, program
+    network = network_of(name)
+    return network, loaded_program(network, settings, group, device, recomputed, **work)
 
 
-def batch_of(network, part=slice(None)):
-    rng = np.random.default_rng(0)
-    given, target = network.inputs[0], network.targets[0]
-    shape = (GLOBAL_BATCH, *given.shape)
-    x = rng.random(shape, dtype=np.float32)
-    if given.dtype == "integer":
-        x = rng.integers(0, given.classes, shape)
-    labels = rng.integers(0, target.classes, (GLOBAL_BATCH, *target.shape))
-    return Batch(x[part], labels=labels[part])
-
-
-def train(network, program, part=slice(None)):
-    """Gradients, loss, weights and scores of a step."""
-    found = {}
-
-    def look(kind, name, array):
-        if kind != "output":
-            found[f"{kind}/{name}"] = np.array(array)
-
-    placed = program.place(batch_of(network, part))
-    program.inspected_step(placed, look)
-    found["loss"], found["scores"] = np.array(program.loss()), program.evaluate(placed)
-    return found | {f"w/{name}": array for name, array in program.state().items()}
-
-
-def resumed(network, program, part=slice(None)):
-    """The arrays of a snapshot, and the weights one step after it was restored."""
-    placed = program.place(batch_of(network, part))
-    snapshot = program.snapshot()
-    program.train_step(placed)
-    program.restore(snapshot)
-    program.train_step(placed)
-    found = {f"s/{name}": array for name, array in snapshot.arrays.items()}
-    return found | {f"r/{name}": array for name, array in program.state().items()}
+def trained(name, group, size=None, part=slice(None), device="cpu"):
+    """What a rank finds in a step, and after it was restored."""
+    network, program = program_of(name, group, size, device)
+    batch = batch_of(network, part)
+    found = train(program, batch)
+    if name in RESUMED:
+        found |= resume(program, batch)
+    program.close()
+    return found
 
 
 def rank(folder):
@@ -176,12 +132,13 @@ def rank(folder):
     for name in PAIRS:
         transfers = Transfers(clock=time.perf_counter)
         network, program = program_of(name, TimedGroup(group, transfers), group.size)
-        found = train(network, program)
+        batch = batch_of(network)
+        found = train(program, batch)
         if name == "gpt":
-            found |= resumed(network, program)
+            found |= resume(program, batch)
             found["fingerprint"] = np.array(program.fingerprint())
             transfers.cut(0, time.perf_counter())
-            program.train_step(program.place(batch_of(network)))
+            program.train_step(program.place(batch))
             seen = transfers.cut(0, time.perf_counter())
             found["sizes"] = np.array([t.size_bytes for t in seen])
             assert all(t.issued <= t.waited <= t.ended for t in seen)
@@ -189,10 +146,10 @@ def rank(folder):
         program.close()
     for name in BY_LAYER:
         network, program = program_of(name, group, group.size)
-        part = own_samples(group)
-        found = train(network, program, part)
+        batch = batch_of(network, own_samples(group.rank, group.size))
+        found = train(program, batch)
         if name == "alexnet":
-            found |= resumed(network, program, part)
+            found |= resume(program, batch)
             found |= {f"bytes/{n}": np.array(b) for n, b in program.memory_by_kind().items()}
             found["buckets"] = np.array([n for b in program.buckets for n in b.parameters])
             found["fingerprint"] = np.array(program.fingerprint())
@@ -204,22 +161,13 @@ def rank(folder):
     group.close()
 
 
-def own_samples(group):
-    each = GLOBAL_BATCH // group.size
-    return slice(group.rank * each, (group.rank + 1) * each)
-
-
 def gpu_rank(folder):
     """What each of two processes with a GPU does."""
     device = f"cuda:{os.environ['LOCAL_RANK']}"
     group = join(device, 60.0)
     for name in (*PAIRS, *MESH):
-        network, program = program_of(name, group, group.size, device)
-        found = train(network, program)
-        if name == "gpt":
-            found |= resumed(network, program)
+        found = trained(name, group, group.size, device=device)
         np.savez(Path(folder, f"{name}-{group.rank}.npz"), **found)
-        program.close()
     group.close()
 
 
@@ -228,10 +176,9 @@ def gpu_by_layer_rank(folder):
     device = f"cuda:{os.environ['LOCAL_RANK']}"
     group = join(device, 60.0)
     for name in BY_LAYER:
-        network, program = program_of(name, group, group.size, device)
-        found = train(network, program, own_samples(group))
+        part = own_samples(group.rank, group.size)
+        found = trained(name, group, group.size, part, device)
         np.savez(Path(folder, f"{name}-{group.rank}.npz"), **found)
-        program.close()
     group.close()
 
 
@@ -239,11 +186,8 @@ def mesh_rank(folder):
     """What each of four processes does."""
     group = join("cpu", 600.0)
     for name in MESH:
-        network, program = program_of(name, group, 2)
-        each = GLOBAL_BATCH // 2
-        part = slice(group.rank // 2 * each, (group.rank // 2 + 1) * each)
-        np.savez(Path(folder, f"{name}-{group.rank}.npz"), **train(network, program, part))
-        program.close()
+        found = trained(name, group, 2, own_samples(group.rank // 2, 2))
+        np.savez(Path(folder, f"{name}-{group.rank}.npz"), **found)
     group.close()
 
 
@@ -251,96 +195,62 @@ def mesh_rank(folder):
 def ranks(tmp_path_factory):
     """(network, rank) → what that rank found."""
     folder = tmp_path_factory.mktemp("ranks")
-    subprocess.run([sys.executable, __file__, folder], check=True)
-    return {
-        (name, n): dict(np.load(folder / f"{name}-{n}.npz"))
-        for names, count in ((PAIRS, 2), (BY_LAYER, 2), (MESH, 4))
-        for name in names
-        for n in range(count)
-    }
+    run_script(__file__, folder)
+    return saved(folder, (PAIRS, 2), (BY_LAYER, 2), (MESH, 4))
 
 
 @pytest.fixture(scope="module")
 def alone():
     """Network → what one process finds."""
-    found = {}
-    for name in (*PAIRS, *MESH, *BY_LAYER):
-        network, program = program_of(name, SingleProcessGroup())
-        found[name] = train(network, program)
-        if name in ("gpt", "alexnet"):
-            found[name] |= resumed(network, program)
-    return found
+    return {name: trained(name, SingleProcessGroup()) for name in (*PAIRS, *MESH, *BY_LAYER)}
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="PyTorch finds no two GPUs here")
 def test_layers_divided_over_two_gpus_equal_those_of_one(tmp_path):
-    subprocess.run([sys.executable, __file__, tmp_path, "gpu"], check=True, timeout=300)
+    run_script(__file__, tmp_path, "gpu", timeout=300)
     for name in (*PAIRS, *MESH):
-        network, program = program_of(name, SingleProcessGroup(), device="cuda:0")
-        expected = train(network, program)
-        if name == "gpt":
-            expected |= resumed(network, program)
+        expected = trained(name, SingleProcessGroup(), device="cuda:0")
         for n in range(2):
-            assert_close(np.load(tmp_path / f"{name}-{n}.npz"), expected, *KINDS)
+            assert_arrays_close(np.load(tmp_path / f"{name}-{n}.npz"), expected, *KINDS)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="PyTorch finds no two GPUs here")
 def test_a_hybrid_by_layer_of_two_gpus_equals_one(tmp_path):
-    subprocess.run([sys.executable, __file__, tmp_path, "gpu-by-layer"], check=True, timeout=300)
+    run_script(__file__, tmp_path, "gpu-by-layer", timeout=300)
     for name in BY_LAYER:
-        network, program = program_of(name, SingleProcessGroup(), device="cuda:0")
-        expected = train(network, program)
+        expected = trained(name, SingleProcessGroup(), device="cuda:0")
         found = [np.load(tmp_path / f"{name}-{n}.npz") for n in range(2)]
         for one in found:
-            assert_close(one, expected, "gradient", "w/", "loss")
+            assert_arrays_close(one, expected, "gradient", "w/", "loss")
         scores = np.concatenate([one["scores"] for one in found])
-        assert_close({"scores": scores}, expected, "scores")
-
-
-def assert_close(found, expected, *kinds):
-    names = [name for name in expected if name.startswith(kinds)]
-    assert names
-    for name in names:
-        np.testing.assert_allclose(
-            found[name], expected[name], rtol=1e-10, atol=1e-12, err_msg=name
-        )
+        assert_arrays_close({"scores": scores}, expected, "scores")
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_divided_layers_equal_those_of_one_device(ranks, alone, name):
     for n in range(2):
-        assert_close(ranks[name, n], alone[name], *KINDS)
+        assert_arrays_close(ranks[name, n], alone[name], *KINDS)
 
 
 def test_a_mesh_of_data_and_tensor_parallel_equals_one_device(ranks, alone):
     found = [ranks["llama", n] for n in range(4)]
-    for one in found:
-        assert_close(one, alone["llama"], "gradient", "w/")
-    own = [name for name in found[0] if name.startswith("own gradient")]
-    means = {name: (found[0][name] + found[2][name]) / 2 for name in own}
-    assert_close(means, alone["llama"], "own gradient")
-    for first, second in ((0, 1), (2, 3)):
-        assert_close(found[first], found[second], "own gradient", "scores", "loss")
-    assert found[0]["loss"] != found[2]["loss"], "other samples"
-    np.testing.assert_allclose(
-        (found[0]["loss"] + found[2]["loss"]) / 2, alone["llama"]["loss"], rtol=1e-10
-    )
+    assert_two_replicas(found, alone["llama"], "gradient", "w/")
 
 
 @pytest.mark.parametrize("name", BY_LAYER)
 def test_a_hybrid_by_layer_equals_one_device_with_the_samples_of_all(ranks, alone, name):
     found, expected = [ranks[name, n] for n in range(2)], alone[name]
     for one in found:
-        assert_close(one, expected, "gradient", "w/", "loss")
+        assert_arrays_close(one, expected, "gradient", "w/", "loss")
     own = [kind for kind in expected if kind.startswith("own gradient")]
     means = {kind: (found[0][kind] + found[1][kind]) / 2 for kind in own}
-    assert_close(means, expected, "own gradient")
+    assert_arrays_close(means, expected, "own gradient")
     assert (found[0]["own gradient/conv1.weight"] != found[1]["own gradient/conv1.weight"]).any()
     assert (found[0]["own gradient/fc6.weight"] == found[1]["own gradient/fc6.weight"]).all()
     scores = np.concatenate([one["scores"] for one in found])
-    assert_close({"scores": scores}, expected, "scores")
+    assert_arrays_close({"scores": scores}, expected, "scores")
 
 
 def test_a_rank_of_a_hybrid_by_layer_has_a_part_of_the_fully_connected_layers(ranks, alone):
@@ -353,7 +263,7 @@ def test_a_rank_of_a_hybrid_by_layer_has_a_part_of_the_fully_connected_layers(ra
         assert found["bytes/weights"] == found["bytes/gradients"] == own
         assert found["bytes/optimizer"] == own, "momentum"
         assert sorted(found["buckets"]) == ["conv1.bias", "conv1.weight", *CONV2]
-        assert_close(found, alone["alexnet"], "s/optimizer", "r/")
+        assert_arrays_close(found, alone["alexnet"], "s/optimizer", "r/")
 
 
 def test_convolutions_that_differ_between_ranks_are_seen(ranks):
@@ -365,7 +275,7 @@ def test_convolutions_that_differ_between_ranks_are_seen(ranks):
 def test_a_snapshot_is_that_of_one_device_and_resumes(ranks, alone):
     for n in range(2):
         found = ranks["gpt", n]
-        assert_close(found, alone["gpt"], "s/optimizer", "r/")
+        assert_arrays_close(found, alone["gpt"], "s/optimizer", "r/")
         own = {name for name in found if name.startswith("s/")}
         assert own == {name for name in alone["gpt"] if name.startswith("s/")}
     network, program = program_of("gpt", SingleProcessGroup())
@@ -373,7 +283,7 @@ def test_a_snapshot_is_that_of_one_device_and_resumes(ranks, alone):
     weights = {name[2:]: alone["gpt"][name] for name in alone["gpt"] if name.startswith("w/")}
     program.restore(Snapshot(weights=weights, arrays=arrays, plain={}))
     program.train_step(program.place(batch_of(network)))
-    assert_close({f"r/{n}": a for n, a in program.state().items()}, alone["gpt"], "r/")
+    assert_arrays_close({f"r/{n}": a for n, a in program.state().items()}, alone["gpt"], "r/")
     assert ranks["gpt", 0]["fingerprint"] == ranks["gpt", 1]["fingerprint"]
 
 
@@ -408,7 +318,7 @@ def test_what_it_has_not_is_refused_with_what_to_set(settings, work, words):
 def test_dropout_of_an_attention_that_is_not_divided_needs_the_same_numbers(deterministic):
     from cubemesh.frameworks.pytorch.distributed.tensor_parallel import check_attention
 
-    sizes = transformer(SIZES["bert"])
+    sizes = transformer("bert:" + SIZES["bert"])
     network = of_documents(bert(sizes, LENGTH, sizes.vocabulary))
     group = SimpleNamespace(rank=0, size=2)
     sync = strategies.make("tensor-parallel", group)
@@ -422,7 +332,7 @@ def test_dropout_of_an_attention_that_is_not_divided_needs_the_same_numbers(dete
 def test_dropout_that_all_devices_draw_alike_is_not_computed_again():
     from cubemesh.frameworks.pytorch.distributed.tensor_parallel import check_recomputed
 
-    sizes = transformer(SIZES["bert"])
+    sizes = transformer("bert:" + SIZES["bert"])
     network = bert(sizes, 9, sizes.vocabulary)  # positions that do not divide
     group = SimpleNamespace(rank=0, size=2)
     sync = strategies.make("tensor-parallel", group)
@@ -440,13 +350,9 @@ def test_dropout_that_all_devices_draw_alike_is_not_computed_again():
 
 if __name__ == "__main__":
     if sys.argv[2:] == ["gpu"]:
-        jobs = ((gpu_rank, 2),)
+        launch_ranks(sys.argv[1], (gpu_rank, 2))
     elif sys.argv[2:] == ["gpu-by-layer"]:
-        jobs = ((gpu_by_layer_rank, 2),)
+        launch_ranks(sys.argv[1], (gpu_by_layer_rank, 2))
     else:
-        jobs = ((rank, 2), (mesh_rank, 4))
-        # Once, before the ranks are forked; a fork could not use a GPU afterwards.
-        importlib.import_module("torch._dynamo")
-    for job, count in jobs:
-        if failed := launch(job, sys.argv[1], count):
-            sys.exit(f"ranks failed: {failed}")
+        import_compiler()
+        launch_ranks(sys.argv[1], (rank, 2), (mesh_rank, 4))

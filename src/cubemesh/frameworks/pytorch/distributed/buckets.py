@@ -177,6 +177,16 @@ def buckets_for(
     )
 
 
+def gradient_copies(parameters: Mapping[str, nn.Parameter], bucket: Bucket) -> dict[str, Tensor]:
+    """Copies of a bucket's gradients by parameter, each of which has one."""
+    copies = {}
+    for name in bucket.parameters:
+        gradient = parameters[name].grad
+        assert gradient is not None
+        copies[name] = gradient.clone()
+    return copies
+
+
 @contextmanager
 def without_gradients(
     parameters: Mapping[str, nn.Parameter], names: Sequence[str]

@@ -29,6 +29,7 @@ from cubemesh.frameworks.contract.divided_network import DividedSequence, Gather
 from cubemesh.frameworks.contract.gradient_sync import Bucket, ContextParallelSync
 from cubemesh.frameworks.contract.group import Group, observed
 from cubemesh.frameworks.contract.program import BuildRequest
+from cubemesh.frameworks.pytorch.distributed.buckets import gradient_copies
 from cubemesh.frameworks.pytorch.distributed.group import ALL_GATHER, REDUCE_SCATTER
 from cubemesh.frameworks.pytorch.input.host_to_device import Placed
 from cubemesh.frameworks.pytorch.lowerings import AddedPositions, Rotation
@@ -152,17 +153,11 @@ class ContextParallelProgram(PyTorchProgram):
 
     def _inspect_own_gradients(self, bucket: Bucket) -> None:
         if self._own is not None:
-            for name in bucket.parameters:
-                gradient = self._built.parameters[name].grad
-                assert gradient is not None
-                self._own[name] = gradient.clone()
+            self._own |= gradient_copies(self._built.parameters, bucket)
 
     def first_nonfinite(self, placed: Placed) -> str:
         """Of the weights only: a forward pass needs the other ranks."""
-        for name, parameter in self._built.parameters.items():
-            if not bool(torch.isfinite(parameter).all()):
-                return name
-        return ""
+        return state_dict.first_nonfinite(self._built.layers)
 
     def close(self) -> None:
         """Drop every array."""

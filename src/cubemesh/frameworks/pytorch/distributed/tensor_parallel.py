@@ -37,7 +37,11 @@ from cubemesh.frameworks.contract.group import (
 from cubemesh.frameworks.contract.program import BuildRequest, Snapshot, Unsupported
 from cubemesh.frameworks.contract.translation import BeamSearch
 from cubemesh.frameworks.contract.validation import check_weights
-from cubemesh.frameworks.pytorch.distributed.buckets import GradientBuckets, buckets_for
+from cubemesh.frameworks.pytorch.distributed.buckets import (
+    GradientBuckets,
+    buckets_for,
+    gradient_copies,
+)
 from cubemesh.frameworks.pytorch.distributed.sync_batch_norm import synchronized
 from cubemesh.frameworks.pytorch.distributed.tensor_modules import (
     DividedDropout,
@@ -208,10 +212,7 @@ class TensorParallelProgram(PyTorchProgram):
 
     def _inspect_own_gradients(self, bucket: Bucket) -> None:
         if self._own is not None:
-            for name in bucket.parameters:
-                gradient = self._built.parameters[name].grad
-                assert gradient is not None
-                self._own[name] = gradient.clone()
+            self._own |= gradient_copies(self._built.parameters, bucket)
 
     def parameters(self) -> dict[str, Array]:
         """Of the whole network, on every rank; all ranks of a replica must call it."""
