@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 from hypothesis import HealthCheck, settings
 
 import command_tree
+import script_server
 from chromium import browser  # noqa: F401 - a fixture
 from cli_forkserver import Forkserver
 from golden import Golden, make_golden
@@ -116,7 +117,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtestloop() -> None:
     """Modules and tests stay until the end: the garbage collector need not look at them."""
     gc.freeze()
+    script_server.start()
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """The server of scripts ends, and its processor time is counted with that of the tests."""
+    script_server.close()
 
 
 @pytest.fixture

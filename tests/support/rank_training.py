@@ -2,9 +2,6 @@
 is the script of the ranks."""
 
 import dataclasses
-import importlib
-import os
-import subprocess
 import sys
 
 import numpy as np
@@ -112,24 +109,11 @@ def own_samples(rank, ranks):
     return slice(rank * each, (rank + 1) * each)
 
 
-def run_script(file, *arguments, timeout=None):
-    """Run a test's own file, which starts the ranks."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, file, *map(str, arguments)]
-    subprocess.run(command, check=True, env=environment, timeout=timeout)
-
-
 def launch_ranks(folder, *jobs):
     """Within such a script: run each of `jobs`, a function of `folder` and a number of ranks."""
     for job, count in jobs:
         if failed := launch(job, folder, count):
             sys.exit(f"ranks failed: {failed}")
-
-
-def import_compiler():
-    """What the ranks on a CPU import, once before they are forked; a fork could not use a GPU
-    afterwards."""
-    importlib.import_module("torch._dynamo")
 
 
 def saved(folder, *groups):

@@ -6,9 +6,7 @@ The ranks run this very file as a script.
 """
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -30,6 +28,7 @@ from cubemesh.training.evaluation import score_all
 from cubemesh.training.loop import Training
 from cubemesh.worker.run import checkpointing
 from in_memory_log import InMemoryLog
+from script_server import run_script
 from small_training import dropping, source
 
 RANKS, BATCH = 2, 4
@@ -138,14 +137,7 @@ def run_rank(folder):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("replicas")
-    done = subprocess.run(
-        [sys.executable, __file__, str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_script(__file__, folder)
     return folder
 
 

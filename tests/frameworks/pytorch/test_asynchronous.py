@@ -7,8 +7,6 @@ to the same weights. And a rank that makes no step delays no other rank.
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,6 +26,7 @@ from cubemesh.parallel.asynchronous import rate_factor
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
 from patience import PATIENCE_S
+from script_server import run_script
 
 RANKS = 2
 STEPS = 6
@@ -136,9 +135,7 @@ def rank_0_ends_first(name, group):
 def ranks(tmp_path_factory):
     """(what, rank) → what that rank found."""
     folder = tmp_path_factory.mktemp("asynchronous")
-    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, __file__, str(folder)]
-    subprocess.run(command, env={**os.environ, **path}, check=True)
+    run_script(__file__, folder)
     found = {
         (n, rank): dict(np.load(folder / f"{n}-{rank}.npz"))
         for n in range(len(CASES))

@@ -4,7 +4,6 @@ The ranks run this very file as a script, which prints what each of them found.
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from cubemesh.frameworks.contract.collectives import extent
 from cubemesh.frameworks.pytorch import build_collective, join, launch
 from cubemesh.schema import Collective
 from cubemesh.schema.collective import COLLECTIVES, REDUCING
+from script_server import run_script
 
 RANKS = 3
 SIZES = (12, 50_000)
@@ -75,7 +75,7 @@ if __name__ == "__main__":
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    subprocess.run([sys.executable, __file__, folder], check=True)
+    run_script(__file__, folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 

@@ -28,7 +28,8 @@ from cubemesh.parallel.local_sgd import AVERAGE_EVERY
 from cubemesh.parallel.pipeline import Pipeline
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
-from rank_training import assert_arrays_close, run_script
+from rank_training import assert_arrays_close
+from script_server import run_script
 
 RANKS = 2
 GLOBAL_BATCH = 8
@@ -210,7 +211,7 @@ def mesh_rank(folder):
 def ranks(tmp_path_factory):
     """(case, rank) → what that rank found."""
     folder = tmp_path_factory.mktemp("ranks")
-    run_script(__file__, folder)
+    run_script(__file__, folder, imports=["torch._inductor.compile_fx"])
     return {
         (case, n): dict(np.load(folder / f"{number}-{n}.npz"))
         for number, case in enumerate(CASES)
@@ -426,6 +427,5 @@ def test_every_rank_draws_its_own_dropout(make, make_request, make_batch, monkey
 
 
 if __name__ == "__main__":
-    compiled.preload()  # once for all ranks
     failed = launch(rank, sys.argv[1], RANKS) or launch(mesh_rank, sys.argv[1], MESH_RANKS)
     sys.exit(f"ranks failed: {failed}" if failed else 0)

@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -11,6 +9,7 @@ from cubemesh.frameworks.contract.program import ReportsPrecision
 from cubemesh.frameworks.pytorch import runtime
 from cubemesh.networks.zoo.translator import translator
 from cubemesh.schema.spec import ProgramSettings
+from script_server import run_code
 
 REFUSED = """
 import os, resource, sys
@@ -67,10 +66,8 @@ else:
 
 def test_real_refusals_of_memory_are_recognized():
     cases = (f"4096-{40 << 20}-fp32", f"2048-{200 << 20}-bf16")
-    command = [sys.executable, "-c", REFUSED, *cases]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    recognized = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    printed = run_code(REFUSED, *cases)
+    recognized = dict(line.split(maxsplit=1) for line in printed.splitlines())
     assert recognized.keys() == set(cases)
     assert all(words.startswith("True ") for words in recognized.values()), recognized
 
@@ -151,10 +148,7 @@ from cubemesh.frameworks.pytorch import runtime
 runtime.prepare("cpu", "fp32", 2)
 print(int(torch.count_nonzero(torch.full((1 << 20,), 1e-20) * 1e-20)))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert int(done.stdout) == 0
+    assert int(run_code(program)) == 0
 
 
 @pytest.mark.parametrize(

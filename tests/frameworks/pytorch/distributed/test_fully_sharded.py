@@ -3,7 +3,6 @@
 The ranks run this very file as a script: what they do and what one process does is one function."""
 
 import pickle
-import subprocess
 import sys
 import weakref
 from dataclasses import replace
@@ -30,6 +29,7 @@ from cubemesh.parallel.timed_group import TimedGroup
 from cubemesh.parallel.waits import WaitingGroup, Waits
 from cubemesh.schema.spec import Placement, ProgramSettings
 from cubemesh.schema.work import TrainSteps
+from script_server import run_script
 
 RANKS, GLOBAL_BATCH, STEPS, UNIT_BYTES = 2, 4, 3, 256
 SHARDED = ("fully-sharded", "sharded-gradients")
@@ -207,8 +207,7 @@ def rank(job):
 def ranks(request, tmp_path_factory):
     """The device of one process, and what each rank found."""
     file = tmp_path_factory.mktemp("sharded") / "found"
-    command = [sys.executable, "-W", "ignore", __file__, f"{request.param} {file}"]
-    subprocess.run(command, check=True, timeout=600)
+    run_script(__file__, f"{request.param} {file}", imports=["torch._dynamo"])  # by FSDP
     found = [pickle.loads((file.parent / f"found-{n}").read_bytes()) for n in range(RANKS)]
     return ("cpu" if request.param == "cpu" else "cuda:0"), found
 
@@ -337,6 +336,4 @@ def test_the_memory_forecast_of_a_step_is_near(ranks, case):
 
 
 if __name__ == "__main__":
-    import torch._dynamo  # by FSDP: once, and not in each rank
-
     assert not launch(rank, sys.argv[1], RANKS)

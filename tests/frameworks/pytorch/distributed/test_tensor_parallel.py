@@ -42,17 +42,16 @@ from rank_training import (
     assert_arrays_close,
     assert_two_replicas,
     batch_of,
-    import_compiler,
     launch_ranks,
     loaded_program,
     own_samples,
     request_of,
     resume,
-    run_script,
     saved,
     small_transformer,
     train,
 )
+from script_server import run_script
 
 SIZES = {
     "gpt": "hidden=8,layers=1,heads=2,vocabulary=13",
@@ -195,7 +194,7 @@ def mesh_rank(folder):
 def ranks(tmp_path_factory):
     """(network, rank) → what that rank found."""
     folder = tmp_path_factory.mktemp("ranks")
-    run_script(__file__, folder)
+    run_script(__file__, folder, imports=["torch._dynamo"])
     return saved(folder, (PAIRS, 2), (BY_LAYER, 2), (MESH, 4))
 
 
@@ -208,7 +207,7 @@ def alone():
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="PyTorch finds no two GPUs here")
 def test_layers_divided_over_two_gpus_equal_those_of_one(tmp_path):
-    run_script(__file__, tmp_path, "gpu", timeout=300)
+    run_script(__file__, tmp_path, "gpu")
     for name in (*PAIRS, *MESH):
         expected = trained(name, SingleProcessGroup(), device="cuda:0")
         for n in range(2):
@@ -218,7 +217,7 @@ def test_layers_divided_over_two_gpus_equal_those_of_one(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="PyTorch finds no two GPUs here")
 def test_a_hybrid_by_layer_of_two_gpus_equals_one(tmp_path):
-    run_script(__file__, tmp_path, "gpu-by-layer", timeout=300)
+    run_script(__file__, tmp_path, "gpu-by-layer")
     for name in BY_LAYER:
         expected = trained(name, SingleProcessGroup(), device="cuda:0")
         found = [np.load(tmp_path / f"{name}-{n}.npz") for n in range(2)]
@@ -354,5 +353,4 @@ if __name__ == "__main__":
     elif sys.argv[2:] == ["gpu-by-layer"]:
         launch_ranks(sys.argv[1], (gpu_by_layer_rank, 2))
     else:
-        import_compiler()
         launch_ranks(sys.argv[1], (rank, 2), (mesh_rank, 4))
