@@ -181,14 +181,19 @@ def test_every_supported_precision_layout_and_optimizer_takes_a_step_on_the_cpu(
     framework, request_for, make_batch, tiny
 ):
     able = framework.capabilities()
-    cases = [{"precision": p} for p in sorted(able.precisions["cpu"])]
-    cases += [{"layout": layout} for layout in sorted(able.layouts)]
-    cases += [{"optimizer": o, "weight_decay": 0.01} for o in sorted(able.optimizers)]
     scales = {"dynamic": "dynamic", "static": 256.0}
-    cases += [{"precision": "fp16", "loss_scale": scales[s]} for s in sorted(able.loss_scales)]
+    precisions = [{"precision": p} for p in sorted(able.precisions["cpu"])]
+    precisions += [{"precision": "fp16", "loss_scale": scales[s]} for s in sorted(able.loss_scales)]
     if "fp32" in able.layer_precisions.get("cpu", ()):
-        cases.append({"precision": "bf16", "precision_of": ("classifier=fp32",)})
-    for case in cases:
+        precisions.append({"precision": "bf16", "precision_of": ("classifier=fp32",)})
+    layouts, optimizers = sorted(able.layouts), sorted(able.optimizers)
+    for number in range(max(map(len, (precisions, layouts, optimizers)))):  # each at least once
+        case = {
+            **precisions[number % len(precisions)],
+            "layout": layouts[number % len(layouts)],
+            "optimizer": optimizers[number % len(optimizers)],
+            "weight_decay": 0.01,
+        }
         request = request_for(tiny, **case)
         program = framework.build(request)
         program.load(request.network.draw(0))

@@ -16,8 +16,8 @@ from cubemesh.schema import CheckpointSettings, RunSpec, Train
 from cubemesh.training.checkpoint import Checkpoint, save
 from cubemesh.training.manifest import claim
 from layer_samples import (
-    DISTINCT,
     NARROW,
+    REPRESENTATIVES,
     chosen,
     clicks,
     decoder,
@@ -73,7 +73,7 @@ def by_pytorch(network, weights, inputs):
     return scores.numpy()
 
 
-@pytest.mark.parametrize("name", DISTINCT)
+@pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_every_network_of_the_zoo_has_the_scores_of_pytorch(name):
     network = small(name)
     weights = cheap_weights(network)

@@ -16,7 +16,7 @@ from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.onnx import reader, writer
 from cubemesh.onnx.export import graph_of
 from cubemesh.onnx.graph import Operator, Value, in_execution_order
-from layer_samples import DISTINCT, NARROW
+from layer_samples import NARROW, REPRESENTATIVES
 from onnx_graphs import session_of
 
 onnx = pytest.importorskip("onnx")
@@ -67,7 +67,7 @@ def without_large_constants(graph):
     )
 
 
-@pytest.mark.parametrize("name", DISTINCT)
+@pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_what_is_exported_is_read_as_it_was(name):
     if name in NARROW and name not in SMALL:
         network = NARROW[name]()

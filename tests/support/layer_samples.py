@@ -52,9 +52,9 @@ def of_tokens():
 
 def recurrent():
     net = NetworkBuilder("recurrent")
-    source = net.lstm(net.embedding(net.token_input("source", 5, 9), 4), 4)
-    begin = net.tanh(net.select(source, 4))
-    target = net.lstm(net.embedding(net.token_input("target", 6, 9), 4), 4, begin)
+    source = net.lstm(net.embedding(net.token_input("source", 2, 9), 4), 4)
+    begin = net.tanh(net.select(source, 1))
+    target = net.lstm(net.embedding(net.token_input("target", 3, 9), 4), 4, begin)
     scores = net.linear(net.pair_sum(target, source), 1, bias=False)
     context = net.mix(scores, source)
     other = net.mix(net.pair_product(target, source), source)
@@ -233,6 +233,10 @@ SAME_LAYERS = {
 _LARGER = {name for names in SAME_LAYERS.values() for name in names}
 DISTINCT = [name for name in NETWORKS if name not in _LARGER]
 """The networks of the zoo, of each table of sizes the first: for what makes weights."""
+DEPTHS = {"vgg11", "vgg19", "resnet-34", "resnet-101", "resnet-152"}
+"""Networks of the zoo with the blocks of another, more of them or fewer."""
+REPRESENTATIVES = [name for name in DISTINCT if name not in DEPTHS]
+"""The networks of the zoo, of each family of equal blocks one: for what treats each layer alone."""
 
 
 def trained_weights(network):

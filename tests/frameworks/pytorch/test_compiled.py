@@ -21,6 +21,7 @@ from cubemesh.networks.builder import NetworkBuilder
 from cubemesh.schema.spec import Placement, ProgramSettings, RunSpec
 from cubemesh.schema.work import TrainSteps
 from cubemesh.worker.validation import check_supported
+from script_server import run_code
 
 SPEC = RunSpec(
     work=TrainSteps(network="little-cnn", batch_per_device=8),
@@ -164,18 +165,16 @@ def test_memory_refused_inside_the_compiler_is_recognized():
     assert not compiled.is_out_of_memory(RuntimeError("backend failed"))
 
 
-def test_compiled_code_is_stored_in_the_cache_folder(tmp_path):
+def test_compiled_code_is_stored_in_the_cache_folder(tmp_path, monkeypatch):
     code = (
-        "import os; from cubemesh.frameworks.pytorch import compiled; compiled.preload();"
+        "from cubemesh.frameworks.pytorch import compiled; compiled.set_up_compiler();"
         "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir());"
         "from torch._inductor import config; print(config.compile_threads)"
     )
-    own = {k: v for k, v in os.environ.items() if not k.startswith("TORCHINDUCTOR")}
-    own |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True
-    )
-    folder, threads = done.stdout.split()
+    for name in [name for name in os.environ if name.startswith("TORCHINDUCTOR")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder, threads = run_code(code).split()
     assert folder == str(tmp_path / "cubemesh" / "compile" / f"torch-{torch.__version__}")
     assert threads == "1"
 
