@@ -1,7 +1,6 @@
 """Forked ranks share a key-value store, and are ended when one of them fails."""
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from cubemesh.frameworks.contract.kv_store import connect_store
 from cubemesh.frameworks.fork_launcher import launch
+from script_server import run_script
 
 RANKS = 3
 
@@ -40,8 +40,7 @@ def fail(folder):
 
 def run(what, folder):
     """The result of `launch` in a process without threads."""
-    command = [sys.executable, __file__, what, str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return run_script(__file__, what, folder)
 
 
 def test_ranks_share_values(tmp_path):

@@ -1,9 +1,8 @@
 """A network namespace, entered by a process of its own."""
 
-import subprocess
-import sys
-
 import pytest
+
+from script_server import run_code
 
 SCRIPT = """
 import ctypes, os, signal, socket
@@ -21,7 +20,7 @@ print([name for _, name in socket.if_nameindex()], os.getuid() == user, found.va
 
 
 def test_it_has_a_loopback_interface_and_nothing_else():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
-    if done.stdout.startswith("False"):
+    printed = run_code(SCRIPT)
+    if printed.startswith("False"):
         pytest.skip("this system permits no network namespace")
-    assert done.stdout == "True\n['lo'] True 9\n", done.stderr
+    assert printed == "True\n['lo'] True 9\n"

@@ -1,8 +1,6 @@
 """Models of plans: what the writer makes passes, everything else gets a sentence in little time and
 memory, before an engine sees it."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +13,7 @@ from cubemesh.onnx.graph import BATCH, Graph, Operator, Value
 from cubemesh.onnx.structure import check_models, check_structure, with_weights_in
 from cubemesh.onnx.writer import serialized, to_model
 from layer_samples import NARROW
+from script_server import run_code
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper
@@ -220,13 +219,8 @@ try:
 except ValueError as error:
     print(error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "model.onnx")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "more than" in done.stdout or "before it computes" in done.stdout
+    printed = run_code(program, tmp_path / "model.onnx")
+    assert "more than" in printed or "before it computes" in printed
 
 
 def test_weights_in_a_file_of_their_own_are_the_same(tmp_path):

@@ -12,6 +12,7 @@ new interpreters.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import io
@@ -73,6 +74,7 @@ def run_script(
         else:
             request = {"words": words, "code": code, "imports": list(imports)}
             request |= {"environment": dict(os.environ), "folder": os.getcwd()}
+            request["cores"] = sorted(os.sched_getaffinity(0))
             exit_code = _ask(request, [out.fileno(), errors.fileno()])
         texts = []
         for stream in (out, errors):
@@ -127,6 +129,7 @@ def _be_script(request: dict, files: Sequence[int]) -> None:
     """Be the script, as if a new interpreter ran it; does not return."""
     exit_code = 1
     try:
+        faulthandler.disable()
         for number, file in enumerate(files, start=1):
             os.dup2(file, number)
             os.close(file)
@@ -135,6 +138,7 @@ def _be_script(request: dict, files: Sequence[int]) -> None:
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
         os.chdir(request["folder"])
+        os.sched_setaffinity(0, request["cores"])
         sys.argv = request["words"]
         if request["code"]:
             exec(compile(request["code"], "<script>", "exec"), {"__name__": "__main__"})

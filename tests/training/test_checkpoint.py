@@ -6,7 +6,6 @@ import os
 import re
 import resource
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from cubemesh.training.checkpoint import Checkpoint, load, newest_whole, path_of
 from cubemesh.training.checkpoint_writer import CheckpointWriter
 from cubemesh.training.history import History
 from in_memory_log import InMemoryLog
+from script_server import run_code
 
 
 def made(step, size=8):
@@ -348,8 +348,7 @@ def test_a_failed_write_loses_no_earlier_checkpoint(tmp_path):
     """The kernel's limit on the size of files stops a write half-way, as a full disk does."""
     paths = [str(Path(__file__).parent), str(Path(in_memory_log.__file__).parent)]
     code = FULL.format(paths=paths, folder=str(tmp_path), limit=50_000)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    (cause,) = json.loads(done.stdout)
+    (cause,) = json.loads(run_code(code))
     assert f"step 20: {os.strerror(errno.EFBIG)}" in cause
     assert "newest: step 10" in cause
     assert whole(tmp_path) == 10

@@ -12,6 +12,7 @@ from cubemesh.frameworks.contract.program import OutOfMemory
 from cubemesh.frameworks.null import program as null
 from cubemesh.schema.spec import ProgramSettings
 from cubemesh.schema.work import Ceiling
+from script_server import run_code
 
 SCRIPTED = """
 from cubemesh.frameworks.null.program import trigger
@@ -23,9 +24,11 @@ for step in range(1, 6):
 """
 
 
-def run_script(script, **options):
-    command = [sys.executable, "-c", SCRIPTED.format(script=script)]
-    return subprocess.run(command, capture_output=True, text=True, **options)
+def failure_of(script):
+    """How a process of its own ends that has the events of a script."""
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        run_code(SCRIPTED.format(script=script))
+    return failed.value
 
 
 def test_scripted_time_needs_no_waiting(make_request, make_batch, monkeypatch):
@@ -117,24 +120,25 @@ def test_a_ceiling_has_its_operation_s_size():
     ],
 )
 def test_the_process_ends_with_its_code(script, code):
-    done = run_script(script)
+    done = failure_of(script)
     assert done.returncode == code
     assert done.stdout.split() == ["1", "2", "3"]
 
 
 def test_an_error_is_raised():
-    *_, last = run_script("error@2").stderr.splitlines()
+    *_, last = failure_of("error@2").stderr.splitlines()
     assert last.startswith("RuntimeError: ")
     assert "step 2" in last
 
 
 def test_allocation_fills_memory():
-    limit = 1 << 30
+    limit = 1 << 29
 
     def limited():
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
-    done = run_script("allocate@2", preexec_fn=limited)
+    command = [sys.executable, "-c", SCRIPTED.format(script="allocate@2")]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited)
     assert done.returncode == 1
     *_, last = done.stderr.splitlines()
     assert "OutOfMemory: " in last

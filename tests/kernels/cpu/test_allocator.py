@@ -1,9 +1,5 @@
 """Freed memory is reused by the process, unless the user configured the allocator."""
 
-import functools
-import json
-import os
-import subprocess
 import sys
 import textwrap
 
@@ -12,13 +8,19 @@ import pytest
 pytest.importorskip("torch")
 
 from cubemesh.cpp_compiler import cpp_compiler
-from cubemesh.kernels.cpu import allocator as allocator
 from cubemesh.kernels.cpu.allocator import user_has_chosen
+from script_server import run_code
 
+UNCHOSEN = """
+import os
+from cubemesh.kernels.cpu.allocator import keep_freed_memory, library, user_has_chosen
+for name, value in list(os.environ.items()):
+    if user_has_chosen({name: value}):
+        del os.environ[name]
+"""
 STEPS = """
-import resource, runpy, sys
-module, how = sys.argv[1:]
-reused = runpy.run_path(module)["keep_freed_memory"]() if how == "keep" else False
+import resource, sys
+reused = keep_freed_memory() if sys.argv[1] == "keep" else False
 def step():
     return len(b"x" * (48 << 20))
 step()
@@ -31,10 +33,7 @@ print(reused, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def faults(how):
     """(whether the settings were applied, page faults of three steps)."""
-    command = [sys.executable, "-c", STEPS, allocator.__file__, how]
-    env = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    reused, count = done.stdout.split()
+    reused, count = run_code(UNCHOSEN + STEPS, how).split()
     return reused == "True", int(count)
 
 
@@ -58,46 +57,22 @@ needs_a_compiler = pytest.mark.skipif(
 )
 
 
-FORKS = """
-import json, os, resource, sys, threading
+BEFORE = """
+import resource, threading
 import torch
-from cubemesh.kernels.cpu.allocator import keep_freed_memory, library
 MB = 1 << 20
 def made(megabytes, value=0.0):
     return torch.full((megabytes * MB // 4,), float(value))
 def held():
     return library().held_bytes() // MB
-for line in sys.stdin:
-    if os.fork() == 0:
-        assert keep_freed_memory()
-        keep_freed_memory()  # a second time is as once
-        exec(json.loads(line))
-        sys.exit()
-    status = os.waitstatus_to_exitcode(os.wait()[1])
-    print("", json.dumps({"status": status}), sep="\\n", flush=True)
+assert keep_freed_memory()
+keep_freed_memory()  # a second time is as once
 """
-"""Runs each script of stdin in a process of its own, forked after the import of PyTorch."""
-
-
-@functools.cache
-def forks():
-    env = {name: v for name, v in os.environ.items() if not user_has_chosen({name: v})}
-    command = [sys.executable, "-c", FORKS]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-    )
 
 
 def output_of(script):
     """Words that a script prints in a process of its own, with `made`, `held` and `torch`."""
-    print(json.dumps(textwrap.dedent(script)), file=forks().stdin, flush=True)
-    words = []
-    for line in forks().stdout:
-        if line.startswith("{"):
-            assert json.loads(line) == {"status": 0}
-            return words
-        words += line.split()
-    raise AssertionError("the process has ended")
+    return run_code(UNCHOSEN + BEFORE + textwrap.dedent(script)).split()
 
 
 @needs_a_compiler

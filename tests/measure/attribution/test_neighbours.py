@@ -20,6 +20,7 @@ from cubemesh.measure.timing.step_timestamps import StampedSteps
 from cubemesh.measure.timing.timer import measure
 from cubemesh.schema import Budget, Profile, ProfileEvent
 from in_memory_log import InMemoryLog
+from script_server import run_script
 
 COMPUTE_S, GAP_S = 0.004, 0.001
 NEIGHBOURS = 3
@@ -95,14 +96,7 @@ def attributed():
 
 def attributed_in_a_process_of_its_own():
     """The same where no thread of another test computes."""
-    done = subprocess.run(
-        [sys.executable, __file__],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
+    return json.loads(run_script(__file__))
 
 
 @contextmanager
