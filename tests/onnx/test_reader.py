@@ -1,6 +1,8 @@
 """ONNX files of other people: graphs, and sentences for what cannot be read."""
 
 import contextlib
+import importlib
+import pkgutil
 import subprocess
 import sys
 import warnings
@@ -21,7 +23,7 @@ from onnx_graphs import session_of
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
-from onnx.backend.test.case import base
+from onnx.backend.test.case import base, node
 from onnx.backend.test.case.node import collect_testcases
 from onnx.reference import ReferenceEvaluator
 
@@ -88,6 +90,13 @@ EACH = 5
 """Cases of each kind of operator that are run: collecting them all is most of the time."""
 
 
+def import_modules(package, names):
+    """Those of a package that have one of `names`, all in small letters."""
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name.replace("_", "") in names:
+            importlib.import_module(f"{package.__name__}.{module.name}")
+
+
 def standard_cases():
     """Models of one operator with inputs and outputs, of the kinds and types that are read."""
     count = Counter()
@@ -99,6 +108,9 @@ def standard_cases():
         warnings.simplefilter("ignore")
         # The source of each case, which is for the standard's documentation.
         patch.setattr(base, "process_snippet", lambda kind, name, export: (name, ""))
+        # The cases of one operator are computed when their module is imported.
+        wanted = {kind.lower() for kind in reader.READABLE} | {"rangeop"}
+        patch.setattr(node, "import_recursive", lambda package: import_modules(package, wanted))
         every = collect_testcases(None)
     for case in every:
         (kind, *more) = {n.op_type for n in case.model.graph.node}

@@ -233,8 +233,8 @@ SAME_LAYERS = {
 _LARGER = {name for names in SAME_LAYERS.values() for name in names}
 DISTINCT = [name for name in NETWORKS if name not in _LARGER]
 """The networks of the zoo, of each table of sizes the first: for what makes weights."""
-DEPTHS = {"vgg11", "vgg19", "resnet-34", "resnet-101", "resnet-152"}
-"""Networks of the zoo with the blocks of another, more of them or fewer."""
+DEPTHS = {"overfeat", "vgg11", "vgg19", "resnet-34", "resnet-101", "resnet-152"}
+"""Networks of the zoo with the layers of another, more of them, fewer or larger ones."""
 REPRESENTATIVES = [name for name in DISTINCT if name not in DEPTHS]
 """The networks of the zoo, of each family of equal blocks one: for what treats each layer alone."""
 

@@ -44,7 +44,7 @@ def trained(make, request, batches):
 
 
 def test_on_a_cpu_the_step_is_eager_with_a_reason(make_request, make_batch):
-    network = networks.build("resnet-18", 32, 10)
+    network = networks.build("little-cnn", 16, 10)
     request = make_request(network, precision="fp64", learning_rate=0.01)
     batches = [make_batch(network, 2, seed) for seed in range(3)]
     ours = captured.build(request)

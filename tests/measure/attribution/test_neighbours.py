@@ -86,7 +86,7 @@ def attributed():
         program.synchronize,
         program.clock,
         samples_per_step=1,
-        budget=Budget(steps=24, seconds=0.2, windows=6, warmup_seconds=0.1),
+        budget=Budget(steps=12, seconds=0.1, windows=6, warmup_seconds=0.05),
         log=log,
         after_window=profiler.after_window,
     )
