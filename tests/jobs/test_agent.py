@@ -171,6 +171,7 @@ def assert_points_are_the_records(queue: JobQueue, job: QueuedJob, record: RunRe
     assert found[RATE] == sorted(rates)
 
 
+@on_sqlite
 def test_jobs_run_in_the_order_of_their_priority(
     location: str, live: JobQueue, start_agent: StartAgent
 ) -> None:
@@ -223,6 +224,7 @@ def test_a_run_that_fails_fails_its_job_with_the_reason(
     assert "cuda" in found.why or "GPU" in found.why
 
 
+@on_sqlite
 def test_a_killed_agent_takes_its_child_along_and_the_job_ends_once(
     location: str, live: JobQueue, start_agent: StartAgent
 ) -> None:
