@@ -25,6 +25,22 @@ VERBS = {
     "run": (*MINIBATCH, "--set", "sync=asynchronous"),
 }
 OTHERS = ("jax", "tensorflow")
+SLOW_DATA = """
+import time
+
+import numpy as np
+
+class Samples:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        time.sleep(0.05)
+        return np.zeros((3, 8, 8), np.float32), 0
+
+data = Samples()
+"""
+"""Data that ranks mostly wait for: they keep their sockets and leave the processors alone."""
 
 
 @contextmanager
@@ -78,7 +94,9 @@ def test_what_a_stranger_sends_is_not_executed(forkserver, tmp_path):
     trace, tried = tmp_path / "trace", tmp_path / "tried"
     pickle.loads(pickle.dumps(Harm(tried)))
     assert tried.exists(), "the payload is a real one"
+    (tmp_path / "slow.py").write_text(SLOW_DATA)
     endless = ("train", "little-cnn", "--devices", "2", "--epochs", "100000", *ON_CPU)
+    endless += ("--data", f"{tmp_path}/slow.py:data", "--batch-per-device", "4")
     with started(forkserver, tmp_path, *endless) as process:
         wait_until(lambda: len(sockets(process)) >= 2 or process.poll() is not None)
         found = sorted(sockets(process))
