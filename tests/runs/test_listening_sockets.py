@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import psutil
 import pytest
 
-from listening_sockets import Harm, attack, family, is_loopback, listening
+from listening_sockets import SLOW_DATA, Harm, attack, family, is_loopback, listening
 from patience import wait_until
 
 pytestmark = pytest.mark.skipif(
@@ -25,22 +25,6 @@ VERBS = {
     "run": (*MINIBATCH, "--set", "sync=asynchronous"),
 }
 OTHERS = ("jax", "tensorflow")
-SLOW_DATA = """
-import time
-
-import numpy as np
-
-class Samples:
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, number):
-        time.sleep(0.05)
-        return np.zeros((3, 8, 8), np.float32), 0
-
-data = Samples()
-"""
-"""Data that ranks mostly wait for: they keep their sockets and leave the processors alone."""
 
 
 @contextmanager

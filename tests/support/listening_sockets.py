@@ -18,6 +18,22 @@ import psutil
 
 ATTACK_S = 7
 """torchrun's agent, which once was attacked so, reads its store every five seconds."""
+SLOW_DATA = """
+import time
+
+import numpy as np
+
+class Samples:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        time.sleep(0.05)
+        return np.zeros((3, 8, 8), np.float32), 0
+
+data = Samples()
+"""
+"""Data that ranks mostly wait for: they keep their sockets and leave the processors alone."""
 LISTEN, UNCONNECTED = "0A", "07"
 """States in /proc/net: of TCP, and of UDP that receives from anybody."""
 
