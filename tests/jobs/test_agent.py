@@ -256,7 +256,7 @@ class Later:
 
 @pytest.mark.parametrize(
     ("location", "victim"),
-    [("sqlite", "child"), ("postgresql", "worker"), ("sqlite", "server")],
+    [("sqlite", "child"), ("postgresql", "worker")],
     indirect=["location"],
 )
 def test_a_killed_process_of_a_job_is_started_again(
@@ -264,7 +264,7 @@ def test_a_killed_process_of_a_job_is_started_again(
 ) -> None:
     job = train(location, tmp_path / "checkpoints", epochs=4)
     agent = start_agent("--until-idle")
-    find = {"child": child_of, "worker": worker_of, "server": server_of}[victim]
+    find = {"child": child_of, "worker": worker_of}[victim]
     wait_until(lambda: steps_in(tmp_path / "checkpoints"), "a checkpoint is written")
     found = find(agent)
     if found is not None:  # it was not faster
