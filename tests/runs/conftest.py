@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cubemesh.runs.forkserver_client import Forkserver
 from cubemesh.schema import (
     Budget,
     Cpu,
@@ -53,6 +54,35 @@ def null_spec():
         )
 
     return make
+
+
+class KeptServer(Forkserver):
+    """A forkserver of one executor after another: none of them ends it."""
+
+    def close(self):
+        pass
+
+    def end(self):
+        super().close()
+
+
+@pytest.fixture(scope="session")
+def _null_server(tmp_path_factory):
+    server = KeptServer("null", tmp_path_factory.mktemp("null-server"))
+    yield server
+    server.end()
+
+
+@pytest.fixture(scope="session")
+def on_null_server(_null_server):
+    """Gives an executor of the null framework a forkserver that runs already; its processes belong
+    to a folder of their own, and have the environment of its start."""
+
+    def give(executor):
+        executor._servers["null", None] = _null_server
+        return executor
+
+    return give
 
 
 def _processes_of(runs_folder):

@@ -25,7 +25,7 @@ SETTINGS = {
     "networks": "little-cnn",
     "image_size": "8",
     "batch_per_device": "128",
-    "data": "digits",
+    "data": "synthetic",
     "optimizer": "adam",
     "learning_rate": "0.001",
     "precision": "fp64",
@@ -35,7 +35,7 @@ SETTINGS = {
     "keep": "9",
     "checkpoint_every": "epoch",
 }
-EACH = 1438 // 128
+EACH = 1024 // 128
 """Steps of an epoch."""
 TWO = {"devices": "2", "batch_per_device": "64"}
 HOLD = """
@@ -86,7 +86,8 @@ def test_another_training_is_refused_and_resharding_continues_to_the_same_weight
     for more in (TWO, TWO | {"resume": "true"}, {"resume": "true", "seed": "1"}, {}):
         with pytest.raises(UsageError):
             train(parted, 8, **more)
-    words = ["train", "little-cnn", "--checkpoints", str(parted), "--resume", "--devices", "2"]
+    words = ["train", SETTINGS["networks"], "--checkpoints", str(parted)]
+    words += ["--resume", "--devices", "2"]
     assert cubemesh(*words, "--store", str(tmp_path / "r.db")).returncode == 2
     assert content(parted) == before
 

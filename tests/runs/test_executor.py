@@ -59,11 +59,17 @@ def make(store, tmp_path, machine):
 
 
 @pytest.fixture
-def run_once(make):
+def make_quick(make, on_null_server):
+    """As `make`, with workers of a server that runs already, where that is another test's."""
+    return lambda **settings: on_null_server(make(**settings))
+
+
+@pytest.fixture
+def run_once(make_quick):
     """Runs specs in an executor of their own, as one command would."""
 
     def run(specs, **settings):
-        with make(**settings) as executor:
+        with make_quick(**settings) as executor:
             return executor.run(specs)
 
     return run
@@ -223,15 +229,19 @@ def test_an_unknown_framework_is_an_error_before_anything_runs(suite, null_spec)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_worker_killed_from_outside(make, null_spec, tmp_path, worker_of, number):
+def test_a_worker_killed_from_outside(
+    suite, null_spec, runs_folder, worker_of, monkeypatch, number
+):
     def strike(progress):
         if progress.phase == "measure":
-            os.kill(worker_of(tmp_path / "runs"), number)
+            os.kill(worker_of(runs_folder), number)
             observer.act = lambda progress: None
 
     observer = Watching(strike)
-    killed, after = make(observer=observer).run(
-        [null_spec("real=1,step=0.05", steps=2000), null_spec()]
+    monkeypatch.setattr(suite, "_observer", observer)
+    seed = 80 + number
+    killed, after = suite.run(
+        [null_spec("real=1,step=0.05", steps=2000, seed=seed), null_spec(seed=seed)]
     )
     assert killed.outcome.status is Status.KILLED
     assert killed.outcome.facts["signal"] == signal.Signals(number).name
@@ -261,16 +271,16 @@ def test_when_the_server_dies_its_worker_dies_and_another_server_starts(
     assert workers[0] not in {pid for pid, _ in processes_of(tmp_path / "runs")}
 
 
-def test_repeats_are_fresh_processes_in_order(make, null_spec):
-    records = make().run([null_spec(repeats=2), null_spec(seed=1)])
+def test_repeats_are_fresh_processes_in_order(make_quick, null_spec):
+    records = make_quick().run([null_spec(repeats=2), null_spec(seed=1)])
     assert [r.key.repeat for r in records] == [0, 1, 0]
     assert [r.spec.work.seed for r in records] == [0, 0, 1]
     assert len({r.run_id for r in records}) == 3
 
 
-def test_a_spec_that_is_asked_again_is_its_next_repeat(make, null_spec):
+def test_a_spec_that_is_asked_again_is_its_next_repeat(make_quick, null_spec):
     asked: Counter[str] = Counter()
-    executor, spec = make(), null_spec()
+    executor, spec = make_quick(), null_spec()
     (first,) = executor.each([spec], asked)
     second, other = executor.each([spec, null_spec(seed=1)], asked)
     assert [r.key.repeat for r in (first, second, other)] == [0, 1, 0]
@@ -343,9 +353,9 @@ def test_other_software_or_other_code_is_measured_again(run_once, null_spec, mac
     assert recoded.key.code_version == "0+other"
 
 
-def test_no_cache_measures_each_spec_again_once(make, run_once, null_spec):
+def test_no_cache_measures_each_spec_again_once(make_quick, run_once, null_spec):
     (first,) = run_once([null_spec()])
-    executor = make(no_cache=True)
+    executor = make_quick(no_cache=True)
     (second,) = executor.run([null_spec()])
     (third,) = executor.run([null_spec()])
     assert second.run_id != first.run_id
@@ -353,7 +363,7 @@ def test_no_cache_measures_each_spec_again_once(make, run_once, null_spec):
     assert third == second
 
 
-def test_a_framework_that_is_not_installed(make, store, null_spec, monkeypatch):
+def test_a_framework_that_is_not_installed(make_quick, store, null_spec, monkeypatch):
     absent = FrameworkEntry(
         module="cubemesh.frameworks.absent",
         title="absent",
@@ -363,13 +373,13 @@ def test_a_framework_that_is_not_installed(make, store, null_spec, monkeypatch):
         install="pip install absent",
     )
     monkeypatch.setitem(FRAMEWORKS, "absent", absent)
-    (record,) = make().run([null_spec(framework="absent")])
+    (record,) = make_quick().run([null_spec(framework="absent")])
     assert record.outcome.status is Status.NOT_INSTALLED
     assert "pip install absent" in record.outcome.message
     assert store.find(record.key) == record
     null = dataclasses.replace(FRAMEWORKS["null"], packages=("absent",))
     monkeypatch.setitem(FRAMEWORKS, "absent", null)
-    (installed,) = make().run([null_spec(framework="absent")])
+    (installed,) = make_quick().run([null_spec(framework="absent")])
     assert installed.key == record.key
     assert installed.outcome.status is not Status.NOT_INSTALLED
 
@@ -437,28 +447,29 @@ def test_the_output_of_a_process_that_drives_several_devices_is_recorded(
     assert "in capabilities" in record.outcome.facts["stacks"]
 
 
-def test_a_device_is_locked_for_one_runner(make, null_spec, monkeypatch):
+def test_a_device_is_locked_for_one_runner(make_quick, null_spec, monkeypatch):
     """With a null framework that counts as computing."""
     monkeypatch.setattr("cubemesh.runs.devices.simulated", lambda spec: False)
-    first = make()
+    first = make_quick()
     first.run([null_spec()])
-    second = make()
+    second = make_quick()
     assert second.run([null_spec()])[0].ok  # stored already: needs no device
     with pytest.raises(BusyError, match=rf"process {os.getpid()} "):
         second.run([null_spec(seed=1)])
     with pytest.raises(BusyError, match="200 ms"):
-        make(wait_s=0.2).run([null_spec(seed=1)])
+        make_quick(wait_s=0.2).run([null_spec(seed=1)])
     first.close()
     assert second.run([null_spec(seed=1)])[0].ok
 
 
-def test_a_suite_goes_on_while_the_store_is_locked(tmp_path, machine, null_spec):
+def test_a_suite_goes_on_while_the_store_is_locked(tmp_path, machine, null_spec, on_null_server):
     path = tmp_path / "locked.db"
     with (
         Store.open(str(path), busy_timeout_s=0.1) as store,
         Executor(store, machine=machine, runs_folder=tmp_path / "runs") as executor,
         closing(sqlite3.connect(path, isolation_level=None)) as other,
     ):
+        on_null_server(executor)
         (first,) = executor.run([null_spec()])
         other.execute("BEGIN IMMEDIATE")
         with pytest.warns(StoreWarning, match="locked"):
@@ -488,7 +499,7 @@ def test_other_data_under_the_same_path_are_measured_again(make, null_spec, tmp_
 
 
 def test_a_run_on_data_that_only_other_hosts_have_is_measured_again(
-    make, store, null_spec, tmp_path
+    make_quick, store, null_spec, tmp_path
 ):
     """This host cannot tell whether they are still the same."""
     folder = tmp_path / "data"
@@ -496,7 +507,7 @@ def test_a_run_on_data_that_only_other_hosts_have_is_measured_again(
     spec = dataclasses.replace(null_spec(data="images", data_path=str(folder)), placement=hosts)
 
     def measured():
-        with make() as executor:
+        with make_quick() as executor:
             executor.run([spec])
         return len(store.records())
 

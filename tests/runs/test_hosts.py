@@ -32,7 +32,7 @@ from cubemesh.worker.launch.host_agent import (
 )
 from cubemesh.worker.launch.multi_host_launcher import Greeting, check_alike
 from cubemesh.worker.launch.ssh import HostFault, command
-from listening_sockets import attack, listening
+from listening_sockets import SLOW_DATA, attack, listening
 from loadable_frameworks import KERAS
 from patience import wait_until
 
@@ -363,6 +363,8 @@ def test_ranks_of_two_hosts_listen_on_the_network_between_them_only(between, tmp
     names, trace = between.hosts.names, tmp_path / "trace"
     words = ["train", "little-cnn", "--epochs", "100000", "--set", "image_size=8"]
     words += ["--set", "device=cpu", "--set", "threads=1"]
+    (tmp_path / "slow.py").write_text(SLOW_DATA)
+    words += ["--data", f"{tmp_path}/slow.py:data", "--batch-per-device", "4"]
     training = between.start(tmp_path / "r.db", *words)
     try:
         wait_until(lambda: all(map(sockets_on, names)) or training.poll() is not None)

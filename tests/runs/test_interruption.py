@@ -46,7 +46,7 @@ def suite(folder, count, step_s, observer=None):
         return executor.run(specs(count, step_s))
 """
 
-KILLED = 20
+KILLED = 12
 
 # Each runner is forked from a process that has imported everything, so that all take seconds.
 # Every other is killed at a moment between its start and its first record, the rest somewhere in

@@ -3,16 +3,14 @@
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 
 import psutil
 import pytest
 
-from listening_sockets import Harm, attack, family, is_loopback, listening
+from listening_sockets import SLOW_DATA, Harm, attack, family, is_loopback, listening
 from patience import wait_until
 
 pytestmark = pytest.mark.skipif(
@@ -23,17 +21,15 @@ BRIEF = ("seconds=0.1", "warmup_seconds=0.1", "windows=6", "repeats=1", "network
 SHORT = (*ON_CPU, *(word for setting in BRIEF for word in ("--set", setting)))
 MINIBATCH = ("run", "minibatch", *SHORT, "--set", "devices=2", "--set", "batch_sizes=16")
 VERBS = {
-    "run": MINIBATCH,
     "collectives": ("collectives", "all-reduce", "-e", "1K", "-g", "2", "--device", "cpu"),
-    "asynchronous": (*MINIBATCH, "--set", "sync=asynchronous"),
+    "run": (*MINIBATCH, "--set", "sync=asynchronous"),
 }
 OTHERS = ("jax", "tensorflow")
 
 
 @contextmanager
-def started(tmp_path, *words):
-    command = [sys.executable, "-m", "cubemesh", *words, "--store", str(tmp_path / "r.db")]
-    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def started(forkserver, tmp_path, *words):
+    process = forkserver.start(*words, "--store", str(tmp_path / "r.db"))
     try:
         yield process
     finally:
@@ -43,14 +39,16 @@ def started(tmp_path, *words):
 
 
 def sockets(process):
-    return listening(*(member.pid for member in family(process)))
+    with suppress(psutil.NoSuchProcess):
+        return listening(*(member.pid for member in family(psutil.Process(process.pid))))
+    return set()
 
 
-def watched(tmp_path, *words):
+def watched(forkserver, tmp_path, *words):
     """The sockets that were seen listening during a command that ends well: none, where this
     process stood still meanwhile."""
     seen = set()
-    with started(tmp_path, *words) as process:
+    with started(forkserver, tmp_path, *words) as process:
         while process.poll() is None:
             seen |= sockets(process)
             time.sleep(0.1)
@@ -59,27 +57,31 @@ def watched(tmp_path, *words):
 
 
 @pytest.mark.parametrize("verb", VERBS)  # `train` is below
-def test_ranks_of_one_host_listen_on_the_loopback_interface_only(tmp_path, verb):
+def test_ranks_of_one_host_listen_on_the_loopback_interface_only(forkserver, tmp_path, verb):
     pytest.importorskip("torch")
-    seen = watched(tmp_path, *VERBS[verb])
+    seen = watched(forkserver, tmp_path, *VERBS[verb])
     assert all(is_loopback(address) for address, _ in seen), seen
 
 
 @pytest.mark.parametrize("framework", OTHERS)
-def test_other_frameworks_listen_nowhere_else(tmp_path, framework):
+def test_other_frameworks_listen_nowhere_else(forkserver, tmp_path, framework):
     if find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")
-    seen = watched(tmp_path, *MINIBATCH, "--set", f"framework={framework}", "--set", "layout=nhwc")
+    seen = watched(
+        forkserver, tmp_path, *MINIBATCH, "--set", f"framework={framework}", "--set", "layout=nhwc"
+    )
     assert all(is_loopback(address) for address, _ in seen), seen
 
 
-def test_what_a_stranger_sends_is_not_executed(tmp_path):
+def test_what_a_stranger_sends_is_not_executed(forkserver, tmp_path):
     pytest.importorskip("torch")
     trace, tried = tmp_path / "trace", tmp_path / "tried"
     pickle.loads(pickle.dumps(Harm(tried)))
     assert tried.exists(), "the payload is a real one"
+    (tmp_path / "slow.py").write_text(SLOW_DATA)
     endless = ("train", "little-cnn", "--devices", "2", "--epochs", "100000", *ON_CPU)
-    with started(tmp_path, *endless) as process:
+    endless += ("--data", f"{tmp_path}/slow.py:data", "--batch-per-device", "4")
+    with started(forkserver, tmp_path, *endless) as process:
         wait_until(lambda: len(sockets(process)) >= 2 or process.poll() is not None)
         found = sorted(sockets(process))
         attack(trace, found)

@@ -34,8 +34,8 @@ SETTINGS = {
     "networks": "little-cnn",
     "image_size": "8",
     "batch_per_device": "64",
-    "data": "digits",
-    "epochs": "5",
+    "data": "synthetic",
+    "epochs": "3",
     "optimizer": "adam",
     "learning_rate": "0.001",
     "device": "cpu",
@@ -45,7 +45,7 @@ SETTINGS = {
     "keep": "9",
 }
 SUPPORT = Path(__file__).parents[1] / "support"
-STEPS = 5 * (1438 // 128)
+STEPS = 3 * (1024 // 128)
 DISK_BYTES = 6_000_000
 """Room for one checkpoint of two files of 2.4 MB, and for no third file."""
 

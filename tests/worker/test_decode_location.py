@@ -23,7 +23,8 @@ from cubemesh.schema import (
 from cubemesh.schema.serialization import from_plain
 from cubemesh.schema.spec import Against
 from cubemesh.worker.report.events import events_path, read_events
-from cubemesh.worker.run.job_file import Job
+from cubemesh.worker.run.job_file import Job, read_job
+from cubemesh.worker.run.run_job import run_job
 
 EFFORT = Budget(steps=4, seconds=0.0, windows=2, warmup_seconds=0.0)
 BOTH = """
@@ -53,29 +54,6 @@ def photographs(tmp_path):
     return root
 
 
-WATCHED = """
-import os, sys
-from pathlib import Path
-from cubemesh.frameworks import pytorch  # once; each job has a fork
-from cubemesh.worker.run.job_file import read_job
-from cubemesh.worker.run.run_job import run_job
-
-NAME = "CUDA_DEVICE_MAX_CONNECTIONS"
-assert NAME not in os.environ
-
-def asked():
-    print("asked with", os.environ.get(NAME), flush=True)
-    os._exit(0)
-
-pytorch.capabilities = asked
-for path in sys.argv[1:]:
-    if os.fork() == 0:
-        run_job(read_job(Path(path)))
-        os._exit(1)  # it has not asked
-    assert os.wait()[1] == 0
-"""
-
-
 def events_of(folder, **spec):
     folder.mkdir()
     spec = RunSpec(budget=EFFORT, placement=Placement(threads=1), **spec)
@@ -84,7 +62,11 @@ def events_of(folder, **spec):
 
 
 def test_the_process_is_set_up_before_gpus_are_queried(tmp_path, photographs):
-    """CUDA reads its variables once, for both programs of a comparison."""
+    """CUDA reads its variables once, for both programs of a comparison. Each job has a fork."""
+    pytest.importorskip("torch")
+    from cubemesh.frameworks import pytorch
+
+    name, answers = "CUDA_DEVICE_MAX_CONNECTIONS", tmp_path / "asked"
     work = TrainSteps(
         network="little-cnn", batch_per_device=4, data="images", data_path=str(photographs)
     )
@@ -94,15 +76,23 @@ def test_the_process_is_set_up_before_gpus_are_queried(tmp_path, photographs):
         events_of(tmp_path / "program", work=work, program=on_device)[1],
         events_of(tmp_path / "against", work=work, program=on_host, against=against)[1],
     ]
-    environ = {k: v for k, v in os.environ.items() if k != "CUDA_DEVICE_MAX_CONNECTIONS"}
-    done = subprocess.run(
-        [sys.executable, "-c", WATCHED, *map(str, jobs)],
-        capture_output=True,
-        text=True,
-        env=environ,
-        check=True,
-    )
-    assert done.stdout == "asked with 32\n" * 2
+
+    def asked():
+        with answers.open("a") as file:
+            file.write(f"asked with {os.environ.get(name)}\n")
+        os._exit(0)
+
+    for job in jobs:
+        worker = os.fork()
+        if worker == 0:
+            try:
+                os.environ.pop(name, None)
+                pytorch.capabilities = asked
+                run_job(read_job(job))
+            finally:
+                os._exit(1)  # it has not asked
+        assert os.waitpid(worker, 0)[1] == 0
+    assert answers.read_text() == "asked with 32\n" * 2
 
 
 def outcome_and_figures(folder):

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import importlib
 import io
 import json
 import os
@@ -43,6 +44,9 @@ from cubemesh.worker.report import limits
 from cubemesh.worker.report.events import DISK_FULL, NO_ROOM
 from cubemesh.worker.run.job_file import read_job
 from cubemesh.worker.run.run_job import run_job
+
+LAZY = ("numpy.ma", "numpy.random")
+"""Modules that NumPy imports at the first median and the first random number of a process."""
 
 
 def serve(framework: str, parent: int) -> None:
@@ -97,6 +101,8 @@ class Server:
     def _preload(self) -> None:
         with frozen_imports():
             try:
+                for name in LAZY:
+                    importlib.import_module(name)
                 nvml.preload()
                 entry(self._framework).load().preload()
             except Exception:

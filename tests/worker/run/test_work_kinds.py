@@ -199,7 +199,7 @@ def test_reading_and_decoding_need_no_program(tmp_path, stage):
         RunSpec(
             work=work,
             program=ProgramSettings(framework="null", input_threads=2),
-            budget=EFFORT,
+            budget=dataclasses.replace(EFFORT, steps=4, windows=2),
         ),
     )
     assert outcome(events).ok, events[-1]
