@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, settings
 import command_tree
 from chromium import browser  # noqa: F401 - a fixture
 from cli_forkserver import Forkserver
+from forked_servers import forked_servers, templates  # noqa: F401 - fixtures
 from golden import Golden, make_golden
 from record_fixtures import *  # noqa: F403 - fixtures
 from slurm_cluster import slurm  # noqa: F401 - a fixture

@@ -5,7 +5,7 @@ to the packages in the environment of the tests, as those of the extras are, on 
 for a Python between the two pip installs those that are compiled for one Python.
 All verbs run in the bare environments. In that of an extra run `doctor`, what the extra is for, and
 what needs other extras: a package that both have must not hide the message. The command lines of an
-environment run one after another in a fork of a Python that has imported what the bare command does.
+environment run one after another in a fork of a Python that imported what the bare command does.
 """
 
 import json

@@ -18,6 +18,8 @@ from cubemesh.runs import Silent
 from cubemesh.schema import Ceiling, RunKey, RunSpec, TrainSteps
 from cubemesh.store import Store
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 SCRIPT = "step=0.01,bf16.step=0.006,fp16.step=0.001,fp16.loss=2.3:2.3"
 """bf16 is fast; fp16 is faster, and learns nothing."""
 if len(os.sched_getaffinity(0)) > 1:  # one thread is slow where there can be more
