@@ -162,13 +162,15 @@ def become(request: dict, files: list[int], requests: socket.socket) -> None:
     parent = int(words[words.index("--parent") + 1])
     while os.getppid() != parent:
         time.sleep(0)  # the process between the two ends
+    os.sched_setaffinity(0, os.sched_getaffinity(parent))
     os.setsid()
     requests.send(str(os.getpid()).encode())
     requests.close()
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
