@@ -100,7 +100,8 @@ class Templates:
     def popen(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         """As `subprocess.Popen` for the command line of a server."""
         environment = options["env"]
-        _, _, path = environment.get("PYTHONPATH", "").partition(os.pathsep)  # after the source
+        source, _, path = environment.get("PYTHONPATH", "").partition(os.pathsep)
+        path = "" if path == source else path
         same = _read_by_imports({**environment, "PYTHONPATH": path}) == self._variables
         if command[0] != sys.executable or not same:
             return subprocess.Popen(command, **options)
