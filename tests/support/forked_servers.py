@@ -31,7 +31,10 @@ from cubemesh.runs.devices import CUDA_ORDER
 
 SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER of prctl(2)."""
-OWN = ("XDG_", "CUBEMESH_RUNS_FOLDER", "PYTEST_", "PWD", "OLDPWD", "COLUMNS")
+OWN = (
+    *("XDG_", "CUBEMESH_RUNS_FOLDER", "PYTEST_", "PY_COLORS", "COLUMNS"),
+    *("HOME", "USERPROFILE", "PWD", "OLDPWD"),
+)
 """Variables, or their beginnings, that no import reads: they may differ from test to test."""
 
 
