@@ -35,7 +35,7 @@ NULL = ("--set", "framework=null")
 FEW = (
     *("--set", "precisions=fp32", "--set", "layouts=nchw", "--set", "script=step=0.01"),
     *("--set", "threads=1", "--set", "losses=8"),
-    *("--set", "pinnings=none"),
+    *("--set", "pinnings=none", "--set", "seconds=0.2"),
 )
 DISK = (*("--set", "script=step=0.001", "--set", "parts=disk", "--set", "disk_gb_per_s=1"),)
 RUN = ("run", "minibatch", *NULL, "--set", "batch_sizes=8,16", "--set", "ceiling=false")
